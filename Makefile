@@ -1,0 +1,79 @@
+# make demo    extend SmolLM2-135M from 8k to 16k tokens and compare loss by position before and after
+# make test    the default test suite (CPU only)
+# make check   format, lint, types
+# make setup   what the others do first: .venv with the pinned packages and this package; skipped when it is there
+# make clean   remove caches and build leftovers; `make distclean` removes .venv as well
+#
+# PYTHON=python3.12 chooses another interpreter for .venv; ARGS="--max_steps 5" passes arguments on to the demo or pytest,
+# WORKERS=8 runs that many tests side by side.
+
+PYTHON ?= python3
+ARGS ?=
+WORKERS ?= 2
+BIN := $(CURDIR)/.venv/bin
+REQUIREMENTS := requirements.txt requirements-demo.txt requirements-dev.txt
+# Set-up is done once for each content of these files, whatever their dates (a checkout rewrites dates).
+STAMP := .venv/.ready-$(shell cat $(REQUIREMENTS) pyproject.toml | cksum | tr ' ' '-')
+CODE := $(patsubst %/,%,$(sort $(dir $(wildcard tape_ds/__init__.py launchers/*.py tools/*.py evaluation/*.py))))
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
+
+export TOKENIZERS_PARALLELISM := false
+export ARGS
+
+.PHONY: demo test check format setup clean distclean
+
+# Two processes where there is no GPU, else one for each visible GPU. A free port lets two demos share a machine.
+demo: $(STAMP)
+	@gpus=$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count())') || exit 1; \
+	port=$$($(BIN)/python -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])') || exit 1; \
+	if [ "$$gpus" = 0 ]; then export DS_ACCELERATOR=cpu; processes="--num_accelerators 2"; fi; \
+	PATH="$(BIN):$$PATH" $(BIN)/python -m deepspeed.launcher.runner $$processes --master_port $$port \
+	    launchers/extend_llama.py $(ARGS)
+
+# Each part says how long it took. Parts that start processes of their own run one test at a time. A part that holds none
+# of the tests ARGS asks for (pytest's exit code 5) is no failure.
+test: $(STAMP)
+	@$(call part,core,tests --ignore=tests/integration -n $(WORKERS))
+	@if [ -d tests/integration ]; then $(call part,integration,tests/integration); fi
+
+define part
+begin=$$(date +%s); echo "=== tests: $(1)"; \
+PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -q $(2) $(ARGS); code=$$?; \
+echo "=== tests: $(1) took $$(($$(date +%s) - begin)) s"; \
+if [ $$code -eq 5 ] && [ -n "$$ARGS" ]; then code=0; fi; \
+if [ $$code -ne 0 ]; then exit $$code; fi
+endef
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(CODE)
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+setup: $(STAMP)
+
+# torch comes first and alone: the packages after it then find it and do not pull a build of their own. A torch that is
+# in .venv already (a CPU build, say) is kept as long as its version is the pinned one.
+$(STAMP):
+	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "tape_ds needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo not there)."; \
+	    echo "Name another one: make PYTHON=python3.12 $(or $(MAKECMDGOALS),setup)"; exit 1; } >&2
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
+	    echo "'$(PYTHON) -m venv' failed (on Debian and Ubuntu: apt install python3-venv)." >&2; exit 1; }
+	@echo "Setting up .venv: some minutes the first time"
+	$(PIP) --quiet "$$(grep '^torch==' requirements.txt)"
+	$(PIP) --quiet -r requirements.txt -r requirements-dev.txt
+	$(PIP) --quiet --no-deps -r requirements-demo.txt
+	$(PIP) --quiet --no-deps --no-build-isolation -e .
+	@rm -f .venv/.ready-*
+	@touch $@
+
+clean:
+	rm -rf .cache .pytest_cache .ruff_cache .mypy_cache build dist *.egg-info
+	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+distclean: clean
+	rm -rf .venv

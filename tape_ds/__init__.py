@@ -1,0 +1,17 @@
+"""tape-ds: extend a Llama-shaped model's context, and compare positional encodings, on DeepSpeed.
+
+Importing the package registers its classes with transformers: ``AutoConfig`` and ``AutoModelForCausalLM`` then load a
+saved folder of model type ``tape``.
+"""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from tape_ds.model.configuration import TapeConfig
+from tape_ds.model.llama import TapeForCausalLM, TapeModel
+
+__version__ = "0.1.0"
+__all__ = ["TapeConfig", "TapeForCausalLM", "TapeModel"]
+
+AutoConfig.register(TapeConfig.model_type, TapeConfig)
+AutoModel.register(TapeConfig, TapeModel)
+AutoModelForCausalLM.register(TapeConfig, TapeForCausalLM)

@@ -1,0 +1,5 @@
+"""From addresses of text to training rows.
+
+``sources`` reads documents, ``packing`` tokenises them once and cuts rows, ``pose`` draws skipped positions and
+``dataset`` serves every training sample as a pure function of (seed, sample index).
+"""

@@ -1,0 +1,146 @@
+"""Training samples by number: sample ``i`` of a run is a pure function of (seed, i).
+
+Nothing else decides it: not the number of ranks or of loader processes, not what was read before. So the whole state of
+the loader is the number of samples consumed, a run resumes at any sample on any number of ranks, and read in order
+(a sequential sampler) global batch ``s`` of size ``G`` is samples ``s * G .. (s + 1) * G - 1``.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from tape_ds.data.pose import Pose
+
+if TYPE_CHECKING:
+    import datasets
+
+IGNORED = -100
+"""Label of a token that is no target (the ignore_index of torch's cross entropy)."""
+PADDING = -1
+"""Document id of padding."""
+
+# Independent streams of one seed.
+_ORDER, _POSE = 0, 1
+
+
+def generator(seed: int, stream: int, index: int) -> np.random.Generator:
+    """Random numbers that depend on these three alone (and, as numpy promises no more, on its version).
+
+    PCG64 is named because numpy's default may change.
+    """
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy=seed, spawn_key=(stream, index))))
+
+
+class TrainingRows(torch.utils.data.Dataset):
+    """A run's samples, over packed rows or, with ``pose``, over documents.
+
+    Every pass over the rows (epoch ``i // len(rows)``) has its own order, a permutation drawn from (seed, epoch).
+    With PoSE, sample ``i`` also draws its chunks and positions from (seed, i), so a document met again is cut anew.
+
+    Items are dicts of tensors [t], t = the packed length, or at most ``pose.window``:
+
+    - ``input_ids`` int64
+    - ``position_ids`` int64, always given. Packed rows: 0 .. t - 1 along the row, going on over the borders of
+      documents, so that late positions are trained although documents may be short. PoSE: as drawn.
+    - ``document_ids`` int32. Packed: from the rows. PoSE: all 0, one document.
+    - ``labels`` int64, aligned with ``input_ids`` (the model shifts). Packed rows: a document's first token is -100,
+      since attention does not cross the border and the token before it, of another document, cannot predict it. PoSE
+      rows follow the original: the first token of a later chunk stays a target, although text was left out before it
+      (chunks - 1 tokens of a window; it keeps the loss on par with published runs). The first token of every row is
+      -100: shifting drops it anyway, and so the labels other than -100 count the targets.
+    """
+
+    def __init__(self, rows: "datasets.Dataset", *, samples: int, seed: int, pose: Pose | None = None):
+        """Serve ``samples`` samples from ``rows``.
+
+        Args:
+            rows: of :func:`tape_ds.data.packing.pack`, or with ``pose`` of :func:`tape_ds.data.packing.tokenize`.
+            samples: how many samples the run consumes; may exceed the rows (several epochs).
+            seed: 0 or more.
+            pose: draws from documents; None serves packed rows as they are.
+
+        Raises:
+            ValueError: no rows, a missing column, a negative number.
+        """
+        columns = ["input_ids"] if pose else ["input_ids", "document_ids"]
+        missing = sorted(set(columns) - set(rows.column_names))
+        if missing:
+            raise ValueError(f"rows lack {', '.join(missing)}: packed rows are needed without pose, documents with it")
+        if len(rows) == 0:
+            raise ValueError("no rows to draw samples from")
+        if samples < 0 or seed < 0:
+            raise ValueError(f"samples = {samples}, seed = {seed}: neither may be negative")
+        self.rows = rows.with_format("numpy", columns=columns, dtype=np.int64)
+        self.samples = samples
+        self.seed = seed
+        self.pose = pose
+        self._epoch = -1
+        self._order = np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return self.samples
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of rows, seed and draw: two runs that share it are given the same samples, in the same order."""
+        parts = (self.rows._fingerprint, self.seed, self.pose)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    def row_of(self, index: int) -> int:
+        """The row behind sample ``index``."""
+        epoch, at = divmod(index, len(self.rows))
+        if epoch != self._epoch:  # kept for speed only: the order is the same whenever it is drawn
+            self._order = generator(self.seed, _ORDER, epoch).permutation(len(self.rows))
+            self._epoch = epoch
+        return int(self._order[at])
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if not 0 <= index < self.samples:
+            raise IndexError(f"sample {index} of {self.samples}")
+        row = self.rows[self.row_of(index)]
+        if self.pose is None:
+            input_ids, document_ids = row["input_ids"], row["document_ids"]
+            position_ids = np.arange(len(input_ids))
+            borders = np.flatnonzero(np.diff(document_ids)) + 1
+        else:
+            input_ids, position_ids = self.pose.draw(row["input_ids"], generator(self.seed, _POSE, index))
+            document_ids = np.zeros(len(input_ids))
+            borders = np.empty(0, np.int64)
+        labels = input_ids.copy()
+        labels[borders] = IGNORED
+        labels[0] = IGNORED
+        return {
+            "input_ids": torch.tensor(input_ids, dtype=torch.int64),
+            "labels": torch.tensor(labels, dtype=torch.int64),
+            "position_ids": torch.tensor(position_ids, dtype=torch.int64),
+            "document_ids": torch.tensor(document_ids, dtype=torch.int32),
+        }
+
+
+def collate(
+    rows: Sequence[dict[str, torch.Tensor]], pad_token_id: int = 0, multiple_of: int = 1
+) -> dict[str, torch.Tensor]:
+    """Rows of unequal length as one batch [B, T], padded on the right.
+
+    T is the longest row, rounded up to ``multiple_of`` (sequence parallelism and some kernels want one). Padding has
+    document id -1 and label -100, so it is neither attended nor a target. Its position is the row's last one again:
+    0 would look like the start of something, and counting on could leave the table of an encoding that has one.
+    """
+    longest = max(len(row["input_ids"]) for row in rows)
+    length = -(-longest // multiple_of) * multiple_of
+    filling = {"input_ids": pad_token_id, "labels": IGNORED, "document_ids": PADDING}
+    batch = {}
+    for name in rows[0]:
+        padded = [_padded(row[name], length, filling.get(name)) for row in rows]
+        batch[name] = torch.stack(padded)
+    return batch
+
+
+def _padded(values: torch.Tensor, length: int, filling: int | None) -> torch.Tensor:
+    """``values`` [t] -> [length]; without a ``filling`` the last value is repeated."""
+    value = values[-1] if filling is None else filling
+    tail = values.new_full((length - len(values),), int(value))
+    return torch.cat([values, tail])

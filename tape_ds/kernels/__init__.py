@@ -1,0 +1,1 @@
+"""Fused operations and the plain form that each of them must agree with."""

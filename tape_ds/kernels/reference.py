@@ -1,0 +1,67 @@
+"""The plain form of every fused operation: slow, at least fp32 throughout, and the truth in every numeric test.
+
+Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size, V value width, I position
+rank, D hidden size.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def upcast(x: Tensor) -> Tensor:
+    """``x`` in fp32, or untouched where it is already wider."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def attention(
+    q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, allowed_BTS: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention whose value may be wider than its key.
+
+    Args:
+        q_BHTK: queries.
+        k_BGSK: keys; query head h reads key/value head h // (H / G).
+        v_BGSV: values, any width V.
+        allowed_BTS: True where a query may see a key; a query without any such key yields 0.
+        scale: factor on the scores.
+
+    Returns:
+        The output [B, H, T, V] in the value's dtype, and the weights [B, H, T, S] in fp32 (fp64 for fp64 input).
+    """
+    group = q_BHTK.shape[1] // k_BGSK.shape[1]
+    q, k, v = (upcast(x) for x in (q_BHTK, k_BGSK, v_BGSV))
+    k_BHSK, v_BHSV = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    allowed_B1TS = allowed_BTS[:, None]
+    scores_BHTS = (q @ k_BHSK.transpose(-1, -2)) * scale
+    scores_BHTS = scores_BHTS.masked_fill(~allowed_B1TS, torch.finfo(scores_BHTS.dtype).min)
+    weights_BHTS = torch.softmax(scores_BHTS, dim=-1).masked_fill(~allowed_B1TS, 0.0)
+    return (weights_BHTS @ v_BHSV).to(v_BGSV.dtype), weights_BHTS
+
+
+def rotate(x_BHTK: Tensor, state_BGTK: Tensor) -> Tensor:
+    """Rotate heads by a position state ``[cos | sin]``: pair (j, j + K/2) by the angle in column j.
+
+    Args:
+        x_BHTK: queries or keys.
+        state_BGTK: cosines in the first K/2 columns, sines in the last; B or G may be 1 (shared), and H must be a
+            multiple of G: head h is rotated by the state of head h // (H / G).
+    """
+    batch, heads, tokens, width = x_BHTK.shape
+    groups = state_BGTK.shape[1]
+    x = upcast(x_BHTK).reshape(batch, groups, heads // groups, tokens, width)
+    cos, sin = upcast(state_BGTK)[:, :, None].chunk(2, dim=-1)
+    real, imaginary = x.chunk(2, dim=-1)
+    rotated = torch.cat((real * cos - imaginary * sin, imaginary * cos + real * sin), dim=-1)
+    return rotated.reshape(x_BHTK.shape).to(x_BHTK.dtype)
+
+
+def position_mix(state_BGTK: Tensor, gate_BTI: Tensor, expand_IG: Tensor, contract_GI: Tensor) -> Tensor:
+    """``W_down diag(SiLU(g)) W_up e``, one rank at a time as the paper writes it (Section 3.3, feed-forward part).
+
+    Returns:
+        The update of the state [B, G, T, K]; the gate is what ``W_x y`` gives, before its SiLU.
+    """
+    up_BITK = torch.einsum("ig,bgtk->bitk", upcast(expand_IG), upcast(state_BGTK))
+    gated_BITK = F.silu(upcast(gate_BTI)).transpose(1, 2)[..., None] * up_BITK
+    return torch.einsum("gi,bitk->bgtk", upcast(contract_GI), gated_BITK).to(state_BGTK.dtype)

@@ -1,0 +1,68 @@
+"""``TapeConfig``: a Llama configuration plus the choice of positional encoding."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import LlamaConfig
+
+from tape_ds.errors import Problem, did_you_mean, raise_if_any
+from tape_ds.model import attention, positions
+from tape_ds.model.positions import scaling
+
+STATE_DTYPES = ("float32", "float16", "bfloat16")
+
+
+@strict
+class TapeConfig(LlamaConfig):
+    """Everything of ``LlamaConfig``, and:
+
+    Attributes:
+        position_encoding: a name of :func:`tape_ds.model.positions.available`.
+        position_options: options of that encoding, see its ``Options`` class; None: its defaults.
+        state_dtype: dtype of the position state between layers; None: that of the hidden states.
+        attention_backend: "auto" or a name of :func:`tape_ds.model.attention.available`.
+
+    The angles' scaling is transformers' own ``rope_parameters``.
+
+    Raises:
+        UserError: (a ValueError) naming every unknown name, option or impossible value.
+    """
+
+    model_type = "tape"
+    # Heads exchange position states: Llama's plan, which splits them over devices, does not apply.
+    base_model_tp_plan = None
+
+    position_encoding: str = "tape"
+    position_options: dict | None = None
+    state_dtype: str | None = None
+    attention_backend: str = "auto"
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        raise_if_any(self.problems())  # here, not in a ``validate_`` method: ``@strict`` wraps what those raise
+
+    def validate_position(self) -> None:
+        """Part of the validation that ``@strict`` repeats, before saving for one."""
+        raise_if_any(self.problems())
+
+    def problems(self) -> list[Problem]:
+        """Everything wrong with the fields, those of the encoding included."""
+        problems = positions.check_options(self.position_encoding, self.position_options or {})
+        problems += scaling.check(self.rope_parameters or {})
+        if self.state_dtype is not None and self.state_dtype not in STATE_DTYPES:
+            remedy = did_you_mean(self.state_dtype, STATE_DTYPES)
+            problems.append(Problem("state_dtype", self.state_dtype, "unknown dtype", remedy))
+        backends = ["auto", *attention.available()]
+        if self.attention_backend not in backends:
+            remedy = did_you_mean(self.attention_backend, backends)
+            problems.append(Problem("attention_backend", self.attention_backend, "unknown backend", remedy))
+        if self.head_dim % 2:
+            problems.append(Problem("head_dim", self.head_dim, "odd", "rotary pairs need an even head size"))
+        if self.num_key_value_heads < 1 or self.num_attention_heads % self.num_key_value_heads:
+            wrong = f"does not divide the {self.num_attention_heads} attention heads"
+            remedy = "choose a divisor of num_attention_heads"
+            problems.append(Problem("num_key_value_heads", self.num_key_value_heads, wrong, remedy))
+        if self.attention_dropout:
+            remedy = "set it to 0"
+            problems.append(Problem("attention_dropout", self.attention_dropout, "no backend computes it", remedy))
+        return problems

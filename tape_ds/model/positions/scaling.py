@@ -1,0 +1,149 @@
+"""Frequencies of rotary angles, and how they are scaled for longer contexts: one function for every encoding.
+
+Driven by transformers' ``rope_parameters``. Frequencies and angles are fp64 and rounded once, at the cosine: an fp32
+angle is off by 4e-3 at position 131,072, and a frequency that passed through bf16 leaves 897 distinct positions of
+8,192. Nothing here is a buffer or a parameter, so no cast of a module can reach it.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tape_ds.errors import Problem, did_you_mean
+
+Parameters = Mapping[str, Any]
+
+
+def available() -> list[str]:
+    """Names for ``rope_parameters["rope_type"]``."""
+    return sorted(_TYPES)
+
+
+def frequencies(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
+    """Angular frequencies fp64 [head_size / 2] and the factor on cosine and sine (1 but for YaRN).
+
+    Args:
+        parameters: transformers' ``rope_parameters``, complete (``rope_type``, ``rope_theta`` and the type's own).
+        head_size: K, even.
+    """
+    function, _, _ = _TYPES[parameters["rope_type"]]
+    return function(parameters, head_size)
+
+
+def extended(own: Parameters, change: Parameters, native_length: int) -> dict[str, Any]:
+    """``rope_parameters`` of a model that is extended: its own ones, changed.
+
+    Args:
+        own: the model's present parameters.
+        change: what the user asks for; empty keeps the model's own. Another ``rope_type`` drops what belonged to the
+            old one; the base frequency stays unless it is given.
+        native_length: the context the model was trained for, the default of ``original_max_position_embeddings``.
+    """
+    same_type = change.get("rope_type", own["rope_type"]) == own["rope_type"]
+    merged = {**(own if same_type else {"rope_theta": own["rope_theta"]}), **change}
+    _, required, optional = _TYPES[merged["rope_type"]]
+    if _WINDOW in (*required, *optional):
+        merged.setdefault(_WINDOW, native_length)
+    return merged
+
+
+def check(parameters: Parameters) -> list[Problem]:
+    """What is wrong with ``rope_parameters``: an unknown type or key, a missing or impossible value."""
+    name = parameters.get("rope_type", "default")
+    if name not in _TYPES:
+        return [Problem("rope_parameters.rope_type", name, "unknown", did_you_mean(name, _TYPES))]
+    _, required, optional = _TYPES[name]
+    known = {"rope_type", "rope_theta", *required, *optional}
+    problems = [
+        Problem(f"rope_parameters.{key}", value, f"not a parameter of rope_type {name!r}", did_you_mean(key, known))
+        for key, value in parameters.items()
+        if key not in known
+    ]
+    for key in required:
+        if parameters.get(key) is None:
+            problems.append(Problem(f"rope_parameters.{key}", None, f"missing for rope_type {name!r}", f"set {key}"))
+    for key, value in parameters.items():
+        if key in known - {"rope_type", "truncate"} and value is not None:
+            problems.extend(_check_number(key, value))
+    if not isinstance(parameters.get("truncate", True), bool):
+        problems.append(Problem("rope_parameters.truncate", parameters["truncate"], "not a boolean", "true or false"))
+    return problems or _check_order(parameters)
+
+
+def _check_number(key: str, value: Any) -> list[Problem]:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return [Problem(f"rope_parameters.{key}", value, "not a number", "give a finite number")]
+    possible, remedy = value > 0, "give a number above 0"
+    if key == "factor":
+        possible, remedy = value >= 1, "give a number of at least 1"
+    elif key == "rope_theta":
+        possible, remedy = value > 1, "give a number above 1"
+    return [] if possible else [Problem(f"rope_parameters.{key}", value, "too small", remedy)]
+
+
+def _check_order(parameters: Parameters) -> list[Problem]:
+    """Both bands run from a lower to a higher bound."""
+    problems = []
+    for lower, higher in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+        low = parameters.get(lower) or _BETAS.get(lower)
+        high = parameters.get(higher) or _BETAS.get(higher)
+        if low is not None and high is not None and low >= high:
+            wrong = f"not below {higher} = {high}"
+            problems.append(Problem(f"rope_parameters.{lower}", low, wrong, f"choose {lower} below {higher}"))
+    return problems
+
+
+def _plain(parameters: Parameters, head_size: int) -> np.ndarray:
+    return float(parameters["rope_theta"]) ** (-np.arange(0, head_size, 2, dtype=np.float64) / head_size)
+
+
+def _default(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
+    return _plain(parameters, head_size), 1.0
+
+
+def _linear(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
+    """Position interpolation (Chen et al. 2023, arXiv:2306.15595): every position divided by the factor."""
+    return _plain(parameters, head_size) / parameters["factor"], 1.0
+
+
+def _yarn(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
+    """YaRN (Peng et al. 2023, arXiv:2309.00071, Section 3.2-3.4), with transformers' conventions for its parameters."""
+    factor, window = parameters["factor"], parameters["original_max_position_embeddings"]
+    theta = float(parameters["rope_theta"])
+
+    def dimension(turns: float) -> float:
+        return head_size * math.log(window / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    fast, slow = (parameters.get(name) or _BETAS[name] for name in ("beta_fast", "beta_slow"))
+    low, high = dimension(fast), dimension(slow)
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_size - 1)
+    high = high + 0.001 if low == high else high
+    ramp = np.clip((np.arange(head_size // 2, dtype=np.float64) - low) / (high - low), 0, 1)
+    plain = _plain(parameters, head_size)
+    attention_factor = parameters.get("attention_factor")
+    if attention_factor is None:
+        attention_factor = 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
+    return plain / factor * ramp + plain * (1 - ramp), float(attention_factor)
+
+
+def _llama3(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
+    """Llama 3.1's bands (Grattafiori et al. 2024, arXiv:2407.21783): long waves interpolated, short ones kept."""
+    factor, window = parameters["factor"], parameters["original_max_position_embeddings"]
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    plain = _plain(parameters, head_size)
+    smooth = np.clip((window * plain / (2 * math.pi) - low) / (high - low), 0, 1)
+    return (1 - smooth) * plain / factor + smooth * plain, 1.0
+
+
+_BETAS = {"beta_fast": 32, "beta_slow": 1}
+_WINDOW = "original_max_position_embeddings"
+_TYPES: dict[str, tuple[Callable[[Parameters, int], tuple[np.ndarray, float]], tuple[str, ...], tuple[str, ...]]] = {
+    "default": (_default, (), ()),
+    "linear": (_linear, ("factor",), (_WINDOW,)),
+    "yarn": (_yarn, ("factor", _WINDOW), ("attention_factor", "beta_fast", "beta_slow", "truncate")),
+    "llama3": (_llama3, ("factor", _WINDOW, "low_freq_factor", "high_freq_factor"), ()),
+}

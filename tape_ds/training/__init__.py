@@ -1,0 +1,1 @@
+"""Training: a recipe turned into a run, followed step by step, stored and resumed."""

@@ -1,0 +1,109 @@
+"""What a person sees of a run while it goes: a line per logging step, a bar, skipped steps, loss by position."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+from transformers import TrainerCallback, TrainerState
+
+from tape_ds.training import metrics
+from tape_ds.training.held_out import HeldOut, read_scores, score_variants, write_scores
+from tape_ds.training.trainer import ExtensionTrainer
+
+
+class Progress(TrainerCallback):
+    """One line per logging step on the terminal, the same dict as a line of ``metrics.jsonl``, and a progress bar.
+
+    A step that the engine skipped is said at once, on whichever rank the bad gradient was.
+    """
+
+    def __init__(self, trainer: ExtensionTrainer, file: Path):
+        self.trainer = trainer
+        self.file = file
+        self.bar: tqdm | None = None
+        self.skipped = 0
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Open the bar; start the clock."""
+        self.skipped = self.trainer.skipped_steps
+        self.trainer.start_clock()
+        if state.is_world_process_zero:
+            self.line = metrics.MetricsLine(state.max_steps)
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            hidden = args.disable_tqdm or not sys.stderr.isatty()
+            self.bar = tqdm(total=state.max_steps, initial=state.global_step, disable=hidden, unit="step")
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Advance the bar; say a skipped step aloud."""
+        if self.bar is None:
+            return
+        self.bar.update(1)
+        if self.trainer.skipped_steps > self.skipped:
+            self.skipped = self.trainer.skipped_steps
+            self._say(
+                f"step {state.global_step}: SKIPPED, a gradient was not finite on some rank "
+                f"({self.skipped} skipped so far); weights unchanged"
+            )
+
+    def on_log(
+        self,
+        args: Any,
+        state: TrainerState,
+        control: Any,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Show and store the metrics of a logging step."""
+        if self.bar is None or not logs or "loss" not in logs:
+            return
+        entry = {"step": state.global_step, **logs}
+        with self.file.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+        shown = {"lr" if key == "learning_rate" else key: value for key, value in entry.items()}
+        self._say(self.line.format({key: value for key, value in shown.items() if key not in ("epoch", "tokens")}))
+
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Close the bar."""
+        if self.bar is not None:
+            self.bar.close()
+
+    def _say(self, text: str) -> None:
+        self.bar.write(text, file=sys.stdout) if self.bar is not None else None
+        sys.stdout.flush()
+
+
+class LossByPosition(TrainerCallback):
+    """Scores the held-out documents before the first step and after the last; results go to ``file``.
+
+    A resumed run keeps the scores that its first part took.
+    """
+
+    def __init__(
+        self, documents: list[HeldOut], before: dict[str, dict[str, Any] | None], after: str, span: int, file: Path
+    ):
+        self.documents = documents
+        self.before = before
+        self.after = after
+        self.span = span
+        self.file = file
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Score the variants that need no training."""
+        if state.global_step == 0 and self.before:
+            self._score(kwargs["model"], self.before, state)
+
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Score the trained model."""
+        self._score(kwargs["model"], {self.after: None}, state)
+
+    def _score(self, model: Any, variants: dict[str, dict[str, Any] | None], state: TrainerState) -> None:
+        if state.is_world_process_zero:
+            names = ", ".join(document.name for document in self.documents)
+            print(f"scoring {', '.join(variants)} on {names} ({self.documents[0].input_ids_1T.shape[1]} tokens)")
+            sys.stdout.flush()
+        scores = score_variants(model, self.documents, variants, self.span)
+        if state.is_world_process_zero:
+            kept = {} if state.global_step == 0 else read_scores(self.file)
+            write_scores(self.file, kept | scores)

@@ -1,0 +1,170 @@
+"""What a run leaves behind of its weights: only what was trained, and the way back to a whole model.
+
+A *trained folder* holds ``trained.json`` (format, base model, method, exact parameter names), the configuration, the
+tokenizer and the trained tensors as safetensors (for LoRA: peft's adapter files). ``load_trained`` puts them onto the
+base model; with every parameter trained, the folder is an ordinary model folder itself.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tape_ds.errors import Problem, UserError
+from tape_ds.model import convert
+from tape_ds.model.configuration import TapeConfig
+from tape_ds.model.llama import TapeForCausalLM
+
+FORMAT = 1
+RECORD = "trained.json"
+WEIGHTS = "trained.safetensors"
+
+
+@dataclass(frozen=True)
+class Record:
+    """Contents of ``trained.json``."""
+
+    base: str
+    """Address of the model that was extended, as :func:`tape_ds.model.convert.resolve` takes it."""
+    method: str
+    names: tuple[str, ...]
+    """Exact names of the trained parameters."""
+    format: int = FORMAT
+
+
+def gather(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
+    """Whole CPU copies of these parameters on rank 0, an empty dict elsewhere. Every rank must call it.
+
+    Parameters that ZeRO-3 has partitioned are gathered one at a time.
+
+    Raises:
+        RuntimeError: a gathered tensor is empty: nothing is ever saved that cannot be loaded.
+    """
+    parameters = dict(model.named_parameters())
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    gathered = {}
+    for name in names:
+        with _whole(parameters[name]):
+            if rank == 0:
+                gathered[name] = parameters[name].detach().to("cpu", copy=True).contiguous()
+    if empty := [name for name, tensor in gathered.items() if tensor.numel() == 0]:
+        raise RuntimeError(f"gathered without content: {', '.join(empty)}")
+    return gathered
+
+
+def _whole(parameter: nn.Parameter) -> contextlib.AbstractContextManager:
+    if not hasattr(parameter, "ds_id"):
+        return contextlib.nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters([parameter])
+
+
+def save_trained(folder: str | Path, model: PreTrainedModel | PeftModel, record: Record, tokenizer: Any = None) -> None:
+    """Write a trained folder from rank 0; every rank must call it."""
+    folder = Path(folder)
+    tensors = gather(model, record.names)
+    if not tensors:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(model, PeftModel):
+        model.save_pretrained(folder, state_dict=tensors)
+        model.get_base_model().config.save_pretrained(folder)
+    elif _is_whole_model(model, record.names):
+        model.save_pretrained(folder, state_dict=tensors)
+    else:
+        model.config.save_pretrained(folder)
+        _write_aside(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    _write_aside(folder / RECORD, lambda path: path.write_text(json.dumps(asdict(record), indent=2) + "\n"))
+
+
+def read_record(folder: str | Path) -> Record:
+    """``trained.json`` of a folder.
+
+    Raises:
+        UserError: there is none, or it is not of this format.
+    """
+    path = Path(folder) / RECORD
+    remedy = "give the folder 'trained' of a run, or one of its checkpoints"
+    try:
+        fields = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise UserError(Problem("trained folder", str(folder), f"no readable {RECORD} ({error})", remedy)) from error
+    if (
+        not isinstance(fields, dict)
+        or fields.keys() != Record.__dataclass_fields__.keys()
+        or fields["format"] != FORMAT
+    ):
+        raise UserError(Problem("trained folder", str(folder), f"{RECORD} is not of format {FORMAT}", remedy))
+    return Record(**(fields | {"names": tuple(fields["names"])}))
+
+
+def load_trained(folder: str | Path, models: str | Path | None = None, **arguments: Any) -> TapeForCausalLM | PeftModel:
+    """The base model with what was trained on it; a ``PeftModel`` where the method was LoRA.
+
+    Args:
+        folder: a trained folder.
+        models: where unpacked base models are kept (see :func:`tape_ds.model.convert.resolve`).
+        arguments: for ``from_pretrained`` of the base, such as ``dtype``.
+
+    Raises:
+        UserError: no such folder, or tensors that do not fit the base model exactly.
+    """
+    folder = Path(folder)
+    record = read_record(folder)
+    config = TapeConfig.from_pretrained(folder)
+    if (folder / "model.safetensors").exists() or (folder / "model.safetensors.index.json").exists():
+        return convert.load(folder, config, **arguments)
+    model = convert.load(convert.resolve(record.base, models), config, **arguments)
+    if (folder / "adapter_config.json").exists():
+        return PeftModel.from_pretrained(model, folder)
+    apply_trained(folder, model, record.names)
+    return model
+
+
+def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) -> None:
+    """Copy the tensors of a trained folder into ``model``, exactly these names and shapes.
+
+    Raises:
+        UserError: a tensor is missing, left over or of another shape.
+    """
+    tensors = load_file(Path(folder) / WEIGHTS)
+    parameters = dict(model.named_parameters())
+    wrong = sorted(
+        {*(tensors.keys() ^ set(names)), *(n for n in tensors if n not in parameters)}
+        or {n for n, tensor in tensors.items() if tensor.shape != parameters[n].shape}
+    )
+    if wrong:
+        wrong_text = f"tensors that do not fit this model: {', '.join(wrong[:8])}"
+        raise UserError(Problem("trained folder", str(folder), wrong_text, "use the folder with the base it names"))
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            parameters[name].copy_(tensor)
+
+
+def merge(folder: str | Path, models: str | Path | None = None, **arguments: Any) -> TapeForCausalLM:
+    """The whole model of a trained folder, adapters merged in."""
+    model = load_trained(folder, models, **arguments)
+    return model.merge_and_unload(safe_merge=True) if isinstance(model, PeftModel) else model
+
+
+def _is_whole_model(model: nn.Module, names: Sequence[str]) -> bool:
+    return len(names) == sum(1 for _ in model.named_parameters())
+
+
+def _write_aside(path: Path, write: Any) -> None:
+    """Write next to ``path`` and rename, so that a file is whole or absent."""
+    aside = path.with_name(path.name + ".partial")
+    write(aside)
+    os.replace(aside, path)

@@ -1,0 +1,179 @@
+"""The DeepSpeed JSON of a run: found, read, completed, and compared with the trainer.
+
+A file in ``ds_configs`` decides how a run is sharded and nothing else. What the trainer also knows (batch, precision,
+clipping, optimizer) is "auto" there and filled in by transformers; a value that says otherwise than the trainer is a
+contradiction, reported before anything loads.
+"""
+
+import copy
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tape_ds.errors import Problem, did_you_mean
+from tape_ds.training import deepspeed_schema as schema
+from tape_ds.training.recipe_files import ROOT
+
+FOLDER = ROOT / "ds_configs"
+
+# What DeepSpeed's own schedulers do, in the trainer's words.
+_SCHEDULERS = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+
+
+def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, Any] | None:
+    """The configuration behind a recipe's ``deepspeed``, completed; None if it could not be read.
+
+    Args:
+        value: the name of a file in ``ds_configs`` (without ``.json``), the path of a JSON file, or the JSON itself.
+        problems: gets everything that is wrong with the file and its keys.
+    """
+    config = copy.deepcopy(dict(value)) if isinstance(value, Mapping) else _read_file(value, problems)
+    if config is None:
+        return None
+    found = schema.check(config)
+    problems += found
+    broken = {problem.field.removeprefix("deepspeed.").split(".")[0] for problem in found}
+    return complete({key: block for key, block in config.items() if key not in broken})
+
+
+def find(name: str) -> Path | None:
+    """The file that ``name`` means."""
+    candidates = [FOLDER / f"{name}.json", Path(name).expanduser(), FOLDER / name]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _read_file(name: str, problems: list[Problem]) -> dict[str, Any] | None:
+    path = find(name)
+    if path is None:
+        known = sorted(file.stem for file in FOLDER.glob("*.json"))
+        remedy = f"{did_you_mean(name, known)} (in {FOLDER}), or give the path of a JSON file"
+        problems.append(Problem("deepspeed", name, "no such DeepSpeed configuration", remedy))
+        return None
+    repeated: list[str] = []
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [key for key, _ in pairs]
+        repeated.extend(sorted({key for key in names if names.count(key) > 1}))
+        return dict(pairs)
+
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        wrong = f"not readable as JSON, line {error.lineno} column {error.colno}: {error.msg}"
+        problems.append(Problem("deepspeed", str(path), wrong, "mend the JSON there (no comments, no trailing commas)"))
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        problems.append(Problem("deepspeed", str(path), f"cannot be read ({error})", "make it a readable UTF-8 file"))
+        return None
+    problems += [
+        Problem(f"deepspeed.{key}", path.name, "written twice in the same block", "keep one of the two")
+        for key in repeated
+    ]
+    if not isinstance(config, dict):
+        problems.append(Problem("deepspeed", str(path), "not a JSON object", 'write { "key": value, ... }'))
+        return None
+    return config
+
+
+def complete(config: dict[str, Any]) -> dict[str, Any]:
+    """``config`` with "auto" for what it leaves out and the trainer knows.
+
+    Left out, DeepSpeed would take its own default: no clipping, fp32 weights beside a trainer that says bf16.
+    """
+    completed = copy.deepcopy(config)
+    for name in ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps"):
+        completed.setdefault(name, "auto")
+    completed.setdefault("gradient_clipping", "auto")
+    for block in ("bf16", "fp16"):
+        completed.setdefault(block, {})
+        completed[block].setdefault("enabled", "auto")
+    return completed
+
+
+def lookup(config: Mapping[str, Any], name: str) -> Any:
+    """The value under a dotted name, None where there is none."""
+    place: Any = config
+    for part in name.split("."):
+        if not isinstance(place, Mapping) or part not in place:
+            return None
+        place = place[part]
+    return place
+
+
+def stage(config: Mapping[str, Any] | None) -> int:
+    """ZeRO stage, 0 without one."""
+    return int(lookup(config or {}, "zero_optimization.stage") or 0)
+
+
+def check_against_trainer(config: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[Problem]:
+    """Values of the JSON that differ from what the trainer will do.
+
+    Args:
+        config: the configuration, completed.
+        expected: dotted name of the JSON -> (name of the trainer's field, value).
+    """
+    for name, (field, value) in expected.items():
+        written = lookup(config, name)
+        if written in (None, "auto") or written == value:
+            continue
+        wrong = f"the trainer says {field} = {value!r}"
+        yield Problem(f"deepspeed.{name}", written, wrong, f'write "auto" in the JSON, or change {field}')
+
+
+def check_scheduler(config: Mapping[str, Any], lr_scheduler_type: str) -> Iterator[Problem]:
+    """A scheduler in the JSON replaces the trainer's without a word; allowed only where both mean the same."""
+    block = config.get("scheduler")
+    if not isinstance(block, Mapping):
+        return
+    kind = block.get("type")
+    if _SCHEDULERS.get(str(kind)) != lr_scheduler_type:
+        wrong = f"it would replace the trainer's lr_scheduler_type = {lr_scheduler_type!r}"
+        yield Problem("deepspeed.scheduler.type", kind, wrong, "remove the scheduler block from the JSON")
+        return
+    from deepspeed.runtime import lr_schedules
+
+    known = set(inspect.signature(getattr(lr_schedules, str(kind))).parameters) - {"optimizer"}
+    yield from _check_params(block, "scheduler", known)
+
+
+def check_optimizer(config: Mapping[str, Any], optim: str) -> Iterator[Problem]:
+    """An optimizer in the JSON replaces the trainer's; allowed only where both are AdamW."""
+    block = config.get("optimizer")
+    if not isinstance(block, Mapping):
+        return
+    kind = str(block.get("type", ""))
+    if kind.lower() not in ("adam", "adamw") or not optim.startswith("adamw_torch"):
+        wrong = f"it would replace the trainer's optim = {optim!r}"
+        yield Problem("deepspeed.optimizer.type", kind, wrong, "remove the optimizer block from the JSON")
+        return
+    known = {"lr", "betas", "eps", "weight_decay", "bias_correction", "amsgrad", "foreach"}
+    yield from _check_params(block, "optimizer", known | {"torch_adam", "adam_w_mode", "fp32_optimizer_states"})
+
+
+def _check_params(block: Mapping[str, Any], name: str, known: set[str]) -> Iterator[Problem]:
+    for key, value in (block.get("params") or {}).items():
+        field = f"{name}.params.{key}"
+        if key not in known:
+            yield Problem(f"deepspeed.{field}", value, "unknown key", did_you_mean(key, known))
+        elif value == "auto" and field not in schema.FILLED_FROM_TRAINER:
+            yield Problem(f"deepspeed.{field}", value, "nothing fills this in", "write the value, or remove the key")
+
+
+def check_itself(config: Mapping[str, Any]) -> Iterator[Problem]:
+    """Contradictions inside the JSON."""
+    level = stage(config)
+    for name, stages in (("offload_param", (3,)), ("offload_optimizer", (1, 2, 3))):
+        device = lookup(config, f"zero_optimization.{name}.device")
+        if device not in (None, "none") and level not in stages:
+            wrong = f"ZeRO stage {level} does not offload this"
+            yield Problem(f"deepspeed.zero_optimization.{name}.device", device, wrong, f"use stage {stages[-1]}")
+        if device == "nvme" and not lookup(config, f"zero_optimization.{name}.nvme_path"):
+            field = f"deepspeed.zero_optimization.{name}.nvme_path"
+            yield Problem(field, None, "missing for device nvme", "give a folder on a local NVMe disk")
+    block = config.get("activation_checkpointing")
+    if isinstance(block, Mapping) and any(block.values()):
+        wrong = "only models written for DeepSpeed's own checkpointing read this block; it would do nothing"
+        remedy = "remove it and set activation_checkpointing: true in the recipe"
+        yield Problem("deepspeed.activation_checkpointing", dict(block), wrong, remedy)

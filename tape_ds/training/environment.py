@@ -1,0 +1,74 @@
+"""What a training process sets for itself before libraries read it: threads, trackers, and a build nobody needs.
+
+Called once, first thing in a launcher. A value that the user has set is left alone.
+"""
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+DEFAULTS = {
+    "TOKENIZERS_PARALLELISM": "false",  # its threads and a data loader's forks do not mix; the library warns each time
+    "WANDB_MODE": "offline",  # a run never sends anything anywhere unless the user asks for it
+    "WANDB_SILENT": "true",
+}
+
+
+def prepare_process() -> None:
+    """Prepare this process for training; safe to call more than once, and before or after DeepSpeed is imported."""
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    share_cores()
+    skip_shared_memory_build()
+
+
+def share_cores() -> None:
+    """Give each process of a CPU machine its share of the cores.
+
+    DeepSpeed's launcher leaves thread counts alone, so two ranks would each start a thread for every core and wait for
+    each other. A machine with a GPU keeps torch's default, and so does a user who set OMP_NUM_THREADS.
+    """
+    if "OMP_NUM_THREADS" in os.environ or torch.cuda.is_available():
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_SIZE", "1"))))
+
+
+def skip_shared_memory_build() -> None:
+    """Keep DeepSpeed from compiling its shared-memory all-reduce on a CPU machine.
+
+    ``init_distributed`` compiles the op ``deepspeed_shm_comm`` with g++ the first time (half a minute and more), and
+    fails where there is no compiler or no Python headers. Only ``inference_all_reduce`` ever calls it; training goes
+    through gloo. DeepSpeed asks its table of compatible ops before it builds, and keeps edits to that table.
+    """
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+
+    if get_accelerator().device_name() == "cpu":
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def join_process_group(arguments: "TrainingArguments") -> None:
+    """Join the job's process group; must come before a model is built.
+
+    transformers joins it by torch alone on a CPU, and DeepSpeed's zero.Init would then count one rank.
+    """
+    _ = arguments.device  # a property that joins
+    if arguments.deepspeed and torch.distributed.is_initialized():
+        import deepspeed
+
+        deepspeed.init_distributed(dist_backend=torch.distributed.get_backend(), verbose=False)
+
+
+def leave_process_group() -> None:
+    """End the process group in order on every rank: left to interpreter exit, it now and then aborts the process.
+
+    Only for a run that went well: after an error the other ranks may wait anywhere.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()

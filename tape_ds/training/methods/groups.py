@@ -1,0 +1,41 @@
+"""The groups of parameters that a recipe switches on and off, as exact names."""
+
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from tape_ds.errors import Problem, UserError
+from tape_ds.model.positions import PositionEncoding, PositionLayer
+
+
+def names(model: PreTrainedModel, settings: Any) -> list[str]:
+    """Parameters of the groups that ``settings`` switches on (train_position, train_norms, train_embeddings), sorted.
+
+    The output head is in no group: tied, it follows the embeddings; untied, the published recipes leave it as it is.
+
+    Raises:
+        UserError: a group is on but empty in this model.
+    """
+    chosen: list[str] = []
+    for switch, modules in modules_by_switch(model).items():
+        if not getattr(settings, switch):
+            continue
+        found = [f"{path}.{name}" for path, module in modules.items() for name, _ in module.named_parameters()]
+        if not found:
+            remedy = f"set {switch} to false, or choose an encoding that has such parameters"
+            raise UserError(Problem(switch, True, "this model has no such parameters", remedy))
+        chosen += found
+    return sorted(chosen)
+
+
+def modules_by_switch(model: PreTrainedModel) -> dict[str, dict[str, nn.Module]]:
+    """The modules behind each switch, by path."""
+    modules = dict(model.named_modules())
+    embeddings = model.get_input_embeddings()
+    return {
+        "train_position": {p: m for p, m in modules.items() if isinstance(m, (PositionEncoding, PositionLayer))},
+        "train_norms": {p: m for p, m in modules.items() if isinstance(m, LlamaRMSNorm)},
+        "train_embeddings": {p: m for p, m in modules.items() if m is embeddings},
+    }

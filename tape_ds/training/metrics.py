@@ -1,0 +1,148 @@
+"""Speed, use of the hardware and memory of a training run: one owner each, and one line to show them in.
+
+Floating-point operations belong to the model, so they come in as a number per token. A device whose peak is not known
+gives None, shown as N/A, and never a guess; a loss that is not a number is shown as exactly that.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+import torch
+
+# Dense 16-bit tensor-core peak, FLOP/s, from the makers' data sheets (without sparsity); bf16, on V100 and T4 fp16.
+# The first pattern that fits the name CUDA gives decides, so a special form stands before the general one.
+PEAK_FLOPS: tuple[tuple[str, float], ...] = (
+    (r"\bMIG\b", math.nan),  # a slice of a card: its share of the peak is not in the name
+    (r"\bB200\b", 2250e12),
+    (r"\bH200 NVL\b", 835e12),
+    (r"\bG?H200\b", 989e12),
+    (r"\bH100 PCIe\b", 756e12),
+    (r"\bH100 NVL\b", 835e12),
+    (r"\bH100\b", 989e12),
+    (r"\bA100\b", 312e12),
+    (r"\bA40\b", 149.7e12),
+    (r"\bA30\b", 165e12),
+    (r"\bA10\b", 125e12),
+    (r"\bL40S\b", 362e12),
+    (r"\bL40\b", 181e12),
+    (r"\bL4\b", 121e12),
+    (r"\bV100.*PCIE\b", 112e12),
+    (r"\bV100\b", 125e12),
+    (r"\bT4\b", 65e12),
+)
+
+NOT_AVAILABLE = "N/A"
+
+
+def peak_flops(device_name: str) -> float | None:
+    """Dense 16-bit peak in FLOP/s of the device CUDA calls ``device_name``; None when it is not in the table."""
+    for pattern, peak in PEAK_FLOPS:
+        if re.search(pattern, device_name):
+            return None if math.isnan(peak) else peak
+    return None
+
+
+def device_peak_flops(device: torch.device) -> float | None:
+    """Peak in FLOP/s of ``device``; None for a CPU, whose peak depends on clocks nobody can read from its name."""
+    return peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+
+def tokens_per_second(tokens: int, seconds: float) -> float:
+    """Tokens trained on in ``seconds``, all processes together; NaN when no time has passed."""
+    return tokens / seconds if seconds > 0 else math.nan
+
+
+def model_flops_utilisation(
+    tokens_per_second: float, flops_per_token: float, devices: int, peak: float | None
+) -> float | None:
+    """MFU: the share, 0 to 1, of the devices' peak that the model's own arithmetic uses; None when the peak is unknown.
+
+    ``tokens_per_second`` is of all devices together, ``flops_per_token`` the model's training FLOPs (forward and
+    backward, without recomputation), ``peak`` FLOP/s of one device.
+    """
+    if peak is None:
+        return None
+    return tokens_per_second * flops_per_token / (devices * peak)
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Memory of this process: the most that was allocated on a CUDA device, the present resident set on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return psutil.Process().memory_info().rss
+
+
+def eta_seconds(done: int, total: int, seconds: float) -> float | None:
+    """Seconds that remain at the pace of the ``done`` steps that took ``seconds``; None before the first step."""
+    return seconds / done * (total - done) if done > 0 else None
+
+
+class MetricsLine:
+    """Turns one dict of metrics into one line, fields always in the same order and place.
+
+    Known keys: ``step``, ``loss`` (nats per token), ``grad_norm``, ``lr``, ``tokens_per_second``, ``mfu`` (0 to 1),
+    ``memory_bytes``, ``eta_seconds``, ``skipped`` (optimizer steps skipped so far; shown when there are any). A known
+    key that is absent or None reads N/A; any other number follows under its own name.
+    """
+
+    KNOWN = (
+        "step",
+        "loss",
+        "grad_norm",
+        "lr",
+        "tokens_per_second",
+        "mfu",
+        "memory_bytes",
+        "eta_seconds",
+        "skipped",
+    )
+
+    def __init__(self, total_steps: int):
+        self.total_steps = total_steps
+
+    def format(self, metrics: Mapping[str, Any]) -> str:
+        """The line for ``metrics``."""
+        width = len(str(self.total_steps))
+        step = metrics.get("step")
+        parts = [
+            f"step {NOT_AVAILABLE if step is None else step:>{width}}/{self.total_steps}",
+            f"loss {number(metrics.get('loss'), '.4f'):>7}",
+            f"grad norm {number(metrics.get('grad_norm'), '.3f'):>7}",
+            f"lr {number(metrics.get('lr'), '.2e'):>8}",
+            f"{number(metrics.get('tokens_per_second'), ',.0f'):>7} tok/s",
+            f"MFU {number(metrics.get('mfu'), '.1%'):>5}",
+            f"mem {gibibytes(metrics.get('memory_bytes')):>9}",
+            f"ETA {duration(metrics.get('eta_seconds')):>7}",
+        ]
+        parts += [f"{key} {number(metrics[key], '.4g')}" for key in metrics if key not in self.KNOWN]
+        if metrics.get("skipped"):
+            parts.append(f"SKIPPED {metrics['skipped']} so far")
+        return " | ".join(parts)
+
+
+def number(value: Any, form: str) -> str:
+    """``value`` in format ``form``; None reads N/A, what is not finite reads NaN, inf or -inf, text stays as it is."""
+    if value is None:
+        return NOT_AVAILABLE
+    if isinstance(value, str):
+        return value
+    value = float(value)
+    if math.isnan(value):
+        return "NaN"
+    return format(value, form) if math.isfinite(value) else str(value)
+
+
+def gibibytes(value: float | None) -> str:
+    """Bytes as GiB with two decimals."""
+    return NOT_AVAILABLE if value is None else f"{value / 2**30:.2f} GiB"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as h:mm:ss."""
+    if seconds is None or not math.isfinite(seconds):
+        return NOT_AVAILABLE
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

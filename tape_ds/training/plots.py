@@ -1,0 +1,132 @@
+"""The two pictures a run leaves behind: the loss as it fell, and the loss at each position of a long document.
+
+Drawn without a display. Colours are Okabe and Ito's, which stay apart for colour-blind readers; line style and marker
+differ as well, so that a printed page works too.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
+
+from tape_ds.scoring.loss_by_position import SpanLosses
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
+STYLES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DPI = 150
+
+
+def loss_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
+    """Draw training loss, and held-out loss where there is any, against the optimizer step, as a PNG at ``path``.
+
+    ``history`` is a list of log entries with ``step`` and ``loss`` or ``eval_loss``, such as the trainer's
+    ``state.log_history``. A loss that is not finite cannot be drawn, so its step is marked with a red line instead.
+    Raises ValueError when no entry has a loss.
+    """
+    entries = list(history)
+    train = [(int(entry["step"]), float(entry["loss"])) for entry in entries if "step" in entry and "loss" in entry]
+    held_out = [(int(e["step"]), float(e["eval_loss"])) for e in entries if "step" in e and "eval_loss" in e]
+    if not train and not held_out:
+        raise ValueError("history holds no entry with both 'step' and 'loss' (or 'eval_loss'): nothing to draw")
+    figure, axes = _figure()
+    _draw_losses(axes, train, "training", COLOURS[0], marker="." if len(train) <= 100 else "")
+    if len(train) >= 20:
+        width = len(train) // 10
+        means = _running_mean(train, width)
+        steps, losses = [step for step, _ in means], [loss for _, loss in means]
+        axes.plot(steps, losses, color=COLOURS[4], lw=2, label=f"training, mean of {width} entries")
+    _draw_losses(axes, held_out, "held out", COLOURS[2], marker="s")
+    broken = [step for step, loss in train + held_out if not math.isfinite(loss)]
+    for index, step in enumerate(broken):
+        axes.axvline(step, color="#CC0000", lw=1, alpha=0.6, label=None if index else f"not finite ({len(broken)})")
+    axes.set(xlabel="optimizer step", ylabel="loss (nats per token)", title="Loss during training")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(frameon=False)
+    return _write(figure, path)
+
+
+def loss_by_position(variants: Mapping[str, SpanLosses], path: str | Path, native_length: int | None) -> Path:
+    """Draw the loss in each span of positions, a line for each of ``variants``, as a PNG at ``path``.
+
+    ``native_length`` is the context in tokens the model was first trained for, marked by a dashed line; None where
+    there is none. A span whose loss is not finite leaves a gap, and the legend says so. Raises ValueError when there
+    is nothing to draw.
+    """
+    if not any(losses.starts for losses in variants.values()):
+        raise ValueError("no variant has a span: nothing to draw")
+    figure, axes = _figure()
+    for index, (name, losses) in enumerate(variants.items()):
+        drawn = [nll if math.isfinite(nll) else math.nan for nll in losses.nll]
+        gaps = sum(math.isnan(nll) for nll in drawn)
+        axes.plot(
+            [(start + stop) / 2 for start, stop in _borders(losses)],
+            drawn,
+            color=COLOURS[index % len(COLOURS)],
+            linestyle=STYLES[index % len(STYLES)],
+            marker=MARKERS[index % len(MARKERS)],
+            markersize=5,
+            label=f"{name} ({gaps} spans not finite)" if gaps else name,
+        )
+    end = max(stop for losses in variants.values() for _, stop in _borders(losses))
+    if native_length is not None:
+        axes.axvline(native_length, color="0.35", linestyle="--", lw=1.2, label=f"native length {native_length:,}")
+    axes.set(xlabel="position in the document (tokens)", ylabel="loss (nats per token)", title="Loss by position")
+    axes.set_xlim(0, end)
+    _position_ticks(axes, end)
+    axes.legend(frameon=False)
+    return _write(figure, path)
+
+
+def _figure() -> tuple[Figure, Axes]:
+    """An empty figure of 8 by 4.5 inches with one pair of axes; no global state, so threads and tests cannot mix."""
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _draw_losses(axes: Axes, points: list[tuple[int, float]], label: str, colour: str, marker: str) -> None:
+    """Plot (step, loss) pairs; what is not finite leaves a gap."""
+    if points:
+        losses = [loss if math.isfinite(loss) else math.nan for _, loss in points]
+        axes.plot([step for step, _ in points], losses, color=colour, lw=1, marker=marker, markersize=4, label=label)
+
+
+def _borders(losses: SpanLosses) -> list[tuple[int, int]]:
+    """First position of each span and the one after its last; only a document's last span can be shorter."""
+    last = len(losses.starts) - 1
+    lengths = [min(losses.span, count) if at == last else losses.span for at, count in enumerate(losses.counts)]
+    return [(start, start + length) for start, length in zip(losses.starts, lengths, strict=True)]
+
+
+def _running_mean(points: list[tuple[int, float]], width: int) -> list[tuple[int, float]]:
+    """The mean over the last ``width`` finite losses at each point from the ``width``-th on."""
+    finite = [(step, loss) for step, loss in points if math.isfinite(loss)]
+    means = []
+    for last in range(width, len(finite) + 1):
+        window = finite[last - width : last]
+        means.append((window[-1][0], sum(loss for _, loss in window) / width))
+    return means
+
+
+def _position_ticks(axes: Axes, end: int) -> None:
+    """Ticks at multiples of a power of two, at most nine, written 0, 2k, 4k ... as lengths in this field are."""
+    step = 2 ** max(0, math.ceil(math.log2(max(end, 1) / 8)))
+    axes.xaxis.set_major_locator(MultipleLocator(step))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x and step >= 1024 else f"{x:g}"))
+
+
+def _write(figure: Figure, path: str | Path) -> Path:
+    """Save ``figure`` as PNG and give its path back; the folder is made."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=DPI, format="png")
+    return path

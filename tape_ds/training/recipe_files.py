@@ -1,0 +1,239 @@
+"""Where a recipe's values come from: YAML files that build on one another, then the command line.
+
+Nothing is interpreted here beyond YAML itself: the result is, for every name that was written, the value and the place
+where it was written, so that later checks can point there.
+"""
+
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import yaml
+
+from tape_ds.errors import Problem, did_you_mean
+from tape_ds.training import values
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = ROOT / "launchers" / "recipes"
+DEFAULT_RECIPE = "demo"
+
+
+@dataclass
+class Given:
+    """One value as somebody wrote it."""
+
+    value: Any
+    """Text for a command line, whatever YAML made of it for a file."""
+    where: str
+    """For messages: ``demo.yaml line 3`` or ``command line``."""
+    text: bool = False
+    """Whether it was typed on a command line."""
+
+
+Collected = dict[str, Given]
+
+
+class _Loader(yaml.SafeLoader):
+    """``SafeLoader`` that remembers every key written twice, which YAML would silently let win."""
+
+    def __init__(self, stream: str):
+        super().__init__(stream)
+        self.repeated: list[tuple[str, int]] = []
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """The mapping, noting keys that stand in it twice."""
+        seen = set()
+        for key, _ in node.value:
+            name = key.value if isinstance(key, yaml.ScalarNode) else None
+            if name is not None and name != "<<":
+                if name in seen:
+                    self.repeated.append((name, key.start_mark.line + 1))
+                seen.add(name)
+        return super().construct_mapping(node, deep=True)
+
+
+def read_recipe(name: str, problems: list[Problem]) -> Collected:
+    """Everything that the recipe ``name`` (of ``launchers/recipes``, or a path) says, its bases included.
+
+    A file's values replace those of its base whole; a mapping is not merged into the base's mapping, whose keys might
+    not fit the new ones.
+    """
+    return _read_chain(name, RECIPES, "recipe", (), problems)
+
+
+def _read_chain(name: str, folder: Path, field: str, above: tuple[Path, ...], problems: list[Problem]) -> Collected:
+    path = find(name, folder)
+    if path is None:
+        known = sorted(file.stem for file in RECIPES.glob("*.yaml"))
+        remedy = f"{did_you_mean(name, known)} (in {RECIPES}), or give the path of a .yaml file"
+        problems.append(Problem(field, name, "no such recipe", remedy))
+        return {}
+    if path in above:
+        loop = " -> ".join(file.name for file in (*above[above.index(path) :], path))
+        problems.append(Problem("base", name, f"recipes build on each other in a circle: {loop}", "break the circle"))
+        return {}
+    found = _read_yaml(path, field, problems)
+    if "base" not in found:
+        return found
+    base = found.pop("base")
+    if not isinstance(base.value, str):
+        problems.append(Problem("base", base.value, f"not the name of a recipe ({base.where})", "give one name"))
+        return found
+    return _read_chain(base.value, path.parent, "base", (*above, path), problems) | found
+
+
+def find(name: str, folder: Path) -> Path | None:
+    """The file that ``name`` means: a path as it is, or a recipe of ``folder`` or of the shipped ones."""
+    if not name:
+        return None
+    if name.endswith((".yaml", ".yml")):
+        candidates = [Path(name).expanduser(), folder / name]
+    else:
+        candidates = [folder / f"{name}.yaml", RECIPES / f"{name}.yaml"]
+    return next((path.resolve() for path in candidates if path.is_file()), None)
+
+
+def _read_yaml(path: Path, field: str, problems: list[Problem]) -> Collected:
+    """The top level of one file, each value with its line."""
+
+    def refuse(wrong: str, remedy: str) -> Collected:
+        problems.append(Problem(field, str(path), wrong, remedy))
+        return {}
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        return refuse(f"cannot be read ({error})", "make it a readable UTF-8 file")
+    loader = None
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        content = loader.construct_document(node) if node is not None else None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f"line {mark.line + 1}" if mark else "somewhere"
+        tab = "\t" in text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else False
+        hint = "indent with spaces: YAML forbids tabs" if tab else "mend the YAML there"
+        return refuse(f"not readable as YAML, {line}: {error.problem}", hint)
+    except yaml.YAMLError as error:  # characters that YAML does not allow at all
+        return refuse(f"not readable as YAML: {str(error).splitlines()[0]}", "remove the strange character")
+    finally:
+        if loader is not None:
+            loader.dispose()
+    for name, number in loader.repeated:
+        wrong = f"written twice in {path.name}, the second time in line {number}"
+        problems.append(Problem(name, path.name, wrong, "keep one of the two"))
+    if not isinstance(content, dict):
+        kind = "empty" if content is None else f"a {type(content).__name__}"
+        return refuse(f"not a mapping but {kind}", "write one 'field: value' a line")
+    assert isinstance(node, yaml.MappingNode)
+    lines = {key.value: key.start_mark.line + 1 for key, _ in node.value if isinstance(key, yaml.ScalarNode)}
+    return {
+        str(name): Given(value, f"{path.name} line {lines[str(name)]}" if str(name) in lines else path.name)
+        for name, value in content.items()
+    }
+
+
+_FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
+_COMMAND_LINE = "command line"
+
+
+def read_command_line(argv: list[str], problems: list[Problem]) -> dict[str, list[str]]:
+    """``--name value ...``, ``--name=value`` and lone ``--name`` as name -> texts; dashes in names become underscores.
+
+    A name given again adds its texts.
+    """
+    found: dict[str, list[str]] = {}
+    current: list[str] | None = None
+    for token in argv:
+        match = _FLAG.fullmatch(token)
+        if match:
+            current = found.setdefault(match[1].replace("-", "_"), [])
+            if match[2] is not None:
+                current.append(match[2])
+                current = None
+        elif current is not None and (not token.startswith("-") or values.plain(token) != token):
+            current.append(token)
+        else:
+            remedy = f"did you mean --recipe {token}?" if find(token, RECIPES) else "write --field value"
+            problems.append(Problem("command line", token, "belongs to no --field", remedy))
+    return found
+
+
+def override(
+    collected: Collected, flags: dict[str, list[str]], hints: dict[str, Any], problems: list[Problem]
+) -> Collected:
+    """``collected`` with the command line's values in place of the files'.
+
+    ``--field.key value`` changes one key inside a mapping and keeps the others. Names that ``hints`` lacks pass
+    through, for the one check of names that also covers the files.
+    """
+    merged = dict(collected)
+    for name, texts in flags.items():
+        head, _, rest = name.partition(".")
+        if rest:
+            _override_key(merged, head, rest, texts, hints, problems)
+        elif name in hints or not texts:
+            merged[name] = _flag_value(name, texts, hints.get(name), problems, merged.get(name))
+        else:
+            merged[name] = Given(texts[0], _COMMAND_LINE, text=True)
+    return merged
+
+
+def _flag_value(name: str, texts: list[str], hint: Any, problems: list[Problem], before: Given | None) -> Given:
+    takes_list = _takes(hint, list)
+    if not texts and _takes(hint, bool):
+        return Given(True, _COMMAND_LINE)
+    if not texts:
+        if hint is not None:
+            problems.append(Problem(name, None, "the flag has no value", f"write --{name} VALUE"))
+        return before or Given(None, _COMMAND_LINE)
+    if len(texts) == 1 or takes_list:
+        if len(texts) == 1:
+            return Given(texts[0], _COMMAND_LINE, text=True)
+        return Given([part for text in texts for part in values.convert(text, list[str], text=True)], _COMMAND_LINE)
+    if len(set(texts)) > 1:
+        problems.append(Problem(name, " ".join(texts), "one value is wanted, several are given", "keep one of them"))
+    return Given(texts[0], _COMMAND_LINE, text=True)
+
+
+def _override_key(
+    merged: Collected, head: str, rest: str, texts: list[str], hints: dict[str, Any], problems: list[Problem]
+) -> None:
+    """Set one key inside the mapping ``head``, however deep ``rest`` says it lies."""
+    name = f"{head}.{rest}"
+    if head not in hints:
+        problems.append(Problem(name, " ".join(texts), f"unknown field {head!r}", did_you_mean(head, hints)))
+        return
+    if not _takes(hints[head], dict):
+        problems.append(Problem(name, " ".join(texts), f"{head} is no mapping", f"write --{head} VALUE"))
+        return
+    if len(texts) > 1:
+        problems.append(Problem(name, " ".join(texts), "one value is wanted, several are given", "keep one of them"))
+    before = merged[head].value if head in merged else {}
+    if merged.get(head) and merged[head].text:
+        try:
+            before = values.convert(before, dict, text=True)
+        except values.MismatchError:
+            return  # reported where the whole field is checked
+    if not isinstance(before, dict | None):
+        remedy = f"change the file that {head} names, or give {head} as a mapping in the recipe"
+        problems.append(Problem(name, " ".join(texts), f"{head} is {before!r}, not a mapping", remedy))
+        return
+    *path, last = rest.split(".")
+    top = place = dict(before or {})
+    for part in path:
+        inner = place.get(part)
+        place[part] = dict(inner) if isinstance(inner, dict) else {}
+        place = place[part]
+    place[last] = values.plain(texts[0]) if texts else True
+    merged[head] = Given(top, _COMMAND_LINE)
+
+
+def _takes(hint: Any, kind: type) -> bool:
+    """Whether a type, or one member of a union, is ``kind``."""
+    return any((get_origin(member) or member) is kind for member in (get_args(hint) or (hint,))) or (
+        get_origin(hint) is kind
+    )

@@ -1,0 +1,217 @@
+"""Training samples: a pure function of (seed, index), whoever asks, and the tensors they come in."""
+
+import os
+import pickle
+import subprocess
+import sys
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from accelerate.data_loader import BatchSamplerShard
+from scipy.stats import chisquare
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+
+from tape_ds.data.dataset import TrainingRows, collate
+from tape_ds.data.packing import packed_rows
+from tape_ds.data.pose import Pose
+
+
+def packed(count=10, length=6):
+    rng = np.random.default_rng(0)
+    rows = list(packed_rows([rng.integers(0, 50, 4) for _ in range(count * length)], length))[:count]
+    return datasets.Dataset.from_dict({name: [row[name] for row in rows] for name in rows[0]})
+
+
+def documents(count=7, tokens=40):
+    return datasets.Dataset.from_dict({"input_ids": [list(range(n * 1000, n * 1000 + tokens)) for n in range(count)]})
+
+
+def training_rows(**changes):
+    settings = {"rows": documents(), "samples": 30, "seed": 3, "pose": Pose(window=8, target=64), **changes}
+    return TrainingRows(settings.pop("rows"), **settings)
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# --- items ----------------------------------------------------------------------------------------------------------
+
+
+def test_golden_packed_item():
+    """A row of three documents: first tokens are no targets, positions go on, ids say where attention ends."""
+    rows = datasets.Dataset.from_dict({"input_ids": [[5, 6, 7, 8, 9, 4]], "document_ids": [[0, 0, 0, 1, 1, 2]]})
+    item = TrainingRows(rows, samples=1, seed=0)[0]
+    assert {name: values.tolist() for name, values in item.items()} == {
+        "input_ids": [5, 6, 7, 8, 9, 4],
+        "labels": [-100, 6, 7, -100, 9, -100],
+        "position_ids": [0, 1, 2, 3, 4, 5],
+        "document_ids": [0, 0, 0, 1, 1, 2],
+    }
+
+
+@pytest.mark.parametrize("rows", [training_rows(), TrainingRows(packed(), samples=5, seed=0)])
+def test_types(rows):
+    kinds = {name: values.dtype for name, values in rows[0].items()}
+    assert kinds == {
+        "input_ids": torch.int64,
+        "labels": torch.int64,
+        "position_ids": torch.int64,
+        "document_ids": torch.int32,
+    }
+
+
+def test_pose_item_is_one_document_and_keeps_targets_across_chunks():
+    rows = training_rows(samples=200)
+    jumps = 0
+    for index in range(200):
+        item = rows[index]
+        assert (item["document_ids"] == 0).all()
+        assert len({int(token) // 1000 for token in item["input_ids"]}) == 1
+        assert item["labels"][0] == -100
+        assert torch.equal(item["labels"][1:], item["input_ids"][1:])
+        jumps += int((item["position_ids"].diff() > 1).any())
+    assert jumps > 150
+
+
+def test_labels_are_not_the_inputs_memory():
+    item = training_rows()[0]
+    item["labels"].fill_(-100)
+    assert (item["input_ids"] >= 0).all()
+
+
+def test_wrong_rows_and_numbers():
+    with pytest.raises(ValueError, match="document_ids"):
+        TrainingRows(documents(), samples=1, seed=0)
+    with pytest.raises(ValueError, match="input_ids"):
+        TrainingRows(datasets.Dataset.from_dict({"text": ["a"]}), samples=1, seed=0, pose=Pose(2, 4))
+    with pytest.raises(ValueError, match="no rows"):
+        TrainingRows(documents().select([]), samples=1, seed=0, pose=Pose(2, 4))
+    with pytest.raises(ValueError, match="seed = -1"):
+        training_rows(seed=-1)
+    for index in (-1, 30):
+        with pytest.raises(IndexError):
+            training_rows()[index]
+
+
+# --- order and draws ------------------------------------------------------------------------------------------------
+
+
+def test_every_epoch_is_another_permutation():
+    rows = training_rows(samples=70)
+    orders = [tuple(rows.row_of(epoch * 7 + at) for at in range(7)) for epoch in range(10)]
+    assert all(sorted(order) == list(range(7)) for order in orders)
+    assert len(set(orders)) > 7
+    assert orders != [tuple(training_rows(seed=4, samples=70).row_of(e * 7 + at) for at in range(7)) for e in range(10)]
+
+
+def test_first_row_is_uniform_over_seeds():
+    counts = np.bincount([training_rows(seed=seed).row_of(0) for seed in range(700)], minlength=7)
+    assert chisquare(counts).pvalue > 1e-3
+
+
+def test_a_document_met_again_is_cut_anew():
+    rows = training_rows(samples=70)
+    positions = {tuple(rows[i]["position_ids"].tolist()) for i in range(70) if rows.row_of(i) == 0}
+    assert len(positions) == 10
+
+
+def test_order_of_asking_is_irrelevant():
+    one, other = training_rows(), training_rows()
+    forwards = [one[index] for index in range(30)]
+    for index in reversed(range(30)):
+        assert same(other[index], forwards[index])
+    assert same(pickle.loads(pickle.dumps(one))[29], forwards[29])
+
+
+def test_length_of_the_run_changes_no_sample():
+    assert same(training_rows(samples=1000)[17], training_rows()[17])
+
+
+def test_same_samples_in_every_process():
+    """Hash seeds and processes change nothing; the sum is that of this process."""
+    program = """
+from tests.data.test_dataset import training_rows, packed
+rows = training_rows()
+print([rows[i]["position_ids"].tolist() + rows[i]["input_ids"].tolist() for i in range(20)], rows.fingerprint)
+"""
+    rows = training_rows()
+    here = [rows[i]["position_ids"].tolist() + rows[i]["input_ids"].tolist() for i in range(20)]
+    environment = {**os.environ, "PYTHONHASHSEED": "99", "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == f"{here} {rows.fingerprint}"
+
+
+def test_golden_draws():
+    """The very numbers of seed 3: a change here changes every run's data and must be meant."""
+    rows = training_rows()
+    assert [rows.row_of(index) for index in range(7)] == [5, 3, 2, 6, 1, 0, 4]
+    assert rows[0]["position_ids"].tolist() == [0, 1, 2, 22, 23, 24, 25, 26]
+    assert rows[0]["input_ids"].tolist() == [5000, 5001, 5002, 5025, 5026, 5027, 5028, 5029]
+
+
+def test_fingerprint_follows_what_decides_the_samples():
+    same_again = training_rows().fingerprint
+    assert training_rows().fingerprint == same_again
+    others = [training_rows(seed=4), training_rows(pose=Pose(8, 65)), training_rows(rows=documents(8))]
+    assert same_again not in {other.fingerprint for other in others}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_global_batches_are_the_same_for_any_number_of_ranks(ranks):
+    """Sharded as accelerate does it, global batch s is samples 8 s .. 8 s + 7."""
+    per_rank = 8 // ranks
+    shards = [
+        BatchSamplerShard(BatchSampler(SequentialSampler(training_rows(samples=32)), per_rank, True), ranks, rank)
+        for rank in range(ranks)
+    ]
+    for step, batches in enumerate(zip(*shards, strict=True)):
+        assert sorted(index for batch in batches for index in batch) == list(range(8 * step, 8 * step + 8))
+
+
+def test_loader_processes_change_nothing():
+    batches = []
+    for workers in (0, 2):
+        loader = DataLoader(training_rows(samples=12), batch_size=4, num_workers=workers, collate_fn=collate)
+        batches.append(list(loader))
+    assert len(batches[0]) == 3
+    assert all(same(one, other) for one, other in zip(*batches, strict=True))
+
+
+# --- collate --------------------------------------------------------------------------------------------------------
+
+
+def item(length, document=0):
+    return {
+        "input_ids": torch.arange(1, length + 1),
+        "labels": torch.arange(1, length + 1),
+        "position_ids": torch.arange(length) * 2,
+        "document_ids": torch.full((length,), document, dtype=torch.int32),
+    }
+
+
+def test_golden_padding():
+    batch = collate([item(2), item(4)], pad_token_id=9)
+    assert {name: values.tolist() for name, values in batch.items()} == {
+        "input_ids": [[1, 2, 9, 9], [1, 2, 3, 4]],
+        "labels": [[1, 2, -100, -100], [1, 2, 3, 4]],
+        "position_ids": [[0, 2, 2, 2], [0, 2, 4, 6]],
+        "document_ids": [[0, 0, -1, -1], [0, 0, 0, 0]],
+    }
+    assert batch["document_ids"].dtype == torch.int32
+
+
+def test_padding_to_a_multiple():
+    assert collate([item(5), item(3)], multiple_of=4)["input_ids"].shape == (2, 8)
+    assert collate([item(4)], multiple_of=4)["input_ids"].shape == (1, 4)
+
+
+def test_short_documents_are_padded_rows():
+    rows = training_rows(rows=datasets.Dataset.from_dict({"input_ids": [[1, 2, 3], list(range(20))]}), samples=2)
+    batch = collate([rows[0], rows[1]])
+    assert batch["input_ids"].shape == (2, 8)
+    assert sorted((batch["document_ids"] >= 0).sum(1).tolist()) == [3, 8]
+    assert (batch["position_ids"] < 64).all()

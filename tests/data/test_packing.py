@@ -1,0 +1,259 @@
+"""Tokenised documents and packed rows: contents, borders, the cache and several processes at once."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+
+from tape_ds.data import packing
+from tape_ds.data.packing import pack, packed_rows, tokenize, tokenizer_fingerprint
+from tape_ds.errors import UserError
+from tests.data.conftest import CountingTokenizer, build_tokenizer
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Address of three text files of different length."""
+    (tmp_path / "texts").mkdir()
+    for name, text in {"a": "def add(a, b):", "b": "class Tape: pass\n" * 5, "c": "x"}.items():
+        (tmp_path / "texts" / f"{name}.txt").write_text(text)
+    return f"text:{tmp_path}/texts/*.txt"
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+def documents(*rows):
+    return datasets.Dataset.from_dict({"input_ids": [list(row) for row in rows]})
+
+
+def folders(cache):
+    return sorted(path.name for path in cache.iterdir() if path.is_dir())
+
+
+# --- tokenize -------------------------------------------------------------------------------------------------------
+
+
+def test_ids_are_those_of_the_tokenizer(texts, tokenizer, cache):
+    rows = tokenize([texts], tokenizer, "train", cache)
+    assert rows["name"] == ["a.txt", "b.txt", "c.txt"]
+    assert next(iter(rows["input_ids"])) == tokenizer("def add(a, b):")["input_ids"]
+    assert all(ids[0] == tokenizer.bos_token_id for ids in rows["input_ids"]), "the tokenizer's own convention"
+    assert all(ids[-1] != tokenizer.eos_token_id for ids in rows["input_ids"]), "and nothing added to it"
+    assert rows.features["input_ids"] == datasets.List(datasets.Value("int32"))
+    assert all(Path(file["filename"]).is_relative_to(cache) for file in rows.cache_files), "memory-mapped"
+    assert rows.cache_files
+
+
+def test_second_run_does_not_tokenise(texts, tokenizer, cache, monkeypatch):
+    first = tokenize([texts], tokenizer, "train", cache)
+    assert CountingTokenizer.texts == 3
+    monkeypatch.setattr(packing, "_encoded_rows", None)
+    again = tokenize([texts], build_tokenizer(), "train", cache)
+    assert CountingTokenizer.texts == 3
+    assert again.to_dict() == first.to_dict()
+    assert again._fingerprint == first._fingerprint
+
+
+def test_cache_follows_text_tokenizer_and_split(texts, tokenizer, cache, tmp_path):
+    tokenize([texts], tokenizer, "train", cache)
+    tokenize([texts], build_tokenizer(bos=False), "train", cache)
+    tokenize([texts], tokenizer, "heldout", cache)
+    assert len(folders(cache)) == 3
+    (tmp_path / "texts" / "a.txt").write_text("def sub(a, b):")
+    rows = tokenize([texts], tokenizer, "train", cache)
+    assert tokenizer.decode(rows[0]["input_ids"], skip_special_tokens=True) == "def sub(a, b):"
+    assert len(folders(cache)) == 4
+
+
+def test_each_address_is_cached_on_its_own(texts, tokenizer, cache):
+    tokenize([texts], tokenizer, "train", cache)
+    rows = tokenize(["stdlib:typing.py", texts], tokenizer, "train", cache)
+    assert CountingTokenizer.texts == 4, "only the new address was tokenised"
+    assert rows["name"] == ["typing.py", "a.txt", "b.txt", "c.txt"]
+
+
+def test_tokenizer_fingerprint_ignores_the_last_call_only(tokenizer):
+    before = tokenizer_fingerprint(tokenizer)
+    tokenizer.backend_tokenizer.enable_truncation(3)
+    assert tokenizer_fingerprint(tokenizer) == before == tokenizer_fingerprint(build_tokenizer())
+    assert tokenizer_fingerprint(build_tokenizer(bos=False)) != before
+    tokenizer.add_tokens(["<new>"])
+    assert tokenizer_fingerprint(tokenizer) != before
+
+
+def test_saved_truncation_does_not_cut_documents(texts, tokenizer, cache):
+    tokenizer.backend_tokenizer.enable_truncation(3)
+    assert len(tokenize([texts], tokenizer, "train", cache)[1]["input_ids"]) > 20
+
+
+def test_batching_changes_nothing(texts, tokenizer, tmp_path, monkeypatch):
+    whole = tokenize([texts], tokenizer, "train", tmp_path / "one")
+    monkeypatch.setattr(packing, "_BATCH_DOCUMENTS", 2)
+    assert tokenize([texts], tokenizer, "train", tmp_path / "two").to_dict() == whole.to_dict()
+    monkeypatch.setattr(packing, "_BATCH_CHARACTERS", 1)
+    assert tokenize([texts], tokenizer, "train", tmp_path / "three").to_dict() == whole.to_dict()
+
+
+def test_short_documents_are_left_out_without_a_new_cache(texts, tokenizer, cache):
+    assert tokenize([texts], tokenizer, "train", cache, min_tokens=10)["name"] == ["b.txt"]
+    assert tokenize([texts], tokenizer, "train", cache, min_tokens=2)["name"] == ["a.txt", "b.txt", "c.txt"]
+    assert len(folders(cache)) == 1
+    with pytest.raises(UserError, match="none of 3 documents has 5000 tokens") as caught:
+        tokenize([texts], tokenizer, "heldout", cache, min_tokens=5000)
+    assert caught.value.problems[0].field == "eval_data"
+
+
+def test_empty_data_is_an_error(tmp_path, cache):
+    (tmp_path / "e.txt").write_text("")
+    with pytest.raises(UserError, match="no document has any token") as caught:
+        tokenize([f"text:{tmp_path}/e.txt"], build_tokenizer(bos=False), "train", cache)
+    assert caught.value.problems[0].value.endswith("e.txt")
+    assert folders(cache) == []
+
+
+def test_error_in_the_data_is_shown_as_it_is_and_leaves_nothing(tmp_path, tokenizer, cache):
+    (tmp_path / "x.jsonl").write_text('{"t": "fine"}\n{"t": 3}\n')
+    with pytest.raises(UserError, match=r"x\.jsonl:2: 't' holds int"):
+        tokenize([f"jsonl:{tmp_path}/x.jsonl#t"], tokenizer, "train", cache)
+    assert folders(cache) == []
+
+
+def test_wrong_calls(texts, tokenizer, cache):
+    with pytest.raises(ValueError, match="split = 'test'"):
+        tokenize([texts], tokenizer, "test", cache)
+    with pytest.raises(UserError, match="2 problems"):
+        tokenize(["tex:a", "stdlib:b"], tokenizer, "train", cache)
+    assert not cache.exists(), "nothing is written before everything is checked"
+
+
+def test_arrow_rows_pass_through_checked(tmp_path, texts, tokenizer, cache):
+    documents([5, 6, 7], [], [8, 299]).save_to_disk(str(tmp_path / "ids"))
+    rows = tokenize([f"arrow:{tmp_path}/ids", texts], tokenizer, "train", cache)
+    assert list(rows["input_ids"])[:2] == [[5, 6, 7], [8, 299]]
+    assert rows["name"][:3] == ["ids:0", "ids:2", "a.txt"]
+    assert CountingTokenizer.texts == 3, "only the texts were tokenised"
+    for name, ids in {"high": [5, len(tokenizer)], "low": [-1, 5]}.items():
+        documents([1], ids).save_to_disk(str(tmp_path / name))
+        with pytest.raises(UserError, match=f"{name}:1 has token ids .* outside the tokenizer's vocabulary of"):
+            tokenize([f"arrow:{tmp_path}/{name}"], tokenizer, "train", cache)
+
+
+# --- pack -----------------------------------------------------------------------------------------------------------
+
+
+def test_golden_rows():
+    """Worked by hand: 3 + 4 + 1 + 5 = 13 tokens in rows of 4; the thirteenth is dropped."""
+    rows = list(packed_rows([np.array(row) for row in ([1, 2, 3], [4, 5, 6, 7], [8], [9, 10, 11, 12, 13])], 4))
+    assert [row["input_ids"].tolist() for row in rows] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
+    assert [row["document_ids"].tolist() for row in rows] == [[0, 0, 0, 1], [0, 0, 0, 1], [0, 0, 0, 0]]
+
+
+def test_pack_is_the_documents_joined(cache):
+    rng = np.random.default_rng(0)
+    corpus = [rng.integers(0, 1000, size) for size in rng.integers(1, 90, 200)]
+    rows = pack(documents(*corpus), 32, cache).with_format("numpy")
+    joined = np.concatenate(corpus)
+    np.testing.assert_array_equal(rows["input_ids"][:].reshape(-1), joined[: len(joined) // 32 * 32])
+    border = np.cumsum([0] + [len(tokens) for tokens in corpus])
+    owner = (np.searchsorted(border, np.arange(len(joined)), side="right") - 1)[: len(rows) * 32].reshape(-1, 32)
+    np.testing.assert_array_equal(rows["document_ids"][:], owner - owner[:, :1])
+
+
+def test_pack_respects_a_selection(cache):
+    rows = pack(documents([1, 2], [3, 4], [5, 6]).select([0, 2]), 2, cache)
+    assert list(rows["input_ids"]) == [[1, 2], [5, 6]]
+
+
+def test_pack_reuses_its_cache(texts, tokenizer, cache, monkeypatch):
+    rows = pack(tokenize([texts], tokenizer, "train", cache), 8, cache)
+    assert len(folders(cache)) == 2
+    monkeypatch.setattr(packing, "_token_arrays", None)
+    again = pack(tokenize([texts], tokenizer, "train", cache), 8, cache)
+    assert again.to_dict() == rows.to_dict()
+    monkeypatch.undo()
+    assert len(pack(tokenize([texts], tokenizer, "train", cache), 9, cache)[0]["input_ids"]) == 9
+    assert len(folders(cache)) == 3, "another length is another cache"
+
+
+def test_too_little_data_for_a_row(cache):
+    with pytest.raises(UserError, match="fewer tokens than one row"):
+        pack(documents([1, 2, 3]), 4, cache)
+    with pytest.raises(ValueError, match="at least 2"):
+        pack(documents([1, 2, 3]), 1, cache)
+
+
+# --- several processes, and ones that died --------------------------------------------------------------------------
+
+
+def _rank(address, cache, log, barrier):
+    """One of several ranks; notes in ``log`` if it was the one that tokenised."""
+    datasets.disable_progress_bars()
+    barrier.wait()
+    rows = pack(tokenize([address], build_tokenizer(), "train", cache), 8, cache)
+    log.put((CountingTokenizer.texts, rows._fingerprint, list(rows["input_ids"])))
+
+
+def test_ranks_build_once_and_read_the_same(texts, cache):
+    context = multiprocessing.get_context("fork")
+    log, barrier = context.Queue(), context.Barrier(3)
+    ranks = [context.Process(target=_rank, args=(texts, cache, log, barrier)) for _ in range(3)]
+    CountingTokenizer.texts = 0
+    for rank in ranks:
+        rank.start()
+    results = [log.get(timeout=60) for _ in ranks]
+    for rank in ranks:
+        rank.join(timeout=60)
+        assert rank.exitcode == 0
+    assert sorted(count for count, _, _ in results) == [0, 0, 3]
+    assert len({fingerprint for _, fingerprint, _ in results}) == 1
+    assert results[0][2] == results[1][2] == results[2][2]
+    assert len(folders(cache)) == 2
+
+
+def test_half_written_folder_of_a_killed_build_is_never_read(texts, tokenizer, cache, monkeypatch):
+    """A build killed between writing and renaming leaves a folder aside; the next build removes it and succeeds."""
+    kept = []
+    monkeypatch.setattr(packing, "_rename", lambda done, folder: kept.append(folder) or os._exit(9))
+    child = multiprocessing.get_context("fork").Process(target=tokenize, args=([texts], tokenizer, "train", cache))
+    child.start()
+    child.join(timeout=60)
+    assert child.exitcode == 9
+    (aside,) = folders(cache)
+    assert ".building-" in aside
+    monkeypatch.undo()
+    assert len(tokenize([texts], tokenizer, "train", cache)) == 3
+    (finished,) = folders(cache)
+    assert finished == aside.split(".building-")[0]
+
+
+def test_a_faster_machine_is_no_error(tmp_path):
+    for name in ("done", "folder"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state.json").write_text(name)
+    packing._rename(tmp_path / "done", tmp_path / "folder")
+    assert (tmp_path / "folder" / "state.json").read_text() == "folder"
+    with pytest.raises(FileNotFoundError):
+        packing._rename(tmp_path / "absent", tmp_path / "new")
+
+
+def test_same_cache_key_in_every_process(texts, tokenizer, cache):
+    """The hash seed of another process changes neither the key nor the rows."""
+    rows = pack(tokenize([texts], tokenizer, "train", cache, min_tokens=3), 8, cache)
+    program = f"""
+from tests.data.conftest import CountingTokenizer, build_tokenizer
+from tape_ds.data.packing import pack, tokenize
+rows = pack(tokenize([{texts!r}], build_tokenizer(), "train", {str(cache)!r}, min_tokens=3), 8, {str(cache)!r})
+print(CountingTokenizer.texts, rows._fingerprint)
+"""
+    environment = {**os.environ, "PYTHONHASHSEED": "5", "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["0", rows._fingerprint]

@@ -1,0 +1,319 @@
+"""Addresses: what they yield, in which order, and how a wrong one is reported."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from tape_ds.data import sources
+from tape_ds.data.sources import HELD_OUT, check_lists, parse, parse_all
+from tape_ds.errors import UserError
+
+
+def texts(address, split="train"):
+    return [document.text for document in parse(address).documents(split)]
+
+
+def names(address, split="train"):
+    return [document.name for document in parse(address).documents(split)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two text files out of order, a deeper one, two jsonl files (one compressed) and a parquet file."""
+    (tmp_path / "deep").mkdir()
+    for name, text in {"b.txt": "second", "a.txt": "first", "deep/c.txt": "third\nüé"}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    lines = [{"body": "one", "id": 1}, {"body": "two", "id": 2}]
+    (tmp_path / "x.jsonl").write_text("\n\n".join(json.dumps(line) for line in lines) + "\n")
+    with gzip.open(tmp_path / "y.jsonl.gz", "wt") as file:
+        file.write(json.dumps({"body": "three"}))
+    table = pa.table({"content": [f"row {number}" for number in range(600)], "other": range(600)})
+    pyarrow.parquet.write_table(table, tmp_path / "z.parquet")
+    return tmp_path
+
+
+# --- the standard library -------------------------------------------------------------------------------------------
+
+
+def test_stdlib_splits_are_real_disjoint_and_sorted():
+    train, held_out = names("stdlib"), names("stdlib", "heldout")
+    assert held_out == sorted(HELD_OUT)
+    assert not set(train) & set(held_out)
+    assert train == sorted(train)
+    assert len(train) > 300
+    assert sum(map(len, texts("stdlib"))) > 5_000_000
+    assert {"ast.py", "asyncio/base_events.py", "json/decoder.py"} <= set(train)
+
+
+def test_stdlib_leaves_out_what_differs_between_machines():
+    for name in names("stdlib"):
+        parts = name.split("/")
+        assert not {"test", "tests", "site-packages", "idlelib", "tkinter", "__pycache__", "ensurepip"} & set(parts)
+        assert not parts[0].startswith(("_sysconfigdata", "config-"))
+
+
+@pytest.mark.parametrize("name", HELD_OUT)
+def test_held_out_files_are_long_documents(name):
+    (text,) = texts(f"stdlib:{name}")
+    assert len(text) > 80_000
+
+
+def test_stdlib_skips_unreadable_files(tmp_path, monkeypatch):
+    for name in HELD_OUT:
+        (tmp_path / name).write_text("x = 1\n")
+    (tmp_path / "latin.py").write_bytes(b"# \xff\xfe\n")
+    (tmp_path / "empty.py").write_text("\n")
+    (tmp_path / "fine.py").write_text("y = 2\n")
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "no.py").write_text("z = 3\n")
+    monkeypatch.setattr(sources.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert parse("stdlib").check() == []
+    assert names("stdlib") == ["fine.py"]
+
+
+def test_python_without_library_sources_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources.sysconfig, "get_path", lambda name: str(tmp_path / "python311.zip"))
+    (problem,) = parse("stdlib", "train_data").check()
+    assert problem.field == "train_data"
+    assert "without the sources" in problem.wrong
+    assert "inspect.py" in problem.wrong
+
+
+def test_stdlib_file_by_name():
+    assert names("stdlib:typing.py") == ["typing.py"] == names("stdlib:typing.py", "heldout")
+    (problem,) = parse("stdlib:typin.py").check()
+    assert "'typing.py'" in problem.remedy
+    assert parse("stdlib:").check()
+
+
+def test_stdlib_is_the_same_in_every_process():
+    """Neither the hash seed nor the locale decides the order."""
+    program = "from tape_ds.data.sources import parse; s = parse('stdlib'); print(s.fingerprint(), "
+    program += "[d.name for d in s.documents('train')])"
+    results = set()
+    for hash_seed, locale in (("1", "C"), ("77", "C.UTF-8")):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "LC_ALL": locale}
+        run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        results.add(run.stdout)
+    assert len(results) == 1
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_text_files_in_path_order(folder):
+    assert texts(f"text:{folder}/*.txt") == ["first", "second"]
+    assert names(f"text:{folder}/**/*.txt") == ["a.txt", "b.txt", "deep/c.txt"]
+    assert texts(f"text:{folder}/deep/c.txt") == ["third\nüé"]
+
+
+def test_relative_glob_and_home(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(folder))
+    assert names("text:*.txt") == ["a.txt", "b.txt"] == names("text:~/*.txt")
+
+
+def test_jsonl_lines_plain_and_compressed(folder):
+    assert texts(f"jsonl:{folder}/*.jsonl*#body") == ["one", "two", "three"]
+    assert names(f"jsonl:{folder}/*.jsonl*#body") == ["x.jsonl:1", "x.jsonl:3", "y.jsonl.gz:1"]
+
+
+def test_parquet_rows(folder):
+    assert texts(f"parquet:{folder}/z.parquet#content") == [f"row {number}" for number in range(600)]
+    assert names(f"parquet:{folder}/z.parquet#content")[599] == "z.parquet:599"
+
+
+def test_fingerprint_follows_contents_not_place(folder, tmp_path_factory):
+    before = parse(f"text:{folder}/*.txt").fingerprint()
+    elsewhere = tmp_path_factory.mktemp("copy")
+    for name in ("a.txt", "b.txt"):
+        (elsewhere / name).write_text((folder / name).read_text())
+    assert parse(f"text:{elsewhere}/*.txt").fingerprint() == before
+    (elsewhere / "b.txt").write_text("Second")  # the same size
+    assert parse(f"text:{elsewhere}/*.txt").fingerprint() != before
+    jsonl = f"jsonl:{folder}/x.jsonl"
+    assert parse(f"{jsonl}#body").fingerprint() != parse(f"{jsonl}#id").fingerprint()
+
+
+def test_large_files_are_identified_without_reading_them(folder, monkeypatch):
+    monkeypatch.setattr(sources, "_HASHED_WHOLE", 3)
+    identity = sources.file_identity(folder / "a.txt")
+    assert identity == f"5@{(folder / 'a.txt').stat().st_mtime_ns}"
+    os.utime(folder / "a.txt", ns=(1, 1))
+    assert sources.file_identity(folder / "a.txt") == "5@1"
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [('{"body": "cut', "x.jsonl:4 is not JSON"), ("[1]", "x.jsonl:4 is a list"), ('{"body": null}', "holds NoneType")],
+)
+def test_bad_line_is_named(folder, line, wrong):
+    with (folder / "x.jsonl").open("a") as file:
+        file.write(line)
+    assert parse(f"jsonl:{folder}/x.jsonl#body").check() == []
+    with pytest.raises(UserError, match=wrong) as caught:
+        texts(f"jsonl:{folder}/x.jsonl#body")
+    assert "x.jsonl:4" in str(caught.value)
+
+
+def test_text_that_is_not_utf8_is_named(folder):
+    (folder / "a.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(UserError, match=r"a\.txt is not UTF-8 \(byte 3\)"):
+        texts(f"text:{folder}/a.txt")
+
+
+# --- the hub --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Stands for the network: records the call and yields ten rows."""
+    calls = []
+
+    def load_dataset(*args, **kwargs):
+        calls.append((args, kwargs))
+        return ({"text": f"t{number}", "code": f"c{number}", "n": number} for number in range(10))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    return calls
+
+
+def test_hub_address_in_full(hub):
+    address = "hub:a/b.c@refs/convert/parquet:en.x:test[:3]#code"
+    assert parse(address).check() == []
+    assert texts(address) == ["c0", "c1", "c2"]
+    assert names(address)[2] == "a/b.c:test:2"
+    expected = {"split": "test", "revision": "refs/convert/parquet", "streaming": True}
+    assert hub == [(("a/b.c", "en.x"), expected)] * 2, "in particular, no trust_remote_code"
+
+
+def test_hub_defaults(hub):
+    assert len(texts("hub:squad")) == 10
+    texts("hub:squad", "heldout")
+    texts("hub:squad::dev")
+    assert [kwargs["split"] for _, kwargs in hub] == ["train", "validation", "dev"]
+    assert {args for args, _ in hub} == {("squad", None)}
+
+
+@pytest.mark.parametrize(
+    ("address", "remedy"),
+    [
+        ("hub:", "hub:NAME"),
+        ("hub:a/b/c", "hub:NAME"),
+        ("hub:a/b:train", "hub:a/b::train"),
+        ("hub:a/b::train[:0]", "N of 1 or more"),
+    ],
+)
+def test_hub_address_checked(address, remedy):
+    (problem,) = parse(address).check()
+    assert remedy in problem.remedy
+
+
+def test_hub_column_problems_name_the_remedy(hub):
+    with pytest.raises(UserError, match=r"did you mean 'text'\?"):
+        texts("hub:squad#txt")
+    with pytest.raises(UserError, match="squad:train:0: 'n' holds int"):
+        texts("hub:squad#n")
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("Dataset scripts are no longer supported"), ConnectionError("no network"), ValueError("Bad")]
+)
+def test_hub_failure_becomes_one_message(monkeypatch, error):
+    def load_dataset(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(UserError, match=str(error)):
+        texts("hub:squad")
+
+
+# --- tokenised folders ----------------------------------------------------------------------------------------------
+
+
+def test_arrow_folder_rows(tmp_path):
+    datasets.Dataset.from_dict({"input_ids": [[1, 2], [3]]}).save_to_disk(str(tmp_path / "ids"))
+    source = parse(f"arrow:{tmp_path}/ids")
+    assert source.check() == []
+    assert [(name, list(ids)) for name, ids in source.token_rows()] == [("ids:0", [1, 2]), ("ids:1", [3])]
+    with pytest.raises(TypeError, match="token ids"):
+        source.documents("train")
+
+
+def test_arrow_folder_checked(tmp_path):
+    def wrong(name):
+        (problem,) = parse(f"arrow:{tmp_path}/{name}").check()
+        return str(problem)
+
+    both = datasets.Dataset.from_dict({"text": ["a"]})
+    both.save_to_disk(str(tmp_path / "text"))
+    datasets.DatasetDict(train=both).save_to_disk(str(tmp_path / "dict"))
+    datasets.Dataset.from_dict({"input_ids": [1, 2]}).save_to_disk(str(tmp_path / "flat"))
+    datasets.Dataset.from_dict({"input_ids": [["a"]]}).save_to_disk(str(tmp_path / "letters"))
+    (tmp_path / "empty").mkdir()
+    assert "no such folder" in wrong("absent")
+    assert "not a saved dataset" in wrong("empty")
+    assert "no column 'input_ids'" in wrong("text")
+    assert f"arrow:{tmp_path}/dict/train" in wrong("dict")
+    assert "not a list of integers" in wrong("flat")
+    assert "not a list of integers" in wrong("letters")
+
+
+# --- wrong addresses ------------------------------------------------------------------------------------------------
+
+
+def test_unknown_kind_gets_a_close_match():
+    with pytest.raises(UserError, match=r"did you mean 'parquet'\?"):
+        parse("parqet:x#y")
+    with pytest.raises(UserError, match="not an address"):
+        parse("")
+
+
+def test_file_problems(folder):
+    def wrong(address):
+        return [problem.wrong for problem in parse(address.replace("DIR", str(folder))).check()]
+
+    assert wrong("text:DIR/*.md") == ["no file matches"]
+    assert wrong("text:DIR/absent.txt") == ["no such file"]
+    assert wrong("text:") == ["no such file"]
+    assert wrong("text:DIR/a.txt#body") == ["a text file has no '#field'"]
+    assert wrong("jsonl:DIR/absent") == ["no '#field' says which column holds the text", "no such file"]
+    assert wrong("jsonl:DIR/x.jsonl#bod") == ["x.jsonl has no column 'bod'"]
+    assert wrong("parquet:DIR/z.parquet#body") == ["z.parquet has no column 'body'"]
+    assert "cannot be read" in wrong("parquet:DIR/a.txt#body")[0]
+    assert "is not JSON" in wrong("jsonl:DIR/a.txt#body")[0]
+    (folder / "bad.gz").write_bytes(b"not gzip")
+    assert "cannot be read" in wrong("text:DIR/bad.gz")[0]
+
+
+def test_all_problems_at_once(folder):
+    with pytest.raises(UserError) as caught:
+        parse_all(["txt:a", f"text:{folder}/*.md", "stdlib:nope", f"jsonl:{folder}/none"], "train_data")
+    assert len(caught.value.problems) == 5
+    assert {problem.field for problem in caught.value.problems} == {"train_data"}
+    for bad in ([], "stdlib"):
+        with pytest.raises(UserError, match="not a list of addresses"):
+            parse_all(bad)
+
+
+def test_training_on_the_evaluation_is_refused(folder):
+    assert check_lists(["stdlib"], ["stdlib"]) == []
+    assert check_lists(["stdlib"], ["stdlib:typing.py", f"text:{folder}/a.txt"]) == []
+    (problem,) = check_lists(["stdlib"], ["stdlib:ast.py"])
+    assert (problem.field, problem.value) == ("eval_data", "stdlib:ast.py")
+    (problem,) = check_lists(["stdlib:typing.py"], ["stdlib"])
+    assert "'stdlib:typing.py'" in problem.wrong
+    (folder / "link.txt").symlink_to(folder / "a.txt")
+    (problem,) = check_lists([f"text:{folder}/a*"], [f"text:{folder}/link.txt"])
+    assert "also trained on" in problem.wrong
+    assert check_lists(["hub:x/y"], ["hub:x/y"]) == []
+    assert len(check_lists(["hub:x/y"], ["hub:x/y::train"])) == 1
+    assert len(check_lists(["txt:a"], [])) == 2

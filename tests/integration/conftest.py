@@ -1,0 +1,84 @@
+"""A tiny model on disk and the real launcher: what a user starts, in seconds."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = "\n".join(f"def function_{i}(value):\n    return value + {i}\n" for i in range(400))
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A launch that has ended."""
+
+    code: int
+    output: str
+
+
+def launch(script: str, *arguments: str, processes: int = 2, timeout: float = 300) -> Ended:
+    """``deepspeed --num_accelerators N script arguments`` as a user types it, on the CPU."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    environment = os.environ | {
+        "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    command = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", str(processes)]
+    ended = subprocess.run(
+        [*command, "--master_port", str(port), script, *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    return Ended(ended.returncode, re.sub(r"\x1b\[[0-9;]*m", "", ended.stdout))
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with ``model`` (a Llama of 64 positions with grouped heads, and a tokenizer) and ``text.txt``."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "text.txt").write_text(TEXT)
+    (folder / "held_out.txt").write_text(TEXT.replace("function", "routine"))
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    bpe.train_from_iterator(
+        [TEXT], trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", pad_token="</s>")
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=300,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=1,
+        initializer_range=0.1,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return folder

@@ -1,0 +1,92 @@
+"""Two real DeepSpeed ranks: what is trained under every ZeRO stage, and what survives it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tape_ds.model.configuration import TapeConfig
+from tape_ds.training import checkpoint
+from tests.integration.conftest import launch
+
+ZERO = (".position.attend.weight", ".position.expand.weight")
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """One launch for the whole module: its folder and what it printed."""
+    folder = tmp_path_factory.mktemp("engine")
+    ended = launch("tests/integration/workers/engine.py", "--folder", str(folder))
+    assert ended.code == 0, ended.output[-4000:]
+    return folder, ended.output
+
+
+@pytest.fixture(scope="module")
+def folder(launched) -> Path:
+    """Where the launch wrote."""
+    return launched[0]
+
+
+@pytest.fixture(scope="module")
+def everything(folder: Path) -> list[dict]:
+    """What each engine did."""
+    return json.loads((folder / "outcomes.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def outcomes(everything) -> list[dict]:
+    """What each engine did whose gradients were all finite."""
+    return [outcome for outcome in everything if not outcome["poisoned"]]
+
+
+def test_every_stage_ran(outcomes):
+    """ZeRO-1, 2 and 3, checkpointing on and off, bf16, LoRA and full training."""
+    ran = {(o["stage"], o["checkpointing"]) for o in outcomes if o["method"] == "tape" and not o["bf16"]}
+    assert ran == {(stage, checkpointing) for stage in (1, 2, 3) for checkpointing in (False, True)}
+    assert {"lora", "full"} < {o["method"] for o in outcomes}
+    assert {o["dtype"] for o in outcomes if o["bf16"]} == {"torch.bfloat16"}
+
+
+def test_exactly_the_named_parameters_move(outcomes):
+    """The published code's reentrant checkpointing cut every position update off from its gradient."""
+    for outcome in outcomes:
+        assert outcome["moved"] == outcome["trainable"], (outcome["stage"], outcome["checkpointing"], outcome["method"])
+        if outcome["method"] == "tape":
+            assert sum(".position." in name for name in outcome["moved"]) == 8  # 4 kinds in all layers but the last
+
+
+def test_zero_initialisation_survives_partitioning(outcomes):
+    """Under zero.Init a parameter that is zeroed while it is sharded keeps whatever memory held."""
+    for outcome in outcomes:
+        if outcome["method"] == "lora":
+            continue
+        assert len(outcome["fresh_zero"]) == 4 and all(name.endswith(ZERO) for name in outcome["fresh_zero"])
+        assert all(0.15 < std < 0.25 for name, std in outcome["fresh_std"].items() if name.endswith("gate.weight"))
+
+
+def test_stages_and_checkpointing_agree(outcomes):
+    """Sharding and recomputation are no part of the mathematics: same losses to 1e-4 in fp32."""
+    losses = [o["losses"] for o in outcomes if o["method"] == "tape" and not o["bf16"]]
+    for other in losses[1:]:
+        assert other == pytest.approx(losses[0], abs=1e-4)
+
+
+def test_positions_stay_distinct_under_the_engine(outcomes):
+    """The engine's cast to bf16 leaves 897 of 8,192 positions where frequencies are a parameter or a buffer."""
+    for outcome in outcomes:
+        assert outcome["distinct"] == {"8192": 8192, "131072": 131072}
+
+
+@pytest.mark.parametrize(
+    "name", ["trained-3-True-tape", "trained-3-True-lora", "trained-3-True-full", "trained-1-False-tape"]
+)
+def test_what_was_trained_loads_again(folder, name):
+    """Small for tape and lora, whole for full; never an empty tensor out of ZeRO-3."""
+    record = checkpoint.read_record(folder / name)
+    model = checkpoint.load_trained(folder / name)
+    assert isinstance(model.config, TapeConfig)
+    whole = sum(file.stat().st_size for file in (folder / "base").glob("*.safetensors"))
+    saved = sum(file.stat().st_size for file in (folder / name).glob("*.safetensors"))
+    assert saved > whole if record.method == "full" else saved < whole
+    merged = checkpoint.merge(folder / name)
+    assert all(parameter.numel() for parameter in merged.parameters())

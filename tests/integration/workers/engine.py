@@ -1,0 +1,183 @@
+"""Run by two ranks: trains a tiny model for a few steps under every ZeRO stage, checkpointing on and off.
+
+Writes one JSON with what the parent test asserts; rank 0 speaks for both, after both agreed.
+"""
+
+import argparse
+import gc
+import json
+import sys
+from pathlib import Path
+
+import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments, set_seed
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+from tape_ds.data.dataset import collate
+from tape_ds.model import convert
+from tape_ds.training import checkpoint, methods
+from tape_ds.training.callbacks import Progress
+from tape_ds.training.checkpoint import Record
+from tape_ds.training.environment import leave_process_group, prepare_process
+from tape_ds.training.trainer import ExtensionTrainer
+
+VOCABULARY, LENGTH = 61, 24
+
+
+class Settings:
+    """A method section: position updates, norms and embeddings."""
+
+    train_position = train_norms = train_embeddings = True
+    lora_r, lora_alpha, lora_dropout, lora_targets = 4, 8, 0.0, ["q_proj", "v_proj"]
+
+
+class Rows(torch.utils.data.Dataset):
+    """Fixed random rows; row i depends on i alone."""
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        ids = torch.randint(0, VOCABULARY, (LENGTH,), generator=torch.Generator().manual_seed(index))
+        return {
+            "input_ids": ids,
+            "labels": ids.clone(),
+            "position_ids": torch.arange(LENGTH),
+            "document_ids": torch.zeros(LENGTH, dtype=torch.int32),
+        }
+
+
+def base_folder(folder: Path) -> Path:
+    """A tiny random Llama with grouped heads, saved once by rank 0."""
+    base = folder / "base"
+    if PartialState().is_main_process:
+        torch.manual_seed(7)
+        config = LlamaConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=VOCABULARY,
+            initializer_range=0.2,
+        )
+        LlamaForCausalLM(config).save_pretrained(base)
+    PartialState().wait_for_everyone()
+    return base
+
+
+class Poisoned(ExtensionTrainer):
+    """The second rank's loss is not a number in the second step; the first rank's is fine."""
+
+    def compute_loss(self, *args, **kwargs):
+        """The loss, or NaN."""
+        loss = super().compute_loss(*args, **kwargs)
+        return loss * float("nan") if torch.distributed.get_rank() == 1 and self.state.global_step == 1 else loss
+
+
+def train(
+    folder: Path, base: Path, stage: int, checkpointing: bool, method: str, bf16: bool, poisoned: bool = False
+) -> dict:
+    """One engine from birth to death; returns what happened to its parameters."""
+    engine = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "bf16": {"enabled": "auto"},
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto", "torch_adam": True}},
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+    }
+    arguments = TrainingArguments(
+        output_dir=str(folder / f"run-{stage}-{checkpointing}-{method}"),
+        deepspeed=engine,
+        per_device_train_batch_size=2,
+        max_steps=4,
+        learning_rate=1e-2,
+        lr_scheduler_type="constant",
+        bf16=bf16,
+        use_cpu=True,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        gradient_checkpointing=checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+    )
+    set_seed(5)
+    config = convert.tape_config(convert.read_config(base), position_encoding="rope" if method == "lora" else "tape")
+    if method == "lora":
+        Settings.train_position = False
+    model = convert.load(base, config, dtype=torch.bfloat16 if bf16 else torch.float32)
+    everything = [name for name, _ in model.named_parameters()]
+    fresh = checkpoint.gather(model, everything)
+    prepared = methods.prepare(method, model, Settings)
+    Settings.train_position = True
+    record = Record(base=str(base), method=method, names=prepared.names)
+    trainer = (Poisoned if poisoned else ExtensionTrainer)(
+        record=record,
+        tokens_per_step=4 * LENGTH,
+        flops_per_token=1.0,
+        model=prepared.model,
+        args=arguments,
+        train_dataset=Rows(),
+        data_collator=collate,
+    )
+    trainer.add_callback(Progress(trainer, folder / f"metrics-{stage}-{poisoned}.jsonl"))
+    before = checkpoint.gather(trainer.model, [name for name, _ in trainer.model.named_parameters()])
+    trainer.train()
+    after = checkpoint.gather(trainer.model, [name for name, _ in trainer.model.named_parameters()])
+    moved = sorted(name for name in after if not torch.equal(after[name], before[name]))
+    bare = trainer.model.get_base_model() if method == "lora" else trainer.model
+    distinct = {}
+    for length in (8192, 131072):
+        start = bare.model.encoding.start(torch.arange(length)[None])[0, 0]
+        distinct[str(length)] = len(torch.unique(start, dim=0))
+    checkpoint.save_trained(folder / f"trained-{stage}-{checkpointing}-{method}", trainer.model, record)
+    outcome = {
+        "stage": stage,
+        "checkpointing": checkpointing,
+        "method": method,
+        "bf16": bf16,
+        "trainable": sorted(record.names),
+        "moved": moved,
+        "fresh_zero": sorted(n for n, t in fresh.items() if not t.any()),
+        "fresh_normal": sorted(n for n, t in fresh.items() if t.any() and ".position." in n),
+        "fresh_std": {n: t.float().std().item() for n, t in fresh.items() if ".position." in n},
+        "distinct": distinct,
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "poisoned": poisoned,
+        "skipped": trainer.skipped_steps,
+        "dtype": str(next(bare.parameters()).dtype),
+    }
+    trainer.accelerator.free_memory()
+    del trainer, model, prepared, bare
+    gc.collect()
+    unset_hf_deepspeed_config()
+    for state in (AcceleratorState, GradientState):
+        state._reset_state()
+    return outcome
+
+
+def main() -> int:
+    """All combinations, one after another."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--local_rank", type=int)
+    parser.add_argument("--folder", type=Path, required=True)
+    options = parser.parse_args()
+    prepare_process()
+    PartialState(cpu=True)
+    base = base_folder(options.folder)
+    plans = [(stage, checkpointing, "tape", False) for stage in (1, 2, 3) for checkpointing in (False, True)]
+    plans += [(3, True, "tape", True), (3, True, "lora", True), (3, True, "full", False)]
+    plans += [(stage, True, "tape", stage > 1, True) for stage in (1, 2, 3)]
+    outcomes = [train(options.folder, base, *plan) for plan in plans]
+    if torch.distributed.get_rank() == 0:
+        (options.folder / "outcomes.json").write_text(json.dumps(outcomes))
+    leave_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

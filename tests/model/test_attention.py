@@ -1,0 +1,234 @@
+"""``attend`` against a dense fp64 oracle: every backend, every route inside it, every mask, forward and gradients."""
+
+import itertools
+
+import pytest
+import torch
+
+from tape_ds.model import attention
+from tape_ds.model.attention import attend, attend_with_weights, available, choose
+
+# Which code answers a call depends on sizes; these thresholds make every route answer at tiny ones.
+ROUTES = {
+    "reference": ("reference", {}),
+    "sdpa": ("sdpa", {"QUERY_BLOCK": 3}),
+    "sdpa by document": ("sdpa", {"MASK_ENTRIES": 0, "QUERY_BLOCK": 2}),
+}
+PACKED = [[0, 0, 0, 1, 1, 1, 1, 2, 2], [5, 5, 5, 5, 5, 5, 7, 7, 7]]
+SCATTERED = [[0, 1, 0, 1, 1, 0, 2, 0, 2], [3, 3, -1, 3, 4, -1, 3, 4, 4]]
+LEFT = [[-1, -1, -1, 0, 0, 0, 0, 0, 0], [0] * 9]
+RIGHT = [[0, 0, 0, 0, 0, 0, -1, -1, -1], [0] * 9]
+HOLES = [[0, -1, 0, 0, -1, -1, 0, 0, -1], [-1] * 9]
+DOCUMENTS = {"none": None, "packed": PACKED, "scattered": SCATTERED, "left": LEFT, "right": RIGHT, "holes": HOLES}
+# Queries and the first one's place on an axis of 9 keys: a full pass, a cached chunk, a step, unused keys behind.
+PLACES = {"full": (9, 0), "chunk": (5, 4), "step": (1, 8), "unused end": (4, 2), "first of many": (1, 0)}
+
+
+@pytest.fixture(params=ROUTES)
+def backend(request, monkeypatch):
+    name, thresholds = ROUTES[request.param]
+    for threshold, value in thresholds.items():
+        monkeypatch.setattr(attention, threshold, value)
+    return name
+
+
+def inputs(queries=9, keys=9, heads=4, groups=2, key_width=6, value_width=12, dtype=torch.float32, batch=2):
+    shapes = ((heads, queries, key_width), (groups, keys, key_width), (groups, keys, value_width))
+    return [torch.randn(batch, *shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def oracle(q, k, v, causal, documents, offset):
+    """One query at a time, in fp64, over the keys that the definition allows."""
+    q, k, v = (x.double() for x in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    rows = []
+    for b in range(q.shape[0]):
+        ids = [0] * k.shape[2] if documents is None else documents[b]
+        for h in range(q.shape[1]):
+            for t in range(q.shape[2]):
+                place = t + offset
+                seen = [s for s in range(k.shape[2]) if ids[s] == ids[place] >= 0 and (s <= place or not causal)]
+                weights = torch.softmax(k[b, h // group, seen] @ q[b, h, t] * q.shape[-1] ** -0.5, dim=0)
+                rows.append(weights @ v[b, h // group, seen])
+    return torch.stack(rows).view(*q.shape[:3], v.shape[-1])
+
+
+def check(backend, q, k, v, causal=True, documents=None, offset=None, tolerance=2e-6):
+    """Output and all three gradients equal the oracle's; the tolerance is for fp32 numbers of order 1."""
+    ids = None if documents is None else torch.tensor(documents)
+    out = attend(q, k, v, causal=causal, document_ids=ids, offset=offset, backend=backend)
+    place = k.shape[2] - q.shape[2] if offset is None else offset
+    truth = oracle(q, k, v, causal, documents, place)
+    torch.testing.assert_close(out.double(), truth, rtol=0, atol=tolerance)
+    direction = torch.randn_like(out)
+    if not out.requires_grad:  # every query is padding: nothing was computed that could have a gradient
+        assert (out == 0).all()
+        return
+    mine = torch.autograd.grad(out, (q, k, v), direction)
+    theirs = torch.autograd.grad(truth, (q, k, v), direction.double())
+    for gradient, expected in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=4 * tolerance)
+
+
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("documents", DOCUMENTS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_every_mask_at_every_place(backend, places, documents, causal):
+    queries, offset = PLACES[places]
+    q, k, v = inputs(queries=queries)
+    check(backend, q, k, v, causal, DOCUMENTS[documents], offset)
+
+
+@pytest.mark.parametrize("value_width", [3, 6, 7, 12, 18])
+@pytest.mark.parametrize("heads, groups", [(4, 4), (6, 2), (5, 1)])
+@pytest.mark.parametrize("documents", [None, SCATTERED])
+def test_every_value_width_and_grouping(backend, value_width, heads, groups, documents):
+    """A value wider than the key is what TAPE needs; head h reads group h // (H / G), never h % G."""
+    q, k, v = inputs(queries=6, heads=heads, groups=groups, value_width=value_width)
+    check(backend, q, k, v, documents=documents)
+
+
+@pytest.mark.parametrize("length", [1, 2, 17, 65])
+def test_odd_lengths(backend, length):
+    check(backend, *inputs(queries=length, keys=length, key_width=10, value_width=20), tolerance=4e-6)
+
+
+def test_single_precision_is_the_only_error(backend):
+    """In fp64 every route is the oracle to 1e-13: what is left in fp32 is rounding."""
+    check(backend, *inputs(queries=5, dtype=torch.float64), documents=SCATTERED, tolerance=1e-13)
+
+
+def test_the_scale_can_be_given(backend):
+    q, k, v = inputs()
+    given = attend(q, k, v, scale=0.1, backend=backend)
+    torch.testing.assert_close(given, attend(q * 0.1 * 6**0.5, k, v, backend=backend), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("documents", ["left", "right", "holes", "scattered"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_nothing_leaves_padding(backend, documents, value):
+    """Whatever padding holds, real rows and all gradients are those of padding that holds zeros."""
+    ids = torch.tensor(DOCUMENTS[documents])
+    padding = (ids < 0)[:, None, :, None]
+    clean = inputs()
+    dirty = [x.detach().masked_fill(padding, value).requires_grad_() for x in clean]
+    direction = torch.randn(2, 4, 9, 12)
+    results = []
+    for tensors in (clean, dirty):
+        out = attend(*tensors, document_ids=ids, backend=backend)
+        results.append([out, *torch.autograd.grad(out, tensors, direction)])
+    for mine, expected in zip(results[1], results[0], strict=True):
+        assert mine.isfinite().all()
+        torch.testing.assert_close(mine, expected, rtol=0, atol=0)
+    assert (results[1][0].masked_select(padding) == 0).all()
+
+
+def test_later_keys_change_nothing_earlier(backend):
+    """A leak of the future is invisible in the loss until the model is used: it only looks too good."""
+    for documents in (None, torch.tensor(PACKED), torch.tensor(SCATTERED)):
+        q, k, v = (x.detach() for x in inputs())
+        before = attend(q, k, v, document_ids=documents, backend=backend)
+        k, v = k.clone(), v.clone()
+        k[:, :, 6:] += 3.0
+        v[:, :, 6:] -= 5.0
+        after = attend(q, k, v, document_ids=documents, backend=backend)
+        assert torch.equal(before[:, :, :6], after[:, :, :6])
+        assert not torch.equal(before, after)
+
+
+@pytest.mark.parametrize("documents", ["none", "left", "scattered"])
+@pytest.mark.parametrize("queries, offset", [(1, 4), (3, 2), (9, 0)])
+def test_an_offset_may_be_a_tensor(backend, queries, offset, documents):
+    """A static cache inside a compiled graph counts in a tensor; its unused keys lie behind the last query."""
+    ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents])
+    q, k, v = inputs(queries=queries)
+    number = attend(q, k, v, document_ids=ids, offset=offset, backend=backend)
+    tensor = attend(q, k, v, document_ids=ids, offset=torch.tensor(offset), backend=backend)
+    torch.testing.assert_close(number, tensor, rtol=0, atol=1e-6)
+
+
+def test_cuts_of_a_sequence_make_no_difference(backend):
+    """Chunked prefill: any cut into calls gives the rows of the one call."""
+    q, k, v = (x.detach() for x in inputs(queries=9))
+    whole = attend(q, k, v, backend=backend)
+    for cuts in ([0, 9], [0, 4, 9], [0, 1, 2, 5, 8, 9]):
+        parts = [
+            attend(q[:, :, start:stop], k[:, :, :stop], v[:, :, :stop], backend=backend)
+            for start, stop in itertools.pairwise(cuts)
+        ]
+        torch.testing.assert_close(torch.cat(parts, dim=2), whole, rtol=0, atol=1e-6)
+
+
+def test_half_precision_is_no_worse_than_plain_torch(backend):
+    """bf16: at most twice the error of the plain form in bf16."""
+    exact = inputs(dtype=torch.float64)
+    q, k, v = (x.detach().bfloat16() for x in exact)
+    truth = oracle(q, k, v, True, None, 0)
+    plain = torch.softmax(
+        (q @ k.repeat_interleave(2, 1).mT * 6**-0.5).masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf), -1
+    ) @ v.repeat_interleave(2, 1)
+    error = (attend(q, k, v, backend=backend).double() - truth).abs().max()
+    assert error <= 2 * (plain.double() - truth).abs().max()
+
+
+def test_every_route_is_really_taken(monkeypatch):
+    """The tests above mean nothing if their thresholds stop leading to the routes they are named after."""
+    taken = []
+
+    def watch(name):
+        route = getattr(attention, name)
+        monkeypatch.setattr(attention, name, lambda *arguments: taken.append(name) or route(*arguments))
+
+    for name in ("_sdpa_plain", "_sdpa_masked", "_sdpa_by_document"):
+        watch(name)
+    q, k, v = inputs()
+    attend(q, k, v, backend="sdpa")
+    attend(q, k, v, document_ids=torch.tensor(PACKED), backend="sdpa")
+    attend(q, k, v, offset=torch.tensor(0), backend="sdpa")
+    assert taken == ["_sdpa_plain", "_sdpa_masked", "_sdpa_masked"]
+    monkeypatch.setattr(attention, "MASK_ENTRIES", 0)
+    attend(q, k, v, document_ids=torch.tensor(PACKED), backend="sdpa")
+    assert taken[3:] == ["_sdpa_by_document"] + ["_sdpa_plain"] * 5
+
+
+def test_no_mask_grows_with_the_square_of_the_length(monkeypatch):
+    """Continuing a cache must stay within QUERY_BLOCK x S entries of mask: a 128k prefill in chunks would not fit."""
+    largest = []
+    monkeypatch.setattr(attention, "QUERY_BLOCK", 8)
+    allowed_keys = attention.allowed_keys
+
+    def spy(queries, *arguments):
+        largest.append(queries)
+        return allowed_keys(queries, *arguments)
+
+    monkeypatch.setattr(attention, "allowed_keys", spy)
+    attend(*inputs(queries=50, keys=60), backend="sdpa")
+    assert max(largest) == 8
+
+
+def test_weights_explain_the_output():
+    q, k, v = inputs()
+    out, weights = attend_with_weights(q, k, v, document_ids=torch.tensor(HOLES))
+    torch.testing.assert_close(weights @ v.repeat_interleave(2, 1), out)
+    real = torch.tensor(HOLES)[:, None, :] >= 0
+    torch.testing.assert_close(weights.sum(-1), real.expand(2, 4, 9).float())
+    assert (weights.triu(1) == 0).all()
+
+
+def test_queries_off_the_key_axis_are_refused(backend):
+    """They used to be answered with rows that meant nothing."""
+    for queries, offset in ((10, None), (3, 7), (3, -1)):
+        q, k, v = inputs(queries=queries)
+        with pytest.raises(ValueError, match="do not fit"):
+            attend(q, k, v, offset=offset, backend=backend)
+
+
+def test_the_dispatcher_says_what_it_picked(caplog):
+    choose.cache_clear()
+    with caplog.at_level("INFO", logger=attention.logger.name):
+        assert choose("auto", "cpu") == choose("auto", "cpu") == "sdpa"
+        assert choose("reference", "cpu") == "reference"
+    assert [record.message.split(" (")[0] for record in caplog.records] == ["attention: sdpa", "attention: reference"]
+    assert available() == ["reference", "sdpa"]
+    with pytest.raises(ValueError, match="did you mean 'sdpa'"):
+        choose("spda", "cpu")

@@ -1,0 +1,312 @@
+"""Conversion: nothing lost, nothing matched loosely, and the published code's own numbers reproduced."""
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from tape_ds.errors import UserError
+from tape_ds.model import convert
+from tests.model.helpers import HEADS, SIZES, tiny_config, tiny_model, tokens
+
+GOLDEN = Path(__file__).parents[1] / "assets" / "golden"
+VARIANTS = ["rope", "adape", "adamlp", "adattention"]
+TOLERANCE = 1e-5
+
+
+def golden(variant):
+    data = np.load(GOLDEN / f"{variant}.npz")
+    weights = {name[6:]: torch.from_numpy(data[name]) for name in data.files if name.startswith("param/")}
+    return data, ast.literal_eval(str(data["config"])), weights
+
+
+def renamed(name):
+    """The reference's parameter name as ours."""
+    for theirs, ours in (
+        (".pe.x_proj.", ".position.gate."),
+        (".pe.up_proj.", ".position.expand."),
+        (".pe.down_proj.", ".position.contract."),
+        (".post_attention_linear.", ".position.attend."),
+    ):
+        name = name.replace(theirs, ours)
+    return name
+
+
+def llama(heads="gqa", **changes):
+    return LlamaForCausalLM(LlamaConfig(**(SIZES | HEADS[heads] | changes))).eval()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_published_code_s_numbers(variant):
+    """Logits, loss and stored gradients of the original program, from its own weights."""
+    data, config, weights = golden(variant)
+    model = convert.from_reference(weights, config, variant)
+    ids = torch.from_numpy(data["input_ids"])
+    out = model(ids, labels=ids)
+    out.loss.backward()
+    np.testing.assert_allclose(out.logits.detach().numpy(), data["logits"], rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(out.loss.item(), data["loss"], rtol=0, atol=TOLERANCE)
+    compared = 0
+    for key in data.files:
+        if not key.startswith("grad/"):
+            continue
+        name = renamed(key[5:])
+        mine = model.get_parameter(name).grad
+        if ".attend." in name:  # the original adds a row's weights up: each column has the gradient of the sum
+            mine = mine[:, None].expand(-1, mine.shape[0])
+        np.testing.assert_allclose(mine.numpy(), data[key], rtol=0, atol=TOLERANCE)
+        compared += 1
+    assert compared == {"rope": 1, "adape": 5, "adamlp": 4, "adattention": 2}[variant]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_reference_keys_are_matched_strictly(variant):
+    """Each change of the weights is named; a silent mismatch would look like bad training."""
+    _, config, weights = golden(variant)
+    first = "model.layers.0.mlp.gate_proj.weight"
+    position = [name for name in weights if ".layers.0.pe." in name or ".layers.0.post_attention_linear" in name]
+    for absent in ["lm_head.weight", first, *position]:
+        with pytest.raises(UserError, match=rf"missing: .*{re.escape(renamed(absent))}"):
+            convert.from_reference({name: x for name, x in weights.items() if name != absent}, config, variant)
+    with pytest.raises(UserError, match=r"without a place: model\.layers\.7\.mlp\.x"):
+        convert.from_reference(weights | {"model.layers.7.mlp.x": torch.ones(1)}, config, variant)
+    with pytest.raises(UserError, match=r"of another shape: model\.layers\.0\.mlp\.gate_proj\.weight"):
+        convert.from_reference(weights | {first: torch.ones(3, 3)}, config, variant)
+
+
+def test_a_wrong_rank_or_variant_is_named():
+    _, config, weights = golden("adape")
+    with pytest.raises(UserError, match=r"of another shape: .*position\.contract"):
+        convert.from_reference(weights, config | {"position_size": 17}, "adape")
+    with pytest.raises(UserError, match="one of: adamlp, adape, adattention, rope"):
+        convert.from_reference(weights, config, "adarope")
+    with pytest.raises(UserError, match="without a place"):
+        convert.from_reference(weights, config, "adamlp")
+
+
+def test_reference_configurations_are_read_strictly():
+    """A size left out, a scaling or a base that is not ours: each would load, and compute something else."""
+    _, config, weights = golden("adape")
+    with pytest.raises(UserError) as caught:
+        convert.from_reference(weights, {}, "adape")
+    assert {"config.position_size", "config.hidden_size"} <= {problem.field for problem in caught.value.problems}
+    with pytest.raises(UserError, match="not the frequencies of"):
+        convert.from_reference(weights, config | {"rope_theta": 5e5}, "adape")
+    with pytest.raises(UserError, match="to which it is tied"):
+        convert.from_reference(weights, config | {"tie_word_embeddings": True}, "adape")
+
+
+def test_reference_scaling_is_translated():
+    """Its TAPE divides positions by the factor whatever the type says; its rope does so for ``linear`` alone."""
+    for variant, kind in (("adape", "yarn"), ("adattention", "linear"), ("rope", "linear")):
+        _, config, weights = golden(variant)
+        scaled = convert.from_reference(weights, config | {"rope_scaling": {"type": kind, "factor": 2.0}}, variant)
+        plain = convert.from_reference(weights, config, variant)
+        ids = tokens(1, 20)
+        half = plain.model.encoding.start(torch.arange(20)[None] * 0.5)
+        assert torch.equal(scaled.model.encoding.start(torch.arange(20)[None]), half)
+        assert not torch.equal(scaled(ids).logits, plain(ids).logits)
+    _, config, weights = golden("rope")
+    with pytest.raises(UserError, match="only linear scaling is reproduced"):
+        convert.from_reference(weights, config | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope")
+    other_base = convert.from_reference(weights, config | {"rope_theta": 5e5}, "rope")
+    assert other_base.config.rope_parameters["rope_theta"] == 10_000.0
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("encoding", ["rope", "tape"])
+def test_a_saved_llama_loads_as_itself(tmp_path, heads, tied, encoding):
+    model = llama(heads, tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path)
+    config = convert.tape_config(convert.read_config(tmp_path), position_encoding=encoding)
+    ours = convert.load(tmp_path, config)
+    assert (ours.lm_head.weight is ours.model.embed_tokens.weight) == tied
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, ours.state_dict()[name])
+    ids = tokens(2, 33)
+    torch.testing.assert_close(ours(ids).logits, model(ids).logits, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("rope_type", ["default", "yarn", "llama3"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_there_and_back_is_bit_exact(tmp_path, tied, rope_type):
+    """The Llama that comes back works at once and after saving: same weights, same logits to the last bit."""
+    scaled = {"factor": 2.0, "original_max_position_embeddings": 32}
+    parameters = {
+        "default": {},
+        "yarn": scaled,
+        "llama3": scaled | {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    }[rope_type] | {"rope_type": rope_type, "rope_theta": 10_000.0}
+    model = llama(tie_word_embeddings=tied, rope_parameters=parameters)
+    model.save_pretrained(tmp_path / "llama")
+    config = convert.tape_config(convert.read_config(tmp_path / "llama"), position_encoding="rope")
+    back = convert.to_llama(convert.load(tmp_path / "llama", config))
+    back.save_pretrained(tmp_path / "back")
+    ids = tokens(2, 20)
+    for other in (back, LlamaForCausalLM.from_pretrained(tmp_path / "back")):
+        assert torch.equal(other(ids).logits, model(ids).logits)
+        assert all(torch.equal(x, other.state_dict()[name]) for name, x in model.state_dict().items())
+        assert type(other.config) is LlamaConfig and other.config.model_type == "llama"
+    ignored = {"_name_or_path", "architectures", "transformers_version"}
+    mine, theirs = ({k: v for k, v in x.config.to_dict().items() if k not in ignored} for x in (back, model))
+    assert mine == theirs
+
+
+def test_tape_is_no_llama():
+    with pytest.raises(UserError, match="only a rope model is a plain Llama"):
+        convert.to_llama(tiny_model())
+
+
+def test_every_llama_field_is_kept():
+    rope = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 32}
+    rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    source = LlamaConfig(
+        **(SIZES | HEADS["gqa"]),
+        rope_parameters=rope,
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+        attention_bias=True,
+        mlp_bias=True,
+        rms_norm_eps=3e-5,
+        pad_token_id=0,
+        use_cache=False,
+    )
+    config = convert.tape_config(source, position_encoding="rope")
+    assert config.model_type == "tape"
+    ignored = {"model_type", "architectures", "transformers_version", "_name_or_path"}
+    for name, value in source.to_dict().items():
+        assert name in ignored or config.to_dict()[name] == value, name
+    again = convert.tape_config(config, state_dtype="float32")
+    assert (again.position_encoding, again.state_dtype) == ("rope", "float32")
+    config.rope_parameters["factor"] = 16.0
+    assert source.rope_parameters["factor"] == 8.0
+
+
+def test_a_wrong_change_is_named():
+    with pytest.raises(UserError, match="no field of TapeConfig"):
+        convert.tape_config(LlamaConfig(), positon_encoding="rope")
+    with pytest.raises(UserError, match="did you mean 'rope'"):
+        convert.tape_config(LlamaConfig(), position_encoding="ropee")
+
+
+SMALL = {k: SIZES[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")} | HEADS["gqa"]
+FOREIGN = {
+    "gpt2": (GPT2LMHeadModel, GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=61), ["'gpt2'", "rms_norm_eps"]),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SMALL), ["'qwen2'"]),
+    "sliding": (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=16), ["a sliding window of 16"]),
+    "gelu": (LlamaForCausalLM, LlamaConfig(**SMALL, hidden_act="gelu"), ["activation is 'gelu'"]),
+    "dynamic": (
+        LlamaForCausalLM,
+        LlamaConfig(**SMALL, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+        ["rope_type is 'dynamic'"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_foreign_architecture_is_refused_with_what_differs(tmp_path, name):
+    architecture, config, words = FOREIGN[name]
+    architecture(config).save_pretrained(tmp_path)
+    for refused in (
+        lambda: convert.tape_config(convert.read_config(tmp_path)),
+        lambda: convert.load(tmp_path, tiny_config()),
+    ):
+        with pytest.raises(UserError) as caught:
+            refused()
+        assert all(word in str(caught.value) for word in ["not Llama-shaped", *words])
+
+
+def test_a_quantised_checkpoint_is_refused(tmp_path):
+    llama().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="weights are quantised"):
+        convert.tape_config(convert.read_config(tmp_path))
+
+
+def test_mistral_without_a_window_is_a_llama(tmp_path):
+    model = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None)).eval()
+    model.save_pretrained(tmp_path)
+    ours = convert.load(tmp_path, convert.tape_config(convert.read_config(tmp_path)))
+    ids = tokens(1, 20)
+    torch.testing.assert_close(ours(ids).logits, model(ids).logits, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize(
+    "content", [None, "{}", "{broken", '{"model_type": "nonesuch"}', '{"model_type": "tape", "head_dim": 7}']
+)
+def test_an_unreadable_source_is_a_user_error(tmp_path, content):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UserError):
+        convert.read_config(tmp_path)
+
+
+def change_weights(folder, change):
+    """Rewrite the folder's weights by ``change(tensors)``."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda x: x.pop("model.norm.weight"), r"missing: model\.norm\.weight"),
+        (lambda x: x.update(extra=torch.ones(1)), "without a place: extra"),
+        (
+            lambda x: x.update({"model.norm.weight": torch.ones(5)}),
+            r"another shape: model\.norm\.weight \[5\], not \[32\]",
+        ),
+    ],
+)
+def test_a_damaged_llama_is_refused(tmp_path, change, words):
+    """transformers would fill the gap with random numbers and train on."""
+    llama().save_pretrained(tmp_path)
+    change_weights(tmp_path, change)
+    with pytest.raises(UserError, match=words):
+        convert.load(tmp_path, convert.tape_config(AutoConfig.from_pretrained(tmp_path)))
+
+
+def test_one_lost_position_update_is_refused(tmp_path):
+    """A kind of update may be absent (it starts at zero effect), but not in one layer alone."""
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    change_weights(tmp_path, lambda x: x.pop("model.layers.1.position.attend.weight"))
+    with pytest.raises(UserError, match=r"missing: model\.layers\.1\.position\.attend\.weight$|missing: .*attend"):
+        convert.load(tmp_path, model.config)
+    change_weights(tmp_path, lambda x: x.pop("model.layers.0.position.attend.weight"))
+    loaded = convert.load(tmp_path, model.config)
+    assert (loaded.model.layers[0].position.attend.weight == 0).all()
+    assert torch.equal(loaded.model.layers[0].position.gate.weight, model.model.layers[0].position.gate.weight)
+
+
+def test_another_form_of_update_is_refused(tmp_path):
+    tiny_model(encoding="mix").save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"attend\.weight \[2, 4\], not \[4\]"):
+        convert.load(tmp_path, tiny_config(encoding="scale"))
+
+
+def test_stored_frequencies_of_old_checkpoints_are_recomputed(tmp_path):
+    """Llama 2's files on the hub hold ``rotary_emb.inv_freq`` in every layer; they follow from the configuration."""
+    llama().save_pretrained(tmp_path)
+    change_weights(tmp_path, lambda x: x.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}))
+    convert.load(tmp_path, convert.tape_config(convert.read_config(tmp_path)))

@@ -1,0 +1,190 @@
+"""Loss by position against the whole logits, computed at once."""
+
+import json
+import math
+
+import pytest
+import torch
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tape_ds.scoring import loss_by_position
+from tape_ds.scoring.loss_by_position import SpanLosses, score
+
+VOCABULARY = 101
+
+
+def tiny_llama(tied=False, **changes):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        initializer_range=0.2,
+        **changes,
+    )
+    return LlamaForCausalLM(config)
+
+
+def document(length, seed=0):
+    return torch.randint(0, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def direct(model, ids_1T, span):
+    """Means and counts per span from the full logits."""
+    was_training = model.training
+    logits_TV = model.eval()(ids_1T).logits[0].double()
+    model.train(was_training)
+    losses = nn.functional.cross_entropy(logits_TV[:-1], ids_1T[0, 1:], reduction="none")
+    spans = {}
+    for target, loss in enumerate(losses.tolist(), 1):
+        spans.setdefault(target // span, []).append(loss)
+    return [sum(part) / len(part) for part in spans.values()], [len(part) for part in spans.values()], losses.mean()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("length", "span", "chunk"),
+    [(128, 32, 1024), (128, 32, 16), (131, 32, 7), (129, 32, 128), (64, 64, 64), (50, 64, 1), (2, 2, 5), (97, 10, 13)],
+)
+def test_equals_the_full_logits(length, span, chunk, tied):
+    model, ids_1T = tiny_llama(tied), document(length)
+    found = score(model, ids_1T, span, chunk)
+    nll, counts, mean = direct(model, ids_1T, span)
+    assert found.starts == tuple(range(0, length, span))
+    assert list(found.counts) == counts
+    assert sum(found.counts) == length - 1
+    torch.testing.assert_close(torch.tensor(found.nll), torch.tensor(nll), atol=1e-5, rtol=0)
+    assert found.mean == pytest.approx(float(mean), abs=1e-5)
+
+
+def test_target_counts_in_its_own_span():
+    """Only the loss of the target at position 8 may change when token 8 alone is another; it opens the second span."""
+    model, ids_1T = tiny_llama(), document(9)
+    other_1T = ids_1T.clone()
+    other_1T[0, 8] = (other_1T[0, 8] + 1) % VOCABULARY
+    one, other = score(model, ids_1T, 8), score(model, other_1T, 8)
+    assert one.counts == (7, 1)
+    assert one.nll[0] == other.nll[0]
+    assert one.nll[1] != other.nll[1]
+
+
+def test_logits_are_bounded_and_no_grad_is_kept():
+    model = tiny_llama()
+    shapes, graphs = [], []
+
+    def note(module, inputs, output):
+        shapes.append(output.shape)
+        graphs.append(output.grad_fn)
+
+    model.lm_head.register_forward_hook(note)
+    score(model, document(100), 32, chunk=16)
+    assert max(shape.numel() for shape in shapes) == 16 * VOCABULARY
+    assert graphs == [None] * 7
+
+
+def test_modes_are_restored_one_by_one():
+    model = tiny_llama(attention_dropout=0.5)
+    model.train()
+    model.model.layers[1].eval()
+    before = [module.training for module in model.modules()]
+    ids_1T = document(40)
+    assert score(model, ids_1T, 8) == score(model, ids_1T, 8), "dropout must be off"
+    assert [module.training for module in model.modules()] == before
+    assert any(before)
+    assert not all(before)
+
+
+def test_modes_are_restored_after_an_error(monkeypatch):
+    model = tiny_llama().train()
+    monkeypatch.setattr(loss_by_position, "_target_losses", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        score(model, document(9), 4)
+    assert all(module.training for module in model.modules())
+
+
+def test_bfloat16_is_scored_from_fp32_sums():
+    model, ids_1T = tiny_llama(), document(96)
+    exact = score(model, ids_1T, 32)
+    rounded = score(model.bfloat16(), ids_1T, 32)
+    assert rounded.nll == pytest.approx(exact.nll, rel=0.02)
+    assert rounded.nll != exact.nll
+
+
+def test_peft_model_is_scored_with_its_adapter():
+    model, ids_1T = tiny_llama(), document(70)
+    plain = score(model, ids_1T, 16)
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    found = score(adapted, ids_1T, 16, chunk=9)
+    assert found.nll == pytest.approx(direct(adapted, ids_1T, 16)[0], abs=1e-5)
+    assert found.nll != pytest.approx(plain.nll, abs=1e-3)
+    wrapper = nn.Module()
+    wrapper.module = adapted
+    assert score(wrapper, ids_1T, 16, chunk=9) == found
+
+
+def test_refusals():
+    model = tiny_llama()
+    for ids, span, chunk, wrong in (
+        (document(9)[0], 4, 4, "shape"),
+        (document(9).repeat(2, 1), 4, 4, "shape"),
+        (document(1), 4, 4, "shape"),
+        (document(9), 1, 4, "span = 1"),
+        (document(9), 4, 0, "chunk = 0"),
+        (document(9) + VOCABULARY, 4, 4, "vocabulary of 101"),
+    ):
+        with pytest.raises(ValueError, match=wrong):
+            score(model, ids, span, chunk)
+    with pytest.raises(ValueError, match="not a causal LM"):
+        score(model.model, document(9), 4)
+    with pytest.raises(ValueError, match="learned prompts"):
+        score(
+            get_peft_model(tiny_llama(), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)),
+            document(9),
+            4,
+        )
+    model.config.final_logit_softcapping = 30.0
+    with pytest.raises(ValueError, match="softcapping"):
+        score(model, document(9), 4)
+
+
+# --- SpanLosses -----------------------------------------------------------------------------------------------------
+
+
+def test_golden_merge_and_means():
+    """Worked by hand; the shorter document has no third span and a short second one."""
+    long = SpanLosses(4, (0, 4, 8), (3.0, 2.0, 1.0), (3, 4, 4))
+    short = SpanLosses(4, (0, 4), (6.0, 4.0), (3, 1))
+    both = SpanLosses.merge([short, long])
+    assert both == SpanLosses(4, (0, 4, 8), (4.5, 2.4, 1.0), (6, 5, 4))
+    assert both.mean == pytest.approx((27 + 12 + 4) / 15)
+    assert long.mean_between(4) == 1.5
+    assert long.mean_between(0, 8) == pytest.approx(17 / 7)
+    assert long.mean_between(8, 9) == 1.0
+    with pytest.raises(ValueError, match="no span starts"):
+        long.mean_between(9)
+    with pytest.raises(ValueError, match="share one span"):
+        SpanLosses.merge([long, SpanLosses(8, (0,), (1.0,), (7,))])
+    with pytest.raises(ValueError, match="share one span"):
+        SpanLosses.merge([])
+
+
+def test_merge_of_documents_is_the_mean_over_tokens():
+    model = tiny_llama()
+    parts = [document(length, seed=length) for length in (40, 25, 33)]
+    merged = SpanLosses.merge(score(model, part, 16) for part in parts)
+    total = sum(float(direct(model, part, 16)[2]) * (part.shape[1] - 1) for part in parts)
+    assert merged.mean == pytest.approx(total / (40 + 25 + 33 - 3), abs=1e-5)
+
+
+def test_json_round_trip():
+    losses = SpanLosses(4, (0, 4), (math.pi, 2.0), (3, 1))
+    assert SpanLosses.from_dict(json.loads(json.dumps(losses.to_dict()))) == losses
+    assert losses.to_dict()["mean"] == losses.mean

@@ -1,0 +1,141 @@
+"""The house keeps its plan: which room may import which, what none of them may, what every file opens with."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = ("launchers", "evaluation", "tools")
+
+# For each room under tape_ds/, the rooms and single files it may import; arrows point one way.
+MAY_IMPORT = {
+    "errors": set(),
+    "results": {"errors"},
+    "kernels": {"errors"},
+    "model": {"kernels", "errors"},
+    "data": {"model", "errors"},
+    "parallel": {"model", "kernels", "errors"},
+    "scoring": {"data", "model", "errors"},
+    "training": {"scoring", "data", "parallel", "model", "errors", "results"},
+    "__init__": {"model", "errors"},
+}
+# The model is told about parallelism, adapters and trackers from outside.
+FORBIDDEN = ("deepspeed", "torch.distributed", "peft", "wandb")
+
+
+def sources(*folders):
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def room_of(path):
+    """The room a file of the package belongs to: its folder's name, or its own for a file beside the rooms."""
+    parts = path.relative_to(ROOT / "tape_ds").with_suffix("").parts
+    return parts[0]
+
+
+def imported_names(tree, package):
+    """Dotted name of everything a module imports, wherever in the file, and of every ``torch.distributed`` it uses."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            yield origin
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield f"{node.value.id}.{node.attr}"
+
+
+def imports_of(path):
+    package = ".".join(path.relative_to(ROOT).with_suffix("").parts[:-1])
+    return set(imported_names(ast.parse(path.read_text()), package))
+
+
+def against_the_arrows(path):
+    """Names of our own that the file at ``path`` imports and its room may not."""
+    room = room_of(path)
+    allowed = MAY_IMPORT[room] | {room}
+    wrong = []
+    for name in imports_of(path):
+        first, _, rest = name.partition(".")
+        target = rest.split(".")[0]
+        outside = first in SCRIPTS or first == "tests"
+        if outside or (first == "tape_ds" and target in MAY_IMPORT and target not in allowed):
+            wrong.append(name)
+    return wrong
+
+
+def test_every_room_has_its_arrows():
+    unknown = {room_of(path) for path in sources("tape_ds")} - set(MAY_IMPORT)
+    assert not unknown, f"say in MAY_IMPORT what {unknown} may import"
+
+
+@pytest.mark.parametrize("path", sources("tape_ds"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_arrows_point_one_way(path):
+    assert against_the_arrows(path) == []
+
+
+@pytest.mark.parametrize(
+    "path", sources("tape_ds/model", "tape_ds/kernels"), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_model_and_kernels_know_nothing_of_training(path):
+    names = imports_of(path)
+    assert [name for name in names for bad in FORBIDDEN if name == bad or name.startswith(bad + ".")] == []
+
+
+@pytest.mark.parametrize("code", ["import deepspeed as d", "from torch import distributed", "torch.distributed.x"])
+def test_the_search_for_forbidden_imports_finds_them(code):
+    names = imported_names(ast.parse(f"def f():\n    {code}\n"), "tape_ds.model")
+    assert set(names) & {"deepspeed", "torch.distributed"}
+
+
+def test_the_search_follows_relative_imports():
+    names = set(imported_names(ast.parse("from ..training import trainer\nfrom .llama import X"), "tape_ds.model"))
+    assert {"tape_ds.training", "tape_ds.model.llama"} <= names
+
+
+@pytest.mark.parametrize("path", sources("tape_ds", "tests", *SCRIPTS), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_opens_with_a_docstring(path):
+    assert ast.get_docstring(ast.parse(path.read_text())), "say in one line what the file is and why"
+
+
+IMPORT_ALL = """
+import importlib, pkgutil, socket, sys
+
+def refuse(*arguments, **options):
+    raise OSError("an import touched the network")
+
+socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
+for name in ("flash_attn", "liger_kernel"):
+    sys.modules[name] = None
+
+import tape_ds
+for module in pkgutil.walk_packages(tape_ds.__path__, "tape_ds."):
+    importlib.import_module(module.name)
+"""
+
+IMPORT_MODEL = """
+import sys
+import tape_ds, tape_ds.model
+print([name for name in ("deepspeed", "peft", "wandb", "tape_ds.training", "tape_ds.data") if name in sys.modules])
+"""
+
+
+def run(code):
+    environment = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def test_everything_imports_without_gpu_network_or_optional_packages():
+    done = run(IMPORT_ALL)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_the_model_pulls_in_no_training_library():
+    done = run(IMPORT_MODEL)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,129 @@
+"""The schema of stored results: complete or absent on disk, checked when read, free of credentials."""
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tape_ds import results
+from tape_ds.errors import UserError
+
+
+def make(**changes):
+    return dataclasses.replace(results.collect(command=["launch"], seed=7), **changes)
+
+
+def test_saved_and_loaded_result_is_the_same(tmp_path):
+    started = results.collect(
+        command=["extend_llama.py", "--recipe", "demo"],
+        seed=1,
+        config={"window": 1024, "folder": Path("/data"), "rates": (0.1, 0.2)},
+        data={"stdlib": "abc"},
+        processes=2,
+    )
+    finished = started.finish({"loss": 2.5, "spans": np.array([1.0, 2.0]), "steps": np.int64(3)})
+    path = results.save(finished, tmp_path / "new" / "run.json")
+    assert results.load(path) == finished
+    assert finished.figures == {"loss": 2.5, "spans": [1.0, 2.0], "steps": 3}
+    assert finished.config == {"window": 1024, "folder": "/data", "rates": [0.1, 0.2]}
+    assert finished.started <= finished.finished and finished.started.endswith("+00:00")
+
+
+def test_collect_names_versions_and_hardware():
+    collected = results.collect(command=["x"], processes=2)
+    assert collected.versions["torch"].startswith("2.")
+    assert "pytest" not in collected.versions
+    assert collected.hardware["processes"] == 2
+    assert collected.hardware["cores"] >= 1
+    assert collected.hardware["memory_bytes"] > 2**20
+    assert collected.finished is None
+
+
+def test_figures_that_are_not_finite_survive_in_valid_json(tmp_path):
+    path = results.save(make().finish({"loss": math.nan, "worst": [math.inf, -math.inf]}), tmp_path / "r.json")
+    json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    figures = results.load(path).figures
+    assert math.isnan(figures["loss"])
+    assert figures["worst"] == [math.inf, -math.inf]
+
+
+def test_environment_and_credentials_are_never_stored(tmp_path, monkeypatch):
+    monkeypatch.setenv("TAPE_TEST_VARIABLE", "environment-canary")
+    token = "hf_" + "a" * 30
+    collected = results.collect(
+        command=["x", "--hub_token", "canary-1", "--hub_token=canary-2", f"--note=see {token}", "--window", "1024"],
+        config={"hub_token": "canary-3", "nested": [{"api_key": "canary-4"}], "note": token, "min_document_tokens": 5},
+    )
+    text = results.save(collected, tmp_path / "r.json").read_text()
+    assert "canary" not in text and token not in text
+    assert collected.command[-2:] == ["--window", "1024"]
+    assert collected.config["min_document_tokens"] == 5
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_scrap(tmp_path, monkeypatch):
+    path = results.save(make(seed=1), tmp_path / "r.json")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        results.save(make(seed=2), path)
+    assert results.load(path).seed == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_load_names_everything_that_is_wrong_at_once(tmp_path):
+    path = results.save(make(), tmp_path / "r.json")
+    content = json.loads(path.read_text())
+    content["seed"] = "seven"
+    content["figure"] = content.pop("figures")
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError) as caught:
+        results.load(path)
+    assert {problem.field for problem in caught.value.problems} == {"seed", "figures", "figure"}
+    assert "did you mean 'figures'" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"schema": 99}', '{"schema": 1, "seed"'])
+def test_load_refuses_what_is_not_a_result(tmp_path, text):
+    path = tmp_path / "r.json"
+    path.write_text(text)
+    with pytest.raises(UserError):
+        results.load(path)
+
+
+def test_load_refuses_a_missing_file(tmp_path):
+    with pytest.raises(UserError, match="No such file"):
+        results.load(tmp_path / "none.json")
+
+
+def git(folder, *arguments):
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
+
+
+def test_commit_of_a_checkout_clean_dirty_and_outside(tmp_path):
+    assert results.commit(tmp_path) is None
+    git(tmp_path, "init")
+    assert results.commit(tmp_path) is None  # no commit yet
+    (tmp_path / "code.py").write_text("a = 1\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "first")
+    clean = results.commit(tmp_path)
+    assert clean is not None and len(clean["hash"]) == 40 and clean["dirty"] is False
+    (tmp_path / "code.py").write_text("a = 2\n")
+    assert results.commit(tmp_path) == {"hash": clean["hash"], "dirty": True}
+
+
+def test_commit_of_somebody_elses_repository_is_not_reported(tmp_path):
+    git(tmp_path, "init")
+    git(tmp_path, "commit", "--allow-empty", "-m", "theirs")
+    inside = tmp_path / ".venv" / "site-packages"
+    inside.mkdir(parents=True)
+    assert results.commit(inside) is None

@@ -1,0 +1,249 @@
+"""The files of ds_configs: DeepSpeed takes them, transformers fills them, and our table of keys is DeepSpeed's."""
+
+import argparse
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tape_ds.model.configuration import TapeConfig
+from tape_ds.model.llama import TapeForCausalLM
+from tape_ds.training import deepspeed_config, deepspeed_schema, memory
+from tape_ds.training.arguments import load
+
+FILES = sorted(deepspeed_config.FOLDER.glob("*.json"))
+
+
+@pytest.fixture(autouse=True)
+def no_deepspeed_left_behind():
+    """transformers keeps the last configuration in a module; later tests must not see it."""
+    yield
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()
+
+
+def filled(name, hidden_size=4096):
+    """The file ``name`` as transformers hands it to DeepSpeed, for one process and a batch of 2 x 4."""
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+
+    config = deepspeed_config.read(name, [])
+    trainer = argparse.Namespace(
+        world_size=1,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4,
+        max_grad_norm=1.0,
+        learning_rate=1e-4,
+        adam_beta1=0.9,
+        adam_beta2=0.999,
+        adam_epsilon=1e-8,
+        weight_decay=0.0,
+        save_on_each_node=False,
+        fp16=False,
+        fp16_full_eval=False,
+        bf16=True,
+        bf16_full_eval=False,
+        get_warmup_steps=lambda steps: 5,
+    )
+    wrapped = HfTrainerDeepSpeedConfig(config)
+    wrapped.trainer_config_process(trainer)
+    model = SimpleNamespace(config=SimpleNamespace(hidden_size=hidden_size))
+    wrapped.trainer_config_finalize(trainer, model, num_training_steps=100)
+    return wrapped.config
+
+
+def autos(config):
+    """Every value in a nested mapping that is still "auto"."""
+    nested = [autos(value) for value in config.values() if isinstance(value, dict)]
+    return [key for key, value in config.items() if value == "auto"] + [key for keys in nested for key in keys]
+
+
+def test_the_four_files_are_there():
+    assert [path.stem for path in FILES] == ["zero1", "zero2", "zero3", "zero3_offload"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_deepspeed_takes_the_filled_file(path):
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    config = filled(path.stem)
+    assert autos(config) == []
+    parsed = DeepSpeedConfig(config)
+    assert parsed.zero_optimization_stage == int(path.stem[4])
+    assert (parsed.train_batch_size, parsed.gradient_accumulation_steps) == (8, 4)
+    assert parsed.gradient_clipping == 1.0
+    assert parsed.bfloat16_config.enabled and not parsed.float16_config.enabled
+    assert parsed.optimizer_name is None and parsed.scheduler_name is None
+    assert parsed.zero_allow_untested_optimizer  # the trainer's AdamW is not one of DeepSpeed's
+    assert parsed.zero_config.reduce_bucket_size <= 200_000_000
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_has_no_problem_of_its_own(path):
+    problems = []
+    config = deepspeed_config.read(path.stem, problems)
+    assert problems == []
+    assert list(deepspeed_config.check_itself(config)) == []
+    assert json.loads(path.read_text()) == config, "shared values are written out, not left to completion"
+
+
+def test_stage_3_buckets_follow_the_hidden_size():
+    zero = filled("zero3")["zero_optimization"]
+    assert zero["reduce_bucket_size"] == 4096 * 4096
+    assert zero["stage3_param_persistence_threshold"] == 10 * 4096
+
+
+def test_offload_really_offloads():
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    zero = DeepSpeedConfig(filled("zero3_offload")).zero_config
+    assert zero.offload_optimizer.device == "cpu" and zero.offload_param.device == "cpu"
+
+
+def test_what_is_left_out_is_completed():
+    config = deepspeed_config.complete({"zero_optimization": {"stage": 2}, "bf16": {"check_grad_overflow": True}})
+    assert config["gradient_clipping"] == config["train_batch_size"] == "auto"
+    assert config["bf16"] == {"check_grad_overflow": True, "enabled": "auto"}
+    assert config["fp16"] == {"enabled": "auto"}
+
+
+def test_the_completed_file_and_not_the_name_reaches_the_trainer(tmp_path):
+    recipe = load(["--max_steps", "3", "--output_dir", str(tmp_path), "--deepspeed", "zero2"], world_size=1)
+    assert recipe.deepspeed["zero_optimization"]["stage"] == 2
+    assert "deepspeed" not in recipe.training_kwargs
+
+
+def constants_of_deepspeed():
+    """Every quoted name in the files where DeepSpeed reads its JSON."""
+    import deepspeed
+
+    root = Path(deepspeed.__file__).parent
+    names = ["runtime/constants.py", "runtime/config.py", "runtime/activation_checkpointing/config.py"]
+    names += ["runtime/swap_tensor/constants.py", "runtime/model_checkpointing/constants.py", "profiling/constants.py"]
+    names += ["runtime/zero/config.py", "comm/constants.py", "utils/config.py", "monitor/config.py", "constants.py"]
+    names += ["runtime/tensor_parallel/config.py", "runtime/precision_config.py", "runtime/data_pipeline/constants.py"]
+    names += ["runtime/compiler.py", "autotuning/constants.py", "datastates/config.py"]
+    text = "".join(path.read_text() for path in (root / name for name in names) if path.is_file())
+    return set(re.findall(r"""['"]([a-z_0-9]+)['"]""", text))
+
+
+def keys(block):
+    for key, value in block.items():
+        yield key
+        if isinstance(value, dict):
+            yield from keys(value)
+
+
+def test_every_listed_key_is_read_by_the_installed_deepspeed():
+    listed = set(keys(deepspeed_schema.SCALARS)) | set(keys(deepspeed_schema.BLOCKS)) | set(deepspeed_schema.NOT_HERE)
+    assert listed - constants_of_deepspeed() == set()
+
+
+def test_every_top_level_key_of_the_installed_deepspeed_is_listed():
+    import deepspeed
+
+    source = (Path(deepspeed.__file__).parent / "runtime" / "config.py").read_text()
+    constants = dict(
+        re.findall(
+            r"""^([A-Z_0-9]+) = ['"]([a-z_0-9]+)['"]""",
+            (Path(deepspeed.__file__).parent / "runtime" / "constants.py").read_text(),
+            re.MULTILINE,
+        )
+    )
+    read = re.findall(r"get_scalar_param\(param_dict, ([A-Z_0-9]+),", source)
+    read += re.findall(r"param_dict\.get\(([A-Z_0-9]+)", source)
+    known = deepspeed_schema.SCALARS | deepspeed_schema.BLOCKS | deepspeed_schema.models()
+    missing = {constants[name] for name in read if name in constants} - set(known) - set(deepspeed_schema.NOT_HERE)
+    # checkpoint's and data_types' own keys are read through a variable of the same name
+    assert len(read) > 20 and missing == set()
+
+
+def test_removed_keys_are_deepspeeds_own_list():
+    top, zero = deepspeed_schema.removed()
+    assert {"elasticity", "nebula", "amp", "curriculum_learning"} <= set(top) and "mics_shard_size" in zero
+    assert not set(top) & set(deepspeed_schema.SCALARS | deepspeed_schema.BLOCKS | deepspeed_schema.models())
+
+
+def test_every_auto_that_we_allow_is_filled_by_transformers():
+    import transformers.integrations.deepspeed as integration
+
+    source = Path(integration.__file__).read_text()
+    for name in (*deepspeed_schema.FILLED_FROM_TRAINER, *deepspeed_schema.FILLED_FROM_MODEL):
+        assert f'"{name}"' in source, name
+
+
+def shapes(name):
+    """(configuration, tokens in a micro-batch, checkpointing, embeddings trained) of the README's models."""
+    if name == "SmolLM2-135M":
+        config = TapeConfig(
+            hidden_size=576,
+            intermediate_size=1536,
+            num_hidden_layers=30,
+            num_attention_heads=9,
+            num_key_value_heads=3,
+            vocab_size=49152,
+            tie_word_embeddings=True,
+        )
+        return config, 2048, False, False
+    config = TapeConfig(
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        vocab_size=32000,
+        position_options={"rank": 128},
+    )
+    return config, 8192, True, True
+
+
+def counts(config, method, embeddings):
+    """(parameters, trained) of a method."""
+    with torch.device("meta"):
+        sizes = {name: each.numel() for name, each in TapeForCausalLM(config).named_parameters()}
+    position = sum(size for name, size in sizes.items() if ".position." in name)
+    chosen = sum(size for name, size in sizes.items() if "norm" in name)
+    chosen += sizes["model.embed_tokens.weight"] if embeddings else 0
+    total = sum(sizes.values())
+    if method == "full":
+        return total, total
+    if method == "TAPE":
+        return total, position + chosen
+    hidden, keys_wide = config.hidden_size, config.num_key_value_heads * config.head_dim
+    adapters = config.num_hidden_layers * 8 * (2 * (hidden + hidden) + 2 * (hidden + keys_wide))
+    return total - position + adapters, adapters + chosen
+
+
+def table():
+    """Rows of the README's memory table."""
+    text = (deepspeed_config.FOLDER / "README.md").read_text()
+    rows = [line.strip("| \n").split(" | ") for line in text.splitlines() if re.match(r"\| (SmolLM2|Llama)", line)]
+    return [(*row[0].split(", "), [float(cell.replace(",", "")) for cell in row[1:]]) for row in rows]
+
+
+@pytest.mark.parametrize("model, method, cells", table(), ids=lambda part: part if isinstance(part, str) else "")
+def test_the_memory_table_of_the_readme(model, method, cells):
+    config, tokens, checkpointing, embeddings = shapes(model)
+    parameters, trained = counts(config, method, embeddings)
+    expected = [parameters, trained]
+    for ranks, stage in ((1, 1), (8, 1), (8, 2), (8, 3)):
+        found = memory.estimate(
+            config,
+            parameters=parameters,
+            trained=trained,
+            tokens=tokens,
+            ranks=ranks,
+            stage=stage,
+            element_bytes=2,
+            checkpointing=checkpointing,
+        )
+        expected.append(round((found.weights + found.gradients + found.optimizer) / 1e9, 2))
+    expected += [round(found.activations / 1e9, 2), round(found.logits / 1e9, 2)]
+    assert cells == expected
+
+
+def test_the_memory_table_has_its_six_rows():
+    assert len(table()) == 6

@@ -1,0 +1,47 @@
+"""A process prepares itself without overruling its user, and without a compiler."""
+
+import os
+
+import pytest
+import torch
+
+from tape_ds.training import environment
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    """Every variable and thread count as it was before the test."""
+    for name in (*environment.DEFAULTS, "OMP_NUM_THREADS", "LOCAL_SIZE"):
+        monkeypatch.setenv(name, "")  # so that the value at the end of the test is undone, too
+        monkeypatch.delenv(name)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_what_the_user_set_stays(monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "online")
+    environment.prepare_process()
+    assert os.environ["WANDB_MODE"] == "online"
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="cores are shared out on CPU machines only")
+def test_ranks_share_the_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    monkeypatch.setenv("LOCAL_SIZE", "2")
+    environment.share_cores()
+    assert torch.get_num_threads() == 4
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("LOCAL_SIZE", "4")
+    environment.share_cores()
+    assert torch.get_num_threads() == 4
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the op exists on CPU machines only")
+def test_deepspeed_builds_no_shared_memory_op():
+    """A first two-process run spent 33 s in g++ here, and died where there was no compiler."""
+    from deepspeed.comm.torch import build_shm_op
+
+    environment.skip_shared_memory_build()
+    assert build_shm_op() is None

@@ -1,0 +1,94 @@
+"""Metrics: known peaks only, honest N/A and NaN, one line with every field in its place."""
+
+import math
+
+import pytest
+import torch
+
+from tape_ds.training import metrics
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA A100-PCIE-40GB", 312e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L40", 181e12),
+        ("NVIDIA L4", 121e12),
+        ("Tesla V100-SXM2-16GB", 125e12),
+        ("Tesla V100-PCIE-32GB", 112e12),
+        ("NVIDIA A10", 125e12),
+    ],
+)
+def test_peak_of_known_devices(name, peak):
+    assert metrics.peak_flops(name) == peak
+
+
+@pytest.mark.parametrize("name", ["NVIDIA GeForce GTX 1080", "NVIDIA A10G", "NVIDIA A1000", "MIG A100", "", "cpu"])
+def test_unknown_device_has_no_peak_and_no_mfu(name):
+    assert metrics.peak_flops(name) is None
+    assert metrics.model_flops_utilisation(1e4, 6e9, 8, metrics.peak_flops(name)) is None
+
+
+def test_mfu_by_hand():
+    # 7e9 parameters at 6 FLOPs each, 3,000 tokens/s on each of 8 devices: 3000 * 42e9 / 312e12 = 40.4 %
+    assert metrics.model_flops_utilisation(24_000, 42e9, 8, 312e12) == pytest.approx(0.40385, rel=1e-4)
+
+
+def test_speed_eta_and_memory():
+    assert metrics.tokens_per_second(1000, 4.0) == 250
+    assert math.isnan(metrics.tokens_per_second(1000, 0.0))
+    assert metrics.eta_seconds(10, 40, 20.0) == 60
+    assert metrics.eta_seconds(0, 40, 20.0) is None
+    cpu = torch.device("cpu")
+    before = metrics.memory_bytes(cpu)
+    block = torch.ones(64 * 2**20, dtype=torch.uint8)
+    assert metrics.memory_bytes(cpu) - before > 0.9 * block.numel()
+    assert metrics.device_peak_flops(cpu) is None
+
+
+def test_line_shows_every_field():
+    line = metrics.MetricsLine(total_steps=60).format(
+        {
+            "step": 5,
+            "loss": 2.34567,
+            "grad_norm": 1.2,
+            "lr": 3e-4,
+            "tokens_per_second": 1234.5,
+            "mfu": 0.4038,
+            "memory_bytes": 3 * 2**30,
+            "eta_seconds": 3723,
+            "skipped": 0,
+        }
+    )
+    assert line == (
+        "step  5/60 | loss  2.3457 | grad norm   1.200 | lr 3.00e-04 |   1,234 tok/s | MFU 40.4% | "
+        "mem  3.00 GiB | ETA 1:02:03"
+    )
+
+
+def test_line_says_nan_na_and_skipped_aloud():
+    line = metrics.MetricsLine(10).format(
+        {"step": 1, "loss": math.nan, "grad_norm": math.inf, "mfu": None, "skipped": 2, "eval_loss": 1.5}
+    )
+    assert "loss     NaN" in line
+    assert "grad norm     inf" in line
+    assert "MFU   N/A" in line
+    assert "lr      N/A" in line
+    assert line.endswith("eval_loss 1.5 | SKIPPED 2 so far")
+
+
+def test_lines_align():
+    line = metrics.MetricsLine(1000)
+    first = line.format({"step": 1, "loss": 11.0, "grad_norm": 120.5, "lr": 1e-5})
+    second = line.format({"step": 1000, "loss": 0.5, "grad_norm": 0.1, "lr": 2e-5, "memory_bytes": 70 * 2**30})
+    assert [i for i, c in enumerate(first) if c == "|"] == [i for i, c in enumerate(second) if c == "|"]
+
+
+def test_tensors_are_numbers_too():
+    assert "loss  1.5000" in metrics.MetricsLine(1).format({"step": 1, "loss": torch.tensor(1.5)})

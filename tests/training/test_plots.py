@@ -1,0 +1,89 @@
+"""The two pictures: real PNG files, with labels and units, and nothing hidden that is not finite."""
+
+import math
+
+import pytest
+from matplotlib.figure import Figure
+
+from tape_ds.scoring.loss_by_position import SpanLosses
+from tape_ds.training import plots
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Keeps the figures that were saved, so that a test can ask what is on them."""
+    figures = []
+    save = Figure.savefig
+
+    def keep(self, *arguments, **options):
+        figures.append(self)
+        return save(self, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return figures
+
+
+def legend(figure):
+    return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+
+
+def spans(*losses, width=2048, last=2048):
+    starts = tuple(index * width for index in range(len(losses)))
+    return SpanLosses(width, starts, losses, (width - 1, *[width] * (len(losses) - 2), last)[: len(losses)])
+
+
+def test_loss_by_position_marks_the_native_length(tmp_path, drawn):
+    variants = {"untouched": spans(2.4, 1.9, 2.0, 1.9, 1.6, 3.2, 5.2, 6.0), "trained": spans(2.3, 1.9, 1.9, 1.9)}
+    path = plots.loss_by_position(variants, tmp_path / "plots" / "positions.png", native_length=8192)
+    assert path.read_bytes().startswith(PNG)
+    axes = drawn[0].axes[0]
+    assert legend(drawn[0]) == ["untouched", "trained", "native length 8,192"]
+    native = axes.lines[-1]
+    assert list(native.get_xdata()) == [8192, 8192] and native.get_linestyle() == "--"
+    assert "tokens" in axes.get_xlabel() and "nats" in axes.get_ylabel()
+    assert list(axes.lines[1].get_xdata()) == [1024, 3072, 5120, 7168]
+    assert axes.get_xlim() == (0, 16384)
+
+
+def test_short_last_span_is_drawn_at_its_own_middle(tmp_path, drawn):
+    plots.loss_by_position({"a": spans(2.0, 1.0, 1.5, last=100)}, tmp_path / "p.png", native_length=2048)
+    axes = drawn[0].axes[0]
+    assert list(axes.lines[0].get_xdata()) == [1024, 3072, 4146]
+    assert axes.get_xlim() == (0, 4196)
+
+
+def test_lines_differ_in_colour_and_in_style(tmp_path, drawn):
+    plots.loss_by_position({str(n): spans(1.0, 2.0) for n in range(4)}, tmp_path / "p.png", native_length=None)
+    lines = drawn[0].axes[0].lines
+    assert len({line.get_color() for line in lines}) == len({line.get_linestyle() for line in lines}) == 4
+
+
+def test_span_that_is_not_finite_is_said_in_the_legend(tmp_path, drawn):
+    plots.loss_by_position({"diverged": spans(1.0, math.nan, math.inf)}, tmp_path / "p.png", native_length=None)
+    assert legend(drawn[0]) == ["diverged (2 spans not finite)"]
+
+
+def test_loss_curve_draws_training_and_held_out_loss(tmp_path, drawn):
+    history = [{"step": step, "loss": 3 - step / 50, "epoch": 0.1} for step in range(1, 51)]
+    history += [{"step": 50, "eval_loss": 2.2}, {"train_runtime": 3.0, "step": 50}]
+    path = plots.loss_curve(history, tmp_path / "loss.png")
+    assert path.read_bytes().startswith(PNG)
+    assert legend(drawn[0]) == ["training", "training, mean of 5 entries", "held out"]
+    training, mean, _ = drawn[0].axes[0].lines
+    assert len(training.get_xdata()) == 50
+    assert mean.get_xdata()[0] == 5 and mean.get_ydata()[0] == pytest.approx(3 - 3 / 50)
+
+
+def test_loss_that_is_not_finite_is_marked(tmp_path, drawn):
+    history = [{"step": step, "loss": math.nan if step in (3, 4) else 1.0} for step in range(1, 6)]
+    plots.loss_curve(history, tmp_path / "loss.png")
+    assert legend(drawn[0]) == ["training", "not finite (2)"]
+
+
+def test_nothing_to_draw_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="nothing to draw"):
+        plots.loss_curve([{"train_runtime": 1.0}], tmp_path / "p.png")
+    with pytest.raises(ValueError, match="nothing to draw"):
+        plots.loss_by_position({"a": SpanLosses(2048, (), (), ())}, tmp_path / "p.png", native_length=8192)

@@ -1,0 +1,143 @@
+"""The trainer without an engine: data in order, exact resume, honest logs."""
+
+import json
+import math
+
+import pytest
+import torch
+from transformers import TrainingArguments
+
+from tape_ds import TapeForCausalLM
+from tape_ds.data.dataset import collate
+from tape_ds.errors import UserError
+from tape_ds.training import checkpoint, methods
+from tape_ds.training.callbacks import LossByPosition, Progress
+from tape_ds.training.checkpoint import Record
+from tape_ds.training.held_out import HeldOut, read_scores
+from tape_ds.training.trainer import ExtensionTrainer
+from tests.model.helpers import tiny_config, tokens
+from tests.training.test_methods import settings
+
+LENGTH, STEPS = 16, 6
+
+
+class Rows(torch.utils.data.Dataset):
+    """Row i depends on i alone; says which rows were asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __len__(self):
+        return 2 * STEPS
+
+    def __getitem__(self, index):
+        self.asked.append(index)
+        ids = torch.randint(3, 61, (LENGTH,), generator=torch.Generator().manual_seed(index))
+        places = torch.arange(LENGTH)
+        return {"input_ids": ids, "labels": ids.clone(), "position_ids": places, "document_ids": 0 * places}
+
+
+def build(folder, rows=None, method="tape", **changes) -> ExtensionTrainer:
+    """A trainer on a tiny model; the same weights each time."""
+    torch.manual_seed(5)
+    model = TapeForCausalLM(tiny_config(tie_word_embeddings=True, attention_dropout=0.0))
+    prepared = methods.prepare(method, model, settings())
+    arguments = TrainingArguments(
+        **{
+            "output_dir": str(folder),
+            "per_device_train_batch_size": 2,
+            "max_steps": STEPS,
+            "learning_rate": 1e-2,
+            "lr_scheduler_type": "linear",
+            "logging_steps": 1,
+            "save_steps": 3,
+            "use_cpu": True,
+            "report_to": [],
+            "logging_nan_inf_filter": False,
+            "disable_tqdm": True,
+        }
+        | changes
+    )
+    return ExtensionTrainer(
+        record=Record(base="base", method=method, names=prepared.names),
+        tokens_per_step=2 * LENGTH,
+        flops_per_token=1.0,
+        model=prepared.model,
+        args=arguments,
+        train_dataset=rows or Rows(),
+        data_collator=collate,
+    )
+
+
+def losses(trainer) -> list[float]:
+    """Loss of every step so far."""
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def test_samples_come_in_their_own_order(tmp_path):
+    """A shuffling sampler on top would change the data with the number of ranks."""
+    rows = Rows()
+    build(tmp_path, rows).train()
+    assert rows.asked == list(range(2 * STEPS))
+
+
+def test_resumed_equals_uninterrupted_to_the_last_digit(tmp_path):
+    whole = build(tmp_path / "whole")
+    whole.train()
+    rows = Rows()
+    rest = build(tmp_path / "rest", rows)
+    rest.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    assert losses(rest)[-3:] == losses(whole)[-3:]
+    assert rows.asked == list(range(6, 12)), "rows of the first half were read again"
+    for (name, mine), other in zip(rest.model.named_parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(mine, other), name
+
+
+def test_a_checkpoint_of_another_method_is_refused(tmp_path):
+    build(tmp_path / "tape", max_steps=3).train()
+    with pytest.raises(UserError, match="differs in method, names"):
+        build(tmp_path / "full", method="full").train(resume_from_checkpoint=str(tmp_path / "tape" / "checkpoint-3"))
+
+
+def test_checkpoints_are_trained_folders(tmp_path):
+    build(tmp_path).train()
+    assert checkpoint.read_record(tmp_path / "checkpoint-3").method == "tape"
+    assert not (tmp_path / "checkpoint-3" / "model.safetensors").exists()
+
+
+def test_progress_shows_and_stores_every_logging_step(tmp_path, capsys):
+    trainer = build(tmp_path)
+    trainer.add_callback(Progress(trainer, tmp_path / "metrics.jsonl"))
+    trainer.train()
+    entries = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in entries] == list(range(1, STEPS + 1))
+    assert all(entry["tokens_per_second"] > 0 and entry["mfu"] is None for entry in entries)
+    assert entries[-1]["tokens"] == STEPS * 2 * LENGTH
+    assert capsys.readouterr().out.count("| loss ") == STEPS
+
+
+def test_nan_is_shown_and_never_averaged_away(tmp_path, capsys):
+    """transformers' default filter replaces a NaN loss by the mean of the ones before."""
+    trainer = build(tmp_path, max_steps=2)
+    with torch.no_grad():
+        trainer.model.model.norm.weight.fill_(math.nan)
+    trainer.add_callback(Progress(trainer, tmp_path / "metrics.jsonl"))
+    trainer.train()
+    assert "loss     NaN" in capsys.readouterr().out
+    assert math.isnan(losses(trainer)[0])
+
+
+def test_loss_by_position_before_and_after(tmp_path):
+    """Untouched and untrained are scored before the first step, with the weights of then; the trained model after."""
+    trainer = build(tmp_path, max_steps=2)
+    file = tmp_path / "scores.json"
+    rope = dict(trainer.model.config.rope_parameters)
+    stretched = rope | {"rope_type": "linear", "factor": 2.0}
+    documents = [HeldOut("a", tokens(1, 40)), HeldOut("b", tokens(1, 40))]
+    before = {"untouched": rope, "linear x2, untrained": stretched}
+    trainer.add_callback(LossByPosition(documents, before, "tape, trained", 16, file))
+    trainer.train()
+    scores = read_scores(file)
+    assert list(scores) == ["untouched", "linear x2, untrained", "tape, trained"]
+    assert all(set(parts) == {"a", "b"} for parts in scores.values())
+    assert scores["untouched"]["a"].nll != scores["linear x2, untrained"]["a"].nll != scores["tape, trained"]["a"].nll
