@@ -11,7 +11,7 @@ A recipe is one YAML file (see ``launchers/recipes/``); every field can be overr
 import sys
 
 from tape_ds.errors import command, is_main_process
-from tape_ds.training import arguments
+from tape_ds.training.recipe import arguments
 
 
 @command

@@ -84,14 +84,14 @@ def from_reference_folder(folder: Path, variant: str) -> Any:
     """
     from safetensors.torch import load_file
 
-    from tape_ds.model import convert
+    from tape_ds.model.reference_checkpoint import from_reference
 
     files = sorted(folder.glob("*.safetensors"))
     if not files or not (folder / "config.json").is_file():
         remedy = "give a folder with config.json and *.safetensors (no pickles are read)"
         raise UserError(Problem("source", str(folder), "no reference checkpoint", remedy))
     tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
-    return convert.from_reference(tensors, json.loads((folder / "config.json").read_text()), variant)
+    return from_reference(tensors, json.loads((folder / "config.json").read_text()), variant)
 
 
 if __name__ == "__main__":

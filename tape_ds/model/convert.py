@@ -1,7 +1,8 @@
-"""Weights in and out: a Llama becomes a TAPE model (and, for ``rope``, a Llama again); reference checkpoints load.
+"""Weights in and out: a Llama becomes a TAPE model (and, for ``rope``, a Llama again).
 
 Nothing is matched loosely: every key of the source must have its place, and every parameter must be filled, but for
-the position updates that the source cannot have and that start at zero effect.
+the position updates that the source cannot have and that start at zero effect. Checkpoints of the published TAPE code
+load through :func:`from_reference`, which lives in :mod:`tape_ds.model.reference_checkpoint`.
 """
 
 import contextlib
@@ -9,14 +10,13 @@ import copy
 import fcntl
 import importlib.util
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
-from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,15 +24,14 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedConfig,
-    PreTrainedModel,
 )
 
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model.configuration import TapeConfig
+from tape_ds.model.filling import fill, require_exact
 from tape_ds.model.llama import TapeForCausalLM
 from tape_ds.model.positions import scaling
-
-_Model = TypeVar("_Model", bound=PreTrainedModel)
+from tape_ds.model.reference_checkpoint import from_reference as from_reference  # public here too
 
 SHAPES = ("llama", "mistral", "tape")
 """Model types whose parameters are Llama's, name for name."""
@@ -128,7 +127,7 @@ def load(source: str | Path, config: TapeConfig, **arguments: Any) -> TapeForCau
     present_kinds = {_position_kind(name) for name, _ in model.named_parameters() if name not in absent}
     missing = [name for name in absent if _POSITION not in name or _position_kind(name) in present_kinds]
     mismatched = [f"{name} {list(theirs)}, not {list(ours)}" for name, theirs, ours in info["mismatched_keys"]]
-    _require_exact(str(source), missing, info["unexpected_keys"], mismatched)
+    require_exact(str(source), missing, info["unexpected_keys"], mismatched)
     return model
 
 
@@ -150,7 +149,7 @@ def to_llama(model: TapeForCausalLM) -> LlamaForCausalLM:
     fields = {name: value for name, value in config.to_dict().items() if name in _LLAMA_FIELDS}
     with torch.device("meta"):
         llama = LlamaForCausalLM(LlamaConfig(**fields))
-    llama = _fill(llama, model.state_dict(), "state dict")
+    llama = fill(llama, model.state_dict(), "state dict")
     # its frequencies are a buffer outside the state dict, still on the meta device
     llama.model.rotary_emb = type(llama.model.rotary_emb)(llama.config).to(model.device)
     llama.generation_config = copy.deepcopy(model.generation_config)
@@ -204,119 +203,12 @@ def unpack_gguf(file: str | Path, folder: str | Path) -> Path:
             del config.quantization_config
             with torch.device("meta"):
                 plain = type(loaded)(config)
-            plain = _fill(plain, loaded.state_dict(), str(file))
+            plain = fill(plain, loaded.state_dict(), str(file))
             plain.generation_config = loaded.generation_config
             plain.save_pretrained(aside)
             AutoTokenizer.from_pretrained(**place).save_pretrained(aside)
             aside.rename(folder)
     return folder
-
-
-def from_reference(state_dict: Mapping[str, Tensor], config: Mapping[str, Any], variant: str) -> TapeForCausalLM:
-    """Load weights of the published TAPE code (VITA-Group/TAPE, ``models/llama/<variant>.py``).
-
-    Args:
-        state_dict: tensors under that code's names.
-        config: that code's configuration as a dictionary; ``position_size`` is the rank.
-        variant: "rope", "adape", "adamlp" or "adattention".
-
-    What differs is translated: its H x H ``post_attention_linear`` acts as the sums of its rows (``scale``); the last
-    layer's position parameters, which nothing reads, are dropped by name; its stored frequencies are recomputed, and
-    must be those of the configuration.
-
-    Raises:
-        UserError: unknown variant, a size missing in the configuration, angles that cannot be reproduced, or a tensor
-            missing, left over or of another shape.
-    """
-    ours = _reference_config(config, variant)
-    with torch.device("meta"):
-        model = TapeForCausalLM(ours)
-    return _fill(model, _reference_tensors(state_dict, ours), variant)
-
-
-def _reference_config(config: Mapping[str, Any], variant: str) -> TapeConfig:
-    """That code's configuration as ours."""
-    if variant not in _VARIANTS:
-        raise UserError(Problem("variant", variant, "unknown", f"one of: {', '.join(sorted(_VARIANTS))}"))
-    encoding, options = _VARIANTS[variant]
-    needed = set(_REFERENCE_FIELDS) - {"bos_token_id", "eos_token_id", "tie_word_embeddings"}
-    if options is not None and options["feed_forward"]:
-        needed.add("position_size")
-        options = options | {"rank": config.get("position_size")}
-    remedy = "give the configuration that was saved with these weights"
-    raise_if_any([Problem(f"config.{name}", None, "missing", remedy) for name in sorted(needed - config.keys())])
-    return TapeConfig(
-        position_encoding=encoding,
-        position_options=options,
-        rope_parameters=_reference_angles(config, variant),
-        **{name: config[name] for name in _REFERENCE_FIELDS if name in config},
-    )
-
-
-def _reference_tensors(state_dict: Mapping[str, Tensor], config: TapeConfig) -> dict[str, Tensor]:
-    """That code's tensors under our names; what nothing reads is dropped by name."""
-    unscaled = {"rope_type": "default", "rope_theta": config.rope_parameters["rope_theta"]}
-    frequencies, _ = scaling.frequencies(unscaled, config.head_dim)
-    last = f"model.layers.{config.num_hidden_layers - 1}."
-    tensors = {}
-    for name, tensor in state_dict.items():
-        dead = name.startswith(last) and (".pe." in name or ".post_attention_linear." in name)
-        if name.endswith("rotary_emb.inv_freq"):
-            _check_frequencies(name, tensor, torch.from_numpy(frequencies))
-            continue
-        if dead:
-            continue
-        if name.endswith(".post_attention_linear.weight"):
-            tensor = tensor.sum(dim=1)
-        for theirs, new in _REFERENCE_NAMES.items():
-            name = name.replace(theirs, new)
-        tensors[name] = tensor
-    return tensors
-
-
-def _reference_angles(config: Mapping[str, Any], variant: str) -> dict[str, Any]:
-    """That code's angles as ``rope_parameters``: its rope reads no ``rope_theta``, its TAPE any scaling as linear."""
-    theta = 10_000.0 if variant == "rope" else float(config.get("rope_theta") or 10_000.0)
-    given = config.get("rope_scaling")
-    if not given:
-        return {"rope_type": "default", "rope_theta": theta}
-    if variant == "rope" and given.get("type") != "linear":
-        remedy = "only linear scaling is reproduced; load without it and set rope_parameters of our own"
-        raise UserError(Problem("config.rope_scaling", given, "not reproduced", remedy))
-    return {"rope_type": "linear", "rope_theta": theta, "factor": float(given["factor"])}
-
-
-def _check_frequencies(name: str, stored: Tensor, expected: Tensor) -> None:
-    """Stored frequencies may be rounded to bf16, but not trained or of another base."""
-    if stored.shape != expected.shape or not torch.allclose(stored.double(), expected, rtol=1e-2, atol=0):
-        remedy = "give the rope_theta of these weights; trained frequencies cannot be loaded"
-        raise UserError(Problem(name, stored.tolist(), "not the frequencies of config.rope_theta", remedy))
-
-
-_VARIANTS: dict[str, tuple[str, dict[str, Any] | None]] = {
-    "rope": ("rope", None),
-    "adape": ("tape", {"attention_update": "scale", "feed_forward": True}),
-    "adamlp": ("tape", {"attention_update": "off", "feed_forward": True}),
-    "adattention": ("tape", {"attention_update": "scale", "feed_forward": False}),
-}
-_REFERENCE_FIELDS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "vocab_size",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "bos_token_id",
-    "eos_token_id",
-    "tie_word_embeddings",
-)
-_REFERENCE_NAMES = {
-    ".pe.x_proj.": ".position.gate.",
-    ".pe.up_proj.": ".position.expand.",
-    ".pe.down_proj.": ".position.contract.",
-    ".post_attention_linear.": ".position.attend.",
-}
 
 
 @contextlib.contextmanager
@@ -328,31 +220,3 @@ def _quiet_loading() -> Iterator[None]:
         yield
     finally:
         transformers.logging.set_verbosity(level)
-
-
-def _fill(model: _Model, tensors: Mapping[str, Tensor], source: str) -> _Model:
-    """Give a model on the meta device these very tensors, all of them and nothing else; evaluation mode."""
-    tied = set(model.all_tied_weights_keys)
-    untied = [
-        f"{name} (not equal to {twin}, to which it is tied)"
-        for name, twin in model.all_tied_weights_keys.items()
-        if name in tensors and twin in tensors and not torch.equal(tensors[name], tensors[twin])
-    ]
-    _require_exact(source, (), untied, ())
-    wanted = {name for name in model.state_dict() if name not in tied}
-    given = {name: tensor for name, tensor in tensors.items() if name not in tied}
-    _require_exact(source, wanted - given.keys(), given.keys() - wanted, ())
-    shapes = model.state_dict()
-    wrong = [name for name, tensor in given.items() if tensor.shape != shapes[name].shape]
-    _require_exact(source, (), (), wrong)
-    model.load_state_dict(given, strict=False, assign=True)
-    model.tie_weights()
-    return model.eval()
-
-
-def _require_exact(source: str, missing: Iterable[str], unexpected: Iterable[str], mismatched: Iterable[Any]) -> None:
-    found = {"missing": missing, "without a place": unexpected, "of another shape": mismatched}
-    parts = [f"{what}: {', '.join(sorted(map(str, names)))}" for what, names in found.items() if names]
-    if parts:
-        remedy = "give weights and configuration of the same model"
-        raise UserError(Problem("model", source, "tensors " + "; ".join(parts), remedy))

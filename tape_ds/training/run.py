@@ -24,11 +24,11 @@ from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.flops import training_flops_per_token
 from tape_ds.model.positions import scaling
 from tape_ds.training import methods
-from tape_ds.training.arguments import Recipe, check_against_model
 from tape_ds.training.callbacks import LossByPosition, Progress
 from tape_ds.training.checkpoint import Record
 from tape_ds.training.environment import join_process_group
 from tape_ds.training.held_out import HeldOut
+from tape_ds.training.recipe.arguments import Recipe, check_against_model
 from tape_ds.training.trainer import ExtensionTrainer
 
 SCORES = "results/loss_by_position.json"

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from tape_ds.data import sources
-from tape_ds.data.sources import HELD_OUT, check_lists, parse, parse_all
+from tape_ds.data.sources import HELD_OUT, base, check_lists, parse, parse_all, standard_library
 from tape_ds.errors import UserError
 
 
@@ -73,13 +72,13 @@ def test_stdlib_skips_unreadable_files(tmp_path, monkeypatch):
     (tmp_path / "fine.py").write_text("y = 2\n")
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "no.py").write_text("z = 3\n")
-    monkeypatch.setattr(sources.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(standard_library.sysconfig, "get_path", lambda name: str(tmp_path))
     assert parse("stdlib").check() == []
     assert names("stdlib") == ["fine.py"]
 
 
 def test_python_without_library_sources_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources.sysconfig, "get_path", lambda name: str(tmp_path / "python311.zip"))
+    monkeypatch.setattr(standard_library.sysconfig, "get_path", lambda name: str(tmp_path / "python311.zip"))
     (problem,) = parse("stdlib", "train_data").check()
     assert problem.field == "train_data"
     assert "without the sources" in problem.wrong
@@ -144,11 +143,11 @@ def test_fingerprint_follows_contents_not_place(folder, tmp_path_factory):
 
 
 def test_large_files_are_identified_without_reading_them(folder, monkeypatch):
-    monkeypatch.setattr(sources, "_HASHED_WHOLE", 3)
-    identity = sources.file_identity(folder / "a.txt")
+    monkeypatch.setattr(base, "_HASHED_WHOLE", 3)
+    identity = base.file_identity(folder / "a.txt")
     assert identity == f"5@{(folder / 'a.txt').stat().st_mtime_ns}"
     os.utime(folder / "a.txt", ns=(1, 1))
-    assert sources.file_identity(folder / "a.txt") == "5@1"
+    assert base.file_identity(folder / "a.txt") == "5@1"
 
 
 @pytest.mark.parametrize(

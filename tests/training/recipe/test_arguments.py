@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from tape_ds.errors import UserError
-from tape_ds.training import arguments, recipe_files, trainer_fields
-from tape_ds.training.arguments import check_against_model, load
+from tape_ds.training.recipe import arguments, files, trainer_fields
+from tape_ds.training.recipe.arguments import check_against_model, load
 
 RECIPES = ("demo", "llama2_7b_8k", "llama2_7b_8k_as_shipped", "llama3_8b_32k", "smollm2_16k")
 
@@ -391,7 +391,7 @@ def test_the_shipped_recipes_load(name):
 
 
 def test_every_shipped_recipe_is_listed_here():
-    assert sorted(path.stem for path in recipe_files.RECIPES.glob("*.yaml")) == list(RECIPES)
+    assert sorted(path.stem for path in files.RECIPES.glob("*.yaml")) == list(RECIPES)
 
 
 def test_the_paper_s_recipe():
@@ -615,7 +615,7 @@ def test_no_field_of_ours_hides_one_of_the_trainer():
 
 
 def test_every_field_of_the_trainer_takes_its_own_default():
-    from tape_ds.training import values
+    from tape_ds.training.recipe import values
 
     for name, hint in trainer_fields.hints().items():
         default = trainer_fields.library_default(name)

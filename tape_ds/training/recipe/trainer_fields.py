@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, get_type_hints
 
 from tape_ds.errors import Problem
-from tape_ds.training import values
+from tape_ds.training.recipe import values
 
 DEFAULTS: dict[str, Any] = {
     "per_device_train_batch_size": 1,

@@ -13,9 +13,9 @@ from typing import Any, get_args, get_origin
 import yaml
 
 from tape_ds.errors import Problem, did_you_mean
-from tape_ds.training import values
+from tape_ds.training.recipe import values
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RECIPES = ROOT / "launchers" / "recipes"
 DEFAULT_RECIPE = "demo"
 

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import yaml
 
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
-from tape_ds.training import contradictions, deepspeed_config, recipe_files, trainer_fields, values
-from tape_ds.training.contradictions import check_against_model
+from tape_ds.training.recipe import contradictions, deepspeed_config, files, trainer_fields, values
+from tape_ds.training.recipe.contradictions import check_against_model
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -238,13 +238,13 @@ def load(argv: list[str], world_size: int | None = None) -> Recipe:
         UserError: with everything that is wrong, each with field, value and remedy.
     """
     problems: list[Problem] = []
-    flags = recipe_files.read_command_line(argv, problems)
+    flags = files.read_command_line(argv, problems)
     flags.pop("local_rank", None)
     switches = {name: _switch(name, flags, problems) for name in ("print_config", "dry_run")}
     name = _recipe_name(flags, problems)
-    collected = recipe_files.read_recipe(name, problems)
+    collected = files.read_recipe(name, problems)
     unreadable = not collected and bool(problems)
-    collected = recipe_files.override(collected, flags, field_hints(), problems)
+    collected = files.override(collected, flags, field_hints(), problems)
     converted, broken = _convert_all(collected, problems)
     if unreadable:  # the rest would only say that everything is missing
         raise UserError(problems)
@@ -271,17 +271,17 @@ def _switch(name: str, flags: dict[str, list[str]], problems: list[Problem]) -> 
 
 
 def _recipe_name(flags: dict[str, list[str]], problems: list[Problem]) -> str:
-    texts = flags.pop("recipe", [recipe_files.DEFAULT_RECIPE])
+    texts = flags.pop("recipe", [files.DEFAULT_RECIPE])
     if not texts:
         problems.append(Problem("recipe", None, "the flag has no value", "write --recipe NAME"))
-        return recipe_files.DEFAULT_RECIPE
+        return files.DEFAULT_RECIPE
     if len(texts) > 1:
         remedy = "keep one; build one on the other with base:"
         problems.append(Problem("recipe", " ".join(texts), "several recipes", remedy))
     return texts[0]
 
 
-def _convert_all(collected: recipe_files.Collected, problems: list[Problem]) -> tuple[dict[str, Any], set[str]]:
+def _convert_all(collected: files.Collected, problems: list[Problem]) -> tuple[dict[str, Any], set[str]]:
     """Every known field as its type wants it, and the names of those that are wrong."""
     hints = field_hints()
     converted: dict[str, Any] = {}
@@ -304,7 +304,7 @@ def _convert_all(collected: recipe_files.Collected, problems: list[Problem]) -> 
     return trainer_fields.rename(converted, problems), broken
 
 
-def _unknown(name: str, given: recipe_files.Given) -> Problem:
+def _unknown(name: str, given: files.Given) -> Problem:
     if name in trainer_fields.REMOVED:
         return Problem(
             name, given.value, f"no field any more ({given.where})", f"today: {trainer_fields.REMOVED[name]}"

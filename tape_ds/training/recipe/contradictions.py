@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds.errors import Problem, UserError, did_you_mean
-from tape_ds.training import deepspeed_config, trainer_fields
+from tape_ds.training.recipe import deepspeed_config, trainer_fields
 
 if TYPE_CHECKING:
-    from tape_ds.training.arguments import Recipe
+    from tape_ds.training.recipe.arguments import Recipe
 
 SMOLLM2 = "smollm2"
 SMOLLM2_LENGTH = 8192

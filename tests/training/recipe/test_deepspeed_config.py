@@ -11,8 +11,9 @@ import torch
 
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.llama import TapeForCausalLM
-from tape_ds.training import deepspeed_config, deepspeed_schema, memory
-from tape_ds.training.arguments import load
+from tape_ds.training import memory
+from tape_ds.training.recipe import deepspeed_config, deepspeed_schema
+from tape_ds.training.recipe.arguments import load
 
 FILES = sorted(deepspeed_config.FOLDER.glob("*.json"))
 

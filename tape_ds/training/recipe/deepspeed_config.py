@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds.errors import Problem, did_you_mean
-from tape_ds.training import deepspeed_schema as schema
-from tape_ds.training.recipe_files import ROOT
+from tape_ds.training.recipe import deepspeed_schema as schema
+from tape_ds.training.recipe.files import ROOT
 
 FOLDER = ROOT / "ds_configs"
 

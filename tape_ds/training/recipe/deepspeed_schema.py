@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import pydantic
 
 from tape_ds.errors import Problem, did_you_mean
-from tape_ds.training import values
+from tape_ds.training.recipe import values
 
 FREE = object()
 """A block whose keys depend on another key (the arguments of an optimizer, of a scheduler)."""

@@ -1,0 +1,111 @@
+"""Where text comes from: one small class per kind of address; a new one is a class and a line in ``KINDS``.
+
+======================================  ================================================================================
+``stdlib``                              sources of the running Python's standard library; :data:`HELD_OUT` never trains
+``stdlib:typing.py``                    one of these files, whatever the split
+``text:GLOB``                           one document per UTF-8 file (``.gz`` too)
+``jsonl:GLOB#field``                    one document per line, its text under ``field`` (``.gz`` too)
+``parquet:GLOB#field``                  one document per row of column ``field``
+``hub:NAME[@REV][:CONFIG][:SPLIT]``     a dataset of the Hugging Face hub, streamed; ``#field`` if not ``text``;
+                                        ``SPLIT`` may end in ``[:N]``, the first N documents
+``arrow:DIR``                           a ``datasets`` folder that already holds ``input_ids``
+======================================  ================================================================================
+
+Relative globs start at the working directory, ``~`` is the home folder, ``**`` descends. Files are read in the order
+of their path below the glob's fixed part, compared by code point, so the order depends on neither machine nor locale.
+
+An address is *parsed* (only its kind can be wrong), then *checked* (cheaply, everything wrong with it at once), and
+only then read. ``stdlib`` and ``hub`` know a held-out split of their own; with the other kinds the list in which an
+address stands (training or evaluation) says what it is for, and both splits yield all of it.
+:func:`check_lists` refuses a document that stands in both lists.
+"""
+
+from collections.abc import Sequence
+
+from tape_ds.data.sources.arrow import ArrowFolder
+from tape_ds.data.sources.base import SPLITS, Document, Source
+from tape_ds.data.sources.files import JsonLines, ParquetFiles, TextFiles
+from tape_ds.data.sources.hub import HubDataset
+from tape_ds.data.sources.standard_library import HELD_OUT, StandardLibrary
+from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
+
+__all__ = ["HELD_OUT", "KINDS", "SPLITS", "ArrowFolder", "Document", "Source", "check_lists", "parse", "parse_all"]
+
+KINDS: dict[str, type[Source]] = {
+    source.kind: source
+    for source in (
+        StandardLibrary,
+        TextFiles,
+        JsonLines,
+        ParquetFiles,
+        HubDataset,
+        ArrowFolder,
+    )
+}
+"""Every kind of address and its class, in the order in which messages list them."""
+
+
+def parse(address: str, field: str = "data") -> Source:
+    """The :class:`Source` behind ``address``; nothing is opened.
+
+    Raises:
+        UserError: the address is not a text or its kind is unknown.
+    """
+    forms = ", ".join(kind.form for kind in KINDS.values())
+    if not isinstance(address, str) or not address.strip():
+        raise UserError(Problem(field, address, "not an address of data", f"one of: {forms}"))
+    kind = address.partition(":")[0]
+    if kind not in KINDS:
+        raise UserError(
+            Problem(field, address, f"unknown kind of data {kind!r}", f"{did_you_mean(kind, KINDS)} Forms: {forms}")
+        )
+    return KINDS[kind](address, field)
+
+
+def parse_all(addresses: Sequence[str], field: str = "data") -> list[Source]:
+    """Parse and check a list of addresses.
+
+    Raises:
+        UserError: with the problems of all of them.
+    """
+    problems: list[Problem] = []
+    found: list[Source] = []
+    if isinstance(addresses, str) or not addresses:
+        problems.append(Problem(field, addresses, "not a list of addresses", f"write for example {field}: [stdlib]"))
+        addresses = []
+    for address in addresses:
+        try:
+            source = parse(address, field)
+        except UserError as error:
+            problems += error.problems
+            continue
+        problems += source.check()
+        found.append(source)
+    raise_if_any(problems)
+    return found
+
+
+def check_lists(train: Sequence[str], evaluation: Sequence[str]) -> list[Problem]:
+    """Problems of ``train_data`` and ``eval_data`` together: each address, and documents that stand in both."""
+    problems: list[Problem] = []
+    lists: list[list[Source]] = []
+    for field, addresses in (("train_data", train), ("eval_data", evaluation)):
+        try:
+            lists.append(parse_all(addresses, field))
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        return problems
+    trained = {identity: source for source in lists[0] for identity in source.identities("train")}
+    for source in lists[1]:
+        shared = sorted(source.identities("heldout") & trained.keys())
+        if shared:
+            where = trained[shared[0]].address
+            shown = ", ".join(shared[:3]) + (" ..." if len(shared) > 3 else "")
+            problems.append(
+                source.problem(
+                    f"also trained on, through {where!r} in train_data: {shown}",
+                    "evaluate on other documents, or take these out of train_data",
+                )
+            )
+    return problems

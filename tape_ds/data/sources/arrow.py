@@ -1,0 +1,90 @@
+"""``arrow``: documents that are token ids already, in a saved ``datasets`` folder."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tape_ds.data.sources.base import Document, Source, file_identity
+from tape_ds.errors import Problem, UserError
+
+
+class ArrowFolder(Source):
+    """``arrow:DIR``: written by ``Dataset.save_to_disk``, with a column ``input_ids`` (and perhaps ``name``)."""
+
+    kind = "arrow"
+    form = "arrow:DIR"
+    tokenised = True
+
+    def __init__(self, address: str, field: str = "data"):
+        super().__init__(address, field)
+        self.folder = Path(self.rest).expanduser()
+
+    def check(self) -> list[Problem]:
+        """The folder is one dataset and has ``input_ids``."""
+        if not self.rest or not self.folder.is_dir():
+            return [self.problem("no such folder", f"check the path; relative ones start at {Path.cwd()}")]
+        if (self.folder / "dataset_dict.json").is_file():
+            splits = [child.name for child in sorted(self.folder.iterdir()) if child.is_dir()]
+            return [
+                self.problem(
+                    "a folder of several splits", f"name one: {self.address.rstrip('/')}/{(splits or ['SPLIT'])[0]}"
+                )
+            ]
+        try:
+            info = json.loads((self.folder / "dataset_info.json").read_text(encoding="utf-8"))
+            columns = dict(info["features"])
+            json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return [self.problem(f"not a saved dataset ({error!r})", "write it with datasets' save_to_disk")]
+        if "input_ids" not in columns:
+            remedy = f"tokenise it first; its columns are {', '.join(columns)}"
+            return [self.problem("the dataset has no column 'input_ids'", remedy)]
+        if not _is_integer_list(columns["input_ids"]):
+            return [self.problem("'input_ids' is not a list of integers", "store token ids, one list a document")]
+        return []
+
+    def documents(self, split: str) -> Iterator[Document]:
+        """Refused: there is no text here (``TypeError``)."""
+        raise TypeError(f"{self.address} holds token ids, not text; read it through packing.tokenize")
+
+    def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
+        """(name, token ids [n]) of every row; rows without a name are named ``folder:number``.
+
+        Raises:
+            UserError: a row without ids, or with a null among them.
+        """
+        import datasets
+
+        number = 0
+        dataset = datasets.load_from_disk(str(self.folder)).with_format("arrow")
+        for batch in dataset.iter(batch_size=64):
+            rows = batch.column("input_ids").combine_chunks()
+            names = batch.column("name").to_pylist() if "name" in batch.column_names else [None] * len(rows)
+            for name, row in zip(names, rows, strict=True):
+                name = str(name) if name is not None else f"{self.folder.name}:{number}"
+                if not row.is_valid or row.values.null_count:
+                    raise UserError(self.problem(f"{name} has a null for a token id", "write the folder anew"))
+                yield name, row.values.to_numpy()
+                number += 1
+
+    def fingerprint(self) -> str:
+        """Identity of every file of the folder (:func:`file_identity`)."""
+        files = sorted(path for path in self.folder.iterdir() if path.suffix in {".arrow", ".json"})
+        parts = [f"{path.name}={file_identity(path)}" for path in files]
+        return hashlib.sha256("\0".join([self.kind, *parts]).encode()).hexdigest()
+
+    def identities(self, split: str) -> set[str]:
+        """The folder, links resolved."""
+        return {self.folder.resolve().as_posix()}
+
+
+def _is_integer_list(feature: Any) -> bool:
+    """Whether a feature of ``dataset_info.json`` is a list of integers (written as a list by older ``datasets``)."""
+    inner = feature[0] if isinstance(feature, list) and feature else feature
+    inner = inner.get("feature", inner) if isinstance(inner, dict) else {}
+    listed = inner is not feature
+    return listed and isinstance(inner, dict) and str(inner.get("dtype")).startswith(("int", "uint"))

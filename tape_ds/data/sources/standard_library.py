@@ -1,0 +1,97 @@
+"""``stdlib``: the running Python's own sources, real text that every machine has without a download."""
+
+import hashlib
+import os
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from tape_ds.data.sources.base import SPLITS, Document, Source
+from tape_ds.errors import Problem, did_you_mean
+
+# Long files (85,000 to 230,000 characters, so 16,384 tokens and more under a usual tokenizer) of different nature, all
+# present in every Python from 3.11 on.
+HELD_OUT = ("_pydecimal.py", "argparse.py", "doctest.py", "inspect.py", "subprocess.py", "tarfile.py", "typing.py")
+
+# Not documents (generated tables, tests), or parts that distributions leave out, move or patch: with them the same
+# Python would give other data on another machine.
+# fmt: off
+_STDLIB_LEFT_OUT = frozenset((
+    "__phello__", "__pycache__", "dist-packages", "distutils", "encodings", "ensurepip", "idlelib", "lib-dynload",
+    "lib2to3", "msilib", "pydoc_data", "site-packages", "sitecustomize.py", "test", "tests", "tkinter", "turtle.py",
+    "turtledemo", "usercustomize.py", "venv",
+))
+# fmt: on
+_STDLIB_LEFT_OUT_PREFIXES = ("_sysconfigdata", "config-")
+
+
+class StandardLibrary(Source):
+    """Real text on every machine: the ``.py`` files of the running Python, without tests and optional parts.
+
+    The selection and its order depend on Python's minor version alone.
+    """
+
+    kind = "stdlib"
+    form = "stdlib[:FILE]"
+
+    @staticmethod
+    def files() -> dict[str, Path]:
+        """Relative posix path -> file, sorted; empty where Python comes without its sources."""
+        root = sysconfig.get_path("stdlib")
+        found = {}
+        for folder, folders, names in os.walk(root):
+            folders[:] = [name for name in folders if _wanted(name)]  # site-packages is larger than all the rest
+            for name in names:
+                if name.endswith(".py") and _wanted(name):
+                    path = Path(folder, name)
+                    found[path.relative_to(root).as_posix()] = path
+        return dict(sorted(found.items()))
+
+    def _names(self, split: str) -> list[str]:
+        if self.rest:
+            return [self.rest]
+        return [name for name in self.files() if (name in HELD_OUT) == (split == "heldout")]
+
+    def check(self) -> list[Problem]:
+        """The sources are there and, if one file is asked for, it is one of them."""
+        files = self.files()
+        missing = [name for name in HELD_OUT if name not in files]
+        if missing:
+            return [
+                self.problem(
+                    f"this Python comes without the sources of its library ({', '.join(missing)} not in "
+                    f"{sysconfig.get_path('stdlib')})",
+                    "install the full Python (a '-minimal' or zipped one lacks them), or name other data",
+                )
+            ]
+        if ":" in self.address and self.rest not in files:
+            return [self.problem("no such file in the standard library", did_you_mean(self.rest, files))]
+        return []
+
+    def documents(self, split: str) -> Iterator[Document]:
+        """One document per file that is not empty; a file that cannot be read or decoded is left out."""
+        files = self.files()
+        for name in self._names(split):
+            try:
+                text = files[name].read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError):
+                continue
+            if text.strip():
+                yield Document(name, text)
+
+    def fingerprint(self) -> str:
+        """Hash of all names and contents (5 MB, milliseconds): patch releases differ in a line here and there."""
+        digest = hashlib.sha256()
+        for split in SPLITS:
+            for document in self.documents(split):
+                digest.update(f"{document.name}\0{len(document.text)}\0{document.text}".encode())
+        return digest.hexdigest()
+
+    def identities(self, split: str) -> set[str]:
+        """One name per file."""
+        return {f"stdlib:{name}" for name in self._names(split)}
+
+
+def _wanted(name: str) -> bool:
+    """Whether a file or folder of the standard library belongs to the documents."""
+    return name not in _STDLIB_LEFT_OUT and not name.startswith(_STDLIB_LEFT_OUT_PREFIXES)
