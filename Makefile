@@ -22,11 +22,18 @@ export ARGS
 
 .PHONY: demo test check format setup clean distclean
 
-# Two processes where there is no GPU, else one for each visible GPU. A free port lets two demos share a machine.
+# Two processes where there is no GPU, else one for each GPU: as many as divide the demo's batch of 8. A free port lets two
+# demos share a machine.
 demo: $(STAMP)
 	@gpus=$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count())') || exit 1; \
 	port=$$($(BIN)/python -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])') || exit 1; \
-	if [ "$$gpus" = 0 ]; then export DS_ACCELERATOR=cpu; processes="--num_accelerators 2"; fi; \
+	case "$$gpus" in \
+	    0) export DS_ACCELERATOR=cpu; processes="--num_accelerators 2" ;; \
+	    1|2|4|8) processes="" ;; \
+	    3) processes="--num_accelerators 2" ;; \
+	    5|6|7) processes="--num_accelerators 4" ;; \
+	    *) processes="--num_accelerators 8" ;; \
+	esac; \
 	PATH="$(BIN):$$PATH" $(BIN)/python -m deepspeed.launcher.runner $$processes --master_port $$port \
 	    launchers/extend_llama.py $(ARGS)
 

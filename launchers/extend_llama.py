@@ -11,7 +11,7 @@ A recipe is one YAML file (see ``launchers/recipes/``); every field can be overr
 import sys
 
 from tape_ds.errors import command, is_main_process
-from tape_ds.training.recipe import arguments
+from tape_ds.training.recipe import arguments, plan
 
 
 @command
@@ -20,7 +20,7 @@ def main() -> int:
     recipe = arguments.load(sys.argv[1:])
     if recipe.print_config or recipe.dry_run:
         if is_main_process():
-            print(recipe.to_yaml())
+            print(recipe.to_yaml() if recipe.print_config else plan.describe(recipe))
         return 0
     return extend(recipe)
 
