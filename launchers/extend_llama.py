@@ -34,12 +34,9 @@ def extend(recipe: arguments.Recipe) -> int:
 
     extension = run.assemble(recipe)
     trainer = run.build_trainer(extension)
-    started = report.begin(extension)
-    if trainer.is_world_process_zero():
-        report.announce(extension)
-    trainer.train(resume_from_checkpoint=recipe.resume_from_checkpoint or None)
-    trainer.save_model(str(extension.output / "trained"))
-    if trainer.is_world_process_zero():
+    started = report.begin(extension) if trainer.is_world_process_zero() else None
+    trainer.train(resume_from_checkpoint=extension.resume)
+    if started is not None:
         report.conclude(extension, trainer, started)
     leave_process_group()
     return 0

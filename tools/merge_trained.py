@@ -29,10 +29,11 @@ def main(argv: list[str] | None = None) -> int:
     from tape_ds.training import checkpoint
 
     record = checkpoint.read_record(options.trained)
+    tokenizer = AutoTokenizer.from_pretrained(options.trained)
     model = checkpoint.merge(options.trained, dtype=options.dtype)
     model.config.use_cache = True
     model.save_pretrained(options.out)
-    AutoTokenizer.from_pretrained(options.trained).save_pretrained(options.out)
+    tokenizer.save_pretrained(options.out)
     print(f"{options.out}: {record.base} + {record.method}, {model.num_parameters() / 1e6:,.2f} M parameters")
     return 0
 

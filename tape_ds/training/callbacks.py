@@ -9,7 +9,7 @@ from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerState
 
 from tape_ds.training import metrics
-from tape_ds.training.held_out import HeldOut, read_scores, score_variants, write_scores
+from tape_ds.training.held_out import HeldOut, Scores, read_scores, score_variants, write_scores
 from tape_ds.training.trainer import ExtensionTrainer
 
 
@@ -31,7 +31,7 @@ class Progress(TrainerCallback):
         self.trainer.start_clock()
         if state.is_world_process_zero:
             self.line = metrics.MetricsLine(state.max_steps)
-            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self._begin_file(state.global_step)
             hidden = args.disable_tqdm or not sys.stderr.isatty()
             self.bar = tqdm(total=state.max_steps, initial=state.global_step, disable=hidden, unit="step")
 
@@ -58,7 +58,7 @@ class Progress(TrainerCallback):
         """Show and store the metrics of a logging step."""
         if self.bar is None or not logs or "loss" not in logs:
             return
-        entry = {"step": state.global_step, **logs}
+        entry = {"step": state.global_step, "mfu": None, **logs}  # every line has every key
         with self.file.open("a") as file:
             file.write(json.dumps(entry) + "\n")
         shown = {"lr" if key == "learning_rate" else key: value for key, value in entry.items()}
@@ -69,9 +69,28 @@ class Progress(TrainerCallback):
         if self.bar is not None:
             self.bar.close()
 
+    def _begin_file(self, step: int) -> None:
+        """Keep the lines up to ``step``: what comes after belongs to an earlier run, or will be run again."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        lines = self.file.read_text().splitlines(keepends=True) if step and self.file.exists() else []
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        self.file.write_text("".join(kept))
+
     def _say(self, text: str) -> None:
         self.bar.write(text, file=sys.stdout) if self.bar is not None else None
         sys.stdout.flush()
+
+
+class SaveTrained(TrainerCallback):
+    """Writes the trained folder as soon as training ends: before anything that could still fail."""
+
+    def __init__(self, trainer: ExtensionTrainer, folder: Path):
+        self.trainer = trainer
+        self.folder = folder
+
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Save, on every rank together."""
+        self.trainer.save_model(str(self.folder))
 
 
 class LossByPosition(TrainerCallback):
@@ -90,8 +109,12 @@ class LossByPosition(TrainerCallback):
         self.file = file
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Score the variants that need no training."""
-        if state.global_step == 0 and self.before:
+        """Score the variants that need no training; scores of an earlier run in this folder go."""
+        if state.global_step > 0:
+            return
+        if state.is_world_process_zero:
+            self.file.unlink(missing_ok=True)
+        if self.before:
             self._score(kwargs["model"], self.before, state)
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -105,5 +128,13 @@ class LossByPosition(TrainerCallback):
             sys.stdout.flush()
         scores = score_variants(model, self.documents, variants, self.span)
         if state.is_world_process_zero:
-            kept = {} if state.global_step == 0 else read_scores(self.file)
-            write_scores(self.file, kept | scores)
+            write_scores(self.file, self._comparable(scores) | scores)
+
+    def _comparable(self, scores: Scores) -> Scores:
+        """Stored scores of the same spans of the same documents: others do not belong in one table."""
+        shapes = {name: losses.counts for name, losses in next(iter(scores.values())).items()}
+        return {
+            variant: parts
+            for variant, parts in read_scores(self.file).items()
+            if {name: losses.counts for name, losses in parts.items()} == shapes
+        }

@@ -6,6 +6,7 @@ base model; with every parameter trained, the folder is an ordinary model folder
 """
 
 import contextlib
+import copy
 import json
 import os
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
+from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.utils import SAFETENSORS_WEIGHTS_NAME as ADAPTER_WEIGHTS
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -27,6 +29,7 @@ from tape_ds.model.llama import TapeForCausalLM
 FORMAT = 1
 RECORD = "trained.json"
 WEIGHTS = "trained.safetensors"
+WHOLE_WEIGHTS = "model*.safetensors"
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,9 @@ def save_trained(folder: str | Path, model: PreTrainedModel | PeftModel, record:
     if not tensors:
         return
     folder.mkdir(parents=True, exist_ok=True)
+    _remove_weights(folder)
     if isinstance(model, PeftModel):
-        model.save_pretrained(folder, state_dict=tensors)
-        model.get_base_model().config.save_pretrained(folder)
+        _save_adapter(folder, model, record.base, tensors)
     elif _is_whole_model(model, record.names):
         model.save_pretrained(folder, state_dict=tensors)
     else:
@@ -87,6 +90,39 @@ def save_trained(folder: str | Path, model: PreTrainedModel | PeftModel, record:
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     _write_aside(folder / RECORD, lambda path: path.write_text(json.dumps(asdict(record), indent=2) + "\n"))
+
+
+def _save_adapter(folder: Path, model: PeftModel, base: str, tensors: dict[str, Tensor]) -> None:
+    """peft's two files. Its own ``save_pretrained`` asks the hub about the base's vocabulary and adds a blank model
+    card, and both files would name the folder where this machine keeps the base."""
+    tensors = {name: tensors[first] for name, first in _first_names(model).items() if first in tensors}
+    saved = get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)
+    saved = {name: tensor.clone() for name, tensor in saved.items()}  # tied ones must not share memory in a file
+    _write_aside(folder / ADAPTER_WEIGHTS, lambda path: save_file(saved, path, metadata={"format": "pt"}))
+    config = copy.copy(model.peft_config["default"])
+    config.base_model_name_or_path, config.inference_mode = base, True
+    config.save_pretrained(folder)
+    model.get_base_model().config.save_pretrained(folder)
+
+
+def _remove_weights(folder: Path) -> None:
+    """Remove what an earlier run left here: trained by another method, its files would be loaded instead of the new."""
+    for pattern in (
+        RECORD,
+        WEIGHTS,
+        ADAPTER_WEIGHTS,
+        "adapter_config.json",
+        WHOLE_WEIGHTS,
+        "model.safetensors.index.json",
+    ):
+        for file in folder.glob(pattern):
+            file.unlink()
+
+
+def _first_names(model: nn.Module) -> dict[str, str]:
+    """Every name of every parameter -> the name that ``named_parameters`` gives it: tied ones have several."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {name: names[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
 
 
 def read_record(folder: str | Path) -> Record:
@@ -128,7 +164,10 @@ def load_trained(folder: str | Path, models: str | Path | None = None, **argumen
         return convert.load(folder, config, **arguments)
     model = convert.load(convert.resolve(record.base, models), config, **arguments)
     if (folder / "adapter_config.json").exists():
-        return PeftModel.from_pretrained(model, folder)
+        # not PeftModel.from_pretrained, which only warns of a tensor that is missing
+        adapters = PeftConfig.from_pretrained(folder)
+        adapters.base_model_name_or_path = None
+        model = get_peft_model(model, adapters, autocast_adapter_dtype=False)
     apply_trained(folder, model, record.names)
     return model
 
@@ -139,10 +178,15 @@ def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) ->
     Raises:
         UserError: a tensor is missing, left over or of another shape.
     """
-    tensors = load_file(Path(folder) / WEIGHTS)
-    parameters = dict(model.named_parameters())
+    tensors = _read_weights(Path(folder))
+    own = dict(model.named_parameters(remove_duplicate=False))
+    parameters: dict[str, Tensor] = {name: own[name] for name in names if name in own}
+    if isinstance(model, PeftModel):  # peft's files leave the adapter's name out of every key
+        first = _first_names(model)
+        parameters = {name: own[name] for name in own if first[name] in parameters}
+        parameters = get_peft_model_state_dict(model, state_dict=parameters, save_embedding_layers=False)
     wrong = sorted(
-        {*(tensors.keys() ^ set(names)), *(n for n in tensors if n not in parameters)}
+        {*(tensors.keys() ^ parameters.keys()), *(set(names) - own.keys())}
         or {n for n, tensor in tensors.items() if tensor.shape != parameters[n].shape}
     )
     if wrong:
@@ -151,6 +195,15 @@ def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) ->
     with torch.no_grad():
         for name, tensor in tensors.items():
             parameters[name].copy_(tensor)
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a trained folder, by the names in its files."""
+    files = [file for pattern in (WEIGHTS, ADAPTER_WEIGHTS, WHOLE_WEIGHTS) for file in sorted(folder.glob(pattern))]
+    if not files:
+        remedy = "give the folder 'trained' of a run, or one of its checkpoints"
+        raise UserError(Problem("trained folder", str(folder), "it holds no weights", remedy))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def merge(folder: str | Path, models: str | Path | None = None, **arguments: Any) -> TapeForCausalLM:

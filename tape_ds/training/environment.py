@@ -3,10 +3,15 @@
 Called once, first thing in a launcher. A value that the user has set is left alone.
 """
 
+import logging
 import os
+import sys
+import warnings
 from typing import TYPE_CHECKING
 
 import torch
+
+from tape_ds.errors import is_main_process
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -24,6 +29,19 @@ def prepare_process() -> None:
         os.environ.setdefault(name, value)
     share_cores()
     skip_shared_memory_build()
+    show_log()
+    # DeepSpeed calls collectives by the names that torch 2.13 deprecates; nobody who runs a recipe can change that
+    warnings.filterwarnings("ignore", message=".*torch.distributed.*is deprecated", category=FutureWarning)
+
+
+def show_log() -> None:
+    """Show this package's own log lines (which attention backend was picked, and why) on the terminal of rank 0."""
+    log = logging.getLogger("tape_ds")
+    if is_main_process() and not log.handlers:
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
 
 
 def share_cores() -> None:

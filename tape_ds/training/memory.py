@@ -63,9 +63,10 @@ def estimate(
 
 def _activation_columns(config: TapeConfig, checkpointing: bool) -> float:
     """Numbers kept per token: block inputs (hidden and position state), and the inside of one block or of all."""
-    state = config.num_key_value_heads * config.head_dim
+    state = config.num_key_value_heads * config.head_dim if config.position_encoding == "tape" else 0
+    value = config.num_key_value_heads * config.head_dim
     query = config.num_attention_heads * config.head_dim
     block_input = config.hidden_size + state
-    inside = 4 * config.hidden_size + 3 * query + 8 * state + 4 * config.intermediate_size
+    inside = 4 * config.hidden_size + 3 * query + 2 * value + 6 * state + 4 * config.intermediate_size
     blocks_inside = 1 if checkpointing else config.num_hidden_layers
     return config.num_hidden_layers * block_input + blocks_inside * inside

@@ -1,6 +1,5 @@
 """What a person reads before a run starts and after it has ended, and what is stored of it."""
 
-import json
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +11,7 @@ from tape_ds import results
 from tape_ds.scoring.loss_by_position import SpanLosses
 from tape_ds.training import memory, plots
 from tape_ds.training.held_out import read_scores
-from tape_ds.training.run import METRICS, SCORES, Run, source_fingerprints
+from tape_ds.training.run import SCORES, Run, source_fingerprints
 from tape_ds.training.trainer import ExtensionTrainer
 
 GIB = 2**30
@@ -32,7 +31,7 @@ def announce(run: Run) -> None:
         tokens=tokens,
         ranks=arguments.world_size,
         stage=stage,
-        element_bytes=2 if arguments.bf16 or arguments.fp16 else 4,
+        element_bytes=run.dtype.itemsize,
         checkpointing=arguments.gradient_checkpointing,
     )
     rows = {
@@ -55,12 +54,18 @@ def announce(run: Run) -> None:
         f"{estimate.gradients / GIB:.2f}, optimizer {estimate.optimizer / GIB:.2f}, activations "
         f"{estimate.activations / GIB:.2f}, logits {estimate.logits / GIB:.2f} (arithmetic, not measured)",
         "held out": ", ".join(document.name for document in run.held_out) or "nothing",
-        "results": str(run.output),
+        "results": str(run.output) + _earlier(run),
     }
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in rows.items():
         table.add_row(f"[bold]{key}", value)
     _print(table)
+
+
+def _earlier(run: Run) -> str:
+    """What the run's folder already holds and a new run leaves there."""
+    found = sorted(folder.name for folder in run.output.glob("checkpoint-*")) if run.resume is None else []
+    return f" (still holds an earlier run's {', '.join(found)})" if found else ""
 
 
 def engine_stage(arguments: Any) -> int:
@@ -100,8 +105,8 @@ def _rope(run: Run) -> str:
 
 def conclude(run: Run, trainer: ExtensionTrainer, started: results.Result) -> None:
     """Write run.json and the pictures, and print the table; rank 0 only."""
-    scores = read_scores(run.output / SCORES)
-    history = [json.loads(line) for line in (run.output / METRICS).read_text().splitlines()]
+    scores = read_scores(run.output / SCORES) if run.held_out else {}
+    history = [entry for entry in trainer.state.log_history if "loss" in entry]  # of a resumed run's first part, too
     folder = run.output / "results"
     merged = {variant: SpanLosses.merge(parts.values()) for variant, parts in scores.items()}
     figures = {
@@ -113,7 +118,8 @@ def conclude(run: Run, trainer: ExtensionTrainer, started: results.Result) -> No
         "loss_by_position": {v: {n: part.to_dict() for n, part in parts.items()} for v, parts in scores.items()},
     }
     results.save(started.finish(figures), folder / "run.json")
-    plots.loss_curve(history, folder / "loss.png")
+    if history:
+        plots.loss_curve(history, folder / "loss.png")
     if merged:
         plots.loss_by_position(merged, folder / "loss_by_position.png", run.native.max_position_embeddings)
         print_scores(scores, run.native.max_position_embeddings)
@@ -121,7 +127,8 @@ def conclude(run: Run, trainer: ExtensionTrainer, started: results.Result) -> No
 
 
 def begin(run: Run) -> results.Result:
-    """What is known of the run at its start, for run.json."""
+    """Say what is about to happen, and collect what is known of the run at its start; rank 0 only."""
+    announce(run)
     return results.collect(
         command=sys.argv,
         seed=run.arguments.seed,

@@ -18,14 +18,14 @@ from tape_ds.data import sources
 from tape_ds.data.dataset import TrainingRows, collate
 from tape_ds.data.packing import pack, tokenize
 from tape_ds.data.pose import Pose
-from tape_ds.errors import Problem, raise_if_any
+from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import convert
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.flops import training_flops_per_token
 from tape_ds.model.positions import scaling
-from tape_ds.training import methods
-from tape_ds.training.callbacks import LossByPosition, Progress
-from tape_ds.training.checkpoint import Record
+from tape_ds.training import methods, resume
+from tape_ds.training.callbacks import LossByPosition, Progress, SaveTrained
+from tape_ds.training.checkpoint import RECORD, WHOLE_WEIGHTS, Record
 from tape_ds.training.environment import join_process_group
 from tape_ds.training.held_out import HeldOut
 from tape_ds.training.recipe.arguments import Recipe, check_against_model
@@ -33,6 +33,7 @@ from tape_ds.training.trainer import ExtensionTrainer
 
 SCORES = "results/loss_by_position.json"
 METRICS = "metrics.jsonl"
+TRAINED = "trained"
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,13 @@ class Run:
     tokenizer: PreTrainedTokenizerBase
     rows: TrainingRows
     held_out: list[HeldOut]
+    resume: str | None = None
+    """The checkpoint it goes on from."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights as they are held between steps."""
+        return weights_dtype(self.arguments)
 
     @property
     def output(self) -> Path:
@@ -96,14 +104,23 @@ def assemble(recipe: Recipe) -> Run:
     Raises:
         UserError: whatever only the model's own files or the data can tell, on every rank alike.
     """
-    base = convert.resolve(recipe.model.model)
+    resumed = resume.find(
+        recipe.resume_from_checkpoint,
+        recipe.trainer_value("output_dir"),
+        deepspeed=recipe.deepspeed is not None,
+        processes=recipe.world_size,
+    )
+    base = convert.resolve(base_address(recipe.model.model))
+    raise_if_any(check_whole(recipe.model.model, base))
     native = convert.read_config(base)
     raise_if_any([*convert.check_llama_shaped(native), *check_against_model(recipe, native)])
     arguments = recipe.training_arguments()
     join_process_group(arguments)
     set_seed(arguments.seed)
-    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer = load_tokenizer(recipe.model.model, base)
     rows = training_rows(recipe, arguments, tokenizer)
+    # the rows hold every epoch already; the trainer would otherwise run its epochs over all of them
+    arguments.max_steps = len(rows) // recipe.global_batch_size
     held_out = held_out_documents(recipe, tokenizer)
     config = convert.tape_config(
         native,
@@ -116,10 +133,49 @@ def assemble(recipe: Recipe) -> Run:
             native.rope_parameters, recipe.model.rope_parameters, native.max_position_embeddings
         ),
     )
-    dtype = torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else torch.float32
-    model = convert.load(base, config, dtype=dtype)
+    model = convert.load(base, config, dtype=weights_dtype(arguments))
     prepared = methods.prepare(recipe.method.method, model, recipe.method)
-    return Run(recipe, arguments, native, config, prepared.model, prepared.names, tokenizer, rows, held_out)
+    return Run(recipe, arguments, native, config, prepared.model, prepared.names, tokenizer, rows, held_out, resumed)
+
+
+def base_address(model: str) -> str:
+    """The recipe's model so that it is found from any folder: a path absolute, anything else as it is."""
+    path = Path(model).expanduser()
+    return str(path.absolute()) if model != convert.SMOLLM2 and path.exists() else model
+
+
+def check_whole(model: str, base: str) -> list[Problem]:
+    """Whether ``base`` is a whole model and not what a run trained of one."""
+    folder = Path(base)
+    if not (folder / RECORD).exists() or any(folder.glob(WHOLE_WEIGHTS)):
+        return []
+    remedy = f"make a whole model of it: python tools/merge_trained.py {model} OUT"
+    return [Problem("model", model, "it holds only what a run trained of its base", remedy)]
+
+
+def load_tokenizer(model: str, base: str) -> PreTrainedTokenizerBase:
+    """The model's own tokenizer.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(base)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        remedy = "give a model with its tokenizer's files beside it"
+        raise UserError(Problem("model", model, f"no tokenizer could be read ({reason})", remedy)) from error
+
+
+def weights_dtype(arguments: TrainingArguments) -> torch.dtype:
+    """What the weights are loaded in: 16 bit only under an engine, which keeps fp32 masters of what it trains.
+
+    Without one the optimizer steps on the weights themselves: small steps would vanish in bf16, and a gradient scaler
+    refuses fp16; autocast computes in 16 bit there.
+    """
+    if not arguments.deepspeed:
+        return torch.float32
+    return torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else torch.float32
 
 
 def training_rows(recipe: Recipe, arguments: TrainingArguments, tokenizer: PreTrainedTokenizerBase) -> TrainingRows:
@@ -146,7 +202,7 @@ def held_out_documents(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> li
         UserError: a document is shorter; all are scored at one length, so that positions compare.
     """
     length = recipe.evaluation.eval_length
-    documents = []
+    documents: list[HeldOut] = []
     problems = []
     for address in recipe.data.eval_data:
         for row in tokenize([address], tokenizer, "heldout", Path(recipe.data.data_cache).expanduser()):
@@ -154,7 +210,9 @@ def held_out_documents(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> li
                 wrong = f"{row['name']} has {len(row['input_ids'])} tokens, fewer than eval_length = {length}"
                 problems.append(Problem("eval_data", address, wrong, "name longer documents, or lower eval_length"))
                 continue
-            documents.append(HeldOut(row["name"], torch.tensor([row["input_ids"][:length]])))
+            taken = any(document.name == row["name"] for document in documents)  # two addresses may each have one
+            name = f"{row['name']} ({address})" if taken else row["name"]
+            documents.append(HeldOut(name, torch.tensor([row["input_ids"][:length]])))
     raise_if_any(problems)
     return documents
 
@@ -162,7 +220,7 @@ def held_out_documents(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> li
 def build_trainer(run: Run) -> ExtensionTrainer:
     """The trainer with this project's callbacks instead of transformers' printing ones."""
     total, trained = run.parameter_counts
-    record = Record(base=run.recipe.model.model, method=run.recipe.method.method, names=run.names)
+    record = Record(base=base_address(run.recipe.model.model), method=run.recipe.method.method, names=run.names)
     trainer = ExtensionTrainer(
         record=record,
         tokens_per_step=run.tokens_per_step,
@@ -175,6 +233,7 @@ def build_trainer(run: Run) -> ExtensionTrainer:
     )
     for callback in [c for c in trainer.callback_handler.callbacks if type(c).__name__ in _REPLACED]:
         trainer.remove_callback(callback)
+    trainer.add_callback(SaveTrained(trainer, run.output / TRAINED))
     if run.held_out:
         after = f"{run.recipe.method.method}, trained"
         scores = LossByPosition(run.held_out, run.variants, after, run.recipe.evaluation.eval_span, run.output / SCORES)

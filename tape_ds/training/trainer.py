@@ -91,10 +91,17 @@ class ExtensionTrainer(Trainer):
         if self.args.should_save and not isinstance(self.lr_scheduler, DeepSpeedSchedulerWrapper):
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 
+    def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        """Start each mean at zero: the base class subtracts the sum from itself, and NaN - NaN stays NaN for good."""
+        logged = self._globalstep_last_logged
+        super()._maybe_log_save_evaluate(tr_loss, *args, **kwargs)
+        if self._globalstep_last_logged != logged:
+            tr_loss.zero_()
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add speed, use of the hardware, memory and skipped steps to the metrics of a logging step."""
-        if "loss" in logs:
-            logs = logs | self._measure()
+        if "loss" in logs:  # trackers warn of a None each time, so what is not available is left out
+            logs = logs | {name: value for name, value in self._measure().items() if value is not None}
         super().log(logs, start_time)
 
     def _measure(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Two real DeepSpeed ranks: what is trained under every ZeRO stage, and what survives it."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def everything(folder: Path) -> list[dict]:
 @pytest.fixture(scope="module")
 def outcomes(everything) -> list[dict]:
     """What each engine did whose gradients were all finite."""
-    return [outcome for outcome in everything if not outcome["poisoned"]]
+    return [outcome for outcome in everything if not outcome["special"]]
 
 
 def test_every_stage_ran(outcomes):
@@ -75,6 +76,25 @@ def test_positions_stay_distinct_under_the_engine(outcomes):
     """The engine's cast to bf16 leaves 897 of 8,192 positions where frequencies are a parameter or a buffer."""
     for outcome in outcomes:
         assert outcome["distinct"] == {"8192": 8192, "131072": 131072}
+
+
+def test_a_step_skipped_on_another_rank_is_said_aloud(launched, everything):
+    """NaN on rank 1 alone: rank 0's own numbers look healthy, so the engine's count is what tells."""
+    _, printed = launched
+    poisoned = [outcome for outcome in everything if outcome["special"] == "poisoned"]
+    assert [(outcome["stage"], outcome["skipped"]) for outcome in poisoned] == [(1, 1), (2, 1), (3, 1)]
+    assert printed.count("SKIPPED, a gradient was not finite on some rank") == 3
+    assert all(math.isnan(outcome["losses"][1]) and outcome["losses"][2] > 0 for outcome in poisoned)
+
+
+def test_resumed_equals_uninterrupted_under_every_stage(everything, outcomes):
+    """Frozen weights are in no checkpoint; adapters and tied embeddings come back as they were, to the last digit."""
+    resumed = [outcome for outcome in everything if outcome["special"] == "resumed"]
+    assert {(o["stage"], o["method"]) for o in resumed} == {(1, "tape"), (2, "tape"), (3, "lora"), (3, "full")}
+    for outcome in resumed:
+        key = ("stage", "checkpointing", "method", "bf16")
+        (whole,) = [other for other in outcomes if all(other[name] == outcome[name] for name in key)]
+        assert outcome["losses"][-2:] == whole["losses"][-2:], [outcome[name] for name in key]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from tape_ds import TapeForCausalLM
@@ -36,10 +37,12 @@ def trained_folder(base, tmp_path, method, encoding="tape", **changes):
     return prepared.model.eval(), tmp_path / "trained"
 
 
+@pytest.mark.parametrize("embeddings", [False, True])
 @pytest.mark.parametrize("method", ["tape", "lora", "full"])
-def test_what_was_trained_comes_back(base, tmp_path, method):
-    """Loaded, and merged, the model computes what the trained one does."""
-    model, folder = trained_folder(base, tmp_path, method, train_position=method != "lora")
+def test_what_was_trained_comes_back(base, tmp_path, method, embeddings):
+    """Loaded, and merged, the model computes what the trained one does; its embeddings are tied to the head."""
+    changes = {"train_position": method != "lora", "train_embeddings": embeddings}
+    model, folder = trained_folder(base, tmp_path, method, **changes)
     ids = tokens(2, 20)
     with torch.no_grad():
         expected = model(ids).logits
@@ -57,10 +60,13 @@ def test_a_tape_folder_holds_only_what_was_trained(base, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["missing", "extra", "shape"])
-def test_tensors_that_do_not_fit_are_refused(base, tmp_path, damage):
-    _, folder = trained_folder(base, tmp_path, "tape")
-    tensors = load_file(folder / checkpoint.WEIGHTS)
-    name = "model.norm.weight"
+@pytest.mark.parametrize("method", ["tape", "lora"])
+def test_tensors_that_do_not_fit_are_refused(base, tmp_path, method, damage):
+    """peft by itself only warns of an adapter that lacks a tensor, and goes on without it."""
+    _, folder = trained_folder(base, tmp_path, method)
+    file = folder / (checkpoint.WEIGHTS if method == "tape" else checkpoint.ADAPTER_WEIGHTS)
+    tensors = load_file(file)
+    name = "model.norm.weight" if method == "tape" else "base_model.model.model.norm.weight"
     if damage == "missing":
         del tensors[name]
     elif damage == "extra":
@@ -68,9 +74,29 @@ def test_tensors_that_do_not_fit_are_refused(base, tmp_path, damage):
         tensors[name] = torch.zeros(1)
     else:
         tensors[name] = torch.zeros(5)
-    save_file(tensors, folder / checkpoint.WEIGHTS)
+    save_file(tensors, file)
     with pytest.raises(UserError, match=name.replace(".", r"\.")):
         checkpoint.load_trained(folder)
+
+
+@pytest.mark.parametrize(("first", "then"), [("full", "tape"), ("lora", "tape"), ("tape", "lora"), ("tape", "full")])
+def test_an_earlier_run_leaves_nothing_that_would_be_loaded(base, tmp_path, first, then):
+    """Two methods, one output folder: the files of the first were loaded in place of the second's, in silence."""
+    trained_folder(base, tmp_path, first, train_norms=False)
+    model, folder = trained_folder(base, tmp_path, then)
+    ids = tokens(2, 20)
+    with torch.no_grad():
+        assert torch.equal(checkpoint.load_trained(folder).eval()(ids).logits, model(ids).logits)
+    assert checkpoint.read_record(folder).method == then
+
+
+def test_an_adapter_names_its_base_as_the_recipe_does(base, tmp_path):
+    """Not by the folder where this machine keeps what it unpacked."""
+    prepared = methods.prepare("lora", TapeForCausalLM.from_pretrained(base), settings())
+    checkpoint.save_trained(tmp_path / "trained", prepared.model, Record("smollm2", "lora", prepared.names))
+    saved = [file.read_text() for file in (tmp_path / "trained").iterdir() if file.suffix != ".safetensors"]
+    assert '"base_model_name_or_path": "smollm2"' in "".join(saved)
+    assert not any(str(tmp_path) in text for text in saved)
 
 
 def test_a_folder_without_a_record_is_refused(tmp_path):
@@ -87,3 +113,12 @@ def test_an_empty_tensor_is_never_saved(tmp_path):
     model.model.norm.weight = torch.nn.Parameter(torch.empty(0))
     with pytest.raises(RuntimeError, match=r"model\.norm\.weight"):
         checkpoint.gather(model, ["model.norm.weight"])
+
+
+def test_an_adapter_is_an_ordinary_one(base, tmp_path):
+    """peft itself loads what was saved."""
+    model, folder = trained_folder(base, tmp_path, "lora")
+    plain = PeftModel.from_pretrained(TapeForCausalLM.from_pretrained(base), folder).eval()
+    ids = tokens(2, 20)
+    with torch.no_grad():
+        assert torch.equal(plain(ids).logits, model(ids).logits)

@@ -34,6 +34,16 @@ def test_a_checkpointed_block_keeps_its_hidden_and_position_state():
     assert estimate(3, checkpointing=False).activations == pytest.approx(blocks + 32 * one_inside)
 
 
+def test_only_tape_carries_a_state():
+    """A rope model under LoRA was charged for position states that it does not have."""
+    sizes = {"parameters": 1, "trained": 1, "tokens": 1, "ranks": 1, "stage": 0, "element_bytes": 1}
+    columns = [
+        memory.estimate(TapeConfig(position_encoding=name), **sizes, checkpointing=True).activations
+        for name in ("rope", "tape")
+    ]
+    assert columns[1] - columns[0] == (32 + 6) * 4096
+
+
 def test_total_is_the_sum():
     each = estimate(3)
     assert each.total == each.weights + each.gradients + each.optimizer + each.activations + each.logits

@@ -41,7 +41,7 @@ def build(folder, rows=None, method="tape", **changes) -> ExtensionTrainer:
     """A trainer on a tiny model; the same weights each time."""
     torch.manual_seed(5)
     model = TapeForCausalLM(tiny_config(tie_word_embeddings=True, attention_dropout=0.0))
-    prepared = methods.prepare(method, model, settings())
+    prepared = methods.prepare(method, model, settings(train_position=method != "lora"))
     arguments = TrainingArguments(
         **{
             "output_dir": str(folder),
@@ -81,11 +81,13 @@ def test_samples_come_in_their_own_order(tmp_path):
     assert rows.asked == list(range(2 * STEPS))
 
 
-def test_resumed_equals_uninterrupted_to_the_last_digit(tmp_path):
-    whole = build(tmp_path / "whole")
+@pytest.mark.parametrize("method", ["tape", "lora", "full"])
+def test_resumed_equals_uninterrupted_to_the_last_digit(tmp_path, method):
+    """The trained weights come back from whichever files the method saves."""
+    whole = build(tmp_path / "whole", method=method)
     whole.train()
     rows = Rows()
-    rest = build(tmp_path / "rest", rows)
+    rest = build(tmp_path / "rest", rows, method=method)
     rest.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     assert losses(rest)[-3:] == losses(whole)[-3:]
     assert rows.asked == list(range(6, 12)), "rows of the first half were read again"
@@ -116,6 +118,30 @@ def test_progress_shows_and_stores_every_logging_step(tmp_path, capsys):
     assert capsys.readouterr().out.count("| loss ") == STEPS
 
 
+def test_metrics_hold_each_step_once(tmp_path):
+    """Steps after the checkpoint are run again when a killed run resumes; an earlier run's lines are not this one's."""
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 500, "loss": 1.0}\n')
+    first = build(tmp_path, max_steps=5)
+    first.add_callback(Progress(first, file))
+    first.train()
+    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [1, 2, 3, 4, 5]
+    with file.open("a") as cut:
+        cut.write('{"step": 6, "lo')
+    rest = build(tmp_path)
+    rest.add_callback(Progress(rest, file))
+    rest.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_trackers_get_numbers_only(tmp_path):
+    """TensorBoard's callback warns of a None at every logging step."""
+    trainer = build(tmp_path, max_steps=1)
+    trainer.train()
+    logged = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    assert None not in logged.values()
+
+
 def test_nan_is_shown_and_never_averaged_away(tmp_path, capsys):
     """transformers' default filter replaces a NaN loss by the mean of the ones before."""
     trainer = build(tmp_path, max_steps=2)
@@ -141,3 +167,29 @@ def test_loss_by_position_before_and_after(tmp_path):
     assert list(scores) == ["untouched", "linear x2, untrained", "tape, trained"]
     assert all(set(parts) == {"a", "b"} for parts in scores.values())
     assert scores["untouched"]["a"].nll != scores["linear x2, untrained"]["a"].nll != scores["tape, trained"]["a"].nll
+
+
+def test_scores_of_another_run_are_not_kept(tmp_path):
+    """Neither by a fresh run in the same folder, nor beside those of other documents."""
+    file = tmp_path / "scores.json"
+    rope = dict(build(tmp_path).model.config.rope_parameters)
+    first = build(tmp_path)
+    first.add_callback(LossByPosition([HeldOut("a", tokens(1, 40))], {"untouched": rope}, "first", 16, file))
+    first.train()
+    assert set(read_scores(file)) == {"untouched", "first"}
+    resumed = build(tmp_path)
+    resumed.add_callback(LossByPosition([HeldOut("b", tokens(1, 40))], {"untouched": rope}, "resumed", 16, file))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert set(read_scores(file)) == {"resumed"}
+    fresh = build(tmp_path)
+    fresh.add_callback(LossByPosition([HeldOut("b", tokens(1, 40))], {}, "fresh", 16, file))
+    fresh.train()
+    assert set(read_scores(file)) == {"fresh"}
+
+
+def test_half_precision_without_an_engine_trains(tmp_path):
+    """fp32 weights under autocast."""
+    trainer = build(tmp_path, bf16=True)
+    trainer.train()
+    assert losses(trainer)[-1] < losses(trainer)[0]
+    assert next(trainer.model.parameters()).dtype == torch.float32

@@ -55,6 +55,11 @@ OWNED: dict[str, Owned] = {
     "fsdp": Owned(None, "sharding is DeepSpeed's here", "choose a stage with deepspeed"),
     "fsdp_config": Owned(None, "sharding is DeepSpeed's here", "choose a stage with deepspeed"),
     "parallelism_config": Owned(None, "it is an object, which a recipe cannot hold"),
+    "push_to_hub": Owned(
+        False,
+        "a run saves what it trained, and only a whole model is worth a page of its own",
+        "merge with tools/merge_trained.py and upload that folder",
+    ),
     "hub_token": Owned(None, "a recipe is stored with every result, and a token must not be", "export HF_TOKEN"),
 }
 

@@ -60,6 +60,7 @@ def base_folder(folder: Path) -> Path:
             num_attention_heads=4,
             num_key_value_heads=2,
             vocab_size=VOCABULARY,
+            tie_word_embeddings=True,
             initializer_range=0.2,
         )
         LlamaForCausalLM(config).save_pretrained(base)
@@ -77,7 +78,7 @@ class Poisoned(ExtensionTrainer):
 
 
 def train(
-    folder: Path, base: Path, stage: int, checkpointing: bool, method: str, bf16: bool, poisoned: bool = False
+    folder: Path, base: Path, stage: int, checkpointing: bool, method: str, bf16: bool, special: str = ""
 ) -> dict:
     """One engine from birth to death; returns what happened to its parameters."""
     engine = {
@@ -89,7 +90,7 @@ def train(
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
     }
     arguments = TrainingArguments(
-        output_dir=str(folder / f"run-{stage}-{checkpointing}-{method}"),
+        output_dir=str(folder / f"run-{stage}-{checkpointing}-{method}-{bf16}"),
         deepspeed=engine,
         per_device_train_batch_size=2,
         max_steps=4,
@@ -100,7 +101,8 @@ def train(
         logging_steps=1,
         logging_nan_inf_filter=False,
         report_to=[],
-        save_strategy="no",
+        save_strategy="no" if special == "poisoned" else "steps",
+        save_steps=2,
         disable_tqdm=True,
         gradient_checkpointing=checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False},
@@ -115,7 +117,7 @@ def train(
     prepared = methods.prepare(method, model, Settings)
     Settings.train_position = True
     record = Record(base=str(base), method=method, names=prepared.names)
-    trainer = (Poisoned if poisoned else ExtensionTrainer)(
+    trainer = (Poisoned if special == "poisoned" else ExtensionTrainer)(
         record=record,
         tokens_per_step=4 * LENGTH,
         flops_per_token=1.0,
@@ -124,9 +126,10 @@ def train(
         train_dataset=Rows(),
         data_collator=collate,
     )
-    trainer.add_callback(Progress(trainer, folder / f"metrics-{stage}-{poisoned}.jsonl"))
+    trainer.add_callback(Progress(trainer, folder / f"metrics-{stage}-{special}.jsonl"))
     before = checkpoint.gather(trainer.model, [name for name, _ in trainer.model.named_parameters()])
-    trainer.train()
+    half_way = Path(arguments.output_dir) / "checkpoint-2"
+    trainer.train(resume_from_checkpoint=str(half_way) if special == "resumed" else None)
     after = checkpoint.gather(trainer.model, [name for name, _ in trainer.model.named_parameters()])
     moved = sorted(name for name in after if not torch.equal(after[name], before[name]))
     bare = trainer.model.get_base_model() if method == "lora" else trainer.model
@@ -147,7 +150,7 @@ def train(
         "fresh_std": {n: t.float().std().item() for n, t in fresh.items() if ".position." in n},
         "distinct": distinct,
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
-        "poisoned": poisoned,
+        "special": special,
         "skipped": trainer.skipped_steps,
         "dtype": str(next(bare.parameters()).dtype),
     }
@@ -171,7 +174,9 @@ def main() -> int:
     base = base_folder(options.folder)
     plans = [(stage, checkpointing, "tape", False) for stage in (1, 2, 3) for checkpointing in (False, True)]
     plans += [(3, True, "tape", True), (3, True, "lora", True), (3, True, "full", False)]
-    plans += [(stage, True, "tape", stage > 1, True) for stage in (1, 2, 3)]
+    plans += [(stage, True, "tape", stage > 1, "poisoned") for stage in (1, 2, 3)]
+    plans += [(1, False, "tape", False, "resumed"), (2, True, "tape", False, "resumed")]
+    plans += [(3, True, "lora", True, "resumed"), (3, True, "full", False, "resumed")]
     outcomes = [train(options.folder, base, *plan) for plan in plans]
     if torch.distributed.get_rank() == 0:
         (options.folder / "outcomes.json").write_text(json.dumps(outcomes))
