@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -68,6 +69,13 @@ def skip_shared_memory_build() -> None:
 
     if get_accelerator().device_name() == "cpu":
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def keep_trackers_in(output: str | Path) -> None:
+    """Let W&B write its (offline) runs into the run's folder, not into whatever folder the launcher stands in."""
+    if "WANDB_DIR" not in os.environ:
+        Path(output).mkdir(parents=True, exist_ok=True)  # W&B turns to a temporary folder where it finds none
+        os.environ["WANDB_DIR"] = str(output)
 
 
 def join_process_group(arguments: "TrainingArguments") -> None:

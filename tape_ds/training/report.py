@@ -146,9 +146,9 @@ def print_scores(scores: Mapping[str, Mapping[str, SpanLosses]], native_length: 
         table = Table(title=f"loss by position on {name} (nats per token)", title_justify="left")
         table.add_column("")
         for start in first.starts:
-            table.add_column(f"{start / 1024:g}k" if start >= 1024 else str(start), justify="right")
+            table.add_column(_place(start), justify="right")
         table.add_column("mean", justify="right")
-        table.add_column(f">= {native_length / 1024:g}k", justify="right")
+        table.add_column(f">= {_place(native_length)}", justify="right")
         for variant, parts in scores.items():
             losses = parts[name]
             cells = [f"{value:.2f}" for value in losses.nll]
@@ -156,6 +156,11 @@ def print_scores(scores: Mapping[str, Mapping[str, SpanLosses]], native_length: 
             past = f"{losses.mean_between(native_length):.3f}" if losses.starts[-1] >= native_length else "-"
             table.add_row(variant, *cells, f"{losses.mean:.3f}", past)
         _print(table)
+
+
+def _place(position: int) -> str:
+    """A position as this field writes lengths: 512, 2k, 16k."""
+    return f"{position / 1024:g}k" if position >= 1024 else str(position)
 
 
 def _print(content: Any) -> None:

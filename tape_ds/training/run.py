@@ -26,7 +26,7 @@ from tape_ds.model.positions import scaling
 from tape_ds.training import methods, resume
 from tape_ds.training.callbacks import LossByPosition, Progress, SaveTrained
 from tape_ds.training.checkpoint import RECORD, WHOLE_WEIGHTS, Record
-from tape_ds.training.environment import join_process_group
+from tape_ds.training.environment import join_process_group, keep_trackers_in
 from tape_ds.training.held_out import HeldOut
 from tape_ds.training.recipe.arguments import Recipe, check_against_model
 from tape_ds.training.trainer import ExtensionTrainer
@@ -219,6 +219,7 @@ def held_out_documents(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> li
 
 def build_trainer(run: Run) -> ExtensionTrainer:
     """The trainer with this project's callbacks instead of transformers' printing ones."""
+    keep_trackers_in(run.output)
     total, trained = run.parameter_counts
     record = Record(base=base_address(run.recipe.model.model), method=run.recipe.method.method, names=run.names)
     trainer = ExtensionTrainer(

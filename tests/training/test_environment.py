@@ -11,7 +11,7 @@ from tape_ds.training import environment
 @pytest.fixture(autouse=True)
 def restored(monkeypatch):
     """Every variable and thread count as it was before the test."""
-    for name in (*environment.DEFAULTS, "OMP_NUM_THREADS", "LOCAL_SIZE"):
+    for name in (*environment.DEFAULTS, "OMP_NUM_THREADS", "LOCAL_SIZE", "WANDB_DIR"):
         monkeypatch.setenv(name, "")  # so that the value at the end of the test is undone, too
         monkeypatch.delenv(name)
     threads = torch.get_num_threads()
@@ -24,6 +24,15 @@ def test_what_the_user_set_stays(monkeypatch):
     environment.prepare_process()
     assert os.environ["WANDB_MODE"] == "online"
     assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
+
+
+def test_trackers_write_into_the_run(monkeypatch, tmp_path):
+    monkeypatch.setenv("WANDB_DIR", "elsewhere")
+    environment.keep_trackers_in(tmp_path / "run")
+    assert os.environ["WANDB_DIR"] == "elsewhere"
+    monkeypatch.delenv("WANDB_DIR")
+    environment.keep_trackers_in(tmp_path / "run")
+    assert os.environ["WANDB_DIR"] == str(tmp_path / "run") and (tmp_path / "run").is_dir()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="cores are shared out on CPU machines only")

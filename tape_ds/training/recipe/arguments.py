@@ -6,7 +6,7 @@ One flat mapping holds it: this stack's own fields (the sections below) beside e
 
     --recipe NAME_OR_PATH        which recipe; "demo" without it
     --field VALUE                any field; a list as a,b or a b or JSON, a mapping as JSON, a lone --flag for true
-    --field.key VALUE            one key of a mapping
+    --field.key VALUE            one key of a mapping; of a flag that is given twice, the last word counts
     --print_config, --dry_run    show the whole recipe, or what it would do, and stop
 
 :func:`load` loads no model and no data and writes nothing; it reports everything wrong in one

@@ -143,14 +143,14 @@ _COMMAND_LINE = "command line"
 def read_command_line(argv: list[str], problems: list[Problem]) -> dict[str, list[str]]:
     """``--name value ...``, ``--name=value`` and lone ``--name`` as name -> texts; dashes in names become underscores.
 
-    A name given again adds its texts.
+    A name given again replaces what it was: the last word counts, so a wrapper's defaults can be overridden.
     """
     found: dict[str, list[str]] = {}
     current: list[str] | None = None
     for token in argv:
         match = _FLAG.fullmatch(token)
         if match:
-            current = found.setdefault(match[1].replace("-", "_"), [])
+            current = found[match[1].replace("-", "_")] = []
             if match[2] is not None:
                 current.append(match[2])
                 current = None

@@ -461,13 +461,19 @@ def test_numbers_may_be_spelled_as_text():
     "argv",
     [
         ["--eval_data", "stdlib:typing.py", "stdlib:inspect.py"],
-        ["--eval_data", "stdlib:typing.py", "--eval_data", "stdlib:inspect.py"],
         ["--eval_data=stdlib:typing.py,stdlib:inspect.py"],
         ["--eval_data", '["stdlib:typing.py", "stdlib:inspect.py"]'],
     ],
 )
 def test_lists_on_the_command_line(argv):
     assert load(["--recipe", write(), *argv]).data.eval_data == ["stdlib:typing.py", "stdlib:inspect.py"]
+
+
+def test_the_last_word_counts_on_the_command_line():
+    """A script with flags of its own can pass "$@" on; a list is replaced as a whole, like a number."""
+    argv = ["--max_steps", "4", "--eval_data", "stdlib:typing.py", "--max_steps=6", "--eval_data", "stdlib:inspect.py"]
+    recipe = load(["--recipe", write(), *argv])
+    assert (recipe.training_kwargs["max_steps"], recipe.data.eval_data) == (6, ["stdlib:inspect.py"])
 
 
 def test_flags_without_a_value_negative_numbers_and_null():
