@@ -294,6 +294,15 @@ def _duration(recipe: "Recipe") -> Iterator[Problem]:
         yield Problem("warmup_steps", warmup, wrong, "give fewer, or a share of the run (below 1)")
 
 
+@_reads("save_strategy")
+def _saving(recipe: "Recipe") -> Iterator[Problem]:
+    """The trainer sees a run as one epoch, and never evaluates within it."""
+    strategy = recipe.training_kwargs.get("save_strategy", "steps")
+    if strategy not in ("steps", "no"):
+        wrong = "a run is one pass over its samples, with no evaluation in between"
+        yield Problem("save_strategy", str(strategy), wrong, "give steps (and save_steps), or no")
+
+
 @_reads("bf16", "fp16")
 def _precision(recipe: "Recipe") -> Iterator[Problem]:
     if recipe.training_kwargs.get("bf16") and recipe.training_kwargs.get("fp16"):

@@ -61,6 +61,7 @@ def json_file(**changes):
 # --- what is wrong: (what to change, expected field, part of the value shown, part of the remedy)
 
 MALFORMED = {
+    "saving by epochs": ({"save_strategy": "epoch"}, "save_strategy", "epoch", "save_steps"),
     # names
     "unknown key": ({"lerning_rate": 1e-4}, "lerning_rate", "0.0001", "did you mean 'learning_rate'"),
     "unknown key of ours": ({"pose_chunk": 2}, "pose_chunk", "2", "did you mean 'pose_chunks'"),
