@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, TrainingArguments, set_seed
@@ -79,16 +80,14 @@ class Run:
     @property
     def variants(self) -> dict[str, dict[str, Any] | None]:
         """What is scored before training: the base model, and its angles scaled without training where they differ."""
-        own, extended = dict(self.native.rope_parameters), dict(self.config.rope_parameters)
         if not self.recipe.evaluation.eval_before:
             return {}
+        own, extended = dict(self.native.rope_parameters), dict(self.config.rope_parameters)
         variants: dict[str, dict[str, Any] | None] = {"untouched": own}
-        if scaling.frequencies(own, self.config.head_dim)[0].tolist() != self._frequencies():
+        plain, scaled = (scaling.frequencies(angles, self.config.head_dim)[0] for angles in (own, extended))
+        if not np.array_equal(plain, scaled):
             variants[untrained_name(extended)] = extended
         return variants
-
-    def _frequencies(self) -> list[float]:
-        return scaling.frequencies(self.config.rope_parameters, self.config.head_dim)[0].tolist()
 
 
 def untrained_name(rope_parameters: dict[str, Any]) -> str:

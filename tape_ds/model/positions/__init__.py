@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -89,8 +88,3 @@ def _describe(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return "one of: " + ", ".join(map(str, get_args(hint)))
     return "give " + " or ".join("null" if kind is type(None) else kind.__name__ for kind in get_args(hint) or (hint,))
-
-
-def describe_options(name: str) -> dict[str, Any]:
-    """Every option of an encoding with its default, for help texts."""
-    return {field.name: field.default for field in dataclasses.fields(_entry(name).options)}

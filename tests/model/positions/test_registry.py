@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from tape_ds.errors import UserError
 from tape_ds.model import positions
 from tests.model.helpers import tiny_config
 
@@ -15,7 +14,7 @@ def test_every_encoding_builds_both_its_parts():
         config = tiny_config(position_encoding=name)
         assert isinstance(positions.build(config), positions.PositionEncoding)
         assert isinstance(positions.build_layer(config, 0), positions.PositionLayer)
-        assert positions.check_options(name, positions.describe_options(name)) == []
+        assert positions.check_options(name, {}) == []
 
 
 def test_hooks_that_an_encoding_leaves_alone_do_nothing():
@@ -53,14 +52,6 @@ def test_a_mistake_is_named_with_its_remedy(name, options, field, words):
 def test_all_mistakes_come_together():
     problems = positions.check_options("tape", {"rnak": 3, "feed_forward": 1, "attention_update": None})
     assert len(problems) == 3
-
-
-def test_describe_options_knows_every_default():
-    assert positions.describe_options("rope") == {}
-    described = positions.describe_options("tape")
-    assert described == {"attention_update": "mix", "feed_forward": True, "rank": None}
-    with pytest.raises(UserError, match="did you mean 'tape'"):
-        positions.describe_options("tpae")
 
 
 def test_options_are_frozen():
