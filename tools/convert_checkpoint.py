@@ -65,13 +65,12 @@ def check(options: argparse.Namespace) -> None:
         UserError: naming every problem.
     """
     from tape_ds.model import positions
+    from tape_ds.training.checkpoint import check_whole
 
     problems = []
     if Path(options.out).exists():
         problems.append(Problem("out", options.out, "exists", "name a new folder"))
-    if (Path(options.source) / "trained.json").exists() and not any(Path(options.source).glob("model*.safetensors")):
-        remedy = f"make a whole model of it: python tools/merge_trained.py {options.source} OUT"
-        problems.append(Problem("source", options.source, "it holds only what a run trained of its base", remedy))
+    problems += check_whole("source", options.source, options.source)
     if options.kind == "reference-to-tape" and options.variant is None:
         problems.append(Problem("--variant", None, "missing", "name the published model file, such as adape"))
     if options.kind == "llama-to-tape":

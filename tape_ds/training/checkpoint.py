@@ -146,6 +146,15 @@ def read_record(folder: str | Path) -> Record:
     return Record(**(fields | {"names": tuple(fields["names"])}))
 
 
+def check_whole(field: str, address: str, folder: str | Path) -> list[Problem]:
+    """Whether ``folder`` (what ``address`` leads to) is a whole model and not what a run trained of one."""
+    folder = Path(folder)
+    if not (folder / RECORD).exists() or any(folder.glob(WHOLE_WEIGHTS)):
+        return []
+    remedy = f"make a whole model of it: python tools/merge_trained.py {address} OUT"
+    return [Problem(field, address, "it holds only what a run trained of its base", remedy)]
+
+
 def load_trained(folder: str | Path, models: str | Path | None = None, **arguments: Any) -> TapeForCausalLM | PeftModel:
     """The base model with what was trained on it; a ``PeftModel`` where the method was LoRA.
 
@@ -160,7 +169,7 @@ def load_trained(folder: str | Path, models: str | Path | None = None, **argumen
     folder = Path(folder)
     record = read_record(folder)
     config = TapeConfig.from_pretrained(folder)
-    if (folder / "model.safetensors").exists() or (folder / "model.safetensors.index.json").exists():
+    if any(folder.glob(WHOLE_WEIGHTS)):
         return convert.load(folder, config, **arguments)
     model = convert.load(convert.resolve(record.base, models), config, **arguments)
     if (folder / "adapter_config.json").exists():

@@ -7,6 +7,7 @@ are what is kept for the backward; what an operator needs for a moment is not co
 
 from dataclasses import dataclass
 
+from tape_ds.model import positions
 from tape_ds.model.configuration import TapeConfig
 
 OPTIMIZER_BYTES = 12
@@ -63,7 +64,7 @@ def estimate(
 
 def _activation_columns(config: TapeConfig, checkpointing: bool) -> float:
     """Numbers kept per token: block inputs (hidden and position state), and the inside of one block or of all."""
-    state = config.num_key_value_heads * config.head_dim if config.position_encoding == "tape" else 0
+    state = positions.state_columns(config)
     value = config.num_key_value_heads * config.head_dim
     query = config.num_attention_heads * config.head_dim
     block_input = config.hidden_size + state

@@ -26,7 +26,7 @@ from tape_ds.model.flops import training_flops_per_token
 from tape_ds.model.positions import scaling
 from tape_ds.training import methods, resume
 from tape_ds.training.callbacks import LossByPosition, Progress, SaveTrained
-from tape_ds.training.checkpoint import RECORD, WHOLE_WEIGHTS, Record
+from tape_ds.training.checkpoint import Record, check_whole
 from tape_ds.training.environment import join_process_group, keep_trackers_in
 from tape_ds.training.held_out import HeldOut
 from tape_ds.training.recipe.arguments import Recipe, check_against_model
@@ -110,7 +110,7 @@ def assemble(recipe: Recipe) -> Run:
         processes=recipe.world_size,
     )
     base = convert.resolve(base_address(recipe.model.model))
-    raise_if_any(check_whole(recipe.model.model, base))
+    raise_if_any(check_whole("model", recipe.model.model, base))
     native = convert.read_config(base)
     raise_if_any([*convert.check_llama_shaped(native), *check_against_model(recipe, native)])
     arguments = recipe.training_arguments()
@@ -141,15 +141,6 @@ def base_address(model: str) -> str:
     """The recipe's model so that it is found from any folder: a path absolute, anything else as it is."""
     path = Path(model).expanduser()
     return str(path.absolute()) if model != convert.SMOLLM2 and path.exists() else model
-
-
-def check_whole(model: str, base: str) -> list[Problem]:
-    """Whether ``base`` is a whole model and not what a run trained of one."""
-    folder = Path(base)
-    if not (folder / RECORD).exists() or any(folder.glob(WHOLE_WEIGHTS)):
-        return []
-    remedy = f"make a whole model of it: python tools/merge_trained.py {model} OUT"
-    return [Problem("model", model, "it holds only what a run trained of its base", remedy)]
 
 
 def load_tokenizer(model: str, base: str) -> PreTrainedTokenizerBase:

@@ -49,6 +49,12 @@ def multiplications_per_token(config: TapeConfig, layer_index: int, length: int)
         return build_layer(config, layer_index).multiplications_per_token(length)
 
 
+def state_columns(config: TapeConfig) -> int:
+    """Numbers of position state per token between blocks, see :meth:`PositionLayer.state_columns`."""
+    with torch.device("meta"):
+        return build_layer(config, 0).state_columns()
+
+
 def options(config: TapeConfig) -> Options:
     """``config.position_options`` as the encoding's own checked dataclass."""
     given = config.position_options or {}

@@ -59,6 +59,10 @@ class PositionLayer(nn.Module):
         """The state after the feed-forward, given the MLP's output before it joins the residual stream."""
         return state
 
+    def state_columns(self) -> int:
+        """Numbers of state per token that this layer reads and hands on."""
+        return 0
+
     def multiplications_per_token(self, length: int) -> float:
         """Multiplications this layer adds to a plain block, per token, in a causal document of ``length`` tokens."""
         return 0.0

@@ -115,7 +115,7 @@ class TapeLayer(base.PositionLayer):
         super().__init__()
         groups = config.num_key_value_heads
         self.state_dtype = getattr(torch, config.state_dtype) if config.state_dtype else None
-        self.heads, self.width = config.num_attention_heads, config.head_dim
+        self.heads, self.groups, self.width = config.num_attention_heads, groups, config.head_dim
         last = layer_index == config.num_hidden_layers - 1
         self.attend = None
         self.gate = None
@@ -156,6 +156,10 @@ class TapeLayer(base.PositionLayer):
         e_BGTK = current(start, state).to(y_BTD.dtype)
         e_BGTK = e_BGTK.expand(y_BTD.shape[0], up_GI.shape[0], -1, -1)
         return self._add(state, torch.einsum("btgh,bhtk->bgtk", matrix_BTGG, e_BGTK))
+
+    def state_columns(self) -> int:
+        """One state, as wide as the head, per key/value head."""
+        return self.groups * self.width
 
     def multiplications_per_token(self, length: int) -> float:
         """A second value in attention; the gate, one G x G matrix per token and its application to the state."""
