@@ -39,6 +39,9 @@ class Problem:
 class UserError(ValueError):
     """Raised with every :class:`Problem` found; ``str()`` is the message a user reads."""
 
+    on_one_rank = False
+    """Whether a single rank may have found it, so that this rank has to speak for itself."""
+
     def __init__(self, problems: Problem | Iterable[Problem]):
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
         super().__init__(self.problems)
@@ -71,14 +74,15 @@ def is_main_process() -> bool:
 
 
 def command(main: Callable[..., int | None]) -> Callable[..., int]:
-    """Wrap a command's ``main``: a :class:`UserError` is printed by rank 0 alone and becomes exit code 2."""
+    """Wrap a command's ``main``: a :class:`UserError` is printed by rank 0 alone (or where it was found) and becomes
+    exit code 2."""
 
     @functools.wraps(main)
     def wrapped(*args: Any, **kwargs: Any) -> int:
         try:
             return main(*args, **kwargs) or 0
         except UserError as error:
-            if is_main_process():
+            if is_main_process() or error.on_one_rank:
                 print(f"\nerror: {error}", file=sys.stderr, flush=True)
             else:
                 time.sleep(GRACE_SECONDS)

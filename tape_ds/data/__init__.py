@@ -1,5 +1,6 @@
 """From addresses of text to training rows.
 
 ``sources`` reads documents, ``packing`` tokenises them once and cuts rows, ``pose`` draws skipped positions and
-``dataset`` serves every training sample as a pure function of (seed, sample index).
+``dataset`` serves every training sample as a pure function of (seed, sample index). ``streaming`` does the same for
+text that is never tokenised ahead, in lanes (``lane``) that note how far they are (``lane_record``).
 """

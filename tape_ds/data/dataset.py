@@ -23,15 +23,15 @@ PADDING = -1
 """Document id of padding."""
 
 # Independent streams of one seed.
-_ORDER, _POSE = 0, 1
+ORDER_OF_ROWS, POSE_DRAWS, ORDER_OF_SHARDS, SHUFFLE_IN_SHARD = range(4)
 
 
-def generator(seed: int, stream: int, index: int) -> np.random.Generator:
-    """Random numbers that depend on these three alone (and, as numpy promises no more, on its version).
+def generator(seed: int, stream: int, *index: int) -> np.random.Generator:
+    """Random numbers that depend on these numbers alone (and, as numpy promises no more, on its version).
 
     PCG64 is named because numpy's default may change.
     """
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy=seed, spawn_key=(stream, index))))
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy=seed, spawn_key=(stream, *index))))
 
 
 class TrainingRows(torch.utils.data.Dataset):
@@ -93,7 +93,7 @@ class TrainingRows(torch.utils.data.Dataset):
         """The row behind sample ``index``."""
         epoch, at = divmod(index, len(self.rows))
         if epoch != self._epoch:  # kept for speed only: the order is the same whenever it is drawn
-            self._order = generator(self.seed, _ORDER, epoch).permutation(len(self.rows))
+            self._order = generator(self.seed, ORDER_OF_ROWS, epoch).permutation(len(self.rows))
             self._epoch = epoch
         return int(self._order[at])
 
@@ -102,22 +102,27 @@ class TrainingRows(torch.utils.data.Dataset):
             raise IndexError(f"sample {index} of {self.samples}")
         row = self.rows[self.row_of(index)]
         if self.pose is None:
-            input_ids, document_ids = row["input_ids"], row["document_ids"]
-            position_ids = np.arange(len(input_ids))
-            borders = np.flatnonzero(np.diff(document_ids)) + 1
-        else:
-            input_ids, position_ids = self.pose.draw(row["input_ids"], generator(self.seed, _POSE, index))
-            document_ids = np.zeros(len(input_ids))
-            borders = np.empty(0, np.int64)
-        labels = input_ids.copy()
-        labels[borders] = IGNORED
-        labels[0] = IGNORED
-        return {
-            "input_ids": torch.tensor(input_ids, dtype=torch.int64),
-            "labels": torch.tensor(labels, dtype=torch.int64),
-            "position_ids": torch.tensor(position_ids, dtype=torch.int64),
-            "document_ids": torch.tensor(document_ids, dtype=torch.int32),
-        }
+            return packed_item(row)
+        input_ids, position_ids = self.pose.draw(row["input_ids"], generator(self.seed, POSE_DRAWS, index))
+        return _item(input_ids, position_ids, document_ids=np.zeros(len(input_ids), np.int64))
+
+
+def packed_item(row: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """The item (see :class:`TrainingRows`) of a row of :func:`tape_ds.data.packing.packed_rows`."""
+    return _item(row["input_ids"], np.arange(len(row["input_ids"])), row["document_ids"])
+
+
+def _item(input_ids: np.ndarray, position_ids: np.ndarray, document_ids: np.ndarray) -> dict[str, torch.Tensor]:
+    """Tensors with labels: the first token of the row and of each of its documents is no target."""
+    labels = input_ids.copy()
+    labels[np.flatnonzero(np.diff(document_ids)) + 1] = IGNORED
+    labels[0] = IGNORED
+    return {
+        "input_ids": torch.tensor(input_ids, dtype=torch.int64),
+        "labels": torch.tensor(labels, dtype=torch.int64),
+        "position_ids": torch.tensor(position_ids, dtype=torch.int64),
+        "document_ids": torch.tensor(document_ids, dtype=torch.int32),
+    }
 
 
 def collate(

@@ -3,11 +3,7 @@
 :func:`tokenize` gives one row per document, :func:`pack` rows of equal length made from them. Both are
 ``datasets.Dataset`` folders below a cache folder, named after a hash of everything that decides their contents: the
 sources' fingerprints, the tokenizer's, the settings, and :data:`FORMAT`. A second run finds the folder and neither
-reads nor tokenises.
-
-Several processes may ask at once. On one machine a file lock lets the first build and the rest wait. The lock only
-saves work: a folder is written aside and renamed when it is complete, so that no reader ever sees half of one, and two
-machines that share a disk whose locks do not reach across can at worst build the same thing twice.
+reads nor tokenises, and several processes may ask at once (:mod:`tape_ds.data.cache`).
 
 Nothing here knows of ranks: the rows are the same whatever their number.
 
@@ -16,19 +12,17 @@ begins each with BOS and ends it with nothing, SmolLM2 adds neither. No EOS is a
 the same ids for the same text; borders between packed documents are carried by ``document_ids``, not by a token.
 """
 
-import glob
 import hashlib
 import json
-import os
-import shutil
-import socket
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tape_ds.data import cache
 from tape_ds.data.sources import SPLITS, ArrowFolder, Document, Source, parse_all
 from tape_ds.errors import Problem, UserError
 
@@ -57,7 +51,8 @@ def tokenize(
 
     Args:
         addresses: see :mod:`tape_ds.data.sources`. ``arrow:`` rows pass through, each as one document, once their ids
-            are known to lie in the tokenizer's vocabulary.
+            are known to lie in the tokenizer's vocabulary. A folder of ``tools/prepare_data.py`` is read where it lies,
+            once it is known to be whole and of this tokenizer.
         tokenizer: any of transformers; with its own special tokens, never truncating.
         split: ``"train"`` or ``"heldout"``.
         cache_dir: made if it is not there.
@@ -110,7 +105,7 @@ def pack(documents: "Dataset", length: int, cache_dir: str | Path) -> "Dataset":
     if length < 2:
         raise ValueError(f"length = {length}: a row needs at least 2 tokens")
     features = Features({"input_ids": List(Value("int32"), length), "document_ids": List(Value("int32"), length)})
-    key = _key("rows", documents=documents._fingerprint, length=length)
+    key = cache.key("rows", format=FORMAT, documents=documents._fingerprint, length=length)
     wrong = "all documents together hold fewer tokens than one row"
     too_few = Problem("window", length, wrong, "name more data, or make the window smaller")
 
@@ -147,6 +142,7 @@ def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
         "special": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
         "bos": getattr(tokenizer, "add_bos_token", None),
         "eos": getattr(tokenizer, "add_eos_token", None),
+        "split_special": getattr(tokenizer, "split_special_tokens", False),
         "added": sorted((index, str(token)) for index, token in tokenizer.added_tokens_decoder.items()),
     }
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -168,11 +164,10 @@ def _vocabulary_files(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
 def _tokenized(
     source: Source, tokenizer: "PreTrainedTokenizerBase", identity: str, split: str, cache_dir: Path
 ) -> "Dataset":
-    """The cached documents of one source."""
-    from datasets import Features, List, Value
-
-    features = Features({"name": Value("string"), "input_ids": List(Value("int32"))})
-    key = _key("documents", source=source.fingerprint(), split=split, tokenizer=identity)
+    """The documents of one source: a prepared folder as it lies there, all else from the cache."""
+    if isinstance(source, ArrowFolder) and source.prepared:
+        return source.load(identity)
+    key = cache.key("documents", format=FORMAT, source=source.fingerprint(), split=split, tokenizer=identity)
 
     def rows() -> Iterator[dict[str, Any]]:
         if isinstance(source, ArrowFolder):
@@ -181,7 +176,14 @@ def _tokenized(
             found = _encoded_rows(source.documents(split), tokenizer)
         return _some(found, source.problem("no document has any token", "name data that hold text"))
 
-    return _cached(cache_dir, key, features, rows)
+    return _cached(cache_dir, key, document_features(), rows)
+
+
+def document_features() -> "Features":
+    """Columns of tokenised documents."""
+    from datasets import Features, List, Value
+
+    return Features({"name": Value("string"), "input_ids": List(Value("int32"))})
 
 
 def _some(rows: Iterator[dict[str, Any]], none: Problem) -> Iterator[dict[str, Any]]:
@@ -193,13 +195,25 @@ def _some(rows: Iterator[dict[str, Any]], none: Problem) -> Iterator[dict[str, A
     yield from rows
 
 
-def _encoded_rows(documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase") -> Iterator[dict[str, Any]]:
+def encode(
+    documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase"
+) -> Iterator[tuple[Document, np.ndarray]]:
+    """Every document with its token ids, int32 [n], n = 0 included; read and encoded in batches, in their order."""
     for batch in _batches(documents):
-        # verbose=False: no advice about the native length, which these documents are meant to exceed.
-        encoded = tokenizer([document.text for document in batch], return_attention_mask=False, verbose=False)
-        for document, ids in zip(batch, encoded["input_ids"], strict=True):
-            if ids:
-                yield {"name": document.name, "input_ids": np.asarray(ids, np.int32)}
+        yield from zip(batch, _encode_batch(batch, tokenizer), strict=True)
+
+
+def _encode_batch(batch: list[Document], tokenizer: "PreTrainedTokenizerBase") -> list[np.ndarray]:
+    """Arrays at once: a stream may rest in the middle of a batch, and the tokenizer's own answer is far larger."""
+    # verbose=False: no advice about the native length, which these documents are meant to exceed.
+    encoded = tokenizer([document.text for document in batch], return_attention_mask=False, verbose=False)
+    return [np.asarray(ids, np.int32) for ids in encoded["input_ids"]]
+
+
+def _encoded_rows(documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase") -> Iterator[dict[str, Any]]:
+    for document, ids in encode(documents, tokenizer):
+        if len(ids):
+            yield {"name": document.name, "input_ids": ids}
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -242,50 +256,22 @@ def _token_arrays(documents: "Dataset") -> Iterator[np.ndarray]:
             yield row.values.to_numpy()
 
 
-def _key(kind: str, **parts: Any) -> str:
-    described = json.dumps({"format": FORMAT, **parts}, sort_keys=True)
-    return f"{kind}-{hashlib.sha256(described.encode()).hexdigest()[:32]}"
-
-
 def _cached(cache_dir: Path, key: str, features: "Features", rows: Callable[[], Iterator[dict[str, Any]]]) -> "Dataset":
-    """The finished folder ``cache_dir/key``, built from ``rows()`` by whoever comes first."""
+    """The rows of ``rows()``, read from their folder in the cache."""
     from datasets import load_from_disk
-    from filelock import FileLock
 
-    folder = cache_dir / key
-    if not folder.exists():
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        with FileLock(cache_dir / f"{key}.lock"):
-            if not folder.exists():
-                _build(folder, key, features, rows)
-    return load_from_disk(str(folder))
+    return load_from_disk(str(cache.folder(cache_dir, key, partial(_write, key, features, rows))))
 
 
-def _build(folder: Path, key: str, features: "Features", rows: Callable[[], Iterator[dict[str, Any]]]) -> None:
-    """Write the rows aside, then rename; the caller holds this machine's lock for ``key``."""
+def _write(key: str, features: "Features", rows: Callable[[], Iterator[dict[str, Any]]], folder: Path) -> None:
     from datasets import Dataset
     from datasets.exceptions import DatasetGenerationError
 
-    here = f"{key}.building-{socket.gethostname()}-"
-    for left_over in folder.parent.glob(f"{glob.escape(here)}*"):  # of a build that was killed: we hold the lock
-        shutil.rmtree(left_over, ignore_errors=True)
-    aside = Path(tempfile.mkdtemp(prefix=here, dir=folder.parent))
     try:
-        built = Dataset.from_generator(rows, features=features, cache_dir=str(aside / "work"), fingerprint=key)
-        built.save_to_disk(str(aside / "done"))
-        _rename(aside / "done", folder)
+        work = str(folder.with_name("work"))
+        built = Dataset.from_generator(rows, features=features, cache_dir=work, fingerprint=key)
     except DatasetGenerationError as error:  # the library hides what the generator raised
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
         raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _rename(done: Path, folder: Path) -> None:
-    """Give a complete folder its name; if another machine was faster, its folder is as good."""
-    try:
-        os.rename(done, folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
+    built.save_to_disk(str(folder))

@@ -1,8 +1,10 @@
 """Addresses: what they yield, in which order, and how a wrong one is reported."""
 
 import gzip
+import itertools
 import json
 import os
+import pickle
 import subprocess
 import sys
 
@@ -163,6 +165,32 @@ def test_bad_line_is_named(folder, line, wrong):
     assert "x.jsonl:4" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("damage", "wrong"),
+    [
+        (lambda raw: raw[:-9], "ended before the end-of-stream marker"),
+        (lambda raw: raw[:10] + b"y\0" + b"\xff" * 20, "invalid block type"),
+        (lambda raw: raw[:-8] + bytes(8), "CRC check failed"),
+    ],
+)
+def test_damaged_archive_is_named(folder, damage, wrong):
+    """Cut or corrupted, a file met in the middle of reading is a message like one met by a check."""
+    path = folder / "y.jsonl.gz"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=rf"y\.jsonl\.gz cannot be read: .*{wrong}.*\n.*repair the file"):
+        texts(f"jsonl:{path}#body")
+    assert wrong in parse(f"jsonl:{path}#body").check()[0].wrong
+
+
+def test_a_reader_left_open_ends_quietly(folder):
+    """A run ends with its streams open; closed as the interpreter ended, each printed a TypeError."""
+    program = "from tape_ds.data.sources import parse; reader = parse('ADDRESS').documents('train'); next(reader)"
+    program = program.replace("ADDRESS", f"jsonl:{folder}/*.jsonl*#body")
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "Exception ignored" not in run.stderr
+
+
 def test_text_that_is_not_utf8_is_named(folder):
     (folder / "a.txt").write_bytes(b"caf\xe9")
     with pytest.raises(UserError, match=r"a\.txt is not UTF-8 \(byte 3\)"):
@@ -172,14 +200,20 @@ def test_text_that_is_not_utf8_is_named(folder):
 # --- the hub --------------------------------------------------------------------------------------------------------
 
 
+def hub_rows(numbers):
+    """Rows of the shards that ``numbers`` stand for."""
+    for number in itertools.chain(*numbers):
+        yield {"text": f"t{number}", "code": f"c{number}", "n": number}
+
+
 @pytest.fixture
 def hub(monkeypatch):
-    """Stands for the network: records the call and yields ten rows."""
+    """Stands for the network: records the call and streams ten rows in two shards."""
     calls = []
 
     def load_dataset(*args, **kwargs):
         calls.append((args, kwargs))
-        return ({"text": f"t{number}", "code": f"c{number}", "n": number} for number in range(10))
+        return datasets.IterableDataset.from_generator(hub_rows, gen_kwargs={"numbers": [range(4), range(4, 10)]})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     return calls
@@ -235,6 +269,53 @@ def test_hub_failure_becomes_one_message(monkeypatch, error):
         texts("hub:squad")
 
 
+# --- shards ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("address", "shards"),
+    [
+        ("text:DIR/**/*.txt", ["a.txt", "b.txt", "deep/c.txt"]),
+        ("jsonl:DIR/*.jsonl*#body", ["x.jsonl", "y.jsonl.gz"]),
+        ("parquet:DIR/*.parquet#content", ["z.parquet"]),
+        ("stdlib:typing.py", ["typing.py"]),
+        ("hub:a/b", ["a/b:train:0", "a/b:train:1"]),
+        ("hub:a/b::train[:5]", ["a/b:train"]),
+    ],
+)
+def test_shards_one_after_another_are_the_documents(folder, hub, address, shards):
+    """Each can be read alone, in any order, more than once at a time, and in another process."""
+    source = parse(address.replace("DIR", str(folder)))
+    expected = [document.text for document in source.documents("train")]
+    found = source.shards("train")
+    assert [shard.name for shard in found] == shards
+    one, other = [shard.documents() for shard in reversed(found)], [shard.documents() for shard in reversed(found)]
+    pairs = [list(zip(*both, strict=True)) for both in zip(one, other, strict=True)]
+    assert [document.text for pair in reversed(pairs) for document, _ in pair] == expected
+    assert all(document == again for pair in pairs for document, again in pair)
+    copies = pickle.loads(pickle.dumps(found))
+    assert [document.text for shard in copies for document in shard.documents()] == expected
+
+
+def test_shards_of_stdlib_keep_to_their_split():
+    train, held_out = ({shard.name for shard in parse("stdlib").shards(split)} for split in ("train", "heldout"))
+    assert held_out == set(HELD_OUT)
+    assert len(train) > 300
+    assert not train & held_out
+
+
+def test_hub_stream_that_breaks_off_is_named(monkeypatch):
+    def rows(numbers):
+        yield from ({"text": f"t{number}"} for number in range(300))
+        raise ConnectionError("gone")
+
+    stream = datasets.IterableDataset.from_generator(rows, gen_kwargs={"numbers": [0]})
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: stream)
+    documents = parse("hub:a/b").shards("train")[0].documents()
+    with pytest.raises(UserError, match="a/b:train:0: the stream broke off: gone"):
+        list(documents)
+
+
 # --- tokenised folders ----------------------------------------------------------------------------------------------
 
 
@@ -245,6 +326,8 @@ def test_arrow_folder_rows(tmp_path):
     assert [(name, list(ids)) for name, ids in source.token_rows()] == [("ids:0", [1, 2]), ("ids:1", [3])]
     with pytest.raises(TypeError, match="token ids"):
         source.documents("train")
+    with pytest.raises(TypeError, match="token ids"):
+        source.shards("train")
 
 
 def test_arrow_folder_checked(tmp_path):

@@ -23,13 +23,24 @@ address stands (training or evaluation) says what it is for, and both splits yie
 from collections.abc import Sequence
 
 from tape_ds.data.sources.arrow import ArrowFolder
-from tape_ds.data.sources.base import SPLITS, Document, Source
+from tape_ds.data.sources.base import SPLITS, Document, Shard, Source
 from tape_ds.data.sources.files import JsonLines, ParquetFiles, TextFiles
 from tape_ds.data.sources.hub import HubDataset
 from tape_ds.data.sources.standard_library import HELD_OUT, StandardLibrary
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 
-__all__ = ["HELD_OUT", "KINDS", "SPLITS", "ArrowFolder", "Document", "Source", "check_lists", "parse", "parse_all"]
+__all__ = [
+    "HELD_OUT",
+    "KINDS",
+    "SPLITS",
+    "ArrowFolder",
+    "Document",
+    "Shard",
+    "Source",
+    "check_lists",
+    "parse",
+    "parse_all",
+]
 
 KINDS: dict[str, type[Source]] = {
     source.kind: source

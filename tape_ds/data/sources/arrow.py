@@ -4,16 +4,23 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tape_ds.data.sources.base import Document, Source, file_identity
+from tape_ds.data import manifest
+from tape_ds.data.sources.base import Shard, Source, file_identity
 from tape_ds.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 class ArrowFolder(Source):
-    """``arrow:DIR``: written by ``Dataset.save_to_disk``, with a column ``input_ids`` (and perhaps ``name``)."""
+    """``arrow:DIR``: written by ``Dataset.save_to_disk``, with a column ``input_ids`` (and perhaps ``name``).
+
+    Or by ``tools/prepare_data.py``: such a folder is held to its manifest (:mod:`tape_ds.data.manifest`).
+    """
 
     kind = "arrow"
     form = "arrow:DIR"
@@ -23,10 +30,17 @@ class ArrowFolder(Source):
         super().__init__(address, field)
         self.folder = Path(self.rest).expanduser()
 
+    @property
+    def prepared(self) -> bool:
+        """Whether the folder is one of ``tools/prepare_data.py``."""
+        return bool(self.rest) and manifest.is_prepared(self.folder)
+
     def check(self) -> list[Problem]:
-        """The folder is one dataset and has ``input_ids``."""
+        """The folder is one dataset and has ``input_ids``; a prepared one has every shard, and no other."""
         if not self.rest or not self.folder.is_dir():
             return [self.problem("no such folder", f"check the path; relative ones start at {Path.cwd()}")]
+        if self.prepared and (found := manifest.check(self.folder, self.field, self.address)):
+            return found
         if (self.folder / "dataset_dict.json").is_file():
             splits = [child.name for child in sorted(self.folder.iterdir()) if child.is_dir()]
             return [
@@ -47,8 +61,8 @@ class ArrowFolder(Source):
             return [self.problem("'input_ids' is not a list of integers", "store token ids, one list a document")]
         return []
 
-    def documents(self, split: str) -> Iterator[Document]:
-        """Refused: there is no text here (``TypeError``)."""
+    def shards(self, split: str) -> list[Shard]:
+        """Refused, and so are documents: there is no text here (``TypeError``)."""
         raise TypeError(f"{self.address} holds token ids, not text; read it through packing.tokenize")
 
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -71,8 +85,37 @@ class ArrowFolder(Source):
                 yield name, row.values.to_numpy()
                 number += 1
 
+    def load(self, tokenizer: str) -> "Dataset":
+        """The rows of a prepared folder, mapped into memory where they lie.
+
+        Args:
+            tokenizer: fingerprint of the run's, see :func:`tape_ds.data.packing.tokenizer_fingerprint`.
+
+        Raises:
+            UserError: the folder is of another tokenizer, or a shard holds more or less than the manifest says.
+        """
+        import datasets
+        import pyarrow.compute
+
+        known = manifest.read(self.folder)
+        if known.settings.tokenizer != tokenizer:
+            remedy = (
+                "prepare the text anew with this model's tokenizer, or give the model the tokenizer it was made with"
+            )
+            raise UserError(self.problem("its token ids are those of another tokenizer", remedy))
+        dataset = datasets.load_from_disk(str(self.folder))
+        lengths = pyarrow.compute.list_value_length(dataset.data.column("input_ids")).to_numpy()
+        ends = np.cumsum([entry.documents for entry in known.shards])
+        for entry, held in zip(known.shards, np.split(lengths, ends), strict=False):
+            if (len(held), held.sum()) != (entry.documents, entry.tokens):
+                wrong = f"shard {entry.file} holds {held.sum()} tokens instead of {entry.tokens}"
+                raise UserError(self.problem(wrong, manifest.MAKE_ANEW))
+        return dataset
+
     def fingerprint(self) -> str:
-        """Identity of every file of the folder (:func:`file_identity`)."""
+        """Of a prepared folder its manifest's, else the identity of every file (:func:`file_identity`)."""
+        if self.prepared:
+            return manifest.read(self.folder).fingerprint
         files = sorted(path for path in self.folder.iterdir() if path.suffix in {".arrow", ".json"})
         parts = [f"{path.name}={file_identity(path)}" for path in files]
         return hashlib.sha256("\0".join([self.kind, *parts]).encode()).hexdigest()

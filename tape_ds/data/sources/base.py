@@ -1,15 +1,23 @@
-"""What every kind of address has in common: :class:`Document`, the interface :class:`Source`, identity of files."""
+"""What every kind of address has in common: :class:`Document`, :class:`Shard`, the interface :class:`Source`."""
 
 import hashlib
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
-from tape_ds.errors import Problem
+from tape_ds.errors import Problem, UserError
 
 SPLITS = ("train", "heldout")
+
+Item = TypeVar("Item")
+
+UNREADABLE = (OSError, EOFError, ValueError, zlib.error)
+"""What reading a damaged file raises: a cut ``.gz`` EOFError, a flipped byte zlib.error, and pyarrow's ArrowInvalid is
+a ValueError (a UserError too: let that pass first)."""
 
 # Below this size a file is hashed (exact, and the same wherever the file is copied); hashing terabytes before every
 # run would cost more than the tokenising it saves, so above it size and time of change stand for the contents.
@@ -22,6 +30,16 @@ class Document:
 
     name: str
     text: str
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of a source that is read on its own: a file, or what its kind has for one. Picklable."""
+
+    name: str
+    """The same in every run over the same data; unique within its source."""
+    documents: Callable[[], Iterator[Document]]
+    """Reads the shard from its beginning, in a fixed order; raises what :meth:`Source.documents` raises."""
 
 
 class Source(ABC):
@@ -41,12 +59,20 @@ class Source(ABC):
         """Everything wrong with the address that can be seen without reading the data; no network."""
 
     @abstractmethod
+    def shards(self, split: str) -> list[Shard]:
+        """The parts of ``split`` (``"train"`` or ``"heldout"``), in the order of :meth:`documents`; none is opened.
+
+        Raises:
+            UserError: what has to be asked for them (the hub) does not answer.
+        """
+
     def documents(self, split: str) -> Iterator[Document]:
-        """Documents of ``split`` (``"train"`` or ``"heldout"``) in a fixed order.
+        """Documents of ``split`` in a fixed order: those of its shards, one after another.
 
         Raises:
             UserError: naming the place, where the data are not what the address promises.
         """
+        return chain.from_iterable(shard.documents() for shard in self.shards(split))
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -55,6 +81,17 @@ class Source(ABC):
     @abstractmethod
     def identities(self, split: str) -> set[str]:
         """Names of what ``split`` reads, comparable across sources: two that share one read the same data."""
+
+    def reading(self, items: Iterator[Item], wrong: str, remedy: str) -> Iterator[Item]:
+        """``items``; where a damaged file ends them, a :class:`UserError` of ``wrong``, the reason and ``remedy``."""
+        try:
+            yield from items
+        except GeneratorExit:  # first: at the interpreter's end the names below are gone, and open readers still close
+            raise
+        except UserError:
+            raise
+        except UNREADABLE as error:
+            raise UserError(self.problem(f"{wrong}: {error}", remedy)) from error
 
     def problem(self, wrong: str, remedy: str) -> Problem:
         """A :class:`Problem` with this address."""

@@ -6,14 +6,16 @@ import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, ClassVar, cast
 
-from tape_ds.data.sources.base import Document, Source, file_identity
+from tape_ds.data.sources.base import UNREADABLE, Document, Shard, Source, file_identity
 from tape_ds.errors import Problem, UserError, did_you_mean
 
 _PEEKED_FILES = 32
+_REPAIR = "repair the file, or leave it out of the glob"
 
 
 class _Files(Source):
@@ -55,8 +57,8 @@ class _Files(Source):
             columns = self._columns(path)
         except UserError as error:
             return error.problems
-        except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
-            return [self.problem(f"{name} cannot be read: {error}", "repair the file, or leave it out of the glob")]
+        except UNREADABLE as error:
+            return [self.problem(f"{name} cannot be read: {error}", _REPAIR)]
         if columns is None or self.column in columns:
             return []
         return [self.problem(f"{name} has no column {self.column!r}", did_you_mean(self.column, columns))]
@@ -64,6 +66,17 @@ class _Files(Source):
     @abstractmethod
     def _columns(self, path: Path) -> list[str] | None:
         """Column names from the head of ``path``; None where the kind has none or the file is empty."""
+
+    def shards(self, split: str) -> list[Shard]:
+        """A shard for each file."""
+        return [Shard(name, partial(self._shard, name, path)) for name, path in self.paths().items()]
+
+    def _shard(self, name: str, path: Path) -> Iterator[Document]:
+        return self.reading(self._read(name, path), f"{name} cannot be read", _REPAIR)
+
+    @abstractmethod
+    def _read(self, name: str, path: Path) -> Iterator[Document]:
+        """The documents of one file."""
 
     def fingerprint(self) -> str:
         """Names, column and the identity of each file's contents (:func:`file_identity`)."""
@@ -95,17 +108,16 @@ class TextFiles(_Files):
             file.read(1)
         return None
 
-    def documents(self, split: str) -> Iterator[Document]:
-        """One document per file, decoded strictly: a replacement character would train on damaged text."""
-        for name, path in self.paths().items():
-            with _open_binary(path) as file:
-                raw = file.read()
-            try:
-                text = raw.decode("utf-8-sig")
-            except UnicodeDecodeError as error:
-                wrong = f"{name} is not UTF-8 (byte {error.start})"
-                raise UserError(self.problem(wrong, "convert it, for example with iconv -t utf-8")) from error
-            yield Document(name, text)
+    def _read(self, name: str, path: Path) -> Iterator[Document]:
+        """The whole file, decoded strictly: a replacement character would train on damaged text."""
+        with _open_binary(path) as file:
+            raw = file.read()
+        try:
+            text = raw.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            wrong = f"{name} is not UTF-8 (byte {error.start})"
+            raise UserError(self.problem(wrong, "convert it, for example with iconv -t utf-8")) from error
+        yield Document(name, text)
 
 
 class JsonLines(_Files):
@@ -134,11 +146,10 @@ class JsonLines(_Files):
                     raise UserError(self.problem(wrong, "write one JSON object a line"))
                 yield place, record
 
-    def documents(self, split: str) -> Iterator[Document]:
+    def _read(self, name: str, path: Path) -> Iterator[Document]:
         """One document per line, named ``file:line``."""
-        for name, path in self.paths().items():
-            for place, record in self._records(name, path):
-                yield Document(place, self._text(record.get(self.column), place))
+        for place, record in self._records(name, path):
+            yield Document(place, self._text(record.get(self.column), place))
 
 
 class ParquetFiles(_Files):
@@ -152,17 +163,16 @@ class ParquetFiles(_Files):
 
         return list(pyarrow.parquet.read_schema(path).names)
 
-    def documents(self, split: str) -> Iterator[Document]:
+    def _read(self, name: str, path: Path) -> Iterator[Document]:
         """One document per row, named ``file:row`` (rows count from 0)."""
         import pyarrow.parquet
 
-        for name, path in self.paths().items():
-            row = 0
-            with pyarrow.parquet.ParquetFile(path) as file:
-                for batch in file.iter_batches(batch_size=256, columns=[self.column]):
-                    for value in batch.column(0).to_pylist():
-                        yield Document(f"{name}:{row}", self._text(value, f"{name}:{row}"))
-                        row += 1
+        row = 0
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=256, columns=[self.column]):
+                for value in batch.column(0).to_pylist():
+                    yield Document(f"{name}:{row}", self._text(value, f"{name}:{row}"))
+                    row += 1
 
 
 def _fixed_part(pattern: str) -> Path:

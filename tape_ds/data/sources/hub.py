@@ -2,12 +2,19 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from itertools import islice
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from tape_ds.data.sources.base import Document, Source
+from tape_ds.data.sources.base import Document, Shard, Source
 from tape_ds.errors import Problem, UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
+
+# Rows per step of the stream; a column of that many texts is held at once.
+_BATCH = 256
 
 
 class HubDataset(Source):
@@ -54,29 +61,60 @@ class HubDataset(Source):
             return [self.problem("no documents are asked for", "write [:N] with N of 1 or more")]
         return []
 
+    def shards(self, split: str) -> list[Shard]:
+        """The dataset's own shards (C4: 1,024 files), documents named ``dataset:split:shard:number``.
+
+        With ``[:N]`` there is one, ``dataset:split``: where the N documents end is only known by reading.
+        """
+        whole, place = self._open(split)
+        if self.first is not None:
+            return [Shard(place, partial(self._read, whole, 1, 0, place))]
+        count = whole.num_shards
+        names = [f"{place}:{index}" for index in range(count)]
+        return [Shard(name, partial(self._read, whole, count, index, name)) for index, name in enumerate(names)]
+
     def documents(self, split: str) -> Iterator[Document]:
         """Streamed documents, named ``dataset:split:number``."""
-        wanted = self.split or self._SPLIT_OF[split]
-        for number, row in enumerate(islice(self._stream(wanted), self.first)):
-            place = f"{self.name}:{wanted}:{number}"
-            if self.column not in row:
-                wrong = f"the dataset has no column {self.column!r}"
-                raise UserError(self.problem(wrong, f"add #field: {did_you_mean(self.column, row)}"))
-            if not isinstance(row[self.column], str):
-                wrong = f"{place}: {self.column!r} holds {type(row[self.column]).__name__}, not text"
-                raise UserError(self.problem(wrong, "add the #field of a column of texts"))
-            yield Document(place, row[self.column])
+        whole, place = self._open(split)
+        return self._read(whole, 1, 0, place)
 
-    def _stream(self, split: str) -> Iterable[dict]:
+    def _read(self, whole: "IterableDataset", count: int, index: int, place: str) -> Iterator[Document]:
+        """Part ``index`` of ``count`` of the dataset, at most ``[:N]`` documents of it."""
+        # a new object for each reading: one of the library's holds its place, which two readings would share
+        rows = whole.shard(num_shards=count, index=index)
+        remedy = "check the network; a run goes on from its newest checkpoint"
+        values = self.reading(self._values(rows), f"{place}: the stream broke off", remedy)
+        for number, value in enumerate(islice(values, self.first)):
+            if not isinstance(value, str):
+                wrong = f"{place}:{number}: {self.column!r} holds {type(value).__name__}, not text"
+                raise UserError(self.problem(wrong, "add the #field of a column of texts"))
+            yield Document(f"{place}:{number}", value)
+
+    def _values(self, rows: "IterableDataset") -> Iterator[object]:
+        """The text column, row by row; as Arrow, so that the other columns never become Python's.
+
+        Read by ``iter(batch_size)``: plain iteration inside a DataLoader's worker would hand each worker a part of the
+        rows, and what a shard holds must not depend on who reads it.
+        """
+        for batch in rows.with_format("arrow").iter(batch_size=_BATCH):
+            if self.column not in batch.column_names:
+                wrong = f"the dataset has no column {self.column!r}"
+                raise UserError(self.problem(wrong, f"add #field: {did_you_mean(self.column, batch.column_names)}"))
+            yield from batch.column(self.column).to_pylist()
+
+    def _open(self, split: str) -> tuple["IterableDataset", str]:
+        """The dataset and the place its documents are named by."""
         import datasets
 
+        wanted = self.split or self._SPLIT_OF[split]
         try:
-            return datasets.load_dataset(self.name, self.config, split=split, revision=self.revision, streaming=True)
+            whole = datasets.load_dataset(self.name, self.config, split=wanted, revision=self.revision, streaming=True)
         except (datasets.exceptions.DatasetNotFoundError, OSError, RuntimeError, ValueError) as error:
             # Unknown names, configurations and splits, loading scripts and a missing network all end here; the
             # library's sentence says which.
             remedy = "check name, configuration, split and network; a loading script: try @refs/convert/parquet"
             raise UserError(self.problem(f"the hub dataset does not open: {error}", remedy)) from error
+        return whole, f"{self.name}:{wanted}"
 
     def fingerprint(self) -> str:
         """Hash of the address's parts: knowing the contents would take the network on every start.

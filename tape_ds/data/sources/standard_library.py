@@ -4,9 +4,10 @@ import hashlib
 import os
 import sysconfig
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from tape_ds.data.sources.base import SPLITS, Document, Source
+from tape_ds.data.sources.base import SPLITS, Document, Shard, Source
 from tape_ds.errors import Problem, did_you_mean
 
 # Long files (85,000 to 230,000 characters, so 16,384 tokens and more under a usual tokenizer) of different nature, all
@@ -68,16 +69,10 @@ class StandardLibrary(Source):
             return [self.problem("no such file in the standard library", did_you_mean(self.rest, files))]
         return []
 
-    def documents(self, split: str) -> Iterator[Document]:
-        """One document per file that is not empty; a file that cannot be read or decoded is left out."""
+    def shards(self, split: str) -> list[Shard]:
+        """A shard for each file, of one document: none where the file is empty or cannot be read or decoded."""
         files = self.files()
-        for name in self._names(split):
-            try:
-                text = files[name].read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError):
-                continue
-            if text.strip():
-                yield Document(name, text)
+        return [Shard(name, partial(_read, name, files[name])) for name in self._names(split)]
 
     def fingerprint(self) -> str:
         """Hash of all names and contents (5 MB, milliseconds): patch releases differ in a line here and there."""
@@ -90,6 +85,15 @@ class StandardLibrary(Source):
     def identities(self, split: str) -> set[str]:
         """One name per file."""
         return {f"stdlib:{name}" for name in self._names(split)}
+
+
+def _read(name: str, path: Path) -> Iterator[Document]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return
+    if text.strip():
+        yield Document(name, text)
 
 
 def _wanted(name: str) -> bool:

@@ -1,0 +1,198 @@
+"""What a folder of prepared data says of itself, and whether the files in it are those it speaks of.
+
+``tools/prepare_data.py`` tokenises a corpus ahead into shards. The folder it leaves is one that ``datasets`` loads
+(``state.json``, ``dataset_info.json``, ``*.arrow``), and holds a ``manifest.json`` besides, written last: the tokenizer
+and the sources by their fingerprints, and for every shard its documents, tokens, size and SHA-256. Until then all that
+is known lies in the folder ``unfinished``, so that a killed preparation can be told from a finished one.
+
+Two checks of different price. :func:`check` compares names and sizes, a moment even for thousands of shards: every run
+does it before training. :func:`damage` reads a shard whole and compares its hash: hours of disk for a large corpus, so
+only ``tools/prepare_data.py --check`` does it.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tape_ds.errors import Problem
+
+FORMAT = 1
+"""Raised when what is written for the same input changes."""
+
+MANIFEST = "manifest.json"
+UNFINISHED = "unfinished"
+STATE = "state.json"
+
+MAKE_ANEW = "delete that file and run tools/prepare_data.py again with the same settings: it makes what is missing"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One shard, an ``.arrow`` file, and what must be in it."""
+
+    file: str
+    part: int
+    """Which part of the work it is of; parts are written side by side."""
+    documents: int
+    tokens: int
+    size: int
+    """Bytes."""
+    sha256: str
+    end: int
+    """How many documents of its part come before its end, those without a token among them."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the contents of every shard."""
+
+    split: str
+    tokenizer: str
+    """Fingerprint, see :func:`tape_ds.data.packing.tokenizer_fingerprint`."""
+    tokenizer_name: str
+    """Where it was loaded from; for people, as are the addresses: both hold only where it was run."""
+    addresses: list[str]
+    """Of the sources, in the order in which they are read."""
+    sources: list[str]
+    """Fingerprint of each."""
+    inputs: str
+    """Hash of the names of what is read (files, mostly), in their order."""
+    shard_tokens: int
+    parts: int
+    format: int = FORMAT
+
+    def differences(self, other: "Settings") -> list[str]:
+        """Names of the fields that make two preparations different ones."""
+        names = [field.name for field in fields(self) if field.name not in {"tokenizer_name", "addresses"}]
+        return [name for name in names if getattr(self, name) != getattr(other, name)]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A finished preparation."""
+
+    settings: Settings
+    shards: tuple[Entry, ...]
+    """In the order of the documents."""
+
+    @property
+    def documents(self) -> int:
+        """Of all shards."""
+        return sum(shard.documents for shard in self.shards)
+
+    @property
+    def tokens(self) -> int:
+        """Of all shards."""
+        return sum(shard.tokens for shard in self.shards)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the contents; the same wherever the folder lies."""
+        return _hash({"tokenizer": self.settings.tokenizer, "shards": [asdict(shard) for shard in self.shards]})
+
+    def state(self) -> dict[str, Any]:
+        """``state.json``, by which ``datasets.load_from_disk`` finds the shards."""
+        return {
+            "_data_files": [{"filename": shard.file} for shard in self.shards],
+            "_fingerprint": self.fingerprint[:32],
+            "_format_columns": None,
+            "_format_kwargs": {},
+            "_format_type": None,
+            "_output_all_columns": False,
+            "_split": None,
+        }
+
+    def write(self, folder: Path) -> None:
+        """Make ``folder`` a finished one; the shards and ``dataset_info.json`` are there."""
+        write_json(folder / STATE, self.state())
+        content = {"documents": self.documents, "tokens": self.tokens, **asdict(self)}
+        write_json(folder / MANIFEST, {**content, "check": _hash(content)})
+
+
+def is_prepared(folder: Path) -> bool:
+    """Whether ``folder`` is of this kind, finished or not."""
+    return (folder / MANIFEST).is_file() or (folder / UNFINISHED).is_dir()
+
+
+def read(folder: Path) -> Manifest:
+    """The manifest of a finished folder.
+
+    Raises:
+        ValueError: it cannot be read; says why.
+    """
+    try:
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if content.pop("check") != _hash(content):
+            raise ValueError("its check sum is another")
+        if content["settings"]["format"] != FORMAT:
+            raise ValueError(f"its format is {content['settings']['format']}, this program reads {FORMAT}")
+        return Manifest(Settings(**content["settings"]), tuple(Entry(**shard) for shard in content["shards"]))
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{MANIFEST} is damaged or of another version: {error}") from error
+
+
+def check(folder: Path, field: str, value: str) -> list[Problem]:
+    """Everything wrong with a prepared folder that names and sizes can tell; ``field`` and ``value`` name it."""
+
+    def problem(wrong: str, remedy: str) -> Problem:
+        return Problem(field, value, wrong, remedy)
+
+    if not (folder / MANIFEST).is_file():
+        wrong = f"its preparation is not finished: there is no {MANIFEST}"
+        return [problem(wrong, "run tools/prepare_data.py again with the same settings: it goes on where it was")]
+    try:
+        manifest = read(folder)
+    except ValueError as error:
+        return [problem(str(error), "prepare the data anew into another folder")]
+    known = {shard.file for shard in manifest.shards}
+    foreign = sorted(path.name for path in folder.glob("*.arrow") if path.name not in known)
+    found = [problem(f"{name} is no shard of this preparation", "move that file elsewhere") for name in foreign]
+    found += [problem(misfits, MAKE_ANEW) for shard in manifest.shards if (misfits := misfit(folder, shard))]
+    try:
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        state = None
+    if state != manifest.state():
+        found.append(problem(f"{STATE} does not go with {MANIFEST}", "run tools/prepare_data.py again: it writes it"))
+    return found
+
+
+def misfit(folder: Path, shard: Entry) -> str | None:
+    """What a look at the directory tells against a shard: it is missing, or its size is another."""
+    try:
+        size = (folder / shard.file).stat().st_size
+    except OSError:
+        return f"shard {shard.file} is missing"
+    return None if size == shard.size else f"shard {shard.file} has {size} bytes instead of {shard.size}"
+
+
+def damage(folder: Path, shard: Entry) -> str | None:
+    """What reading the whole shard tells against it."""
+    wrong = misfit(folder, shard)
+    if wrong is None and digest(folder / shard.file) != shard.sha256:
+        wrong = f"shard {shard.file} is damaged: its SHA-256 is another"
+    return wrong
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a file that a reader sees whole or not at all, even after a loss of power."""
+    aside = path.with_name(f"{path.name}.{os.getpid()}.writing")
+    with aside.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)

@@ -1,0 +1,260 @@
+"""A tokenizer of one's own: byte-pair encoding trained by sentencepiece with Llama's settings.
+
+Training from scratch needs one where none is given, and fair comparisons of encodings need it to be the same every
+time: the same documents and settings give the same files, byte for byte.
+
+**Pieces** (:data:`SETTINGS`, those that Llama's published ``tokenizer.model`` records): a space is the letter ``▁``, a
+text begins with one more of them, digits stand alone, runs of spaces may be a piece, and what no piece covers (a
+newline among it) is spelt in bytes, ``<0x0A>``. Ids 0, 1, 2 are ``<unk>``, ``<s>``, ``</s>``.
+
+**The folder** holds ``tokenizer.json`` and ``tokenizer_config.json``, which ``AutoTokenizer`` reads, and
+``tokenizer.model`` for programs that use sentencepiece; all give the same ids. The class is transformers' general
+``TokenizersBackend``, not ``LlamaTokenizer``, because the latter (5.23) adds no leading ``▁`` to a text that begins
+with a space yet takes one away when it decodes: such a text would lose a space. Every text is encoded with BOS before
+it and nothing after it, and decodes to itself, but for the letter ``▁`` (U+2581), which becomes a space. Special
+tokens spelt out in a text are text: a web page that shows ``</s>`` does not end a document. (``AutoTokenizer``'s
+``split_special_tokens=False`` makes them special where a prompt needs it.)
+"""
+
+import io
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tape_ds.data import cache
+from tape_ds.data.sources import Source, parse_all
+from tape_ds.errors import Problem, UserError, raise_if_any
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+# Part of every key: raise it when the code below gives another tokenizer for the same documents.
+FORMAT = 1
+
+SETTINGS: dict[str, Any] = {
+    "model_type": "bpe",
+    "character_coverage": 0.99995,
+    "byte_fallback": True,
+    "split_digits": True,
+    "allow_whitespace_only_pieces": True,
+    "normalization_rule_name": "identity",
+    "remove_extra_whitespaces": False,
+    "add_dummy_prefix": True,
+}
+"""What Llama's tokenizer was trained with, as far as it differs from sentencepiece's own settings."""
+
+MAX_CHARACTERS = 100_000_000
+"""How much text is read for training unless told otherwise; more changes the pieces little."""
+
+_UNKNOWN, _BEGIN, _END = "<unk>", "<s>", "</s>"
+_SMALLEST = 3 + 256  # special tokens and bytes; the letters come on top
+_SPACE = "▁"
+
+# Sentencepiece drops lines above 4,192 bytes; a letter has at most 4.
+_LINE = 1024
+# Parts of the data that are open at once while the sample is drawn.
+_OPEN = 16
+
+
+def train(
+    addresses: Sequence[str],
+    vocab_size: int,
+    folder: str | Path,
+    *,
+    max_characters: int = MAX_CHARACTERS,
+    field: str = "train_data",
+) -> "PreTrainedTokenizerBase":
+    """Train on the training documents of ``addresses`` and save in ``folder``.
+
+    Args:
+        addresses: of text, see :mod:`tape_ds.data.sources`.
+        vocab_size: exactly this many tokens, special ones and 256 bytes among them.
+        folder: not there yet; its parents are made.
+        max_characters: at most so much text, drawn by :func:`sample`.
+        field: what messages call the addresses.
+
+    Returns:
+        What ``AutoTokenizer.from_pretrained(folder)`` gives.
+
+    Raises:
+        UserError: an address, no text behind it, a vocabulary that the text is too small or too varied for (with the
+            nearest possible size), a folder that is there.
+        ValueError: ``max_characters`` below 1.
+    """
+    from transformers import AutoTokenizer
+
+    folder = Path(folder)
+    if folder.exists():
+        raise UserError(Problem("output", str(folder), "exists", "name a new folder"))
+    model = _sentencepiece(_text_sources(addresses, field), vocab_size, max_characters)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    cache.build_aside(folder, partial(_save, model))
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def cached(
+    addresses: Sequence[str], vocab_size: int, cache_dir: str | Path, *, max_characters: int = MAX_CHARACTERS
+) -> "PreTrainedTokenizerBase":
+    """The tokenizer of :func:`train`, trained by the first process that asks and read from ``cache_dir`` ever after.
+
+    Its folder is named after the documents' fingerprints and every setting; see :mod:`tape_ds.data.cache`.
+    """
+    from transformers import AutoTokenizer
+
+    sources = _text_sources(addresses, "train_data")
+    settings = {"vocab_size": vocab_size, "max_characters": max_characters, **SETTINGS}
+    fingerprints = [source.fingerprint() for source in sources]
+    name = cache.key("tokenizer", format=FORMAT, sources=fingerprints, settings=settings)
+
+    def build(folder: Path) -> None:
+        _save(_sentencepiece(sources, vocab_size, max_characters), folder)
+
+    return AutoTokenizer.from_pretrained(cache.folder(cache_dir, name, build))
+
+
+def load(address: str, field: str = "tokenizer") -> "PreTrainedTokenizerBase":
+    """The tokenizer of a folder, a hub id, a ``.gguf`` file or ``smollm2``.
+
+    Raises:
+        UserError: there is none, or it cannot be read; ``field`` is where the address stands.
+    """
+    from transformers import AutoTokenizer
+
+    from tape_ds.model import convert
+
+    try:
+        return AutoTokenizer.from_pretrained(convert.resolve(address))
+    except UserError as error:
+        raise UserError([replace(problem, field=field) for problem in error.problems]) from error
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        remedy = "give a folder with tokenizer.json or tokenizer.model, or a hub id"
+        raise UserError(Problem(field, address, f"no tokenizer could be read ({reason})", remedy)) from error
+
+
+def sample(sources: Sequence[Source], max_characters: int) -> Iterator[str]:
+    """Texts from all over the data, ``max_characters`` together at most, the same ones every time.
+
+    The shards of all sources (files, mostly) stand in one shuffled order that depends on their number alone. They are
+    read from their beginnings, sixteen at a time, a document of each in turn; so data larger than the limit are
+    sampled evenly over at least sixteen shards, and smaller data are used whole.
+    """
+    shards = [shard for source in sources for shard in source.shards("train")]
+    order = np.random.Generator(np.random.PCG64(0)).permutation(len(shards))
+    left = max_characters
+    for start in range(0, len(order), _OPEN):
+        reading = deque(shards[index].documents() for index in order[start : start + _OPEN])
+        while reading:
+            documents = reading.popleft()
+            document = next(documents, None)
+            if document is None:
+                continue
+            reading.append(documents)
+            yield document.text[:left]
+            left -= len(document.text)
+            if left <= 0:
+                return
+
+
+def _text_sources(addresses: Sequence[str], field: str) -> list[Source]:
+    sources = parse_all(addresses, field)
+    remedy = "train the tokenizer on text, or give the one that made these ids"
+    raise_if_any([source.problem("token ids, not text", remedy) for source in sources if source.tokenised])
+    return sources
+
+
+def _lines(texts: Iterator[str]) -> Iterator[str]:
+    """What sentencepiece calls sentences: lines, long ones cut."""
+    for text in texts:
+        for line in text.split("\n"):
+            yield from (line[start : start + _LINE] for start in range(0, len(line), _LINE))
+
+
+def _sentencepiece(sources: Sequence[Source], vocab_size: int, max_characters: int) -> bytes:
+    """A trained ``tokenizer.model``."""
+    from sentencepiece import SentencePieceTrainer
+
+    if max_characters < 1:
+        raise ValueError(f"max_characters = {max_characters}: at least 1")
+    if vocab_size < _SMALLEST:
+        wrong = f"3 special tokens and 256 bytes alone are {_SMALLEST}"
+        raise UserError(Problem("vocab_size", vocab_size, wrong, "ask for some thousands"))
+    # a list, because an error of the data would come out of sentencepiece's hands as another
+    lines = list(_lines(sample(sources, max_characters)))
+    if not lines:
+        addresses = [source.address for source in sources]
+        raise UserError(Problem(sources[0].field, addresses, "no document has any text", "name data that hold text"))
+    model = io.BytesIO()
+    try:
+        # one thread: the result is then the same on every machine; 2 = errors alone are logged, and raised besides
+        SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            vocab_size=vocab_size,
+            num_threads=1,
+            minloglevel=2,
+            **SETTINGS,
+        )
+    except RuntimeError as error:
+        problem = _size_problem(vocab_size, str(error))
+        if problem is None:
+            raise
+        raise UserError(problem) from error
+    return model.getvalue()
+
+
+def _size_problem(vocab_size: int, message: str) -> Problem | None:
+    """The problem that sentencepiece's ``message`` tells of, if it is one with the size of the vocabulary."""
+    if largest := re.search(r"too high.*<= (\d+)", message):
+        wrong, remedy = "the text holds too few different pieces", f"at most {largest[1]}, or name more data"
+    elif smallest := re.search(r"smaller than required_chars. \d+ vs (\d+)", message):
+        wrong, remedy = "fewer than the special tokens, bytes and letters of the text", f"at least {smallest[1]}"
+    else:
+        return None
+    return Problem("vocab_size", vocab_size, wrong, remedy)
+
+
+def _save(model: bytes, folder: Path) -> None:
+    """Write the folder from a sentencepiece model."""
+    from transformers import PreTrainedTokenizerFast
+
+    folder.mkdir()
+    (folder / "tokenizer.model").write_bytes(model)
+    special = {"unk_token": _UNKNOWN, "bos_token": _BEGIN, "eos_token": _END}
+    PreTrainedTokenizerFast(
+        tokenizer_object=_backend(folder / "tokenizer.model"),
+        add_bos_token=True,
+        add_eos_token=False,
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+        **special,
+    ).save_pretrained(folder)
+
+
+def _backend(file: Path) -> "Tokenizer":
+    """The same encoding for the ``tokenizers`` library, spelt out: transformers' own conversion leaves parts out."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+    from transformers.convert_slow_tokenizer import SentencePieceExtractor
+
+    extracted = SentencePieceExtractor(str(file)).extract(models.BPE)
+    backend = Tokenizer(
+        models.BPE(
+            vocab=extracted["vocab"],
+            merges=extracted["merges"],
+            unk_token=_UNKNOWN,
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return backend

@@ -1,0 +1,94 @@
+"""Independent tasks in several processes that leave nothing running behind, however the work ends.
+
+``ProcessPoolExecutor`` alone lets the others finish an hour's task after one has failed, and lets them wait for ever
+when their parent was killed. Here every process leaves within a second of either. So tasks must bear being cut off
+anywhere, as they must bear a loss of power.
+
+Processes are spawned, not forked: the tokenizers library has threads, and a forked copy of it can hang.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from tape_ds.errors import Problem, UserError
+
+_START = "spawn"
+_LOOK_SECONDS = 0.5
+
+
+def run(
+    work: Callable[[Any, Callable[[Any], None]], None],
+    tasks: Sequence[Any],
+    workers: int,
+    report: Callable[[Any], None],
+) -> None:
+    """Call ``work(task, tell)`` for every task; ``report`` gets, in this process, what the tasks ``tell``.
+
+    Args:
+        work: picklable; begun in the order of ``tasks``, and begun again never.
+        tasks: picklable, and what they tell as well.
+        workers: 1 works in this very process. More tasks than workers wait; with fewer, what is left over goes to the
+            tokenizers library as threads.
+        report: called in the order of what it is told, from this thread.
+
+    Raises:
+        UserError: a process was killed from outside.
+        Exception: the first that a task raised.
+    """
+    if workers == 1 or not tasks:
+        for task in tasks:
+            work(task, report)
+        return
+    context = multiprocessing.get_context(_START)
+    processes = min(workers, len(tasks))
+    told, stop = context.SimpleQueue(), context.Event()
+    begin = (work, told, stop, workers // processes)
+    executor = ProcessPoolExecutor(processes, context, initializer=_begin, initargs=begin)
+    try:
+        waiting: set[Future] = {executor.submit(_call, task) for task in tasks}
+        while waiting:
+            done, waiting = wait(waiting, timeout=_LOOK_SECONDS, return_when=FIRST_COMPLETED)
+            while not told.empty():
+                report(told.get())
+            for future in done:
+                future.result()
+    except BrokenProcessPool as error:
+        wrong = "one of the processes was killed, as the system does when memory runs out"
+        remedy = "start again with fewer workers: finished work is kept"
+        raise UserError(Problem("workers", workers, wrong, remedy)) from error
+    except BaseException:
+        stop.set()
+        raise
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+_process: dict[str, Any] = {}
+"""What a spawned process was begun with."""
+
+
+def _begin(work: Callable, told: Any, stop: Any, threads: int) -> None:
+    """First call in a spawned process."""
+    _process.update(work=work, told=told)
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent alone decides
+    threading.Thread(target=_leave, args=(stop,), daemon=True).start()
+
+
+def _leave(stop: Any) -> None:
+    """Leave this process when it is told to, or when nobody is there any more to tell it."""
+    parent = multiprocessing.parent_process()
+    while not stop.wait(_LOOK_SECONDS) and (parent is None or parent.is_alive()):
+        pass
+    os._exit(1)
+
+
+def _call(task: Any) -> None:
+    _process["work"](task, _process["told"].put)

@@ -1,0 +1,126 @@
+"""What a prepared folder says of itself: written, read, compared, and held against the files."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tape_ds.data import manifest
+from tape_ds.data.manifest import Entry, Manifest, Settings
+
+SETTINGS = Settings("train", "abc", "some/name", ["stdlib"], ["def"], "012", shard_tokens=100, parts=4)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A finished folder of two shards, of three and five bytes."""
+    entries = []
+    for number, content in enumerate([b"one", b"three"]):
+        path = tmp_path / f"0000{number}-00000.arrow"
+        path.write_bytes(content)
+        entries.append(Entry(path.name, number, 1, 10 + number, len(content), manifest.digest(path), 1))
+    Manifest(SETTINGS, tuple(entries)).write(tmp_path)
+    return tmp_path
+
+
+def problems(folder):
+    return [problem.wrong for problem in manifest.check(folder, "train_data", "arrow:x")]
+
+
+def edit(path, change):
+    """Rewrite a JSON file after ``change`` of its content."""
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def test_written_and_read(folder):
+    found = manifest.read(folder)
+    assert found.settings == SETTINGS
+    assert [entry.tokens for entry in found.shards] == [10, 11]
+    assert (found.documents, found.tokens) == (2, 21)
+    assert problems(folder) == []
+    assert not list(folder.glob("*.writing"))
+
+
+def test_fingerprint_follows_contents_not_place():
+    entries = (Entry("a.arrow", 0, 1, 2, 3, "d", 1),)
+    known = Manifest(SETTINGS, entries).fingerprint
+    assert Manifest(replace(SETTINGS, addresses=["text:/elsewhere"]), entries).fingerprint == known
+    assert Manifest(replace(SETTINGS, tokenizer="abd"), entries).fingerprint != known
+    assert Manifest(SETTINGS, (replace(entries[0], sha256="e"),)).fingerprint != known
+
+
+def test_differences_name_what_decides_the_contents():
+    assert SETTINGS.differences(replace(SETTINGS, addresses=["x"], tokenizer_name="y")) == []
+    other = replace(
+        SETTINGS, split="heldout", tokenizer="x", sources=["y"], inputs="z", shard_tokens=1, parts=1, format=9
+    )
+    assert SETTINGS.differences(other) == ["split", "tokenizer", "sources", "inputs", "shard_tokens", "parts", "format"]
+
+
+def test_missing_short_and_foreign_shards_are_named_at_once(folder):
+    (folder / "00000-00000.arrow").unlink()
+    (folder / "00001-00000.arrow").write_bytes(b"thre")
+    (folder / "other.arrow").write_bytes(b"")
+    assert problems(folder) == [
+        "other.arrow is no shard of this preparation",
+        "shard 00000-00000.arrow is missing",
+        "shard 00001-00000.arrow has 4 bytes instead of 5",
+    ]
+
+
+def test_a_flipped_bit_is_seen_by_the_hash_alone(folder):
+    entry = manifest.read(folder).shards[1]
+    assert manifest.damage(folder, entry) is None
+    (folder / entry.file).write_bytes(b"thrfe")
+    assert problems(folder) == []
+    assert manifest.damage(folder, entry) == "shard 00001-00000.arrow is damaged: its SHA-256 is another"
+    (folder / entry.file).unlink()
+    assert manifest.damage(folder, entry) == "shard 00001-00000.arrow is missing"
+
+
+def test_unfinished_is_told_from_other_folders(folder, tmp_path_factory):
+    (folder / manifest.MANIFEST).unlink()
+    assert not manifest.is_prepared(folder)
+    (folder / manifest.UNFINISHED).mkdir()
+    assert manifest.is_prepared(folder)
+    (found,) = manifest.check(folder, "train_data", "arrow:x")
+    assert "not finished" in found.wrong
+    assert "goes on" in found.remedy
+    assert (found.field, found.value) == ("train_data", "arrow:x")
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (lambda content: content["shards"][0].update(tokens=12), "its check sum is another"),
+        (lambda content: content["settings"].update(tokenizer="abd"), "its check sum is another"),
+        (lambda content: content.pop("check"), "'check'"),
+    ],
+)
+def test_damaged_manifest_is_refused(folder, change, wrong):
+    edit(folder / manifest.MANIFEST, change)
+    (found,) = problems(folder)
+    assert found.startswith("manifest.json is damaged or of another version")
+    assert wrong in found
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
+        manifest.read(folder)
+
+
+def test_manifest_that_is_no_manifest(folder):
+    for content in ("{", "[]", "3"):
+        (folder / manifest.MANIFEST).write_text(content)
+        assert len(problems(folder)) == 1
+
+
+def test_manifest_of_another_version(folder, monkeypatch):
+    monkeypatch.setattr(manifest, "FORMAT", 2)
+    assert "its format is 1, this program reads 2" in problems(folder)[0]
+
+
+def test_state_that_names_other_files(folder):
+    edit(folder / "state.json", lambda state: state["_data_files"].pop())
+    assert problems(folder) == ["state.json does not go with manifest.json"]
+    (folder / "state.json").unlink()
+    assert problems(folder) == ["state.json does not go with manifest.json"]

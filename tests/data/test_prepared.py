@@ -1,0 +1,459 @@
+"""Preparing a corpus: the same shards however it is done, going on after a crash, damage found and mended, and use."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+from tape_ds.data import manifest, packing, prepared
+from tape_ds.data.packing import pack, tokenize
+from tape_ds.data.prepared import prepare, verify
+from tape_ds.data.sources import parse
+from tape_ds.errors import UserError
+from tests.data.conftest import CountingTokenizer, build_tokenizer
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = {"shard_tokens": 200, "parts": 3}
+
+
+@pytest.fixture
+def address(tmp_path):
+    """Seven files of 0 to 40 documents, some of them empty."""
+    (tmp_path / "texts").mkdir()
+    for file, count in enumerate([5, 40, 0, 1, 25, 3, 12]):
+        lines = [{"t": f"def f{line}(a, b): return {file}" if line % 6 else ""} for line in range(count)]
+        (tmp_path / "texts" / f"{file}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return f"jsonl:{tmp_path}/texts/*.jsonl#t"
+
+
+@pytest.fixture
+def silent():
+    """The tokenizer of most tests: without BOS, so that an empty document has no token."""
+    CountingTokenizer.texts = 0
+    return build_tokenizer(bos=False)
+
+
+@pytest.fixture
+def done(address, silent, tmp_path):
+    """A finished folder."""
+    prepare([address], silent, tmp_path / "done", **SETTINGS)
+    CountingTokenizer.texts = 0
+    return tmp_path / "done"
+
+
+def contents(folder):
+    """Hash of every file below ``folder``."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def shards(folder):
+    return sorted(path.name for path in folder.glob("*.arrow"))
+
+
+def wrongs(error):
+    return [problem.wrong for problem in error.value.problems]
+
+
+# --- what is written ------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_those_of_tokenize(address, silent, done, tmp_path):
+    """Prepared or tokenised on the spot, a run is given the same rows."""
+    rows = tokenize([f"arrow:{done}"], silent, "train", tmp_path / "cache")
+    assert not (tmp_path / "cache").exists(), "a prepared folder is not copied"
+    assert CountingTokenizer.texts == 0
+    expected = tokenize([address], silent, "train", tmp_path / "cache")
+    assert rows.to_dict() == expected.to_dict()
+    assert rows.features == expected.features
+    mixed = tokenize([f"arrow:{done}", address], silent, "train", tmp_path / "cache")
+    assert len(mixed) == 2 * len(rows)
+    assert list(pack(rows, 16, tmp_path / "cache")["input_ids"]) == list(
+        pack(expected, 16, tmp_path / "cache")["input_ids"]
+    )
+
+
+def test_shards_hold_what_the_manifest_says(done, address):
+    result = manifest.read(done)
+    assert shards(done) == [entry.file for entry in result.shards]
+    assert len(result.shards) > 4
+    for entry in result.shards:
+        rows = datasets.Dataset.from_file(str(done / entry.file))
+        assert entry.documents == len(rows)
+        assert entry.tokens == sum(map(len, rows["input_ids"]))
+        assert entry.size == (done / entry.file).stat().st_size
+    sizes = [entry.tokens for entry in result.shards]
+    assert all(size < 250 for size in sizes), "a document more than the limit at most"
+    assert result.settings.addresses == [address]
+    assert sorted(path.name for path in done.iterdir() if path.suffix != ".arrow") == [
+        "dataset_info.json",
+        "manifest.json",
+        "state.json",
+    ]
+
+
+def test_datasets_loads_the_folder(done):
+    assert len(datasets.load_from_disk(str(done))) == manifest.read(done).documents
+
+
+def test_split_decides_what_is_read(silent, tmp_path):
+    result = prepare(["stdlib"], silent, tmp_path / "new", split="heldout", parts=2)
+    assert result.documents == 7
+    assert [entry.part for entry in result.shards] == [0, 1]
+
+
+def test_folder_may_be_moved(silent, done, tmp_path):
+    def fingerprints(folder):
+        rows = tokenize([f"arrow:{folder}"], silent, "train", tmp_path / "cache")
+        return parse(f"arrow:{folder}").fingerprint(), rows._fingerprint
+
+    before = fingerprints(done)
+    done.rename(tmp_path / "moved")
+    assert fingerprints(tmp_path / "moved") == before
+
+
+def test_cache_of_rows_follows_the_contents(address, silent, done, tmp_path):
+    prepare([address], build_tokenizer(), tmp_path / "other", **SETTINGS)
+    fingerprints = {
+        pack(tokenize([f"arrow:{folder}"], tokenizer, "train", tmp_path / "cache"), 8, tmp_path / "cache")._fingerprint
+        for folder, tokenizer in ((done, silent), (tmp_path / "other", build_tokenizer()))
+    }
+    assert len(fingerprints) == 2
+
+
+# --- started again --------------------------------------------------------------------------------------------------
+
+
+def test_finished_folder_is_left_as_it_is(address, silent, done):
+    before = contents(done)
+    result = prepare([address], silent, done, **SETTINGS, processes=4, report=pytest.fail)
+    assert result == manifest.read(done)
+    assert contents(done) == before
+    assert CountingTokenizer.texts == 0
+
+
+KILLS = {
+    "before anything": ("record", 0, False),
+    "while the first shard is written": ("write", 0, True),
+    "after the record, before the rename": ("replace", 2, False),
+    "between two shards": ("replace", 2, True),
+    "before the manifest": ("finish", 0, False),
+}
+
+
+def _die_at(moment, arguments):
+    """Prepare until ``moment``: before or after a certain call of a certain function."""
+    name, number, after = moment
+    owner = {"write": prepared.shard_file, "replace": prepared.os}.get(name, prepared.Unfinished)
+    original, calls = getattr(owner, name), []
+
+    def dying(*args, **kwargs):
+        shard_calls = name != "replace" or str(args[1]).endswith(".arrow")  # other files are renamed too
+        calls.extend([None] if shard_calls else [])
+        due = shard_calls and len(calls) == number + 1
+        if due and not after:
+            os._exit(9)
+        result = original(*args, **kwargs)
+        if due:
+            os._exit(9)
+        return result
+
+    setattr(owner, name, dying)
+    prepare(*arguments, **SETTINGS)
+
+
+@pytest.mark.parametrize("moment", KILLS.values(), ids=KILLS.keys())
+def test_killed_and_started_again_gives_the_same_folder(address, silent, done, tmp_path, moment):
+    arguments = ([address], silent, tmp_path / "new")
+    child = multiprocessing.get_context("fork").Process(target=_die_at, args=(moment, arguments))
+    child.start()
+    child.join(timeout=60)
+    assert child.exitcode == 9
+    (problem,) = parse(f"arrow:{tmp_path}/new", "train_data").check()
+    assert "not finished" in problem.wrong
+    finished = set(shards(tmp_path / "new"))
+    made = []
+    prepare(*arguments, **SETTINGS, report=lambda entry: made.append(entry.file))
+    assert contents(tmp_path / "new") == contents(done)
+    assert not finished & set(made), "finished shards are kept"
+    assert CountingTokenizer.texts <= 86, "no document is tokenised twice"
+
+
+def test_other_arguments_are_refused_naming_each(address, silent, done, tmp_path):
+    before = contents(done)
+    with pytest.raises(UserError) as caught:
+        prepare(["stdlib"], build_tokenizer(), done, split="heldout", shard_tokens=7, parts=2)
+    assert {problem.field for problem in caught.value.problems} == {
+        "split",
+        "tokenizer",
+        "data",
+        "shard_tokens",
+        "parts",
+    }
+    assert "the folder was begun with 200" in str(caught.value)
+    assert address in str(caught.value)
+    with (tmp_path / "texts" / "0.jsonl").open("a") as file:
+        file.write('{"t": "more"}\n')
+    with pytest.raises(UserError, match="or changed since"):
+        prepare([address], silent, done, **SETTINGS)
+    (tmp_path / "texts" / "0.jsonl").rename(tmp_path / "texts" / "00.jsonl")
+    assert contents(done) == before
+
+
+def test_other_folders_are_left_alone(address, silent, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("x")
+    datasets.Dataset.from_dict({"input_ids": [[1]]}).save_to_disk(str(tmp_path / "saved"))
+    for name in ("mine", "saved", "mine/notes.txt"):
+        with pytest.raises(UserError, match="holds something else"):
+            prepare([address], silent, tmp_path / name, **SETTINGS)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+    (tmp_path / "empty").mkdir()
+    prepare([address], silent, tmp_path / "empty", **SETTINGS)
+    with pytest.raises(UserError, match="cannot be made"):
+        prepare([address], silent, Path("/proc/new"), **SETTINGS)
+
+
+def test_two_at_once_are_refused(address, silent, tmp_path):
+    with prepared.Unfinished(tmp_path / "new").claimed(), pytest.raises(UserError, match="another preparation"):
+        prepare([address], silent, tmp_path / "new", **SETTINGS)
+    prepare([address], silent, tmp_path / "new", **SETTINGS)
+
+
+# --- damage ---------------------------------------------------------------------------------------------------------
+
+
+def flip(path):
+    """Change one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def refused(address, tokenizer, cache):
+    """Messages of a run that is given the folder."""
+    with pytest.raises(UserError) as caught:
+        tokenize([address], tokenizer, "train", cache)
+    assert {problem.field for problem in caught.value.problems} == {"train_data"}
+    assert {problem.value for problem in caught.value.problems} == {address}
+    return wrongs(caught)
+
+
+def test_verify_names_every_damaged_shard(done):
+    assert verify(done, threads=2) == []
+    first, second, third, *_ = shards(done)
+    flip(done / first)
+    flip(done / second)
+    (done / third).unlink()
+    (done / "x.arrow").write_bytes(b"")
+    found = {problem.wrong for problem in verify(done, threads=2)}
+    assert found == {
+        f"shard {first} is damaged: its SHA-256 is another",
+        f"shard {second} is damaged: its SHA-256 is another",
+        f"shard {third} is missing",
+        "x.arrow is no shard of this preparation",
+    }
+
+
+def test_verify_of_other_folders(done, tmp_path):
+    assert "no prepared data" in verify(tmp_path / "absent")[0].wrong
+    (done / "manifest.json").write_text("{")
+    assert "manifest.json is damaged" in verify(done)[0].wrong
+
+
+def test_run_refuses_a_damaged_folder(silent, done, tmp_path):
+    address, cache = f"arrow:{done}", tmp_path / "cache"
+    first, *_ = shards(done)
+    whole = (done / first).read_bytes()
+    (done / first).write_bytes(whole[:-8])
+    (done / "99999-00000.arrow").write_bytes(whole)
+    assert refused(address, silent, cache) == [
+        "99999-00000.arrow is no shard of this preparation",
+        f"shard {first} has {len(whole) - 8} bytes instead of {len(whole)}",
+    ]
+    (done / "99999-00000.arrow").unlink()
+    (done / first).unlink()
+    assert refused(address, silent, cache) == [f"shard {first} is missing"]
+
+
+def test_run_refuses_another_tokenizer(done, tmp_path):
+    assert refused(f"arrow:{done}", build_tokenizer(), tmp_path) == ["its token ids are those of another tokenizer"]
+
+
+def test_run_refuses_a_shard_of_other_contents_and_the_same_size(silent, done, tmp_path):
+    """Two files of one size that changed places: sizes agree, counts do not."""
+    result = manifest.read(done)
+    first = result.shards[0]
+    rows = datasets.Dataset.from_file(str(done / first.file))
+    lengths = [len(ids) for ids in rows["input_ids"]]
+    moved = [(rows["name"][0], np.zeros(lengths[0] - 1, np.int32))]
+    moved += list(zip(rows["name"][1:], map(np.array, rows["input_ids"][1:]), strict=True))
+    documents = ((packing.Document(name, ""), ids) for name, ids in moved)
+    prepared.shard_file.write(done / first.file, documents, 10**6)
+    with (done / first.file).open("ab") as file:
+        file.write(bytes(first.size - file.tell()))
+    wrong = f"shard {first.file} holds {first.tokens - 1} tokens instead of {first.tokens}"
+    assert refused(f"arrow:{done}", silent, tmp_path) == [wrong]
+
+
+def test_missing_shard_is_made_again(address, silent, done):
+    before = contents(done)
+    for name in (shards(done)[1], "state.json"):
+        (done / name).unlink()
+        prepare([address], silent, done, **SETTINGS)
+        assert contents(done) == before
+
+
+def test_killed_while_it_mends(address, silent, done):
+    """The shards behind the missing one were taken for foreign ones when mending was killed."""
+    before = contents(done)
+    (done / shards(done)[0]).unlink()
+    arguments = ([address], silent, done)
+    moment = ("replace", 0, True)
+    child = multiprocessing.get_context("fork").Process(target=_die_at, args=(moment, arguments))
+    child.start()
+    child.join(timeout=60)
+    assert child.exitcode == 9
+    prepare(*arguments, **SETTINGS)
+    assert contents(done) == before
+
+
+def test_mending_refuses_what_it_does_not_know(address, silent, done):
+    first, second, *_ = shards(done)
+    (done / first).unlink()
+    (done / second).write_bytes(b"short")
+    (done / "x.arrow").write_bytes(b"")
+    with pytest.raises(UserError) as caught:
+        prepare([address], silent, done, **SETTINGS)
+    assert [wrong.split(" ")[0:2] for wrong in wrongs(caught)] == [["x.arrow", "is"], ["shard", second]]
+    assert (done / "manifest.json").exists()
+
+
+# --- what a user can get wrong --------------------------------------------------------------------------------------
+
+
+def test_wrong_calls(address, silent, done, tmp_path):
+    new = tmp_path / "new"
+    with pytest.raises(UserError) as caught:
+        prepare([address], silent, new, shard_tokens=0, parts=-1, processes=0)
+    assert [problem.field for problem in caught.value.problems] == ["shard_tokens", "parts", "workers"]
+    with pytest.raises(UserError, match="token ids already"):
+        prepare([f"arrow:{done}"], silent, new)
+    with pytest.raises(ValueError, match="split = 'test'"):
+        prepare([address], silent, new, split="test")
+    assert not new.exists()
+
+
+def test_data_without_a_token(silent, tmp_path):
+    (tmp_path / "e.txt").write_text("")
+    with pytest.raises(UserError, match="no document has any token"):
+        prepare([f"text:{tmp_path}/e.txt"], silent, tmp_path / "new")
+    assert not any((tmp_path / "new").iterdir())
+
+
+def test_bad_line_is_named_and_can_be_mended(address, silent, done, tmp_path):
+    """The rest goes on where it was, unless mending changed what was read: then the folder is refused."""
+    with (tmp_path / "texts" / "6.jsonl").open("a") as file:
+        file.write('{"t": 3}\n')
+    with pytest.raises(UserError, match=r"6\.jsonl:13: 't' holds int"):
+        prepare([address], silent, tmp_path / "new", **SETTINGS)
+    assert shards(tmp_path / "new") == shards(done)[:-1]
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def command(*arguments, **options):
+    line = [sys.executable, str(ROOT / "tools" / "prepare_data.py"), *map(str, arguments)]
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+    return subprocess.Popen(
+        line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+@pytest.fixture
+def arguments(address, silent, tmp_path):
+    """Options of the command for the data of the other tests."""
+    silent.save_pretrained(tmp_path / "tokenizer")
+    numbers = [part for name, number in SETTINGS.items() for part in (f"--{name}", number)]
+    return ["--data", address, "--tokenizer", tmp_path / "tokenizer", *numbers]
+
+
+def test_two_workers_write_what_one_does(arguments, tmp_path, capsys):
+    from tape_ds.data.tokenizer import load
+    from tools import prepare_data
+
+    prepare([arguments[1]], load(str(arguments[3])), tmp_path / "one", **SETTINGS)
+    options = [*map(str, arguments), "--output", str(tmp_path / "two")]
+    assert prepare_data.main([*options, "--workers", "2"]) == 0
+    assert contents(tmp_path / "two") == contents(tmp_path / "one")
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split(":")[0] for line in lines[:-1]} == set(shards(tmp_path / "one"))
+    assert lines[-1].endswith(f"name it arrow:{tmp_path}/two")
+
+
+def test_check_names_the_shard_and_exits_with_two(done, capsys):
+    from tools import prepare_data
+
+    assert prepare_data.main(["--check", str(done), "--workers", "2"]) == 0
+    assert "all of them whole" in capsys.readouterr().out
+    flip(done / shards(done)[2])
+    assert prepare_data.main(["--check", str(done)]) == 2
+    assert f"shard {shards(done)[2]} is damaged" in capsys.readouterr().err
+
+
+def test_options_are_checked(done, tmp_path, capsys):
+    from tools import prepare_data
+
+    assert prepare_data.main(["--data", "stdlib"]) == 2
+    shown = capsys.readouterr().err
+    assert "tokenizer = None: missing" in shown
+    assert "output = None: missing" in shown
+    assert prepare_data.main(["--check", str(done), "--output", "x"]) == 2
+    assert prepare_data.main(["--check", str(done), "--workers", "0"]) == 2
+    assert prepare_data.main(["--data", "stdlib", "--tokenizer", str(tmp_path), "--output", str(tmp_path / "x")]) == 2
+    assert "no tokenizer could be read" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        prepare_data.main(["--data", "stdlib", "--split", "test"])
+    assert caught.value.code == 2
+
+
+@pytest.mark.faults
+def test_killed_command_leaves_no_process_and_goes_on(arguments, tmp_path):
+    """SIGKILL to the parent of two workers, at work on megabytes of text."""
+    arguments[1] = f"text:{Path(torch.__file__).parent}/_*/**/*.py"
+    arguments[5] = 50_000
+    run = command(*arguments, "--output", tmp_path / "new", "--workers", 2, start_new_session=True)
+    first = run.stdout.readline()
+    run.kill()
+    run.wait()
+    assert ".arrow" in first
+    for _ in range(100):
+        members = [path for path in Path("/proc").glob("[0-9]*/stat") if _session(path) == run.pid]
+        if not members:
+            break
+        time.sleep(0.1)
+    assert not members, "the workers left too"
+    again = command(*arguments, "--output", tmp_path / "new", "--workers", 2)
+    out, err = again.communicate(timeout=240)
+    assert again.returncode == 0, err
+    assert first.split(":")[0] not in {line.split(":")[0] for line in out.splitlines()}
+    assert verify(tmp_path / "new") == []
+
+
+def _session(stat):
+    """Session of the process behind a ``/proc/PID/stat``; -1 when it is gone or dead."""
+    try:
+        state, _, _, session, *_ = stat.read_text().rpartition(")")[2].split()
+    except OSError:
+        return -1
+    return -1 if state == "Z" else int(session)

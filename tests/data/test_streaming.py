@@ -1,0 +1,407 @@
+"""Streamed samples: every token once an epoch, and sample i a pure function of (seed, i), however it is asked for."""
+
+import gzip
+import itertools
+import json
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+
+from tape_ds.data import lane, streaming
+from tape_ds.data.dataset import collate
+from tape_ds.data.streaming import StreamedRows, StreamError
+from tape_ds.errors import UserError
+from tests.data.conftest import CountingTokenizer, build_tokenizer
+
+WINDOW = 16
+SIZES = [9, 1, 14, 6, 11, 3, 8]  # documents of each shard
+BOS = 0
+
+
+def texts_of(shard, count):
+    """Documents nobody else has, of different length: some span rows, some share one."""
+    rng = np.random.default_rng(shard)
+    return [f"{shard}.{number} " + "tape " * int(rng.integers(0, 12)) for number in range(count)]
+
+
+def write(path, texts):
+    lines = "".join(json.dumps({"body": text}) + "\n" for text in texts)
+    with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
+        file.write(lines)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Seven shards, every other one compressed."""
+    for shard, count in enumerate(SIZES):
+        write(tmp_path / f"{shard}.jsonl{'.gz' if shard % 2 else ''}", texts_of(shard, count))
+    return tmp_path
+
+
+@pytest.fixture
+def open_rows(folder, tokenizer):
+    """Makes the same rows over ``folder``, with changes."""
+
+    def make(**changes):
+        settings = {"samples": 120, "seed": 3, "lanes": 3, "addresses": [f"jsonl:{folder}/*.jsonl*#body"], **changes}
+        return StreamedRows(
+            settings.pop("addresses"), settings.pop("tokenizer", tokenizer), settings.pop("window", WINDOW), **settings
+        )
+
+    return make
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def documents_of(rows, number):
+    """Texts of a lane's documents in their order, put together from its rows, the cut one at the end left out."""
+    ids = torch.cat([rows[index]["input_ids"] for index in range(number, len(rows), rows.stream.lanes)])
+    begins = torch.nonzero(ids == BOS).flatten().tolist()
+    assert begins[0] == 0
+    tokenizer = rows.stream.tokenizer
+    return [tokenizer.decode(ids[a + 1 : b]) for a, b in itertools.pairwise(begins)]
+
+
+# --- contents -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 7])
+def test_every_document_is_read_whole_and_once_an_epoch(open_rows, lanes):
+    """Put together again, a lane's rows are its shards' documents, epoch after epoch, with nothing between or lost."""
+    rows = open_rows(lanes=lanes, samples=lanes * 200)
+    for number in range(lanes):
+        found = documents_of(rows, number)
+        visits = rows.stream.visits(number)
+        epochs = set()
+        while len(found) >= max(SIZES):
+            epoch, shard = next(visits)
+            epochs.add(epoch)
+            assert Counter(found[: SIZES[shard]]) == Counter(texts_of(shard, SIZES[shard]))
+            found = found[SIZES[shard] :]
+        assert len(epochs) >= 2
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 7])
+def test_lanes_share_the_shards_of_every_epoch(open_rows, lanes):
+    stream = open_rows(lanes=lanes).stream
+    read = Counter()
+    for number in range(lanes):
+        for epoch, shard in stream.visits(number):
+            if epoch == 5:
+                break
+            read[epoch, shard] += 1
+    assert read == Counter((epoch, shard) for epoch in range(5) for shard in range(7))
+
+
+def test_item(open_rows):
+    """Full rows; a document's first token and the row's are no targets; positions go on over borders."""
+    rows = open_rows()
+    borders = 0
+    for index in range(len(rows)):
+        item = rows[index]
+        ids, labels, owners = item["input_ids"], item["labels"], item["document_ids"]
+        assert ids.shape == (WINDOW,)
+        no_target = ids == BOS
+        no_target[0] = True
+        assert torch.equal(labels == -100, no_target)
+        assert torch.equal(labels[~no_target], ids[~no_target])
+        assert torch.equal(owners.diff(), (ids[1:] == BOS).to(torch.int32))
+        assert owners[0] == 0
+        assert item["position_ids"].tolist() == list(range(WINDOW))
+        borders += int(owners[-1])
+    assert borders > 50
+    assert {name: values.dtype for name, values in item.items()} == {
+        "input_ids": torch.int64,
+        "labels": torch.int64,
+        "position_ids": torch.int64,
+        "document_ids": torch.int32,
+    }
+
+
+def test_order_is_drawn_anew_in_every_epoch_and_from_every_seed(open_rows):
+    orders = {}
+    for seed in (3, 4):
+        rows = open_rows(lanes=1, samples=180, seed=seed)
+        found = documents_of(rows, 0)
+        total = sum(SIZES)
+        orders[seed] = [tuple(found[:total]), tuple(found[total : 2 * total])]
+    assert len({*orders[3], *orders[4]}) == 4
+    assert all(Counter(order) == Counter(orders[3][0]) for order in (*orders[3], *orders[4]))
+
+
+def test_more_lanes_than_shards_are_as_many_as_shards(open_rows):
+    many = open_rows(lanes=100)
+    assert many.stream.lanes == 7
+    assert many.fingerprint == open_rows(lanes=7).fingerprint
+    assert same(many[60], open_rows(lanes=7)[60])
+
+
+def test_several_addresses_are_mixed(open_rows, folder):
+    rows = open_rows(addresses=[f"jsonl:{folder}/0.jsonl#body", f"jsonl:{folder}/2.jsonl#body"], lanes=2)
+    assert set(documents_of(rows, 0) + documents_of(rows, 1)) == {*texts_of(0, 9), *texts_of(2, 14)}
+
+
+def test_held_out_files_never_train(tokenizer):
+    rows = StreamedRows(["stdlib"], tokenizer, WINDOW, samples=1, seed=0)
+    names = {shard.name for shard in rows.stream.shards}
+    assert "ast.py" in names
+    assert not names & {"typing.py", "inspect.py"}
+    assert rows[0]["input_ids"].shape == (WINDOW,)
+
+
+# --- random access --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_order_of_asking_is_irrelevant(open_rows, tmp_path, cached):
+    changes = {"cache_dir": tmp_path / "cache"} if cached else {}
+    forwards = list(open_rows())
+    rows = open_rows(**changes)
+    for index in [*reversed(range(0, 120, 7)), *range(0, 120, 5), 119, 0, 119]:
+        assert same(rows[index], forwards[index])
+    for index in range(0, 120, 11):
+        assert same(open_rows(**changes)[index], forwards[index])
+
+
+def test_length_of_the_run_changes_no_sample(open_rows):
+    assert same(open_rows(samples=1000)[17], open_rows()[17])
+    assert open_rows(samples=1000).fingerprint == open_rows().fingerprint
+
+
+def test_pickled_at_any_time(open_rows):
+    rows = open_rows()
+    expected = [rows[index] for index in range(40)]
+    copy = pickle.loads(pickle.dumps(rows))
+    assert same(copy[39], expected[39])
+    assert same(copy[0], expected[0])
+    assert same(rows[40], open_rows()[40]), "the original reads on"
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_loader_processes_change_nothing(open_rows, workers):
+    expected = list(open_rows(samples=24))
+    batches = list(DataLoader(open_rows(samples=24), batch_size=4, num_workers=workers, collate_fn=collate))
+    assert len(batches) == 6
+    for step, batch in enumerate(batches):
+        assert same(batch, collate(expected[4 * step : 4 * step + 4]))
+
+
+def test_a_forked_worker_leaves_our_files_alone(open_rows, folder, monkeypatch):
+    """Forked while a lane is open, a worker that read on from it would move the place in the file they share."""
+    monkeypatch.setattr(lane, "BUFFER_DOCUMENTS", 1)
+    write(folder / "large.jsonl", texts_of(7, 1500))
+
+    def large():
+        return open_rows(addresses=[f"jsonl:{folder}/large.jsonl#body"], window=96, samples=150)
+
+    expected, rows = list(large()), large()
+    assert same(rows[0], expected[0])
+    found = list(DataLoader(rows, sampler=range(60, 150), batch_size=None, num_workers=1))
+    assert all(same(one, other) for one, other in zip(found, expected[60:], strict=True))
+    assert all(same(rows[index], expected[index]) for index in range(1, 150))
+
+
+def test_fingerprint_follows_what_decides_the_samples(open_rows, folder):
+    same_again = open_rows().fingerprint
+    assert open_rows().fingerprint == same_again
+    changes = [{"seed": 4}, {"lanes": 2}, {"window": 8}, {"tokenizer": build_tokenizer(bos=False)}]
+    others = [open_rows(**change).fingerprint for change in changes]
+    write(folder / "0.jsonl", texts_of(0, 10))
+    others.append(open_rows().fingerprint)
+    assert same_again not in others
+    assert len(set(others)) == 5
+
+
+# --- ranks and resuming ---------------------------------------------------------------------------------------------
+
+GLOBAL_BATCH = 12
+MICRO_BATCH = {1: 4, 2: 3, 3: 4}  # by number of ranks; the rest is accumulation
+
+
+def batches_of_ranks(make, ranks, steps):
+    """Samples of each global step in ``steps``, read by so many ranks as accelerate shards and skips them."""
+    micro = MICRO_BATCH[ranks]
+    accumulated = GLOBAL_BATCH // ranks // micro
+    loaders = []
+    for rank in range(ranks):
+        rows = make()
+        shard = BatchSamplerShard(BatchSampler(SequentialSampler(rows), micro, True), ranks, rank)
+        sampler = SkipBatchSampler(shard, skip_batches=steps.start * accumulated)
+        loaders.append(iter(DataLoader(rows, batch_sampler=sampler, collate_fn=list)))
+    for _ in steps:
+        yield [item for loader in loaders for _ in range(accumulated) for item in next(loader)]
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 3), (3, 1), (2, 2)])
+def test_resumed_on_any_number_of_ranks(open_rows, tmp_path, before, after, cached):
+    """A run of two parts sees the very samples of an unbroken one: no sample twice, none skipped."""
+    expected = list(open_rows())
+
+    def make():
+        return open_rows(cache_dir=tmp_path / "cache") if cached else open_rows()
+
+    step = 0
+    for ranks, steps in ((before, range(4)), (after, range(4, 10))):
+        for items in batches_of_ranks(make, ranks, steps):
+            found = sorted(tuple(item["input_ids"].tolist()) for item in items)
+            wanted = expected[step * GLOBAL_BATCH : (step + 1) * GLOBAL_BATCH]
+            assert found == sorted(tuple(item["input_ids"].tolist()) for item in wanted)
+            step += 1
+    assert step == 10
+
+
+def test_a_rank_opens_its_own_lanes_alone(open_rows, monkeypatch):
+    """Two ranks with micro-batches of 3 over 6 lanes: each reads three of them."""
+    opened = []
+    real = streaming.Lane
+
+    def spy(stream, number, *rest):
+        opened.append(number)
+        return real(stream, number, *rest)
+
+    monkeypatch.setattr(streaming, "Lane", spy)
+    for rank, lanes in ((0, [0, 1, 2]), (1, [3, 4, 5])):
+        rows = open_rows(lanes=6, samples=60)
+        opened.clear()
+        for batch in BatchSamplerShard(BatchSampler(SequentialSampler(rows), 3, True), 2, rank):
+            for index in batch:
+                rows[index]
+        assert opened == lanes
+
+
+def test_resuming_tokenises_only_what_is_needed(open_rows, tmp_path):
+    """The record of the first run spares the second all but the documents of the rows it reads."""
+    rows = open_rows(lanes=1, cache_dir=tmp_path / "cache")
+    expected = list(rows)
+    whole = CountingTokenizer.texts
+    CountingTokenizer.texts = 0
+    assert same(open_rows(lanes=1, cache_dir=tmp_path / "cache")[100], expected[100])
+    assert CountingTokenizer.texts <= max(SIZES) < whole / 5
+    CountingTokenizer.texts = 0
+    assert same(open_rows(lanes=1)[100], expected[100])
+    assert CountingTokenizer.texts > whole / 2
+
+
+def test_changed_data_are_noticed_on_resuming(open_rows, tmp_path, monkeypatch):
+    """A hub dataset without a commit may change under the same name: no run goes on with other text unnoticed."""
+    monkeypatch.setattr(StreamedRows, "fingerprint", "always-the-same")
+    list(open_rows(lanes=1, samples=60, cache_dir=tmp_path / "cache"))
+    for shard, count in enumerate(SIZES):
+        for path in Path(tmp_path).glob(f"{shard}.jsonl*"):
+            write(path, [f"other {text}" for text in texts_of(shard, count)])
+    with pytest.raises(StreamError, match="not those this record was made of") as caught:
+        open_rows(lanes=1, cache_dir=tmp_path / "cache")[15]
+    assert "stream-always-the-same/lane-0000.lengths" in str(caught.value)
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_unreadable_line_is_named(open_rows, folder, workers):
+    """The same message with and without a loader process, which hands on nothing but a text."""
+    with (folder / "2.jsonl").open("a") as file:
+        file.write('{"body": "cut\n')
+    loader = DataLoader(open_rows(samples=400), num_workers=workers, batch_size=None)
+    with pytest.raises(UserError) as caught:
+        list(loader)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "the training data cannot be read on, and the run stops here:"
+    assert lines[1].startswith(f"  1. train_data = 'jsonl:{folder}/*.jsonl*#body': 2.jsonl:15 is not JSON")
+    assert lines[2] == "      remedy: mend or remove that line"
+    assert len(lines) == 3
+
+
+def test_cut_archive_is_named(open_rows, folder):
+    raw = (folder / "3.jsonl.gz").read_bytes()
+    (folder / "3.jsonl.gz").write_bytes(raw[:-9])
+    with pytest.raises(StreamError, match=r"3\.jsonl\.gz cannot be read: Compressed file ended"):
+        list(open_rows(samples=400))
+
+
+def test_reading_does_not_go_on_after_an_error(open_rows, folder):
+    """The line mended, the same object gives the right sample instead of what came after the gap."""
+    rows = open_rows(lanes=1, samples=400)
+    good = (folder / "2.jsonl").read_text()
+    (folder / "2.jsonl").write_text("no JSON\n" + good)
+    with pytest.raises(StreamError):
+        list(rows)
+    (folder / "2.jsonl").write_text(good)
+    assert same(rows[80], open_rows(lanes=1)[80])
+
+
+def test_tokenised_folder_is_refused(open_rows, tmp_path):
+    datasets.Dataset.from_dict({"input_ids": [[1, 2, 3]]}).save_to_disk(str(tmp_path / "ids"))
+    with pytest.raises(UserError, match="set streaming: false"):
+        open_rows(addresses=[f"arrow:{tmp_path}/ids"])
+
+
+def test_data_without_tokens_are_refused(open_rows, folder, tmp_path):
+    """Empty shards among others are passed; nothing but empty ones would be read for ever."""
+    plain = build_tokenizer(bos=False)
+    for name in ("e", "f"):
+        write(folder / f"{name}.jsonl", ["", ""])
+    rows = open_rows(addresses=[f"jsonl:{folder}/[0ef].jsonl#body"], tokenizer=plain, lanes=3)
+    assert all(rows[index]["input_ids"].shape == (WINDOW,) for index in range(30))
+    for cache in (None, tmp_path / "cache", tmp_path / "cache"):
+        rows = open_rows(addresses=[f"jsonl:{folder}/[ef].jsonl#body"], tokenizer=plain, lanes=2, cache_dir=cache)
+        with pytest.raises(StreamError, match="no document has any token"):
+            rows[0]
+
+
+def test_wrong_numbers(open_rows):
+    for change, message in (
+        ({"window": 1}, "window = 1"),
+        ({"lanes": 0}, "lanes = 0"),
+        ({"seed": -1}, "seed = -1"),
+        ({"samples": -1}, "samples = -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            open_rows(**change)
+    for index in (-1, 120):
+        with pytest.raises(IndexError):
+            open_rows()[index]
+
+
+# --- the hub --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(folder, monkeypatch):
+    """Stands for the network: the shards of ``folder``, opened by the real streaming reader."""
+    real = datasets.load_dataset
+
+    def load_dataset(name, config, split, revision, streaming):
+        files = sorted(str(path) for path in folder.glob("*.jsonl*"))
+        assert (name, config, split, revision, streaming) == ("allenai/c4", "en", "train", None, True)
+        return real("json", data_files=files, split="train", streaming=True)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_hub_shards_are_streamed(hub, open_rows, workers):
+    """The samples are those of the same files read directly, also where the library would split rows over workers."""
+    expected = list(open_rows(samples=48))
+    rows = open_rows(addresses=["hub:allenai/c4:en#body"], samples=48)
+    assert [shard.name for shard in rows.stream.shards][:2] == ["allenai/c4:train:0", "allenai/c4:train:1"]
+    rows[7]
+    found = [item for batch in DataLoader(rows, batch_size=6, num_workers=workers, collate_fn=list) for item in batch]
+    assert len(found) == 48
+    assert all(same(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_first_documents_of_the_hub_are_one_shard(hub, open_rows):
+    rows = open_rows(addresses=["hub:allenai/c4:en:train[:13]#body"], lanes=4)
+    assert rows.stream.lanes == 1
+    assert set(documents_of(rows, 0)) == {*texts_of(0, 9), *texts_of(1, 1), *texts_of(2, 14)[:3]}

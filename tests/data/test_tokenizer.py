@@ -1,0 +1,261 @@
+"""Training a tokenizer: the same ids as sentencepiece, texts that survive, the same files every time."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from transformers import AutoTokenizer
+
+from tape_ds.data import tokenizer as tokenizers
+from tape_ds.data.packing import tokenizer_fingerprint
+from tape_ds.data.sources import parse, parse_all
+from tape_ds.errors import UserError
+
+DATA = ["stdlib:ast.py", "stdlib:json/decoder.py"]
+NASTY = [
+    "",
+    " ",
+    "  two spaces first",
+    "one\ntwo\n\n\nfive\r\n",
+    "\ttabs\t\tand    runs                                   of spaces   ",
+    "\n",
+    "naïve café, Ελλάδα, Привет, 日本語, 🦙👩‍👩‍👧, \u200b\u00a0\u2028",
+    "nul \0 bell \a escape \x1b delete \x7f",
+    "digits 1234567890 and 3.14e-10",
+    "spelt out: <s> </s> <unk> <0x0A> <pad>",
+    "x" * 3000,
+]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A tokenizer of 700 pieces and its folder."""
+    folder = tmp_path_factory.mktemp("tokenizer") / "deep" / "own"
+    return tokenizers.train(DATA, 700, folder), folder
+
+
+@pytest.fixture(scope="module")
+def held_out():
+    return next(parse("stdlib:typing.py").documents("train")).text
+
+
+def digests(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+# --- what it does to texts ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", NASTY, ids=range(len(NASTY)))
+def test_round_trip(trained, text):
+    """A text that begins with a space lost it with transformers' LlamaTokenizer."""
+    tokenizer, _ = trained
+    ids = tokenizer(text)["input_ids"]
+    assert ids[0] == tokenizer.bos_token_id
+    assert not {0, 1, 2} & set(ids[1:]), "nothing is unknown, and no special token comes from text"
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_round_trip_and_ids_of_sentencepiece_on_a_long_file(trained, held_out):
+    tokenizer, folder = trained
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    for text in [held_out, *NASTY]:
+        ids = tokenizer(text)["input_ids"]
+        assert ids == [reference.bos_id(), *reference.encode(text)]
+        assert tokenizer.decode(ids[1:]) == text
+    assert len(tokenizer(held_out)["input_ids"]) < len(held_out) / 2
+
+
+def test_the_space_letter_becomes_a_space(trained):
+    """The one text that does not survive, here as in sentencepiece."""
+    tokenizer, _ = trained
+    assert tokenizer.decode(tokenizer("a▁b")["input_ids"], skip_special_tokens=True) == "a b"
+
+
+def test_special_tokens_and_size(trained):
+    tokenizer, _ = trained
+    assert len(tokenizer) == tokenizer.vocab_size == 700
+    assert tokenizer.convert_ids_to_tokens([0, 1, 2]) == ["<unk>", "<s>", "</s>"]
+    assert (tokenizer.unk_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1, 2)
+    assert tokenizer.convert_ids_to_tokens([3, 258]) == ["<0x00>", "<0xFF>"]
+    assert tokenizer("")["input_ids"] == [1], "BOS before, nothing after"
+
+
+def test_llama_settings(trained):
+    tokenizer, _ = trained
+    pieces = tokenizer.convert_ids_to_tokens(range(259, 700))
+    assert "▁" * 4 in pieces, "runs of spaces"
+    with_digits = [piece for piece in pieces if any(letter.isdigit() for letter in piece)]
+    assert with_digits
+    assert {len(piece) for piece in with_digits} == {1}, "digits stand alone"
+    assert "\n" not in pieces, "a newline is spelt in bytes"
+    assert tokenizer.convert_ids_to_tokens(tokenizer("1\n")["input_ids"]) == ["<s>", "▁", "1", "<0x0A>"]
+
+
+# --- the folder -----------------------------------------------------------------------------------------------------
+
+
+def test_saved_again_it_is_the_same_tokenizer(trained, tmp_path):
+    """A run saves the tokenizer beside what it trained: the fingerprint, and with it every cache, must not change."""
+    tokenizer, folder = trained
+    assert sorted(digests(folder)) == ["tokenizer.json", "tokenizer.model", "tokenizer_config.json"]
+    tokenizer.save_pretrained(tmp_path / "again")
+    again = AutoTokenizer.from_pretrained(tmp_path / "again")
+    assert tokenizer_fingerprint(again) == tokenizer_fingerprint(tokenizer)
+    assert again("  </s>")["input_ids"] == tokenizer("  </s>")["input_ids"]
+    spelt = AutoTokenizer.from_pretrained(folder, split_special_tokens=False)
+    assert spelt("</s>")["input_ids"][-1] == spelt.eos_token_id
+    assert tokenizer_fingerprint(spelt) != tokenizer_fingerprint(tokenizer)
+
+
+def test_beside_a_llama_it_is_still_itself(trained, tmp_path):
+    """AutoTokenizer looks at config.json too: a Llama there must not turn it into a LlamaTokenizer."""
+    tokenizer, _ = trained
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    assert tokenizer_fingerprint(AutoTokenizer.from_pretrained(tmp_path)) == tokenizer_fingerprint(tokenizer)
+
+
+def test_the_same_files_in_every_process(trained, tmp_path):
+    _, folder = trained
+    command = [sys.executable, "tools/train_tokenizer.py", "--data", *DATA, "--vocab_size", "700", "--output", "again"]
+    command[1] = str(Path(__file__).parents[2] / command[1])
+    environment = {**os.environ, "PYTHONHASHSEED": "5", "OMP_NUM_THREADS": "2", "LC_ALL": "C"}
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == "again: 700 tokens, trained on stdlib:ast.py, stdlib:json/decoder.py\n"
+    assert run.stderr == ""
+    assert digests(tmp_path / "again") == digests(folder)
+
+
+# --- the cache ------------------------------------------------------------------------------------------------------
+
+
+def test_cached_trains_once_and_follows_documents_and_settings(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("the quick brown fox " * 20)
+    address, cache = [f"text:{tmp_path}/*.txt"], tmp_path / "cache"
+    first = tokenizers.cached(address, 295, cache)
+    assert len(first) == 295
+    with monkeypatch.context() as patched:
+        patched.setattr(tokenizers, "_sentencepiece", None)
+        again = tokenizers.cached(address, 295, cache)
+        assert tokenizer_fingerprint(again) == tokenizer_fingerprint(first)
+    tokenizers.cached(address, 294, cache)
+    tokenizers.cached(address, 295, cache, max_characters=100)
+    (tmp_path / "b.txt").write_text("jumps over the lazy dog " * 20)
+    assert tokenizer_fingerprint(tokenizers.cached(address, 295, cache)) != tokenizer_fingerprint(first)
+    assert len([path for path in cache.iterdir() if path.is_dir()]) == 4
+
+
+# --- the sample -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lines(tmp_path):
+    """Addresses of 40 files of 30 documents; a document names its file and line."""
+    for file in range(40):
+        rows = [f'{{"t": "{file:02}-{line:02}"}}\n' for line in range(30)]
+        (tmp_path / f"{file:02}.jsonl").write_text("".join(rows))
+    return [f"jsonl:{tmp_path}/0*.jsonl#t", f"jsonl:{tmp_path}/[123]*.jsonl#t"]
+
+
+def test_small_data_are_used_whole(lines):
+    texts = list(tokenizers.sample(parse_all(lines), 10**6))
+    assert len(texts) == len(set(texts)) == 40 * 30
+
+
+def test_sample_of_large_data_is_spread_and_repeatable(lines):
+    texts = list(tokenizers.sample(parse_all(lines), 5 * 64))
+    assert texts == list(tokenizers.sample(parse_all(lines), 5 * 64))
+    counts = {}
+    for text in texts:
+        counts[text[:2]] = counts.get(text[:2], 0) + 1
+    assert list(counts.values()) == [4] * 16, "sixteen files, as much of each"
+    assert {name[0] for name in counts} == {"0", "1", "2", "3"}
+    assert len(list(tokenizers.sample(parse_all(lines), 5 * 481))) == 481, "then the next sixteen"
+
+
+def test_sample_ends_at_the_limit(lines):
+    assert "".join(tokenizers.sample(parse_all(lines), 12)) == "".join(tokenizers.sample(parse_all(lines), 99))[:12]
+
+
+def test_held_out_files_never_train():
+    read = set(tokenizers.sample(parse_all(["stdlib"]), 10**9))
+    held_out = {document.text for document in parse("stdlib").documents("heldout")}
+    assert len(held_out) == 7
+    assert len(read) > 300
+    assert not held_out & read
+
+
+# --- what a user can get wrong --------------------------------------------------------------------------------------
+
+
+def problem(address, size, folder="new"):
+    with pytest.raises(UserError) as caught:
+        tokenizers.train([address], size, folder)
+    (found,) = caught.value.problems
+    return found
+
+
+def test_impossible_sizes_name_the_nearest_possible(tmp_path):
+    (tmp_path / "a.txt").write_text("hello world foo bar\n" * 5)
+    address = f"text:{tmp_path}/a.txt"
+    high, low, none = (problem(address, size, tmp_path / "new") for size in (400, 265, 200))
+    assert (high.field, high.value) == ("vocab_size", 400)
+    assert high.remedy == "at most 301, or name more data"
+    assert low.remedy == "at least 270"
+    assert "259" in none.wrong
+    assert not (tmp_path / "new").exists()
+    for size in (301, 270):
+        assert len(tokenizers.train([address], size, tmp_path / str(size))) == size
+
+
+def test_data_without_text(tmp_path):
+    (tmp_path / "a.txt").write_text("\n\n")
+    assert problem(f"text:{tmp_path}/a.txt", 300, tmp_path / "new").wrong == "no document has any text"
+
+
+def test_errors_of_the_data_come_through_sentencepiece(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"t": "hello world"}\n{"t": 3}\n')
+    assert "x.jsonl:2: 't' holds int" in problem(f"jsonl:{tmp_path}/x.jsonl#t", 300, tmp_path / "new").wrong
+
+
+def test_token_ids_are_no_text(tmp_path):
+    import datasets
+
+    datasets.Dataset.from_dict({"input_ids": [[1, 2]]}).save_to_disk(str(tmp_path / "ids"))
+    assert problem(f"arrow:{tmp_path}/ids", 300).wrong == "token ids, not text"
+
+
+def test_a_folder_is_never_written_over(trained):
+    _, folder = trained
+    assert problem(DATA[0], 300, folder).wrong == "exists"
+    with pytest.raises(ValueError, match="max_characters = 0"):
+        tokenizers.train(DATA, 300, "new", max_characters=0)
+
+
+def test_loading_another_tokenizer(trained, tmp_path):
+    tokenizer, folder = trained
+    assert tokenizer_fingerprint(tokenizers.load(str(folder))) == tokenizer_fingerprint(tokenizer)
+    for address in (str(tmp_path), str(tmp_path / "absent.gguf")):
+        with pytest.raises(UserError) as caught:
+            tokenizers.load(address, "--tokenizer")
+        assert caught.value.problems[0].field == "--tokenizer"
+
+
+def test_command_names_its_own_options_and_exits_with_two(trained, tmp_path, capsys):
+    from tools import train_tokenizer
+
+    new = str(tmp_path / "new")
+    assert train_tokenizer.main(["--data", "stdlib", "nope", "--vocab_size", "300", "--output", new]) == 2
+    assert "data = 'nope': unknown kind of data" in capsys.readouterr().err
+    assert train_tokenizer.main(["--data", *DATA, "--vocab_size", "300000", "--output", new]) == 2
+    assert "at most" in capsys.readouterr().err
+    assert train_tokenizer.main(["--data", *DATA, "--vocab_size", "300", "--output", str(trained[1])]) == 2
+    limited = ["--data", *DATA, "--vocab_size", "300", "--output", new, "--max_characters", "0"]
+    assert train_tokenizer.main(limited) == 2
+    assert not (tmp_path / "new").exists()
