@@ -10,36 +10,26 @@ A recipe is one YAML file (see ``launchers/recipes/``); every field can be overr
 
 import sys
 
-from tape_ds.errors import command, is_main_process
-from tape_ds.training.recipe import arguments, plan
+from tape_ds.errors import command
+from tape_ds.training.recipe import extension, plan
 
 
 @command
 def main() -> int:
     """Check the recipe, then build, train, score and report."""
-    recipe = arguments.load(sys.argv[1:])
-    if recipe.print_config or recipe.dry_run:
-        if is_main_process():
-            print(recipe.to_yaml() if recipe.print_config else plan.describe(recipe))
-        return 0
-    return extend(recipe)
+    recipe = extension.load(sys.argv[1:])
+    return 0 if plan.shown(recipe) else extend(recipe)
 
 
-def extend(recipe: arguments.Recipe) -> int:
+def extend(recipe: extension.ExtensionRecipe) -> int:
     """The run itself; the heavy libraries load here, after every check that needs none of them."""
-    from tape_ds.training.environment import leave_process_group, prepare_process
+    from tape_ds.training.environment import prepare_process
 
     prepare_process()
-    from tape_ds.training import report, run
+    from tape_ds.training.execution import carry_out
+    from tape_ds.training.extension import assemble
 
-    extension = run.assemble(recipe)
-    trainer = run.build_trainer(extension)
-    started = report.begin(extension) if trainer.is_world_process_zero() else None
-    trainer.train(resume_from_checkpoint=extension.resume)
-    if started is not None:
-        report.conclude(extension, trainer, started)
-    leave_process_group()
-    return 0
+    return carry_out(assemble(recipe))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tape_ds.model import positions
+
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ("launchers", "evaluation", "tools")
 
@@ -96,6 +98,72 @@ def test_the_search_for_forbidden_imports_finds_them(code):
 def test_the_search_follows_relative_imports():
     names = set(imported_names(ast.parse("from ..training import trainer\nfrom .llama import X"), "tape_ds.model"))
     assert {"tape_ds.training", "tape_ds.model.llama"} <= names
+
+
+def called(node):
+    """What an expression is called: ``x`` in ``a.x``, in ``a["x"]`` and in ``a.get("x")``."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Subscript):
+        return node.slice.value if isinstance(node.slice, ast.Constant) else called(node.value)
+    if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        return node.args[0].value
+    return None
+
+
+def strings_in(node):
+    return {each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+
+
+def branches_on_an_encoding(tree, names):
+    """Lines that compare something called an encoding (or a variant of one) with the name of one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            asked, answers = [node.left, *node.comparators], strings_in(node)
+        elif isinstance(node, ast.Match):
+            asked, answers = [node.subject], set().union(*(strings_in(case.pattern) for case in node.cases))
+        else:
+            continue
+        words = {word for each in asked for word in str(called(each)).lower().split("_")}
+        if words & {"encoding", "encodings", "variant", "variants"} and answers & names:
+            yield node.lineno
+
+
+def outside_positions():
+    paths = sources("tape_ds", *SCRIPTS)
+    return [path for path in paths if ROOT / "tape_ds" / "model" / "positions" not in path.parents]
+
+
+@pytest.mark.parametrize("path", outside_positions(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_outside_its_room_asks_for_an_encoding_by_name(path):
+    """A new encoding is one file and one line in the registry; code that asks for names would need another line each
+    time, and forget it. Ask what an encoding says of itself: ``learns``, ``remembers``, ``translation_invariant``."""
+    assert list(branches_on_an_encoding(ast.parse(path.read_text()), set(positions.available()))) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "config.position_encoding == 'rope'",
+        "if 'tape' != encoding: pass",
+        "x = encoding in ('rope', 'yarn')",
+        "while recipe['position_encoding'] not in {'alibi'}: pass",
+        "f(options.get('variant') == 'fire')",
+        "match model.config.position_encoding:\n        case 'tape' | 'rope': pass",
+    ],
+)
+def test_the_search_for_branches_on_names_finds_them(code):
+    tree = ast.parse(f"def f():\n    {code}\n")
+    assert list(branches_on_an_encoding(tree, set(positions.available()))) == [2]
+
+
+@pytest.mark.parametrize(
+    "code", ["encoding == other", "position_encoding: str = 'tape'", "name == 'rope'", "encoding == 'utf-8'"]
+)
+def test_the_search_for_branches_on_names_finds_nothing_else(code):
+    assert list(branches_on_an_encoding(ast.parse(code), set(positions.available()))) == []
 
 
 @pytest.mark.parametrize("path", sources("tape_ds", "tests", *SCRIPTS), ids=lambda path: str(path.relative_to(ROOT)))

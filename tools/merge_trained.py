@@ -34,7 +34,8 @@ def main(argv: list[str] | None = None) -> int:
     model.config.use_cache = True
     model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
-    print(f"{options.out}: {record.base} + {record.method}, {model.num_parameters() / 1e6:,.2f} M parameters")
+    origin = record.base or "from scratch"
+    print(f"{options.out}: {origin} + {record.method}, {model.num_parameters() / 1e6:,.2f} M parameters")
     return 0
 
 

@@ -15,7 +15,12 @@ def upcast(x: Tensor) -> Tensor:
 
 
 def attention(
-    q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, allowed_BTS: Tensor, scale: float
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSV: Tensor,
+    allowed_BTS: Tensor,
+    scale: float,
+    bias_BHTS: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention whose value may be wider than its key.
 
@@ -25,6 +30,7 @@ def attention(
         v_BGSV: values, any width V.
         allowed_BTS: True where a query may see a key; a query without any such key yields 0.
         scale: factor on the scores.
+        bias_BHTS: added to the scaled scores; B and H may be 1.
 
     Returns:
         The output [B, H, T, V] in the value's dtype, and the weights [B, H, T, S] in fp32 (fp64 for fp64 input).
@@ -34,6 +40,8 @@ def attention(
     k_BHSK, v_BHSV = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     allowed_B1TS = allowed_BTS[:, None]
     scores_BHTS = (q @ k_BHSK.transpose(-1, -2)) * scale
+    if bias_BHTS is not None:
+        scores_BHTS = scores_BHTS + upcast(bias_BHTS)
     scores_BHTS = scores_BHTS.masked_fill(~allowed_B1TS, torch.finfo(scores_BHTS.dtype).min)
     weights_BHTS = torch.softmax(scores_BHTS, dim=-1).masked_fill(~allowed_B1TS, 0.0)
     return (weights_BHTS @ v_BHSV).to(v_BGSV.dtype), weights_BHTS
@@ -54,6 +62,18 @@ def rotate(x_BHTK: Tensor, state_BGTK: Tensor) -> Tensor:
     real, imaginary = x.chunk(2, dim=-1)
     rotated = torch.cat((real * cos - imaginary * sin, imaginary * cos + real * sin), dim=-1)
     return rotated.reshape(x_BHTK.shape).to(x_BHTK.dtype)
+
+
+def rotate_whole(x_BHTK: Tensor, state_BGTC: Tensor) -> Tensor:
+    """:func:`rotate` by a state of 2 K columns, whose halves need not repeat themselves: ``x cos + rotate_half(x) sin``
+    with K cosines and K sines."""
+    batch, heads, tokens, width = x_BHTK.shape
+    groups = state_BGTC.shape[1]
+    x = upcast(x_BHTK).reshape(batch, groups, heads // groups, tokens, width)
+    cos, sin = upcast(state_BGTC)[:, :, None].chunk(2, dim=-1)
+    real, imaginary = x.chunk(2, dim=-1)
+    turned = x * cos + torch.cat((-imaginary, real), dim=-1) * sin
+    return turned.reshape(x_BHTK.shape).to(x_BHTK.dtype)
 
 
 def position_mix(state_BGTK: Tensor, gate_BTI: Tensor, expand_IG: Tensor, contract_GI: Tensor) -> Tensor:

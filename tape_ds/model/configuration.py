@@ -7,7 +7,6 @@ from transformers import LlamaConfig
 
 from tape_ds.errors import Problem, did_you_mean, raise_if_any
 from tape_ds.model import attention, positions
-from tape_ds.model.positions import scaling
 
 STATE_DTYPES = ("float32", "float16", "bfloat16")
 
@@ -45,10 +44,12 @@ class TapeConfig(LlamaConfig):
         """Part of the validation that ``@strict`` repeats, before saving for one."""
         raise_if_any(self.problems())
 
+    def validate_rope(self) -> None:
+        """In place of transformers' own, which knows neither ``ntk`` nor ``yarn_revised``: see :meth:`problems`."""
+
     def problems(self) -> list[Problem]:
         """Everything wrong with the fields, those of the encoding included."""
-        problems = positions.check_options(self.position_encoding, self.position_options or {})
-        problems += scaling.check(self.rope_parameters or {})
+        problems = positions.problems_with(self)
         if self.state_dtype is not None and self.state_dtype not in STATE_DTYPES:
             remedy = did_you_mean(self.state_dtype, STATE_DTYPES)
             problems.append(Problem("state_dtype", self.state_dtype, "unknown dtype", remedy))

@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.model import positions
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.filling import fill, require_exact
 from tape_ds.model.llama import TapeForCausalLM
@@ -100,6 +101,7 @@ def tape_config(source: PreTrainedConfig, **changes: Any) -> TapeConfig:
     """
     raise_if_any(check_llama_shaped(source))
     fields = {name: copy.deepcopy(value) for name, value in source.to_dict().items() if name in _LLAMA_FIELDS}
+    fields["rope_parameters"] = scaling.complete(fields["rope_parameters"], source.max_position_embeddings)
     if source.model_type == TapeConfig.model_type:
         own = ("position_encoding", "position_options", "state_dtype", "attention_backend")
         fields |= {name: copy.deepcopy(getattr(source, name)) for name in own}
@@ -143,10 +145,13 @@ def to_llama(model: TapeForCausalLM) -> LlamaForCausalLM:
         UserError: the model's encoding is not ``rope``: a plain Llama could not compute it.
     """
     config = model.config
-    if config.position_encoding != "rope":
-        remedy = "only a rope model is a plain Llama; keep others as model type 'tape'"
-        raise UserError(Problem("position_encoding", config.position_encoding, "not expressible as a Llama", remedy))
+    angles = positions.llama_rope_parameters(config)
+    if angles is None:
+        remedy = "only rotary angles that transformers knows make a plain Llama; keep others as model type 'tape'"
+        encoding = f"{config.position_encoding}, {config.rope_parameters['rope_type']} angles"
+        raise UserError(Problem("position_encoding", encoding, "not expressible as a Llama", remedy))
     fields = {name: value for name, value in config.to_dict().items() if name in _LLAMA_FIELDS}
+    fields["rope_parameters"] = angles
     with torch.device("meta"):
         llama = LlamaForCausalLM(LlamaConfig(**fields))
     llama = fill(llama, model.state_dict(), "state dict")

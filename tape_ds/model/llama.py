@@ -7,7 +7,7 @@ Shape letters: B batch, T tokens of this call, S keys (cached ones included), H 
 size, V value width (K, plus whatever columns the encoding carries), D hidden size.
 """
 
-import copy
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +24,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from tape_ds.model import positions
+from tape_ds.model import flops, place_memory, positions
 from tape_ds.model.attention import attend, attend_with_weights
 from tape_ds.model.configuration import TapeConfig
 
@@ -51,7 +51,9 @@ class TapeAttention(nn.Module):
         state: Tensor | None,
         document_ids: Tensor | None,
         offset: int | Tensor,
+        key_places: Tensor | None,
         past_key_values: Cache | None,
+        remembered: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Returns the output [B, T, D], the weights [B, H, T, S] (``reference`` backend only, else None) and what
         became of the carried columns [B, H, T, C]."""
@@ -64,19 +66,24 @@ class TapeAttention(nn.Module):
         if carried_BGTC is not None:
             v_BGTV = torch.cat((v_BGTV, carried_BGTC), dim=-1)
 
-        k_BGSK, v_BGSV = k_BGTK, v_BGTV
+        k_BGSK, v_BGSV, width = k_BGTK, v_BGTV, self.config.head_dim
         if past_key_values is not None:
+            k_BGTK = k_BGTK if remembered is None else place_memory.attach(k_BGTK, remembered)
             k_BGSK, v_BGSV = past_key_values.update(k_BGTK, v_BGTV, self.layer_index)
+            k_BGSK = k_BGSK[..., :width]
+        carried_BGSC = None if carried_BGTC is None else v_BGSV[..., width:]
+        score_bias = position.score_bias(start, state, key_places, carried_BGSC)
+        arguments: dict[str, Any] = {"document_ids": document_ids, "offset": offset, "score_bias": score_bias}
         backend = resolve_backend(self.config)
         weights = None
         if backend == "reference":
-            out_BHTV, weights = attend_with_weights(q_BHTK, k_BGSK, v_BGSV, document_ids=document_ids, offset=offset)
+            out_BHTV, weights = attend_with_weights(q_BHTK, k_BGSK, v_BGSV, **arguments)
         else:
-            out_BHTV = attend(q_BHTK, k_BGSK, v_BGSV, document_ids=document_ids, offset=offset, backend=backend)
+            out_BHTV = attend(q_BHTK, k_BGSK, v_BGSV, **arguments, backend=backend)
 
         out_BHTK, moved_BHTC = out_BHTV, None
         if carried_BGTC is not None:
-            out_BHTK, moved_BHTC = out_BHTV.split((self.config.head_dim, carried_BGTC.shape[-1]), dim=-1)
+            out_BHTK, moved_BHTC = out_BHTV.split((width, carried_BGTC.shape[-1]), dim=-1)
         return self.o_proj(out_BHTK.transpose(1, 2).flatten(2)), weights, moved_BHTC
 
 
@@ -98,13 +105,16 @@ class TapeDecoderLayer(GradientCheckpointingLayer):
         start: Tensor | None = None,
         document_ids: Tensor | None = None,
         offset: int | Tensor = 0,
+        key_places: Tensor | None = None,
         past_key_values: Cache | None = None,
+        remembered: Tensor | None = None,
         use_cache: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the hidden states and the position state; both are flat tensors, so checkpointing tracks both."""
         x_BTD = self.input_layernorm(hidden_BTD)
+        past_key_values = past_key_values if use_cache else None
         attended_BTD, _, carried = self.self_attn(
-            x_BTD, self.position, start, state, document_ids, offset, past_key_values if use_cache else None
+            x_BTD, self.position, start, state, document_ids, offset, key_places, past_key_values, remembered
         )
         hidden_BTD = hidden_BTD + attended_BTD
         state = self.position.after_attention(state, carried)
@@ -130,13 +140,10 @@ class TapePreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if (zero_init := getattr(module, "zero_init", None)) is None:
-            return
-        # transformers calls this with the parameters gathered, under zero.Init too
-        if zero_init:
-            init.zeros_(module.weight)
-        else:
-            init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
+        if isinstance(module, positions.Parameters):
+            # transformers calls this with the parameters gathered, under zero.Init too
+            normal = functools.partial(init.normal_, mean=0.0, std=self.config.initializer_range)
+            module.initialise(normal, init.constant_)
 
 
 class TapeModel(TapePreTrainedModel):
@@ -196,8 +203,13 @@ class TapeModel(TapePreTrainedModel):
             position_ids = torch.arange(tokens, device=hidden_BTD.device)[None] + offset
         documents = _merge_masks(attention_mask, document_ids, tokens, offset)
         hidden_BTD = _blank_padding(hidden_BTD, documents, offset)
-        hidden_BTD = self.encoding.embed(hidden_BTD, position_ids)
-        start = self.encoding.start(position_ids)
+        remembers = self.encoding.remembers
+        past_places = place_memory.recall(past_key_values, offset, remembers, self.config.head_dim)
+        text = positions.Text(input_ids, documents, offset, past_places)
+        places_BTN = self.encoding.locate(position_ids, text)
+        key_places = text.whole(places_BTN) if remembers else None
+        hidden_BTD = self.encoding.embed(hidden_BTD, places_BTN)
+        start = self.encoding.start(places_BTN)
         state = None
         for layer in self.layers:
             hidden_BTD, state = layer(
@@ -206,33 +218,58 @@ class TapeModel(TapePreTrainedModel):
                 start=start,
                 document_ids=documents,
                 offset=offset,
+                key_places=key_places,
                 past_key_values=past_key_values,
+                remembered=places_BTN if remembers and layer is self.layers[0] else None,
                 use_cache=past_key_values is not None,
             )
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_BTD), past_key_values=past_key_values)
 
 
 @contextmanager
-def plain_rope(model: "TapeForCausalLM", rope_parameters: dict) -> Iterator[None]:
-    """Within the block, ``model`` computes as the Llama with these angles and its present weights.
+def positions_of(model: "TapeForCausalLM", config: TapeConfig) -> Iterator[None]:
+    """Within the block, ``model`` computes with the encoding of ``config``, one without parameters of its own, and its
+    present weights.
 
-    What a converted model was before (its own ``rope_parameters``), or what scaling alone makes of it, is so measured
-    without loading it twice; nothing with parameters is built, so sharded weights stay as they are.
+    So a model is measured as the Llama it was before (``positions.plain``), or with its angles scaled, without being
+    loaded twice; nothing with parameters is built, so sharded weights stay as they are.
+
+    Raises:
+        ValueError: the encoding has parameters.
     """
-    config = copy.deepcopy(model.config)
-    config.position_encoding, config.position_options = "rope", None
-    config.rope_parameters = dict(rope_parameters)
-    decoder = model.model
-    encoding, kept = decoder.encoding, [layer.position for layer in decoder.layers]
-    decoder.encoding = positions.build(config)
-    for index, layer in enumerate(decoder.layers):
-        layer.position = positions.build_layer(config, index)
+    decoder: Any = model.model
+    kept = nn.ModuleList([decoder.encoding, *(layer.position for layer in decoder.layers)])
+    others = [positions.build(config), *(positions.build_layer(config, index) for index in range(len(decoder.layers)))]
+    borrowed = nn.ModuleList(others).train(decoder.training)
+    if any(True for _ in borrowed.parameters()):
+        raise ValueError(f"{config.position_encoding} has parameters of its own: load a model that has them")
+    _set_positions(decoder, borrowed)
     try:
         yield
     finally:
-        decoder.encoding = encoding
-        for layer, position in zip(decoder.layers, kept, strict=True):
-            layer.position = position
+        _set_positions(decoder, kept)
+
+
+@contextmanager
+def evaluated_at(model: "TapeForCausalLM", length: int) -> Iterator[None]:
+    """Within the block, ``model`` computes as its encoding says for texts of ``length`` tokens.
+
+    Most encodings are the same at every length. ``yarn`` is trained on plain angles and scaled, from the window it was
+    trained for, to the length it is used at.
+    """
+    config = positions.config_at(model.config, length)
+    if config is model.config:
+        yield
+        return
+    with positions_of(model, config):
+        yield
+
+
+def _set_positions(decoder: Any, encoding_and_layers: nn.ModuleList) -> None:
+    encoding, *layers = encoding_and_layers
+    decoder.encoding = encoding
+    for layer, position in zip(decoder.layers, layers, strict=True):
+        layer.position = position
 
 
 class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
@@ -290,6 +327,14 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def multiply_adds(self, length: int, causal: bool = True) -> float:
+        """MACs of a forward over one row of ``length`` tokens, see :mod:`tape_ds.model.flops`."""
+        return flops.multiply_adds(self.config, length, causal)
+
+    def flops(self, length: int, causal: bool = True) -> float:
+        """FLOPs of a forward over one row of ``length`` tokens, see :mod:`tape_ds.model.flops`."""
+        return 2.0 * flops.multiply_adds(self.config, length, causal)
 
     def _get_static_cache_init_shape(self) -> None:
         """Values may be wider than keys: a static cache is sized by the first call, not ahead of it."""

@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes: a line per logging step, a bar, skipped steps, loss by position."""
+"""What a person sees of a run while it goes (a line per logging step, a bar, skipped steps), and scoring around it."""
 
 import json
 import sys
@@ -9,8 +9,16 @@ from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerState
 
 from tape_ds.training import metrics
-from tape_ds.training.held_out import HeldOut, Scores, read_scores, score_variants, write_scores
-from tape_ds.training.trainer import ExtensionTrainer
+from tape_ds.training.held_out import (
+    HeldOut,
+    Scores,
+    perplexities,
+    read_scores,
+    score_variants,
+    write_perplexities,
+    write_scores,
+)
+from tape_ds.training.trainer import TapeTrainer
 
 
 class Progress(TrainerCallback):
@@ -19,7 +27,7 @@ class Progress(TrainerCallback):
     A step that the engine skipped is said at once, on whichever rank the bad gradient was.
     """
 
-    def __init__(self, trainer: ExtensionTrainer, file: Path):
+    def __init__(self, trainer: TapeTrainer, file: Path):
         self.trainer = trainer
         self.file = file
         self.bar: tqdm | None = None
@@ -84,7 +92,7 @@ class Progress(TrainerCallback):
 class SaveTrained(TrainerCallback):
     """Writes the trained folder as soon as training ends: before anything that could still fail."""
 
-    def __init__(self, trainer: ExtensionTrainer, folder: Path):
+    def __init__(self, trainer: TapeTrainer, folder: Path):
         self.trainer = trainer
         self.folder = folder
 
@@ -138,3 +146,26 @@ class LossByPosition(TrainerCallback):
             for variant, parts in read_scores(self.file).items()
             if {name: losses.counts for name, losses in parts.items()} == shapes
         }
+
+
+class PerplexityByLength(TrainerCallback):
+    """Scores the trained model on the held-out documents at every length; results go to ``file``."""
+
+    def __init__(self, documents: list[HeldOut], lengths: list[int], file: Path):
+        self.documents = documents
+        self.lengths = lengths
+        self.file = file
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Scores of an earlier run in this folder are not this one's."""
+        if state.is_world_process_zero:
+            self.file.unlink(missing_ok=True)
+
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Score, on every rank together."""
+        if state.is_world_process_zero:
+            lengths = ", ".join(f"{length:,}" for length in self.lengths)
+            print(f"scoring {len(self.documents)} held-out documents at lengths {lengths}", flush=True)
+        scores = perplexities(kwargs["model"], self.documents, self.lengths)
+        if state.is_world_process_zero:
+            write_perplexities(self.file, scores)

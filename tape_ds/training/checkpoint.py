@@ -36,8 +36,9 @@ WHOLE_WEIGHTS = "model*.safetensors"
 class Record:
     """Contents of ``trained.json``."""
 
-    base: str
-    """Address of the model that was extended, as :func:`tape_ds.model.convert.resolve` takes it."""
+    base: str | None
+    """Address of the model that was extended, as :func:`tape_ds.model.convert.resolve` takes it; None where there was
+    none: a model trained from scratch, whose folder is whole."""
     method: str
     names: tuple[str, ...]
     """Exact names of the trained parameters."""
@@ -83,7 +84,7 @@ def save_trained(folder: str | Path, model: PreTrainedModel | PeftModel, record:
     if isinstance(model, PeftModel):
         _save_adapter(folder, model, record.base, tensors)
     elif _is_whole_model(model, record.names):
-        model.save_pretrained(folder, state_dict=tensors)
+        _save_whole(folder, model, tensors)
     else:
         model.config.save_pretrained(folder)
         _write_aside(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
@@ -92,7 +93,17 @@ def save_trained(folder: str | Path, model: PreTrainedModel | PeftModel, record:
     _write_aside(folder / RECORD, lambda path: path.write_text(json.dumps(asdict(record), indent=2) + "\n"))
 
 
-def _save_adapter(folder: Path, model: PeftModel, base: str, tensors: dict[str, Tensor]) -> None:
+def _save_whole(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor]) -> None:
+    """An ordinary model folder. Training keeps no key/value cache; whoever loads this to generate wants one."""
+    training = model.config.use_cache
+    model.config.use_cache = True
+    try:
+        model.save_pretrained(folder, state_dict=tensors)
+    finally:
+        model.config.use_cache = training
+
+
+def _save_adapter(folder: Path, model: PeftModel, base: str | None, tensors: dict[str, Tensor]) -> None:
     """peft's two files. Its own ``save_pretrained`` asks the hub about the base's vocabulary and adds a blank model
     card, and both files would name the folder where this machine keeps the base."""
     tensors = {name: tensors[first] for name, first in _first_names(model).items() if first in tensors}
@@ -146,6 +157,21 @@ def read_record(folder: str | Path) -> Record:
     return Record(**(fields | {"names": tuple(fields["names"])}))
 
 
+def differing_fields(folder: str | Path, config: TapeConfig) -> list[str]:
+    """Names of the fields in which a trained folder's model differs from ``config``; what only describes how it is
+    held or saved is left out.
+
+    Raises:
+        UserError: the folder's configuration is impossible.
+    """
+    saved, own = TapeConfig.from_pretrained(folder).to_dict(), config.to_dict()
+    names = (saved.keys() | own.keys()) - _NOT_THE_MODEL
+    return sorted(name for name in names if saved.get(name) != own.get(name))
+
+
+_NOT_THE_MODEL = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
+
+
 def check_whole(field: str, address: str, folder: str | Path) -> list[Problem]:
     """Whether ``folder`` (what ``address`` leads to) is a whole model and not what a run trained of one."""
     folder = Path(folder)
@@ -171,6 +197,9 @@ def load_trained(folder: str | Path, models: str | Path | None = None, **argumen
     config = TapeConfig.from_pretrained(folder)
     if any(folder.glob(WHOLE_WEIGHTS)):
         return convert.load(folder, config, **arguments)
+    if record.base is None:
+        remedy = "restore its model*.safetensors; there is no base to put anything onto"
+        raise UserError(Problem("trained folder", str(folder), "a model trained from scratch, without weights", remedy))
     model = convert.load(convert.resolve(record.base, models), config, **arguments)
     if (folder / "adapter_config.json").exists():
         # not PeftModel.from_pretrained, which only warns of a tensor that is missing

@@ -1,8 +1,8 @@
-"""Loss by position before and after training, on held-out documents, within the run that trains.
+"""Held-out documents, scored within the run that trains: loss by position, and perplexity by length.
 
-Before training two models are scored from the same weights: ``untouched`` (the base model, its own angles) and
-``untrained`` (its angles scaled as the recipe says, which is also what the TAPE model computes at step 0). Jobs, one
-per variant and document, are spread over the ranks.
+For loss by position two models are scored before training, from the same weights: ``untouched`` (the base model, its
+own angles) and ``untrained`` (its angles scaled as the recipe says, which is also what the TAPE model computes at step
+0). Jobs, one per variant and document, or one per block of a length, are shared out over the ranks.
 """
 
 import contextlib
@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
 from peft import PeftModel
 from torch import Tensor
 
-from tape_ds.model.llama import TapeForCausalLM, plain_rope
+from tape_ds.model import positions
+from tape_ds.model.llama import TapeForCausalLM, evaluated_at, positions_of
+from tape_ds.scoring import perplexity
 from tape_ds.scoring.loss_by_position import SpanLosses, score
+from tape_ds.scoring.perplexity import Perplexity
+from tape_ds.training.shared_work import share_out
 
 Model: TypeAlias = TapeForCausalLM | PeftModel
 Variants: TypeAlias = Mapping[str, dict[str, Any] | None]
@@ -48,22 +51,10 @@ def score_variants(
         span: positions per span.
     """
     jobs = [(variant, document) for variant in variants for document in documents]
-    rank, world = _rank_and_world()
-    mine: list[tuple[str, str, SpanLosses]] = []
-    for first in range(0, len(jobs), world):
-        turn = first + rank
-        # a rank without a job of its own repeats one, because under ZeRO-3 all ranks must take part in each forward
-        variant, document = jobs[turn] if turn < len(jobs) else jobs[first]
-        losses = _score_one(model, document, variants[variant], span)
-        if turn < len(jobs):
-            mine.append((variant, document.name, losses))
-    gathered = [mine]
-    if world > 1:
-        gathered = [None] * world  # type: ignore[list-item]
-        torch.distributed.all_gather_object(gathered, mine)
+    losses = share_out(lambda job: _score_one(model, job[1], variants[job[0]], span), jobs)
     results: Scores = {variant: {} for variant in variants}
-    for variant, name, losses in (entry for part in gathered for entry in part):
-        results[variant][name] = losses
+    for (variant, document), scored in zip(jobs, losses, strict=True):
+        results[variant][document.name] = scored
     return results
 
 
@@ -72,14 +63,8 @@ def _score_one(model: Model, document: HeldOut, angles: dict[str, Any] | None, s
         return score(model, document.input_ids_1T, span)
     bare = model.get_base_model() if isinstance(model, PeftModel) else model
     adapters = model.disable_adapter() if isinstance(model, PeftModel) else contextlib.nullcontext()
-    with adapters, plain_rope(bare, angles):
+    with adapters, positions_of(bare, positions.plain(bare.config, angles)):
         return score(model, document.input_ids_1T, span)
-
-
-def _rank_and_world() -> tuple[int, int]:
-    if not torch.distributed.is_initialized():
-        return 0, 1
-    return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
 def write_scores(path: Path, scores: Scores) -> None:
@@ -98,3 +83,28 @@ def read_scores(path: Path) -> Scores:
         variant: {name: SpanLosses.from_dict(losses) for name, losses in part.items()}
         for variant, part in plain.items()
     }
+
+
+def perplexities(model: TapeForCausalLM, documents: Sequence[HeldOut], lengths: Sequence[int]) -> dict[int, Perplexity]:
+    """Perplexity on the same documents at every length; every rank must call it and gets all results.
+
+    An encoding that is used differently at other lengths than it was trained at is so used here.
+    """
+    texts = [document.input_ids_1T for document in documents]
+    found = {}
+    for length in lengths:
+        with evaluated_at(model, length):
+            found[length] = perplexity.score(model, texts, length, each=share_out)
+    return found
+
+
+def write_perplexities(path: Path, scores: Mapping[int, Perplexity]) -> None:
+    """Store perplexities as JSON, by length."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({length: found.to_dict() for length, found in scores.items()}, indent=2) + "\n")
+
+
+def read_perplexities(path: Path) -> dict[int, Perplexity]:
+    """Perplexities stored by :func:`write_perplexities`; empty when there are none."""
+    plain = json.loads(path.read_text()) if path.exists() else {}
+    return {int(length): Perplexity.from_dict(found) for length, found in plain.items()}

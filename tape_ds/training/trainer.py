@@ -1,7 +1,8 @@
-"""transformers' ``Trainer``, fitted to this project in five places and nowhere else.
+"""transformers' ``Trainer``, fitted to this project in six places and nowhere else.
 
 Samples come in their own order; saved folders hold only what was trained; an engine checkpoint leaves frozen weights
-out and is resumed that way; one dict of metrics per logging step; a step that the engine skips is counted.
+out and is resumed that way; one dict of metrics per logging step; a step that the engine skips is counted; what decays
+goes by shape.
 """
 
 import time
@@ -10,6 +11,8 @@ from typing import Any
 
 import torch
 from accelerate.utils import DeepSpeedSchedulerWrapper
+from peft import PeftModel
+from torch import nn
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import Trainer
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
@@ -21,7 +24,7 @@ from tape_ds.training.checkpoint import Record
 from tape_ds.training.methods import assert_trainable
 
 
-class ExtensionTrainer(Trainer):
+class TapeTrainer(Trainer):
     """A Trainer for a model of which the parameters ``record.names`` are trained.
 
     Args:
@@ -44,6 +47,12 @@ class ExtensionTrainer(Trainer):
     def skipped_steps(self) -> int:
         """Optimizer steps the engine has skipped so far, on all ranks alike, because a gradient was not finite."""
         return int(getattr(self.model_wrapped, "skipped_steps", 0))
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Weight decay pulls on matrices, embeddings and position updates among them; never on vectors and numbers
+        (norms, biases, scales), whose size is not a matter of complexity. transformers goes by names instead."""
+        shapes = {name: getattr(parameter, "ds_shape", parameter.shape) for name, parameter in model.named_parameters()}
+        return [name for name, shape in shapes.items() if len(shape) > 1]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler:
         # sample i is already a function of (seed, i): any shuffling here would undo what makes a run resumable
@@ -69,10 +78,10 @@ class ExtensionTrainer(Trainer):
 
     def _require_same_record(self, folder: str) -> None:
         saved = checkpoint.read_record(folder)
-        if saved != self.record:
-            fields = [
-                name for name in ("base", "method", "names") if getattr(saved, name) != getattr(self.record, name)
-            ]
+        fields = [name for name in ("base", "method", "names") if getattr(saved, name) != getattr(self.record, name)]
+        bare = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        fields += checkpoint.differing_fields(folder, bare.config)
+        if fields:
             wrong = f"it was saved by a run that differs in {', '.join(fields)}"
             remedy = "resume with the recipe of that run, or start in another output_dir"
             raise UserError(Problem("resume_from_checkpoint", folder, wrong, remedy))

@@ -1,7 +1,9 @@
 """A tiny model on disk and the real launcher: what a user starts, in seconds."""
 
+import contextlib
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -24,8 +26,9 @@ class Ended:
     output: str
 
 
-def launch(script: str, *arguments: str, processes: int = 2, timeout: float = 300) -> Ended:
-    """``deepspeed --num_accelerators N script arguments`` as a user types it, on the CPU."""
+def start(script: str, *arguments: str, processes: int = 2) -> subprocess.Popen[str]:
+    """``deepspeed --num_accelerators N script arguments`` as a user types it, on the CPU, in a process group of its own
+    to which every process of the run belongs."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
@@ -36,17 +39,32 @@ def launch(script: str, *arguments: str, processes: int = 2, timeout: float = 30
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     command = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", str(processes)]
-    ended = subprocess.run(
+    return subprocess.Popen(
         [*command, "--master_port", str(port), script, *arguments],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=timeout,
-        check=False,
+        start_new_session=True,
     )
-    return Ended(ended.returncode, re.sub(r"\x1b\[[0-9;]*m", "", ended.stdout))
+
+
+def launch(script: str, *arguments: str, processes: int = 2, timeout: float = 300) -> Ended:
+    """:func:`start`, and wait for its end."""
+    running = start(script, *arguments, processes=processes)
+    try:
+        output, _ = running.communicate(timeout=timeout)
+    finally:
+        kill(running)
+    return Ended(running.returncode, re.sub(r"\x1b\[[0-9;]*m", "", output))
+
+
+def kill(running: subprocess.Popen[str]) -> None:
+    """``kill -9`` for everything that is left of a launch, all at once."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
 
 
 @pytest.fixture(scope="session")

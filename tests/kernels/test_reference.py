@@ -35,6 +35,46 @@ def test_rotation_shares_a_state_over_the_batch():
     torch.testing.assert_close(reference.rotate(x, state), reference.rotate(x, state.expand(3, 4, 5, 8)))
 
 
+@pytest.mark.parametrize("heads, groups", [(4, 4), (4, 2), (4, 1)])
+def test_rotation_by_a_whole_state_is_the_published_form(heads, groups):
+    """``x cos + rotate_half(x) sin`` with K of each, one column at a time; with equal halves it is ``rotate``."""
+    x, state = torch.randn(2, heads, 3, 8).double(), torch.randn(2, groups, 3, 16).double()
+    turned = reference.rotate_whole(x, state)
+    for h in range(heads):
+        own = state[:, h // (heads // groups)]
+        for column in range(8):
+            other = -x[:, h, :, column + 4] if column < 4 else x[:, h, :, column - 4]
+            expected = x[:, h, :, column] * own[..., column] + other * own[..., 8 + column]
+            torch.testing.assert_close(turned[:, h, :, column], expected)
+    cos, sin = torch.randn(2, groups, 3, 4).double(), torch.randn(2, groups, 3, 4).double()
+    doubled = torch.cat((cos, cos, sin, sin), -1)
+    torch.testing.assert_close(reference.rotate_whole(x, doubled), reference.rotate(x, torch.cat((cos, sin), -1)))
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 3, 5), (2, 1, 3, 5), (1, 1, 3, 5)])
+def test_a_bias_is_added_to_the_scaled_scores(shape):
+    """After the scale, in fp32 or wider, shared over rows and heads where its size is 1; the mask still rules."""
+    q, k, v = torch.randn(2, 4, 3, 6), torch.randn(2, 2, 5, 6), torch.eye(5).expand(2, 2, 5, 5)
+    bias, allowed = 3 * torch.randn(shape), torch.ones(2, 3, 5).tril(2).bool()
+    allowed[1, 2] = False
+    out, weights = reference.attention(q, k, v, allowed, 0.3, bias)
+    torch.testing.assert_close(out, weights)  # the value is the identity
+    for b in range(2):
+        for h in range(4):
+            for t in range(3):
+                seen = allowed[b, t].nonzero()[:, 0].tolist()
+                scores = [
+                    math.exp(0.3 * float(q[b, h, t] @ k[b, h // 2, s]) + float(bias.expand(2, 4, 3, 5)[b, h, t, s]))
+                    for s in seen
+                ]
+                expected = torch.zeros(5)
+                expected[seen] = torch.tensor(scores) / sum(scores) if seen else torch.tensor([])
+                torch.testing.assert_close(weights[b, h, t], expected, rtol=1e-5, atol=1e-6)
+    half, _ = reference.attention(*(x.bfloat16() for x in (q, k, v)), allowed, 0.3, bias)
+    rounded, _ = reference.attention(*(x.bfloat16() for x in (q, k, v)), allowed, 0.3, bias.bfloat16())
+    assert half.dtype == torch.bfloat16 and not torch.equal(half, rounded)
+
+
 def test_position_mix_is_the_paper_s_sum_over_ranks():
     """``W_down diag(SiLU(g)) W_up e``, each entry as a double sum."""
     state, gate = torch.randn(1, 2, 3, 4).double(), torch.randn(1, 3, 5).double()
@@ -68,7 +108,7 @@ def test_half_precision_is_computed_in_fp32_and_rounded_once(dtype):
     assert ((turned.double() - exact).abs() <= torch.finfo(dtype).eps / 2 * exact.abs() + 1e-5).all()
 
 
-@pytest.mark.parametrize("function", ["attention", "rotate", "position_mix"])
+@pytest.mark.parametrize("function", ["attention", "rotate", "rotate_whole", "position_mix"])
 def test_gradients(function):
     """The references are differentiated in tests of kernels: finite differences agree with them."""
 
@@ -78,10 +118,11 @@ def test_gradients(function):
     allowed = torch.tensor([[[1, 0, 0], [0, 0, 0], [1, 1, 1]]]).bool()
     calls = {
         "attention": (
-            lambda q, k, v: reference.attention(q, k, v, allowed, 0.5)[0],
-            (leaf(1, 2, 3, 2), leaf(1, 1, 3, 2), leaf(1, 1, 3, 4)),
+            lambda q, k, v, bias: reference.attention(q, k, v, allowed, 0.5, bias)[0],
+            (leaf(1, 2, 3, 2), leaf(1, 1, 3, 2), leaf(1, 1, 3, 4), leaf(1, 2, 3, 3)),
         ),
         "rotate": (reference.rotate, (leaf(1, 4, 3, 4), leaf(1, 2, 3, 4))),
+        "rotate_whole": (reference.rotate_whole, (leaf(1, 4, 3, 4), leaf(1, 2, 3, 8))),
         "position_mix": (reference.position_mix, (leaf(1, 2, 3, 4), leaf(1, 3, 5), leaf(5, 2), leaf(2, 5))),
     }
     assert torch.autograd.gradcheck(*calls[function])

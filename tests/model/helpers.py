@@ -3,6 +3,7 @@
 import torch
 
 from tape_ds import TapeConfig, TapeForCausalLM
+from tape_ds.model import positions
 
 VOCABULARY = 61
 
@@ -23,19 +24,69 @@ SIZES = {
     "eos_token_id": 2,
 }
 
-# Every encoding with its options: what a property of the whole model is tested for.
-ENCODINGS = {
-    "rope": {"position_encoding": "rope"},
-    "mix": {"position_encoding": "tape"},
-    "scale": {"position_encoding": "tape", "position_options": {"attention_update": "scale"}},
-    "feed-forward only": {"position_encoding": "tape", "position_options": {"attention_update": "off"}},
-    "attention only": {"position_encoding": "tape", "position_options": {"feed_forward": False}},
+# What an encoding cannot do without, or what tiny sizes need.
+_NEEDED = {
+    "yarn": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 2.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
+    "bipe_rope": {"position_options": {"separators": [7, 11], "segment_length": 6}},
+    "bipe_alibi": {"position_options": {"separators": [7, 11], "segment_length": 6}},
+    "t5": {"position_options": {"buckets": 8, "max_distance": 20}},
+    "fire": {"position_options": {"threshold": 8.0, "width": 12}},
 }
 
 
-def tiny_config(heads: str = "gqa", encoding: str = "mix", **changes) -> TapeConfig:
+def _tape(**options):
+    return {"position_encoding": "tape", "position_options": options}
+
+
+def _angles(**parameters):
+    return {"position_encoding": "rope", "rope_parameters": {"rope_theta": 10_000.0, **parameters}}
+
+
+# Every encoding, and TAPE's and the angles' variants: what a property of the whole model is tested for. A new encoding
+# in the registry is here by itself.
+ENCODINGS = {
+    **{name: {"position_encoding": name, **_NEEDED.get(name, {})} for name in positions.available()},
+    "tape scale": _tape(attention_update="scale"),
+    "tape feed-forward only": _tape(attention_update="off"),
+    "tape attention only": _tape(feed_forward=False),
+    "tape neither": _tape(attention_update="off", feed_forward=False),
+    "tape separate": _tape(form="separate"),
+    "tape vector": _tape(form="vector"),
+    "tape vector scale": _tape(form="vector", attention_update="scale"),
+    "tape flattened": _tape(form="flattened", rank=5),
+    "tape from yarn": {**_tape(), "rope_parameters": _NEEDED["yarn"]["rope_parameters"]},
+    "tape from alibi": _tape(start="alibi"),
+    "rope dynamic": _angles(rope_type="dynamic", factor=2.0, original_max_position_embeddings=8),
+}
+
+
+# With every kind of heads where the product of all would take minutes: one of each way an encoding enters the model.
+WITH_EVERY_HEADS = ("rope", "tape", "alibi", "tape from alibi", "bipe_rope")
+MODELS = [("gqa", name) for name in ENCODINGS] + [
+    (heads, name) for heads in HEADS if heads != "gqa" for name in WITH_EVERY_HEADS
+]
+"""(heads, encoding) for :func:`tiny_model`: every encoding with grouped queries, a few with the other kinds."""
+
+
+def build_encoding(name: str) -> positions.PositionEncoding:
+    """The once-per-forward part of an entry of ``ENCODINGS``."""
+    return positions.build(tiny_config(encoding=name))
+
+
+def tiny_config(heads: str = "gqa", encoding: str = "tape", **changes) -> TapeConfig:
     """A configuration of a few thousand parameters."""
     return TapeConfig(**(SIZES | HEADS[heads] | ENCODINGS[encoding] | changes))
+
+
+INVARIANT = [name for name in ENCODINGS if build_encoding(name).translation_invariant]
+CACHE_EXACT = [name for name in ENCODINGS if build_encoding(name).cache_exact]
 
 
 def randomised(model: TapeForCausalLM, seed: int = 1) -> TapeForCausalLM:
@@ -43,14 +94,16 @@ def randomised(model: TapeForCausalLM, seed: int = 1) -> TapeForCausalLM:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if ".position." in name:
+            if weight.numel() == 1:
+                weight.mul_(1.1)
+            elif ".position." in name or ".encoding." in name:
                 weight.copy_(0.15 * torch.randn(weight.shape, generator=generator))
             elif "norm" in name:
                 weight.copy_(1 + 0.1 * torch.randn(weight.shape, generator=generator))
     return model
 
 
-def tiny_model(heads: str = "gqa", encoding: str = "mix", **changes) -> TapeForCausalLM:
+def tiny_model(heads: str = "gqa", encoding: str = "tape", **changes) -> TapeForCausalLM:
     """A randomised model in evaluation mode."""
     return randomised(TapeForCausalLM(tiny_config(heads, encoding, **changes))).eval()
 
@@ -66,8 +119,9 @@ def gradients(model: TapeForCausalLM) -> dict[str, torch.Tensor]:
 
 
 def largest_difference(mine: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
-    """Over tensors of the same names: the largest difference, relative to the largest entry of the tensor."""
+    """Over tensors of the same names: the largest difference, relative to the largest entry of the tensor (or to 0.03:
+    a gradient that is 0 but for rounding, as of a bias common to all scores, has no scale of its own)."""
     assert mine.keys() == others.keys()
     return max(
-        float((mine[name] - others[name]).abs().max() / others[name].abs().max().clamp_min(1e-6)) for name in mine
+        float((mine[name] - others[name]).abs().max() / others[name].abs().max().clamp_min(0.03)) for name in mine
     )

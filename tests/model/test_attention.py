@@ -228,7 +228,12 @@ def test_the_dispatcher_says_what_it_picked(caplog):
     with caplog.at_level("INFO", logger=attention.logger.name):
         assert choose("auto", "cpu") == choose("auto", "cpu") == "sdpa"
         assert choose("reference", "cpu") == "reference"
-    assert [record.message.split(" (")[0] for record in caplog.records] == ["attention: sdpa", "attention: reference"]
-    assert available() == ["reference", "sdpa"]
+        assert choose("auto", "cpu", biased=True) == "sdpa"
+        assert choose("auto", "cuda", biased=True) == "flex"
+    said = [record.message.split(" (")[0].removeprefix("attention: ") for record in caplog.records]
+    assert said == ["sdpa", "reference", "sdpa", "flex"]
+    assert "block of queries" in caplog.records[2].message
+    choose.cache_clear()
+    assert available() == ["flex", "reference", "sdpa"]
     with pytest.raises(ValueError, match="did you mean 'sdpa'"):
         choose("spda", "cpu")

@@ -7,6 +7,7 @@ from tape_ds import TapeConfig
 from tape_ds.errors import UserError, command
 from tests.model.helpers import tiny_config
 
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
 YARN = {"rope_type": "yarn", "rope_theta": 1e5, "factor": 2.0, "original_max_position_embeddings": 32}
 
 
@@ -40,11 +41,16 @@ def test_a_folder_gives_back_every_field(tmp_path):
         ({"position_encoding": "tap"}, "did you mean 'tape'"),
         ({"position_options": {"rnk": 3}}, "did you mean 'rank'"),
         ({"position_options": {"attention_update": "mixed"}}, "mix, scale, off"),
-        ({"position_encoding": "rope", "position_options": {"rank": 3}}, "rope takes no options"),
+        ({"position_encoding": "rope", "position_options": {"rank": 3}}, "one of: random_shift"),
+        ({"position_encoding": "bipe_rope"}, "separators = None: not known"),
+        ({"position_encoding": "randpe", "position_options": {"max_range": 10}}, "give that or more"),
+        ({"position_encoding": "yarn"}, "set rope_parameters.rope_type to yarn or yarn_revised"),
+        ({"position_encoding": "yarn", "rope_parameters": LINEAR}, "rope_type is 'linear'"),
         ({"state_dtype": "fp32"}, "float32"),
         ({"attention_backend": "sdp"}, "did you mean 'sdpa'"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_parameters.factor"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "rope_parameters.rope_type"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "original_max_position"),
+        ({"rope_parameters": {"rope_type": "su", "factor": 2.0, "rope_theta": 1e4}}, "rope_parameters.rope_type"),
         ({"head_dim": 7}, "even head size"),
         ({"num_key_value_heads": 3}, "does not divide the 4"),
         ({"num_key_value_heads": 0}, "does not divide the 4"),

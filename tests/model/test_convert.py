@@ -19,7 +19,7 @@ from transformers import (
 
 from tape_ds.errors import UserError
 from tape_ds.model import convert
-from tests.model.helpers import HEADS, SIZES, tiny_config, tiny_model, tokens
+from tests.model.helpers import ENCODINGS, HEADS, SIZES, tiny_config, tiny_model, tokens
 
 
 def llama(heads="gqa", **changes):
@@ -66,9 +66,24 @@ def test_there_and_back_is_bit_exact(tmp_path, tied, rope_type):
     assert mine == theirs
 
 
-def test_tape_is_no_llama():
-    with pytest.raises(UserError, match="only a rope model is a plain Llama"):
-        convert.to_llama(tiny_model())
+@pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name not in ("rope", "yarn")])
+def test_what_a_llama_cannot_compute_is_no_llama(encoding):
+    """Not ``tape`` without updates either, although it computes the same: an encoding says so for itself."""
+    with pytest.raises(UserError, match="only rotary angles that transformers knows make a plain Llama"):
+        convert.to_llama(tiny_model(encoding=encoding))
+
+
+@pytest.mark.parametrize("rope_type", ["ntk", "yarn", "linear"])
+def test_scaled_angles_leave_in_transformers_terms(rope_type):
+    """``ntk`` is a larger base to transformers, and ``yarn`` the encoding is ``rope`` with yarn's angles."""
+    parameters = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 32}
+    ours = tiny_model(encoding="yarn" if rope_type == "yarn" else "rope", rope_parameters=parameters)
+    theirs = convert.to_llama(ours)
+    if rope_type == "ntk":
+        assert theirs.config.rope_parameters["rope_type"] == "default"
+        assert theirs.config.rope_parameters["rope_theta"] == pytest.approx(1e4 * 2 ** (8 / 6))
+    ids = tokens(2, 60)
+    torch.testing.assert_close(theirs(ids).logits, ours(ids).logits, rtol=0, atol=5e-6)
 
 
 def test_every_llama_field_is_kept():
@@ -104,15 +119,17 @@ def test_a_wrong_change_is_named():
 
 
 SMALL = {k: SIZES[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")} | HEADS["gqa"]
+LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+LONG_ROPE |= {"original_max_position_embeddings": 32, "factor": 2.0}
 FOREIGN = {
     "gpt2": (GPT2LMHeadModel, GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=61), ["'gpt2'", "rms_norm_eps"]),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SMALL), ["'qwen2'"]),
     "sliding": (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=16), ["a sliding window of 16"]),
     "gelu": (LlamaForCausalLM, LlamaConfig(**SMALL, hidden_act="gelu"), ["activation is 'gelu'"]),
-    "dynamic": (
+    "longrope": (
         LlamaForCausalLM,
-        LlamaConfig(**SMALL, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
-        ["rope_type is 'dynamic'"],
+        LlamaConfig(**SMALL, rope_parameters=LONG_ROPE),
+        ["rope_type is 'longrope'"],
     ),
 }
 
@@ -137,6 +154,17 @@ def test_a_quantised_checkpoint_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="weights are quantised"):
         convert.tape_config(convert.read_config(tmp_path))
+
+
+@pytest.mark.parametrize("length", [20, 64, 65, 150])
+def test_a_llama_with_dynamic_scaling_is_one_here(tmp_path, length):
+    """Its window is its ``max_position_embeddings``, which its ``rope_parameters`` need not repeat."""
+    model = llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+    model.save_pretrained(tmp_path)
+    config = convert.tape_config(convert.read_config(tmp_path), position_encoding="rope")
+    assert config.rope_parameters["original_max_position_embeddings"] == 64
+    ids = tokens(1, length)
+    torch.testing.assert_close(convert.load(tmp_path, config)(ids).logits, model(ids).logits, rtol=0, atol=1e-5)
 
 
 def test_mistral_without_a_window_is_a_llama(tmp_path):
@@ -197,9 +225,9 @@ def test_one_lost_position_update_is_refused(tmp_path):
 
 
 def test_another_form_of_update_is_refused(tmp_path):
-    tiny_model(encoding="mix").save_pretrained(tmp_path)
+    tiny_model(encoding="tape").save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"attend\.weight \[2, 4\], not \[4\]"):
-        convert.load(tmp_path, tiny_config(encoding="scale"))
+        convert.load(tmp_path, tiny_config(encoding="tape scale"))
 
 
 def test_stored_frequencies_of_old_checkpoints_are_recomputed(tmp_path):

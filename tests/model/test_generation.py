@@ -6,9 +6,8 @@ import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 
-from tests.model.helpers import HEADS, tiny_model, tokens
+from tests.model.helpers import CACHE_EXACT, MODELS, WITH_EVERY_HEADS, tiny_model, tokens
 
-ENCODINGS = ["rope", "mix", "scale", "feed-forward only"]
 NEW = 12
 
 
@@ -27,9 +26,15 @@ def greedy_by_full_passes(model, ids):
     return ids
 
 
-@pytest.fixture(params=itertools.product(HEADS, ENCODINGS), ids=" ".join)
+@pytest.fixture(params=[pair for pair in MODELS if pair[1] in CACHE_EXACT], ids=" ".join)
 def model(request):
     return tiny_model(*request.param)
+
+
+@pytest.fixture(params=[*WITH_EVERY_HEADS, "t5", "xpos", "tape flattened"])
+def kind(request):
+    """A model for each thing that a cache may hold: for what transformers does with caches, whatever is in them."""
+    return tiny_model(encoding=request.param)
 
 
 CACHES = {
@@ -39,8 +44,16 @@ CACHES = {
 }
 
 
-@pytest.mark.parametrize("cuts", [[0, 24], [0, 23, 24], [0, 7, 9, 10, 24], list(range(25))], ids=len)
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize(
+    "cache, cuts",
+    [
+        ("dynamic", [0, 7, 9, 10, 24]),
+        ("dynamic", list(range(25))),
+        ("dynamic without a configuration", [0, 24]),
+        ("static", [0, 23, 24]),
+        ("static", [0, 7, 9, 10, 24]),
+    ],
+)
 def test_cached_logits_are_the_full_pass_s(model, cache, cuts):
     """A cached position state must be the one the full pass has at that place: value columns ride in the cache."""
     ids = tokens(2, 24)
@@ -55,24 +68,29 @@ def test_cached_logits_are_the_full_pass_s(model, cache, cuts):
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=5e-6)
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_cached_logits_of_a_padded_batch(model, cache, side):
-    """Padding that holds NaN embeddings and sits in the cache for ever reaches no later token."""
+    """Padding that holds NaN embeddings (other tokens, where those are read) and sits in the cache for ever reaches no
+    later token."""
     ids, mask = tokens(2, 24), torch.ones(2, 24, dtype=torch.long)
     padding = slice(0, 5) if side == "left" else slice(8, 13)
     mask[0, padding] = 0
     places = (mask.cumsum(-1) - 1).clamp_min(0)
-    embeddings = model.get_input_embeddings()(ids).masked_fill(mask[..., None] == 0, float("nan"))
+    if model.model.encoding.reads_tokens:
+        name, given = "input_ids", ids
+    else:
+        name = "inputs_embeds"
+        given = model.get_input_embeddings()(ids).masked_fill(mask[..., None] == 0, float("nan"))
     past, parts = CACHES[cache](model), []
     with torch.no_grad():
-        whole = model(inputs_embeds=embeddings, attention_mask=mask, position_ids=places).logits
+        whole = model(**{name: given}, attention_mask=mask, position_ids=places).logits
         alone = model(ids[:1, mask[0] == 1]).logits
         for start, stop in itertools.pairwise([0, 13, 14, 15, 20, 24]):
             at = slice(start, stop)
             parts.append(
                 model(
-                    inputs_embeds=embeddings[:, at],
+                    **{name: given[:, at]},
                     attention_mask=mask[:, :stop],
                     position_ids=places[:, at],
                     past_key_values=past,
@@ -83,7 +101,7 @@ def test_cached_logits_of_a_padded_batch(model, cache, side):
     torch.testing.assert_close(cached[:1, mask[0] == 1], alone, rtol=0, atol=5e-6)
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_packed_documents_continue_in_a_cache(model, cache):
     ids = tokens(2, 24)
     documents = torch.tensor([[0] * 5 + [1] * 9 + [0] * 4 + [-1] * 2 + [2] * 4, [0] * 24], dtype=torch.int32)
@@ -96,10 +114,16 @@ def test_packed_documents_continue_in_a_cache(model, cache):
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call")
-def test_a_compiled_model_counts_a_static_cache_in_a_tensor():
+@pytest.mark.parametrize("encoding", ["tape", "bipe_alibi"])
+def test_a_compiled_model_counts_a_static_cache_in_a_tensor(encoding):
     """Inside a graph the cache's length is a tensor and no shape may follow it, so ``generate`` pads the mask to the
-    cache's length; the logits stay those of the full pass."""
-    model, ids, mask = tiny_model(num_hidden_layers=2), tokens(1, 12), torch.ones(1, 12, dtype=torch.long)
+    cache's length; the logits stay those of the full pass. (BiPE reads the places of its cache there, and ALiBi's bias
+    blocks.)"""
+    model, ids, mask = (
+        tiny_model(encoding=encoding, num_hidden_layers=2),
+        tokens(1, 12),
+        torch.ones(1, 12, dtype=torch.long),
+    )
     mask[:, :3] = 0
     past, parts = StaticCache(config=model.config, max_cache_len=16), []
     compiled = torch.compile(model.forward, backend="eager")
@@ -115,18 +139,16 @@ def test_a_compiled_model_counts_a_static_cache_in_a_tensor():
 @pytest.mark.parametrize(
     "arguments",
     [
-        {},
         {"use_cache": False},
         {"cache_implementation": "dynamic"},
-        {"cache_implementation": "static"},
         {"prefill_chunk_size": 4},
         {"prefill_chunk_size": 4, "cache_implementation": "static"},
     ],
     ids=str,
 )
-def test_greedy(model, arguments):
+def test_greedy(kind, arguments):
     ids = tokens(2, 11)
-    assert torch.equal(generate(model, ids, **arguments), greedy_by_full_passes(model, ids))
+    assert torch.equal(generate(kind, ids, **arguments), greedy_by_full_passes(kind, ids))
 
 
 def test_a_tape_cache_holds_wide_values_and_llama_s_keys():
@@ -135,8 +157,7 @@ def test_a_tape_cache_holds_wide_values_and_llama_s_keys():
     assert [(layer.keys.shape[-1], layer.values.shape[-1]) for layer in past.layers] == [(8, 16), (8, 16), (8, 8)]
 
 
-@pytest.mark.parametrize("cache", [None, "static"])
-@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize("cache, chunk", [(None, None), ("static", 3)])
 def test_a_left_padded_batch_gives_each_its_own(model, cache, chunk):
     ids = tokens(3, 10)
     mask = torch.ones_like(ids)
@@ -149,8 +170,8 @@ def test_a_left_padded_batch_gives_each_its_own(model, cache, chunk):
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_sampling_draws_the_same_with_and_without_a_cache(model, cache):
-    ids, drawn = tokens(2, 9), []
+def test_sampling_draws_the_same_with_and_without_a_cache(kind, cache):
+    model, ids, drawn = kind, tokens(2, 9), []
     for arguments in ({"use_cache": False}, {"cache_implementation": cache}):
         torch.manual_seed(3)
         drawn.append(generate(model, ids, do_sample=True, top_k=20, temperature=1.3, **arguments))
@@ -160,9 +181,9 @@ def test_sampling_draws_the_same_with_and_without_a_cache(model, cache):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_beams_reorder_the_cache(model, padded):
+def test_beams_reorder_the_cache(kind, padded):
     """Beams swap rows of the cache: the state in the value's columns must go with its row."""
-    ids, mask = tokens(2, 9), torch.ones(2, 9, dtype=torch.long)
+    model, ids, mask = kind, tokens(2, 9), torch.ones(2, 9, dtype=torch.long)
     if padded:
         mask[0, :3] = 0
     settings = {"num_beams": 3, "attention_mask": mask, "output_scores": True, "return_dict_in_generate": True}
@@ -172,27 +193,27 @@ def test_beams_reorder_the_cache(model, padded):
 
 
 @pytest.mark.parametrize("draft", ["other model", "prompt lookup"])
-def test_assisted_decoding_is_greedy(model, draft):
+def test_assisted_decoding_is_greedy(kind, draft):
     """Rejected drafts are cut off the cache again."""
-    ids = tokens(1, 9).repeat(1, 2)
+    model, ids = kind, tokens(1, 9).repeat(1, 2)
     assistant = tiny_model("mha", "rope", num_hidden_layers=1)
     arguments = {"assistant_model": assistant} if draft == "other model" else {"prompt_lookup_num_tokens": 3}
     assert torch.equal(generate(model, ids, **arguments), greedy_by_full_passes(model, ids))
 
 
 @pytest.mark.parametrize("cache", CACHES)
-def test_generation_goes_on_from_a_cache(model, cache):
+def test_generation_goes_on_from_a_cache(kind, cache):
     """A chat: the next turn passes the cache of the last one and only adds to it."""
-    ids = tokens(1, 6)
+    model, ids = kind, tokens(1, 6)
     past = CACHES[cache](model)
     first = generate(model, ids, past_key_values=past, max_new_tokens=5, min_new_tokens=5)
     turn = torch.cat((first, tokens(1, 3)), dim=1)
     assert torch.equal(generate(model, turn, past_key_values=past), greedy_by_full_passes(model, turn))
 
 
-def test_a_static_cache_can_be_used_again_after_a_reset():
+def test_a_static_cache_can_be_used_again_after_a_reset(kind):
     """What an earlier, longer text left behind in it is behind the last query and never seen."""
-    model = tiny_model()
+    model = kind
     past = StaticCache(config=model.config, max_cache_len=30)
     model(tokens(1, 28), past_key_values=past)
     past.reset()
@@ -200,7 +221,7 @@ def test_a_static_cache_can_be_used_again_after_a_reset():
     torch.testing.assert_close(model(ids, past_key_values=past).logits, model(ids).logits, rtol=0, atol=5e-6)
 
 
-@pytest.mark.parametrize("encoding", ["rope", "mix"])
+@pytest.mark.parametrize("encoding", ["rope", "tape", "alibi"])
 def test_offloaded_caches_need_a_gpu_and_say_so(encoding):
     with pytest.raises((ValueError, RuntimeError, AssertionError), match=r"(?i)cuda|accelerator|gpu"):
         generate(tiny_model(encoding=encoding), tokens(1, 5), cache_implementation="offloaded")
@@ -217,8 +238,18 @@ def test_generation_from_embeddings():
     assert torch.equal(out, greedy_by_full_passes(model, ids)[:, 7:])
 
 
-def test_positions_beyond_the_window_are_no_error():
+def test_positions_beyond_the_window_are_no_error(model):
     """Nothing is tabulated up to ``max_position_embeddings``."""
-    model = tiny_model(max_position_embeddings=16)
-    ids = tokens(1, 40)
+    model.config.max_position_embeddings = 16
+    ids = tokens(1, 70)
     assert torch.equal(generate(model, ids), greedy_by_full_passes(model, ids))
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_dynamic_scaling_is_exact_within_its_window(cache):
+    """Beyond it the base that the prompt fixed stays, which the full pass would not use: see positions/test_rope.py."""
+    angles = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 24}
+    model = tiny_model(encoding="rope", rope_parameters=angles)
+    ids = tokens(2, 11)
+    out = generate(model, ids, cache_implementation=cache)
+    assert out.shape[1] == 23 and torch.equal(out, greedy_by_full_passes(model, ids))

@@ -1,25 +1,17 @@
-"""The model as a whole: equal to Llama, blind to offsets and padding, honest about what it returns."""
+"""The model as a whole: equal to Llama, blind to what padding holds, measured with other positions than its own.
+
+What is true of every encoding is in test_contract.py and its neighbours.
+"""
 
 import pytest
 import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tape_ds import TapeForCausalLM
-from tape_ds.model import attention, convert
-from tape_ds.model.llama import plain_rope
-from tests.model.helpers import (
-    ENCODINGS,
-    HEADS,
-    SIZES,
-    gradients,
-    largest_difference,
-    randomised,
-    tiny_config,
-    tiny_model,
-    tokens,
-)
+from tape_ds.model import attention, positions
+from tape_ds.model.llama import evaluated_at, positions_of
+from tests.model.helpers import ENCODINGS, HEADS, gradients, largest_difference, tiny_config, tiny_model, tokens
 
 # fp32 logits of order 1 from two programs that sum in different orders; the error grows slowly with the keys per row.
 LLAMA_TOLERANCE = {17: 3e-6, 64: 5e-6, 1000: 1e-5}
@@ -43,7 +35,7 @@ def llama_like(model: TapeForCausalLM) -> LlamaForCausalLM:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("encoding", ["rope", "mix", "scale"])
+@pytest.mark.parametrize("encoding", ["rope", "tape", "tape scale"])
 def test_a_fresh_model_is_a_llama(encoding, heads, tied):
     """Position updates start at zero effect: before training, extending costs nothing."""
     model = TapeForCausalLM(tiny_config(heads, encoding, tie_word_embeddings=tied)).eval()
@@ -60,59 +52,6 @@ def test_random_updates_do_change_the_logits():
     assert (model(ids).logits - llama_like(model)(ids).logits).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_later_tokens_change_nothing_earlier(encoding, backend):
-    model = tiny_model(encoding=encoding, attention_backend=backend)
-    ids = tokens(2, 20)
-    other = ids.clone()
-    other[:, 12:] = tokens(2, 8)
-    documents = torch.tensor([[0] * 20, [0] * 7 + [1] * 13])
-    for arguments in ({}, {"document_ids": documents}):
-        first, second = (model(x, **arguments).logits for x in (ids, other))
-        assert torch.equal(first[:, :12], second[:, :12])
-        assert not torch.equal(first[:, 12:], second[:, 12:])
-
-
-@pytest.mark.parametrize("shift", [1, 1000, 130_000])
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_a_shift_of_all_positions_changes_nothing(encoding, shift):
-    """Only distances count. (Angles are rounded to fp32 after the shift, hence not to the last bit.)"""
-    model, ids = tiny_model(encoding=encoding), tokens(2, 33)
-    places = torch.arange(33)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(model(ids).logits, model(ids, position_ids=places + shift).logits, rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("side", ["left", "right", "holes"])
-def test_padding_changes_no_real_token(side, encoding, backend):
-    model = tiny_model(encoding=encoding, attention_backend=backend)
-    ids = tokens(1, 12)
-    real = {"left": list(range(5, 17)), "right": list(range(12)), "holes": [0, 1, 2, 5, 6, 8, 9, 10, 11, 13, 14, 16]}
-    mask, padded, places = torch.zeros(1, 17, dtype=torch.long), tokens(1, 17), torch.zeros(1, 17, dtype=torch.long)
-    mask[:, real[side]], padded[:, real[side]], places[:, real[side]] = 1, ids, torch.arange(12)
-    alone = model(ids).logits
-    together = model(torch.cat((padded, tokens(1, 17))), torch.cat((mask, torch.ones_like(mask))), places).logits
-    torch.testing.assert_close(together[:1, real[side]], alone, rtol=0, atol=5e-6)
-    assert together.isfinite().all()
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_packed_documents_are_separate_runs(encoding, checkpointing, backend):
-    """Documents may be interleaved, and position ids go straight through a border: it comes from document ids alone."""
-    model = tiny_model(encoding=encoding, attention_backend=backend).train(checkpointing)
-    if checkpointing:
-        model.gradient_checkpointing_enable()
-    ids = tokens(1, 20)
-    documents = torch.tensor([[0] * 6 + [1] * 5 + [0] * 2 + [-1] * 2 + [2] * 5], dtype=torch.int32)
-    packed = model(ids, document_ids=documents).logits
-    for document in range(3):
-        places = (documents[0] == document).nonzero()[:, 0]
-        alone = model(ids[:, places], position_ids=places[None]).logits
-        torch.testing.assert_close(packed[:, places], alone, rtol=0, atol=5e-6)
-
-
 def test_mask_and_documents_together():
     """Padding may come from either: the model sees the same."""
     model, ids = tiny_model(), tokens(2, 10)
@@ -125,7 +64,7 @@ def test_mask_and_documents_together():
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("encoding", ["rope", "mix"])
+@pytest.mark.parametrize("encoding", ["rope", "tape"])
 def test_a_jump_in_position_ids_cuts_nothing(encoding, checkpointing):
     """transformers' own mask code takes a jump (PoSE) for a new document when there is no mask and no cache."""
     model = tiny_model(encoding=encoding).train(checkpointing)
@@ -176,110 +115,87 @@ def test_labels_and_items_in_batch():
     torch.testing.assert_close(model(ids, labels=labels, num_items_in_batch=torch.tensor(7)).loss, each.sum() / 7)
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("heads", HEADS)
-def test_checkpointing_gives_the_same_gradients(heads, encoding):
-    """The published code trained none of its position parameters: checkpointing lost tensors inside tuples."""
-    model = tiny_model(heads, encoding).train()
-    ids = tokens(2, 12)
-    outcomes = []
-    for checkpointing in (False, True):
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-        model.zero_grad()
-        model(ids, labels=ids).loss.backward()
-        outcomes.append(gradients(model))
-    assert outcomes[0].keys() == {name for name, _ in model.named_parameters()}
-    assert all(gradient.abs().max() > 0 for gradient in outcomes[0].values())
-    assert largest_difference(outcomes[1], outcomes[0]) < 1e-6
-
-
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_gradients_are_the_slopes_of_the_loss(heads, encoding, monkeypatch):
-    """Finite differences in fp64, one parameter at a time: a path cut anywhere (a detached state) shows here alone."""
-
-    def rms(norm, x):  # transformers' own computes in fp32
-        return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
-
-    monkeypatch.setattr(LlamaRMSNorm, "forward", rms)
-    model, ids = tiny_model(heads, encoding).double(), tokens(2, 12)
-
-    def loss():
-        return F.cross_entropy(model(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-
-    loss().backward()
-    for name, weight in model.named_parameters():
-        direction, step, losses = torch.randn_like(weight), 1e-5, []
-        with torch.no_grad():
-            for sign in (1, -2):
-                weight += sign * step * direction
-                losses.append(loss().item())
-            weight += step * direction
-        slope = (losses[0] - losses[1]) / (2 * step)
-        assert slope == pytest.approx((weight.grad * direction).sum().item(), rel=1e-4, abs=1e-7), name
-
-
-def test_plain_rope_is_the_llama_inside_the_block_and_the_model_after_it():
+def test_plain_positions_are_the_llama_inside_the_block_and_the_model_after_it():
     """Evaluation measures what a model was before its extension without loading it twice."""
     model, ids = tiny_model(), tokens(1, 17)
     before, names = model(ids).logits, set(model.state_dict())
     parameters = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
-    with plain_rope(model, parameters):
+    with positions_of(model, positions.plain(model.config, parameters)):
         inside = model(ids).logits
     llama = llama_like(model)
     config = LlamaConfig(**(llama.config.to_dict() | {"rope_parameters": parameters}))
     scaled = LlamaForCausalLM(config).eval()
     scaled.load_state_dict(llama.state_dict())
     torch.testing.assert_close(inside, scaled(ids).logits, rtol=0, atol=5e-6)
-    with pytest.raises(KeyboardInterrupt), plain_rope(model, parameters):
+    with pytest.raises(KeyboardInterrupt), positions_of(model, positions.plain(model.config, parameters)):
         raise KeyboardInterrupt
     assert torch.equal(model(ids).logits, before)
     assert set(model.state_dict()) == names
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_every_parameter_moves_within_two_steps(encoding, checkpointing):
-    """Zero factors rightly block their partners' gradients at step 0, and at no later step."""
-    model = TapeForCausalLM(tiny_config(encoding=encoding)).train()
-    if checkpointing:
-        model.gradient_checkpointing_enable()
-    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    optimizer, ids = torch.optim.SGD(model.parameters(), lr=0.1), tokens(2, 12)
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(ids, labels=ids).loss.backward()
-        optimizer.step()
-    assert not [name for name, weight in model.named_parameters() if torch.equal(weight, before[name])]
+@pytest.mark.parametrize("encoding", ["t5", "fire", "tape", "bipe_rope"])
+def test_positions_with_parameters_cannot_be_borrowed(encoding):
+    """They would be random numbers; and nothing is changed by asking."""
+    model, ids = tiny_model(encoding="rope"), tokens(1, 9)
+    before = model(ids).logits
+    refusal = pytest.raises(ValueError, match="has parameters of its own")
+    with refusal, positions_of(model, tiny_config(encoding=encoding)):
+        raise AssertionError("never reached")
+    assert torch.equal(model(ids).logits, before)
 
 
-def test_bf16_is_finite_and_close():
-    model, ids = tiny_model(), tokens(2, 64)
-    exact = model(ids).logits
-    half = randomised(model).bfloat16()(ids).logits
-    assert half.isfinite().all()
-    assert (half.float() - exact).abs().mean() < 0.02 * exact.abs().mean() + 0.02
+@pytest.mark.parametrize("encoding", ["alibi", "nope", "xpos", "randpe", "sincos", "tape neither"])
+def test_positions_without_parameters_can(encoding):
+    """From any model, whatever its own encoding carries; training mode goes along."""
+    model, ids = tiny_model(encoding="bipe_rope"), tokens(1, 30)
+    other = tiny_model(encoding=encoding)
+    other.load_state_dict({name: x for name, x in model.state_dict().items() if ".encoding." not in name})
+    for training in (False, True):
+        model.train(training)
+        other.train(training)
+        torch.manual_seed(0)
+        expected = other(ids).logits
+        torch.manual_seed(0)
+        with positions_of(model, other.config):
+            assert torch.equal(model(ids).logits, expected)
+        assert model.model.encoding.training == training
 
 
-def test_autocast_trains():
-    model, ids = tiny_model().train(), tokens(2, 16)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model(ids, labels=ids).loss
-    loss.backward()
-    assert all(gradient.isfinite().all() and gradient.abs().max() > 0 for gradient in gradients(model).values())
+def yarn(factor):
+    parameters = {"rope_type": "yarn", "rope_theta": 1e4, "factor": factor, "original_max_position_embeddings": 32}
+    return tiny_config(encoding="yarn", rope_parameters=parameters)
 
 
-@pytest.mark.parametrize("encoding", ["rope", "mix"])
-def test_a_model_can_be_planned_on_the_meta_device(encoding):
-    """Memory estimates need sizes without weights; the angles must not follow onto that device."""
-    with torch.device("meta"):
-        model = TapeForCausalLM(tiny_config(encoding=encoding))
-    assert all(weight.is_meta for weight in model.parameters())
-    real = tiny_model(encoding=encoding)
-    model.load_state_dict(real.state_dict(), assign=True)
-    ids = tokens(1, 9)
-    assert torch.equal(model.eval()(ids).logits, real(ids).logits)
+@pytest.mark.parametrize("length, factor", [(8, 1.0), (32, 1.0), (33, 33 / 32), (64, 2.0), (1000, 31.25)])
+def test_yarn_is_evaluated_scaled_to_the_length_in_use(length, factor):
+    """Trained on plain angles; beyond its window the factor is what reaches the text, and only while it is measured."""
+    model, ids = tiny_model(encoding="yarn", rope_parameters=yarn(1.0).rope_parameters), tokens(1, 40)
+    scaled = tiny_model(encoding="yarn", rope_parameters=yarn(factor).rope_parameters)
+    scaled.load_state_dict(model.state_dict())
+    before = model(ids).logits
+    with evaluated_at(model, length):
+        inside = model(ids).logits
+    assert torch.equal(inside, scaled(ids).logits)
+    assert torch.equal(inside, before) == (factor == 1.0)
+    assert torch.equal(model(ids).logits, before)
+    assert model.config.rope_parameters["factor"] == 1.0
+
+
+def test_a_factor_that_reaches_farther_stays():
+    """A model extended to 8 windows is not scaled back for a text of two."""
+    config = yarn(8.0)
+    assert positions.config_at(config, 64) is config
+    assert positions.config_at(config, 512).rope_parameters["factor"] == 16.0
+    assert config.rope_parameters["factor"] == 8.0
+
+
+@pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name != "yarn"])
+def test_other_encodings_are_evaluated_as_they_are(encoding):
+    model = tiny_model(encoding=encoding)
+    own = model.model.encoding
+    assert positions.config_at(model.config, 10_000) is model.config
+    with evaluated_at(model, 10_000):
+        assert model.model.encoding is own
 
 
 def test_double_precision_reaches_the_whole_model():
@@ -287,10 +203,3 @@ def test_double_precision_reaches_the_whole_model():
     model, ids = tiny_model(), tokens(1, 32)
     single = model(ids).logits
     torch.testing.assert_close(model.double()(ids).logits.float(), single, rtol=0, atol=5e-6)
-
-
-def test_converted_weights_keep_their_names():
-    names = {name for name in tiny_model().state_dict() if ".position." not in name}
-    sizes = {name: value for name, value in SIZES.items() if name in LlamaConfig.__dataclass_fields__}
-    assert names == set(LlamaForCausalLM(LlamaConfig(**(sizes | HEADS["gqa"]))).state_dict())
-    assert convert.to_llama(tiny_model(encoding="rope")).state_dict().keys() == names

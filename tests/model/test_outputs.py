@@ -99,24 +99,28 @@ def test_masks_of_the_wrong_shape_are_refused(arguments, words):
         tiny_model()(tokens(1, 6), **arguments)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_sharded_folder_loads_in_a_fresh_process(tmp_path, tied):
+def test_a_sharded_folder_loads_in_a_fresh_process(tmp_path):
     """``import tape_ds`` is all a stranger's script needs."""
-    model, ids = tiny_model(tie_word_embeddings=tied), tokens(1, 9)
-    model.save_pretrained(tmp_path / "model", max_shard_size="10KB")
-    assert len(list((tmp_path / "model").glob("*.safetensors"))) > 3
-    save_file({"ids": ids, "logits": model(ids).logits.detach()}, tmp_path / "expected.safetensors")
+    kinds = {"tied": {"tie_word_embeddings": True}, "untied": {}, "bipe": {"encoding": "bipe_rope"}}
+    for name, changes in kinds.items():
+        model, ids = tiny_model(**changes), tokens(1, 9)
+        model.save_pretrained(tmp_path / name, max_shard_size="10KB")
+        assert len(list((tmp_path / name).glob("*.safetensors"))) > 3
+        save_file({"ids": ids, "logits": model(ids).logits.detach()}, tmp_path / f"{name}.safetensors")
     script = f"""
+from pathlib import Path
 import torch, tape_ds
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
-model, info = AutoModelForCausalLM.from_pretrained({str(tmp_path / "model")!r}, output_loading_info=True)
-assert not any(info.values()), info
-assert type(model) is tape_ds.TapeForCausalLM and not model.training
-assert type(AutoModel.from_pretrained({str(tmp_path / "model")!r})) is tape_ds.TapeModel
-expected = load_file({str(tmp_path / "expected.safetensors")!r})
-assert torch.equal(model(expected["ids"]).logits, expected["logits"])
-assert (model.lm_head.weight is model.model.embed_tokens.weight) == {tied}
+for name in {list(kinds)}:
+    folder = Path({str(tmp_path)!r}, name)
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    assert type(model) is tape_ds.TapeForCausalLM and not model.training
+    assert type(AutoModel.from_pretrained(folder)) is tape_ds.TapeModel
+    expected = load_file(folder.with_suffix(".safetensors"))
+    assert torch.equal(model(expected["ids"]).logits, expected["logits"])
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == (name == "tied")
 """
     subprocess.run([sys.executable, "-c", script], check=True)
 
@@ -172,7 +176,7 @@ def test_compiled_equals_eager():
 
 
 def test_a_saved_configuration_is_read_back(tmp_path):
-    config = tiny_model(encoding="scale", state_dtype="float32", attention_backend="sdpa").config
+    config = tiny_model(encoding="tape scale", state_dtype="float32", attention_backend="sdpa").config
     config.save_pretrained(tmp_path)
     again = TapeConfig.from_pretrained(tmp_path)
     for name in ("position_encoding", "position_options", "state_dtype", "attention_backend", "rope_parameters"):

@@ -122,3 +122,38 @@ def test_an_adapter_is_an_ordinary_one(base, tmp_path):
     ids = tokens(2, 20)
     with torch.no_grad():
         assert torch.equal(plain(ids).logits, model(ids).logits)
+
+
+def test_a_whole_model_is_an_ordinary_folder_that_generates_with_a_cache(base, tmp_path):
+    """Training keeps no key/value cache, and a folder that says so makes generation quadratic without a word."""
+    model = TapeForCausalLM.from_pretrained(base)
+    model.config.use_cache = False
+    names = methods.prepare("full", model, settings()).names
+    checkpoint.save_trained(tmp_path / "trained", model, Record(None, "full", names))
+    assert model.config.use_cache is False
+    loaded = TapeForCausalLM.from_pretrained(tmp_path / "trained")
+    assert loaded.config.use_cache is True
+    ids = tokens(2, 20)
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
+
+
+def test_a_model_trained_from_scratch_needs_no_base_and_has_none(base, tmp_path):
+    model = TapeForCausalLM.from_pretrained(base)
+    names = methods.prepare("full", model, settings()).names
+    checkpoint.save_trained(tmp_path / "trained", model, Record(None, "full", names))
+    record = checkpoint.read_record(tmp_path / "trained")
+    assert (record.base, record.method, record.names) == (None, "full", names)
+    for mine, other in zip(checkpoint.merge(tmp_path / "trained").parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    (tmp_path / "trained" / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="trained from scratch, without weights"):
+        checkpoint.load_trained(tmp_path / "trained")
+
+
+def test_what_makes_another_model_is_told_from_how_it_is_held(base, tmp_path):
+    config = tiny_config(tie_word_embeddings=True)
+    config.use_cache, config.dtype = False, torch.bfloat16
+    assert checkpoint.differing_fields(base, config) == []
+    other = tiny_config(tie_word_embeddings=True, position_options={"feed_forward": False}, max_position_embeddings=128)
+    assert checkpoint.differing_fields(base, other) == ["max_position_embeddings", "position_options"]

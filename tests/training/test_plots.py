@@ -87,3 +87,20 @@ def test_nothing_to_draw_is_an_error(tmp_path):
         plots.loss_curve([{"train_runtime": 1.0}], tmp_path / "p.png")
     with pytest.raises(ValueError, match="nothing to draw"):
         plots.loss_by_position({"a": SpanLosses(2048, (), (), ())}, tmp_path / "p.png", native_length=8192)
+    with pytest.raises(ValueError, match="nothing to draw"):
+        plots.perplexity_by_length({"a": {}}, tmp_path / "p.png", 256)
+
+
+def test_perplexity_by_length_tells_sixteen_encodings_apart(tmp_path, drawn):
+    curves = {f"encoding {n}": {256: 9.0 + n, 512: 8.0 + n, 1024: math.inf if n == 3 else 400.0} for n in range(16)}
+    path = plots.perplexity_by_length(curves, tmp_path / "p.png", 256)
+    assert path.read_bytes().startswith(PNG)
+    axes = drawn[0].axes[0]
+    *lines, window = axes.lines
+    looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}
+    assert len(lines) == len(looks) == 16
+    assert list(window.get_xdata()) == [256, 256]
+    assert legend(drawn[0])[-1] == "trained length 256"
+    assert axes.get_xscale() == axes.get_yscale() == "log"
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["256", "512", "1,024"]
+    assert math.isnan(lines[3].get_ydata()[-1])

@@ -14,7 +14,7 @@ from tape_ds.training import checkpoint, methods
 from tape_ds.training.callbacks import LossByPosition, Progress
 from tape_ds.training.checkpoint import Record
 from tape_ds.training.held_out import HeldOut, read_scores
-from tape_ds.training.trainer import ExtensionTrainer
+from tape_ds.training.trainer import TapeTrainer
 from tests.model.helpers import tiny_config, tokens
 from tests.training.test_methods import settings
 
@@ -37,7 +37,7 @@ class Rows(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": ids.clone(), "position_ids": places, "document_ids": 0 * places}
 
 
-def build(folder, rows=None, method="tape", **changes) -> ExtensionTrainer:
+def build(folder, rows=None, method="tape", **changes) -> TapeTrainer:
     """A trainer on a tiny model; the same weights each time."""
     torch.manual_seed(5)
     model = TapeForCausalLM(tiny_config(tie_word_embeddings=True, attention_dropout=0.0))
@@ -58,7 +58,7 @@ def build(folder, rows=None, method="tape", **changes) -> ExtensionTrainer:
         }
         | changes
     )
-    return ExtensionTrainer(
+    return TapeTrainer(
         record=Record(base="base", method=method, names=prepared.names),
         tokens_per_step=2 * LENGTH,
         flops_per_token=1.0,
@@ -99,6 +99,36 @@ def test_a_checkpoint_of_another_method_is_refused(tmp_path):
     build(tmp_path / "tape", max_steps=3).train()
     with pytest.raises(UserError, match="differs in method, names"):
         build(tmp_path / "full", method="full").train(resume_from_checkpoint=str(tmp_path / "tape" / "checkpoint-3"))
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    """The same parameters with another meaning: every tensor would find its place, and the run go on with the wrong
+    model."""
+    build(tmp_path / "one", max_steps=3).train()
+    other = build(tmp_path / "other")
+    other.model.config.rope_parameters = {**other.model.config.rope_parameters, "rope_theta": 5e5}
+    with pytest.raises(UserError, match="differs in rope_parameters"):
+        other.train(resume_from_checkpoint=str(tmp_path / "one" / "checkpoint-3"))
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "tape"])
+def test_weight_decay_goes_by_shape(tmp_path, method):
+    """Matrices decay, embeddings and position updates among them; norms and other vectors do not, whatever wrapper
+    changed their names."""
+    trainer = build(tmp_path, method=method, weight_decay=0.1)
+    groups = trainer.create_optimizer().param_groups
+    shapes = {group["weight_decay"]: {weight.ndim for weight in group["params"]} for group in groups}
+    assert shapes == {0.1: {2}, 0.0: {1}}
+    assert sum(len(group["params"]) for group in groups) == len(trainer.record.names)
+
+
+def test_a_sharded_matrix_decays_as_a_whole_one(tmp_path):
+    """What ZeRO-3 leaves in place of a matrix has no elements and one dimension."""
+    trainer = build(tmp_path, method="full")
+    whole = trainer.get_decay_parameter_names(trainer.model)
+    for parameter in trainer.model.parameters():
+        parameter.ds_shape, parameter.data = parameter.shape, torch.empty(0)
+    assert trainer.get_decay_parameter_names(trainer.model) == whole
 
 
 def test_checkpoints_are_trained_folders(tmp_path):

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
+from dataclasses import fields
+from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import torch
 
 from tape_ds.errors import Problem, did_you_mean, raise_if_any
-from tape_ds.model.positions.base import Options, PositionEncoding, PositionLayer
+from tape_ds.model.positions import scaling
+from tape_ds.model.positions.alibi import AlibiEncoding, AlibiLayer
+from tape_ds.model.positions.base import Options, Parameters, PositionEncoding, PositionLayer, Text
+from tape_ds.model.positions.bipe import BipeAlibiEncoding, BipeAlibiLayer, BipeOptions, BipeRopeEncoding
+from tape_ds.model.positions.fire import FireEncoding, FireLayer, FireOptions
+from tape_ds.model.positions.nope import NopeEncoding, NopeLayer
+from tape_ds.model.positions.randpe import RandpeEncoding, RandpeOptions
 from tape_ds.model.positions.rope import RopeEncoding, RopeLayer
+from tape_ds.model.positions.sincos import SincosEncoding, SincosLayer
+from tape_ds.model.positions.t5 import T5Encoding, T5Layer, T5Options
 from tape_ds.model.positions.tape import TapeEncoding, TapeLayer, TapeOptions
+from tape_ds.model.positions.xpos import XposEncoding, XposLayer
 
 if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
+
+__all__ = ["Options", "Parameters", "PositionEncoding", "PositionLayer", "Text"]
 
 
 class _Entry(NamedTuple):
@@ -23,9 +37,21 @@ class _Entry(NamedTuple):
 
 
 _ENCODINGS = {
+    "alibi": _Entry(AlibiEncoding, AlibiLayer, Options),
+    "bipe_alibi": _Entry(BipeAlibiEncoding, BipeAlibiLayer, BipeOptions),
+    "bipe_rope": _Entry(BipeRopeEncoding, RopeLayer, BipeOptions),
+    "fire": _Entry(FireEncoding, FireLayer, FireOptions),
+    "nope": _Entry(NopeEncoding, NopeLayer, Options),
+    "randpe": _Entry(RandpeEncoding, RopeLayer, RandpeOptions),
     "rope": _Entry(RopeEncoding, RopeLayer, Options),
+    "sincos": _Entry(SincosEncoding, SincosLayer, Options),
+    "t5": _Entry(T5Encoding, T5Layer, T5Options),
     "tape": _Entry(TapeEncoding, TapeLayer, TapeOptions),
+    "xpos": _Entry(XposEncoding, XposLayer, Options),
+    "yarn": _Entry(RopeEncoding, RopeLayer, Options),
 }
+_LLAMA = ("rope", "yarn")
+"""Encodings of which a plain Llama computes the same."""
 
 
 def available() -> list[str]:
@@ -43,16 +69,87 @@ def build_layer(config: TapeConfig, layer_index: int) -> PositionLayer:
     return _entry(config.position_encoding).layer(config, options(config), layer_index)
 
 
-def multiplications_per_token(config: TapeConfig, layer_index: int, length: int) -> float:
+def multiplications_per_token(config: TapeConfig, layer_index: int, keys: float) -> float:
     """What the encoding adds to block ``layer_index``, see :meth:`PositionLayer.multiplications_per_token`."""
     with torch.device("meta"):
-        return build_layer(config, layer_index).multiplications_per_token(length)
+        return build_layer(config, layer_index).multiplications_per_token(keys)
 
 
 def state_columns(config: TapeConfig) -> int:
     """Numbers of position state per token between blocks, see :meth:`PositionLayer.state_columns`."""
     with torch.device("meta"):
         return build_layer(config, 0).state_columns()
+
+
+def learns(name: str, given: Mapping[str, Any]) -> bool:
+    """Whether an encoding with these options has parameters of its own (TAPE's updates, T5's tables, ...)."""
+    return _entry(name).options(**given).learns()
+
+
+def reads_tokens(name: str) -> bool:
+    """Whether an encoding's places follow from the token ids, so that position ids mean nothing to it."""
+    return _entry(name).encoding.reads_tokens
+
+
+def options_for(name: str, given: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """The given options, and whatever this encoding takes from a tokenizer where nobody gave it."""
+    kind = _entry(name).options(**given)
+    filled = kind.for_tokenizer(tokenizer)
+    changed = {each.name for each in fields(kind) if getattr(filled, each.name) != getattr(kind, each.name)}
+    return {**given, **{name: getattr(filled, name) for name in changed}}
+
+
+def default_rope_parameters(name: str, window: int) -> dict[str, Any]:
+    """Angles of a model made from scratch, trained on ``window`` tokens, where nobody says otherwise."""
+    if name != "yarn":
+        return {"rope_type": "default", "rope_theta": 10_000.0}
+    return {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 1.0, "original_max_position_embeddings": window}
+
+
+def plain(config: TapeConfig, rope_parameters: Mapping[str, Any]) -> TapeConfig:
+    """``config`` with plain RoPE at these angles in place of its encoding: what a converted model was before."""
+    changed = copy.deepcopy(config)
+    changed.position_encoding, changed.position_options = "rope", None
+    changed.rope_parameters = dict(rope_parameters)
+    return changed
+
+
+def config_at(config: TapeConfig, length: int) -> TapeConfig:
+    """``config`` as its encoding is used on texts of ``length`` tokens; ``config`` itself where that changes nothing.
+
+    Only ``yarn`` differs: trained with a factor of 1 it is plain RoPE, and used beyond its original window the factor
+    is what reaches ``length``.
+    """
+    angles = config.rope_parameters or {}
+    if config.position_encoding != "yarn" or "factor" not in angles:
+        return config
+    factor = max(float(angles["factor"]), length / angles["original_max_position_embeddings"])
+    if factor == angles["factor"]:
+        return config
+    changed = copy.deepcopy(config)
+    changed.rope_parameters = {**angles, "factor": factor}
+    return changed
+
+
+def llama_rope_parameters(config: TapeConfig) -> dict[str, Any] | None:
+    """``rope_parameters`` of the plain Llama that computes the same; None where there is none."""
+    if config.position_encoding not in _LLAMA:
+        return None
+    return scaling.as_llama(config.rope_parameters, config.head_dim)
+
+
+def problems_with(config: TapeConfig) -> list[Problem]:
+    """What contradicts itself between the encoding, its options and the model's other fields."""
+    given = config.position_options or {}
+    problems = check_options(config.position_encoding, given)
+    problems += scaling.check(config.rope_parameters or {})
+    if problems:
+        return problems
+    if config.position_encoding == "yarn" and "yarn" not in config.rope_parameters.get("rope_type", ""):
+        wrong = f"rope_type is {config.rope_parameters.get('rope_type')!r}"
+        remedy = "set rope_parameters.rope_type to yarn or yarn_revised, or position_encoding to rope"
+        return [Problem("position_encoding", "yarn", wrong, remedy)]
+    return _entry(config.position_encoding).options(**given).problems_with(config)
 
 
 def options(config: TapeConfig) -> Options:
@@ -86,11 +183,22 @@ def _entry(name: str) -> _Entry:
 def _fits(value: Any, hint: Any) -> bool:
     if get_origin(hint) is Literal:
         return value in get_args(hint)
-    kinds = get_args(hint) or (hint,)
-    return any(type(value) is kind for kind in kinds)  # exact: True is no int
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(_fits(each, get_args(hint)[0]) for each in value)
+    if get_args(hint):
+        return any(_fits(value, kind) for kind in get_args(hint))
+    if hint is float and type(value) is int:
+        return True
+    return type(value) is hint  # exact: True is no int
 
 
 def _describe(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return "one of: " + ", ".join(map(str, get_args(hint)))
-    return "give " + " or ".join("null" if kind is type(None) else kind.__name__ for kind in get_args(hint) or (hint,))
+    return "give " + " or ".join(map(_name, get_args(hint) if isinstance(hint, UnionType) else (hint,)))
+
+
+def _name(hint: Any) -> str:
+    if get_origin(hint) is list:
+        return f"a list of {get_args(hint)[0].__name__}"
+    return "null" if hint is type(None) else hint.__name__

@@ -1,26 +1,88 @@
 """What a positional encoding is: two small classes of hooks, of which it overrides the ones it needs.
 
-Shape letters: B batch, T tokens, H query heads, G key/value heads, K head size, D hidden size, C carried columns.
+Shape letters: B batch, T tokens of this call, S keys (cached ones included), H query heads, G key/value heads, K head
+size, D hidden size, C carried columns, N integers that place a token.
 
-A model forward calls ``PositionEncoding.start`` once; what it returns (``start``) reaches every layer unchanged.
-Beside it travels ``state``, a tensor that layers may update (None until one does): two flat tensors, so that
-activation checkpointing sees and differentiates both.
+A model forward asks the ``PositionEncoding``, once, where its tokens stand (``locate``), lets it touch the embeddings
+(``embed``) and takes from it what all layers share (``start``). Each block then has a ``PositionLayer``. Beside
+``start`` travels ``state``, a tensor that layers may update (None until one does): two flat tensors, so that activation
+checkpointing sees and differentiates both.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
 from torch import Tensor, nn
 
 from tape_ds.errors import Problem
+from tape_ds.model.score_bias import ScoreBias
+
+if TYPE_CHECKING:
+    from tape_ds.model.configuration import TapeConfig
 
 
 @dataclass(frozen=True)
 class Options:
     """Settings of one encoding, as the user writes them under ``position_options``; subclasses add the fields."""
 
+    random_shift: int = 0
+    """In training, each forward counts positions from a common offset drawn from 0 .. random_shift (torch's CPU
+    generator). An encoding that promises invariance under shifts does not need it; the published TAPE code draws from
+    twice its window, and the ablations without that invariance have to be trained with it."""
+
     def problems(self) -> list[Problem]:
         """What contradicts itself among the fields (types and names are checked before)."""
+        if self.random_shift < 0:
+            return [Problem("position_options.random_shift", self.random_shift, "negative", "give 0 or more")]
         return []
+
+    def problems_with(self, config: TapeConfig) -> list[Problem]:
+        """What contradicts the model's other fields."""
+        return []
+
+    def learns(self) -> bool:
+        """Whether an encoding with these options has parameters of its own."""
+        return False
+
+    def for_tokenizer(self, tokenizer: Any) -> Options:
+        """These options, with what depends on the tokenizer filled in where nobody gave it."""
+        return self
+
+
+class Text(NamedTuple):
+    """What a forward knows of its tokens beside their position ids."""
+
+    ids_BT: Tensor | None
+    """Token ids; None where the caller gave embeddings."""
+    documents_BS: Tensor | None
+    """Document of every key, -1 = padding; None: one document without padding."""
+    offset: int | Tensor
+    """Place of the first token of this call on the key axis."""
+    past_BSN: Tensor | None
+    """What ``locate`` said of the tokens in the cache; at a tensor offset (a compiled static cache) the whole buffer,
+    whose unused places are 0. None without a cache, with an empty one, or for an encoding that remembers nothing."""
+
+    def whole(self, new_BTN: Tensor) -> Tensor:
+        """The cached tokens' places followed by those of this call, [B, S, N]."""
+        if self.past_BSN is None:
+            return new_BTN
+        batch = max(self.past_BSN.shape[0], new_BTN.shape[0])
+        past, new = self.past_BSN.expand(batch, -1, -1), new_BTN.expand(batch, -1, -1)
+        if isinstance(self.offset, int):
+            return torch.cat((past, new), dim=1)
+        return past.index_copy(1, torch.arange(new.shape[1], device=new.device) + self.offset, new)
+
+    def of_this_call(self, whole_BSN: Tensor, tokens: int) -> Tensor:
+        """The part of a [B, S, ...] tensor that belongs to the ``tokens`` of this call."""
+        if self.past_BSN is None:
+            return whole_BSN
+        if isinstance(self.offset, int):
+            return whole_BSN[:, self.offset : self.offset + tokens]
+        return whole_BSN.index_select(1, torch.arange(tokens, device=whole_BSN.device) + self.offset)
 
 
 class PositionEncoding(nn.Module):
@@ -28,13 +90,38 @@ class PositionEncoding(nn.Module):
 
     translation_invariant = True
     """A promise: adding a constant to all positions leaves the logits unchanged."""
+    cache_exact = True
+    """A promise: decoding with a cache gives the logits of the full pass, at any length."""
+    reads_tokens = False
+    """Whether places follow from the token ids, position ids being ignored."""
+    remembers = 0
+    """N where a later call needs the places of earlier tokens: a cache then keeps them. 0: it does not."""
 
-    def embed(self, x_BTD: Tensor, positions_BT: Tensor) -> Tensor:
+    def __init__(self, config: TapeConfig, options: Options):
+        super().__init__()
+        self.random_shift = options.random_shift
+
+    def locate(self, positions_BT: Tensor, text: Text) -> Tensor:
+        """Where the tokens stand as this encoding counts: integers [B or 1, T, N], 0 or more.
+
+        Args:
+            positions_BT: int64 position ids, any offsets and jumps; B may be 1.
+            text: what else is known of the tokens.
+        """
+        return self.shifted(positions_BT)[..., None]
+
+    def shifted(self, positions_BT: Tensor) -> Tensor:
+        """The positions with the random offset of training, where one is asked for."""
+        if not self.training or not self.random_shift:
+            return positions_BT
+        return positions_BT + torch.randint(self.random_shift + 1, (), device="cpu").item()
+
+    def embed(self, x_BTD: Tensor, places_BTN: Tensor) -> Tensor:
         """The token embeddings as the first block sees them."""
         return x_BTD
 
-    def start(self, positions_BT: Tensor) -> Tensor | None:
-        """What all layers share, from the positions alone (any offsets and jumps; B may be 1)."""
+    def start(self, places_BTN: Tensor) -> Tensor | None:
+        """What all layers share, from the places alone."""
         return None
 
 
@@ -51,6 +138,19 @@ class PositionLayer(nn.Module):
         """Columns [B, G, T, C] that ride along with the value through attention, in the dtype of ``like``."""
         return None
 
+    def score_bias(
+        self, start: Tensor | None, state: Tensor | None, key_places_BSN: Tensor | None, carried_BGSC: Tensor | None
+    ) -> ScoreBias | None:
+        """What is added to the scores.
+
+        Args:
+            start: of this call's tokens, see :meth:`PositionEncoding.start`.
+            state: of this call's tokens.
+            key_places_BSN: places of all keys, for an encoding that remembers them; else None.
+            carried_BGSC: the columns of :meth:`carry` for all keys, cached ones included.
+        """
+        return None
+
     def after_attention(self, state: Tensor | None, carried_BHTC: Tensor | None) -> Tensor | None:
         """The state after attention, given what attention made of :meth:`carry`'s columns."""
         return state
@@ -63,6 +163,18 @@ class PositionLayer(nn.Module):
         """Numbers of state per token that this layer reads and hands on."""
         return 0
 
-    def multiplications_per_token(self, length: int) -> float:
-        """Multiplications this layer adds to a plain block, per token, in a causal document of ``length`` tokens."""
+    def multiplications_per_token(self, keys: float) -> float:
+        """Multiplications this layer adds to a plain block, per token, where a token sees ``keys`` keys."""
         return 0.0
+
+
+class Parameters(nn.Module):
+    """A part of an encoding that owns parameters, and says how they start.
+
+    Its parameters are read by calling it, never as attributes: where an engine shards parameters, only a module that
+    is being called holds its own.
+    """
+
+    def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
+        """Fill every parameter: ``normal`` draws with the model's ``initializer_range``, ``constant`` fills."""
+        raise NotImplementedError

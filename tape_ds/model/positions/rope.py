@@ -1,4 +1,7 @@
-"""``rope``: rotary position embedding (Su et al. 2021, arXiv:2104.09864), with any scaling of its angles."""
+"""``rope``: rotary position embedding (Su et al. 2021, arXiv:2104.09864), with any scaling of its angles.
+
+``yarn`` is the same with ``rope_type: yarn`` (Peng et al. 2023, arXiv:2309.00071).
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,61 @@ import torch
 from torch import Tensor
 
 from tape_ds.kernels.reference import rotate
-from tape_ds.model.positions import base
-from tape_ds.model.positions.scaling import frequencies
+from tape_ds.model.positions import base, scaling
 
 if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
 
 
 class RopeEncoding(base.PositionEncoding):
-    """Cosines and sines of the positions' angles: the start of ``tape`` too."""
+    """Cosines and sines of the places' angles: the start of ``tape`` too.
+
+    With ``rope_type: dynamic`` the base of the frequencies follows from the length of the text. It is fixed for each
+    row by the call that begins it (in generation: the prompt), remembered with the tokens in the cache, and never kept
+    here. So it neither is invariant under shifts nor gives the full pass's logits beyond the original window.
+    """
 
     def __init__(self, config: TapeConfig, options: base.Options):
-        super().__init__()
-        # numpy, not tensors: no module cast, meta device or zero.Init can touch them
-        self.frequencies, self.factor = frequencies(config.rope_parameters, config.head_dim)
+        super().__init__(config, options)
+        self.rope_parameters = dict(config.rope_parameters)
+        self.dynamic = scaling.is_dynamic(self.rope_parameters)
+        self.head_dim = config.head_dim
+        if self.dynamic:
+            self.translation_invariant, self.cache_exact, self.remembers = False, False, 2
+        else:
+            # numpy, not tensors: no module cast, meta device or zero.Init can touch them
+            self.frequencies, self.factor = scaling.frequencies(self.rope_parameters, self.head_dim)
 
-    def start(self, positions_BT: Tensor) -> Tensor:
+    def locate(self, positions_BT: Tensor, text: base.Text) -> Tensor:
+        """The positions, and for dynamic scaling the length that decides each row's base."""
+        places_BT1 = self.shifted(positions_BT)[..., None]
+        if not self.dynamic:
+            return places_BT1
+        length_B11 = _own_length(places_BT1, text.documents_BS)
+        if text.past_BSN is not None:  # at a tensor offset the cache may still be empty, its lengths 0
+            kept_B11 = text.past_BSN[:, :1, 1:]
+            length_B11 = torch.where(kept_B11 > 0, kept_B11, length_B11)
+        batch = max(len(places_BT1), len(length_B11))
+        length_BT1 = length_B11.expand(batch, places_BT1.shape[1], 1)
+        return torch.cat((places_BT1.expand(batch, -1, -1), length_BT1), dim=-1)
+
+    def start(self, places_BTN: Tensor) -> Tensor:
         """fp32 [B, 1, T, K]: cosines in the first K/2 columns, sines in the last; angles in fp64, rounded once."""
-        frequencies_C = torch.from_numpy(self.frequencies).to(positions_BT.device)
-        angles_BTC = positions_BT.double()[..., None] * frequencies_C
-        return (torch.cat((angles_BTC.cos(), angles_BTC.sin()), dim=-1) * self.factor).float()[:, None]
+        if self.dynamic:
+            frequencies = scaling.dynamic_frequencies(self.rope_parameters, self.head_dim, places_BTN[..., 1])
+            factor = 1.0
+        else:
+            frequencies, factor = torch.from_numpy(self.frequencies).to(places_BTN.device), self.factor
+        angles_BTC = places_BTN[..., :1].double() * frequencies
+        return (torch.cat((angles_BTC.cos(), angles_BTC.sin()), dim=-1) * factor).float()[:, None]
+
+
+def _own_length(places_BT1: Tensor, documents_BS: Tensor | None) -> Tensor:
+    """Length [B or 1, 1, 1] of the rows that a call begins: one more than the last position that is no padding."""
+    if documents_BS is not None:
+        documents_BT = documents_BS[:, : places_BT1.shape[1]]
+        places_BT1 = places_BT1.expand(len(documents_BT), -1, -1).masked_fill(documents_BT[..., None] < 0, 0)
+    return places_BT1.amax(dim=1, keepdim=True) + 1
 
 
 class RopeLayer(base.PositionLayer):

@@ -1,6 +1,7 @@
 """Frequencies of rotary angles, and how they are scaled for longer contexts: one function for every encoding.
 
-Driven by transformers' ``rope_parameters``. Frequencies and angles are fp64 and rounded once, at the cosine: an fp32
+Driven by transformers' ``rope_parameters``, with two types more than transformers has: ``ntk`` (static) and
+``yarn_revised``. Frequencies and angles are fp64 and rounded once, at the cosine: an fp32
 angle is off by 4e-3 at position 131,072, and a frequency that passed through bf16 leaves 897 distinct positions of
 8,192. Nothing here is a buffer or a parameter, so no cast of a module can reach it.
 """
@@ -10,6 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from tape_ds.errors import Problem, did_you_mean
 
@@ -32,6 +35,32 @@ def frequencies(parameters: Parameters, head_size: int) -> tuple[np.ndarray, flo
     return function(parameters, head_size)
 
 
+def is_dynamic(parameters: Parameters) -> bool:
+    """Whether the frequencies follow from the length of a text, see :func:`dynamic_frequencies`."""
+    return parameters.get("rope_type") == _DYNAMIC
+
+
+def dynamic_frequencies(parameters: Parameters, head_size: int, length: Tensor) -> Tensor:
+    """Dynamic NTK: fp64 [..., head_size / 2] for texts of ``length`` [...] tokens.
+
+    Beyond the original window the base is that of static NTK with the factor ``s length / window - (s - 1)``.
+    """
+    factor, window = parameters["factor"], parameters[_WINDOW]
+    stretch = (factor * length.double() / window - (factor - 1)).clamp_min(1.0)
+    base = float(parameters["rope_theta"]) * stretch ** (head_size / (head_size - 2))
+    exponents = torch.arange(0, head_size, 2, dtype=torch.float64, device=length.device) / head_size
+    return base[..., None] ** -exponents
+
+
+def as_llama(parameters: Parameters, head_size: int) -> dict[str, Any] | None:
+    """The same angles as transformers' own Llama can compute them; None where it cannot (its ``dynamic`` changes the
+    base during generation)."""
+    name = parameters["rope_type"]
+    if name == "ntk":
+        return {"rope_type": "default", "rope_theta": _ntk_base(parameters, head_size)}
+    return dict(parameters) if name in _LLAMA else None
+
+
 def extended(own: Parameters, change: Parameters, native_length: int) -> dict[str, Any]:
     """``rope_parameters`` of a model that is extended: its own ones, changed.
 
@@ -47,6 +76,18 @@ def extended(own: Parameters, change: Parameters, native_length: int) -> dict[st
     if _WINDOW in (*required, *optional):
         merged.setdefault(_WINDOW, native_length)
     return merged
+
+
+def complete(parameters: Parameters, native_length: int) -> dict[str, Any]:
+    """A model's own parameters, with the window that transformers takes from the configuration where they need one and
+    do not say it (``dynamic``).
+
+    Args:
+        parameters: of a known type.
+        native_length: ``max_position_embeddings`` of that configuration.
+    """
+    _, required, _ = _TYPES[parameters.get("rope_type", "default")]
+    return {_WINDOW: native_length, **parameters} if _WINDOW in required else dict(parameters)
 
 
 def check(parameters: Parameters) -> list[Problem]:
@@ -108,10 +149,31 @@ def _linear(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
     return _plain(parameters, head_size) / parameters["factor"], 1.0
 
 
+def _ntk_base(parameters: Parameters, head_size: int) -> float:
+    return float(parameters["rope_theta"]) * parameters["factor"] ** (head_size / (head_size - 2))
+
+
+def _ntk(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
+    """Static NTK-aware scaling (bloc97 2023; YaRN paper, Section 3.1): a larger base, so that the slowest wave is
+    interpolated by the factor and the fastest is left as it is."""
+    return _plain({"rope_theta": _ntk_base(parameters, head_size)}, head_size), 1.0
+
+
 def _yarn(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
     """YaRN (Peng et al. 2023, arXiv:2309.00071, Section 3.2-3.4), with transformers' conventions for its parameters."""
-    factor, window = parameters["factor"], parameters["original_max_position_embeddings"]
-    theta = float(parameters["rope_theta"])
+    plain, ramp = _plain(parameters, head_size), _yarn_ramp(parameters, head_size)
+    return plain / parameters["factor"] * ramp + plain * (1 - ramp), _yarn_attention_factor(parameters)
+
+
+def _yarn_revised(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
+    """YaRN as PoSE used it (Zhu et al. 2023, arXiv:2309.10400): wavelengths are blended instead of frequencies."""
+    plain, ramp = _plain(parameters, head_size), _yarn_ramp(parameters, head_size)
+    return plain / (ramp * parameters["factor"] + (1 - ramp)), _yarn_attention_factor(parameters)
+
+
+def _yarn_ramp(parameters: Parameters, head_size: int) -> np.ndarray:
+    """Share of interpolation of each frequency, fp64 [head_size / 2]."""
+    window, theta = parameters["original_max_position_embeddings"], float(parameters["rope_theta"])
 
     def dimension(turns: float) -> float:
         return head_size * math.log(window / (turns * 2 * math.pi)) / (2 * math.log(theta))
@@ -122,12 +184,18 @@ def _yarn(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_size - 1)
     high = high + 0.001 if low == high else high
-    ramp = np.clip((np.arange(head_size // 2, dtype=np.float64) - low) / (high - low), 0, 1)
-    plain = _plain(parameters, head_size)
-    attention_factor = parameters.get("attention_factor")
-    if attention_factor is None:
-        attention_factor = 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
-    return plain / factor * ramp + plain * (1 - ramp), float(attention_factor)
+    return np.clip((np.arange(head_size // 2, dtype=np.float64) - low) / (high - low), 0, 1)
+
+
+def _yarn_attention_factor(parameters: Parameters) -> float:
+    if parameters.get("attention_factor") is not None:
+        return float(parameters["attention_factor"])
+    return 1.0 if parameters["factor"] <= 1 else 0.1 * math.log(parameters["factor"]) + 1.0
+
+
+def _dynamic(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
+    """What texts within the original window get; :func:`dynamic_frequencies` for longer ones."""
+    return _plain(parameters, head_size), 1.0
 
 
 def _llama3(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
@@ -139,11 +207,17 @@ def _llama3(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
     return (1 - smooth) * plain / factor + smooth * plain, 1.0
 
 
+_DYNAMIC = "dynamic"
+_YARN = ("attention_factor", "beta_fast", "beta_slow", "truncate")
+_LLAMA = ("default", "linear", "yarn", "llama3")
 _BETAS = {"beta_fast": 32, "beta_slow": 1}
 _WINDOW = "original_max_position_embeddings"
 _TYPES: dict[str, tuple[Callable[[Parameters, int], tuple[np.ndarray, float]], tuple[str, ...], tuple[str, ...]]] = {
     "default": (_default, (), ()),
     "linear": (_linear, ("factor",), (_WINDOW,)),
-    "yarn": (_yarn, ("factor", _WINDOW), ("attention_factor", "beta_fast", "beta_slow", "truncate")),
+    "ntk": (_ntk, ("factor",), (_WINDOW,)),
+    "dynamic": (_dynamic, ("factor", _WINDOW), ()),
+    "yarn": (_yarn, ("factor", _WINDOW), _YARN),
+    "yarn_revised": (_yarn_revised, ("factor", _WINDOW), _YARN),
     "llama3": (_llama3, ("factor", _WINDOW, "low_freq_factor", "high_freq_factor"), ()),
 }

@@ -6,7 +6,8 @@ the feed-forward of every layer update it from content, and queries and keys are
 What travels from layer to layer is the deviation ``d = e - start``, not ``e``: next to a cosine near 1, a bf16 number
 cannot hold an update of 1e-3, next to 0 it can. ``e`` is formed where it is read.
 
-Shape letters: B batch, T tokens, H query heads, G key/value heads (one state each), K head size, D hidden, I rank.
+Shape letters: B batch, T tokens, H query heads, G key/value heads (one state each), K head size, C columns of a state
+(K, or 2 K in the ablations that act across channels), D hidden, I rank.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tape_ds.errors import Problem
-from tape_ds.kernels.reference import rotate
+from tape_ds.kernels.reference import rotate, rotate_whole
 from tape_ds.model.positions import base
+from tape_ds.model.positions.alibi import slopes
+from tape_ds.model.positions.kernel_features import BUCKETS, draw_grids, features, log_kernel
 from tape_ds.model.positions.rope import RopeEncoding
+from tape_ds.model.positions.tape_updates import FORMS, Projection
+from tape_ds.model.score_bias import ScoreBias
 
 if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
@@ -38,105 +43,110 @@ class TapeOptions(base.Options):
     """Whether the position feed-forward updates the state."""
     rank: int | None = None
     """I, the inner width of the position feed-forward; None: 4 G."""
+    form: Literal["tensorial", "separate", "vector", "flattened"] = "tensorial"
+    """What the updates act across: heads, the same for all channels (``tensorial``, the paper's form); heads, with
+    other matrices for cosines and sines (``separate``); channels (``vector``); both (``flattened``). All but the first
+    are ablations that give the invariance under shifts up: train them with ``random_shift``."""
+    start: Literal["rope", "alibi"] = "rope"
+    """What the state starts from: the rotation (scaled as ``rope_parameters`` say), or features of ALiBi's kernel."""
 
     def problems(self) -> list[Problem]:
-        """A rank must be positive."""
+        """A rank must be positive; features of a kernel have no cosines and sines."""
+        problems = super().problems()
         if self.rank is not None and self.rank < 1:
-            return [Problem("position_options.rank", self.rank, "too small", "give at least 1, or null for 4 x heads")]
+            wrong = "too small"
+            problems.append(
+                Problem("position_options.rank", self.rank, wrong, "give at least 1, or null for 4 x heads")
+            )
+        if self.start == "alibi" and self.form != "tensorial":
+            wrong = "this start has neither cosines nor sines nor channels in an order"
+            problems.append(Problem("position_options.form", self.form, wrong, "give tensorial, or start: rope"))
+        return problems
+
+    def problems_with(self, config: TapeConfig) -> list[Problem]:
+        """Kernel features come in fours."""
+        if self.start == "alibi" and config.head_dim % BUCKETS:
+            wrong = f"the features of start: alibi need a multiple of {BUCKETS}"
+            return [Problem("head_dim", config.head_dim, wrong, "choose another head size, or start: rope")]
         return []
 
-
-class HeadMix(nn.Module):
-    """``W_att`` [G, H]: a weighted sum over the query heads, the same for every channel; zero at the start."""
-
-    zero_init = True
-
-    def __init__(self, config: TapeConfig):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(config.num_key_value_heads, config.num_attention_heads))
-
-    def forward(self, carried_BHTK: Tensor) -> Tensor:
-        """[B, H, T, K] -> [B, G, T, K]."""
-        mixed = torch.matmul(self.weight, carried_BHTK.flatten(2))
-        return mixed.unflatten(2, carried_BHTK.shape[2:])
-
-
-class HeadScale(nn.Module):
-    """One scalar per query head [H], summed within each group of query heads; zero at the start."""
-
-    zero_init = True
-
-    def __init__(self, config: TapeConfig):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(config.num_attention_heads))
-        self.groups = config.num_key_value_heads
-
-    def forward(self, carried_BHTK: Tensor) -> Tensor:
-        """[B, H, T, K] -> [B, G, T, K]."""
-        scaled = self.weight[:, None, None] * carried_BHTK
-        return scaled.unflatten(1, (self.groups, -1)).sum(dim=2)
-
-
-class Projection(nn.Module):
-    """A bias-free linear map that is no ``nn.Linear``: adapters that target every linear layer must not wrap it."""
-
-    def __init__(self, columns: int, rows: int, zero_init: bool = False):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(rows, columns))
-        self.columns = columns
-        self.zero_init = zero_init
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., columns] -> [..., rows]."""
-        return F.linear(x, self.weight)
-
-    def transposed_weight(self) -> Tensor:
-        """The weight [columns, rows], read through ``forward``: where an engine shards parameters, only a module that
-        is being called holds its own."""
-        return self(torch.eye(self.columns, dtype=self.weight.dtype, device=self.weight.device))
+    def learns(self) -> bool:
+        """Unless both updates are off."""
+        return self.attention_update != "off" or self.feed_forward
 
 
 class TapeEncoding(RopeEncoding):
-    """The start of the state is RoPE's rotation, scaled as ``rope_parameters`` say."""
+    """The start of the state: RoPE's rotation, scaled as ``rope_parameters`` say, or ALiBi's kernel features."""
+
+    def __init__(self, config: TapeConfig, options: TapeOptions):
+        super().__init__(config, options)
+        self.whole_halves = FORMS[options.form].whole_halves
+        self.from_alibi = options.start == "alibi"
+        if options.form != "tensorial" or self.from_alibi:
+            self.translation_invariant = False
+        self.slopes = slopes(config.num_key_value_heads)
+
+    def start(self, places_BTN: Tensor) -> Tensor:
+        """fp32 [B, 1, T, C] (kernel features: [B, G, T, C])."""
+        if self.from_alibi:
+            slopes_G = torch.tensor(self.slopes, dtype=torch.float64, device=places_BTN.device)
+            return features(places_BTN[..., 0], slopes_G, draw_grids(self.head_dim, self.training))
+        start_B1TK = super().start(places_BTN)
+        if not self.whole_halves:
+            return start_B1TK
+        cos, sin = start_B1TK.chunk(2, dim=-1)
+        return torch.cat((cos, cos, sin, sin), dim=-1)
 
 
 class TapeLayer(base.PositionLayer):
     """Rotation by the current state, and its two updates.
 
-    The last layer's update would never be read: it has no parameters and carries nothing.
+    The last layer's update would never be read: it has no parameters, and carries nothing but what its own scores need.
     """
 
-    attend: HeadMix | HeadScale | None
+    attend: nn.Module | None
     gate: Projection | None
-    expand: Projection
-    contract: Projection
 
     def __init__(self, config: TapeConfig, options: TapeOptions, layer_index: int):
         super().__init__()
-        groups = config.num_key_value_heads
+        self.form = FORMS[options.form]
+        self.from_alibi = options.start == "alibi"
         self.state_dtype = getattr(torch, config.state_dtype) if config.state_dtype else None
-        self.heads, self.groups, self.width = config.num_attention_heads, groups, config.head_dim
+        self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
+        self.columns = config.head_dim * (2 if self.form.whole_halves else 1)
         last = layer_index == config.num_hidden_layers - 1
         self.attend = None
         self.gate = None
         if not last and options.attention_update != "off":
-            self.attend = HeadMix(config) if options.attention_update == "mix" else HeadScale(config)
+            self.attend = (self.form.mix if options.attention_update == "mix" else self.form.scale)(config)
         if not last and options.feed_forward:
-            rank = options.rank or 4 * groups
-            self.gate = Projection(config.hidden_size, rank)
-            self.expand = Projection(groups, rank, zero_init=True)
-            self.contract = Projection(rank, groups)
+            self.rank = options.rank or 4 * self.groups
+            self.gate = Projection(config.hidden_size, self.rank)
+            self.expand, self.contract = self.form.projections(config, self.rank)
 
     def rotate(self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Query head h and key head g by the state of their group."""
-        e_BGTK = current(start, state)
-        return rotate(q_BHTK, e_BGTK), rotate(k_BGTK, e_BGTK)
+        if self.from_alibi:
+            return q_BHTK, k_BGTK
+        e_BGTC = current(start, state)
+        turn = rotate_whole if self.form.whole_halves else rotate
+        return turn(q_BHTK, e_BGTC), turn(k_BGTK, e_BGTC)
 
     def carry(self, start: Tensor, state: Tensor | None, like: Tensor) -> Tensor | None:
         """The state itself, so that one softmax gives ``A v`` and ``A e``."""
-        if self.attend is None:
+        if self.attend is None and not self.from_alibi:
             return None
         return current(start, state).to(like.dtype).expand(like.shape[0], like.shape[1], -1, -1)
+
+    def score_bias(
+        self, start: Tensor, state: Tensor | None, key_places_BSN: None, carried_BGSC: Tensor | None
+    ) -> ScoreBias | None:
+        """``ln(e_n . e_m)`` where the state started from ALiBi; none where it rotates."""
+        if not self.from_alibi or carried_BGSC is None:
+            return None
+        e_BGTC = current(start, state).to(carried_BGSC.dtype).expand(carried_BGSC.shape[0], -1, -1, -1)
+        e_BHTC = e_BGTC.repeat_interleave(self.heads // self.groups, dim=1)
+        return ScoreBias(e_BHTC, carried_BGSC, log_kernel, learned=state is not None)
 
     def after_attention(self, state: Tensor | None, carried_BHTC: Tensor | None) -> Tensor | None:
         """``e += W_att (A e)``."""
@@ -145,30 +155,28 @@ class TapeLayer(base.PositionLayer):
         return self._add(state, self.attend(carried_BHTC))
 
     def after_mlp(self, start: Tensor, state: Tensor | None, y_BTD: Tensor) -> Tensor | None:
-        """``e += W_down diag(SiLU(W_x y)) W_up e``, as one G x G matrix per token: nothing of [B, I, T, K] exists."""
+        """``e += W_down diag(SiLU(W_x y)) W_up e``."""
         if self.gate is None:
             return state
         gate_BTI = F.silu(self.gate(y_BTD))
-        up_GI, down_IG = self.expand.transposed_weight(), self.contract.transposed_weight()
-        # product_I(gh)[i, g * G + h] = W_down[g, i] W_up[i, h]
-        product_IX = (down_IG[:, :, None] * up_GI.T[:, None, :]).flatten(1)
-        matrix_BTGG = (gate_BTI @ product_IX).unflatten(-1, (down_IG.shape[1], up_GI.shape[0]))
-        e_BGTK = current(start, state).to(y_BTD.dtype)
-        e_BGTK = e_BGTK.expand(y_BTD.shape[0], up_GI.shape[0], -1, -1)
-        return self._add(state, torch.einsum("btgh,bhtk->bgtk", matrix_BTGG, e_BGTK))
+        e_BGTC = current(start, state).to(y_BTD.dtype).expand(y_BTD.shape[0], self.groups, -1, -1)
+        return self._add(state, self.form.apply(self.expand, self.contract, e_BGTC, gate_BTI))
 
     def state_columns(self) -> int:
-        """One state, as wide as the head, per key/value head."""
-        return self.groups * self.width
+        """One state per key/value head."""
+        return self.groups * self.columns
 
-    def multiplications_per_token(self, length: int) -> float:
-        """A second value in attention; the gate, one G x G matrix per token and its application to the state."""
+    def multiplications_per_token(self, keys: float) -> float:
+        """A second value in attention (and a second product of scores, where the state is a bias); the gate and the
+        pair of matrices around it."""
         count = 0.0
+        if self.attend is not None or self.from_alibi:
+            count += self.columns * self.heads * keys * (2 if self.from_alibi else 1)
         if self.attend is not None:
-            count += self.width * self.heads * length / 2 + self.attend.weight.numel() * self.width
+            weights = sum(weight.numel() for weight in self.attend.parameters())
+            count += weights * self.form.uses(self.groups, self.columns)
         if self.gate is not None:
-            rank, groups = self.expand.weight.shape
-            count += self.gate.weight.numel() + rank * groups**2 + groups**2 * self.width
+            count += self.gate.weight.numel() + self.form.multiplications(self.groups, self.rank, self.columns)
         return count
 
     def _add(self, state: Tensor | None, update: Tensor) -> Tensor:
@@ -176,6 +184,6 @@ class TapeLayer(base.PositionLayer):
         return update if state is None else state + update
 
 
-def current(start_B1TK: Tensor, state: Tensor | None) -> Tensor:
-    """``e`` in fp32 [B, G or 1, T, K] from the shared start and the deviation."""
-    return start_B1TK if state is None else start_B1TK + state
+def current(start_B1TC: Tensor, state: Tensor | None) -> Tensor:
+    """``e`` in fp32 [B, G or 1, T, C] from the shared start and the deviation."""
+    return start_B1TC if state is None else start_B1TC + state

@@ -12,12 +12,12 @@ from typing import Any, get_args, get_origin
 
 import yaml
 
-from tape_ds.errors import Problem, did_you_mean
+from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.training.recipe import values
 
 ROOT = Path(__file__).resolve().parents[3]
-RECIPES = ROOT / "launchers" / "recipes"
-DEFAULT_RECIPE = "demo"
+LAUNCHERS = ROOT / "launchers"
+RECIPES = LAUNCHERS / "recipes"
 
 
 @dataclass
@@ -54,19 +54,46 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=True)
 
 
-def read_recipe(name: str, problems: list[Problem]) -> Collected:
+def read_recipe(name: str, launcher: str, problems: list[Problem]) -> Collected:
     """Everything that the recipe ``name`` (of ``launchers/recipes``, or a path) says, its bases included.
 
     A file's values replace those of its base whole; a mapping is not merged into the base's mapping, whose keys might
-    not fit the new ones.
+    not fit the new ones. Where there is no such recipe, those of ``launcher`` are suggested.
     """
-    return _read_chain(name, RECIPES, "recipe", (), problems)
+    return _read_chain(name, RECIPES, "recipe", (), problems, launcher)
 
 
-def _read_chain(name: str, folder: Path, field: str, above: tuple[Path, ...], problems: list[Problem]) -> Collected:
+def require_launcher(name: str, collected: Collected, launcher: str) -> None:
+    """Take ``launcher`` out of what the recipe ``name`` says. A recipe that does not say it fits any launcher.
+
+    Raises:
+        UserError: it is a recipe of another launcher; its fields would all read as unknown ones.
+    """
+    said = collected.pop("launcher", None)
+    if said is None or said.value == launcher:
+        return
+    known = sorted(file.stem for file in LAUNCHERS.glob("*.py"))
+    if said.value not in known:
+        raise UserError(
+            Problem("launcher", said.value, f"no such launcher ({said.where})", f"one of: {', '.join(known)}")
+        )
+    own = ", ".join(recipes_of(launcher))
+    remedy = f"start launchers/{said.value}.py with it, or choose a recipe of {launcher}.py: {own}"
+    raise UserError(Problem("recipe", name, f"it is a recipe of {said.value}.py", remedy))
+
+
+def recipes_of(launcher: str) -> list[str]:
+    """Names of the shipped recipes for a launcher."""
+    chains = {file.stem: _read_chain(file.stem, RECIPES, "recipe", (), [], "") for file in RECIPES.glob("*.yaml")}
+    return sorted(name for name, said in chains.items() if "launcher" in said and said["launcher"].value == launcher)
+
+
+def _read_chain(
+    name: str, folder: Path, field: str, above: tuple[Path, ...], problems: list[Problem], launcher: str
+) -> Collected:
     path = find(name, folder)
     if path is None:
-        known = sorted(file.stem for file in RECIPES.glob("*.yaml"))
+        known = recipes_of(launcher) if launcher else []
         remedy = f"{did_you_mean(name, known)} (in {RECIPES}), or give the path of a .yaml file"
         problems.append(Problem(field, name, "no such recipe", remedy))
         return {}
@@ -81,7 +108,7 @@ def _read_chain(name: str, folder: Path, field: str, above: tuple[Path, ...], pr
     if not isinstance(base.value, str):
         problems.append(Problem("base", base.value, f"not the name of a recipe ({base.where})", "give one name"))
         return found
-    return _read_chain(base.value, path.parent, "base", (*above, path), problems) | found
+    return _read_chain(base.value, path.parent, "base", (*above, path), problems, launcher) | found
 
 
 def find(name: str, folder: Path) -> Path | None:

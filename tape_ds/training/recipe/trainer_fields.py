@@ -33,7 +33,7 @@ class Owned(NamedTuple):
     remedy: str = "remove it"
 
 
-_NO_EVALUATION = "loss by position is scored by the launcher before and after training, over eval_data"
+_NO_EVALUATION = "the launcher itself scores eval_data"
 
 OWNED: dict[str, Owned] = {
     "remove_unused_columns": Owned(False, "position_ids and document_ids must reach the model"),
@@ -49,8 +49,8 @@ OWNED: dict[str, Owned] = {
     ),
     "use_cache": Owned(False, "training keeps no key/value cache"),
     "use_liger_kernel": Owned(False, "it patches transformers' own model classes, not this model"),
-    "eval_strategy": Owned("no", _NO_EVALUATION, "use eval_data, eval_length and eval_span"),
-    "eval_on_start": Owned(False, _NO_EVALUATION, "use eval_before"),
+    "eval_strategy": Owned("no", _NO_EVALUATION, "use eval_data and the other fields that begin with eval_"),
+    "eval_on_start": Owned(False, _NO_EVALUATION, "use eval_data and the other fields that begin with eval_"),
     "load_best_model_at_end": Owned(False, _NO_EVALUATION),
     "fsdp": Owned(None, "sharding is DeepSpeed's here", "choose a stage with deepspeed"),
     "fsdp_config": Owned(None, "sharding is DeepSpeed's here", "choose a stage with deepspeed"),
@@ -70,7 +70,7 @@ REMOVED: dict[str, str] = {
     "deepspeed_config": "deepspeed",
     "dispatch_batches": "accelerator_config",
     "do_predict_only": "tools for evaluation",
-    "evaluation_strategy": "eval_data (held-out text is scored before and after training)",
+    "evaluation_strategy": "eval_data (the launcher scores this held-out text itself)",
     "fp16_backend": "nothing: torch's own is used",
     "fp16_opt_level": "nothing: apex is gone",
     "group_by_length": "nothing: rows have one length",
@@ -81,13 +81,10 @@ REMOVED: dict[str, str] = {
     "local_rank": "nothing: the launcher says it to each process",
     "logging_dir": "nothing: logs go to output_dir (for TensorBoard export TENSORBOARD_LOGGING_DIR)",
     "lr": "learning_rate",
-    "model_max_length": "target_length",
-    "model_name_or_path": "model",
     "no_cuda": "use_cpu",
     "num_epochs": "num_train_epochs",
     "overwrite_output_dir": "another output_dir, or resume_from_checkpoint to go on",
     "past_index": "nothing",
-    "peft_type": "method",
     "per_gpu_eval_batch_size": "per_device_eval_batch_size",
     "per_gpu_train_batch_size": "per_device_train_batch_size",
     "push_to_hub_model_id": "hub_model_id",
@@ -98,17 +95,16 @@ REMOVED: dict[str, str] = {
     "save_safetensors": "nothing: safetensors is the only format",
     "sharded_ddp": "deepspeed",
     "split_batches": "global_batch_size",
-    "tokenizer": "model (the tokenizer comes with it)",
     "torch_dtype": "bf16 or fp16",
     "torchdynamo": "torch_compile",
     "tpu_num_cores": "nothing",
-    "trainable_params": "train_position, train_norms and train_embeddings",
     "use_ipex": "nothing",
     "use_mps_device": "nothing: the device is found",
     "warmup_ratio": "warmup_steps (a number below 1 is the share of all steps)",
     "xpu_backend": "ddp_backend",
 }
-"""Names of older transformers and of related training scripts, with what stands for them today."""
+"""Names of older transformers and of related training scripts, with what stands for them today; those that stand for
+one launcher's own fields are that launcher's (``Recipe.FORMER``)."""
 
 _ABOVE_ZERO = ("give a number above 0", lambda number: number > 0)
 _AT_LEAST_ZERO = ("give 0 or more", lambda number: number >= 0)

@@ -20,7 +20,7 @@ from tape_ds.training import checkpoint, methods
 from tape_ds.training.callbacks import Progress
 from tape_ds.training.checkpoint import Record
 from tape_ds.training.environment import leave_process_group, prepare_process
-from tape_ds.training.trainer import ExtensionTrainer
+from tape_ds.training.trainer import TapeTrainer
 
 VOCABULARY, LENGTH = 61, 24
 
@@ -68,7 +68,7 @@ def base_folder(folder: Path) -> Path:
     return base
 
 
-class Poisoned(ExtensionTrainer):
+class Poisoned(TapeTrainer):
     """The second rank's loss is not a number in the second step; the first rank's is fine."""
 
     def compute_loss(self, *args, **kwargs):
@@ -117,7 +117,7 @@ def train(
     prepared = methods.prepare(method, model, Settings)
     Settings.train_position = True
     record = Record(base=str(base), method=method, names=prepared.names)
-    trainer = (Poisoned if special == "poisoned" else ExtensionTrainer)(
+    trainer = (Poisoned if special == "poisoned" else TapeTrainer)(
         record=record,
         tokens_per_step=4 * LENGTH,
         flops_per_token=1.0,
@@ -135,7 +135,7 @@ def train(
     bare = trainer.model.get_base_model() if method == "lora" else trainer.model
     distinct = {}
     for length in (8192, 131072):
-        start = bare.model.encoding.start(torch.arange(length)[None])[0, 0]
+        start = bare.model.encoding.start(torch.arange(length)[None, :, None])[0, 0]
         distinct[str(length)] = len(torch.unique(start, dim=0))
     checkpoint.save_trained(folder / f"trained-{stage}-{checkpointing}-{method}", trainer.model, record)
     outcome = {

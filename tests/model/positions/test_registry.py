@@ -5,36 +5,44 @@ import dataclasses
 import pytest
 
 from tape_ds.model import positions
-from tests.model.helpers import tiny_config
+from tests.model.helpers import ENCODINGS, tiny_config
 
 
 def test_every_encoding_builds_both_its_parts():
-    assert positions.available() == ["rope", "tape"]
+    names = "alibi bipe_alibi bipe_rope fire nope randpe rope sincos t5 tape xpos yarn"
+    assert positions.available() == names.split()
     for name in positions.available():
-        config = tiny_config(position_encoding=name)
+        config = tiny_config(encoding=name)
         assert isinstance(positions.build(config), positions.PositionEncoding)
         assert isinstance(positions.build_layer(config, 0), positions.PositionLayer)
         assert positions.check_options(name, {}) == []
 
 
 def test_hooks_that_an_encoding_leaves_alone_do_nothing():
-    layer, encoding = positions.PositionLayer(), positions.PositionEncoding()
+    layer, encoding = positions.PositionLayer(), positions.PositionEncoding(tiny_config(), positions.Options())
     marks = object(), object()
     assert layer.rotate(*marks, None, None) == marks
     assert layer.carry(None, None, marks[0]) is None
+    assert layer.score_bias(None, None, None, None) is None
     assert layer.after_attention(marks[0], None) is marks[0]
     assert layer.after_mlp(None, marks[0], None) is marks[0]
+    assert (layer.state_columns(), layer.multiplications_per_token(100)) == (0, 0)
     assert encoding.embed(marks[0], None) is marks[0]
     assert encoding.start(None) is None
-    assert encoding.translation_invariant
+    assert (encoding.translation_invariant, encoding.cache_exact) == (True, True)
+    assert (encoding.reads_tokens, encoding.remembers) == (False, 0)
 
 
 @pytest.mark.parametrize(
     "name, options, field, words",
     [
         ("adarope", {}, "position_encoding", "did you mean 'rope'"),
-        ("zzz", {}, "position_encoding", "one of: rope, tape"),
-        ("rope", {"rank": 3}, "position_options.rank", "takes no options"),
+        ("zzz", {}, "position_encoding", "one of: alibi, bipe_alibi, bipe_rope, fire, nope, randpe, rope, sincos, t5"),
+        ("rope", {"rank": 3}, "position_options.rank", "one of: random_shift"),
+        ("rope", {"random_shift": -1}, "position_options.random_shift", "0 or more"),
+        ("bipe_rope", {"separators": [3, "x"]}, "position_options.separators", "give a list of int or null"),
+        ("bipe_rope", {"separators": 3}, "position_options.separators", "give a list of int or null"),
+        ("fire", {"threshold": "far"}, "position_options.threshold", "give float"),
         ("tape", {"atention_update": "mix"}, "position_options.atention_update", "did you mean 'attention_update'"),
         ("tape", {"attention_update": "sum"}, "position_options.attention_update", "mix, scale, off"),
         ("tape", {"feed_forward": "yes"}, "position_options.feed_forward", "give bool"),
@@ -52,6 +60,27 @@ def test_a_mistake_is_named_with_its_remedy(name, options, field, words):
 def test_all_mistakes_come_together():
     problems = positions.check_options("tape", {"rnak": 3, "feed_forward": 1, "attention_update": None})
     assert len(problems) == 3
+
+
+def test_a_whole_number_may_stand_for_a_float():
+    """YAML's ``threshold: 512`` is an int."""
+    assert positions.check_options("fire", {"threshold": 512}) == []
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_learning_is_having_parameters(name):
+    """Methods and recipes go by this answer instead of building the encoding."""
+    config = tiny_config(encoding=name)
+    parts = [positions.build(config), positions.build_layer(config, 0)]
+    learned = any(list(part.parameters()) for part in parts)
+    assert positions.learns(config.position_encoding, config.position_options or {}) == learned
+
+
+def test_only_what_a_tokenizer_decides_is_taken_from_it():
+    """Options that nobody gave stay unsaid, so that a configuration says what was chosen."""
+    assert positions.options_for("tape", {"rank": 3}, tokenizer=None) == {"rank": 3}
+    given = {"separators": [5]}
+    assert positions.options_for("bipe_rope", given, tokenizer=None) == given
 
 
 def test_options_are_frozen():

@@ -13,7 +13,7 @@ from tape_ds.model.attention import attend_with_weights
 from tape_ds.model.positions.tape import current
 from tests.model.helpers import HEADS, tiny_config, tiny_model, tokens
 
-UPDATES = ["mix", "scale", "feed-forward only", "attention only"]
+UPDATES = ["tape", "tape scale", "tape feed-forward only", "tape attention only"]
 B, T, K = 2, 7, 8
 
 
@@ -87,7 +87,7 @@ def test_a_layer_is_its_definition(heads, encoding, first):
 @pytest.mark.parametrize("heads", HEADS)
 def test_feed_forward_equals_the_direct_form(heads):
     """The G x G matrix per token is an optimisation of ``kernels.reference.position_mix`` and nothing else."""
-    layer = layer_of(heads, "feed-forward only", torch.float32)
+    layer = layer_of(heads, "tape feed-forward only", torch.float32)
     groups = HEADS[heads]["num_key_value_heads"]
     start, state, y = torch.randn(1, 1, T, K), torch.randn(B, groups, T, K), torch.randn(B, T, 32)
     update = layer.after_mlp(start, state, y) - state
@@ -99,7 +99,7 @@ def test_feed_forward_equals_the_direct_form(heads):
 def test_everything_off_is_rope():
     """The ablation with neither update: no parameters, no carried columns, no state."""
     off = {"attention_update": "off", "feed_forward": False}
-    model = tiny_model(encoding="mix", position_options=off)
+    model = tiny_model(encoding="tape", position_options=off)
     rope = tiny_model(encoding="rope")
     rope.load_state_dict(model.state_dict())
     ids = tokens(2, 13)
@@ -129,7 +129,7 @@ def test_zero_effect_at_the_start_but_a_gradient_to_leave_it(encoding):
 
 def accumulate(state_dtype, deviation):
     """32 layers, each adding 1e-3 to every entry of the state, stored as the layer stores it or as ``e`` itself."""
-    config = tiny_config(num_hidden_layers=33, encoding="attention only", state_dtype=state_dtype)
+    config = tiny_config(num_hidden_layers=33, encoding="tape attention only", state_dtype=state_dtype)
     start = positions.build(config).start(torch.arange(64)[None])
     update = torch.full((1, 2, 64, 8), 1e-3, dtype=torch.bfloat16)
     layer = positions.build_layer(config, 0)

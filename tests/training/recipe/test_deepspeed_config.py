@@ -13,7 +13,7 @@ from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.llama import TapeForCausalLM
 from tape_ds.training import memory
 from tape_ds.training.recipe import deepspeed_config, deepspeed_schema
-from tape_ds.training.recipe.arguments import load
+from tape_ds.training.recipe.extension import load
 
 FILES = sorted(deepspeed_config.FOLDER.glob("*.json"))
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tape_ds.training.recipe import plan
-from tape_ds.training.recipe.arguments import load
+from tape_ds.training.recipe.extension import load
 
 
 def test_the_plan_says_batch_steps_and_engine():

@@ -1,0 +1,37 @@
+"""Train a model from scratch, with any positional encoding, on C4 or on text of your own.
+
+    deepspeed launchers/pretrain_c4.py                                     a small model on the standard library's text
+    deepspeed --hostfile hosts launchers/pretrain_c4.py --recipe c4_155m_tape
+    deepspeed launchers/pretrain_c4.py --recipe tiny --position_encoding alibi --dry_run
+
+A recipe is one YAML file (see ``launchers/recipes/``); every field can be overridden as ``--field value``. Without a
+tokenizer, one is trained on the data first. Afterwards perplexity is scored at 1, 2, 4 and 8 times the trained length.
+Exit codes: 0 done; 2 something to mend in recipe, arguments or files, all of it in one message, nothing started.
+"""
+
+import sys
+
+from tape_ds.errors import command
+from tape_ds.training.recipe import plan, pretraining
+
+
+@command
+def main() -> int:
+    """Check the recipe, then build, train, score and report."""
+    recipe = pretraining.load(sys.argv[1:])
+    return 0 if plan.shown(recipe) else pretrain(recipe)
+
+
+def pretrain(recipe: pretraining.PretrainingRecipe) -> int:
+    """The run itself; the heavy libraries load here, after every check that needs none of them."""
+    from tape_ds.training.environment import prepare_process
+
+    prepare_process()
+    from tape_ds.training.execution import carry_out
+    from tape_ds.training.pretraining import assemble
+
+    return carry_out(assemble(recipe))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Attention by torch's FlexAttention: the encoding's bias is computed inside one fused kernel.
+
+On a GPU it is compiled and nothing of size T x S exists. Uncompiled (and so on a CPU) the same call runs as plain
+matrices, which is how the bias functions are tested without a GPU; its backward does not run there.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from tape_ds.model.score_bias import ScoreBias
+
+
+def flex_attend(
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSV: Tensor,
+    causal: bool,
+    document_ids: Tensor | None,
+    offset: int | Tensor,
+    scale: float,
+    bias: ScoreBias | None,
+    *,
+    compiled: bool,
+) -> Tensor:
+    """The arguments of :func:`tape_ds.model.attention.attend`, complete; -> [B, H, T, V].
+
+    What padding holds must be finite.
+
+    Raises:
+        ValueError: a bias without an elementwise form.
+    """
+    if bias is not None and bias.element is None:
+        raise ValueError("FlexAttention needs a bias that is a function of one query and one key")
+    mask = _block_mask(q_BHTK, k_BGSK.shape[2], causal, document_ids, offset, compiled)
+    function: Any = _compiled() if compiled else flex_attention
+    return function(
+        q_BHTK.contiguous(),
+        k_BGSK.contiguous(),
+        v_BGSV.contiguous(),
+        score_mod=None if bias is None else score_mod(bias),
+        block_mask=mask,
+        scale=scale,
+        enable_gqa=q_BHTK.shape[1] != k_BGSK.shape[1],
+    )
+
+
+def score_mod(bias: ScoreBias) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The bias as FlexAttention's function of (score, batch, head, query, key)."""
+    element = bias.element
+    assert element is not None
+    queries_BT, keys_BS = bias.query_marks[:, 0, :, 0], bias.key_marks[:, 0, :, 0]
+    one_row = {"queries": len(queries_BT) == 1, "keys": len(keys_BS) == 1}
+
+    def modified(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        query_mark = queries_BT[0 if one_row["queries"] else batch, query]
+        key_mark = keys_BS[0 if one_row["keys"] else batch, key]
+        return score + element(query_mark, key_mark, head)
+
+    return modified
+
+
+def _block_mask(
+    q: Tensor, keys: int, causal: bool, document_ids: Tensor | None, offset: int | Tensor, compiled: bool
+) -> BlockMask | None:
+    if not causal and document_ids is None:
+        return None
+
+    def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        seen = key <= query + offset if causal else key >= 0
+        if document_ids is None:
+            return seen
+        document = document_ids[batch, query + offset]
+        return seen & (document == document_ids[batch, key]) & (document >= 0)
+
+    rows = None if document_ids is None else q.shape[0]
+    return create_block_mask(allowed, rows, None, q.shape[2], keys, device=q.device, _compile=compiled)
+
+
+@functools.cache
+def _compiled() -> Callable[..., Tensor]:
+    return torch.compile(flex_attention, dynamic=False)

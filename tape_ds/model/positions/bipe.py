@@ -1,0 +1,164 @@
+"""``bipe_rope`` and ``bipe_alibi``: bilevel positional encoding (He et al. 2024, arXiv:2401.16421).
+
+Separators (full stops and line ends) cut a text into segments. A token's place within its segment is a learned
+embedding, added to the token's; the number of its segment goes through RoPE or ALiBi. Both follow from the tokens:
+position ids are not read, so skipped positions (PoSE) mean nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from tape_ds.errors import Problem
+from tape_ds.model.positions import base, scaling
+from tape_ds.model.positions.alibi import AlibiLayer
+from tape_ds.model.positions.rope import RopeEncoding
+
+if TYPE_CHECKING:
+    from tape_ds.model.configuration import TapeConfig
+
+SEPARATORS = (".", "\n")
+
+
+@dataclass(frozen=True)
+class BipeOptions(base.Options):
+    """What ends a segment, and how long one is told apart."""
+
+    separators: list[int] | None = None
+    """Ids of the tokens that end a segment (and belong to it); None: taken from the tokenizer where a model is made
+    from scratch. Llama 2's are 869 and 13."""
+    segment_length: int = 1024
+    """Places within a segment that have an embedding of their own; later ones share the last."""
+
+    def problems(self) -> list[Problem]:
+        """Ids are 0 or more, a segment has places."""
+        problems = super().problems()
+        if self.separators is not None and (not self.separators or min(self.separators) < 0):
+            remedy = "give one token id or more, each 0 or more"
+            problems.append(Problem("position_options.separators", self.separators, "no token ids", remedy))
+        if self.segment_length < 1:
+            problems.append(Problem("position_options.segment_length", self.segment_length, "too small", "give 1 up"))
+        if self.random_shift:
+            wrong = "these places follow from the tokens, there is nothing to shift"
+            problems.append(Problem("position_options.random_shift", self.random_shift, wrong, "remove it"))
+        return problems
+
+    def problems_with(self, config: TapeConfig) -> list[Problem]:
+        """Separators are known, within the vocabulary, and the angles' base does not follow the length."""
+        problems = []
+        if self.separators is None:
+            remedy = "give the ids of the tokens that end a segment, Llama 2's are [869, 13]"
+            problems.append(Problem("position_options.separators", None, "not known", remedy))
+        elif max(self.separators) >= config.vocab_size:
+            wrong = f"beyond the vocabulary of {config.vocab_size}"
+            problems.append(Problem("position_options.separators", self.separators, wrong, "give ids of this model"))
+        if scaling.is_dynamic(config.rope_parameters or {}):
+            wrong = "dynamic scaling follows the length in tokens, these angles count segments"
+            problems.append(Problem("rope_parameters.rope_type", "dynamic", wrong, "choose another rope_type"))
+        return problems
+
+    def learns(self) -> bool:
+        """The embedding of the place within a segment."""
+        return True
+
+    def for_tokenizer(self, tokenizer: Any) -> BipeOptions:
+        """Every token that spells a separator, with or without the mark of a word's beginning."""
+        if self.separators is not None:
+            return self
+        spelled = {
+            index: tokenizer.convert_tokens_to_string([word]).strip(" ")
+            for word, index in tokenizer.get_vocab().items()
+        }
+        found = sorted(index for index, text in spelled.items() if text in SEPARATORS)
+        return replace(self, separators=found) if found else self
+
+
+class PlaceTable(base.Parameters):
+    """The learned embedding [segment_length, D] of a place within a segment."""
+
+    def __init__(self, rows: int, columns: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, columns))
+
+    def forward(self, places: Tensor) -> Tensor:
+        """Places [...] -> [..., D]."""
+        return nn.functional.embedding(places.clamp(max=len(self.weight) - 1), self.weight)
+
+    def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
+        """Normal, as every embedding of the model."""
+        normal(self.weight)
+
+
+class BipeRopeEncoding(RopeEncoding):
+    """Angles of the segments' numbers.
+
+    A place is three integers: the segment's number, the place within it, and whether the token ends it.
+    """
+
+    reads_tokens = True
+    remembers = 3
+
+    def __init__(self, config: TapeConfig, options: BipeOptions):
+        super().__init__(config, options)
+        self.separators = list(options.separators or ())
+        self.intra = PlaceTable(options.segment_length, config.hidden_size)
+
+    def locate(self, positions_BT: Tensor, text: base.Text) -> Tensor:
+        """Segments are counted within each document, through the cache.
+
+        Raises:
+            ValueError: embeddings were given instead of token ids.
+        """
+        if text.ids_BT is None:
+            raise ValueError("bilevel positions follow from the tokens: give input_ids, not inputs_embeds")
+        separators = torch.tensor(self.separators, device=text.ids_BT.device)
+        ends_BT1 = torch.isin(text.ids_BT, separators).long()[..., None]
+        unknown_BT2 = ends_BT1.new_zeros(*ends_BT1.shape[:2], 2)
+        ends_BS = text.whole(torch.cat((unknown_BT2, ends_BT1), dim=-1))[..., 2]
+        documents_BS = torch.zeros_like(ends_BS) if text.documents_BS is None else text.documents_BS.long()
+        segment_BS, intra_BS = count_segments(ends_BS, documents_BS[:, : ends_BS.shape[1]])
+        return text.of_this_call(torch.stack((segment_BS, intra_BS, ends_BS), dim=-1), text.ids_BT.shape[1])
+
+    def embed(self, x_BTD: Tensor, places_BTN: Tensor) -> Tensor:
+        """Adds the embedding of the place within the segment."""
+        return x_BTD + self.intra(places_BTN[..., 1]).to(x_BTD.dtype)
+
+
+class BipeAlibiEncoding(BipeRopeEncoding):
+    """The segments' numbers as they are."""
+
+    def start(self, places_BTN: Tensor) -> Tensor:
+        """The places themselves, int64 [B, T, 3]."""
+        return places_BTN
+
+
+class BipeAlibiLayer(AlibiLayer):
+    """ALiBi over segments, with the paper's slopes: 96 times as steep."""
+
+    steepness = 96.0
+
+
+def count_segments(ends_BS: Tensor, documents_BS: Tensor) -> tuple[Tensor, Tensor]:
+    """Number of each token's segment within its document, and its place in that segment; both [B, S].
+
+    Args:
+        ends_BS: 1 where a token ends its segment, else 0.
+        documents_BS: documents may be interleaved.
+    """
+    order_BS = documents_BS.argsort(dim=1, stable=True)
+    documents, ends = documents_BS.gather(1, order_BS), ends_BS.gather(1, order_BS)
+    places = torch.arange(ends.shape[1], device=ends.device).expand_as(ends)
+    begins_document = torch.ones_like(ends, dtype=torch.bool)
+    begins_document[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    begins_segment = begins_document.clone()
+    begins_segment[:, 1:] |= ends[:, :-1] == 1
+    before = ends.cumsum(1) - ends
+    segment = before - before.masked_fill(~begins_document, 0).cummax(1).values
+    intra = places - places.masked_fill(~begins_segment, 0).cummax(1).values
+    back_BS = order_BS.argsort(dim=1)
+    return segment.gather(1, back_BS), intra.gather(1, back_BS)

@@ -1,0 +1,22 @@
+"""``nope``: no positional encoding; order is known from the causal mask alone (Kazemnejad et al. 2023,
+arXiv:2305.19466)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tape_ds.model.positions import base
+
+if TYPE_CHECKING:
+    from tape_ds.model.configuration import TapeConfig
+
+
+class NopeEncoding(base.PositionEncoding):
+    """Says nothing of where a token stands."""
+
+
+class NopeLayer(base.PositionLayer):
+    """Does nothing."""
+
+    def __init__(self, config: TapeConfig, options: base.Options, layer_index: int):
+        super().__init__()

@@ -1,0 +1,100 @@
+"""``t5``: T5's relative bias (Raffel et al. 2020, arXiv:1910.10683, Section 2.1): a learned number per bucket of
+distances and head, here a table of its own in every layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tape_ds.errors import Problem
+from tape_ds.kernels.reference import upcast
+from tape_ds.model.positions import base
+from tape_ds.model.positions.alibi import AlibiEncoding
+from tape_ds.model.score_bias import ScoreBias
+
+if TYPE_CHECKING:
+    from tape_ds.model.configuration import TapeConfig
+
+
+@dataclass(frozen=True)
+class T5Options(base.Options):
+    """Shape of the buckets."""
+
+    buckets: int = 64
+    """Half of them hold one distance each, the other half grow geometrically."""
+    max_distance: int = 128
+    """From this distance on, everything is in the last bucket."""
+
+    def problems(self) -> list[Problem]:
+        """Half the buckets must end before the last one begins."""
+        problems = super().problems()
+        if self.buckets < 2:
+            problems.append(Problem("position_options.buckets", self.buckets, "too few", "give 2 or more"))
+        elif self.max_distance <= self.buckets // 2:
+            wrong = f"not above half the buckets, {self.buckets // 2}"
+            problems.append(Problem("position_options.max_distance", self.max_distance, wrong, "give more"))
+        return problems
+
+    def learns(self) -> bool:
+        """A table in every layer."""
+        return True
+
+
+def buckets_by_distance(buckets: int, max_distance: int) -> np.ndarray:
+    """Bucket of each distance 0 .. max_distance, int64; farther ones share the last distance's. The causal form."""
+    exact = buckets // 2
+    distances = np.arange(max_distance + 1)
+    with np.errstate(divide="ignore"):
+        growing = np.log(distances / exact) / math.log(max_distance / exact) * (buckets - exact)
+    far = np.minimum(exact + np.floor(np.maximum(growing, 0) + 1e-9).astype(np.int64), buckets - 1)
+    return np.where(distances < exact, distances, far)
+
+
+class T5Encoding(AlibiEncoding):
+    """Positions as they are, kept by a cache."""
+
+
+class BucketTable(base.Parameters):
+    """The learned numbers [buckets, H]."""
+
+    def __init__(self, buckets: int, heads: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(buckets, heads))
+
+    def forward(self, buckets: Tensor) -> Tensor:
+        """Bucket numbers [...] -> [..., H], at least fp32."""
+        return upcast(nn.functional.embedding(buckets, self.weight))
+
+    def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
+        """Normal, as every embedding of the model."""
+        normal(self.weight)
+
+
+class T5Layer(base.PositionLayer):
+    """Adds the table's entry for the distance's bucket."""
+
+    def __init__(self, config: TapeConfig, options: T5Options, layer_index: int):
+        super().__init__()
+        self.buckets = buckets_by_distance(options.buckets, options.max_distance)
+        self.table = BucketTable(options.buckets, config.num_attention_heads)
+
+    def score_bias(self, start: Tensor, state: None, key_places_BSN: Tensor, carried_BGSC: None) -> ScoreBias:
+        """Distances look up a table of max_distance + 1 rows; a key ahead of its query counts as distance 0."""
+        by_distance_RH = self.table(torch.from_numpy(self.buckets).to(start.device))
+        farthest = len(self.buckets) - 1
+
+        def element(query: Tensor, key: Tensor, head: Tensor) -> Tensor:
+            return by_distance_RH[(query - key).clamp(0, farthest), head]
+
+        def block(queries: Tensor, keys: Tensor) -> Tensor:
+            distances_Bts = (queries - keys.transpose(-1, -2))[:, 0].clamp(0, farthest)
+            return nn.functional.embedding(distances_Bts, by_distance_RH).permute(0, 3, 1, 2)
+
+        marks = start[:, None, :, :1], key_places_BSN[:, None, :, :1]
+        return ScoreBias(*marks, block, element, learned=True)

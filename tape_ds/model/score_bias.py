@@ -1,0 +1,47 @@
+"""A bias on attention scores that is never held as a whole: computed for a block of queries, used, and forgotten.
+
+ALiBi, T5 and FIRE add a number to every score that depends on the two tokens' positions (and on learned parameters).
+As one fp32 [B, H, T, S] tensor that is 48 GiB for 12 heads at 32,768 tokens. Here an encoding hands over *marks*, what
+has to be known of each query and of each key, and a function from two blocks of marks to a block of the bias.
+
+Shape letters: B batch, T queries, S keys, t and s blocks of them, H query heads, N numbers in a mark.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+ElementFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class ScoreBias(NamedTuple):
+    """What is added to ``scale * q k``: ``block`` of the marks."""
+
+    query_marks: Tensor
+    """[B or 1, heads or 1, T, N]."""
+    key_marks: Tensor
+    """[B or 1, heads or 1, S, N]."""
+    block: Callable[[Tensor, Tensor], Tensor]
+    """Marks of t queries and s keys -> fp32 [B or 1, H or 1, t, s], differentiable wherever it depends on a
+    parameter or a state."""
+    element: ElementFunction | None = None
+    """The same for one query, one key and one head, as FlexAttention's ``score_mod`` wants it: scalar marks (N = 1,
+    heads = 1) and the head's number as a scalar tensor. None: the bias has no such form."""
+    learned: bool = False
+    """Whether gradients flow into the bias."""
+    inner: int = 1
+    """Numbers that ``block`` holds per query and key on the way to the H it gives."""
+
+    def of(self, queries: slice, keys: slice) -> Tensor:
+        """The bias of a block of queries and keys, fp32 [B or 1, H or 1, t, s]."""
+        return self.block(self.query_marks[:, :, queries], self.key_marks[:, :, keys])
+
+    def until(self, keys: int) -> "ScoreBias":
+        """The same over the first ``keys`` keys only."""
+        return self._replace(key_marks=self.key_marks[:, :, :keys])
+
+
+def elementwise(function: ElementFunction, query_marks: Tensor, key_marks: Tensor, heads: Tensor) -> Tensor:
+    """``function`` over blocks of scalar marks [B or 1, 1, t, 1] and [B or 1, 1, s, 1] -> [B or 1, H, t, s]."""
+    return function(query_marks, key_marks.transpose(-1, -2), heads[None, :, None, None])

@@ -1,0 +1,100 @@
+"""A model with new weights: what each weight starts at depends on the seed and its own name, and on nothing else.
+
+Not on the number of ranks, the ZeRO stage, the device or the precision, so runs that differ in these start alike. And
+not on the rest of the model: two encodings with one seed share every weight that both have. (transformers draws from
+one stream of random numbers as modules are made, and under ZeRO-3 in another order than without.)
+
+Values are drawn module by module on the CPU in fp32, as the model's own ``_init_weights`` says, and copied to where the
+parameters are; under ZeRO-3 these are gathered one at a time, and rank 0's values go to all.
+"""
+
+import contextlib
+import copy
+import hashlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+
+from tape_ds.model.configuration import TapeConfig
+from tape_ds.model.llama import TapeForCausalLM
+
+
+def build(config: TapeConfig, seed: int, dtype: torch.dtype) -> TapeForCausalLM:
+    """A new model in training mode; every rank must call it.
+
+    Args:
+        config: of the model; a copy is kept.
+        seed: 0 or more.
+        dtype: of the parameters. Where TrainingArguments with ZeRO-3 exist, they are sharded as they are made.
+
+    Raises:
+        RuntimeError: ``_init_weights`` leaves a parameter without a value.
+    """
+    config = copy.deepcopy(config)
+    with init.no_init_weights():  # the values come below; they would be drawn twice
+        model = TapeForCausalLM._from_config(config, dtype=dtype)
+    model.tie_weights()
+    with torch.device("meta"):
+        blank = TapeForCausalLM(config)
+    parameters = dict(model.named_parameters())
+    draws = _speaks() or not any(hasattr(parameter, "ds_id") for parameter in parameters.values())
+    for path, part in _parts(blank):
+        names = [name for name, _ in part.named_parameters(prefix=path) if name in parameters]  # tied ones: the first
+        values = _draw(blank, path, part, seed) if draws and names else {}
+        for name in names:
+            _assign(parameters[name], values.get(name))
+    return model
+
+
+def _parts(model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The modules whose parameters are drawn at one time: blocks, and what stands beside them."""
+    for name, child in model.named_children():
+        below = f"{path}.{name}" if path else name
+        if isinstance(child, (PreTrainedModel, nn.ModuleList)):
+            yield from _parts(child, below)
+        else:
+            yield below, child
+
+
+def _draw(blank: TapeForCausalLM, path: str, part: nn.Module, seed: int) -> dict[str, Tensor]:
+    """Initial values, fp32 on the CPU, of every parameter of ``part``, a module of ``blank`` on the meta device."""
+    drawn = copy.deepcopy(part).to_empty(device="cpu")
+    for parameter in drawn.parameters():
+        parameter.data = torch.full_like(parameter, torch.nan, dtype=torch.float32)
+    modules = dict(drawn.named_modules(prefix=path))
+    with torch.random.fork_rng(devices=[]):
+        for name in reversed(modules):  # children first, as transformers does it
+            torch.default_generator.manual_seed(_seed_of(name, seed))
+            blank._init_weights(modules[name])
+    values = {name: parameter.detach() for name, parameter in drawn.named_parameters(prefix=path)}
+    if forgotten := [name for name, value in values.items() if not value.isfinite().all()]:
+        raise RuntimeError(f"_init_weights gives no value to {', '.join(forgotten)}")
+    return values
+
+
+def _seed_of(name: str, seed: int) -> int:
+    """A seed of its own for every module."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "little")
+
+
+def _assign(parameter: nn.Parameter, value: Tensor | None) -> None:
+    """Copy ``value`` (None on a rank that takes rank 0's) into a parameter, wherever it lies."""
+    with torch.no_grad(), _gathered(parameter):
+        if value is not None:
+            parameter.copy_(value)
+
+
+def _gathered(parameter: nn.Parameter) -> contextlib.AbstractContextManager:
+    if not hasattr(parameter, "ds_id"):
+        return contextlib.nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)
+
+
+def _speaks() -> bool:
+    """Whether this is the rank whose values all take."""
+    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0

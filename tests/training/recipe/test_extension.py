@@ -1,0 +1,161 @@
+"""The recipe of the extension launcher: its own contradictions, its defaults, and the shipped ones."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tape_ds.training.recipe import files
+from tape_ds.training.recipe.extension import load
+from tape_ds.training.recipe.extension_checks import check_against_model
+from tests.training.recipe.helpers import problems_of, write
+
+RECIPES = ("demo", "llama2_7b_8k", "llama2_7b_8k_as_shipped", "llama3_8b_32k", "smollm2_16k")
+
+# (what to change, expected field, part of the value shown, part of the remedy)
+MALFORMED = {
+    "no such folder": ({"model": "./nowhere"}, "model", "./nowhere", "hub id"),
+    "close to smollm2": ({"model": "smolm2"}, "model", "smolm2", "did you mean 'smollm2'"),
+    "no such gguf": ({"model": "a.gguf"}, "model", "a.gguf", "GGUF"),
+    "shorter than native": ({"target_length": 4096}, "target_length", "4096", "8192 or more"),
+    "factor too small": ({"target_length": 32768}, "rope_parameters.factor", "2.0", "4 or more"),
+    "unknown rope type": ({"rope_parameters": {"rope_type": "yran"}}, "rope_parameters.rope_type", "yran", "yarn"),
+    "factor of no type": ({"rope_parameters": {"factor": 2}}, "rope_parameters", "factor", "rope_type"),
+    "unknown encoding": ({"position_encoding": "tapes"}, "position_encoding", "tapes", "tape"),
+    "unknown option": ({"position_options": {"rnak": 4}}, "position_options.rnak", "4", "rank"),
+    "unknown state dtype": ({"state_dtype": "fp32"}, "state_dtype", "fp32", "float32"),
+    "unknown backend": ({"attention_backend": "flash9"}, "attention_backend", "flash9", "sdpa"),
+    "window beyond target": ({"window": 99999}, "window", "99999", "16384 or less"),
+    "pointless pose": ({"window": 16384}, "window", "16384", "pose_chunks: 1"),
+    "window below chunks": ({"window": 3, "pose_chunks": 4}, "window", "3", "a token or more"),
+    "pose without position ids": (
+        {
+            "position_encoding": "bipe_rope",
+            "position_options": {"separators": [4]},
+            "method": "lora",
+            "train_position": False,
+        },
+        "pose_chunks",
+        "2",
+        "another encoding",
+    ),
+    "no chunks": ({"pose_chunks": 0}, "pose_chunks", "0", "1 packs rows"),
+    "unknown address": ({"train_data": ["sdtlib"]}, "train_data", "sdtlib", "stdlib"),
+    "no such text": ({"train_data": ["text:none/*.txt"]}, "train_data", "text:none/*.txt", "check the path"),
+    "no data": ({"train_data": []}, "train_data", "[]", "stdlib"),
+    "same document": (
+        {"train_data": ["stdlib:ast.py"], "eval_data": ["stdlib:ast.py"]},
+        "eval_data",
+        "stdlib:ast.py",
+        "other documents",
+    ),
+    "span beyond length": ({"eval_length": 512, "eval_span": 1024}, "eval_span", "1024", "one stretch"),
+    "unknown method": ({"method": "lorra"}, "method", "lorra", "did you mean 'lora'"),
+    "tape without tape": ({"position_encoding": "rope"}, "method", "tape", "position_encoding: tape"),
+    "position updates without any": (
+        {"position_encoding": "rope", "train_position": True},
+        "train_position",
+        "rope",
+        "position_encoding: tape",
+    ),
+    "tape with everything off": (
+        {"position_options": {"attention_update": "off", "feed_forward": False}},
+        "method",
+        "with these options",
+        "an update on",
+    ),
+    "nothing trained": ({"train_position": False, "train_norms": False}, "method", "tape", "train_norms"),
+    "full but not": ({"method": "full", "train_norms": False}, "train_norms", "False", "remove it"),
+    "no rank": ({"method": "lora", "lora_r": 0}, "lora_r", "0", "1 or more"),
+    "unknown target": ({"method": "lora", "lora_targets": ["q_prj"]}, "lora_targets", "q_prj", "q_proj"),
+    "position as target": ({"method": "lora", "lora_targets": ["gate"]}, "lora_targets", "gate", "gate_proj"),
+    "adapters of tape": ({"lora_r": 8}, "lora_r", "8", "method: lora"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_recipe_names_field_value_and_remedy(name):
+    change, field, value, remedy = MALFORMED[name]
+    found, message = problems_of("--recipe", write(**change))
+    assert set(found) == {field}, message
+    assert value in message and remedy in found[field].remedy, message
+    assert message.startswith("1 problem found; nothing was started")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_shipped_recipes_load(name):
+    recipe = load(["--recipe", name], world_size=2)
+    assert recipe.name == name and recipe.deepspeed is not None
+    assert recipe.training_kwargs["output_dir"] == f"runs/{name}"
+
+
+def test_every_shipped_recipe_is_listed_here():
+    assert files.recipes_of("extend_llama") == list(RECIPES)
+
+
+def test_the_paper_s_recipe():
+    recipe = load(["--recipe", "llama2_7b_8k"], world_size=8)
+    kwargs = recipe.training_kwargs
+    assert (recipe.global_batch_size, recipe.accumulation(), kwargs["max_steps"]) == (64, 8, 1000)
+    assert (kwargs["learning_rate"], kwargs["warmup_steps"]) == (2e-5, 50)
+    assert kwargs["lr_scheduler_type"] == "constant_with_warmup"
+    assert recipe.model.rope_parameters == {"rope_type": "linear", "factor": 2.0}
+    assert (recipe.method.train_position, recipe.method.train_norms, recipe.method.train_embeddings) == (True,) * 3
+    assert kwargs["activation_checkpointing_kwargs"] == {"use_reentrant": False}
+    shipped = load(["--recipe", "llama2_7b_8k_as_shipped"], world_size=8).method
+    assert (shipped.train_position, shipped.train_norms, shipped.train_embeddings) == (False, True, True)
+
+
+def test_demo_is_the_default_and_nothing_is_written(tmp_path):
+    recipe = load([])
+    assert recipe.name == "demo" and recipe.model.model == "smollm2"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_defaults_that_follow_from_other_fields():
+    recipe = load(["--recipe", write(without=("window", "pose_chunks"))])
+    assert recipe.data.window == recipe.evaluation.eval_length == 16384
+    assert (recipe.data.min_document_tokens, recipe.evaluation.eval_span) == (1, 2048)
+    assert recipe.method.train_position and not recipe.method.train_embeddings
+    full = load(["--recipe", write(method="full", position_encoding="rope")]).method
+    assert full.train_position and full.train_norms and full.train_embeddings
+    lora = load(["--recipe", write(method="lora", position_encoding="rope")]).method
+    assert not lora.train_position and lora.lora_targets == ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+@pytest.mark.parametrize("name", [*RECIPES, "lora"])
+def test_a_recipe_written_out_loads_to_itself(name):
+    argv = ["--recipe", "demo", "--method", "lora"] if name == "lora" else ["--recipe", name]
+    recipe = load(argv, world_size=2)
+    Path("again.yaml").write_text(recipe.to_yaml())
+    assert load(["--recipe", "again.yaml"], world_size=2).as_dict() == recipe.as_dict()
+
+
+def test_the_length_is_checked_in_a_local_folder_and_again_by_the_launcher():
+    Path("model").mkdir()
+    Path("model/config.json").write_text('{"max_position_embeddings": 32768}')
+    found, _ = problems_of("--recipe", write(model="model"))
+    assert "32768" in found["target_length"].wrong
+    recipe = load(["--recipe", write(model="owner/name")])
+    assert check_against_model(recipe, SimpleNamespace(max_position_embeddings=8192)) == []
+    short = check_against_model(recipe, SimpleNamespace(max_position_embeddings=4096))
+    assert [problem.field for problem in short] == ["rope_parameters.factor"]
+    assert check_against_model(recipe, SimpleNamespace())[0].field == "model"
+
+
+def test_a_start_beyond_the_model_is_refused():
+    rope = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 9000}
+    found, _ = problems_of("--recipe", write(rope_parameters=rope))
+    assert set(found) == {"rope_parameters.original_max_position_embeddings"}
+
+
+def test_a_folder_without_a_configuration():
+    Path("model").mkdir()
+    found, _ = problems_of("--recipe", write(model="model"))
+    assert "config.json" in found["model"].wrong
+
+
+def test_norms_alone_can_be_trained_under_any_encoding():
+    """The control of every comparison with position updates."""
+    recipe = load(["--recipe", write(position_encoding="rope", train_position=False)])
+    assert (recipe.method.method, recipe.method.train_position, recipe.method.train_norms) == ("tape", False, True)

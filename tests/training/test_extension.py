@@ -1,0 +1,104 @@
+"""What an extension run assembles, where it can be told without an engine."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from tape_ds import TapeForCausalLM
+from tape_ds.errors import UserError
+from tape_ds.scoring.loss_by_position import SpanLosses
+from tape_ds.training import extension
+from tape_ds.training.held_out import write_scores
+from tape_ds.training.recipe.extension import load
+from tape_ds.training.run import build_trainer
+from tests.model.helpers import tiny_config
+
+TEXT = "one two three four five six seven eight nine ten eleven twelve\n" * 60
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    """A tiny rope model with a tokenizer of words, and text beside it."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = sorted(set(TEXT.split()))
+    tokenizer = Tokenizer(models.WordLevel({word: 3 + i for i, word in enumerate(words)} | {"<s>": 0}, unk_token="<s>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    torch.manual_seed(1)
+    TapeForCausalLM(tiny_config(encoding="rope")).save_pretrained(tmp_path / "model")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<s>").save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path / "model"
+
+
+def recipe(model, **changes):
+    """A recipe without an engine."""
+    fields = {
+        "model": model,
+        "target_length": 64,
+        "rope_parameters": "{}",
+        "train_data": f"text:{model.parent}/text.txt",
+        "eval_data": "",
+        "data_cache": model.parent / "cache",
+        "window": 16,
+        "pose_chunks": 1,
+        "global_batch_size": 4,
+        "deepspeed": "null",
+        "bf16": "false",
+        "output_dir": model.parent / "run",
+    }
+    flags = [part for name, value in (fields | changes).items() for part in (f"--{name}", str(value))]
+    return load(flags)
+
+
+def test_epochs_are_counted_once(model):
+    """The rows served hold every epoch; transformers ran its own epochs over all of them: 9 passes for 3."""
+    prepared = extension.assemble(recipe(model, max_steps=-1, num_train_epochs=3))
+    passes = len(prepared.rows) / len(prepared.rows.rows)
+    assert 3 <= passes < 3.2
+    trainer = build_trainer(prepared)
+    steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1]
+    assert steps == prepared.steps == len(prepared.rows) // 4
+
+
+def test_the_base_is_found_from_any_folder(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(model.parent)
+    monkeypatch.setenv("HOME", str(model.parent))
+    assert extension.base_address("model") == extension.base_address("~/model") == str(model)
+    assert extension.base_address("smollm2") == "smollm2" and extension.base_address("owner/name") == "owner/name"
+
+
+def test_a_trained_folder_is_no_base(model):
+    """It has a config.json, so everything went well until its weights were looked for."""
+    (model / "model.safetensors").unlink()
+    (model / "trained.json").write_text("{}")
+    with pytest.raises(UserError, match="merge_trained"):
+        extension.assemble(recipe(model))
+
+
+def test_a_model_without_a_tokenizer_is_one_message(model):
+    for file in model.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(UserError, match="no tokenizer could be read"):
+        extension.assemble(recipe(model))
+
+
+def test_held_out_documents_of_one_name_are_told_apart(model):
+    """Scores are kept by name: of two files called long.txt one vanished."""
+    addresses = []
+    for folder in ("a", "b"):
+        (model.parent / folder).mkdir()
+        (model.parent / folder / "long.txt").write_text(folder + " " + TEXT)
+        addresses.append(f"text:{model.parent}/{folder}/*.txt")
+    prepared = extension.assemble(recipe(model, eval_data=",".join(addresses)))
+    names = [document.name for document in prepared.held_out]
+    assert names == ["long.txt", f"long.txt ({addresses[1]})"]
+
+
+def test_scores_of_an_earlier_run_are_not_this_one_s(model):
+    """A run that scores nothing in a folder that holds another's scores."""
+    prepared = extension.assemble(recipe(model))
+    write_scores(prepared.output / extension.SCORES, {"untouched": {"old.py": SpanLosses(16, (0,), (2.0,), (15,))}})
+    assert prepared.figures() == {"loss_by_position": {}} and prepared.scoring() == []

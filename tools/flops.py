@@ -1,0 +1,174 @@
+"""Count parameters, multiply-adds and FLOPs of a model with any positional encoding.
+
+    python tools/flops.py                                  every encoding on the paper's 155M model, 1,024 tokens
+    python tools/flops.py --model FOLDER --length 8192     a model of your own
+    python tools/flops.py --position_encoding tape --position_options '{"rank": 24}'
+    python tools/flops.py --table3                         the TAPE paper's Table 3 beside our count
+
+MACs come in two conventions: ``full`` counts the whole score matrix, as the paper does, ``causal`` the half that a
+causal kernel computes. FLOPs are 2 x MACs. "M" is 2^20 parameters, as in the paper. Nothing is loaded or run.
+"""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from tape_ds.errors import Problem, command, raise_if_any
+from tape_ds.model import convert, flops, positions
+from tape_ds.model.configuration import TapeConfig
+
+PAPER = {
+    "vocab_size": 32_000,
+    "hidden_size": 768,
+    "intermediate_size": 3_072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 1_024,
+    "rms_norm_eps": 1e-5,
+}
+"""The model that the paper pretrains on C4."""
+PAPER_RANK = 48
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 1.0, "original_max_position_embeddings": 1_024}
+PLACEHOLDERS: dict[str, dict[str, Any]] = {
+    "yarn": {"rope_parameters": YARN},
+    "bipe_rope": {"position_options": {"separators": [869, 13]}},
+    "bipe_alibi": {"position_options": {"separators": [869, 13]}},
+}
+"""What some encodings cannot be built without; none of it changes a count."""
+TABLE_3 = {"tape": (365.65, 180.69, 155.33), "rope": (321.10, 160.46, 154.89)}
+TABLE_3 |= {"fire": (331.97, 165.69, 154.90), "t5": (321.10, 160.46, 154.90)}
+"""Published FLOPS (G), MACs (G), parameters (M): one forward, batch 1, 1,024 tokens."""
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    """Parse, check, count, print."""
+    options = parse(argv)
+    check(options)
+    rows = table_3() if options.table3 else [count(config, options.length) for config in configurations(options)]
+    print(json.dumps(rows, indent=2) if options.json else as_text(rows))
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="folder or hub id of a Llama-shaped or TAPE model; default: the paper's 155M")
+    parser.add_argument("--length", type=int, help="tokens of a row; default: the model's window")
+    parser.add_argument("--position_encoding", nargs="*", help="default: all of them, or the model's own")
+    parser.add_argument("--position_options", type=json.loads, help="options of the encoding, as JSON")
+    parser.add_argument("--table3", action="store_true", help="the TAPE paper's Table 3")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return parser.parse_args(argv)
+
+
+def check(options: argparse.Namespace) -> None:
+    """Report everything wrong with the command line.
+
+    Raises:
+        UserError: unknown encodings, options that are no mapping or fit none, an impossible length.
+    """
+    problems = []
+    names = options.position_encoding or []
+    given = options.position_options
+    if given is not None and not isinstance(given, dict):
+        problems.append(Problem("position_options", given, "not a mapping", 'give JSON such as {"rank": 24}'))
+        given = None
+    if given and len(names) != 1:
+        wrong = "they belong to one encoding"
+        problems.append(Problem("position_options", given, wrong, "name it: --position_encoding NAME"))
+    for name in names:
+        problems += positions.check_options(name, (given or {}) if len(names) == 1 else {})
+    if options.length is not None and options.length < 1:
+        problems.append(Problem("length", options.length, "too small", "give 1 token or more"))
+    raise_if_any(problems)
+
+
+def configurations(options: argparse.Namespace) -> list[TapeConfig]:
+    """One configuration for each encoding asked for."""
+    source = convert.read_config(convert.resolve(options.model)) if options.model else None
+    own = getattr(source, "position_encoding", None)
+    names = options.position_encoding or ([own] if own else positions.available())
+    return [_configuration(source, name, options.position_options) for name in names]
+
+
+def _configuration(source: Any, name: str, given: dict[str, Any] | None) -> TapeConfig:
+    changes: dict[str, Any] = {"position_encoding": name}
+    if source is not None and name == getattr(source, "position_encoding", None):
+        return convert.tape_config(source, **({"position_options": given} if given else {}))
+    changes |= PLACEHOLDERS.get(name, {})
+    if given:
+        changes["position_options"] = {**(changes.get("position_options") or {}), **given}
+    if source is None:
+        return TapeConfig(**PAPER, **changes)
+    return convert.tape_config(source, **{"position_options": None} | changes)
+
+
+def count(config: TapeConfig, length: int | None) -> dict[str, Any]:
+    """One row of the table."""
+    length = length or config.max_position_embeddings
+    full, causal = (flops.multiply_adds(config, length, causal=each) for each in (False, True))
+    return {
+        "encoding": config.position_encoding,
+        "length": length,
+        "parameters (M)": round(flops.parameters(config) / flops.MEBI, 2),
+        "of the encoding (M)": round(flops.position_parameters(config) / flops.MEBI, 3),
+        "MACs full (G)": round(full / 1e9, 2),
+        "MACs causal (G)": round(causal / 1e9, 2),
+        "FLOPs full (G)": round(2 * full / 1e9, 2),
+        "FLOPs causal (G)": round(2 * causal / 1e9, 2),
+        "training FLOPs a token (G)": round(flops.training_flops_per_token(config, length, 1.0) / 1e9, 3),
+    }
+
+
+def table_3() -> list[dict[str, Any]]:
+    """The paper's Table 3: published, counted here by the same convention, and TAPE as the published code is."""
+    rows = []
+    for name, (published_flops, published_macs, published_parameters) in TABLE_3.items():
+        rows.append({"encoding": name, "count": "published", **_three(published_flops, published_macs)})
+        rows[-1]["parameters (M)"] = published_parameters
+        config = TapeConfig(**PAPER, position_encoding=name)
+        macs = flops.multiply_adds(config, 1_024, causal=False) / 1e9
+        rows.append({"encoding": name, "count": "this project", **_three(2 * macs, macs)})
+        rows[-1]["parameters (M)"] = round(flops.parameters(config) / flops.MEBI, 2)
+    parameters, macs = published_tape()
+    rows.insert(1, {"encoding": "tape", "count": "published code", **_three(2 * macs / 1e9, macs / 1e9)})
+    rows[1]["parameters (M)"] = round(parameters / flops.MEBI, 2)
+    return rows
+
+
+def _three(flop: float, macs: float) -> dict[str, Any]:
+    return {"FLOPs (G)": round(flop, 2), "MACs (G)": round(macs, 2)}
+
+
+def published_tape() -> tuple[int, float]:
+    """Parameters and MACs of TAPE as its published code has it.
+
+    Every layer, the last one too, has W_x, W_up, W_down and an H x H matrix; attention runs over cosines and sines K
+    wide each, although their halves are equal; the gate is evaluated twice. Its contractions across heads are einsums,
+    which the paper's profiler counted as FLOPs but not as MACs.
+    """
+    rope = TapeConfig(**PAPER, position_encoding="rope")
+    layers, hidden, heads = rope.num_hidden_layers, rope.hidden_size, rope.num_attention_heads
+    length = rope.max_position_embeddings
+    parameters = flops.parameters(rope) + layers * (hidden * PAPER_RANK + 2 * PAPER_RANK * heads + heads**2)
+    macs = flops.multiply_adds(rope, length, causal=False)
+    macs += layers * (2 * length**2 * hidden + 2 * length * hidden * PAPER_RANK)
+    return parameters, macs
+
+
+def as_text(rows: list[dict[str, Any]]) -> str:
+    """Rows of equal keys as an aligned table."""
+    header = list(rows[0])
+    cells = [header] + [[_shown(row[name]) for name in header] for row in rows]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(header))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,.3f}".removesuffix("0") if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
