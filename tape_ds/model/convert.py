@@ -1,7 +1,8 @@
 """Weights in and out: a Llama becomes a TAPE model (and, for ``rope``, a Llama again).
 
 Nothing is matched loosely: every key of the source must have its place, and every parameter must be filled, but for
-the position updates that the source cannot have and that start at zero effect. Checkpoints of the published TAPE code
+those of the encoding, which a Llama cannot have. TAPE's start at zero effect, so that the Llama's logits stay; those of
+other encodings start as in a new model, and the log says which they are. Checkpoints of the published TAPE code
 load through :func:`from_reference`, which lives in :mod:`tape_ds.model.reference_checkpoint`.
 """
 
@@ -9,6 +10,7 @@ import contextlib
 import copy
 import fcntl
 import importlib.util
+import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +36,8 @@ from tape_ds.model.llama import TapeForCausalLM
 from tape_ds.model.positions import scaling
 from tape_ds.model.reference_checkpoint import from_reference as from_reference  # public here too
 
+logger = logging.getLogger(__name__)
+
 SHAPES = ("llama", "mistral", "tape")
 """Model types whose parameters are Llama's, name for name."""
 
@@ -50,7 +54,8 @@ _NEEDED = (
     "vocab_size",
     "rope_parameters",
 )
-_POSITION = ".position."
+_OWN = (".position.", "model.encoding.")
+"""Where the names of an encoding's parameters have their kind behind them."""
 _HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 # Not what describes a class rather than a model: a copied ``model_type`` would shadow the new configuration's own.
 _LLAMA_FIELDS = set(LlamaConfig.__dataclass_fields__) - {"architectures", "model_type", "transformers_version"}
@@ -116,8 +121,8 @@ def load(source: str | Path, config: TapeConfig, **arguments: Any) -> TapeForCau
     """Load a Llama's (or TAPE model's) folder or hub id as ``config`` says; arguments go to ``from_pretrained``.
 
     Raises:
-        UserError: the source is not Llama-shaped, a parameter is missing (a kind of position update may be, in every
-            layer), or a tensor has no place or another shape.
+        UserError: the source is not Llama-shaped, a parameter is missing (a kind that belongs to the encoding may be,
+            in every layer), or a tensor has no place or another shape.
     """
     hub_arguments = {name: value for name, value in arguments.items() if name in _HUB_ARGUMENTS}
     raise_if_any(check_llama_shaped(read_config(source, **hub_arguments)))
@@ -127,15 +132,17 @@ def load(source: str | Path, config: TapeConfig, **arguments: Any) -> TapeForCau
         )
     absent = set(info["missing_keys"])
     present_kinds = {_position_kind(name) for name, _ in model.named_parameters() if name not in absent}
-    missing = [name for name in absent if _POSITION not in name or _position_kind(name) in present_kinds]
+    missing = [name for name in absent if not _position_kind(name) or _position_kind(name) in present_kinds]
     mismatched = [f"{name} {list(theirs)}, not {list(ours)}" for name, theirs, ours in info["mismatched_keys"]]
     require_exact(str(source), missing, info["unexpected_keys"], mismatched)
+    if new := sorted({_position_kind(name) for name in absent}):
+        logger.info("%s: new parameters of the encoding %s: %s", source, config.position_encoding, ", ".join(new))
     return model
 
 
 def _position_kind(name: str) -> str:
-    """What a position update's name ends with, the same in every layer; "" for other parameters."""
-    return name.partition(_POSITION)[2]
+    """What the name of an encoding's parameter ends with, the same in every layer; "" for other parameters."""
+    return next((name.partition(own)[2] for own in _OWN if own in name), "")
 
 
 def to_llama(model: TapeForCausalLM) -> LlamaForCausalLM:

@@ -201,6 +201,7 @@ class TapeModel(TapePreTrainedModel):
         tokens = hidden_BTD.shape[1]
         if position_ids is None:
             position_ids = torch.arange(tokens, device=hidden_BTD.device)[None] + offset
+        position_ids = _rows_that_differ(position_ids)
         documents = _merge_masks(attention_mask, document_ids, tokens, offset)
         hidden_BTD = _blank_padding(hidden_BTD, documents, offset)
         remembers = self.encoding.remembers
@@ -369,6 +370,14 @@ def _past_length(past_key_values: Cache | None) -> int | Tensor:
     if isinstance(length, Tensor):
         return length.clone() if torch.compiler.is_compiling() else int(length)
     return length
+
+
+def _rows_that_differ(position_ids: Tensor) -> Tensor:
+    """One row [1, T] where all rows are alike, as in packed training: angles and biases are then computed once for the
+    batch, not once for each row."""
+    if len(position_ids) == 1 or torch.compiler.is_compiling():
+        return position_ids
+    return position_ids[:1] if bool((position_ids == position_ids[:1]).all()) else position_ids
 
 
 def _blank_padding(hidden_BTD: Tensor, documents: Tensor | None, offset: int | Tensor) -> Tensor:

@@ -235,3 +235,17 @@ def test_stored_frequencies_of_old_checkpoints_are_recomputed(tmp_path):
     llama().save_pretrained(tmp_path)
     change_weights(tmp_path, lambda x: x.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}))
     convert.load(tmp_path, convert.tape_config(convert.read_config(tmp_path)))
+
+
+@pytest.mark.parametrize("encoding", ["t5", "fire", "bipe_rope", "tape", "tape separate"])
+def test_a_llama_has_no_encoding_s_parameters_and_the_log_says_which_are_new(encoding, tmp_path, caplog):
+    """Everything else comes from the Llama; the encoding's own start as in a new model."""
+    plain = tiny_model(encoding="rope")
+    convert.to_llama(plain).save_pretrained(tmp_path)
+    with caplog.at_level("INFO", logger="tape_ds.model.convert"):
+        model = convert.load(tmp_path, tiny_config(encoding=encoding))
+    own = {name for name, _ in model.named_parameters()} - plain.state_dict().keys()
+    assert own and "new parameters of the encoding" in caplog.text
+    assert all(name.partition("position.")[2] or name.partition("encoding.")[2] for name in own)
+    for name, weight in plain.state_dict().items():
+        assert torch.equal(model.state_dict()[name], weight)

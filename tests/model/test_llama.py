@@ -203,3 +203,20 @@ def test_double_precision_reaches_the_whole_model():
     model, ids = tiny_model(), tokens(1, 32)
     single = model(ids).logits
     torch.testing.assert_close(model.double()(ids).logits.float(), single, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "fire", "tape", "bipe_alibi"])
+def test_rows_that_stand_alike_are_one_row(encoding, monkeypatch):
+    """A batch of packed rows says the same positions in each: what follows from them is computed once."""
+    model, ids = tiny_model(encoding=encoding), tokens(3, 11)
+    places = torch.arange(11)[None] + 4
+    seen = []
+    locate = model.model.encoding.locate
+    monkeypatch.setattr(
+        model.model.encoding, "locate", lambda positions, text: seen.append(positions.shape) or locate(positions, text)
+    )
+    alike = model(ids, position_ids=places.expand(3, -1)).logits
+    assert torch.equal(alike, model(ids, position_ids=places).logits)
+    different = torch.cat((places.expand(2, -1), places + 3))
+    torch.testing.assert_close(model(ids, position_ids=different).logits[:2], alike[:2], rtol=0, atol=5e-6)
+    assert seen == [(1, 11), (1, 11), (3, 11)]

@@ -50,6 +50,16 @@ def test_torch_s_seed_decides_the_offset():
     assert torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[1])
 
 
+def test_a_default_device_does_not_draw():
+    """``torch.set_default_device`` would move the draw to a generator that nobody seeded for it."""
+    encoding, places, drawn = positions.build(with_shift("rope", 10**6)).train(), torch.arange(9)[None], []
+    for device in ("cpu", "meta"):
+        torch.manual_seed(1)
+        with torch.device(device):
+            drawn.append(encoding.locate(places, no_text()))
+    assert torch.equal(*drawn)
+
+
 @pytest.mark.parametrize("name", SHIFTED)
 def test_an_offset_is_seen_where_no_invariance_is_promised(name):
     """All layers share it: with a promise the logits stay, and without one an offset is what training has to vary."""
