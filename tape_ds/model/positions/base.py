@@ -11,6 +11,7 @@ checkpointing sees and differentiates both.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -168,13 +169,13 @@ class PositionLayer(nn.Module):
         return 0.0
 
 
-class Parameters(nn.Module):
+class Parameters(nn.Module, ABC):
     """A part of an encoding that owns parameters, and says how they start.
 
     Its parameters are read by calling it, never as attributes: where an engine shards parameters, only a module that
     is being called holds its own.
     """
 
+    @abstractmethod
     def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
         """Fill every parameter: ``normal`` draws with the model's ``initializer_range``, ``constant`` fills."""
-        raise NotImplementedError
