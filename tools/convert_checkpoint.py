@@ -54,7 +54,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("out")
     parser.add_argument("--position_encoding", default="tape")
     parser.add_argument("--position_options", type=json.loads, help="options of the encoding, as JSON")
-    parser.add_argument("--variant", help="for reference-to-tape: rope, adape, adamlp or adattention")
+    parser.add_argument("--variant", help="for reference-to-tape: that code's model file, such as adape")
     return parser.parse_args(argv)
 
 

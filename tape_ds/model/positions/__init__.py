@@ -18,7 +18,7 @@ from tape_ds.model.positions.bipe import BipeAlibiEncoding, BipeAlibiLayer, Bipe
 from tape_ds.model.positions.fire import FireEncoding, FireLayer, FireOptions
 from tape_ds.model.positions.nope import NopeEncoding, NopeLayer
 from tape_ds.model.positions.randpe import RandpeEncoding, RandpeOptions
-from tape_ds.model.positions.rope import RopeEncoding, RopeLayer
+from tape_ds.model.positions.rope import RopeEncoding, RopeLayer, YarnOptions
 from tape_ds.model.positions.sincos import SincosEncoding, SincosLayer
 from tape_ds.model.positions.t5 import T5Encoding, T5Layer, T5Options
 from tape_ds.model.positions.tape import TapeEncoding, TapeLayer, TapeOptions
@@ -48,7 +48,7 @@ _ENCODINGS = {
     "t5": _Entry(T5Encoding, T5Layer, T5Options),
     "tape": _Entry(TapeEncoding, TapeLayer, TapeOptions),
     "xpos": _Entry(XposEncoding, XposLayer, Options),
-    "yarn": _Entry(RopeEncoding, RopeLayer, Options),
+    "yarn": _Entry(RopeEncoding, RopeLayer, YarnOptions),
 }
 _LLAMA = ("rope", "yarn")
 """Encodings of which a plain Llama computes the same."""
@@ -101,9 +101,7 @@ def options_for(name: str, given: Mapping[str, Any], tokenizer: Any) -> dict[str
 
 def default_rope_parameters(name: str, window: int) -> dict[str, Any]:
     """Angles of a model made from scratch, trained on ``window`` tokens, where nobody says otherwise."""
-    if name != "yarn":
-        return {"rope_type": "default", "rope_theta": 10_000.0}
-    return {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 1.0, "original_max_position_embeddings": window}
+    return _entry(name).options().first_angles(window)
 
 
 def plain(config: TapeConfig, rope_parameters: Mapping[str, Any]) -> TapeConfig:
@@ -115,19 +113,13 @@ def plain(config: TapeConfig, rope_parameters: Mapping[str, Any]) -> TapeConfig:
 
 
 def config_at(config: TapeConfig, length: int) -> TapeConfig:
-    """``config`` as its encoding is used on texts of ``length`` tokens; ``config`` itself where that changes nothing.
-
-    Only ``yarn`` differs: trained with a factor of 1 it is plain RoPE, and used beyond its original window the factor
-    is what reaches ``length``.
-    """
-    angles = config.rope_parameters or {}
-    if config.position_encoding != "yarn" or "factor" not in angles:
-        return config
-    factor = max(float(angles["factor"]), length / angles["original_max_position_embeddings"])
-    if factor == angles["factor"]:
+    """``config`` as its encoding is used on ``length`` tokens; ``config`` itself where that changes nothing."""
+    own = dict(config.rope_parameters or {})
+    angles = dict(options(config).angles_at(own, length))
+    if angles == own:
         return config
     changed = copy.deepcopy(config)
-    changed.rope_parameters = {**angles, "factor": factor}
+    changed.rope_parameters = angles
     return changed
 
 
@@ -145,10 +137,6 @@ def problems_with(config: TapeConfig) -> list[Problem]:
     problems += scaling.check(config.rope_parameters or {})
     if problems:
         return problems
-    if config.position_encoding == "yarn" and "yarn" not in config.rope_parameters.get("rope_type", ""):
-        wrong = f"rope_type is {config.rope_parameters.get('rope_type')!r}"
-        remedy = "set rope_parameters.rope_type to yarn or yarn_revised, or position_encoding to rope"
-        return [Problem("position_encoding", "yarn", wrong, remedy)]
     return _entry(config.position_encoding).options(**given).problems_with(config)
 
 

@@ -12,7 +12,7 @@ checkpointing sees and differentiates both.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -52,6 +52,14 @@ class Options:
     def for_tokenizer(self, tokenizer: Any) -> Options:
         """These options, with what depends on the tokenizer filled in where nobody gave it."""
         return self
+
+    def first_angles(self, window: int) -> dict[str, Any]:
+        """``rope_parameters`` of a model made from scratch for ``window`` tokens, where nobody says otherwise."""
+        return {"rope_type": "default", "rope_theta": 10_000.0}
+
+    def angles_at(self, angles: Mapping[str, Any], length: int) -> Mapping[str, Any]:
+        """``rope_parameters`` on texts of ``length`` tokens, of a model that has ``angles``."""
+        return angles
 
 
 class Text(NamedTuple):

@@ -5,16 +5,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from tape_ds.errors import Problem
 from tape_ds.kernels.reference import rotate
 from tape_ds.model.positions import base, scaling
 
 if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
+
+
+@dataclass(frozen=True)
+class YarnOptions(base.Options):
+    """``yarn``: trained with a factor of 1 it is plain RoPE; used beyond its original window, the factor reaches the
+    length of the text."""
+
+    def problems_with(self, config: TapeConfig) -> list[Problem]:
+        """The angles are YaRN's."""
+        rope_type = (config.rope_parameters or {}).get("rope_type")
+        if "yarn" in (rope_type or ""):
+            return []
+        remedy = "set rope_parameters.rope_type to yarn or yarn_revised, or position_encoding to rope"
+        return [Problem("position_encoding", "yarn", f"rope_type is {rope_type!r}", remedy)]
+
+    def first_angles(self, window: int) -> dict[str, Any]:
+        """A factor of 1, from ``window`` on."""
+        own = {"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": window}
+        return {**super().first_angles(window), **own}
+
+    def angles_at(self, angles: Mapping[str, Any], length: int) -> Mapping[str, Any]:
+        """The factor that reaches ``length``; never less than the model's own."""
+        factor = max(float(angles["factor"]), length / angles["original_max_position_embeddings"])
+        return {**angles, "factor": factor}
 
 
 class RopeEncoding(base.PositionEncoding):
