@@ -1,6 +1,7 @@
 # make demo    extend SmolLM2-135M from 8k to 16k tokens and compare loss by position before and after
 # make test    the default test suite (CPU only)
 # make check   format, lint, types
+# make compile-kernels    compile the Triton kernels without a GPU; TRITON=3.6.0 does it with another version of Triton
 # make setup   what the others do first: .venv with the pinned packages and this package; skipped when it is there
 # make clean   remove caches and build leftovers; `make distclean` removes .venv as well
 #
@@ -14,13 +15,21 @@ BIN := $(CURDIR)/.venv/bin
 REQUIREMENTS := requirements.txt requirements-demo.txt requirements-dev.txt
 # Set-up is done once for each content of these files, whatever their dates (a checkout rewrites dates).
 STAMP := .venv/.ready-$(shell cat $(REQUIREMENTS) pyproject.toml | cksum | tr ' ' '-')
-CODE := $(patsubst %/,%,$(sort $(dir $(wildcard tape_ds/__init__.py launchers/*.py tools/*.py evaluation/*.py))))
+SCRIPTS := launchers tools evaluation benchmarks
+CODE := $(patsubst %/,%,$(sort $(dir $(wildcard tape_ds/__init__.py $(addsuffix /*.py,$(SCRIPTS))))))
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
+# The kernels are compiled with the Triton of requirements.txt and with others, each in a folder of its own. There is no
+# Triton but on Linux.
+PINNED_TRITON := $(shell sed -n 's/^triton==\([0-9.]*\).*/\1/p' requirements.txt)
+NEWEST_TRITON := $(firstword $(shell sed -n 's/^triton==//p' requirements-triton.txt))
+TRITON ?= $(PINNED_TRITON)
+triton = $(patsubst %,$(CURDIR)/.venv/triton-%,$(filter-out $(PINNED_TRITON),$(1)))
+on_linux = $(if $(filter Linux,$(shell uname -s)),$(1))
 
 export TOKENIZERS_PARALLELISM := false
 export ARGS
 
-.PHONY: demo test check format setup clean distclean
+.PHONY: demo test check compile-kernels format setup clean distclean
 
 # Two processes where there is no GPU, else one for each GPU: as many as divide the demo's batch of 8. A free port lets two
 # demos share a machine.
@@ -39,8 +48,9 @@ demo: $(STAMP)
 
 # Each part says how long it took. Parts that start processes of their own run one test at a time. A part that holds none
 # of the tests ARGS asks for (pytest's exit code 5) is no failure.
-test: $(STAMP)
-	@$(call part,core,tests --ignore=tests/integration -n $(WORKERS))
+test: $(STAMP) $(call on_linux,$(call triton,$(NEWEST_TRITON)))
+	@$(call part,core,tests --ignore=tests/integration --ignore=tests/kernels -n $(WORKERS))
+	@$(call part,kernels,tests/kernels -n $(WORKERS))
 	@if [ -d tests/integration ]; then $(call part,integration,tests/integration); fi
 
 define part
@@ -55,6 +65,9 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(CODE)
+
+compile-kernels: $(STAMP) $(call triton,$(TRITON))
+	env -u TRITON_INTERPRET PYTHONPATH="$(call triton,$(TRITON))" $(BIN)/python -m tools.compile_kernels $(ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -77,6 +90,12 @@ $(STAMP):
 	$(PIP) --quiet --no-deps --no-build-isolation -e .
 	@rm -f .venv/.ready-*
 	@touch $@
+
+# Under its name only when it is whole.
+$(CURDIR)/.venv/triton-%: | $(STAMP)
+	rm -rf $@ $@.part
+	$(PIP) --quiet --no-deps --target $@.part triton==$*
+	mv $@.part $@
 
 clean:
 	rm -rf .cache .pytest_cache .ruff_cache .mypy_cache build dist *.egg-info

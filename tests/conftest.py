@@ -1,4 +1,4 @@
-"""What every test shares: one thread, no network, hardware marks decided in one place."""
+"""What every test shares: one thread, no network, hardware marks and Triton's mode decided in one place."""
 
 import os
 
@@ -14,6 +14,10 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+# Kernel tests run on the GPU where there is one, else in Triton's interpreter. Triton asks when it decorates a kernel,
+# its own included, so this comes before anything of it is imported; torch by itself imports none of it.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

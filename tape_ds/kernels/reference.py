@@ -85,3 +85,36 @@ def position_mix(state_BGTK: Tensor, gate_BTI: Tensor, expand_IG: Tensor, contra
     up_BITK = torch.einsum("ig,bgtk->bitk", upcast(expand_IG), upcast(state_BGTK))
     gated_BITK = F.silu(upcast(gate_BTI)).transpose(1, 2)[..., None] * up_BITK
     return torch.einsum("gi,bitk->bgtk", upcast(contract_GI), gated_BITK).to(state_BGTK.dtype)
+
+
+def position_update(
+    start_B1TK: Tensor,
+    state_BGTK: Tensor | None,
+    moved_BHTK: Tensor | None,
+    attend_GH: Tensor | None,
+    gate_BTI: Tensor | None,
+    expand_IG: Tensor | None,
+    contract_GI: Tensor | None,
+) -> Tensor:
+    """A layer's whole update of the deviation: ``d + u + W_down diag(SiLU(g)) W_up (start + d + u)``, u = W_att A e.
+
+    Args:
+        start_B1TK: where the state started; B may be 1 here, and heads may be shared.
+        state_BGTK: the deviation so far; None is zero.
+        moved_BHTK: ``A e``; None, with ``attend_GH``, leaves that update out.
+        attend_GH: W_att.
+        gate_BTI: before its SiLU; None, with the two matrices, leaves the feed-forward out.
+        expand_IG: W_up.
+        contract_GI: W_down.
+
+    Returns:
+        The new deviation [B, G, T, K], not rounded: in fp32 or wider.
+    """
+    added_BGTK = torch.zeros_like(upcast(start_B1TK)) if state_BGTK is None else upcast(state_BGTK)
+    if moved_BHTK is not None and attend_GH is not None:
+        added_BGTK = added_BGTK + torch.einsum("gh,bhtk->bgtk", upcast(attend_GH), upcast(moved_BHTK))
+    if gate_BTI is None or expand_IG is None or contract_GI is None:
+        return added_BGTK
+    state = upcast(start_B1TK) + added_BGTK
+    full_BGTK = state.expand(gate_BTI.shape[0], contract_GI.shape[0], -1, -1)
+    return added_BGTK + position_mix(full_BGTK, gate_BTI, expand_IG, contract_GI)

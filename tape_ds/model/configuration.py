@@ -19,7 +19,8 @@ class TapeConfig(LlamaConfig):
         position_encoding: a name of :func:`tape_ds.model.positions.available`.
         position_options: options of that encoding, see its ``Options`` class; None: its defaults.
         state_dtype: dtype of the position state between layers; None: that of the hidden states.
-        attention_backend: "auto" or a name of :func:`tape_ds.model.attention.available`.
+        attention_backend: "auto" or a name of :func:`tape_ds.model.attention.available`; the environment variable
+            ``TAPE_DS_ATTENTION`` overrides it.
 
     The angles' scaling is transformers' own ``rope_parameters``.
 
@@ -53,10 +54,7 @@ class TapeConfig(LlamaConfig):
         if self.state_dtype is not None and self.state_dtype not in STATE_DTYPES:
             remedy = did_you_mean(self.state_dtype, STATE_DTYPES)
             problems.append(Problem("state_dtype", self.state_dtype, "unknown dtype", remedy))
-        backends = ["auto", *attention.available()]
-        if self.attention_backend not in backends:
-            remedy = did_you_mean(self.attention_backend, backends)
-            problems.append(Problem("attention_backend", self.attention_backend, "unknown backend", remedy))
+        problems += attention.problems(self.attention_backend)
         if self.head_dim % 2:
             problems.append(Problem("head_dim", self.head_dim, "odd", "rotary pairs need an even head size"))
         if self.num_key_value_heads < 1 or self.num_attention_heads % self.num_key_value_heads:

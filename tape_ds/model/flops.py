@@ -10,6 +10,7 @@ unit sees (norms, rotations, activations, the softmax) is not counted. Two conve
 
 import torch
 
+from tape_ds.kernels import flop_formulas  # noqa: F401  (torch's counters then know the operators)
 from tape_ds.model import positions
 from tape_ds.model.configuration import TapeConfig
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
+from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
@@ -25,8 +26,9 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from tape_ds.model import flops, place_memory, positions
-from tape_ds.model.attention import attend, attend_with_weights
+from tape_ds.model.attention import attend, attend_with_weights, requested
 from tape_ds.model.configuration import TapeConfig
+from tape_ds.model.output_head import OutputHead, causal_lm_loss
 
 
 class TapeAttention(nn.Module):
@@ -113,13 +115,12 @@ class TapeDecoderLayer(GradientCheckpointingLayer):
         """Returns the hidden states and the position state; both are flat tensors, so checkpointing tracks both."""
         x_BTD = self.input_layernorm(hidden_BTD)
         past_key_values = past_key_values if use_cache else None
-        attended_BTD, _, carried = self.self_attn(
+        attended_BTD, _, moved_BHTC = self.self_attn(
             x_BTD, self.position, start, state, document_ids, offset, key_places, past_key_values, remembered
         )
         hidden_BTD = hidden_BTD + attended_BTD
-        state = self.position.after_attention(state, carried)
         y_BTD = self.mlp(self.post_attention_layernorm(hidden_BTD))
-        state = self.position.after_mlp(start, state, y_BTD)
+        state = self.position.next_state(start, state, moved_BHTC, y_BTD)
         return hidden_BTD + y_BTD, state
 
 
@@ -282,7 +283,7 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = TapeModel(config)
         self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = OutputHead(config.hidden_size, config.vocab_size)
         self.post_init()
 
     @can_return_tuple
@@ -297,6 +298,7 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        skip_logits: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """As :meth:`TapeModel.forward`, and:
@@ -305,7 +307,20 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
             labels: int64 [B, T], -100 where nothing is to be predicted; shifted inside. ``num_items_in_batch``
                 (transformers' Trainer) turns the mean into a sum over that many targets.
             logits_to_keep: only the last n logits (0: all), or an index tensor.
+            skip_logits: return ``logits=None``, the loss computed a chunk of tokens at a time. Default: yes in training
+                with labels, wherever the loss is transformers' own and no ``logits_to_keep`` asks for logits. A head
+                that can only give logits (see :func:`tape_ds.model.output_head.why_not`) returns them all the same.
+
+        Raises:
+            ValueError: as there; ``skip_logits`` without labels.
         """
+        possible = labels is not None and self.loss_function is ForCausalLMLoss
+        if skip_logits is None:
+            skip_logits = possible and self.training and isinstance(logits_to_keep, int) and logits_to_keep == 0
+        elif skip_logits and not possible:
+            raise ValueError(
+                "skip_logits leaves nothing to return: it needs labels, and transformers' own loss function"
+            )
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -316,18 +331,26 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             **kwargs,
         )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits_BTN = self.lm_head(outputs.last_hidden_state[:, kept])
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits_BTN, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        hidden_BTD = outputs.last_hidden_state
+        loss = logits_BTV = None
+        if skip_logits and labels is not None:
+            loss = causal_lm_loss(self.lm_head, hidden_BTD, labels, **kwargs)
+        if loss is None:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits_BTV = self.lm_head(hidden_BTD[:, kept])
+            if labels is not None:
+                loss = self.loss_function(logits=logits_BTV, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss,
-            logits=logits_BTN,
+            logits=logits_BTV,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def _get_resized_lm_head(self, *args: Any, **kwargs: Any) -> nn.Linear:
+        # transformers makes a plain nn.Linear, and moves accelerate's hooks to it after this
+        return OutputHead.of(super()._get_resized_lm_head(*args, **kwargs))
 
     def multiply_adds(self, length: int, causal: bool = True) -> float:
         """MACs of a forward over one row of ``length`` tokens, see :mod:`tape_ds.model.flops`."""
@@ -357,10 +380,10 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
 
 
 def resolve_backend(config: TapeConfig) -> str:
-    """The configured attention backend; transformers' "eager" means the one that returns weights."""
-    if config.attention_backend == "auto" and config._attn_implementation == "eager":
-        return "reference"
-    return config.attention_backend
+    """The configured attention backend, or the environment's; transformers' "eager" means the one that returns
+    weights."""
+    backend = requested(config.attention_backend)
+    return "reference" if backend == "auto" and config._attn_implementation == "eager" else backend
 
 
 def _past_length(past_key_values: Cache | None) -> int | Tensor:

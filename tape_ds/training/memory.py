@@ -7,6 +7,7 @@ are what is kept for the backward; what an operator needs for a moment is not co
 
 from dataclasses import dataclass
 
+from tape_ds.kernels.linear_cross_entropy import chunk_tokens
 from tape_ds.model import positions
 from tape_ds.model.configuration import TapeConfig
 
@@ -58,7 +59,8 @@ def estimate(
         gradients=trained * element_bytes * share[1],
         optimizer=trained * OPTIMIZER_BYTES * share[2],
         activations=tokens * element_bytes * _activation_columns(config, checkpointing),
-        logits=tokens * config.vocab_size * (element_bytes + 2 * 4),  # logits, and fp32 copies in the loss
+        # of one chunk of tokens: logits, their fp32 logarithms, and the gradient
+        logits=min(tokens, chunk_tokens(config.vocab_size)) * config.vocab_size * (2 * element_bytes + 4),
     )
 
 

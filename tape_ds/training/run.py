@@ -5,6 +5,7 @@ rest is here, in :mod:`.trainer`, :mod:`.callbacks` and :mod:`.report`.
 """
 
 import functools
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainingArgum
 
 from tape_ds.data import sources
 from tape_ds.data.dataset import collate
+from tape_ds.model import liger
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.flops import training_flops_per_token
 from tape_ds.training import resume
@@ -26,6 +28,8 @@ from tape_ds.training.checkpoint import Record
 from tape_ds.training.environment import join_process_group, keep_trackers_in
 from tape_ds.training.recipe.recipe import Recipe
 from tape_ds.training.trainer import TapeTrainer
+
+logger = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
 TRAINED = "trained"
@@ -148,6 +152,7 @@ def sample_count(recipe: Recipe, rows: int) -> int:
 def build_trainer(run: Run) -> TapeTrainer:
     """The trainer with this project's callbacks instead of transformers' printing ones."""
     keep_trackers_in(run.output)
+    _use_liger(run)
     # the rows hold every epoch already; the trainer would otherwise run its epochs over all of them
     run.arguments.max_steps = run.steps
     total, trained = run.parameter_counts
@@ -168,6 +173,14 @@ def build_trainer(run: Run) -> TapeTrainer:
         trainer.add_callback(callback)
     trainer.add_callback(Progress(trainer, run.output / METRICS))
     return trainer
+
+
+def _use_liger(run: Run) -> None:
+    """Put Liger's kernels into the model where the recipe wants them, and say in the log what they replace."""
+    wanted, reason = run.recipe.model.liger, liger.why_not(run.arguments.device)
+    assert wanted != "on" or reason is None, "checked with the recipe"
+    if wanted != "off" and reason is None:
+        logger.info("Liger's kernels in place of: %s", ", ".join(liger.use_liger(run.model)))
 
 
 _REPLACED = ("PrinterCallback", "ProgressCallback")

@@ -32,7 +32,8 @@ def start(script: str, *arguments: str, processes: int = 2) -> subprocess.Popen[
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
-    environment = os.environ | {
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment |= {
         "DS_ACCELERATOR": "cpu",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),

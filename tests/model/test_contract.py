@@ -6,7 +6,7 @@ Training is in test_contract_training.py, files and devices in test_contract_sav
 import pytest
 import torch
 
-from tape_ds.model import attention
+from tape_ds.model.attention import sdpa
 from tests.model.helpers import CACHE_EXACT, ENCODINGS, INVARIANT, WITH_EVERY_HEADS, tiny_model, tokens
 
 # Every encoding by the fused kernels; the other ways to attend once for each way an encoding enters the model.
@@ -21,7 +21,7 @@ def build(monkeypatch):
 
     def model(way, encoding, **changes):
         if way == "sdpa by document":
-            monkeypatch.setattr(attention, "MASK_ENTRIES", 0)
+            monkeypatch.setattr(sdpa, "MASK_ENTRIES", 0)
         return tiny_model(encoding=encoding, attention_backend=way.split(" ")[0], **changes)
 
     return model

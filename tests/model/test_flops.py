@@ -21,7 +21,6 @@ def test_multiply_adds_are_those_that_are_executed(heads, encoding):
     layer = model.model.layers[0].position
     if hasattr(layer, "network"):  # its first layer has one input: no matrix, and not seen by the counter
         expected -= 2 * LENGTH**2 * layer.network.weight_in.numel() * len(model.model.layers)
-    # The counter misses the products of `scale` (no matrix) and sees those with identities that read the weights.
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.01)
 
 

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tape_ds import TapeForCausalLM
-from tape_ds.model import attention, positions
+from tape_ds.model import positions
+from tape_ds.model.attention import sdpa
 from tape_ds.model.llama import evaluated_at, positions_of
 from tests.model.helpers import ENCODINGS, HEADS, gradients, largest_difference, tiny_config, tiny_model, tokens
 
@@ -21,7 +22,7 @@ LLAMA_TOLERANCE = {17: 3e-6, 64: 5e-6, 1000: 1e-5}
 def backend(request, monkeypatch):
     """Every way to attend with a mask, at tiny sizes."""
     if request.param == "sdpa by document":
-        monkeypatch.setattr(attention, "MASK_ENTRIES", 0)
+        monkeypatch.setattr(sdpa, "MASK_ENTRIES", 0)
     return request.param.split(" ")[0]
 
 

@@ -168,11 +168,31 @@ def test_the_vocabulary_can_grow():
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call")
-def test_compiled_equals_eager():
-    """A smoke test through the tracer alone: angles from numpy and the mask code must not break it."""
-    model, ids = tiny_model(num_hidden_layers=2), tokens(2, 8)
-    compiled = torch.compile(model, backend="eager", fullgraph=False)
-    torch.testing.assert_close(compiled(ids).logits, model(ids).logits, rtol=0, atol=1e-6)
+@pytest.mark.parametrize("encoding", ["rope", "tape"])
+def test_a_training_step_compiles_without_a_break(encoding):
+    """Forward, loss and backward in one graph each: every operator of ours passes through."""
+    model, ids = tiny_model(encoding=encoding, num_hidden_layers=2).train(), tokens(2, 33)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    outcomes = []
+    for way in (model, compiled):
+        model.zero_grad()
+        loss = way(ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        outcomes.append([loss, *(weight.grad.clone() for weight in model.parameters())])
+    for eager, mine in zip(*outcomes, strict=True):
+        torch.testing.assert_close(mine, eager, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "tape"])
+def test_a_model_can_be_exported(encoding):
+    model, ids = tiny_model(encoding=encoding, num_hidden_layers=2), tokens(1, 8)
+    exported = torch.export.export(model, (), {"input_ids": ids, "use_cache": False}, strict=False)
+    names = {str(node.target) for node in exported.graph.nodes}
+    assert any("tape_ds.rotate" in name for name in names)
+    other = tokens(1, 8)
+    torch.testing.assert_close(
+        exported.module()(input_ids=other, use_cache=False).logits, model(other).logits, rtol=0, atol=1e-6
+    )
 
 
 def test_a_saved_configuration_is_read_back(tmp_path):

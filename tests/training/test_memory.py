@@ -47,3 +47,8 @@ def test_only_tape_carries_a_state():
 def test_total_is_the_sum():
     each = estimate(3)
     assert each.total == each.weights + each.gradients + each.optimizer + each.activations + each.logits
+
+
+def test_logits_are_those_of_one_chunk():
+    """1,024 tokens of 32,000 entries: in bf16, their gradient too, and fp32 logarithms."""
+    assert estimate(3).logits == 1024 * 32_000 * (2 + 2 + 4)

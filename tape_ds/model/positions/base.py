@@ -160,12 +160,17 @@ class PositionLayer(nn.Module):
         """
         return None
 
-    def after_attention(self, state: Tensor | None, carried_BHTC: Tensor | None) -> Tensor | None:
-        """The state after attention, given what attention made of :meth:`carry`'s columns."""
-        return state
+    def next_state(
+        self, start: Tensor | None, state: Tensor | None, moved_BHTC: Tensor | None, y_BTD: Tensor
+    ) -> Tensor | None:
+        """The state as the next block reads it.
 
-    def after_mlp(self, start: Tensor | None, state: Tensor | None, y_BTD: Tensor) -> Tensor | None:
-        """The state after the feed-forward, given the MLP's output before it joins the residual stream."""
+        Args:
+            start: see :meth:`PositionEncoding.start`.
+            state: as this block read it.
+            moved_BHTC: what attention made of :meth:`carry`'s columns.
+            y_BTD: the MLP's output before it joins the residual stream.
+        """
         return state
 
     def state_columns(self) -> int:

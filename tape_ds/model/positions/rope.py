@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tape_ds.errors import Problem
-from tape_ds.kernels.reference import rotate
+from tape_ds.kernels.rotate import rotate
 from tape_ds.model.positions import base, scaling
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class RopeEncoding(base.PositionEncoding):
         else:
             # numpy, not tensors: no module cast, meta device or zero.Init can touch them
             self.frequencies, self.factor = scaling.frequencies(self.rope_parameters, self.head_dim)
+            self.placed: dict[torch.device, Tensor] = {}  # their copies; no module cast reaches into a dict
 
     def locate(self, positions_BT: Tensor, text: base.Text) -> Tensor:
         """The positions, and for dynamic scaling the length that decides each row's base."""
@@ -82,9 +83,17 @@ class RopeEncoding(base.PositionEncoding):
             frequencies = scaling.dynamic_frequencies(self.rope_parameters, self.head_dim, places_BTN[..., 1])
             factor = 1.0
         else:
-            frequencies, factor = torch.from_numpy(self.frequencies).to(places_BTN.device), self.factor
+            frequencies, factor = self._frequencies_on(places_BTN.device), self.factor
         angles_BTC = places_BTN[..., :1].double() * frequencies
         return (torch.cat((angles_BTC.cos(), angles_BTC.sin()), dim=-1) * factor).float()[:, None]
+
+    def _frequencies_on(self, device: torch.device) -> Tensor:
+        """Copied to a GPU once: a copy in every forward would wait for it, and no CUDA graph could hold it."""
+        if device.type != "cuda":
+            return torch.from_numpy(self.frequencies).to(device)
+        if device not in self.placed:
+            self.placed[device] = torch.from_numpy(self.frequencies).to(device)
+        return self.placed[device]
 
 
 def _own_length(places_BT1: Tensor, documents_BS: Tensor | None) -> Tensor:

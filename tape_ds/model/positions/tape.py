@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tape_ds.errors import Problem
-from tape_ds.kernels.reference import rotate, rotate_whole
+from tape_ds.kernels.reference import rotate_whole
+from tape_ds.kernels.rotate import rotate
 from tape_ds.model.positions import base
 from tape_ds.model.positions.alibi import slopes
 from tape_ds.model.positions.kernel_features import BUCKETS, draw_grids, features, log_kernel
 from tape_ds.model.positions.rope import RopeEncoding
-from tape_ds.model.positions.tape_updates import FORMS, Projection
+from tape_ds.model.positions.tape_updates import FORMS, Projection, Update
 from tape_ds.model.score_bias import ScoreBias
 
 if TYPE_CHECKING:
@@ -128,9 +128,10 @@ class TapeLayer(base.PositionLayer):
         """Query head h and key head g by the state of their group."""
         if self.from_alibi:
             return q_BHTK, k_BGTK
-        e_BGTC = current(start, state)
-        turn = rotate_whole if self.form.whole_halves else rotate
-        return turn(q_BHTK, e_BGTC), turn(k_BGTK, e_BGTC)
+        if self.form.whole_halves:
+            e_BGTC = current(start, state)
+            return rotate_whole(q_BHTK, e_BGTC), rotate_whole(k_BGTK, e_BGTC)
+        return rotate(q_BHTK, start, state), rotate(k_BGTK, start, state)
 
     def carry(self, start: Tensor, state: Tensor | None, like: Tensor) -> Tensor | None:
         """The state itself, so that one softmax gives ``A v`` and ``A e``."""
@@ -148,19 +149,21 @@ class TapeLayer(base.PositionLayer):
         e_BHTC = e_BGTC.repeat_interleave(self.heads // self.groups, dim=1)
         return ScoreBias(e_BHTC, carried_BGSC, log_kernel, learned=state is not None)
 
-    def after_attention(self, state: Tensor | None, carried_BHTC: Tensor | None) -> Tensor | None:
-        """``e += W_att (A e)``."""
-        if self.attend is None or carried_BHTC is None:
+    def next_state(
+        self, start: Tensor, state: Tensor | None, moved_BHTC: Tensor | None, y_BTD: Tensor
+    ) -> Tensor | None:
+        """``e += W_att (A e)``, then ``e += W_down diag(SiLU(W_x y)) W_up e``."""
+        moved_BHTC = None if self.attend is None else moved_BHTC
+        gate_BTI = None if self.gate is None else self.gate(y_BTD)
+        if moved_BHTC is None and gate_BTI is None:
             return state
-        return self._add(state, self.attend(carried_BHTC))
-
-    def after_mlp(self, start: Tensor, state: Tensor | None, y_BTD: Tensor) -> Tensor | None:
-        """``e += W_down diag(SiLU(W_x y)) W_up e``."""
-        if self.gate is None:
-            return state
-        gate_BTI = F.silu(self.gate(y_BTD))
-        e_BGTC = current(start, state).to(y_BTD.dtype).expand(y_BTD.shape[0], self.groups, -1, -1)
-        return self._add(state, self.form.apply(self.expand, self.contract, e_BGTC, gate_BTI))
+        like = moved_BHTC if gate_BTI is None else gate_BTI
+        assert like is not None
+        attend = None if moved_BHTC is None else self.attend
+        expand, contract = (None, None) if gate_BTI is None else (self.expand, self.contract)
+        dtype = self.state_dtype or like.dtype
+        of = Update(attend, expand, contract, start, state, moved_BHTC, gate_BTI, self.groups, dtype)
+        return self.form.update(of)
 
     def state_columns(self) -> int:
         """One state per key/value head."""
@@ -178,10 +181,6 @@ class TapeLayer(base.PositionLayer):
         if self.gate is not None:
             count += self.gate.weight.numel() + self.form.multiplications(self.groups, self.rank, self.columns)
         return count
-
-    def _add(self, state: Tensor | None, update: Tensor) -> Tensor:
-        update = update if self.state_dtype is None else update.to(self.state_dtype)
-        return update if state is None else state + update
 
 
 def current(start_B1TC: Tensor, state: Tensor | None) -> Tensor:

@@ -5,8 +5,9 @@ rotating all tokens' states by one angle rotates their updates too. The others a
 give that up: ``separate`` has matrices of its own for cosines and sines, ``vector`` acts across channels instead of
 heads, ``flattened`` across both at once.
 
-The attention update maps what attention made of the state, [B, H, T, C], to an addend [B, G, T, C]; the feed-forward
-maps the state [B, G, T, C] and the MLP's output [B, T, D] to another. Both start at zero.
+A layer ends with one call of its form's ``update``: what attention made of the state, [B, H, T, C], joins the state
+[B, G, T, C], and the feed-forward, gated by the MLP's output, acts on the sum. Both start at zero. Across heads that is
+one fused operator (:mod:`tape_ds.kernels.position_mix`).
 
 Shape letters: B batch, T tokens, H query heads, G key/value heads, C columns of the state, X columns of one of its two
 halves (cosines, sines), D hidden size, I rank.
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tape_ds.kernels.position_mix import position_mix
 from tape_ds.model.positions import base
 
 if TYPE_CHECKING:
@@ -40,16 +42,19 @@ class Weight(base.Parameters):
         constant(self.weight, 0.0) if self.zero_init else normal(self.weight)
 
 
-class HeadMix(Weight):
+class Matrix(Weight):
+    """A small matrix that an operator takes as an argument."""
+
+    def forward(self) -> Tensor:
+        """A copy: where an engine shards parameters, only a module that is being called holds its own."""
+        return self.weight.clone()
+
+
+class HeadMix(Matrix):
     """``W_att`` [G, H]: a weighted sum over the query heads, the same for every channel."""
 
     def __init__(self, config: TapeConfig):
         super().__init__(config.num_key_value_heads, config.num_attention_heads, zero_init=True)
-
-    def forward(self, carried_BHTC: Tensor) -> Tensor:
-        """[B, H, T, C] -> [B, G, T, C]."""
-        mixed = torch.matmul(self.weight, carried_BHTC.flatten(2))
-        return mixed.unflatten(2, carried_BHTC.shape[2:])
 
 
 class HeadScale(Weight):
@@ -59,10 +64,12 @@ class HeadScale(Weight):
         super().__init__(config.num_attention_heads, zero_init=True)
         self.groups = config.num_key_value_heads
 
-    def forward(self, carried_BHTC: Tensor) -> Tensor:
-        """[B, H, T, C] -> [B, G, T, C]."""
-        scaled = self.weight[:, None, None] * carried_BHTC
-        return scaled.unflatten(1, (self.groups, -1)).sum(dim=2)
+    def forward(self) -> Tensor:
+        """As ``W_att`` [G, H]: the scalar of each head in the row of its group."""
+        heads = torch.arange(len(self.weight), device=self.weight.device)
+        groups = torch.arange(self.groups, device=self.weight.device)
+        own_GH = heads // (len(heads) // self.groups) == groups[:, None]
+        return torch.where(own_GH, self.weight, torch.zeros((), dtype=self.weight.dtype, device=self.weight.device))
 
 
 class ChannelMix(Weight):
@@ -72,9 +79,9 @@ class ChannelMix(Weight):
         super().__init__(config.head_dim, config.head_dim, zero_init=True)
         self.groups = config.num_key_value_heads
 
-    def forward(self, carried_BHTC: Tensor) -> Tensor:
+    def forward(self, moved_BHTC: Tensor) -> Tensor:
         """[B, H, T, 2 X] -> [B, G, T, 2 X]."""
-        mean = carried_BHTC.unflatten(1, (self.groups, -1)).mean(dim=2)
+        mean = moved_BHTC.unflatten(1, (self.groups, -1)).mean(dim=2)
         return F.linear(mean.unflatten(-1, (2, -1)), self.weight).flatten(-2)
 
 
@@ -85,10 +92,27 @@ class ChannelScale(Weight):
         super().__init__(config.head_dim, zero_init=True)
         self.groups = config.num_key_value_heads
 
-    def forward(self, carried_BHTC: Tensor) -> Tensor:
+    def forward(self, moved_BHTC: Tensor) -> Tensor:
         """[B, H, T, 2 X] -> [B, G, T, 2 X]."""
-        mean = carried_BHTC.unflatten(1, (self.groups, -1)).mean(dim=2)
+        mean = moved_BHTC.unflatten(1, (self.groups, -1)).mean(dim=2)
         return (mean.unflatten(-1, (2, -1)) * self.weight).flatten(-2)
+
+
+class WholeHeadMix(HeadMix):
+    """:class:`HeadMix` as an addend."""
+
+    def forward(self, moved_BHTC: Tensor) -> Tensor:
+        """[B, H, T, C] -> [B, G, T, C]."""
+        return torch.matmul(self.weight, moved_BHTC.flatten(2)).unflatten(2, moved_BHTC.shape[2:])
+
+
+class WholeHeadScale(HeadScale):
+    """:class:`HeadScale` as an addend."""
+
+    def forward(self, moved_BHTC: Tensor) -> Tensor:
+        """[B, H, T, C] -> [B, G, T, C]."""
+        scaled = self.weight[:, None, None] * moved_BHTC
+        return scaled.unflatten(1, (self.groups, -1)).sum(dim=2)
 
 
 class Separately(nn.Module):
@@ -98,59 +122,108 @@ class Separately(nn.Module):
         super().__init__()
         self.cos, self.sin = make(), make()
 
-    def forward(self, carried_BHTC: Tensor) -> Tensor:
-        """[B, H, T, 2 X] -> [B, G, T, 2 X]."""
-        cos, sin = carried_BHTC.chunk(2, dim=-1)
-        return torch.cat((self.cos(cos), self.sin(sin)), dim=-1)
-
 
 class Projection(Weight):
     """A bias-free linear map that is no ``nn.Linear``: adapters that target every linear layer must not wrap it."""
 
     def __init__(self, columns: int, rows: int, zero_init: bool = False):
         super().__init__(rows, columns, zero_init=zero_init)
-        self.columns = columns
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., columns] -> [..., rows]."""
         return F.linear(x, self.weight)
 
-    def transposed_weight(self) -> Tensor:
-        """The weight [columns, rows], read through ``forward``: where an engine shards parameters, only a module that
-        is being called holds its own."""
-        return self(torch.eye(self.columns, dtype=self.weight.dtype, device=self.weight.device))
+
+class Update(NamedTuple):
+    """What one update reads."""
+
+    attend: Any
+    """Module of the attention update; None: off."""
+    expand: Any
+    """Module of W_up; None: no feed-forward."""
+    contract: Any
+    """Module of W_down."""
+    start: Tensor
+    """fp32 [B or 1, 1 or G, T, C]."""
+    state: Tensor | None
+    """The deviation from it [B, G, T, C]; None: zero."""
+    moved: Tensor | None
+    """What attention made of the state [B, H, T, C]."""
+    gate: Tensor | None
+    """[B, T, I], before its SiLU."""
+    groups: int
+    """G."""
+    dtype: torch.dtype
+    """Of the new deviation."""
+
+    def halves(self) -> tuple[Update, Update]:
+        """The same for cosines and sines alone, each with its modules."""
+        return self._half(0, "cos"), self._half(1, "sin")
+
+    def _half(self, at: int, name: str) -> Update:
+        def own(module: Any) -> Any:
+            return None if module is None else getattr(module, name)
+
+        def columns(x: Tensor | None) -> Any:
+            return None if x is None else x.chunk(2, dim=-1)[at]
+
+        return self._replace(
+            attend=own(self.attend),
+            expand=own(self.expand),
+            contract=own(self.contract),
+            start=columns(self.start),
+            state=columns(self.state),
+            moved=columns(self.moved),
+        )
 
 
-def across_heads(expand: Any, contract: Any, e_BGTC: Tensor, gate_BTI: Tensor) -> Tensor:
-    """``W_down diag(g) W_up e`` with W_up [I, G], as one G x G matrix per token: nothing of [B, I, T, C] exists."""
-    up_GI, down_IG = expand.transposed_weight(), contract.transposed_weight()
-    # product_I(gh)[i, g * G + h] = W_down[g, i] W_up[i, h]
-    product_IX = (down_IG[:, :, None] * up_GI.T[:, None, :]).flatten(1)
-    matrix_BTGG = (gate_BTI @ product_IX).unflatten(-1, (down_IG.shape[1], up_GI.shape[0]))
-    return torch.einsum("btgh,bhtk->bgtk", matrix_BTGG, e_BGTC)
+def across_heads(of: Update) -> Tensor:
+    """``W_att``, then ``W_down diag(SiLU(g)) W_up``, by one fused operator."""
+    attend, expand, contract = (None if module is None else module() for module in of[:3])
+    return position_mix(of.start, of.state, of.moved, attend, of.gate, expand, contract, dtype=of.dtype)
 
 
-def across_heads_separately(expand: Any, contract: Any, e_BGTC: Tensor, gate_BTI: Tensor) -> Tensor:
-    """:func:`across_heads` by two pairs of matrices and one gate."""
-    cos, sin = e_BGTC.chunk(2, dim=-1)
-    turned = (
-        across_heads(expand.cos, contract.cos, cos, gate_BTI),
-        across_heads(expand.sin, contract.sin, sin, gate_BTI),
-    )
-    return torch.cat(turned, dim=-1)
+def across_heads_separately(of: Update) -> Tensor:
+    """:func:`across_heads` by two sets of matrices and one gate."""
+    return torch.cat([across_heads(half) for half in of.halves()], dim=-1)
 
 
-def across_channels(expand: Any, contract: Any, e_BGTC: Tensor, gate_BTI: Tensor) -> Tensor:
-    """``W_down diag(g) W_up`` with W_up [I, X], on each half of each head's state."""
-    inner_BGT2I = expand(e_BGTC.unflatten(-1, (2, -1))) * gate_BTI[:, None, :, None]
-    return contract(inner_BGT2I).flatten(-2)
+def across_channels(of: Update) -> Tensor:
+    """``W_down diag(SiLU(g)) W_up`` with W_up [I, X], on each half of each head's state."""
+
+    def feed_forward(e_BGTC: Tensor, gate_BTI: Tensor) -> Tensor:
+        inner_BGT2I = of.expand(e_BGTC.unflatten(-1, (2, -1))) * gate_BTI[:, None, :, None]
+        return of.contract(inner_BGT2I).flatten(-2)
+
+    return _step_by_step(of, feed_forward)
 
 
-def across_both(expand: Any, contract: Any, e_BGTC: Tensor, gate_BTI: Tensor) -> Tensor:
-    """``W_down diag(g) W_up`` with W_up [I, G X], on each half of the state of all heads."""
-    flat_BT2X = e_BGTC.unflatten(-1, (2, -1)).permute(0, 2, 3, 1, 4).flatten(3)
-    out_BT2X = contract(expand(flat_BT2X) * gate_BTI[:, :, None])
-    return out_BT2X.unflatten(-1, (e_BGTC.shape[1], -1)).permute(0, 3, 1, 2, 4).flatten(-2)
+def across_both(of: Update) -> Tensor:
+    """``W_down diag(SiLU(g)) W_up`` with W_up [I, G X], on each half of the state of all heads."""
+
+    def feed_forward(e_BGTC: Tensor, gate_BTI: Tensor) -> Tensor:
+        flat_BT2X = e_BGTC.unflatten(-1, (2, -1)).permute(0, 2, 3, 1, 4).flatten(3)
+        out_BT2X = of.contract(of.expand(flat_BT2X) * gate_BTI[:, :, None])
+        return out_BT2X.unflatten(-1, (e_BGTC.shape[1], -1)).permute(0, 3, 1, 2, 4).flatten(-2)
+
+    return _step_by_step(of, feed_forward)
+
+
+def _step_by_step(of: Update, feed_forward: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """An ablation's two updates, each in plain operations and rounded on its own."""
+    state = of.state
+    if of.moved is not None:
+        state = _added(state, of.attend(of.moved), of.dtype)
+    if of.gate is not None:
+        e_BGTC = of.start if state is None else of.start + state
+        e_BGTC = e_BGTC.to(of.gate.dtype).expand(len(of.gate), of.groups, -1, -1)
+        state = _added(state, feed_forward(e_BGTC, F.silu(of.gate)), of.dtype)
+    assert state is not None
+    return state
+
+
+def _added(state: Tensor | None, update: Tensor, dtype: torch.dtype) -> Tensor:
+    return update.to(dtype) if state is None else (state + update).to(dtype)
 
 
 class Form(NamedTuple):
@@ -165,10 +238,12 @@ class Form(NamedTuple):
     """Makes the attention update ``scale``."""
     channels: Callable[[TapeConfig], int]
     """Columns of W_up."""
-    apply: Callable[[Any, Any, Tensor, Tensor], Tensor]
-    """The feed-forward: (expand, contract, e [B, G, T, C], gate [B, T, I]) -> [B, G, T, C]."""
+    projection: Callable[..., Weight]
+    """Makes W_up and W_down from (columns, rows, zero_init=...)."""
+    update: Callable[[Update], Tensor]
+    """The deviation [B, G, T, C] after the layer."""
     multiplications: Callable[[int, int, int], float]
-    """Of ``apply`` per token, from (G, I, C)."""
+    """Of the feed-forward per token, from (G, I, C)."""
     uses: Callable[[int, int], float]
     """How often each weight of the attention update is used per token, from (G, C)."""
     separate: bool = False
@@ -179,12 +254,16 @@ class Form(NamedTuple):
         channels = self.channels(config)
 
         def expand() -> nn.Module:
-            return Projection(channels, rank, zero_init=True)
+            return self.projection(channels, rank, zero_init=True)
 
         def contract() -> nn.Module:
-            return Projection(rank, channels)
+            return self.projection(rank, channels)
 
         return (Separately(expand), Separately(contract)) if self.separate else (expand(), contract())
+
+
+def _matrix(columns: int, rows: int, zero_init: bool = False) -> Matrix:
+    return Matrix(rows, columns, zero_init=zero_init)
 
 
 def _head_cost(groups: int, rank: int, columns: int) -> float:
@@ -197,6 +276,7 @@ FORMS = {
         HeadMix,
         HeadScale,
         lambda config: config.num_key_value_heads,
+        _matrix,
         across_heads,
         multiplications=_head_cost,
         uses=lambda groups, columns: columns,
@@ -206,6 +286,7 @@ FORMS = {
         lambda config: Separately(lambda: HeadMix(config)),
         lambda config: Separately(lambda: HeadScale(config)),
         lambda config: config.num_key_value_heads,
+        _matrix,
         across_heads_separately,
         multiplications=lambda groups, rank, columns: 2 * _head_cost(groups, rank, columns // 2),
         uses=lambda groups, columns: columns / 2,
@@ -216,15 +297,17 @@ FORMS = {
         ChannelMix,
         ChannelScale,
         lambda config: config.head_dim,
+        Projection,
         across_channels,
         multiplications=lambda groups, rank, columns: 2 * rank * groups * columns,
         uses=lambda groups, columns: 2 * groups,
     ),
     "flattened": Form(
         True,
-        HeadMix,
-        HeadScale,
+        WholeHeadMix,
+        WholeHeadScale,
         lambda config: config.num_key_value_heads * config.head_dim,
+        Projection,
         across_both,
         multiplications=lambda groups, rank, columns: 2 * rank * groups * columns,
         uses=lambda groups, columns: columns,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tape_ds.kernels.reference import rotate, upcast
+from tape_ds.kernels.reference import upcast
+from tape_ds.kernels.rotate import rotate
 from tape_ds.model.positions import base
 from tape_ds.model.positions.rope import RopeEncoding
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from tape_ds.training.recipe import address_checks, extension_checks, loading, trainer_checks
+from tape_ds.training.recipe import address_checks, extension_checks, kernel_checks, loading, trainer_checks
 from tape_ds.training.recipe.checks import Checks
 from tape_ds.training.recipe.recipe import DERIVED, Recipe
 
@@ -30,6 +30,8 @@ class ModelSection:
     """dtype of the position state between layers; null: that of the hidden states."""
     attention_backend: str = "auto"
     """"auto", or a name of ``tape_ds.model.attention.available()``."""
+    liger: Literal["auto", "on", "off"] = "auto"
+    """Liger's kernels for norms, feed-forward and the loss of long batches; auto: on CUDA where it is installed."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,10 @@ class ExtensionRecipe(Recipe):
         "tokenizer": "model (the tokenizer comes with it)",
         "trainable_params": "train_position, train_norms and train_embeddings",
     }
-    CHECKS: ClassVar[tuple[Checks, ...]] = (extension_checks.CHECKS, address_checks.CHECKS, trainer_checks.CHECKS)
+    CHECKS: ClassVar[tuple[Checks, ...]] = (
+        *(extension_checks.CHECKS, address_checks.CHECKS, kernel_checks.CHECKS),
+        trainer_checks.CHECKS,
+    )
 
     model: ModelSection
     data: DataSection

@@ -93,10 +93,7 @@ def _encoding(recipe: "ExtensionRecipe") -> Iterator[Problem]:
     yield from positions.check_options(model.position_encoding, model.position_options)
     if model.state_dtype is not None and model.state_dtype not in STATE_DTYPES:
         yield Problem("state_dtype", model.state_dtype, "unknown dtype", did_you_mean(model.state_dtype, STATE_DTYPES))
-    backends = ["auto", *attention.available()]
-    if model.attention_backend not in backends:
-        remedy = did_you_mean(model.attention_backend, backends)
-        yield Problem("attention_backend", model.attention_backend, "unknown backend", remedy)
+    yield from attention.problems(model.attention_backend)
 
 
 @CHECKS.reads("rope_parameters")

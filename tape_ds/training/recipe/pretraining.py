@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from tape_ds.training.recipe import address_checks, loading, pretraining_checks, trainer_checks
+from tape_ds.training.recipe import address_checks, kernel_checks, loading, pretraining_checks, trainer_checks
 from tape_ds.training.recipe.checks import Checks
 from tape_ds.training.recipe.recipe import DERIVED, Recipe
 
@@ -52,6 +52,8 @@ class ModelSection:
     """dtype of the position state between layers; null: that of the hidden states."""
     attention_backend: str = "auto"
     """"auto", or a name of ``tape_ds.model.attention.available()``."""
+    liger: Literal["auto", "on", "off"] = "auto"
+    """Liger's kernels for norms, feed-forward and the loss of long batches; auto: on CUDA where it is installed."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,10 @@ class PretrainingRecipe(Recipe):
         "tokenizer_name": "tokenizer",
         "train_scale": "window",
     }
-    CHECKS: ClassVar[tuple[Checks, ...]] = (pretraining_checks.CHECKS, address_checks.CHECKS, trainer_checks.CHECKS)
+    CHECKS: ClassVar[tuple[Checks, ...]] = (
+        *(pretraining_checks.CHECKS, address_checks.CHECKS, kernel_checks.CHECKS),
+        trainer_checks.CHECKS,
+    )
 
     model: ModelSection
     data: DataSection

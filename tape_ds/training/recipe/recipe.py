@@ -46,6 +46,8 @@ class Recipe(ABC):
 
     name: str
     """The recipe's name, or the stem of its path."""
+    model: Any
+    """The section that says what the model is; every kind's has ``liger``."""
     data: Any
     """The section that says what is read; every kind's has ``train_data`` and ``eval_data``."""
     global_batch_size: int

@@ -48,7 +48,8 @@ OWNED: dict[str, Owned] = {
         False, "global_batch_size would no longer hold", "lower per_device_train_batch_size; accumulation follows"
     ),
     "use_cache": Owned(False, "training keeps no key/value cache"),
-    "use_liger_kernel": Owned(False, "it patches transformers' own model classes, not this model"),
+    "use_liger_kernel": Owned(False, "it patches transformers' own model classes, not this model", "use liger"),
+    "label_smoothing_factor": Owned(0.0, "transformers would smooth labels that it has not shifted for this model"),
     "eval_strategy": Owned("no", _NO_EVALUATION, "use eval_data and the other fields that begin with eval_"),
     "eval_on_start": Owned(False, _NO_EVALUATION, "use eval_data and the other fields that begin with eval_"),
     "load_best_model_at_end": Owned(False, _NO_EVALUATION),
@@ -118,7 +119,6 @@ RANGES = {
     "adam_beta2": _BELOW_ONE,
     "adam_epsilon": _ABOVE_ZERO,
     "max_grad_norm": _AT_LEAST_ZERO,
-    "label_smoothing_factor": _BELOW_ONE,
     "warmup_steps": _AT_LEAST_ZERO,
     "logging_steps": _ABOVE_ZERO,
     "save_steps": _ABOVE_ZERO,

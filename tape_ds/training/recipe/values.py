@@ -73,8 +73,10 @@ def _is_list(hint: Any) -> bool:
 
 def _convert_choice(value: Any, choices: Any) -> Any:
     names = list(choices)
-    if value is False and "no" in names:
-        return "no"  # what YAML 1.1 makes of a bare no
+    if isinstance(value, bool):  # what YAML 1.1 makes of these bare words
+        for word in ("yes", "on") if value else ("no", "off"):
+            if word in names:
+                return word
     if isinstance(value, str) and value in names:
         return str(value)
     if not isinstance(value, str) and any(value is name for name in names):

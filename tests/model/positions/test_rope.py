@@ -105,8 +105,7 @@ def test_rope_is_only_a_rotation():
     value = torch.randn(1, 2, 3, 8)
     assert layer.carry(torch.randn(1, 1, 3, 8), None, value) is None
     assert layer.score_bias(torch.randn(1, 1, 3, 8), None, None, None) is None
-    assert layer.after_attention(None, None) is None
-    assert layer.after_mlp(torch.randn(1, 1, 3, 8), None, value) is None
+    assert layer.next_state(torch.randn(1, 1, 3, 8), None, None, value) is None
     assert not list(layer.parameters())
 
 

@@ -56,7 +56,7 @@ def as_the_model_does(layer, q, k, v, start, state, y):
     wide = v if carried is None else torch.cat((v, carried), -1)
     out, _ = attend_with_weights(*layer.rotate(q, k, start, state), wide)
     moved = None if carried is None else out[..., K:]
-    state = layer.after_mlp(start, layer.after_attention(state, moved), y)
+    state = layer.next_state(start, state, moved, y)
     return out[..., :K], current(start, state)
 
 
@@ -67,14 +67,15 @@ def test_a_layer_is_its_definition(heads, encoding, first):
     """Forward and every gradient, in fp64, where only a wrong formula can differ."""
     layer, sizes = layer_of(heads, encoding), HEADS[heads]
     H, G = sizes["num_attention_heads"], sizes["num_key_value_heads"]
-    shapes = ((B, H, T, K), (B, G, T, K), (B, G, T, K), (B, 1, T, K), (B, G, T, K), (B, T, 32))
-    q, k, v, start, state, y = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+    shapes = ((B, H, T, K), (B, G, T, K), (B, G, T, K), (B, G, T, K), (B, T, 32))
+    q, k, v, state, y = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+    start = torch.randn(B, 1, T, K, dtype=torch.float64)
     if first:
         state = None
     mine = as_the_model_does(layer, q, k, v, start, state, y)
     theirs = written_out(layer, sizes, q, k, v, current(start, state).expand(B, G, T, K), y)
     directions = [torch.randn_like(x) for x in mine]
-    leaves = [x for x in (q, k, v, start, state, y, *layer.parameters()) if x is not None]
+    leaves = [x for x in (q, k, v, state, y, *layer.parameters()) if x is not None]
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
     gradients = (torch.autograd.grad(x, leaves, directions, allow_unused=True) for x in (mine, theirs))
@@ -90,7 +91,7 @@ def test_feed_forward_equals_the_direct_form(heads):
     layer = layer_of(heads, "tape feed-forward only", torch.float32)
     groups = HEADS[heads]["num_key_value_heads"]
     start, state, y = torch.randn(1, 1, T, K), torch.randn(B, groups, T, K), torch.randn(B, T, 32)
-    update = layer.after_mlp(start, state, y) - state
+    update = layer.next_state(start, state, None, y) - state
     gate = F.linear(y, layer.gate.weight)
     expected = reference.position_mix(start + state, gate, layer.expand.weight, layer.contract.weight)
     torch.testing.assert_close(update, expected, rtol=0, atol=1e-5)
@@ -130,15 +131,18 @@ def test_zero_effect_at_the_start_but_a_gradient_to_leave_it(encoding):
 def accumulate(state_dtype, deviation):
     """32 layers, each adding 1e-3 to every entry of the state, stored as the layer stores it or as ``e`` itself."""
     config = tiny_config(num_hidden_layers=33, encoding="tape attention only", state_dtype=state_dtype)
-    start = positions.build(config).start(torch.arange(64)[None])
+    start = positions.build(config).start(torch.arange(64)[None, :, None])
     update = torch.full((1, 2, 64, 8), 1e-3, dtype=torch.bfloat16)
     layer = positions.build_layer(config, 0)
-    layer.attend = nn.Identity()
+    with torch.no_grad():  # every state is what its group's first head saw
+        layer.attend.weight.copy_(torch.eye(2).repeat_interleave(2, dim=1) * torch.tensor([1.0, 0.0, 1.0, 0.0]))
+    moved = update.repeat_interleave(2, dim=1)
     state = None
     stored = start.bfloat16().expand_as(update)
-    for _ in range(32):
-        state = layer.after_attention(state, update)
-        stored = stored + update
+    with torch.no_grad():
+        for _ in range(32):
+            state = layer.next_state(start, state, moved, None)
+            stored = stored + update
     total = current(start, state) - start if deviation else stored.float() - start.bfloat16().float()
     return float((total / (32 * update.float()) - 1).abs().mean()), state.dtype
 

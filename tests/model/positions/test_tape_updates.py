@@ -90,13 +90,14 @@ def test_an_update_is_its_definition(heads, form, update):
     layer = layer_of(heads, form, update)
     C = layer.columns
     assert layer.form.whole_halves == (form in ("vector", "flattened")) == (C > K)
-    shapes = ((B, 1, T, C), (B, G, T, C), (B, H, T, C), (B, T, 32))
-    start, state, moved, y = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
-    mine = current(start, layer.after_mlp(start, layer.after_attention(state, moved), y))
+    shapes = ((B, G, T, C), (B, H, T, C), (B, T, 32))
+    state, moved, y = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+    start = torch.randn(B, 1, T, C, dtype=torch.float64)
+    mine = current(start, layer.next_state(start, state, moved, y))
     e = start + state + attention_update(form, layer.attend, moved, G)
     theirs = e + feed_forward(form, layer, e, y)
     torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
-    leaves, direction = [start, state, moved, y, *layer.parameters()], torch.randn_like(mine)
+    leaves, direction = [state, moved, y, *layer.parameters()], torch.randn_like(mine)
     gradients = (torch.autograd.grad(x, leaves, direction) for x in (mine, theirs))
     for a, b in zip(*gradients, strict=True):
         assert b.abs().max() > 0
@@ -114,7 +115,7 @@ def test_updates_across_channels_part_the_halves(form):
     narrow = torch.cat((cos, sin), dim=-1)
     for mine, x in zip(layer.rotate(q, k, start, None), (q, k), strict=True):
         torch.testing.assert_close(mine, reference.rotate(x, narrow))
-    state = layer.after_mlp(start, None, torch.randn(B, T, 32).double())
+    state = layer.next_state(start, None, torch.randn(B, 4, T, 2 * K).double(), torch.randn(B, T, 32).double())
     e = current(start, state)
     assert (e[..., : K // 2] - e[..., K // 2 : K]).abs().max() > 1e-3
     turned, _ = layer.rotate(q, k, start, state)
@@ -135,6 +136,6 @@ def test_only_the_paper_s_form_keeps_equivariance(form):
         return torch.cat((cos * turn.cos() - sin * turn.sin(), cos * turn.sin() + sin * turn.cos()), -1)
 
     zero = torch.zeros(1, 1, T, 2 * X).double()
-    plain = layer.after_mlp(zero, layer.after_attention(state, moved), y)
-    other = layer.after_mlp(zero, layer.after_attention(turned(state), turned(moved)), y)
+    plain = layer.next_state(zero, state, moved, y)
+    other = layer.next_state(zero, turned(state), turned(moved), y)
     assert torch.allclose(other, turned(plain), rtol=0, atol=1e-9) == (form == "tensorial")

@@ -24,7 +24,7 @@ MALFORMED = {
     "unknown encoding": ({"position_encoding": "tapes"}, "position_encoding", "tapes", "tape"),
     "unknown option": ({"position_options": {"rnak": 4}}, "position_options.rnak", "4", "rank"),
     "unknown state dtype": ({"state_dtype": "fp32"}, "state_dtype", "fp32", "float32"),
-    "unknown backend": ({"attention_backend": "flash9"}, "attention_backend", "flash9", "sdpa"),
+    "unknown backend": ({"attention_backend": "flash9"}, "attention_backend", "flash9", "flash"),
     "window beyond target": ({"window": 99999}, "window", "99999", "16384 or less"),
     "pointless pose": ({"window": 16384}, "window", "16384", "pose_chunks: 1"),
     "window below chunks": ({"window": 3, "pose_chunks": 4}, "window", "3", "a token or more"),

@@ -61,7 +61,7 @@ MALFORMED = {
         "that or more",
     ),
     "unknown angles": ({"rope_parameters": {"rope_type": "yran"}}, "rope_parameters.rope_type", "yran", "yarn"),
-    "unknown backend": ({"attention_backend": "flash9"}, "attention_backend", "flash9", "sdpa"),
+    "unknown backend": ({"attention_backend": "flash9"}, "attention_backend", "flash9", "flash"),
     # vocabulary
     "no vocabulary": ({"vocab_size": None}, "vocab_size", "None", "tokenizer"),
     "empty vocabulary": ({"vocab_size": 0}, "vocab_size", "0", "thousands"),

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from tape_ds.model.attention.call import Call, blank_padding
 from tape_ds.model.score_bias import ScoreBias
+
+
+def attention_by_flex(call: Call) -> Tensor:
+    """torch's FlexAttention, compiled: bias, causality and documents are part of the kernel.
+
+    What a block skips is not read, but the rest of a block is multiplied by 0: padding is zeroed here too.
+    """
+    return flex_attend(*blank_padding(call), compiled=True)
 
 
 def flex_attend(

@@ -4,9 +4,9 @@ where there is a GPU."""
 import pytest
 import torch
 
-from tape_ds.model import attention
-from tape_ds.model.attention import attend, choose
-from tape_ds.model.flex import flex_attend
+from tape_ds.model.attention import attend, backends, flex
+from tape_ds.model.attention.call import allowed_keys
+from tape_ds.model.attention.flex import flex_attend
 from tape_ds.model.score_bias import ScoreBias
 from tests.model.helpers import tiny_model, tokens
 
@@ -45,8 +45,8 @@ def ids_of(documents, device="cpu"):
 @pytest.fixture
 def on_a_cpu(monkeypatch):
     """The backend as it is, but for the compiler and the refusal of a CPU."""
-    monkeypatch.setattr(attention, "choose", lambda backend, *rest: backend)
-    monkeypatch.setattr(attention, "flex_attend", lambda *call, compiled: flex_attend(*call, compiled=False))
+    monkeypatch.setattr(backends, "chip_of", lambda device: backends.Chip("cuda", "sm_90"))
+    monkeypatch.setattr(flex, "flex_attend", lambda *call, compiled: flex_attend(*call, compiled=False))
 
 
 def check(qkv, bias, **arguments):
@@ -98,10 +98,8 @@ def test_every_value_width(on_a_cpu, value):
 @uncompiled_is_meant
 def test_nothing_leaves_padding(on_a_cpu, monkeypatch):
     """A block that holds padding beside real tokens multiplies it by 0; its queries would spoil the keys' gradients."""
-    ids, given, inner = ids_of(DOCUMENTS["holes"]), [], attention.flex_attend
-    monkeypatch.setattr(
-        attention, "flex_attend", lambda *call, **options: given.extend(call[:3]) or inner(*call, **options)
-    )
+    ids, given, inner = ids_of(DOCUMENTS["holes"]), [], flex.flex_attend
+    monkeypatch.setattr(flex, "flex_attend", lambda *call, **options: given.extend(call[:3]) or inner(*call, **options))
     qkv, bias, _ = case("alibi")
     dirty = [x.detach().masked_fill((ids < 0)[:, None, :, None], float("nan")) for x in qkv]
     out = attend(*dirty, score_bias=bias, document_ids=ids, backend="flex")
@@ -117,34 +115,14 @@ def test_a_cpu_is_refused_in_words():
         model(tokens(1, 4))
 
 
-def test_a_bias_of_vectors_is_refused_in_words():
+def test_a_bias_of_vectors_is_refused_in_words(on_a_cpu):
     """TAPE's logarithm of inner products has no form of one number a token."""
-    with pytest.raises(ValueError, match="'flex' cannot compute this encoding's bias; choose auto or sdpa"):
-        choose("flex", "cuda", biased=True, elementwise=False)
     qkv, _, _ = case("none")
     vectors = ScoreBias(torch.zeros(1, 1, 9, 4), torch.zeros(1, 1, 9, 4), lambda q, k: q @ k.mT)
+    with pytest.raises(ValueError, match="'flex' cannot compute this encoding's bias; choose auto or sdpa"):
+        attend(*qkv, score_bias=vectors, backend="flex")
     with pytest.raises(ValueError, match="a function of one query and one key"):
         flex_attend(*qkv, True, None, 0, 1.0, vectors, compiled=False)
-
-
-def test_auto_takes_it_on_a_gpu_for_texts_with_a_bias():
-    """A step of decoding has one key more than the last: each would compile the kernel anew."""
-    choose.cache_clear()
-    assert choose("auto", "cuda", biased=True) == "flex"
-    assert choose("auto", "cuda", biased=True, few_queries=True) == "sdpa"
-    assert choose("auto", "cuda", biased=True, elementwise=False) == "sdpa"
-    assert choose("auto", "cuda") == choose("auto", "cpu", biased=True) == "sdpa"
-    choose.cache_clear()
-
-
-@pytest.mark.parametrize("queries, few", [(1, True), (127, True), (128, False)])
-def test_a_call_says_whether_it_is_a_step_of_decoding(queries, few, monkeypatch):
-    asked = []
-    monkeypatch.setattr(attention, "choose", lambda *arguments: asked.append(arguments) or "reference")
-    for name in ("alibi", "none"):
-        qkv, bias, _ = case(name, queries, 200 - queries, 200)
-        attend(*qkv, score_bias=bias)
-    assert asked == [("auto", "cpu", True, True, few), ("auto", "cpu", False, True, False)]
 
 
 # Long enough for several blocks of 128 and no multiple of one; head sizes that Triton multiplies.
@@ -165,7 +143,7 @@ def matrices(q, k, v, bias, ids):
     scores = q @ k.repeat_interleave(group, 1).mT * q.shape[-1] ** -0.5
     if bias is not None:
         scores = scores + bias.of(slice(None), slice(None)).to(q.dtype)
-    seen = attention.allowed_keys(LENGTH, LENGTH, True, ids, 0, q.device)[:, None]
+    seen = allowed_keys(LENGTH, LENGTH, True, ids, 0, q.device)[:, None]
     weights = scores.masked_fill(~seen, -1e4).softmax(-1).masked_fill(~seen, 0.0)
     return weights @ v.repeat_interleave(group, 1)
 

@@ -5,8 +5,7 @@ import itertools
 import pytest
 import torch
 
-from tape_ds.model import attention
-from tape_ds.model.attention import attend, attend_with_weights, available, choose
+from tape_ds.model.attention import attend, attend_with_weights, sdpa
 
 # Which code answers a call depends on sizes; these thresholds make every route answer at tiny ones.
 ROUTES = {
@@ -28,7 +27,7 @@ PLACES = {"full": (9, 0), "chunk": (5, 4), "step": (1, 8), "unused end": (4, 2),
 def backend(request, monkeypatch):
     name, thresholds = ROUTES[request.param]
     for threshold, value in thresholds.items():
-        monkeypatch.setattr(attention, threshold, value)
+        monkeypatch.setattr(sdpa, threshold, value)
     return name
 
 
@@ -176,34 +175,43 @@ def test_every_route_is_really_taken(monkeypatch):
     taken = []
 
     def watch(name):
-        route = getattr(attention, name)
-        monkeypatch.setattr(attention, name, lambda *arguments: taken.append(name) or route(*arguments))
+        route = getattr(sdpa, name)
+        monkeypatch.setattr(sdpa, name, lambda *arguments: taken.append(name) or route(*arguments))
 
-    for name in ("_sdpa_plain", "_sdpa_masked", "_sdpa_by_document"):
+    for name in ("_unmasked", "_masked", "_by_document"):
         watch(name)
     q, k, v = inputs()
     attend(q, k, v, backend="sdpa")
     attend(q, k, v, document_ids=torch.tensor(PACKED), backend="sdpa")
     attend(q, k, v, offset=torch.tensor(0), backend="sdpa")
-    assert taken == ["_sdpa_plain", "_sdpa_masked", "_sdpa_masked"]
-    monkeypatch.setattr(attention, "MASK_ENTRIES", 0)
+    assert taken == ["_unmasked", "_masked", "_masked"]
+    monkeypatch.setattr(sdpa, "MASK_ENTRIES", 0)
     attend(q, k, v, document_ids=torch.tensor(PACKED), backend="sdpa")
-    assert taken[3:] == ["_sdpa_by_document"] + ["_sdpa_plain"] * 5
+    assert taken[3:] == ["_by_document"] + ["_unmasked"] * 5
 
 
-def test_no_mask_grows_with_the_square_of_the_length(monkeypatch):
-    """Continuing a cache must stay within QUERY_BLOCK x S entries of mask: a 128k prefill in chunks would not fit."""
+@pytest.mark.parametrize("offset", [10, torch.tensor(10)], ids=["number", "tensor"])
+@pytest.mark.parametrize("documents", [False, True])
+def test_no_mask_grows_with_the_square_of_the_length(monkeypatch, offset, documents):
+    """Continuing a cache must stay within QUERY_BLOCK x S entries of mask: a 128k prefill in chunks would not fit, and
+    a prefill into a static cache, inside a compiled graph, has a mask for every query."""
     largest = []
-    monkeypatch.setattr(attention, "QUERY_BLOCK", 8)
-    allowed_keys = attention.allowed_keys
+    monkeypatch.setattr(sdpa, "QUERY_BLOCK", 8)
+    monkeypatch.setattr(sdpa, "MASK_ENTRIES", 100)
+    allowed_keys = sdpa.allowed_keys
 
     def spy(queries, *arguments):
         largest.append(queries)
         return allowed_keys(queries, *arguments)
 
-    monkeypatch.setattr(attention, "allowed_keys", spy)
-    attend(*inputs(queries=50, keys=60), backend="sdpa")
+    monkeypatch.setattr(sdpa, "allowed_keys", spy)
+    q, k, v = inputs(queries=50, keys=60)
+    ids = torch.zeros(2, 60, dtype=torch.int32) if documents else None
+    if documents and isinstance(offset, int):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    out = attend(q, k, v, offset=offset, document_ids=ids, backend="sdpa")
     assert max(largest) == 8
+    torch.testing.assert_close(out, attend(q, k, v, backend="reference"), rtol=0, atol=2e-6)
 
 
 def test_weights_explain_the_output():
@@ -221,19 +229,3 @@ def test_queries_off_the_key_axis_are_refused(backend):
         q, k, v = inputs(queries=queries)
         with pytest.raises(ValueError, match="do not fit"):
             attend(q, k, v, offset=offset, backend=backend)
-
-
-def test_the_dispatcher_says_what_it_picked(caplog):
-    choose.cache_clear()
-    with caplog.at_level("INFO", logger=attention.logger.name):
-        assert choose("auto", "cpu") == choose("auto", "cpu") == "sdpa"
-        assert choose("reference", "cpu") == "reference"
-        assert choose("auto", "cpu", biased=True) == "sdpa"
-        assert choose("auto", "cuda", biased=True) == "flex"
-    said = [record.message.split(" (")[0].removeprefix("attention: ") for record in caplog.records]
-    assert said == ["sdpa", "reference", "sdpa", "flex"]
-    assert "block of queries" in caplog.records[2].message
-    choose.cache_clear()
-    assert available() == ["flex", "reference", "sdpa"]
-    with pytest.raises(ValueError, match="did you mean 'sdpa'"):
-        choose("spda", "cpu")

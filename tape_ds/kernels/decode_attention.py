@@ -1,0 +1,290 @@
+"""Attention of a few new tokens over a long cache: the keys are split over programs, then the parts are put together.
+
+One token of one head would leave most of a GPU idle, and reading the cache is all the work there is. So the query rows
+of all heads that share a key/value head form one tile, which reads that head's cache once, and every part of the cache
+has a program of its own (flash-decoding; Dao, Haziza, Massa, Sizov 2023). Each leaves its output unnormalised, in fp32,
+with its maximum and its sum; a second kernel joins them.
+
+Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size, V value width (K or 2 K).
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# Arguments of a kernel have no Python type: Triton compiles it for what it is launched with.
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tape_ds.kernels import jit as gate
+from tape_ds.kernels.jit import INTERPRETED, INTERPRETER, jit, tl, triton
+from tape_ds.kernels.launch import Launch, Specimen, Table, capability, padded
+from tape_ds.kernels.tape_attention import why_not_shapes
+from tape_ds.kernels.tape_attention_specimens import describe
+from tape_ds.kernels.tape_attention_tiles import load, move, rows_present, store, tile, visible
+
+LONGEST = 16
+"""Most queries per row; with more, programs over queries keep a GPU busy."""
+MOST_SPLITS = 128
+LEAST_KEYS = 256
+"""A part shorter than this costs more to join than to compute."""
+SPLIT: Table = {
+    **{(capability, width): (Launch(32, 64, 8, 2),) for capability in (80, 90) for width in (16, 32, 64, 128)},
+    **{(INTERPRETER, width): (Launch(32, 16),) for width in (16, 32, 64, 128)},
+}
+"""Rows are at most this many: a power of 2 that holds what a group has is enough."""
+JOIN = Launch(16, 0, 4, 2)
+
+
+@jit
+def split_kernel(
+    Q, K, V, PART, TOP, TOTAL, IDS,
+    q_b, q_h, q_t, k_b, k_g, k_s, v_b, v_g, v_s, ids_b,
+    queries, keys, reach, offset, scale, group, per_split,
+    WIDE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """One part of the keys for a block of a group's query rows; grid (splits, groups x blocks of rows, batch)."""
+    split, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    lines = group * queries  # line r of a group: query r % T of its head r // T
+    blocks = tl.cdiv(lines, ROWS)
+    groups_head, row = tl.program_id(1) // blocks, tl.program_id(1) % blocks * ROWS
+    rows_T = row + tl.arange(0, ROWS)
+    places_T = offset + rows_T % queries
+    if IDS is not None:
+        IDS += batch * ids_b
+    present_T, documents_T = rows_present(IDS, places_T, rows_T, lines, keys, -2)
+    heads_T = (groups_head * group + rows_T // queries).to(tl.int64)
+    lines_T = Q + batch * q_b + heads_T * q_h + (rows_T % queries) * q_t
+    q = load(lines_T[:, None] + tl.arange(0, COLUMNS)[None, :], present_T, True, WIDTH, COLUMNS)
+
+    low = split * per_split
+    high = tl.minimum(low + per_split, reach)
+    k_base = move(K + batch * k_b + groups_head.to(tl.int64) * k_g, low, k_s)
+    v_base = move(V + batch * v_b + groups_head.to(tl.int64) * v_g, low, v_s)
+    scale_2 = scale * 1.4426950408889634  # log2(e): exponentials are powers of 2
+    top_T = tl.full([ROWS], -1e30, tl.float32)  # finite: -inf - -inf would be NaN where nothing has been seen yet
+    total_T = tl.zeros([ROWS], tl.float32)
+    v_TK = tl.zeros([ROWS, COLUMNS], tl.float32)
+    e_TK = v_TK
+    for start in range(low, high, KEYS):
+        keys_S = start + tl.arange(0, KEYS)
+        present_S, documents_S = rows_present(IDS, keys_S, keys_S, high, keys, -1)
+        k = load(tile(k_base, k_s, KEYS, COLUMNS), keys_S < high, True, WIDTH, COLUMNS)
+        scores_TS = tl.dot(q, tl.trans(k), input_precision="ieee")
+        allowed_TS = visible(
+            places_T[:, None], documents_T[:, None], keys_S[None, :], documents_S[None, :], high, IDS, True
+        )
+        scores_TS = tl.where(allowed_TS & present_T[:, None] & present_S[None, :], scores_TS, float("-inf"))
+        new_T = tl.maximum(top_T, tl.max(scores_TS, 1) * scale_2)
+        p_TS = tl.exp2(scores_TS * scale_2 - new_T[:, None])
+        shrink_T = tl.exp2(top_T - new_T)
+        total_T = total_T * shrink_T + tl.sum(p_TS, 1)
+        top_T = new_T
+        v_tile = tile(v_base, v_s, KEYS, COLUMNS)
+        v = load(v_tile, present_S, True, WIDTH, COLUMNS)
+        p = p_TS.to(v.dtype)
+        v_TK = tl.dot(p, v, v_TK * shrink_T[:, None], input_precision="ieee")
+        if WIDE:
+            e = load(v_tile + WIDTH, present_S, True, WIDTH, COLUMNS)
+            e_TK = tl.dot(p, e, e_TK * shrink_T[:, None], input_precision="ieee")
+        k_base += KEYS * k_s
+        v_base += KEYS * v_s
+
+    everything = tl.num_programs(2).to(tl.int64) * (tl.num_programs(1) // blocks) * lines
+    line = split * everything + (batch * (tl.num_programs(1) // blocks) + groups_head) * lines + row
+    inside_T = rows_T < lines
+    width = WIDTH + WIDTH if WIDE else WIDTH
+    part_tile = tile(move(PART, line, width), width, ROWS, COLUMNS)
+    store(part_tile, v_TK, inside_T, WIDTH, COLUMNS)
+    if WIDE:
+        store(part_tile + WIDTH, e_TK, inside_T, WIDTH, COLUMNS)
+    tl.store(TOP + line + tl.arange(0, ROWS), top_T, mask=inside_T)
+    tl.store(TOTAL + line + tl.arange(0, ROWS), total_T, mask=inside_T)
+
+
+@jit
+def join_kernel(
+    PART, TOP, TOTAL, OUT, out_b, out_h, out_t, lines, queries, heads, splits,
+    WIDE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The parts of a block of lines (batch x head x query) as one; grid (blocks, 1 or both halves of the value)."""
+    row = tl.program_id(0) * ROWS
+    half = tl.program_id(1) * WIDTH
+    lines_T = row + tl.arange(0, ROWS)
+    inside_T = lines_T < lines
+    width = WIDTH + WIDTH if WIDE else WIDTH
+    top_T = tl.full([ROWS], -1e30, tl.float32)
+    total_T = tl.zeros([ROWS], tl.float32)
+    out_TK = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for split in range(splits):
+        line = tl.cast(split, tl.int64) * lines + row
+        part_T = tl.load(TOP + line + tl.arange(0, ROWS), mask=inside_T, other=-1e30)
+        sum_T = tl.load(TOTAL + line + tl.arange(0, ROWS), mask=inside_T, other=0.0)
+        part_TK = load(tile(move(PART, line, width), width, ROWS, COLUMNS) + half, inside_T, True, WIDTH, COLUMNS)
+        new_T = tl.maximum(top_T, part_T)
+        shrink_T, share_T = tl.exp2(top_T - new_T), tl.exp2(part_T - new_T)
+        total_T = total_T * shrink_T + sum_T * share_T
+        out_TK = out_TK * shrink_T[:, None] + part_TK * share_T[:, None]
+        top_T = new_T
+    seen_T = total_T > 0
+    inverse_T = tl.where(seen_T, 1.0 / tl.where(seen_T, total_T, 1.0), 0.0)
+    batch_T, head_T = (lines_T // (queries * heads)).to(tl.int64), lines_T // queries % heads
+    out_T = OUT + batch_T * out_b + head_T.to(tl.int64) * out_h + (lines_T % queries) * out_t + half
+    store(out_T[:, None] + tl.arange(0, COLUMNS)[None, :], out_TK * inverse_T[:, None], inside_T, WIDTH, COLUMNS)
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    """Streaming multiprocessors of a GPU; one in the interpreter."""
+    return 1 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def split_count(keys: int, programs: int, processors: int) -> int:
+    """How many parts the keys are cut into: enough for two programs on every processor, none too short.
+
+    Args:
+        keys: that can be seen.
+        programs: that one part takes.
+        processors: of the device.
+    """
+    return max(1, min(-(-2 * processors // max(programs, 1)), keys // LEAST_KEYS, MOST_SPLITS))
+
+
+def why_not(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor) -> str | None:
+    """Why :func:`decode_attention` cannot take this call; None where it can."""
+    if problem := gate.why_not(q_BHTK) or why_not_shapes(q_BHTK, k_BGSK, v_BGSV, values=(1, 2)):
+        return problem
+    if q_BHTK.shape[2] > LONGEST:
+        return f"{q_BHTK.shape[2]} queries per row are more than {LONGEST}"
+    return None
+
+
+@torch.library.custom_op("tape_ds::decode_attention", mutates_args=(), device_types=("cpu", "cuda"))
+def _decode(
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSV: Tensor,
+    document_ids_BS: Tensor | None,
+    offset: int,
+    scale: float,
+    splits: int,
+) -> Tensor:
+    if problem := why_not(q_BHTK, k_BGSK, v_BGSV):
+        raise ValueError(f"decode_attention: {problem}")
+    batch, heads, queries, width = q_BHTK.shape
+    groups, keys, value_width = v_BGSV.shape[1:]
+    device, lines, reach = q_BHTK.device, batch * heads * queries, max(0, min(keys, offset + queries))
+    out_BHTV = torch.empty((batch, queries, heads, value_width), device=device, dtype=q_BHTK.dtype).transpose(1, 2)
+    if not out_BHTV.numel():
+        return out_BHTV
+    (launch,) = SPLIT[capability(device), padded(width)]
+    rows = min(padded(heads // groups * queries), launch.rows)
+    row_blocks = triton.cdiv(heads // groups * queries, rows)
+    splits = splits or split_count(reach, batch * groups * row_blocks, _processors(device))
+    per_split = triton.cdiv(triton.cdiv(reach, launch.columns), splits) * launch.columns
+    part = torch.empty((splits, lines, value_width), device=device, dtype=torch.float32)
+    top, total = (torch.empty((splits, lines), device=device, dtype=torch.float32) for _ in range(2))
+    constexprs = {"WIDE": value_width != width, "WIDTH": width, "COLUMNS": padded(width)}
+    split_kernel[(splits, groups * row_blocks, batch)](
+        q_BHTK, k_BGSK, v_BGSV, part, top, total, document_ids_BS,
+        *q_BHTK.stride()[:3], *k_BGSK.stride()[:3], *v_BGSV.stride()[:3],
+        0 if document_ids_BS is None else document_ids_BS.stride(0),
+        queries, keys, reach, offset, scale, heads // groups, per_split,
+        **constexprs, ROWS=rows, KEYS=launch.columns, **launch.options,
+    )  # fmt: skip
+    join_kernel[(triton.cdiv(lines, JOIN.rows), value_width // width)](
+        part, top, total, out_BHTV, *out_BHTV.stride()[:3], lines, queries, heads, splits,
+        **constexprs, ROWS=JOIN.rows, **JOIN.options,
+    )  # fmt: skip
+    return out_BHTV
+
+
+@_decode.register_fake
+def _(
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSV: Tensor,
+    document_ids_BS: Tensor | None,
+    offset: int,
+    scale: float,
+    splits: int,
+) -> Tensor:
+    batch, heads, queries, _ = q_BHTK.shape
+    return q_BHTK.new_empty(batch, queries, heads, v_BGSV.shape[-1]).transpose(1, 2)
+
+
+def decode_attention(
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSV: Tensor,
+    *,
+    offset: int | None = None,
+    document_ids: Tensor | None = None,
+    scale: float | None = None,
+    splits: int | None = None,
+) -> Tensor:
+    """Causal attention of at most 16 queries over a cache; forward only.
+
+    Args:
+        q_BHTK: queries. Any strides whose last is 1; so for k and v, which may be slices of a larger buffer.
+        k_BGSK: keys; query head h reads key/value head h // (H / G).
+        v_BGSV: values, V = K or 2 K.
+        offset: place of the first query on the key axis; S - T if None. Keys behind the last query are never read.
+        document_ids: integers [B, S], below 0 is padding. Query t stands at offset + t and sees its own document only.
+        scale: factor on the scores, above 0; K^-1/2 if None.
+        splits: parts that the keys are cut into; chosen by :func:`split_count` if None.
+
+    Returns:
+        [B, H, T, V] in the inputs' dtype, laid out as [B, T, H, V]; 0 for a query without any key.
+
+    Raises:
+        ValueError: :func:`why_not`, a gradient is asked for, ``document_ids`` of another shape, a scale that is not
+            above 0, or splits below 1.
+    """
+    if problem := why_not(q_BHTK, k_BGSK, v_BGSV):
+        raise ValueError(f"decode_attention: {problem}")
+    if torch.is_grad_enabled() and (q_BHTK.requires_grad or k_BGSK.requires_grad or v_BGSV.requires_grad):
+        raise ValueError("decode_attention: it has no gradient; call it under torch.no_grad(), or use tape_attention")
+    scale = q_BHTK.shape[-1] ** -0.5 if scale is None else scale
+    offset = k_BGSK.shape[2] - q_BHTK.shape[2] if offset is None else offset
+    if not scale > 0:
+        raise ValueError(f"decode_attention: scale {scale} is not above 0")
+    if splits is not None and splits < 1:
+        raise ValueError(f"decode_attention: {splits} splits are not at least 1")
+    if document_ids is not None:
+        shape = (q_BHTK.shape[0], k_BGSK.shape[2])
+        if document_ids.shape != shape:
+            raise ValueError(f"decode_attention: document_ids {list(document_ids.shape)} are not {list(shape)}")
+        document_ids = document_ids if document_ids.stride(-1) == 1 else document_ids.contiguous()
+    return _decode(q_BHTK, k_BGSK, v_BGSV, document_ids, offset, scale, splits or 0)
+
+
+def specimens(capability: int, dtype: str) -> Iterator[Specimen]:
+    """What is to be built for a compute capability and "bf16" or "fp16": wide values, with documents and without."""
+    for width in (32, 64, 80, 96, 128) if dtype == "bf16" else (128,):
+        (launch,) = SPLIT[capability, padded(width)]
+        shared = {"WIDE": True, "WIDTH": width, "COLUMNS": padded(width)}
+        constexprs: dict[str, Any] = {**shared, "ROWS": launch.rows, "KEYS": launch.columns}
+        if width in (80, 128):
+            constexprs["IDS"] = None
+        yield Specimen(
+            name=f"decode_attention split K={width}{'' if 'IDS' in constexprs else ' documents'}",
+            kernel=split_kernel,
+            constexprs=constexprs,
+            launch=launch,
+            **describe(split_kernel, dtype, constexprs, ("PART", "TOP", "TOTAL")),
+        )
+        if width == 128:
+            constexprs = {**shared, "ROWS": JOIN.rows}
+            yield Specimen(
+                name=f"decode_attention join K={width}",
+                kernel=join_kernel,
+                constexprs=constexprs,
+                launch=JOIN,
+                multiplies=False,
+                **describe(join_kernel, dtype, constexprs, ("PART", "TOP", "TOTAL")),
+            )

@@ -1,0 +1,90 @@
+"""What torch's ``FlopCounterMode``, and profilers built on it, count for the operators of this package.
+
+They see an operator as one call, so each says its own multiplications, in torch's convention: a causal mask is not
+subtracted, recomputation is not added, and padding that a kernel adds for itself is not counted.
+
+Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size, V value width, I position
+rank, N tokens, D hidden size, C entries of the vocabulary.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from tape_ds.kernels import cpu_attention, decode_attention, linear_cross_entropy, position_mix, tape_attention
+
+__all__ = ["cpu_attention", "decode_attention", "linear_cross_entropy", "position_mix", "tape_attention"]
+
+Shape = tuple[int, ...]
+_ops = torch.ops.tape_ds
+
+
+@register_flop_formula(_ops.cpu_attention)
+def attention(q_shape: Shape, k_shape: Shape, v_shape: Shape, *_: Any, **__: Any) -> int:
+    """Scores and values."""
+    return 2 * math.prod(q_shape[:3]) * k_shape[2] * (q_shape[3] + v_shape[3])
+
+
+@register_flop_formula(_ops.cpu_attention_backward)
+def attention_backward(grad_shape: Shape, q_shape: Shape, k_shape: Shape, v_shape: Shape, *_: Any, **__: Any) -> int:
+    """Scores again, and a product for each of dP, dV (value wide), dQ, dK (key wide)."""
+    return 2 * math.prod(q_shape[:3]) * k_shape[2] * (3 * q_shape[3] + 2 * v_shape[3])
+
+
+@register_flop_formula(_ops.position_mix)
+def mix(
+    start_shape: Shape,
+    state_shape: Shape | None,
+    moved_shape: Shape | None,
+    attend_shape: Shape | None,
+    gate_shape: Shape | None,
+    expand_shape: Shape | None,
+    *_: Any,
+    **__: Any,
+) -> int:
+    """The mix across heads, one G x G matrix per token, and its product with the state."""
+    tokens, width = start_shape[2], start_shape[3]
+    count = 0
+    if moved_shape is not None and attend_shape is not None:
+        count += moved_shape[0] * math.prod(attend_shape) * width
+    if gate_shape is not None and expand_shape is not None:
+        rank, groups = expand_shape
+        count += gate_shape[0] * groups**2 * (rank + width)
+    return 2 * tokens * count
+
+
+@register_flop_formula(_ops.position_mix_backward)
+def mix_backward(grad_shape: Shape, *inputs: Any, **__: Any) -> int:
+    """Two products for each of the forward's."""
+    return 2 * mix(*inputs[:6])
+
+
+@register_flop_formula(_ops.linear_cross_entropy)
+def head_and_loss(
+    hidden_shape: Shape,
+    weight_shape: Shape,
+    labels_shape: Shape,
+    ignore_index: int,
+    chunk: int,
+    dtype: torch.dtype,
+    for_hidden: bool,
+    for_weight: bool,
+    *_: Any,
+    **__: Any,
+) -> int:
+    """The logits, and with them the products of both gradients, as far as they are wanted."""
+    return 2 * hidden_shape[0] * math.prod(weight_shape) * (1 + for_hidden + for_weight)
+
+
+@register_flop_formula([_ops.tape_attention, _ops.decode_attention])
+def wide_attention(q_shape: Shape, k_shape: Shape, v_shape: Shape, *_: Any, **__: Any) -> int:
+    """As :func:`attention`."""
+    return attention(q_shape, k_shape, v_shape)
+
+
+@register_flop_formula(_ops.tape_attention_backward)
+def wide_attention_backward(*shapes: Any, **__: Any) -> int:
+    """As :func:`attention_backward`."""
+    return attention_backward(*shapes)

@@ -1,0 +1,73 @@
+"""Triton, where it is installed, and on which devices and tensors its kernels run.
+
+Everything here imports on a machine without Triton. With ``TRITON_INTERPRET=1``, set before anything of this package is
+imported, Triton's interpreter runs the kernels on CPU tensors, one program after the other: slow, but the arithmetic of
+the kernel itself, which is how it is tested without a GPU. Its ``tl.dot`` is silently wrong for bf16 (measured with
+Triton 3.6 to 3.9: it multiplies the bit patterns), so bf16 is refused there.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # not published for every platform
+    triton = None
+    tl = None
+
+INTERPRETED: bool = triton is not None and triton.knobs.runtime.interpret
+INTERPRETER = 0
+"""In place of a compute capability: Triton's interpreter, whose blocks are small so that tests have several."""
+SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}
+"""Bytes of shared memory that one program may use, by the compute capabilities that launch tables have columns for."""
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """``triton.jit``, or the plain function where there is no Triton to compile it."""
+    return function if triton is None else triton.jit(function)
+
+
+@functools.cache
+def capability(device: torch.device) -> int:
+    """The launch tables' column for this device: the newest that is not newer than the device and fits its memory.
+
+    Raises:
+        ValueError: an NVIDIA GPU older than sm_80, or with less shared memory than any column needs (the 99 KiB of
+            sm_86, sm_89 and sm_120).
+    """
+    if INTERPRETED:
+        return INTERPRETER
+    major, minor = torch.cuda.get_device_capability(device)
+    properties = torch.cuda.get_device_properties(device)
+    shared = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]  # missing in torch's stub
+    fitting = [each for each, needed in SHARED_MEMORY.items() if each <= 10 * major + minor and needed <= shared]
+    if not fitting:
+        least = min(SHARED_MEMORY)
+        raise ValueError(
+            f"Triton kernels need compute capability {least / 10} or newer and {SHARED_MEMORY[least] >> 10} KiB of "
+            f"shared memory for a program; this GPU has {major}.{minor} and {shared >> 10} KiB"
+        )
+    return max(fitting)
+
+
+def why_not(x: Tensor) -> str | None:
+    """Why Triton kernels do not run on a tensor of this device and dtype; None where they do."""
+    if triton is None:
+        return "Triton is not installed"
+    if INTERPRETED:
+        return "Triton's interpreter computes bf16 wrongly" if x.dtype == torch.bfloat16 else None
+    if x.device.type != "cuda":
+        return f"Triton kernels need a CUDA device, not {x.device.type!r}"
+    if x.dtype not in _HALVES:
+        return f"Triton kernels are for fp16 and bf16 on a GPU, not {str(x.dtype).removeprefix('torch.')}"
+    try:
+        capability(x.device)
+    except ValueError as error:
+        return str(error)
+    return None

@@ -1,0 +1,149 @@
+"""One layer's update of the position state, forward and backward, as one operator.
+
+    u  = attend @ (A e)                                     across heads, the same for every channel
+    d' = d + u + contract diag(SiLU(gate)) expand (start + d + u)
+
+``d`` is the stored deviation, ``start + d`` the state. On a GPU the update is one pass over memory by a Triton kernel
+(``position_mix_triton.py``), elsewhere a few batched products (``position_mix_plain.py``). Neither ever holds anything
+of [B, I, T, K], and the backward keeps nothing but the inputs.
+
+Shape letters: B batch, T tokens, H query heads, G key/value heads (one state each), K head size, I position rank.
+"""
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from tape_ds.kernels import position_mix_plain, position_mix_triton
+from tape_ds.kernels.position_mix_inputs import Inputs, empty, empty_gradients
+
+
+def position_mix(
+    start_B1TK: Tensor,
+    state_BGTK: Tensor | None,
+    moved_BHTK: Tensor | None,
+    attend_GH: Tensor | None,
+    gate_BTI: Tensor | None,
+    expand_IG: Tensor | None,
+    contract_GI: Tensor | None,
+    *,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The state's deviation after one layer (TAPE, arXiv:2501.00712, Section 3.3, both updates).
+
+    Sums are fp32 (fp64 for fp64 input), rounded once to ``dtype``. Weights are cast to the dtype of what they meet
+    (``attend`` to ``moved``'s, the others to ``gate``'s), as autocast would; their gradients come in their own dtype.
+
+    Args:
+        start_B1TK: fp32 [B or 1, 1 or G, T, K], where the state started. Never needs a gradient.
+        state_BGTK: the deviation so far; None is zero.
+        moved_BHTK: ``A e``, what attention made of the state; None, with ``attend_GH``, leaves that update out.
+        attend_GH: W_att.
+        gate_BTI: ``W_x y``, before its SiLU; None, with the two matrices, leaves the feed-forward out.
+        expand_IG: W_up.
+        contract_GI: W_down.
+        dtype: of the result.
+
+    Returns:
+        [B, G, T, K], seen in memory of [B, T, G, K].
+
+    Raises:
+        ValueError: half of an update is given, or none is, or the shapes do not fit each other.
+    """
+    Inputs(start_B1TK, state_BGTK, moved_BHTK, attend_GH, gate_BTI, expand_IG, contract_GI).check()
+    return _mix(start_B1TK, state_BGTK, moved_BHTK, attend_GH, gate_BTI, expand_IG, contract_GI, dtype)
+
+
+_ARGUMENTS = (
+    "Tensor start, Tensor? state, Tensor? moved, Tensor? attend, Tensor? gate, Tensor? expand, Tensor? contract"
+)
+
+
+@torch.library.custom_op("tape_ds::position_mix", mutates_args=(), schema=f"({_ARGUMENTS}, ScalarType dtype) -> Tensor")
+def _mix(
+    start: Tensor,
+    state: Tensor | None,
+    moved: Tensor | None,
+    attend: Tensor | None,
+    gate: Tensor | None,
+    expand: Tensor | None,
+    contract: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    inputs = Inputs(start, state, moved, attend, gate, expand, contract)
+    out = empty(inputs, dtype)
+    with torch.autocast(start.device.type, enabled=False):  # its casts would reach the products inside
+        _form(inputs).forward(inputs, out)
+    return out
+
+
+@torch.library.custom_op(
+    "tape_ds::position_mix_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad, {_ARGUMENTS}, bool[] needed) -> Tensor[]",
+)
+def _mix_backward(
+    grad: Tensor,
+    start: Tensor,
+    state: Tensor | None,
+    moved: Tensor | None,
+    attend: Tensor | None,
+    gate: Tensor | None,
+    expand: Tensor | None,
+    contract: Tensor | None,
+    needed: list[bool],
+) -> list[Tensor]:
+    inputs = Inputs(start, state, moved, attend, gate, expand, contract)
+    gradients = empty_gradients(inputs, needed)
+    with torch.autocast(start.device.type, enabled=False):
+        _form(inputs).backward(grad, inputs, gradients)
+    return [x for x in gradients if x is not None]
+
+
+def _form(inputs: Inputs) -> ModuleType:
+    """The module that computes these tensors: Triton's where its kernels run."""
+    return position_mix_triton if position_mix_triton.fits(inputs) else position_mix_plain
+
+
+@_mix.register_fake
+def _(
+    start: Tensor,
+    state: Tensor | None,
+    moved: Tensor | None,
+    attend: Tensor | None,
+    gate: Tensor | None,
+    expand: Tensor | None,
+    contract: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    return empty(Inputs(start, state, moved, attend, gate, expand, contract), dtype)
+
+
+@_mix_backward.register_fake
+def _(
+    grad: Tensor,
+    start: Tensor,
+    state: Tensor | None,
+    moved: Tensor | None,
+    attend: Tensor | None,
+    gate: Tensor | None,
+    expand: Tensor | None,
+    contract: Tensor | None,
+    needed: list[bool],
+) -> list[Tensor]:
+    gradients = empty_gradients(Inputs(start, state, moved, attend, gate, expand, contract), needed)
+    return [x for x in gradients if x is not None]
+
+
+def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(*inputs[:-1])
+
+
+def _differentiate(ctx, grad):  # type: ignore[no-untyped-def]
+    needed = list(ctx.needs_input_grad[1:7])
+    gradients = iter(_mix_backward(grad, *ctx.saved_tensors, needed))
+    return None, *(next(gradients) if each else None for each in needed), None
+
+
+_mix.register_autograd(_differentiate, setup_context=_save)

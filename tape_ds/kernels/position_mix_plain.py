@@ -1,0 +1,159 @@
+"""The PyTorch form of ``position_mix``: one G x G matrix per token, a few tokens at a time.
+
+``M_t = contract diag(SiLU(gate_t)) expand`` for all tokens of a piece is one product, and what it does to their states
+is one batched product; nothing of [B, I, T, K] exists, and temporaries are as large as a piece.
+
+Shape letters: B batch, T tokens, N = B T tokens of all rows, H query heads, G key/value heads, K head size, I position
+rank, X = G G entries of a token's matrix.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tape_ds.kernels.position_mix_inputs import Inputs
+
+CHUNK = 1 << 18
+"""Elements of the state that a CPU works on at a time: a megabyte in fp32, which its cache holds."""
+DEVICE_CHUNK = 1 << 24
+"""On any other device, where every piece costs a dozen launches."""
+
+
+class _Tokens(NamedTuple):
+    """A few tokens of all inputs in the dtype of the arithmetic; weights as they are applied."""
+
+    start: Tensor
+    """[N, 1 or G, K]"""
+    state: Tensor | None
+    """[N, G, K]"""
+    moved: Tensor | None
+    """[N, H, K]"""
+    attend: Tensor | None
+    """[N, G, H], the same matrix for every token"""
+    gate: Tensor | None
+    """[N, I]"""
+    product: Tensor | None
+    """[I, X]: entry (i, g G + h) is contract[g, i] expand[i, h], so ``SiLU(gate) @ product`` is every M_t."""
+
+    def added(self, out: Tensor) -> Tensor:
+        """``d + u`` [N, G, K], written to ``out``."""
+        if self.moved is None or self.attend is None:
+            return out.zero_() if self.state is None else out.copy_(self.state)
+        if self.state is None:
+            return torch.bmm(self.attend, self.moved, out=out)
+        return torch.baddbmm(self.state, self.attend, self.moved, out=out)
+
+    def matrices(self) -> Tensor:
+        """M_t [N, G, G]."""
+        assert self.gate is not None and self.product is not None
+        matrix_NX = F.silu(self.gate) @ self.product
+        groups = round(self.product.shape[1] ** 0.5)
+        return matrix_NX.unflatten(1, (groups, groups))
+
+
+def _flat(x: Tensor) -> Tensor:
+    """[B, heads, T, K] -> [B T, heads, K], without a copy where memory is [B, T, heads, ...]."""
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def _as_met(weight: Tensor, activation: Tensor, wide: torch.dtype) -> Tensor:
+    """A weight rounded to the dtype of what it meets, for arithmetic in ``wide``."""
+    return weight.to(activation.dtype).to(wide)
+
+
+def product(inputs: Inputs, wide: torch.dtype) -> Tensor:
+    """[I, X], see :class:`_Tokens`; there must be a feed-forward."""
+    assert inputs.gate is not None and inputs.expand is not None and inputs.contract is not None
+    expand_IG = _as_met(inputs.expand, inputs.gate, wide)
+    contract_GI = _as_met(inputs.contract, inputs.gate, wide)
+    return (contract_GI.T[:, :, None] * expand_IG[:, None, :]).flatten(1)
+
+
+def _chunks(inputs: Inputs, wide: torch.dtype) -> Iterator[tuple[slice, _Tokens]]:
+    """All tokens of all rows, piece by piece, each with its place among the N tokens."""
+    batch, groups, tokens, width = inputs.sizes()
+    start = _flat(inputs.start.expand(batch, -1, -1, -1))
+    state = None if inputs.state is None else _flat(inputs.state)
+    moved = None if inputs.moved is None else _flat(inputs.moved)
+    gate = None if inputs.gate is None else inputs.gate.flatten(0, 1)
+    attend = None
+    if inputs.attend is not None and inputs.moved is not None:
+        attend = _as_met(inputs.attend, inputs.moved, wide)
+    product_IX = None if inputs.gate is None else product(inputs, wide)
+    chunk = CHUNK if start.device.type == "cpu" else DEVICE_CHUNK
+    step = max(1, chunk // (groups * width))
+    for first in range(0, batch * tokens, step):
+        place = slice(first, min(first + step, batch * tokens))
+        yield (
+            place,
+            _Tokens(
+                start[place].to(wide),
+                None if state is None else state[place].to(wide),
+                None if moved is None else moved[place].to(wide),
+                None if attend is None else attend.expand(place.stop - first, -1, -1),
+                None if gate is None else gate[place].to(wide),
+                product_IX,
+            ),
+        )
+
+
+def forward(inputs: Inputs, out_BGTK: Tensor) -> None:
+    """Write the new deviation to ``out``, which must be laid out as ``position_mix_inputs.empty`` does."""
+    wide = inputs.wide()
+    out_NGK = _flat(out_BGTK)
+    for place, tokens in _chunks(inputs, wide):
+        out = out_NGK[place]
+        result = tokens.added(out if out.dtype == wide else torch.empty_like(out, dtype=wide))
+        if tokens.gate is not None:
+            result.baddbmm_(tokens.matrices(), result + tokens.start)
+        if result is not out:
+            out.copy_(result)
+
+
+def backward(grad: Tensor, inputs: Inputs, gradients: list[Tensor | None]) -> None:
+    """Write those gradients that have memory (``position_mix_inputs.empty_gradients``)."""
+    wide = inputs.wide()
+    d_state, d_moved, d_attend, d_gate, d_expand, d_contract = gradients
+    product_IX = None if inputs.gate is None else product(inputs, wide)
+    attend_sum = None if d_attend is None else torch.zeros_like(d_attend, dtype=wide)
+    weights = d_expand is not None or d_contract is not None
+    product_sum = torch.zeros_like(product_IX) if weights and product_IX is not None else None
+    grad_NGK = _flat(grad)
+    for place, tokens in _chunks(inputs, wide):
+        d_out = grad_NGK[place].to(wide)
+        d_added = d_out
+        if tokens.gate is not None and product_IX is not None:
+            d_added = torch.baddbmm(d_out, tokens.matrices().mT, d_out)
+            if d_gate is not None or product_sum is not None:
+                x = tokens.added(torch.empty_like(d_out, memory_format=torch.contiguous_format)).add_(tokens.start)
+                d_matrix_NX = torch.bmm(d_out, x.mT).flatten(1)
+                if product_sum is not None:
+                    product_sum.addmm_(F.silu(tokens.gate).T, d_matrix_NX)
+                if d_gate is not None:
+                    d_silu = d_matrix_NX @ product_IX.T
+                    d_gate.flatten(0, 1)[place] = torch.ops.aten.silu_backward(d_silu, tokens.gate)
+        if d_state is not None:
+            _flat(d_state)[place] = d_added
+        if d_moved is not None and tokens.attend is not None:
+            _flat(d_moved)[place] = torch.bmm(tokens.attend.mT, d_added)
+        if attend_sum is not None and tokens.moved is not None:
+            attend_sum += torch.bmm(d_added, tokens.moved.mT).sum(dim=0)
+    if d_attend is not None and attend_sum is not None:
+        d_attend.copy_(attend_sum)
+    if product_sum is not None:
+        split(product_sum, inputs, d_expand, d_contract)
+
+
+def split(product_sum_IX: Tensor, inputs: Inputs, d_expand: Tensor | None, d_contract: Tensor | None) -> None:
+    """From the gradient of the product [I, X] to those of its factors."""
+    assert inputs.gate is not None and inputs.expand is not None and inputs.contract is not None
+    expand_IG = _as_met(inputs.expand, inputs.gate, product_sum_IX.dtype)
+    contract_GI = _as_met(inputs.contract, inputs.gate, product_sum_IX.dtype)
+    sum_IGG = product_sum_IX.unflatten(1, (contract_GI.shape[0], -1))
+    if d_expand is not None:
+        d_expand.copy_(torch.einsum("igh,gi->ih", sum_IGG, contract_GI))
+    if d_contract is not None:
+        d_contract.copy_(torch.einsum("igh,ih->gi", sum_IGG, expand_IG))

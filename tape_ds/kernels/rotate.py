@@ -1,0 +1,188 @@
+"""Queries and keys rotated by the position state, forward and backward, as one operator.
+
+The state is ``e = start + deviation``: ``start`` is a shared fp32 table, the deviation is what the layers learned. The
+operator reads both, so ``e`` is never stored, and it keeps nothing for the backward but its own inputs. On a GPU it is
+a Triton kernel (``rotate_triton.py``), elsewhere the PyTorch form of this file, which works on a few tokens at a time:
+its temporaries stay in the cache, and halves are never duplicated to K columns of cosines and of sines.
+
+Shape letters: B batch, T tokens, H heads of what is rotated, G key/value heads (one state each), R = H / G heads that
+share a state, K head size.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from tape_ds.kernels import rotate_triton
+
+CHUNK = 1 << 18
+"""Elements of ``x`` that the PyTorch form works on at a time on a CPU: a megabyte in fp32, which its cache holds."""
+DEVICE_CHUNK = 1 << 24
+"""On any other device, where every piece costs several launches."""
+
+
+def rotate(x_BHTK: Tensor, start_B1TK: Tensor, state_BGTK: Tensor | None = None) -> Tensor:
+    """Rotate each pair (j, j + K/2) of a head by the state of its group (RoFormer, arXiv:2104.09864; TAPE,
+    arXiv:2501.00712, Section 3.3).
+
+    Arithmetic is fp32 (fp64 for fp64 input), rounded once to ``x``'s dtype. Differentiable in ``x`` and ``state``; the
+    backward keeps ``x`` only where ``state`` needs a gradient.
+
+    Args:
+        x_BHTK: queries or keys; head h belongs to group h // (H / G).
+        start_B1TK: fp32 [B or 1, 1 or G, T, K], cosines in the first K/2 columns, sines in the last. Never needs a
+            gradient.
+        state_BGTK: deviation from the start, any float dtype; None is zero.
+
+    Returns:
+        [B, H, T, K] in the dtype and memory layout of ``x``.
+
+    Raises:
+        ValueError: K is odd, H no multiple of G, or ``start`` and ``state`` are not of these shapes.
+    """
+    batch, heads, tokens, width = x_BHTK.shape
+    groups = start_B1TK.shape[1] if state_BGTK is None else state_BGTK.shape[1]
+    if width % 2 or heads % groups:
+        raise ValueError(f"cannot rotate {heads} heads of {width} columns by {groups} states: give pairs and groups")
+    if state_BGTK is not None and state_BGTK.shape != (batch, groups, tokens, width):
+        raise ValueError(f"state is {tuple(state_BGTK.shape)}, not {(batch, groups, tokens, width)}")
+    rows, shared = start_B1TK.shape[:2]
+    if start_B1TK.shape[2:] != (tokens, width) or rows not in (1, batch) or shared not in (1, groups):
+        raise ValueError(f"start is {tuple(start_B1TK.shape)}, not [{batch} or 1, {groups} or 1, {tokens}, {width}]")
+    return _rotate(x_BHTK, start_B1TK, state_BGTK)
+
+
+@torch.library.custom_op("tape_ds::rotate", mutates_args=(), schema="(Tensor x, Tensor start, Tensor? state) -> Tensor")
+def _rotate(x: Tensor, start: Tensor, state: Tensor | None) -> Tensor:
+    out = torch.empty_like(x)
+    (rotate_triton.forward if rotate_triton.fits(x) else forward)(x, start, state, out)
+    return out
+
+
+@torch.library.custom_op(
+    "tape_ds::rotate_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor? x, Tensor start, Tensor? state, bool for_x, bool for_state) -> Tensor[]",
+)
+def _rotate_backward(
+    grad: Tensor, x: Tensor | None, start: Tensor, state: Tensor | None, for_x: bool, for_state: bool
+) -> list[Tensor]:
+    d_x, d_state = empty_gradients(grad, state, for_x, for_state)
+    (rotate_triton.backward if rotate_triton.fits(grad) else backward)(grad, x, start, state, d_x, d_state)
+    return [each for each in (d_x, d_state) if each is not None]
+
+
+@_rotate.register_fake
+def _(x: Tensor, start: Tensor, state: Tensor | None) -> Tensor:
+    return torch.empty_like(x)
+
+
+@_rotate_backward.register_fake
+def _(
+    grad: Tensor, x: Tensor | None, start: Tensor, state: Tensor | None, for_x: bool, for_state: bool
+) -> list[Tensor]:
+    return [each for each in empty_gradients(grad, state, for_x, for_state) if each is not None]
+
+
+def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    x, start, state = inputs
+    ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, start, state)
+
+
+def _differentiate(ctx, grad):  # type: ignore[no-untyped-def]
+    x, start, state = ctx.saved_tensors
+    for_x, _, for_state = ctx.needs_input_grad
+    gradients = iter(_rotate_backward(grad, x, start, state, for_x, for_state))
+    return next(gradients) if for_x else None, None, next(gradients) if for_state else None
+
+
+_rotate.register_autograd(_differentiate, setup_context=_save)
+
+
+def empty_gradients(
+    grad: Tensor, state: Tensor | None, for_x: bool, for_state: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Memory for those gradients that are asked for: ``x``'s as a projection lays it out, [B, T, H, K] seen as
+    [B, H, T, K], whatever the layout of the incoming gradient; the state's like the state."""
+    batch, heads, tokens, width = grad.shape
+    d_x = grad.new_empty(batch, tokens, heads, width).transpose(1, 2) if for_x else None
+    return d_x, torch.empty_like(state) if for_state and state is not None else None
+
+
+def forward(x: Tensor, start: Tensor, state: Tensor | None, out: Tensor) -> None:
+    """The PyTorch form: write the rotation of ``x`` to ``out``."""
+    _turn(x, start, state, out, backwards=False)
+
+
+def backward(
+    grad: Tensor, x: Tensor | None, start: Tensor, state: Tensor | None, d_x: Tensor | None, d_state: Tensor | None
+) -> None:
+    """The PyTorch form of those gradients that have memory: of ``x`` the rotation back, of the state a sum over the
+    heads of a group, which alone reads ``x``."""
+    if d_x is not None:
+        _turn(grad, start, state, d_x, backwards=True)
+    if d_state is not None:
+        assert x is not None
+        _collect(grad, x, d_state)
+
+
+def _wide(*tensors: Tensor | None) -> torch.dtype:
+    """The dtype of the arithmetic."""
+    return torch.float64 if any(x is not None and x.dtype == torch.float64 for x in tensors) else torch.float32
+
+
+def _chunks(x: Tensor) -> Iterator[tuple[int, int]]:
+    """(first token, number of tokens) of each piece of about ``CHUNK`` elements."""
+    tokens = x.shape[2]
+    chunk = CHUNK if x.device.type == "cpu" else DEVICE_CHUNK
+    step = max(1, chunk // max(1, x[:, :, :1].numel()))
+    for first in range(0, tokens, step):
+        yield first, min(step, tokens - first)
+
+
+def _turn(x_BHTK: Tensor, start_B1TK: Tensor, state_BGTK: Tensor | None, out_BHTK: Tensor, backwards: bool) -> None:
+    """Write the rotation, or the rotation back, to ``out``."""
+    wide = _wide(x_BHTK, state_BGTK)
+    groups = start_B1TK.shape[1] if state_BGTK is None else state_BGTK.shape[1]
+    for first, count in _chunks(x_BHTK):
+        # [B, H, T, K] -> [B, G, R, T, K]; the state [B, G, 1, T, K] is read by all R heads of its group
+        x = x_BHTK.narrow(2, first, count).unflatten(1, (groups, -1)).to(wide)
+        out = out_BHTK.narrow(2, first, count).unflatten(1, (groups, -1))
+        e = start_B1TK.narrow(2, first, count).to(wide)
+        if state_BGTK is not None:
+            e = e + state_BGTK.narrow(2, first, count)
+        cos, sin = e.unsqueeze(2).chunk(2, dim=-1)
+        real, imaginary = x.chunk(2, dim=-1)
+        result = out if out.dtype == wide else torch.empty_like(x)
+        out_real, out_imaginary = result.chunk(2, dim=-1)
+        sign = 1 if backwards else -1
+        torch.mul(real, cos, out=out_real).addcmul_(imaginary, sin, value=sign)
+        torch.mul(imaginary, cos, out=out_imaginary).addcmul_(real, sin, value=-sign)
+        if result is not out:
+            out.copy_(result)
+
+
+def _collect(grad_BHTK: Tensor, x_BHTK: Tensor, out_BGTK: Tensor) -> None:
+    """Write the state's gradient to ``out``: dc = g_r x_r + g_i x_i, ds = g_i x_r - g_r x_i, head after head."""
+    wide = _wide(grad_BHTK, x_BHTK, out_BGTK)
+    groups = out_BGTK.shape[1]
+    for first, count in _chunks(grad_BHTK):
+        grad = grad_BHTK.narrow(2, first, count).unflatten(1, (groups, -1)).to(wide)
+        x = x_BHTK.narrow(2, first, count).unflatten(1, (groups, -1)).to(wide)
+        out = out_BGTK.narrow(2, first, count)
+        result = out if out.dtype == wide else torch.empty_like(out, dtype=wide)
+        d_cos, d_sin = result.chunk(2, dim=-1)
+        for head in range(grad.shape[2]):
+            grad_real, grad_imaginary = grad[:, :, head].chunk(2, dim=-1)
+            real, imaginary = x[:, :, head].chunk(2, dim=-1)
+            if head == 0:
+                torch.mul(grad_real, real, out=d_cos)
+                torch.mul(grad_imaginary, real, out=d_sin)
+            else:
+                d_cos.addcmul_(grad_real, real)
+                d_sin.addcmul_(grad_imaginary, real)
+            d_cos.addcmul_(grad_imaginary, imaginary)
+            d_sin.addcmul_(grad_real, imaginary, value=-1)
+        if result is not out:
+            out.copy_(result)

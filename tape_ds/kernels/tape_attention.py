@@ -1,0 +1,210 @@
+"""TAPE's attention in Triton: one causal softmax over a value ``[v | e]`` that is two key widths wide.
+
+This file is the operator: what it accepts, its registration with ``torch.library`` (so that ``torch.compile``,
+``torch.export`` and checkpointing pass through it) and what it derives from documents. The kernels lie beside it in
+``tape_attention_forward`` and ``tape_attention_backward``.
+
+Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size, V = 2 K value width.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from tape_ds.kernels import jit, tape_attention_backward, tape_attention_forward
+from tape_ds.kernels.tape_attention_forward import Call
+
+WIDEST = 128
+"""Largest head size."""
+
+
+def why_not(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor) -> str | None:
+    """Why :func:`tape_attention` cannot take this call; None where it can."""
+    if problem := jit.why_not(q_BHTK):
+        return problem
+    return why_not_shapes(q_BHTK, k_BGSK, v_BGSV, values=(2,))
+
+
+def why_not_shapes(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, values: tuple[int, ...]) -> str | None:
+    """What is wrong with the tensors themselves; ``values`` are the value widths taken, in key widths."""
+    if not q_BHTK.ndim == k_BGSK.ndim == v_BGSV.ndim == 4:
+        return f"q, k and v need 4 dimensions, not {q_BHTK.ndim}, {k_BGSK.ndim} and {v_BGSV.ndim}"
+    batch, heads, _, width = q_BHTK.shape
+    _, groups, keys, value_width = v_BGSV.shape
+    if k_BGSK.shape != (batch, groups, keys, width) or v_BGSV.shape[0] != batch:
+        return f"q {list(q_BHTK.shape)}, k {list(k_BGSK.shape)} and v {list(v_BGSV.shape)} do not fit together"
+    if groups == 0 or heads % groups:
+        return f"{heads} query heads are not a multiple of {groups} key/value heads"
+    if width % 2 or not 0 < width <= WIDEST:
+        return f"head size {width} is not an even number up to {WIDEST}"
+    if value_width not in [width * times for times in values]:
+        return f"value width {value_width} is not {' or '.join(str(times) for times in values)} times head size {width}"
+    if not q_BHTK.dtype == k_BGSK.dtype == v_BGSV.dtype:
+        return f"q, k and v differ in dtype: {q_BHTK.dtype}, {k_BGSK.dtype}, {v_BGSV.dtype}"
+    if not q_BHTK.device == k_BGSK.device == v_BGSV.device:
+        return f"q, k and v differ in device: {q_BHTK.device}, {k_BGSK.device}, {v_BGSV.device}"
+    for name, x in (("q", q_BHTK), ("k", k_BGSK), ("v", v_BGSV)):
+        if x.stride(-1) != 1:
+            return f"the last dimension of {name} is not contiguous"
+    return None
+
+
+def document_borders(document_ids_BS: Tensor) -> Tensor:
+    """Document, its first and its last place, of every token: what kernels need to leave out whole blocks.
+
+    Many layers share one mask: make this once and give it as ``document_ids``. It costs a sort, and no wait for the
+    device.
+
+    Args:
+        document_ids_BS: integers; below 0 is padding. A document's tokens need not be neighbours.
+
+    Returns:
+        int32 [3, B, S]; padding has the empty range from S to -1.
+    """
+    keys = document_ids_BS.shape[-1]
+    ordered_BS, order_BS = document_ids_BS.contiguous().sort(dim=-1, stable=True)
+    if keys:
+        ids_BS = document_ids_BS.contiguous()
+        first_BS = order_BS.gather(-1, torch.searchsorted(ordered_BS, ids_BS))
+        last_BS = order_BS.gather(-1, torch.searchsorted(ordered_BS, ids_BS, right=True) - 1)
+    else:
+        first_BS = last_BS = order_BS
+    padding_BS = document_ids_BS < 0
+    first_BS, last_BS = first_BS.masked_fill(padding_BS, keys), last_BS.masked_fill(padding_BS, -1)
+    ids_BS = document_ids_BS.clamp(min=-1)
+    return torch.stack([x.to(torch.int32) for x in (ids_BS, first_BS, last_BS)])
+
+
+@torch.library.custom_op("tape_ds::tape_attention", mutates_args=(), device_types=("cpu", "cuda"))
+def _forward(
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSV: Tensor,
+    documents_3BS: Tensor | None,
+    causal: bool,
+    offset: int,
+    scale: float,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor]:
+    if problem := why_not(q_BHTK, k_BGSK, v_BGSV):
+        raise ValueError(f"tape_attention: {problem}")
+    return tape_attention_forward.forward(q_BHTK, k_BGSK, v_BGSV, Call(causal, offset, scale, documents_3BS))
+
+
+@_forward.register_fake
+def _(
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSV: Tensor,
+    documents_3BS: Tensor | None,
+    causal: bool,
+    offset: int,
+    scale: float,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor]:
+    batch, heads, queries, _ = q_BHTK.shape
+    out_BHTV = q_BHTK.new_empty(batch, queries, heads, v_BGSV.shape[-1]).transpose(1, 2)
+    return out_BHTV, q_BHTK.new_empty(batch, heads, queries, dtype=torch.float32)
+
+
+@torch.library.custom_op("tape_ds::tape_attention_backward", mutates_args=(), device_types=("cpu", "cuda"))
+def _backward(
+    dout_BHTV: Tensor,
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSV: Tensor,
+    out_BHTV: Tensor,
+    lse_BHT: Tensor,
+    documents_3BS: Tensor | None,
+    causal: bool,
+    offset: int,
+    scale: float,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if dout_BHTV.stride(-1) != 1:  # what ``sum`` hands back is one number seen everywhere
+        dout_BHTV = dout_BHTV.contiguous()
+    call = Call(causal, offset, scale, documents_3BS)
+    exact = deterministic or torch.are_deterministic_algorithms_enabled()
+    return tape_attention_backward.backward(dout_BHTV, q_BHTK, k_BGSK, v_BGSV, out_BHTV, lse_BHT, call, exact)
+
+
+@_backward.register_fake
+def _(
+    dout_BHTV: Tensor,
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSV: Tensor,
+    out_BHTV: Tensor,
+    lse_BHT: Tensor,
+    documents_3BS: Tensor | None,
+    causal: bool,
+    offset: int,
+    scale: float,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = (
+        x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2) for x in (q_BHTK, k_BGSK, v_BGSV)
+    )
+    return dq, dk, dv
+
+
+def _keep(ctx: FunctionCtx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    q_BHTK, k_BGSK, v_BGSV, documents_3BS, *ctx.options = inputs  # type: ignore[attr-defined]
+    ctx.save_for_backward(q_BHTK, k_BGSK, v_BGSV, *output, documents_3BS)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx: FunctionCtx, dout_BHTV: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    gradients = _backward(dout_BHTV, *ctx.saved_tensors, *ctx.options)  # type: ignore[attr-defined]
+    return *gradients, None, None, None, None, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_keep)
+
+
+def tape_attention(
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSV: Tensor,
+    *,
+    causal: bool = True,
+    offset: int | None = None,
+    document_ids: Tensor | None = None,
+    scale: float | None = None,
+    deterministic: bool = False,
+) -> Tensor:
+    """Softmax attention with the value ``[v | e]``, forward and backward without anything of size T x S in memory.
+
+    Args:
+        q_BHTK: queries, K even and at most 128. Any strides whose last is 1; so for k and v.
+        k_BGSK: keys; query head h reads key/value head h // (H / G), which is never repeated in memory.
+        v_BGSV: values, V = 2 K.
+        causal: query t sees no key behind offset + t.
+        offset: place of the first query on the key axis; S - T if None.
+        document_ids: integers [B, S], below 0 is padding. Query t stands at offset + t and sees its own document only;
+            padding sees nothing and its memory is never used, whatever it holds. Documents that lie together cost only
+            their own blocks. Or what :func:`document_borders` made of the ids, for all layers at once.
+        scale: factor on the scores, above 0; K^-1/2 if None.
+        deterministic: compute dQ in a kernel of its own instead of by atomic sums, whose order varies; also on under
+            ``torch.use_deterministic_algorithms``.
+
+    Returns:
+        [B, H, T, V] in the inputs' dtype, laid out as [B, T, H, V]; 0 for a query without any key.
+
+    Raises:
+        ValueError: :func:`why_not`, or ``document_ids`` of another shape, or a scale that is not above 0.
+    """
+    if problem := why_not(q_BHTK, k_BGSK, v_BGSV):
+        raise ValueError(f"tape_attention: {problem}")
+    scale = q_BHTK.shape[-1] ** -0.5 if scale is None else scale
+    offset = k_BGSK.shape[2] - q_BHTK.shape[2] if offset is None else offset
+    if not scale > 0:
+        raise ValueError(f"tape_attention: scale {scale} is not above 0")
+    documents_3BS = document_ids
+    if document_ids is not None:
+        ids_shape = (q_BHTK.shape[0], k_BGSK.shape[2])
+        if document_ids.shape not in (ids_shape, (3, *ids_shape)):
+            raise ValueError(f"tape_attention: document_ids {list(document_ids.shape)} are not {list(ids_shape)}")
+        if document_ids.ndim == 2:
+            documents_3BS = document_borders(document_ids)
+    return _forward(q_BHTK, k_BGSK, v_BGSV, documents_3BS, causal, offset, scale, deterministic)[0]

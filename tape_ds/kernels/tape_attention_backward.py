@@ -1,0 +1,134 @@
+"""Attention whose value is two key widths wide, backward, in the split form: one delta, one dS, no spilled registers.
+
+Both halves of the value share the weights, so ``delta = rowsum(dO * O)`` runs over all 2 K columns and
+``dS = P * (dO_v V^T + dO_e E^T - delta)`` is formed once (FlashAttention-2, algorithm 2, with V = 2 K). On Hopper the
+accumulators dV, dE, dK and dQ do not fit the registers together; hence one kernel for {dV, dE} and one for {dK, dQ}.
+The latter adds dQ atomically into fp32, so the order of its sums, and their last bits, differ from run to run;
+``deterministic`` gives dQ a kernel of its own.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tape_ds.kernels.jit import triton
+from tape_ds.kernels.launch import INTERPRETER, Launch, Table, choose, padded
+from tape_ds.kernels.tape_attention_backward_kernels import delta_kernel, keys_kernel, queries_kernel, values_kernel
+from tape_ds.kernels.tape_attention_forward import Call, empty_rows
+
+_INTERPRETED: Table = {(INTERPRETER, width): (Launch(32, 32),) for width in (16, 32, 64, 128)}
+DELTA: Table = {
+    **{(capability, width): (Launch(32, 0, 4, 2),) for capability in (80, 90) for width in (16, 32, 64, 128)},
+    **_INTERPRETED,
+}
+VALUES: Table = {
+    (90, 128): (Launch(128, 64, 8, 2), Launch(64, 64, 8, 2)),
+    (90, 64): (Launch(128, 64, 8, 2),),
+    (90, 32): (Launch(128, 64, 8, 2),),
+    (90, 16): (Launch(64, 64, 4, 2),),
+    (80, 128): (Launch(64, 64, 8, 2), Launch(64, 32, 8, 2)),
+    (80, 64): (Launch(128, 32, 8, 2),),
+    (80, 32): (Launch(128, 32, 8, 2),),
+    (80, 16): (Launch(128, 32, 8, 2),),
+    **_INTERPRETED,
+}
+VALUES_DOCUMENTS: Table = {**VALUES, (90, 128): (Launch(128, 32, 8, 2),)}
+"""Documents need registers for their ids, and for loads that wait for them."""
+KEYS_AND_QUERIES: Table = {
+    (90, 128): (Launch(128, 32, 8, 2),),
+    (90, 64): (Launch(128, 64, 8, 2),),
+    (90, 32): (Launch(128, 64, 8, 2),),
+    (90, 16): (Launch(128, 64, 8, 2),),
+    (80, 128): (Launch(64, 32, 8, 2),),
+    (80, 64): (Launch(128, 32, 8, 2),),
+    (80, 32): (Launch(128, 32, 8, 2),),
+    (80, 16): (Launch(128, 32, 8, 2),),
+    **_INTERPRETED,
+}
+QUERIES: Table = {
+    (90, 128): (Launch(64, 64, 8, 2), Launch(128, 64, 8, 2)),
+    (90, 64): (Launch(128, 64, 8, 2),),
+    (90, 32): (Launch(128, 64, 8, 2),),
+    (90, 16): (Launch(128, 64, 8, 2),),
+    (80, 128): (Launch(64, 64, 8, 2),),
+    (80, 64): (Launch(128, 32, 8, 2),),
+    (80, 32): (Launch(128, 32, 8, 2),),
+    (80, 16): (Launch(128, 32, 8, 2),),
+    **_INTERPRETED,
+}
+
+
+def backward(
+    dout_BHTV: Tensor,
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSV: Tensor,
+    out_BHTV: Tensor,
+    lse_BHT: Tensor,
+    call: Call,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dQ, dK and dV (dE is its second half), each laid out as [B, tokens, heads, columns]."""
+    batch, heads, queries, width = q_BHTK.shape
+    groups, keys, value_width = v_BGSV.shape[1:]
+    dtype, columns, reach = q_BHTK.dtype, padded(width), call.reach(queries, keys)
+    dq_BHTK = empty_rows(q_BHTK, heads, width, dtype if deterministic else torch.float32)
+    dk_BGSK, dv_BGSV = empty_rows(k_BGSK, groups, width, dtype), empty_rows(v_BGSV, groups, value_width, dtype)
+    for gradient in (dk_BGSK, dv_BGSV):
+        gradient[:, :, reach:].zero_()
+    if not dq_BHTK.numel():
+        for gradient in (dk_BGSK, dv_BGSV):
+            gradient.zero_()
+        return dq_BHTK.to(dtype), dk_BGSK, dv_BGSV
+
+    delta_BHT = torch.empty_like(lse_BHT)
+    plain = call.documents_3BS is None
+    shape = (q_BHTK.shape, groups, keys, call.causal, plain)
+    arguments = call.arguments(queries, keys)
+    documents = [arguments.pop(name) for name in ("IDS", "FIRST", "LAST")]
+    arguments |= {"group": heads // groups, "WIDTH": width, "COLUMNS": columns}
+
+    def start(name: str, table: Table, run: Callable[[Launch], None]) -> None:
+        run(choose(f"tape_attention {name}", table, q_BHTK.device, columns, shape, run))
+
+    def strides(*tensors: Tensor) -> list[int]:
+        return [stride for tensor in tensors for stride in tensor.stride()[:3]]
+
+    def delta(launch: Launch) -> None:
+        delta_kernel[(triton.cdiv(queries, launch.rows), heads, batch)](
+            out_BHTV, dout_BHTV, lse_BHT, delta_BHT, *strides(out_BHTV, dout_BHTV), queries,
+            WIDTH=width, COLUMNS=columns, ROWS=launch.rows, **launch.options,
+        )  # fmt: skip
+
+    def values(launch: Launch) -> None:
+        values_kernel[(triton.cdiv(reach, launch.rows), groups, batch)](
+            q_BHTK, k_BGSK, dout_BHTV, lse_BHT, dv_BGSV, *documents, *strides(q_BHTK, k_BGSK, dout_BHTV, dv_BGSV),
+            **arguments, ROWS=launch.rows, QUERIES=launch.columns, **launch.options,
+        )  # fmt: skip
+
+    def keys_and_queries(launch: Launch) -> None:
+        keys_kernel[(triton.cdiv(reach, launch.rows), groups, batch)](
+            q_BHTK, k_BGSK, v_BGSV, dout_BHTV, lse_BHT, delta_BHT, dk_BGSK, dq_BHTK, *documents,
+            *strides(q_BHTK, k_BGSK, v_BGSV, dout_BHTV, dk_BGSK, dq_BHTK),
+            **arguments, ATOMIC=not deterministic, ROWS=launch.rows, QUERIES=launch.columns,
+            **launch.options,
+        )  # fmt: skip
+
+    def only_queries(launch: Launch) -> None:
+        queries_kernel[(triton.cdiv(queries, launch.rows), heads, batch)](
+            q_BHTK, k_BGSK, v_BGSV, dout_BHTV, lse_BHT, delta_BHT, dq_BHTK, *documents,
+            *strides(q_BHTK, k_BGSK, v_BGSV, dout_BHTV, dq_BHTK),
+            **arguments, ROWS=launch.rows, KEYS=launch.columns, **launch.options,
+        )  # fmt: skip
+
+    start("delta", DELTA, delta)
+    start("dV", VALUES if plain else VALUES_DOCUMENTS, values)
+    if deterministic:
+        start("dK", KEYS_AND_QUERIES, keys_and_queries)
+        start("dQ", QUERIES, only_queries)
+    else:
+        launch = choose("tape_attention dK dQ", KEYS_AND_QUERIES, q_BHTK.device, columns, shape, keys_and_queries)
+        dq_BHTK.zero_()  # after any trial launch: dQ is added to
+        keys_and_queries(launch)
+    return dq_BHTK.to(dtype), dk_BGSK, dv_BGSV

@@ -1,0 +1,109 @@
+"""What the attention kernels share: how a tile is addressed and loaded, and which of its scores a query may see.
+
+A tile is addressed from a 64-bit base that loops move along; offsets inside it stay 32-bit, which is always enough. The
+base is one number, where pointers carried through a loop would each take two registers.
+
+Names of compile-time sizes: WIDTH is the head size K, COLUMNS the power of 2 that holds it.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# Arguments of a kernel have no Python type: Triton compiles it for what it is launched with.
+
+from __future__ import annotations
+
+from tape_ds.kernels.jit import jit, tl
+
+
+@jit
+def move(base, row, stride):
+    """``base`` moved on by ``row`` rows, in 64 bits."""
+    return base + tl.cast(row, tl.int64) * stride
+
+
+@jit
+def tile(base, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Pointers [ROWS, COLUMNS] to the first rows of a matrix whose columns are contiguous."""
+    return base + (tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, COLUMNS)[None, :])
+
+
+@jit
+def load(pointers, present, MASKED: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """A tile with zeros for the rows that are not ``present`` (where MASKED) and for columns behind WIDTH.
+
+    An absent row is never read: padding may hold NaN, and 0 * NaN would bring it into every sum.
+    """
+    inside = tl.arange(0, COLUMNS)[None, :] < WIDTH
+    if MASKED:
+        if WIDTH == COLUMNS:
+            return tl.load(pointers, mask=present[:, None], other=0.0)
+        return tl.load(pointers, mask=present[:, None] & inside, other=0.0)
+    if WIDTH == COLUMNS:
+        return tl.load(pointers)
+    return tl.load(pointers, mask=inside, other=0.0)
+
+
+@jit
+def store(pointers, tile_values, present, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """Write the present rows and the first WIDTH columns of a tile, in the destination's dtype."""
+    mask = present[:, None] & (tl.arange(0, COLUMNS)[None, :] < WIDTH)
+    tl.store(pointers, tile_values.to(pointers.dtype.element_ty), mask=mask)
+
+
+@jit
+def rows_present(IDS, places, rows, limit, length, ABSENT: tl.constexpr):
+    """Which rows exist, and the document of each (ABSENT where there is none; 0 for all without documents).
+
+    Args:
+        IDS: documents [length] of one row of the batch, -1 for padding; or None.
+        places: of the rows on the key axis.
+        rows: their own indices, which must stay below ``limit``.
+        limit: number of rows.
+        length: of the key axis.
+        ABSENT: below 0. Queries and keys are given different ones, so that padding never equals padding.
+    """
+    present = (rows < limit) & (places >= 0)
+    documents = tl.where(present, 0, ABSENT)
+    if IDS is not None:
+        documents = tl.load(IDS + places, mask=present & (places < length), other=ABSENT)
+        present = documents >= 0
+        documents = tl.where(present, documents, ABSENT)
+    return present, documents
+
+
+@jit
+def visible(row_places, row_documents, column_places, column_documents, reach, IDS, CAUSAL: tl.constexpr):
+    """Which key (columns) each query (rows) may see; both are given so that they broadcast against each other.
+
+    Args:
+        row_places, row_documents: of the queries.
+        column_places, column_documents: of the keys.
+        reach: keys from here on are seen by nobody.
+        IDS: None where there are no documents.
+    """
+    if IDS is not None:
+        allowed = row_documents == column_documents  # a key behind the reach has no document
+    else:
+        allowed = column_places < reach
+    if CAUSAL:
+        allowed = allowed & (column_places <= row_places)
+    return allowed
+
+
+@jit
+def key_range(
+    row, places_T, present_T, FIRST, LAST, keys, reach, offset,
+    CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Keys that a block of queries may see: from ``low`` to ``high``; up to ``whole`` every one of them sees all."""
+    low, high, whole = row * 0, reach, reach
+    if CAUSAL:
+        high = tl.minimum(reach, tl.maximum(offset + row + QUERIES, 0))
+        whole = tl.minimum(reach, tl.maximum(offset + row + 1, 0))
+    whole = whole // KEYS * KEYS
+    if FIRST is not None:
+        first_T = tl.load(FIRST + places_T, mask=present_T, other=keys)
+        last_T = tl.load(LAST + places_T, mask=present_T, other=-1)
+        low = tl.min(first_T, 0) // KEYS * KEYS
+        high = tl.minimum(high, tl.max(last_T, 0) + 1)
+        whole = low
+    return low, whole, high

@@ -1,0 +1,60 @@
+"""Attention by plain matrices: the ``reference`` backend, blocks with a bias, and a step of decoding.
+
+Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, X query heads of a group, K head size, V
+value width.
+"""
+
+import torch
+from torch import Tensor
+
+from tape_ds.kernels import reference
+from tape_ds.model.attention.call import Call, allowed_keys, blank_padding, fp32_kept
+
+
+def attention_by_reference(call: Call) -> Tensor:
+    """fp32 throughout, [B, H, T, S] weights in memory: the truth in tests, and what ``output_attentions`` needs."""
+    return attention_with_weights(call)[0]
+
+
+def attention_with_weights(call: Call) -> tuple[Tensor, Tensor]:
+    """The output [B, H, T, V] and the weights [B, H, T, S]."""
+    q, k, v, *_ = blank_padding(call)
+    allowed_BTS = allowed_keys(q.shape[2], k.shape[2], call.causal, call.document_ids, call.offset, q.device)
+    with fp32_kept(q):
+        bias_BHTS = None if call.bias is None else call.bias.of(slice(None), slice(None))
+        return reference.attention(q, k, v, allowed_BTS, call.scale, bias_BHTS)
+
+
+def matrix_attention(
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSV: Tensor,
+    allowed_B1TS: Tensor | None,
+    scale: float,
+    bias_BHTS: Tensor | None = None,
+) -> Tensor:
+    """Three plain steps in the dtype of k and v, which must be fp32 or wider; grouped queries lie side by side instead
+    of repeated keys; 0 for a query that may see no key."""
+    groups, queries = k_BGSK.shape[1], q_BHTK.shape[2]
+    q_BGXK = reference.upcast(q_BHTK).unflatten(1, (groups, -1)).flatten(2, 3)
+    scores_BGXS = q_BGXK @ k_BGSK.transpose(-1, -2) * scale
+    scores_BHTS = scores_BGXS.unflatten(2, (-1, queries)).flatten(1, 2)
+    if bias_BHTS is not None:
+        scores_BHTS = scores_BHTS + bias_BHTS
+    if allowed_B1TS is not None:
+        scores_BHTS = scores_BHTS.masked_fill(~allowed_B1TS, torch.finfo(scores_BHTS.dtype).min)
+    weights_BHTS = scores_BHTS.softmax(dim=-1)
+    if allowed_B1TS is not None:
+        weights_BHTS = weights_BHTS.masked_fill(~allowed_B1TS, 0.0)
+    out_BGXV = weights_BHTS.unflatten(1, (groups, -1)).flatten(2, 3) @ v_BGSV
+    return out_BGXV.unflatten(2, (-1, queries)).flatten(1, 2).to(q_BHTK.dtype)
+
+
+def few_queries(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, scale: float) -> Tensor:
+    """A handful of queries that see every key: no key is copied, padded or repeated. Products are in the inputs' own
+    dtype, the softmax in fp32 at least."""
+    groups = k_BGSK.shape[1]
+    q_BGXK = q_BHTK.unflatten(1, (groups, -1)).flatten(2, 3)
+    scores_BGXS = (k_BGSK @ q_BGXK.mT).mT * scale  # keys on the left: their rows are read as they lie
+    weights_BGXS = reference.upcast(scores_BGXS).softmax(dim=-1).to(v_BGSV.dtype)
+    return (weights_BGXS @ v_BGSV).unflatten(2, (-1, q_BHTK.shape[2])).flatten(1, 2)

@@ -1,0 +1,117 @@
+"""The output head: logits as ever, or the loss straight from hidden states, logits a chunk of tokens at a time.
+
+Both ways go through the module's own ``__call__``, so whatever hooks a head (ZeRO-3 gathering its weight, a wrapper
+that holds a trained copy of it) serves the loss as well as the logits.
+
+Shape letters: B batch, T tokens, D hidden size, V entries of the vocabulary.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tape_ds.kernels.linear_cross_entropy import linear_cross_entropy
+
+logger = logging.getLogger(__name__)
+
+Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+"""(hidden [N, D], weight [V, D], targets [N], ignore_index) -> sum of losses."""
+
+
+class OutputHead(nn.Linear):
+    """A linear map without bias to the vocabulary, with the parameters and names of ``nn.Linear``."""
+
+    fused_loss: Loss | None = None
+    """A kernel that takes the loss of ``fused_from`` tokens or more, see :mod:`tape_ds.model.liger`."""
+    fused_from = 0
+
+    def __init__(
+        self, in_features: int, out_features: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ):
+        super().__init__(in_features, out_features, bias=False, device=device, dtype=dtype)
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> nn.Linear:
+        """``linear`` itself, turned into an output head: its parameter, attributes and hooks stay what they are.
+
+        A subclass of ``nn.Linear``, or one with a bias, is returned as it is.
+        """
+        if type(linear) is nn.Linear and [name for name, _ in linear.named_parameters()] == ["weight"]:
+            linear.__class__ = cls
+        return linear
+
+    def forward(self, hidden: Tensor, targets: Tensor | None = None, ignore_index: int = -100) -> Tensor:
+        """Logits [..., V] of hidden states [..., D]; with ``targets``, the loss instead.
+
+        Args:
+            hidden: hidden states after the final norm.
+            targets: int64 [...], what each hidden state predicts (already shifted), or ``ignore_index``.
+            ignore_index: target of what predicts nothing.
+
+        Returns:
+            The logits; or the sum of cross-entropies as an fp32 scalar, in nats.
+        """
+        if targets is None:
+            return super().forward(hidden)
+        hidden_ND, targets_N = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+        # The fused kernel gives the weight no gradient where the hidden states need none.
+        if self.fused_loss is not None and len(targets_N) >= self.fused_from and hidden.requires_grad:
+            return self.fused_loss(hidden_ND, self.weight, targets_N, ignore_index)
+        return linear_cross_entropy(hidden_ND, self.weight, targets_N, ignore_index=ignore_index)
+
+
+def causal_lm_loss(
+    head: nn.Module,
+    hidden_BTD: Tensor,
+    labels_BT: Tensor,
+    num_items_in_batch: Tensor | int | None = None,
+    ignore_index: int = -100,
+    shift_labels: Tensor | None = None,
+    **_: Any,
+) -> Tensor | None:
+    """transformers' ``ForCausalLMLoss`` (``loss/loss_utils.py``) of the head's logits, which are never held whole.
+
+    Args:
+        head: of the model, maybe wrapped.
+        hidden_BTD: what the head reads.
+        labels_BT: int64; token t predicts label t + 1.
+        num_items_in_batch: divides the sum; default the number of labels, which makes the mean (NaN without any).
+        ignore_index: label of what is not predicted.
+        shift_labels: int64 [B, T], labels that are shifted already, in place of ``labels_BT``.
+
+    Returns:
+        The loss; None where the head can only give logits, which is logged once with the reason.
+    """
+    if (reason := why_not(head)) is not None:
+        _say_once(reason)
+        return None
+    targets_BT = F.pad(labels_BT, (0, 1), value=ignore_index)[..., 1:] if shift_labels is None else shift_labels
+    targets_BT = targets_BT.to(hidden_BTD.device)
+    loss = head(hidden_BTD, targets=targets_BT, ignore_index=ignore_index)
+    items = (targets_BT != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
+    return loss / (items.to(loss.device) if isinstance(items, Tensor) else items)
+
+
+def why_not(head: nn.Module) -> str | None:
+    """Why this head can only give logits; None where it can give the loss.
+
+    peft's ``modules_to_save`` hands a call on, arguments and all, to its trained copy or to the original. Its adapters
+    (LoRA) add to the logits, which must then be there.
+    """
+    copies = getattr(head, "modules_to_save", None)
+    heads = [head.original_module, *copies.values()] if isinstance(copies, nn.ModuleDict) else [head]
+    foreign = [type(each).__name__ for each in heads if not isinstance(each, OutputHead)]
+    return f"the output head is a {foreign[0]}, which only gives logits" if foreign else None
+
+
+_SAID: set[str] = set()
+
+
+def _say_once(reason: str) -> None:
+    if reason not in _SAID:
+        _SAID.add(reason)
+        logger.warning("the loss holds the logits of the whole batch, and fp32 copies of them: %s", reason)

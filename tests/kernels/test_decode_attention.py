@@ -1,0 +1,146 @@
+"""Split-K attention against fp64: few queries, long caches, everything that a cache may hold beside what is seen."""
+
+import pytest
+import torch
+
+from tape_ds.kernels.decode_attention import decode_attention, split_count, why_not
+from tests.kernels.attention_cases import DEVICE, DTYPE, case, documents, nan_memory, plain, truth  # noqa: F401
+
+
+def check(found, example):
+    """At most twice as far from fp64 as plain PyTorch in the same precision, and one rounding."""
+    expected = truth(example)[0]
+    q, k, v = example[:3]
+    error = (found - expected).norm()
+    allowance = (plain(q, k, v, example.allowed_BTS, example.scale) - expected).norm()
+    assert found.dtype == q.dtype and found.shape == expected.shape
+    floor = torch.finfo(q.dtype).eps * expected.norm()
+    assert error <= 2 * allowance + floor, f"out: error {error:.2e}, plain PyTorch {allowance:.2e}"
+
+
+@pytest.mark.usefixtures("nan_memory")
+@pytest.mark.parametrize("splits", [None, 1, 3, 9])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"queries": 1, "keys": 111, "width": 32, "heads": 6, "groups": 2, "batch": 2},
+        {"queries": 16, "keys": 63, "width": 16, "heads": 3, "groups": 1},
+        {"queries": 5, "keys": 100, "width": 32, "offset": 40},
+        {"queries": 5, "keys": 20, "width": 32, "offset": -3},
+        {"queries": 3, "keys": 50, "width": 32, "times": 1, "heads": 2, "groups": 2},
+    ],
+    ids=str,
+)
+def test_output(shape, splits):
+    """GQA and MQA, more rows than a block, keys nobody sees, queries before the first key, parts without keys."""
+    example = case(**shape)
+    check(decode_attention(*example[:3], **example.options, splits=splits), example)
+
+
+@pytest.mark.usefixtures("nan_memory")
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("width", [64, 80, 96, 128])
+def test_every_head_size(width, times):
+    example = case(2, 45, width, heads=2, times=times)
+    check(decode_attention(*example[:3], splits=2), example)
+
+
+@pytest.mark.usefixtures("nan_memory")
+def test_half_precision():
+    example = case(2, 100, 64, heads=4, groups=2, dtype=torch.float16)
+    check(decode_attention(*example[:3], splits=3), example)
+
+
+@pytest.mark.usefixtures("nan_memory")
+@pytest.mark.filterwarnings("ignore:.*(invalid value|All-NaN).*:RuntimeWarning")
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_padding_is_never_used(poison):
+    """Left-padded rows of unequal length, one of them padding alone; padded queries give 0."""
+    ids = torch.cat([documents((-1, 35), (0, 25)), documents((-1, 60)), documents((0, 20), (1, 38), (-1, 2))])
+    padding = (ids < 0)[:, None, :, None]
+    example = case(4, 60, 32, batch=3, heads=2, document_ids=ids)
+    q = example.q_BHTK.masked_fill(padding[:, :, -4:], poison)
+    k, v = (x.masked_fill(padding, poison) for x in example[1:3])
+    clean = example._replace(k_BGSK=k.masked_fill(padding, 0.0), v_BGSV=v.masked_fill(padding, 0.0))
+    found = decode_attention(q, k, v, document_ids=ids, splits=3)
+    check(found, clean)
+    assert (found.masked_select(padding[:, :, -4:]) == 0).all()
+
+
+@pytest.mark.usefixtures("nan_memory")
+def test_a_slice_of_a_static_cache():
+    """Strides of a larger buffer, whose rest, and what lies behind the last query, holds NaN."""
+    buffer = torch.full((2, 2, 90, 3, 64), float("nan"), device=DEVICE, dtype=DTYPE)
+    example = case(2, 70, 32, batch=2, heads=4, groups=2, offset=48)
+    k, v = (buffer[:, :, :70, place, :width] for place, width in ((0, 32), (2, 64)))
+    clean = [x.clone() for x in example[1:3]]
+    for view, x, zeroed in zip((k, v), example[1:3], clean, strict=True):
+        view.copy_(x)
+        view[:, :, 50:] = float("nan")
+        zeroed[:, :, 50:] = 0
+    example = example._replace(k_BGSK=clean[0], v_BGSV=clean[1])
+    check(decode_attention(example.q_BHTK, k, v, offset=48, splits=2), example)
+
+
+def test_nothing_to_decode_and_nothing_to_see():
+    assert decode_attention(*case(0, 5, 16)[:3]).shape == (1, 1, 0, 32)
+    assert (decode_attention(*case(2, 0, 16)[:3]) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("keys", "programs", "processors", "expected"),
+    [
+        (8192, 32, 132, 9),  # two programs for each of 132 processors
+        (8192, 1024, 132, 1),  # busy without splitting
+        (100, 1, 132, 1),  # too short
+        (1024, 1, 132, 4),  # parts of 256 keys
+        (1 << 20, 1, 132, 128),
+        (0, 0, 132, 1),
+    ],
+)
+def test_parts(keys, programs, processors, expected):
+    assert split_count(keys, programs, processors) == expected
+
+
+def test_the_operator_is_registered_in_full():
+    example = case(2, 40, 16, heads=2)
+    arguments = (*example[:3], documents((0, 15), (1, 25)), 38, 0.2, 2)
+    torch.library.opcheck(torch.ops.tape_ds.decode_attention.default, arguments)
+
+
+def test_compiles_without_a_graph_break():
+    example = case(2, 40, 16, heads=2)
+    compiled = torch.compile(decode_attention, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(*example[:3]), decode_attention(*example[:3]))
+
+
+def test_unusable_calls_are_refused():
+    q, k, v = case(2, 20, 16)[:3]
+    with pytest.raises(ValueError, match="17 queries per row are more than 16"):
+        decode_attention(*case(17, 20, 16)[:3])
+    with pytest.raises(ValueError, match="value width 48 is not 1 or 2 times head size 16"):
+        decode_attention(*case(2, 20, 16, times=3)[:3])
+    with pytest.raises(ValueError, match="it has no gradient"):
+        decode_attention(q, k, v.requires_grad_())
+    v = v.detach()
+    with pytest.raises(ValueError, match=r"scale -1\.0 is not above 0"):
+        decode_attention(q, k, v, scale=-1.0)
+    with pytest.raises(ValueError, match="0 splits are not at least 1"):
+        decode_attention(q, k, v, splits=0)
+    with pytest.raises(ValueError, match=r"document_ids \[1, 2\] are not \[1, 20\]"):
+        decode_attention(q, k, v, document_ids=torch.zeros(1, 2, dtype=torch.int32, device=DEVICE))
+    assert why_not(q, k, v) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [32, 64, 80, 96, 128])
+@pytest.mark.parametrize("times", [1, 2])
+def test_tensor_cores(width, times, dtype):
+    """Long caches, new numbers each time: a race shows itself sooner or later."""
+    for repeat in range(20):
+        ids = documents((-1, 100), (0, 3900), batch=2) if repeat % 2 else None
+        example = case(
+            1 + 5 * (repeat % 3), 4000, width, batch=2, heads=8, groups=2, times=times, dtype=dtype, document_ids=ids
+        )
+        check(decode_attention(*example[:3], document_ids=ids), example)

@@ -1,0 +1,128 @@
+"""Where Triton's kernels run, why they do not elsewhere, and that nothing needs Triton to be imported."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tape_ds.kernels import jit
+
+ROOT = Path(__file__).resolve().parents[2]
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+sys.modules["triton"] = None
+
+import tape_ds
+from tape_ds.kernels import jit
+for module in pkgutil.walk_packages(tape_ds.__path__, "tape_ds."):
+    importlib.import_module(module.name)
+import torch
+print(jit.triton, jit.tl, jit.INTERPRETED, jit.why_not(torch.zeros(1)))
+"""
+
+
+@pytest.fixture(autouse=True)
+def forget_devices():
+    """What a pretended GPU was found to be stays in its own test."""
+    jit.capability.cache_clear()
+    yield
+    jit.capability.cache_clear()
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """A function that pretends to a GPU of some capability and shared memory (KiB) where kernels are compiled."""
+
+    def pretend(major, minor, shared):
+        properties = SimpleNamespace(shared_memory_per_block_optin=shared << 10)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, minor))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+
+    monkeypatch.setattr(jit, "triton", object())
+    monkeypatch.setattr(jit, "INTERPRETED", False)
+    return pretend
+
+
+def tensor(device, dtype):
+    """What ``why_not`` reads of a tensor, on a device that need not be here."""
+    return SimpleNamespace(device=torch.device(device), dtype=dtype)
+
+
+def test_the_suite_interprets_kernels_exactly_where_there_is_no_gpu():
+    pytest.importorskip("triton")
+    assert torch.cuda.is_available() != jit.INTERPRETED
+
+
+@pytest.mark.parametrize(
+    ("gpu", "column"),
+    [
+        ((8, 0, 163), 80),  # A100
+        ((8, 7, 163), 80),  # Orin
+        ((9, 0, 227), 90),  # H100
+        ((10, 0, 227), 90),  # B200
+    ],
+)
+def test_a_gpu_takes_the_newest_column_that_is_not_newer_than_itself(on_a_gpu, gpu, column):
+    on_a_gpu(*gpu)
+    assert jit.capability(torch.device("cuda", 0)) == column
+
+
+@pytest.mark.parametrize(
+    ("gpu", "words"),
+    [
+        ((7, 5, 64), "has 7.5 and 64 KiB"),  # T4
+        ((8, 9, 99), "has 8.9 and 99 KiB"),  # L40S
+        ((12, 0, 99), "has 12.0 and 99 KiB"),  # RTX 5090
+    ],
+)
+def test_a_gpu_without_a_column_is_named_before_anything_runs(on_a_gpu, gpu, words):
+    on_a_gpu(*gpu)
+    with pytest.raises(ValueError, match=words) as raised:
+        jit.capability(torch.device("cuda", 0))
+    assert "8.0 or newer and 163 KiB" in str(raised.value)
+    assert jit.why_not(tensor("cuda:0", torch.bfloat16)) == str(raised.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_run_on_a_gpu(on_a_gpu, dtype):
+    on_a_gpu(9, 0, 227)
+    assert jit.why_not(tensor("cuda:0", dtype)) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "words"),
+    [
+        ("cpu", torch.float16, "need a CUDA device, not 'cpu'"),
+        ("meta", torch.bfloat16, "need a CUDA device, not 'meta'"),
+        ("cuda:0", torch.float32, "for fp16 and bf16 on a GPU, not float32"),
+        ("cuda:0", torch.float64, "for fp16 and bf16 on a GPU, not float64"),
+    ],
+)
+def test_what_does_not_run_on_a_gpu_says_why(on_a_gpu, device, dtype, words):
+    on_a_gpu(9, 0, 227)
+    assert words in jit.why_not(tensor(device, dtype))
+
+
+def test_the_interpreter_takes_everything_but_bf16(monkeypatch):
+    monkeypatch.setattr(jit, "triton", object())
+    monkeypatch.setattr(jit, "INTERPRETED", True)
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        assert jit.why_not(torch.zeros(1, dtype=dtype)) is None
+    assert "bf16" in jit.why_not(torch.zeros(1, dtype=torch.bfloat16))
+    assert jit.capability(torch.device("cpu")) == jit.INTERPRETER
+
+
+def test_without_triton_a_kernel_stays_the_function_it_is(monkeypatch):
+    monkeypatch.setattr(jit, "triton", None)
+    assert jit.jit(tensor) is tensor
+    assert jit.why_not(torch.zeros(1)) == "Triton is not installed"
+
+
+def test_everything_imports_without_triton():
+    done = subprocess.run([sys.executable, "-c", IMPORT_ALL], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "None None False Triton is not installed"

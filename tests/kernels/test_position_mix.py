@@ -1,0 +1,408 @@
+"""The update of the position state against fp64: both forms, forward and every gradient, and the operator around them.
+
+The Triton kernels run on the GPU where there is one, else in Triton's interpreter, which knows no bf16.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.library import opcheck
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from tape_ds.kernels import jit, position_mix_plain, position_mix_triton, reference
+from tape_ds.kernels.position_mix import position_mix
+from tape_ds.kernels.position_mix_inputs import Inputs, empty, empty_gradients
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+HALVES = [torch.float16, torch.bfloat16]
+TRITON_DTYPES = HALVES if ON_GPU else [torch.float32, torch.float16]
+NAMES = ("state", "moved", "attend", "gate", "expand", "contract")
+needs_triton = pytest.mark.skipif(not (ON_GPU or jit.INTERPRETED), reason="needs Triton")
+
+
+def example(
+    heads=4,
+    groups=4,
+    rank=5,
+    tokens=7,
+    width=8,
+    *,
+    batch=2,
+    rows=1,
+    shared=1,
+    dtype=torch.float32,
+    weights=torch.float32,
+    device="cpu",
+    without=(),
+) -> Inputs:
+    """Activations as a model lays them out, ``moved`` the last columns of a wider tensor; weights in their own dtype.
+
+    Without names: tensors to leave out.
+    """
+
+    def activation(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device).to(dtype)
+
+    def weight(*shape: int) -> Tensor:
+        return (torch.randn(*shape, device=device) * 0.5).to(weights)
+
+    angles = torch.rand(rows, shared, tokens, width // 2, device=device) * 6
+    inputs = Inputs(
+        torch.cat((angles.cos(), angles.sin()), dim=-1),
+        activation(batch, tokens, groups, width).transpose(1, 2) * 0.3,
+        activation(batch, tokens, heads, 2 * width).transpose(1, 2)[..., width:],
+        weight(groups, heads),
+        activation(batch, tokens, rank),
+        weight(rank, groups),
+        weight(groups, rank),
+    )
+    return inputs._replace(**dict.fromkeys(without))
+
+
+def leaves(inputs: Inputs, *, dtype: torch.dtype | None = None) -> tuple[Inputs, list[Tensor]]:
+    """The same tensors wanting gradients, in ``dtype`` or in their own, and a list of those that exist."""
+    own = [None if x is None else x.detach().to(dtype or x.dtype).requires_grad_() for x in inputs[1:]]
+    return Inputs(inputs.start, *own), [x for x in own if x is not None]
+
+
+def truth(inputs: Inputs, grad: Tensor) -> list[Tensor]:
+    """In fp64: output and gradients."""
+    exact, wanted = leaves(inputs._replace(start=inputs.start.double()), dtype=torch.float64)
+    out = reference.position_update(*exact)
+    out = out.expand_as(grad)
+    return [out.detach(), *torch.autograd.grad(out, wanted, grad.double())]
+
+
+def plain(inputs: Inputs, grad: Tensor) -> list[Tensor]:
+    """The formula in PyTorch's operations, each in the activations' precision: the yardstick of every tolerance."""
+    own, wanted = leaves(inputs)
+    dtype = grad.dtype
+    start, state, moved, attend, gate, expand, contract = (None if x is None else x.to(dtype) for x in own)
+    added = 0 if state is None else state
+    if moved is not None:
+        added = added + torch.einsum("gh,bhtk->bgtk", attend, moved)
+    out = added
+    if gate is not None:
+        up = torch.einsum("ig,bgtk->bitk", expand, (start + added).expand(grad.shape))
+        out = out + torch.einsum("gi,bitk->bgtk", contract, F.silu(gate).transpose(1, 2)[..., None] * up)
+    return [out.detach(), *torch.autograd.grad(out, wanted, grad)]
+
+
+def check(found: list[Tensor], inputs: Inputs, grad: Tensor) -> None:
+    """No error, as a norm, above twice that of plain PyTorch in the same precision and one rounding."""
+    names = ["out", *(name for name, x in zip(NAMES, inputs[1:], strict=True) if x is not None)]
+    for name, ours, usual, right in zip(names, found, plain(inputs, grad), truth(inputs, grad), strict=True):
+        assert ours.shape == right.shape and ours.dtype == usual.dtype, name
+        floor = torch.finfo(grad.dtype).eps * right.norm()
+        error, allowed = (ours.double() - right).norm(), 2 * (usual.double() - right).norm() + floor
+        assert error <= allowed, f"{name}: error {error:.2e}, allowed {allowed:.2e}"
+
+
+def received(inputs: Inputs, dtype: torch.dtype) -> Tensor:
+    """A gradient for the output."""
+    batch, groups, tokens, width = inputs.sizes()
+    return torch.randn(batch, tokens, groups, width, device=inputs.start.device).to(dtype).transpose(1, 2)
+
+
+def by_operator(inputs: Inputs, grad: Tensor) -> list[Tensor]:
+    own, wanted = leaves(inputs)
+    out = position_mix(*own, dtype=grad.dtype)
+    return [out.detach(), *torch.autograd.grad(out, wanted, grad)]
+
+
+def by_triton(inputs: Inputs, grad: Tensor) -> list[Tensor]:
+    """The kernels themselves, on memory full of NaN."""
+    out = empty(inputs, grad.dtype).fill_(torch.nan)
+    position_mix_triton.forward(inputs, out)
+    gradients = empty_gradients(inputs, [True] * 6)
+    written = [x.fill_(torch.nan) for x in gradients if x is not None]
+    position_mix_triton.backward(grad, inputs, gradients)
+    return [out, *written]
+
+
+@pytest.fixture
+def nan_scratch(monkeypatch):
+    """What the launcher itself allocates is full of NaN, too."""
+    scratch = position_mix_triton.scratch
+
+    def poisoned(*shape, **options):
+        return scratch(*shape, **options).fill_(torch.nan)
+
+    monkeypatch.setattr(position_mix_triton, "scratch", poisoned)
+
+
+ABSENT = [
+    (),
+    ("state",),
+    ("moved", "attend"),
+    ("gate", "expand", "contract"),
+    ("state", "moved", "attend"),
+    ("state", "gate", "expand", "contract"),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+@pytest.mark.parametrize("without", ABSENT, ids=str)
+def test_operator(without, dtype):
+    """Every combination of what may be missing; fp32 weights beside halves, as under autocast."""
+    inputs = example(6, 3, dtype=dtype, without=without)
+    grad = received(inputs, dtype)
+    check(by_operator(inputs, grad), inputs, grad)
+
+
+@pytest.mark.parametrize("rows, shared", [(2, 1), (1, 3), (2, 3)])
+def test_start_of_each_row_and_group(rows, shared):
+    for without in ABSENT:
+        inputs = example(6, 3, rows=rows, shared=shared, without=without)
+        grad = received(inputs, torch.float32)
+        check(by_operator(inputs, grad), inputs, grad)
+
+
+def test_pieces_do_not_show(monkeypatch):
+    """Pieces that begin in one row and end in the next, a shorter last one, pieces of one token."""
+    inputs = example(4, 2, tokens=11)
+    grad = received(inputs, torch.float32)
+    for chunk in (1, 4 * 2 * 8):
+        monkeypatch.setattr(position_mix_plain, "CHUNK", chunk)
+        check(by_operator(inputs, grad), inputs, grad)
+
+
+def test_small_bf16_updates_add_up():
+    """32 updates of 1e-3, as 32 layers make: stored next to a cosine of 1 in bf16, every one of them would be lost.
+
+    The bound is that of the design: relative error 0.007 of the sum for a deviation in bf16, here with a margin of 3.
+    """
+    inputs = example(4, 4, tokens=64, width=16, dtype=torch.bfloat16, without=("gate", "expand", "contract"))
+    inputs = inputs._replace(moved=torch.full_like(inputs.moved, 1e-3), attend=torch.eye(4), state=None)
+    for _ in range(32):
+        inputs = inputs._replace(state=position_mix(*inputs, dtype=torch.bfloat16))
+    assert inputs.state.dtype == torch.bfloat16
+    torch.testing.assert_close(inputs.state.double(), torch.full(inputs.state.shape, 0.032).double(), rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_dtype_of_the_result(dtype):
+    """The state may be kept in fp32 beside bf16 activations, or the other way round."""
+    inputs = example(dtype=torch.bfloat16 if dtype == torch.float32 else torch.float32)
+    out = position_mix(*inputs, dtype=dtype)
+    exact, *_ = truth(inputs, received(inputs, dtype))
+    assert out.dtype == dtype
+    step = torch.finfo(torch.bfloat16).eps
+    assert (out.double() - exact).abs().max() <= 2 * step * exact.abs().max()
+
+
+class Largest(TorchDispatchMode):
+    """Remembers how many elements the largest new tensor had."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.elements = max([self.elements, *(x.numel() for x in tree_leaves(out) if isinstance(x, Tensor))])
+        return out
+
+
+def test_nothing_is_as_large_as_ranks_times_channels(monkeypatch):
+    """[B, I, T, K] is four states and more: the largest tensor that is ever made is ``moved``, which is an input."""
+    monkeypatch.setattr(position_mix_plain, "CHUNK", 512)
+    inputs = example(4, 4, rank=64, tokens=128, width=16)
+    state = inputs.state.numel()
+    with Largest() as seen:
+        position_mix_plain.forward(inputs, empty(inputs, torch.float32))
+        position_mix_plain.backward(torch.randn_like(inputs.state), inputs, empty_gradients(inputs, [True] * 6))
+    assert seen.elements <= state < 64 * 128 * 16
+
+
+TRITON_SHAPES = [
+    {"heads": 3, "groups": 3, "rank": 12, "tokens": 63, "width": 32, "batch": 1},
+    {"heads": 3, "groups": 1, "rank": 5, "tokens": 111, "width": 32, "batch": 1},
+    {"heads": 9, "groups": 3, "rank": 12, "tokens": 9, "width": 64},
+    {"heads": 12, "groups": 12, "rank": 48, "tokens": 6, "width": 96, "rows": 2},
+    {"heads": 32, "groups": 32, "rank": 128, "tokens": 5, "width": 128, "batch": 1},
+    {"heads": 6, "groups": 2, "rank": 48, "tokens": 5, "width": 80, "shared": 2},
+    {"heads": 40, "groups": 40, "rank": 160, "tokens": 3, "width": 32, "batch": 1},
+]
+
+
+@needs_triton
+@pytest.mark.usefixtures("nan_scratch")
+@pytest.mark.parametrize("dtype", TRITON_DTYPES, ids=str)
+@pytest.mark.parametrize("shape", TRITON_SHAPES, ids=str)
+def test_triton(shape, dtype):
+    """Lengths that are no multiple of a block, GQA, sizes that are no power of 2, weights too large for registers."""
+    inputs = example(**shape, dtype=dtype, device=DEVICE)
+    grad = received(inputs, dtype)
+    check(by_triton(inputs, grad), inputs, grad)
+
+
+@needs_triton
+@pytest.mark.usefixtures("nan_scratch")
+@pytest.mark.parametrize("without", ABSENT[1:], ids=str)
+def test_triton_without(without):
+    inputs = example(6, 3, 7, 5, 32, dtype=TRITON_DTYPES[0], device=DEVICE, without=without)
+    grad = received(inputs, TRITON_DTYPES[0])
+    check(by_triton(inputs, grad), inputs, grad)
+
+
+@needs_triton
+def test_triton_reads_any_rows_and_repeats_itself():
+    """An expanded gradient whose last stride is 0, transposed weights, a contiguous state; nothing is atomic."""
+    inputs = example(6, 3, 7, 5, 32, dtype=TRITON_DTYPES[0], device=DEVICE)
+    inputs = inputs._replace(
+        state=inputs.state.contiguous(), attend=inputs.attend.T.contiguous().T, expand=inputs.expand.T.contiguous().T
+    )
+    grad = received(inputs, TRITON_DTYPES[0])
+    grad = grad[..., :1].expand_as(grad)
+    found = by_triton(inputs, grad)
+    check(found, inputs, grad)
+    assert all(torch.equal(a, b) for a, b in zip(found, by_triton(inputs, grad), strict=True))
+
+
+@needs_triton
+@pytest.mark.usefixtures("nan_scratch")
+def test_triton_computes_only_what_is_asked_for():
+    inputs = example(6, 3, 7, 5, 32, dtype=TRITON_DTYPES[0], device=DEVICE)
+    grad = received(inputs, TRITON_DTYPES[0])
+    _, *everything = by_triton(inputs, grad)
+    for place, whole in enumerate(everything):
+        gradients = empty_gradients(inputs, [each == place for each in range(6)])
+        assert [x is not None for x in gradients] == [each == place for each in range(6)]
+        position_mix_triton.backward(grad, inputs, gradients)
+        assert torch.equal(gradients[place], whole), NAMES[place]
+
+
+def test_a_cpu_tensor_is_never_interpreted(monkeypatch):
+    """Other tests, and users who debug, have TRITON_INTERPRET=1 set: a model on the CPU must not crawl for it."""
+    monkeypatch.setattr(position_mix_triton, "forward", None)
+    monkeypatch.setattr(position_mix_triton, "backward", None)
+    inputs = example()
+    grad = received(inputs, torch.float32)
+    check(by_operator(inputs, grad), inputs, grad)
+
+
+def test_memory_layouts():
+    """A token's state is one matrix in memory, and so are all gradients that have heads."""
+    inputs, wanted = leaves(example(6, 3))
+    out = position_mix(*inputs, dtype=torch.float32)
+    state, moved, *_ = torch.autograd.grad(out, wanted, torch.randn(out.shape))
+    assert all(x.transpose(1, 2).is_contiguous() for x in (out, state, moved))
+
+
+def test_only_inputs_are_saved():
+    inputs, _ = leaves(example(6, 3))
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.data_ptr()) or x, lambda x: x):
+        position_mix(*inputs, dtype=torch.float32)
+    assert saved == [x.data_ptr() for x in inputs]
+
+
+def test_frozen_weights_get_no_gradient():
+    """And what has one is right: the frozen base of a fine-tuning run."""
+    inputs = example(6, 3)
+    own, wanted = leaves(inputs)
+    grad = received(inputs, torch.float32)
+    everything = torch.autograd.grad(position_mix(*own, dtype=torch.float32), wanted, grad)
+    for frozen in range(6):
+        held = [x.detach().requires_grad_(place != frozen) for place, x in enumerate(wanted)]
+        position_mix(inputs.start, *held, dtype=torch.float32).backward(grad)
+        assert held[frozen].grad is None
+        others = [(x.grad, y) for place, (x, y) in enumerate(zip(held, everything, strict=True)) if place != frozen]
+        assert all(torch.equal(found, expected) for found, expected in others)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("without", [ABSENT[0], ABSENT[3], ABSENT[4]], ids=str)
+def test_operator_keeps_the_rules_of_torch_library(without, dtype):
+    inputs, _ = leaves(example(6, 3, dtype=dtype, without=without))
+    opcheck(torch.ops.tape_ds.position_mix.default, (*inputs, dtype))
+
+
+@pytest.mark.parametrize("without", ABSENT, ids=str)
+def test_fp64_and_its_derivatives(without):
+    inputs = example(4, 2, 3, 2, 4, dtype=torch.float64, weights=torch.float64, without=without)
+    inputs, wanted = leaves(inputs._replace(start=inputs.start.double()))
+
+    def update(*tensors):
+        given = iter(tensors)
+        filled = [None if x is None else next(given) for x in inputs[1:]]
+        return position_mix(inputs.start, *filled, dtype=torch.float64)
+
+    expected = reference.position_update(*inputs)
+    torch.testing.assert_close(update(*wanted), expected.expand(2, 2, 2, 4), rtol=0, atol=1e-14)
+    assert torch.autograd.gradcheck(update, wanted)
+
+
+def test_compiled_exported_checkpointed_and_run_twice():
+    inputs, wanted = leaves(example(6, 3))
+    grad = received(inputs, torch.float32)
+
+    def twice(*tensors):
+        state = position_mix(inputs.start, *tensors, dtype=torch.float32)
+        return position_mix(inputs.start, state, *tensors[1:], dtype=torch.float32)
+
+    out = twice(*wanted)
+    expected = [out, *torch.autograd.grad(out, wanted, grad, retain_graph=True)]
+    again = [out, *torch.autograd.grad(out, wanted, grad)]
+    compiled = torch.compile(twice, fullgraph=True, backend="aot_eager")(*wanted)
+    recomputed = checkpoint(twice, *wanted, use_reentrant=False)
+    for name, found in (
+        ("again", again),
+        ("compiled", [compiled, *torch.autograd.grad(compiled, wanted, grad)]),
+        ("recomputed", [recomputed, *torch.autograd.grad(recomputed, wanted, grad)]),
+    ):
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), name
+
+    class Model(torch.nn.Module):
+        def forward(self, *tensors):
+            return twice(*tensors)
+
+    with torch.no_grad():
+        arguments = tuple(x.detach() for x in wanted)
+        exported = torch.export.export(Model(), arguments)
+    assert torch.equal(exported.module()(*arguments), out)
+
+
+def test_inference_mode_autocast_and_the_meta_device():
+    inputs = example(6, 3, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        inferred = position_mix(*inputs, dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = position_mix(*inputs, dtype=torch.bfloat16)
+    assert torch.equal(inferred, mixed)
+    meta = position_mix(*(x.to("meta") for x in inputs), dtype=torch.bfloat16)
+    assert (meta.shape, meta.stride(), meta.dtype) == (mixed.shape, mixed.stride(), mixed.dtype)
+
+
+@pytest.mark.parametrize(
+    "replaced, message",
+    [
+        ({"moved": None}, "give both of moved and attend, or neither"),
+        ({"expand": None}, "all of gate, expand and contract, or none"),
+        (dict.fromkeys(NAMES[1:]), "there is no update"),
+        ({"state": torch.zeros(2, 4, 7, 8)}, r"state is \(2, 4, 7, 8\), not \(2, 3, 7, 8\)"),
+        ({"start": torch.zeros(1, 2, 7, 8)}, r"start is \(1, 2, 7, 8\), not \[2 or 1, 3 or 1, 7, 8\]"),
+        ({"moved": torch.zeros(2, 5, 7, 8)}, r"moved is \(2, 5, 7, 8\), not \(2, 6, 7, 8\)"),
+        ({"gate": torch.zeros(2, 7, 4)}, r"gate is \(2, 7, 4\), not \(2, 7, 5\)"),
+        ({"expand": torch.zeros(3, 5)}, r"expand is \(3, 5\), not \(5, 3\)"),
+        ({"contract": torch.zeros(2, 5)}, r"contract is \(2, 5\), not \(3, 5\)"),
+    ],
+)
+def test_shapes_that_do_not_fit(replaced, message):
+    with pytest.raises(ValueError, match=message):
+        position_mix(*example(6, 3)._replace(**replaced), dtype=torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_large_on_a_gpu(dtype):
+    """Sizes of real models, fresh inputs every time, through the operator; the last one is too large for Triton."""
+    shapes = ((32, 32, 128, 1024, 128), (32, 8, 32, 1023, 128), (12, 12, 48, 1000, 64), (72, 72, 16, 100, 32))
+    for heads, groups, rank, tokens, width in shapes:
+        inputs = example(heads, groups, rank, tokens, width, dtype=dtype, device="cuda")
+        inputs = inputs._replace(expand=inputs.expand / groups, contract=inputs.contract / rank)
+        grad = received(inputs, dtype)
+        check(by_operator(inputs, grad), inputs, grad)

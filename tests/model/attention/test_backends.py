@@ -1,0 +1,183 @@
+"""Which backend answers: the one asked for, the one the environment names, or the one a stored measurement prefers."""
+
+import json
+
+import pytest
+import torch
+
+from tape_ds.model.attention import attend, available, backends, missing, problems, sdpa
+from tape_ds.model.attention.backends import Chip, Row, choose
+from tape_ds.model.attention.call import complete
+from tape_ds.model.score_bias import ScoreBias
+from tests.model.helpers import tiny_model, tokens
+
+ELEMENTWISE = ScoreBias(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1), lambda q, k: q, element=lambda q, k, h: q)
+BY_BLOCKS = ELEMENTWISE._replace(element=None)
+ROW = Row("sm_90", "bfloat16", 8, 16, 4, 64, "triton", "attention_h100.csv, 2026-11-21")
+
+
+def call(queries=9, value_width=16, dtype=torch.bfloat16, bias=None, offset=None):
+    q, k, v = (torch.zeros(1, heads, 9, width, dtype=dtype) for heads, width in ((4, 8), (2, 8), (2, value_width)))
+    return complete(q[:, :, :queries], k, v, True, None, offset, None, bias)
+
+
+@pytest.fixture
+def said(caplog):
+    """What the dispatcher logs within a test."""
+    backends._say_once.cache_clear()
+    caplog.set_level("INFO", logger=backends.logger.name)
+    yield lambda: [record.message for record in caplog.records if record.name == backends.logger.name]
+    backends._say_once.cache_clear()
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """The choice as it is made there; nothing is computed."""
+    monkeypatch.setattr(backends, "chip_of", lambda device: Chip("cuda", "sm_90"))
+    monkeypatch.setattr(backends, "why_not_triton", lambda call: None)
+
+
+def test_it_says_once_what_it_picked_and_why(said):
+    assert choose("auto", call()) == choose("auto", call()) == "sdpa"
+    assert choose("reference", call()) == "reference"
+    assert choose("auto", call(bias=BY_BLOCKS)) == "sdpa"
+    assert [each.split(" (")[0] for each in said()] == ["attention: sdpa", "attention: reference", "attention: sdpa"]
+    assert "padded" in said()[0] and "block of queries" in said()[2]
+
+
+def test_without_a_measurement_torch_s_own_is_chosen(on_a_gpu, said):
+    assert backends.table() == () or all(row.source for row in backends.table())
+    assert choose("auto", call(dtype=torch.float32)) == "sdpa"
+    assert "no measurement on this chip is stored" in said()[0]
+
+
+@pytest.mark.parametrize(
+    "changes, chosen",
+    [
+        ({}, "triton"),
+        ({"queries": 3}, "sdpa"),
+        ({"dtype": torch.float16}, "sdpa"),
+        ({"value_width": 8}, "sdpa"),
+        ({"bias": BY_BLOCKS}, "sdpa"),
+    ],
+    ids=["its own", "too few queries", "another dtype", "another value", "a bias"],
+)
+def test_a_stored_measurement_decides_for_its_own_shapes(on_a_gpu, monkeypatch, said, changes, chosen):
+    monkeypatch.setattr(backends, "table", lambda: (ROW,))
+    assert choose("auto", call(**changes)) == chosen
+    assert (ROW.source in said()[0]) == (chosen == "triton")
+
+
+def test_the_row_for_the_longest_fitting_text_decides(on_a_gpu, monkeypatch):
+    monkeypatch.setattr(backends, "table", lambda: (ROW, ROW._replace(min_tokens=8, backend="sdpa")))
+    assert choose("auto", call(queries=7)) == "triton"
+    assert choose("auto", call(queries=8)) == "sdpa"
+
+
+def test_a_measured_backend_that_is_missing_here_is_named_in_the_log(on_a_gpu, monkeypatch, said):
+    monkeypatch.setattr(backends, "table", lambda: (ROW._replace(backend="flash"),))
+    monkeypatch.setattr(backends, "_installed", lambda module: False)
+    assert choose("auto", call()) == "sdpa"
+    assert "flash" in said()[0] and "needs the package flash-attn" in said()[0]
+
+
+def test_another_chip_s_measurement_says_nothing(monkeypatch):
+    monkeypatch.setattr(backends, "table", lambda: (ROW,))
+    monkeypatch.setattr(backends, "chip_of", lambda device: Chip("cuda", "sm_80"))
+    assert choose("auto", call()) == "sdpa"
+
+
+def test_texts_with_a_bias_take_flex_on_a_gpu(on_a_gpu, monkeypatch):
+    """A step of decoding has one key more than the last: each would compile the kernel anew."""
+    monkeypatch.setattr(backends, "FLEX_QUERIES", 4)
+    assert choose("auto", call(bias=ELEMENTWISE)) == "flex"
+    assert choose("auto", call(bias=ELEMENTWISE, queries=1)) == "sdpa"
+    assert choose("auto", call(bias=BY_BLOCKS)) == "sdpa"
+
+
+def test_the_environment_overrides_the_configuration(monkeypatch, said):
+    """For one run, whatever the checkpoint says; the model's own weights-returning route follows it too."""
+    monkeypatch.setenv("TAPE_DS_ATTENTION", "reference")
+    assert choose("sdpa", call()) == "reference"
+    model, weights = tiny_model(), []
+    model.model.layers[0].self_attn.register_forward_hook(lambda module, given, out: weights.append(out[1]))
+    model(tokens(1, 5))
+    assert weights[0].shape == (1, 4, 5, 5)
+    monkeypatch.setenv("TAPE_DS_ATTENTION", "")
+    assert choose("sdpa", call()) == "sdpa"
+
+
+def test_unknown_names_are_named_where_they_come_from(monkeypatch):
+    assert problems("auto") == problems("sdpa") == []
+    assert [(each.field, each.value) for each in problems("spda")] == [("attention_backend", "spda")]
+    monkeypatch.setenv("TAPE_DS_ATTENTION", "tirton")
+    (problem,) = problems("sdpa")
+    assert (problem.field, problem.value) == ("TAPE_DS_ATTENTION", "tirton") and "triton" in problem.remedy
+    with pytest.raises(ValueError, match=r"'tirton' is unknown; did you mean 'triton'"):
+        choose("sdpa", call())
+
+
+def test_what_a_machine_lacks_is_known_before_a_run(monkeypatch):
+    assert missing("auto", "cpu") is missing("reference", "cpu") is missing("flex", "cuda") is None
+    for name in ("flash", "flex"):
+        assert missing(name, "cpu").wrong == "needs a CUDA device"
+    monkeypatch.setattr(backends, "_installed", lambda module: False)
+    assert missing("flash", "cuda").wrong == "needs the package flash-attn"
+    monkeypatch.setattr(backends.jit, "INTERPRETED", False)
+    assert missing("triton", "cpu").wrong == "needs a CUDA device"
+    monkeypatch.setenv("TAPE_DS_ATTENTION", "flex")
+    assert missing("sdpa", "cpu").field == "TAPE_DS_ATTENTION"
+
+
+@pytest.mark.parametrize(
+    "backend, changes, reason",
+    [
+        ("flash", {"bias": ELEMENTWISE}, "cannot add a bias"),
+        ("triton", {"bias": ELEMENTWISE}, "cannot add a bias"),
+        ("flash", {"offset": torch.tensor(0)}, "offset that is a tensor"),
+        ("flash", {"dtype": torch.float32}, "is for fp16 and bf16, not float32"),
+        ("flex", {"bias": BY_BLOCKS}, "cannot compute this encoding's bias"),
+    ],
+    ids=["flash with a bias", "triton with a bias", "flash in a graph", "flash in fp32", "flex by blocks"],
+)
+def test_a_backend_that_cannot_compute_the_call_refuses_it(on_a_gpu, monkeypatch, backend, changes, reason):
+    monkeypatch.setattr(backends, "_installed", lambda module: True)
+    with pytest.raises(ValueError, match=f"attention backend '{backend}' .*{reason}.*; choose auto or sdpa"):
+        choose(backend, call(**changes))
+
+
+def test_every_backend_can_be_named():
+    assert available() == ["flash", "flex", "reference", "sdpa", "triton"]
+
+
+def test_the_stored_table_is_readable_and_names_its_measurements():
+    rows = [Row(**row) for row in json.loads(backends.TABLE.read_text())]
+    assert all(row.backend in available() and ".csv" in row.source for row in rows)
+    assert all(row.min_tokens <= row.max_tokens for row in rows)
+
+
+class FusedKernels:
+    """torch.backends.cuda on a machine where some of the fused kernels take an input."""
+
+    SDPAParams = staticmethod(lambda *arguments: arguments)
+
+    def __init__(self, *able):
+        for name in ("flash", "cudnn", "efficient"):
+            setattr(self, f"can_use_{name}_attention", lambda asked, name=name: name in able)
+
+
+@pytest.mark.parametrize("able", ["flash", "cudnn", "efficient"])
+def test_a_long_input_is_never_left_to_torch_s_matrices_unasked(monkeypatch, able):
+    """On CUDA torch falls back to a [B, H, T, S] matrix without a word: 32 heads of 32,768 tokens are 128 GiB."""
+    q, k, v = (torch.zeros(1, 2, 9, 8) for _ in range(3))
+    monkeypatch.setattr(sdpa.torch.backends, "cuda", FusedKernels(able))
+    sdpa.refuse_unfused(q, k, v, None, True, False)
+    monkeypatch.setattr(sdpa.torch.backends, "cuda", FusedKernels())
+    with pytest.raises(ValueError, match=r"9 queries and 9 keys: none of torch's fused kernels takes float32.*bf16"):
+        sdpa.refuse_unfused(q, k, v, None, True, False)
+
+
+def test_short_inputs_are_not_asked_about(monkeypatch):
+    monkeypatch.setattr(sdpa, "refuse_unfused", lambda *arguments: pytest.fail("asked"))
+    q = torch.randn(1, 2, 9, 8)
+    attend(q, q, q, backend="sdpa")

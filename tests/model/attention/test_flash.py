@@ -1,0 +1,119 @@
+"""The flash backend with a stand-in for the package: what it is called with, and what comes of its answers.
+
+The stand-in computes flash-attn's own definition (bottom-right causal mask, one width for q, k and v) in plain
+matrices; on a GPU with the package the last test runs the real one.
+"""
+
+import itertools
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+from tape_ds.model.attention import attend, backends, flash
+from tests.model.attention.test_attend import DOCUMENTS, PLACES, inputs, oracle
+
+
+def attention(q, k, v, softmax_scale, causal):
+    """[T, H, K], [S, G, K], [S, G, K] -> [T, H, K]."""
+    assert q.shape[-1] == k.shape[-1] == v.shape[-1], "flash-attn takes one width"
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    scores = torch.einsum("thk,shk->hts", q, k) * softmax_scale
+    if causal:
+        queries, keys = scores.shape[1:]
+        scores = scores.masked_fill(torch.ones(queries, keys).triu(keys - queries + 1).bool(), -torch.inf)
+    return torch.einsum("hts,shk->thk", scores.softmax(-1), v)
+
+
+class Package(ModuleType):
+    """flash_attn, as far as it is used here."""
+
+    def __init__(self, with_lse):
+        super().__init__("flash_attn")
+        self.__spec__, self.with_lse, self.calls = object(), with_lse, []
+
+    def flash_attn_func(self, q, k, v, *, softmax_scale, causal):
+        self.calls.append("dense")
+        out = torch.stack([attention(*row, softmax_scale, causal) for row in zip(q, k, v, strict=True)])
+        return (out, None) if self.with_lse else out
+
+    def flash_attn_varlen_func(
+        self, q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal
+    ):
+        self.calls.append("varlen")
+        assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+        queries, keys = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+        assert (queries[-1], keys[-1]) == (len(q), len(k))
+        assert max_seqlen_q == max((b - a for a, b in itertools.pairwise(queries)), default=0)
+        assert max_seqlen_k == max((b - a for a, b in itertools.pairwise(keys)), default=0)
+        outs = [
+            attention(q[a:b], k[c:d], v[c:d], softmax_scale, causal)
+            for (a, b), (c, d) in zip(itertools.pairwise(queries), itertools.pairwise(keys), strict=True)
+            if b > a
+        ]
+        return torch.cat(outs) if outs else q.new_zeros(0, q.shape[1], v.shape[2])
+
+
+@pytest.fixture(params=[False, True], ids=["out", "out and lse"])
+def package(request, monkeypatch):
+    """An installed flash-attn, on what is taken for a GPU and for bf16."""
+    installed = Package(request.param)
+    for name in flash.FLASH_MODULES:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "flash_attn", installed)
+    monkeypatch.setattr(backends, "chip_of", lambda device: backends.Chip("cuda", "sm_90"))
+    monkeypatch.setattr(backends, "_why_not", lambda name, call: None)
+    monkeypatch.setattr(backends, "_installed", lambda module: module == "flash_attn")
+    flash.flash_functions.cache_clear()
+    yield installed
+    flash.flash_functions.cache_clear()
+
+
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("documents", DOCUMENTS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_every_mask_at_every_place(package, places, documents, causal):
+    """Documents without a query, queries without a document, scattered ones: gathered, computed, and put back."""
+    if documents == "none" and not causal:
+        pytest.skip("nothing is masked")
+    queries, offset = PLACES[places]
+    q, k, v = inputs(queries=queries)
+    ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents])
+    out = attend(q, k, v, causal=causal, document_ids=ids, offset=offset, backend="flash")
+    truth = oracle(q, k, v, causal, DOCUMENTS[documents], offset)
+    torch.testing.assert_close(out.double(), truth, rtol=0, atol=2e-6)
+    assert set(package.calls) == {"dense" if ids is None else "varlen"}
+
+
+@pytest.mark.parametrize("value_width, calls", [(6, 1), (12, 2), (15, 3)])
+@pytest.mark.parametrize("documents", [None, DOCUMENTS["packed"]])
+def test_one_call_per_width_of_the_key(package, value_width, calls, documents):
+    q, k, v = inputs(value_width=value_width)
+    ids = None if documents is None else torch.tensor(documents)
+    out = attend(q, k, v, document_ids=ids, backend="flash")
+    assert len(package.calls) == calls
+    direction = torch.randn_like(out)
+    truth = oracle(q, k, v, True, documents, 0)
+    torch.testing.assert_close(out.double(), truth, rtol=0, atol=2e-6)
+    mine, theirs = (torch.autograd.grad(x, (q, k, v), direction.to(x.dtype)) for x in (out, truth))
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=8e-6)
+
+
+def test_without_the_package_the_message_says_how_to_get_it(monkeypatch):
+    for name in flash.FLASH_MODULES:
+        monkeypatch.setitem(sys.modules, name, None)
+    flash.flash_functions.cache_clear()
+    with pytest.raises(ModuleNotFoundError, match="pip install --no-build-isolation flash-attn"):
+        flash.flash_functions()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("documents", ["none", "packed"])
+def test_the_real_package_on_a_gpu(documents):
+    pytest.importorskip("flash_attn")
+    q, k, v = (x.detach().cuda().bfloat16() for x in inputs(key_width=64, value_width=128))
+    ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents]).cuda()
+    mine, expected = (attend(q, k, v, document_ids=ids, backend=name) for name in ("flash", "reference"))
+    torch.testing.assert_close(mine, expected, rtol=0, atol=0.03)
