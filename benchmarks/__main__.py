@@ -1,0 +1,151 @@
+"""Time TAPE's parts, layers and models beside RoPE's and beside every other way to compute the same.
+
+    python -m benchmarks                                    every group on the GPU, or on the CPU where there is none
+    python -m benchmarks attention decode --device cuda     two groups
+    python -m benchmarks step --shapes T1024                the shapes whose label holds these letters
+    python -m benchmarks --list                             groups, shapes and rivals; nothing is run
+    python -m benchmarks choose                             write attention's table of fastest backends
+
+Every rival is checked against fp64 before it is timed; a wrong one gets no time. Rivals of one shape run in turn, in
+one process. Each group writes ``GROUP_DEVICE.csv`` and ``.md`` to ``--out``.
+
+Exit codes: 0 done; 1 a rival of ours is wrong; 2 something to mend, nothing was started.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import choose, table
+from benchmarks.contest import WRONG, Setting, run
+from benchmarks.groups import GROUPS, Group
+from tape_ds.errors import Problem, command, did_you_mean, raise_if_any
+from tape_ds.model.attention.backends import ENVIRONMENT
+
+DTYPES = ("float32", "float16", "bfloat16")
+OURS = ("ours", "attend")
+"""How the rivals begin that are this project's own code."""
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    """Check everything, then run group by group."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["choose"]:
+        return choose.main(argv[1:])
+    options = parse(argv)
+    check(options)
+    setting = Setting(torch.device(options.device), getattr(torch, options.dtype))
+    wanted = {name: GROUPS[name] for name in options.groups}
+    if options.list:
+        print(listing(wanted, setting))
+        return 0
+    origin = table.provenance(setting)
+    wrong = []
+    for name, group in wanted.items():
+        rows = measure(name, group, chosen_shapes(group, options), setting, options.repeats, origin)
+        if not rows:
+            continue
+        path = Path(options.out) / f"{table.stem(name, setting.device)}.csv"
+        table.write(rows, path)
+        print(path.with_suffix(".md").read_text(encoding="utf-8"), flush=True)
+        wrong += [row for row in rows if row.status == WRONG and row.rival.startswith(OURS)]
+    for row in wrong:
+        print(f"WRONG: {row.group} {row.shape}, {row.encoding}, {row.rival}: {row.reason}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line; what depends on the machine is filled in."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("groups", nargs="*", help=f"{', '.join(GROUPS)}; default: all; or choose")
+    parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
+    parser.add_argument("--dtype", help=f"{', '.join(DTYPES)}; default: bfloat16 on cuda, float32 on cpu")
+    parser.add_argument("--shapes", default="", help="only shapes whose label holds this text")
+    parser.add_argument("--repeats", type=int, help="samples of each rival; default: the group's own")
+    parser.add_argument("--out", default=str(choose.RESULTS), help="folder of the tables")
+    parser.add_argument("--list", action="store_true", help="say what would be run")
+    options = parser.parse_args(argv)
+    options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    options.dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
+    options.groups = list(dict.fromkeys(options.groups)) or list(GROUPS)
+    return options
+
+
+def check(options: argparse.Namespace) -> None:
+    """Report everything wrong with the command line.
+
+    Raises:
+        UserError: unknown names, a device that is not there, nothing left to run, a backend forced from outside.
+    """
+    problems = []
+    for name in options.groups:
+        if name not in GROUPS:
+            problems.append(Problem("groups", name, "unknown group", did_you_mean(name, [*GROUPS, "choose"])))
+    if options.device not in ("cpu", "cuda"):
+        problems.append(
+            Problem("device", options.device, "unknown device", did_you_mean(options.device, ["cpu", "cuda"]))
+        )
+    elif options.device == "cuda" and not torch.cuda.is_available():
+        problems.append(Problem("device", "cuda", "torch sees no CUDA device", "give cpu"))
+    if options.dtype not in DTYPES:
+        problems.append(Problem("dtype", options.dtype, "unknown precision", did_you_mean(options.dtype, DTYPES)))
+    if options.repeats is not None and options.repeats < 1:
+        problems.append(Problem("repeats", options.repeats, "too few", "give 1 or more"))
+    if os.environ.get(ENVIRONMENT):
+        wrong = "would replace the backends that are compared"
+        problems.append(Problem(ENVIRONMENT, os.environ[ENVIRONMENT], wrong, "unset it"))
+    known = [GROUPS[name] for name in options.groups if name in GROUPS]
+    if not problems and not any(chosen_shapes(group, options) for group in known):
+        remedy = "see python -m benchmarks --list"
+        problems.append(Problem("shapes", options.shapes, f"no shape of these groups on {options.device}", remedy))
+    raise_if_any(problems)
+
+
+def chosen_shapes(group: Group, options: argparse.Namespace) -> list[Any]:
+    """The group's shapes on this device that were asked for."""
+    return [shape for shape in group.shapes[options.device] if options.shapes in shape.label]
+
+
+def measure(
+    name: str, group: Group, shapes: Sequence[Any], setting: Setting, repeats: int | None, origin: dict[str, str]
+) -> list[table.Row]:
+    """Run one group at these shapes."""
+    rows: list[table.Row] = []
+    repeats = repeats or group.repeats[setting.device.type]
+    for shape in shapes:
+        print(f"{name}, {shape.label}", file=sys.stderr, flush=True)
+        torch.compiler.reset()  # after 8 shapes a compiled function would run uncompiled
+        findings = run(
+            group.contest(shape, setting),
+            setting,
+            repeats,
+            head_start=group.single,
+            say=lambda line: print(line, file=sys.stderr, flush=True),
+            warm_up=group.warm_up[setting.device.type],
+        )
+        rows += table.rows_of(name, shape.label, setting, repeats, findings, origin)
+    return rows
+
+
+def listing(wanted: dict[str, Group], setting: Setting) -> str:
+    """Groups, their shapes on this device, and the rivals."""
+    lines = []
+    for name, group in wanted.items():
+        shapes = group.shapes[setting.device.type]
+        lines.append(f"{name}: {group.about}")
+        lines += [f"  shape {shape.label}" for shape in shapes] or [f"  nothing on {setting.device.type}"]
+        entries = group.contest(shapes[0], setting).entries if shapes else []
+        lines += [f"  rival {entry.encoding}: {entry.rival}" for entry in entries]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

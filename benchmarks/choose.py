@@ -1,0 +1,106 @@
+"""Write the table that ``attention_backend: auto`` reads, from stored benchmarks of attention.
+
+    python -m benchmarks choose
+
+For every GPU, precision, width and length that was measured: the ``attend`` backend that was right at all shapes of
+that length and fastest, forward and backward, by the geometric mean of its medians over them. A CPU needs no rows:
+``auto`` takes torch's own attention there.
+"""
+
+import argparse
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import table
+from benchmarks.contest import BASELINE, TIMED
+from benchmarks.shapes import parse
+from tape_ds.errors import Problem, UserError
+from tape_ds.model import attention
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+TABLE = ROOT / "tape_ds" / "model" / "attention" / "table.json"
+PREFIX = "attend "
+SPAN = 2
+"""A measured length speaks for lengths from half of it to twice it."""
+
+
+class Kind(NamedTuple):
+    """Calls that one row answers, but for their length."""
+
+    device: str
+    dtype: str
+    key_width: int
+    value_width: int
+
+
+def main(argv: list[str]) -> int:
+    """Read, choose, write, say what was written.
+
+    Raises:
+        UserError: there is nothing to choose from.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks choose", description=__doc__)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of attention_*.csv")
+    parser.add_argument("--table", type=Path, default=TABLE, help="the file to write")
+    options = parser.parse_args(argv)
+    files = sorted(options.results.glob("attention_*.csv"))
+    if not files:
+        remedy = "run python -m benchmarks attention first"
+        raise UserError(Problem("results", str(options.results), "holds no attention_*.csv", remedy))
+    rows = choose({path.name: table.read(path) for path in files})
+    lines = ",\n".join("  " + json.dumps(row) for row in rows)
+    options.table.write_text(f"[\n{lines}\n]\n" if rows else "[]\n", encoding="utf-8")
+    for row in rows:
+        print("{device} {dtype} {key_width}/{value_width} T {min_tokens}-{max_tokens}: {backend}".format(**row))
+    print(f"{len(rows)} rows from {', '.join(path.name for path in files)} written to {options.table}")
+    return 0
+
+
+def choose(stored: Mapping[str, Iterable[table.Row]]) -> list[dict[str, Any]]:
+    """The rows of ``auto``'s table, from the rows of each file by its name."""
+    measured: dict[Kind, dict[int, dict[str, list[table.Row]]]] = defaultdict(lambda: defaultdict(dict))
+    sources: dict[Kind, str] = {}
+    for name, rows in stored.items():
+        for row in rows:
+            if row.chip == "cpu" or not row.rival.startswith(PREFIX):
+                continue
+            sizes = parse(row.shape)
+            wide = 1 if row.encoding == BASELINE else 2
+            kind = Kind(row.chip, row.dtype, sizes["K"], wide * sizes["K"])
+            measured[kind][sizes["T"]].setdefault(row.shape, []).append(row)
+            sources[kind] = f"{name}, {row.date[:10]}"
+    return [
+        {**kind._asdict(), "min_tokens": least, "max_tokens": most, "backend": backend, "source": sources[kind]}
+        for kind in sorted(measured)
+        for least, most, backend in _ranges(measured[kind])
+    ]
+
+
+def _ranges(by_tokens: Mapping[int, Mapping[str, list[table.Row]]]) -> list[tuple[int, int, str]]:
+    """(fewest tokens, most tokens, backend), ascending and without overlap."""
+    winners = {tokens: fastest(list(by_tokens[tokens].values())) for tokens in sorted(by_tokens)}
+    found: list[tuple[int, int, str]] = []
+    for tokens, backend in winners.items():
+        if backend is None:
+            continue
+        least = tokens // SPAN
+        if found:  # never below a length that was measured itself
+            least = max(least, found[-1][1] // SPAN + 1)
+            found[-1] = (found[-1][0], min(found[-1][1], least - 1), found[-1][2])
+        found.append((least, tokens * SPAN, backend))
+    return found
+
+
+def fastest(shapes: list[list[table.Row]]) -> str | None:
+    """Of the backends that have a time at every one of these shapes; None where there is none."""
+    times = [
+        {row.rival.removeprefix(PREFIX): row.total_p50 for row in rows if row.status == TIMED and row.total_p50}
+        for rows in shapes
+    ]
+    candidates = [name for name in attention.available() if all(name in each for each in times)]
+    return min(candidates, key=lambda name: sum(math.log(each[name]) for each in times), default=None)

@@ -1,0 +1,198 @@
+"""One contest: rivals of one shape are checked against the truth, then timed in turn.
+
+A rival that computes something else is listed as wrong, with its error, and gets no time; one that its library refuses
+is listed with the library's reason.
+"""
+
+import gc
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.measure import Runner, Summary, clock, interleaved, peak_bytes, summarise
+
+BASELINE = "rope"
+"""The encoding that the others' times are divided by."""
+TIMED, WRONG, REFUSED = "timed", "wrong", "refused"
+STRETCHES = 16
+FACTOR = 2.0
+FLOOR = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 5e-4, torch.bfloat16: 2e-3}
+"""Relative error that is nobody's fault: plain PyTorch is exact by luck at times."""
+
+
+class Setting(NamedTuple):
+    """Where and in which precision."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+
+class Entry(NamedTuple):
+    """A rival before it has been asked."""
+
+    rival: str
+    encoding: str
+    """"rope" (the baseline) or "tape"."""
+    build: Callable[[], Runner]
+    """May raise whatever its library raises."""
+
+
+class Expected(NamedTuple):
+    """One tensor of the truth."""
+
+    value: Tensor
+    allowed: float
+    """Largest relative error, see :func:`error_of`."""
+
+
+Truth = Mapping[str, Expected]
+
+
+class Contest(NamedTuple):
+    """Rivals, and what each encoding's have to compute."""
+
+    entries: list[Entry]
+    truth: Mapping[str, Callable[[], Truth]]
+    """By encoding; computed once, when its first rival is checked."""
+
+
+class Finding(NamedTuple):
+    """What came of one rival."""
+
+    rival: str
+    encoding: str
+    status: str
+    reason: str = ""
+    """Why it was refused, or which tensor is wrong."""
+    error: float | None = None
+    """Of the tensor that is furthest from the truth for what is allowed, see :func:`error_of`."""
+    allowed: float | None = None
+    """Of the same tensor."""
+    forward: Summary | None = None
+    """Milliseconds; None where only the total is known."""
+    backward: Summary | None = None
+    total: Summary | None = None
+    peak_bytes: int | None = None
+
+
+def error_of(x: Tensor, expected: Tensor) -> float:
+    """``|x - expected| / |expected|``, of the worst of 16 stretches of tokens where there are that many.
+
+    One broken tile at the end of a row would vanish in the norm of the whole. Infinite where ``x`` is not finite.
+    """
+    assert x.shape == expected.shape, f"{tuple(x.shape)} is not {tuple(expected.shape)}"
+    x = x.detach().to(expected.dtype)
+    if not bool(torch.isfinite(x).all()):
+        return float("inf")
+    by_tokens = x.ndim > 2 and x.shape[-2] >= STRETCHES
+    pieces = zip(x.chunk(STRETCHES, -2), expected.chunk(STRETCHES, -2), strict=True) if by_tokens else [(x, expected)]
+    least = 1e-3 * float(expected.norm()) / (STRETCHES**0.5)
+    return max(float((mine - true).norm()) / max(float(true.norm()), least, 1e-30) for mine, true in pieces)
+
+
+def expected_from(exact: Mapping[str, Tensor], plain: Mapping[str, Tensor], dtype: torch.dtype) -> Truth:
+    """The truth, and how far from it a rival may be: twice as far as plain PyTorch is in the same precision."""
+    assert exact.keys() == plain.keys()
+    return {
+        name: Expected(value, max(FACTOR * error_of(plain[name], value), FLOOR[dtype])) for name, value in exact.items()
+    }
+
+
+def worst(outcome: Mapping[str, Tensor], truth: Truth) -> tuple[str, float, float]:
+    """The tensor that is furthest from the truth for what is allowed: (name, error, allowed)."""
+    assert outcome.keys() == truth.keys(), f"{sorted(outcome)} are not {sorted(truth)}"
+    errors = {name: error_of(outcome[name], expected.value) for name, expected in truth.items()}
+    name = max(errors, key=lambda each: errors[each] / truth[each].allowed)
+    return name, errors[name], truth[name].allowed
+
+
+def run(
+    contest: Contest,
+    setting: Setting,
+    repeats: int,
+    *,
+    head_start: bool,
+    say: Callable[[str], object],
+    warm_up: int = 0,
+) -> list[Finding]:
+    """Check every rival, then time the right ones in turn.
+
+    Peak memory is taken from the first run at full size, which is a first warm-up too; ``warm_up`` more follow.
+    """
+    truths: dict[str, Truth] = {}
+    runners: dict[str, Runner] = {}
+    findings: dict[str, Finding] = {}
+    for entry in contest.entries:
+        key = f"{entry.encoding}: {entry.rival}"
+        assert key not in findings, f"{key} is there twice"
+        if entry.encoding not in truths:
+            truths[entry.encoding] = contest.truth[entry.encoding]()
+        finding, runner = _check(entry, truths[entry.encoding], setting)
+        say(f"  {key}: {finding.status}{' ' + finding.reason if finding.reason else ''}")
+        findings[key] = finding
+        if runner is not None:
+            runners[key] = runner
+    truths.clear()
+    _tidy(setting.device)
+    for key in list(runners):
+        finding, peak = _peak(findings[key], runners[key], setting.device)
+        findings[key] = finding
+        if peak is None:
+            say(f"  {key}: {finding.reason}")
+            del runners[key]
+    samples = interleaved(runners, repeats, clock(setting.device, head_start), warm_up) if runners else {}
+    for key, taken in samples.items():
+        runner = runners[key]
+        apart = runner.backward is not None
+        findings[key] = findings[key]._replace(
+            forward=summarise([each.forward for each in taken]) if apart else None,
+            backward=summarise([each.backward for each in taken]) if apart else None,
+            total=summarise([each.forward + each.backward for each in taken]),
+        )
+    return list(findings.values())
+
+
+def _check(entry: Entry, truth: Truth, setting: Setting) -> tuple[Finding, Runner | None]:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            runner = entry.build()
+            outcome = runner.outcome()
+        except Exception as error:  # a rival is somebody else's code: whatever it raises is its answer
+            _tidy(setting.device)
+            reason = _reason(error, [str(each.message) for each in warned])
+            return Finding(entry.rival, entry.encoding, REFUSED, reason), None
+    name, error_, allowed = worst(outcome, truth)
+    finding = Finding(entry.rival, entry.encoding, TIMED, "", error_, allowed)
+    if not error_ <= allowed:
+        reason = f"{name} is off by {error_:.1e}, {allowed:.1e} is allowed"
+        return finding._replace(status=WRONG, reason=reason), None
+    return finding, runner
+
+
+def _peak(finding: Finding, runner: Runner, device: torch.device) -> tuple[Finding, int | None]:
+    """With the full shape's peak memory, or refused where that shape does not fit."""
+    try:
+        peak = peak_bytes(runner, device)
+    except (RuntimeError, MemoryError) as error:  # out of memory: the check may have run on fewer tokens
+        _tidy(device)
+        return finding._replace(status=REFUSED, reason=_reason(error, [])), None
+    return finding._replace(peak_bytes=peak), peak
+
+
+def _tidy(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _reason(error: Exception, warned: list[str]) -> str:
+    """The library's own words: torch says in warnings why none of its kernels fits."""
+    lines = [line for text in [str(error), *warned] for line in text.strip().splitlines()[:1]]
+    lines = [" ".join(re.sub(r"\(Triggered internally[^)]*\)", "", line).split()) for line in lines]
+    whole = "; ".join(dict.fromkeys(line for line in lines if line)) or repr(error)
+    return f"{type(error).__name__}: {whole}"[:300]

@@ -1,0 +1,117 @@
+"""One decoder layer of a model, forward and backward: TAPE's beside RoPE's.
+
+It is the middle one of three, called with what it gets inside that model, so TAPE's both reads a state and updates it.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks import models
+from benchmarks.contest import Contest, Entry, Setting, Truth, expected_from
+from benchmarks.measure import Runner, bytes_of
+from benchmarks.shapes import Model
+from tape_ds import TapeForCausalLM
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def contest(shape: Model, setting: Setting) -> Contest:
+    """Both encodings by every attention backend of this device."""
+    fields = models.sizes(shape._replace(layers=3)) | {"vocab_size": 1_024}
+    member = models.family(fields, setting)
+    ids = models.tokens(shape, setting.device) % fields["vocab_size"]
+    few = models.first_tokens(ids)
+
+    @functools.cache
+    def caught(encoding: str, all_tokens: bool) -> Arguments:
+        return catch(member(encoding, "sdpa"), ids if all_tokens else few)
+
+    def build(encoding: str, backend: str) -> Runner:
+        layer = member(encoding, backend).model.layers[1]
+        return _runner(layer, functools.partial(caught, encoding, True), functools.partial(caught, encoding, False))
+
+    def truth(encoding: str) -> Truth:
+        return _truth(member(encoding, "sdpa"), caught(encoding, False))
+
+    entries = [
+        Entry(f"attend {backend}", encoding, functools.partial(build, encoding, backend))
+        for encoding in models.ENCODINGS
+        for backend in models.backends(setting.device)
+    ]
+    return Contest(entries, {encoding: functools.partial(truth, encoding) for encoding in models.ENCODINGS})
+
+
+def catch(model: TapeForCausalLM, ids_BT: Tensor) -> Arguments:
+    """What the second layer is called with; hidden states and position state want gradients."""
+    found: list[Arguments] = []
+
+    def remember(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.append((args, kwargs))
+
+    handle = model.model.layers[1].register_forward_pre_hook(remember, with_kwargs=True)
+    with torch.no_grad():
+        model(input_ids=ids_BT, use_cache=False)
+    handle.remove()
+    ((args, kwargs),) = found
+    return tuple(_leaf(each, None) for each in args), kwargs
+
+
+def _leaf(value: Any, dtype: torch.dtype | None) -> Any:
+    """A tensor as a leaf that wants a gradient; anything else as it is."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    return value.detach().to(dtype or value.dtype).clone().requires_grad_()
+
+
+def _runner(layer: nn.Module, whole: Callable[[], Arguments], few: Callable[[], Arguments]) -> Runner:
+    weights = list(layer.parameters())
+    args, kwargs = whole()
+    leaves = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
+    wanted = [*leaves, *weights]
+    returned: list[Tensor] = []
+
+    def forward() -> list[Tensor]:
+        return [out for out in layer(*args, **kwargs) if isinstance(out, Tensor)]
+
+    def backward(out: list[Tensor]) -> tuple[Tensor, ...]:
+        if not returned:
+            returned.extend(_returned(out))
+        return torch.autograd.grad(out, wanted, returned)
+
+    return Runner(forward, backward, lambda: _outcome(layer, few()), bytes_of(wanted))
+
+
+def _returned(out: list[Tensor]) -> list[Tensor]:
+    """What comes back to each output: normal numbers, the same in every precision."""
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randn(x.shape, generator=generator).to(x.device, x.dtype) for x in out]
+
+
+def _outcome(layer: nn.Module, arguments: Arguments) -> dict[str, Tensor]:
+    args, kwargs = arguments
+    leaves = {f"d_argument {at}": x for at, x in enumerate(args) if isinstance(x, Tensor) and x.requires_grad}
+    wanted = leaves | dict(layer.named_parameters())
+    out = [x for x in layer(*args, **kwargs) if isinstance(x, Tensor)]
+    gradients = torch.autograd.grad(out, list(wanted.values()), _returned(out))
+    found = {f"out {at}": x.detach() for at, x in enumerate(out)}
+    return found | dict(zip(wanted, gradients, strict=True))
+
+
+def _truth(model: TapeForCausalLM, arguments: Arguments) -> Truth:
+    """The same layer by the ``reference`` attention, in fp64 and in its own precision."""
+    config = type(model.config).from_dict(model.config.to_dict() | {"attention_backend": "reference"})
+    args, kwargs = arguments
+    found = []
+    for dtype in (torch.float64, model.dtype):
+        with torch.device("meta"):
+            other = type(model)(config)
+        weights = {name: weight.to(dtype) for name, weight in model.state_dict().items()}
+        other.load_state_dict(weights, assign=True)
+        own = tuple(_leaf(each, dtype) for each in args)
+        found.append(_outcome(other.train().model.layers[1], (own, kwargs)))
+    exact, plain = found
+    return expected_from(exact, plain, model.dtype)

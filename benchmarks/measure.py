@@ -1,0 +1,134 @@
+"""How times and memory are taken, on a CPU and on a GPU.
+
+A sample of a GPU lies between two CUDA events: before it, a write larger than the second-level cache empties that
+cache, and an idle kernel keeps the GPU busy while Python queues the work, so that a short operation is timed by itself
+and not by the speed of its launches. Whole models are timed without that head start. On a CPU a sample is wall time.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+FLUSHED_BYTES = 256 << 20
+"""More than the second-level cache of any GPU at hand (H100: 50 MB, B200: 126 MB)."""
+HEAD_START_CYCLES = 2_000_000
+"""About a millisecond."""
+
+
+class Runner(NamedTuple):
+    """One rival, ready to run as often as wanted."""
+
+    forward: Callable[[], Any]
+    backward: Callable[[Any], object] | None
+    """Takes what ``forward`` gave; None where there is nothing to differentiate, or no telling the two apart."""
+    outcome: Callable[[], dict[str, Tensor]]
+    """What it computes, gradients included, for the comparison with the truth; runs before anything is timed."""
+    held: int
+    """Bytes of its inputs and parameters: memory it needs besides what it allocates."""
+
+    def run(self) -> None:
+        """Forward and backward once."""
+        out = self.forward()
+        if self.backward is not None:
+            self.backward(out)
+
+
+class Sample(NamedTuple):
+    """Milliseconds of one run."""
+
+    forward: float
+    backward: float
+
+
+class Summary(NamedTuple):
+    """Quantiles of a set of samples."""
+
+    p20: float
+    p50: float
+    p80: float
+
+
+def summarise(samples: Sequence[float]) -> Summary:
+    """The quantiles 0.2, 0.5 and 0.8, interpolated linearly."""
+    quantiles = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
+    return Summary(*torch.quantile(torch.tensor(samples, dtype=torch.float64), quantiles).tolist())
+
+
+def clock(device: torch.device, head_start: bool) -> Callable[[Runner], Sample]:
+    """What takes one sample on this device."""
+    return _cuda_clock(device, head_start) if device.type == "cuda" else _cpu_sample
+
+
+def _cpu_sample(runner: Runner) -> Sample:
+    began = time.perf_counter()
+    out = runner.forward()
+    turned = time.perf_counter()
+    if runner.backward is not None:
+        runner.backward(out)
+    return Sample(1e3 * (turned - began), 1e3 * (time.perf_counter() - turned))
+
+
+def _cuda_clock(device: torch.device, head_start: bool) -> Callable[[Runner], Sample]:
+    flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=device)
+
+    def sample(runner: Runner) -> Sample:
+        began, turned, ended = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+        flushed.zero_()
+        if head_start:
+            torch.cuda._sleep(HEAD_START_CYCLES)
+        began.record()
+        out = runner.forward()
+        turned.record()
+        if runner.backward is not None:
+            runner.backward(out)
+        ended.record()
+        ended.synchronize()
+        return Sample(began.elapsed_time(turned), turned.elapsed_time(ended))
+
+    return sample
+
+
+def interleaved(
+    runners: dict[str, Runner], repeats: int, take: Callable[[Runner], Sample], warm_up: int
+) -> dict[str, list[Sample]]:
+    """``repeats`` samples of each, one of each in turn: whatever drifts on the machine meets all of them alike."""
+    for runner in runners.values():
+        for _ in range(warm_up):
+            take(runner)
+    samples: dict[str, list[Sample]] = {name: [] for name in runners}
+    for _ in range(repeats):
+        for name, runner in runners.items():
+            samples[name].append(take(runner))
+    return samples
+
+
+def peak_bytes(runner: Runner, device: torch.device) -> int:
+    """The most bytes alive at once in a forward and backward: what the rival holds, plus what it allocates on top."""
+    if device.type != "cuda":
+        return runner.held + _cpu_peak(runner.run)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    runner.run()
+    torch.cuda.synchronize(device)
+    return runner.held + torch.cuda.max_memory_allocated(device) - before
+
+
+def _cpu_peak(run: Callable[[], object]) -> int:
+    """The most bytes that ``run`` has allocated and not yet freed, from the events of torch's CPU allocator."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    alive = highest = 0
+    for event in sorted(events, key=lambda each: each.start_ns()):
+        alive += event.nbytes()
+        highest = max(highest, alive)
+    return highest
+
+
+def bytes_of(tensors: Sequence[Tensor | None]) -> int:
+    """Of their elements."""
+    return sum(x.numel() * x.element_size() for x in tensors if x is not None)

@@ -1,0 +1,145 @@
+"""Whole models for the benchmarks, and the one way to compare what they compute.
+
+RoPE and TAPE get the same Llama weights, in the same memory. TAPE's updates, zero in a fresh model, get real values: a
+product with zeros costs the same, but no gradient would pass through it to be checked.
+
+Shape letters: B batch, T tokens.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.contest import BASELINE, Setting, Truth, expected_from
+from benchmarks.shapes import Model
+from tape_ds import TapeConfig, TapeForCausalLM
+from tape_ds.model import attention
+from tools.flops import PAPER
+
+LLAMA_2_7B = {
+    "vocab_size": 32_000,
+    "hidden_size": 4_096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 4_096,
+    "rms_norm_eps": 1e-5,
+}
+SIZES: dict[str, dict[str, Any]] = {"155M": PAPER, "7B": LLAMA_2_7B}
+CHECKED_TOKENS = 256
+"""A model is compared with the truth on its first tokens: the truth holds every layer's whole matrices in fp64."""
+ENCODINGS = (BASELINE, "tape")
+
+
+def backends(device: torch.device) -> list[str]:
+    """Attention backends that a model is timed with. On a CPU both encodings run on torch's SDPA."""
+    if device.type == "cpu":
+        return ["sdpa"]
+    return [name for name in ("auto", *attention.available()) if name != "reference"]
+
+
+def sizes(shape: Model) -> dict[str, Any]:
+    """The configuration's fields."""
+    window = max(shape.tokens, SIZES[shape.name]["max_position_embeddings"])
+    return SIZES[shape.name] | {"num_hidden_layers": shape.layers, "max_position_embeddings": window}
+
+
+def build(fields: Mapping[str, Any], encoding: str, backend: str, setting: Setting) -> TapeForCausalLM:
+    """A fresh model in training mode, always with the same weights."""
+    torch.manual_seed(0)
+    config = TapeConfig(**fields, position_encoding=encoding, attention_backend=backend)
+    with setting.device:
+        model = TapeForCausalLM(config)
+    generator = torch.Generator(setting.device).manual_seed(1)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ".position." in name:
+                weight.copy_(0.05 * torch.randn(weight.shape, generator=generator, device=setting.device))
+    return model.to(setting.dtype).train()
+
+
+def with_weights_of(model: TapeForCausalLM, fields: Mapping[str, Any], encoding: str, backend: str) -> TapeForCausalLM:
+    """Another model on the same weights, as far as both have them; gradients are each one's own."""
+    setting = Setting(model.device, model.dtype)
+    same = encoding == model.config.position_encoding
+    if same:
+        with torch.device("meta"):
+            other = TapeForCausalLM(TapeConfig(**fields, position_encoding=encoding, attention_backend=backend))
+    else:
+        other = build(fields, encoding, backend, setting)
+    other.load_state_dict(model.state_dict(), strict=same, assign=True)
+    return other.train()
+
+
+def family(fields: Mapping[str, Any], setting: Setting) -> Callable[[str, str], TapeForCausalLM]:
+    """(encoding, backend) -> a model; all of a family share their weights."""
+
+    @functools.cache
+    def first(encoding: str) -> TapeForCausalLM:
+        if encoding == BASELINE:
+            return build(fields, BASELINE, "sdpa", setting)
+        return with_weights_of(first(BASELINE), fields, encoding, "sdpa")
+
+    @functools.cache
+    def member(encoding: str, backend: str) -> TapeForCausalLM:
+        return first(encoding) if backend == "sdpa" else with_weights_of(first(encoding), fields, encoding, backend)
+
+    return member
+
+
+def tokens(shape: Model, device: torch.device) -> Tensor:
+    """Random ids [B, T], always the same."""
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = SIZES[shape.name]["vocab_size"]
+    return torch.randint(3, vocabulary, (shape.batch, shape.tokens), generator=generator).to(device)
+
+
+def first_tokens(ids_BT: Tensor) -> Tensor:
+    """The tokens that a model is checked on: the beginning of the first row."""
+    return ids_BT[:1, :CHECKED_TOKENS]
+
+
+def outcome(model: nn.Module, ids_BT: Tensor) -> dict[str, Tensor]:
+    """Logits, and those gradients of the loss that everything else has a part in: of position updates, norms and the
+    first attention, as far as they are trained."""
+    with torch.no_grad():
+        found = {"logits": model(input_ids=ids_BT, use_cache=False).logits.detach()}
+    loss(model, ids_BT).backward()
+    found |= gradients(model)
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def loss(model: nn.Module, ids_BT: Tensor) -> Tensor:
+    """Of predicting each token from those before it, with the gradients of the last time forgotten."""
+    model.zero_grad(set_to_none=True)
+    return model(input_ids=ids_BT, labels=ids_BT, use_cache=False).loss
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    """Of the parameters that are compared."""
+    return {
+        name: weight.grad.detach().clone()
+        for name, weight in model.named_parameters()
+        if weight.grad is not None and (".position." in name or "norm" in name or "layers.0.self_attn" in name)
+    }
+
+
+def truth(model: TapeForCausalLM, ids_BT: Tensor, exact: torch.dtype = torch.float64) -> Truth:
+    """By the ``reference`` attention in a wider precision, beside the same model in its own."""
+    config = type(model.config).from_dict(model.config.to_dict() | {"attention_backend": "reference"})
+    found = []
+    for dtype in (exact, model.dtype):
+        with torch.device("meta"):
+            other = type(model)(config)
+        weights = {name: weight.to(dtype) for name, weight in model.state_dict().items()}
+        other.load_state_dict(weights, assign=True)
+        trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+        for name, weight in other.named_parameters():
+            weight.requires_grad_(name in trained)
+        found.append(outcome(other.train(), ids_BT))
+    wide, plain = found
+    return expected_from(wide, plain, model.dtype)

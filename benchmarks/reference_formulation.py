@@ -1,0 +1,216 @@
+"""TAPE as its published code formulates it, transcribed for comparison: the rival of ours, not a model to train.
+
+Written anew from a description of that code. What it does its way: cosines and sines K wide each, their halves equal,
+one copy for every head and row; three attentions, over the value, the cosines and the sines; a position feed-forward
+that makes [B, I, T, K] tensors, once for the cosines and once for the sines; fp32 logits of the whole row.
+
+What that code wastes by accident is left out: the gate is evaluated once (there: twice), no Gram matrix of the state is
+built, no table is cloned and gathered in every layer, and the last layer's update, which nobody reads, is not made. The
+attention update is the paper's matrix across heads, as in ours. Parameters have the names of ours, so
+``load_state_dict`` takes a model of ours as it is; grouped queries are refused, as there.
+
+Shape letters: B batch, T queries, S keys, H heads, K head size, D hidden size, I position rank.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tape_ds import TapeConfig
+
+Attend = Callable[[Tensor, Tensor, tuple[Tensor, ...], Tensor], list[Tensor]]
+
+
+class Output(NamedTuple):
+    """What a forward gives."""
+
+    loss: Tensor | None
+    logits: Tensor
+
+
+def _weights(q_BHTK: Tensor, k_BHSK: Tensor, mask_TS: Tensor) -> Tensor:
+    scores_BHTS = torch.matmul(q_BHTK, k_BHSK.transpose(2, 3)) / q_BHTK.shape[-1] ** 0.5 + mask_TS
+    return scores_BHTS.softmax(dim=-1, dtype=torch.promote_types(q_BHTK.dtype, torch.float32)).to(q_BHTK.dtype)
+
+
+def three_eager(q: Tensor, k: Tensor, values: tuple[Tensor, ...], mask_TS: Tensor) -> list[Tensor]:
+    """Three softmax matrices by plain operations."""
+    return [_weights(q, k, mask_TS) @ value for value in values]
+
+
+def one_eager(q: Tensor, k: Tensor, values: tuple[Tensor, ...], mask_TS: Tensor) -> list[Tensor]:
+    """One softmax matrix for all three values: what the published code does without flash-attention."""
+    weights = _weights(q, k, mask_TS)
+    return [weights @ value for value in values]
+
+
+def three_sdpa(q: Tensor, k: Tensor, values: tuple[Tensor, ...], mask_TS: Tensor) -> list[Tensor]:
+    """Three fused calls: what the published code does with flash-attention."""
+    return [F.scaled_dot_product_attention(q, k, value, is_causal=True) for value in values]
+
+
+ATTENTIONS: dict[str, Attend] = {"three eager": three_eager, "one eager": one_eager, "three sdpa": three_sdpa}
+
+
+class Norm(nn.Module):
+    """RMSNorm in fp32."""
+
+    def __init__(self, config: TapeConfig):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(config.hidden_size))
+        self.eps = config.rms_norm_eps
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        wide = x_BTD.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x_BTD.dtype)
+
+
+class Mlp(nn.Module):
+    """Llama's SwiGLU."""
+
+    def __init__(self, config: TapeConfig):
+        super().__init__()
+        linear = functools.partial(nn.Linear, bias=False)
+        self.gate_proj = linear(config.hidden_size, config.intermediate_size)
+        self.up_proj = linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        return self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
+
+
+class Matrix(nn.Module):
+    """A weight by itself."""
+
+    def __init__(self, rows: int, columns: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(rows, columns))
+
+
+class Position(nn.Module):
+    """The two updates of the state, applied to the cosines and then to the sines."""
+
+    def __init__(self, config: TapeConfig):
+        super().__init__()
+        heads = config.num_attention_heads
+        rank = (config.position_options or {}).get("rank") or 4 * heads
+        self.attend = Matrix(heads, heads)
+        self.gate = Matrix(rank, config.hidden_size)
+        self.expand = Matrix(rank, heads)
+        self.contract = Matrix(heads, rank)
+
+    def after_attention(self, state_BHTK: Tensor, moved_BHTK: Tensor) -> Tensor:
+        """``e + W A e``."""
+        return state_BHTK + torch.einsum("gh,bhtk->bgtk", self.attend.weight, moved_BHTK)
+
+    def after_mlp(self, state_BHTK: Tensor, gate_BTI: Tensor) -> Tensor:
+        """``e + W_down [SiLU(W_x y) * (W_up e)]``."""
+        up_BITK = torch.einsum("ih,bhtk->bitk", self.expand.weight, state_BHTK)
+        gated_BITK = gate_BTI.transpose(1, 2)[..., None] * up_BITK
+        return state_BHTK + torch.einsum("hi,bitk->bhtk", self.contract.weight, gated_BITK)
+
+
+class Heads(nn.Module):
+    """The projections of attention."""
+
+    def __init__(self, config: TapeConfig):
+        super().__init__()
+        linear = functools.partial(nn.Linear, config.hidden_size, config.hidden_size, bias=False)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = linear(), linear(), linear(), linear()
+        self.heads = config.num_attention_heads
+
+    def forward(self, x_BTD: Tensor) -> list[Tensor]:
+        """[B, T, D] -> queries, keys and values [B, H, T, K]."""
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        return [each(x_BTD).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in projections]
+
+
+class Layer(nn.Module):
+    """A block that reads and updates the state."""
+
+    def __init__(self, config: TapeConfig, attend: Attend, last: bool):
+        super().__init__()
+        self.attend = attend
+        self.self_attn = Heads(config)
+        self.mlp = Mlp(config)
+        self.input_layernorm = Norm(config)
+        self.post_attention_layernorm = Norm(config)
+        self.position = None if last else Position(config)
+
+    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, mask_TS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden states [B, T, D] and both halves of the state [B, H, T, K]."""
+        q, k, v = self.self_attn(self.input_layernorm(x_BTD))
+        q, k = (x * cos + _rotate_half(x) * sin for x in (q, k))
+        values = (v,) if self.position is None else (v, cos, sin)
+        out, *moved = self.attend(q, k, values, mask_TS)
+        x_BTD = x_BTD + self.self_attn.o_proj(out.transpose(1, 2).flatten(2))
+        y_BTD = self.mlp(self.post_attention_layernorm(x_BTD))
+        if self.position is not None:
+            cos, sin = (self.position.after_attention(*pair) for pair in zip((cos, sin), moved, strict=True))
+            gate_BTI = F.silu(F.linear(y_BTD, self.position.gate.weight))
+            cos, sin = (self.position.after_mlp(half, gate_BTI) for half in (cos, sin))
+        return x_BTD + y_BTD, cos, sin
+
+
+def _rotate_half(x: Tensor) -> Tensor:
+    real, imaginary = x.chunk(2, dim=-1)
+    return torch.cat((-imaginary, real), dim=-1)
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks and final norm."""
+
+    def __init__(self, config: TapeConfig, attend: Attend):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        last = config.num_hidden_layers - 1
+        self.layers = nn.ModuleList(Layer(config, attend, index == last) for index in range(last + 1))
+        self.norm = Norm(config)
+
+
+class Transcription(nn.Module):
+    """The whole model.
+
+    Raises:
+        ValueError: an attention that is not in ``ATTENTIONS``, or grouped queries.
+    """
+
+    def __init__(self, config: TapeConfig, attention: str):
+        super().__init__()
+        if attention not in ATTENTIONS:
+            raise ValueError(f"attention = {attention!r}: give one of {', '.join(ATTENTIONS)}")
+        if config.num_key_value_heads != config.num_attention_heads:
+            raise ValueError("the published formulation has no grouped queries")
+        self.config = config
+        self.model = Decoder(config, ATTENTIONS[attention])
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None, use_cache: bool = False) -> Output:
+        """Logits [B, T, vocabulary], and the mean loss of the next token where labels are given; there is no cache."""
+        hidden_BTD = self.model.embed_tokens(input_ids)
+        cos, sin = self._start(hidden_BTD)
+        tokens = hidden_BTD.shape[1]
+        mask_TS = torch.full((tokens, tokens), -torch.inf, dtype=hidden_BTD.dtype, device=hidden_BTD.device).triu(1)
+        for layer in self.model.layers:
+            hidden_BTD, cos, sin = layer(hidden_BTD, cos, sin, mask_TS)
+        logits = self.lm_head(self.model.norm(hidden_BTD)).float()
+        if labels is None:
+            return Output(None, logits)
+        predicted, targets = logits[:, :-1].contiguous(), labels[:, 1:].contiguous()
+        return Output(F.cross_entropy(predicted.flatten(0, 1), targets.flatten()), logits)
+
+    def _start(self, hidden_BTD: Tensor) -> list[Tensor]:
+        """Cosines and sines [B, H, T, K] of plain RoPE, a copy for every row and head."""
+        batch, tokens, _ = hidden_BTD.shape
+        width, theta = self.config.head_dim, self.config.rope_parameters["rope_theta"]
+        exponents = torch.arange(0, width, 2, dtype=torch.float64, device=hidden_BTD.device) / width
+        angles_TK = torch.outer(torch.arange(tokens, device=hidden_BTD.device).double(), theta**-exponents).repeat(1, 2)
+        size = (batch, self.config.num_attention_heads, tokens, width)
+        return [half.to(hidden_BTD.dtype).expand(size).contiguous() for half in (angles_TK.cos(), angles_TK.sin())]

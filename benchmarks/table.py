@@ -1,0 +1,200 @@
+"""Stored results: one CSV for each group and device, and a markdown table made from that CSV alone."""
+
+import csv
+import dataclasses
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.contest import BASELINE, REFUSED, TIMED, WRONG, Finding, Setting
+from benchmarks.shapes import parse
+from tape_ds import results
+from tape_ds.errors import Problem, UserError
+
+PARTS = ("forward", "backward", "total")
+QUANTILES = ("p20", "p50", "p80")
+SECOND_BASELINE = "sdpa flash"
+"""RoPE by this rival is a baseline of its own beside the fastest: the one everybody has."""
+OURS = "ours"
+"""The baseline where nothing is RoPE."""
+IN_TOKENS = ("step", "recipe", "formulation")
+"""Groups whose times are also told as tokens a second."""
+SHOWN_PACKAGES = ("python", "torch", "triton", "transformers", "flash-attn", "liger-kernel")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rival at one shape; the columns of the CSV. Times are milliseconds."""
+
+    group: str
+    shape: str
+    dtype: str
+    encoding: str
+    rival: str
+    status: str
+    reason: str
+    error: float | None
+    allowed: float | None
+    forward_p20: float | None
+    forward_p50: float | None
+    forward_p80: float | None
+    backward_p20: float | None
+    backward_p50: float | None
+    backward_p80: float | None
+    total_p20: float | None
+    total_p50: float | None
+    total_p80: float | None
+    peak_bytes: int | None
+    repeats: int
+    device: str
+    """The GPU's name; the CPU's, with the number of threads."""
+    chip: str
+    """"cpu", or "sm_90" for compute capability 9.0."""
+    date: str
+    commit: str
+    versions: str
+
+
+def provenance(setting: Setting) -> dict[str, str]:
+    """The columns that say where the numbers come from, once for a run."""
+    if setting.device.type == "cuda":
+        device = torch.cuda.get_device_name(setting.device)
+        chip = "sm_{}{}".format(*torch.cuda.get_device_capability(setting.device))
+    else:
+        device, chip = f"{results.hardware()['cpu']}, {torch.get_num_threads()} threads", "cpu"
+    found = {name: version for name, version in results.versions().items() if name in SHOWN_PACKAGES}
+    if setting.device.type == "cuda":
+        found |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+    commit = results.commit()
+    told = "unknown" if commit is None else commit["hash"][:12] + ("-dirty" if commit["dirty"] else "")
+    versions = ", ".join(f"{name} {version}" for name, version in found.items())
+    return {"device": device, "chip": chip, "date": results.now(), "commit": told, "versions": versions}
+
+
+def rows_of(
+    group: str, shape: str, setting: Setting, repeats: int, findings: Sequence[Finding], origin: dict[str, str]
+) -> list[Row]:
+    """What a contest found, as rows."""
+    dtype = str(setting.dtype).removeprefix("torch.")
+    rows = []
+    for finding in findings:
+        fields: dict[str, Any] = {"group": group, "shape": shape, "dtype": dtype, "repeats": repeats, **origin}
+        fields |= {name: getattr(finding, name) for name in ("rival", "encoding", "status", "reason", "peak_bytes")}
+        fields |= {name: _digits(getattr(finding, name)) for name in ("error", "allowed")}
+        for part in PARTS:
+            summary = getattr(finding, part)
+            for quantile in QUANTILES:
+                value = None if summary is None else round(getattr(summary, quantile), 5)
+                fields[f"{part}_{quantile}"] = value
+        rows.append(Row(**fields))
+    return rows
+
+
+def _digits(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.3g}")
+
+
+def stem(group: str, device: torch.device) -> str:
+    """Name of a group's files on this device."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return f"{group}_{re.sub(r'[^a-z0-9]+', '_', name.lower()).strip('_')}"
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """The CSV at ``path`` and the markdown beside it; a reader finds whole files or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(".csv.tmp")
+    with open(aside, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in dataclasses.fields(Row)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(dataclasses.asdict(row) for row in rows)
+    os.replace(aside, path)
+    path.with_suffix(".md").write_text(markdown(read(path)), encoding="utf-8")
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a stored CSV.
+
+    Raises:
+        UserError: it is not one of ours.
+    """
+    fields = dataclasses.fields(Row)
+    with open(path, encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        if reader.fieldnames != [field.name for field in fields]:
+            wrong = "has other columns than this version writes"
+            raise UserError(Problem("results", str(path), wrong, "run that benchmark again"))
+        return [Row(**{field.name: _typed(line[field.name], field.type) for field in fields}) for line in reader]
+
+
+def _typed(text: str, kind: Any) -> Any:
+    if kind is str:
+        return text
+    if text == "":
+        return None
+    return int(text) if kind in (int, int | None) else float(text)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Tables of one group, a section for each shape."""
+    first = rows[0]
+    lines = [f"# {first.group} on {first.device}", ""]
+    lines += ["Milliseconds: median (20 % and 80 % quantile). Ratios are of medians of the last time column. Memory is"]
+    lines += ["inputs and parameters plus whatever is allocated at the peak. Error: of the worst tensor, relative to"]
+    lines += ["fp64, and the most that is allowed: twice that of plain PyTorch in the same precision.", ""]
+    lines += [f"{first.dtype}, {first.repeats} samples each, in turn. {first.date}, commit {first.commit}."]
+    lines += [f"{first.versions}.", ""]
+    device = "cpu" if first.chip == "cpu" else "cuda"
+    asked = f"{first.group} --device {device} --dtype {first.dtype} --repeats {first.repeats}"
+    lines += [f"    python -m benchmarks {asked}", ""]
+    for shape in dict.fromkeys(row.shape for row in rows):
+        lines += [f"## {shape}", "", *_section([row for row in rows if row.shape == shape]), ""]
+    return "\n".join(lines)
+
+
+def _section(rows: Sequence[Row]) -> list[str]:
+    timed = sorted((row for row in rows if row.status == TIMED), key=lambda row: (row.encoding, row.total_p50 or 0.0))
+    bases = baselines(timed)
+    parts = [part for part in PARTS if any(getattr(row, f"{part}_p50") is not None for row in timed)]
+    in_tokens = rows[0].group in IN_TOKENS
+    header = ["encoding", "rival", *parts, *(f"/ {name}" for name in bases), "peak MiB"]
+    header += [f"peak / {name}" for name in bases] + (["tokens/s"] if in_tokens else []) + ["error (allowed)"]
+    lines = [header, ["---", "---", *["---:"] * (len(header) - 2)]]
+    for row in timed:
+        cells = [row.encoding, row.rival, *(_time(row, part) for part in parts)]
+        cells += [_ratio(row.total_p50, base.total_p50) for base in bases.values()]
+        cells += ["" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:,.1f}"]
+        cells += [_ratio(row.peak_bytes, base.peak_bytes) for base in bases.values()]
+        if in_tokens:
+            sizes = parse(row.shape)
+            cells += [f"{1e3 * sizes['B'] * sizes['T'] / row.total_p50:,.0f}" if row.total_p50 else ""]
+        lines.append([*cells, f"{row.error:.1e} ({row.allowed:.1e})"])
+    table = ["| " + " | ".join(line) + " |" for line in lines] if timed else ["No rival has a time."]
+    others = [row for row in rows if row.status in (WRONG, REFUSED)]
+    listed = [f"- {row.status}: {row.encoding}, {row.rival}: {row.reason}" for row in others]
+    return [*table, *([""] if listed else []), *listed]
+
+
+def baselines(timed: Sequence[Row]) -> dict[str, Row]:
+    """What the times of one shape are divided by: the fastest RoPE and RoPE by torch's flash backend; else ours."""
+    plain = [row for row in timed if row.encoding == BASELINE and row.total_p50]
+    if not plain:
+        return {row.rival: row for row in timed if row.rival == OURS}
+    fastest = min(plain, key=lambda row: row.total_p50 or 0.0)
+    found = {f"fastest RoPE ({fastest.rival})": fastest}
+    found |= {f"RoPE {row.rival}": row for row in plain if row.rival == SECOND_BASELINE and row is not fastest}
+    return found
+
+
+def _time(row: Row, part: str) -> str:
+    low, middle, high = (getattr(row, f"{part}_{quantile}") for quantile in QUANTILES)
+    return "" if middle is None else f"{middle:,.3f} ({low:,.3f}–{high:,.3f})"
+
+
+def _ratio(mine: float | None, base: float | None) -> str:
+    return f"{mine / base:.3f}" if mine and base else ""

@@ -1,0 +1,83 @@
+"""``auto``'s table: the fastest right backend of each length, and nothing that was not measured."""
+
+import json
+
+import pytest
+
+from benchmarks import choose, table
+from benchmarks.__main__ import main
+from tape_ds.model import attention
+from tape_ds.model.attention.backends import Row
+from tests.benchmarks.helpers import row
+
+
+def chosen(*rows):
+    return choose.choose({"attention_h100.csv": rows})
+
+
+def test_the_fastest_backend_of_attend_is_chosen():
+    (one,) = chosen(row("attend sdpa", 6.0), row("attend triton", 5.0), row("ours", 1.0), row("flash-attn 3", 1.0))
+    assert one == {
+        "device": "sm_90",
+        "dtype": "bfloat16",
+        "key_width": 128,
+        "value_width": 256,
+        "min_tokens": 4096,
+        "max_tokens": 16384,
+        "backend": "triton",
+        "source": "attention_h100.csv, 2026-11-21",
+    }
+
+
+@pytest.mark.parametrize("status", ["wrong", "refused"])
+def test_a_backend_without_a_right_result_is_not_chosen(status):
+    (one,) = chosen(row("attend sdpa", 6.0), row("attend triton", status=status))
+    assert one["backend"] == "sdpa"
+
+
+def test_auto_and_what_is_no_backend_any_more_are_not_chosen():
+    (one,) = chosen(row("attend auto", 1.0), row("attend gone", 1.0), row("attend flex", 7.0))
+    assert one["backend"] == "flex"
+
+
+def test_rope_has_rows_of_its_own_width():
+    rows = chosen(row("attend flash", 2.0, encoding="rope"), row("attend sdpa", 5.0))
+    assert [(each["value_width"], each["backend"]) for each in rows] == [(128, "flash"), (256, "sdpa")]
+
+
+def test_shapes_of_one_length_are_weighed_together():
+    """Triton is far ahead on one and a little behind on the other; flex is missing on the second."""
+    grouped = {"shape": "B1 H32 G8 T8192 K128"}
+    first = [row("attend sdpa", 6.0), row("attend triton", 3.0), row("attend flex", 1.0)]
+    second = [row("attend sdpa", 4.0, **grouped), row("attend triton", 5.0, **grouped)]
+    (one,) = chosen(*first, *second)
+    assert one["backend"] == "triton"
+
+
+def test_lengths_do_not_overlap():
+    rows = []
+    for tokens, fastest in ((1024, "sdpa"), (2048, "triton"), (16384, "flash")):
+        shape = f"B1 H32 G32 T{tokens} K128"
+        rows += [row(f"attend {name}", 1.0 if name == fastest else 2.0, shape=shape) for name in attention.available()]
+    found = [(each["min_tokens"], each["max_tokens"], each["backend"]) for each in chosen(*rows)]
+    assert found == [(512, 1024, "sdpa"), (1025, 4096, "triton"), (8192, 32768, "flash")]
+
+
+def test_a_cpu_gets_no_row():
+    assert chosen(row("attend sdpa", 1.0, chip="cpu")) == []
+
+
+def test_the_table_is_written_as_auto_reads_it(tmp_path, capsys):
+    results, written = tmp_path / "results", tmp_path / "table.json"
+    table.write([row("attend sdpa", 6.0), row("attend triton", 5.0)], results / "attention_h100.csv")
+    table.write([row("attend sdpa", 6.0, chip="cpu")], results / "attention_cpu.csv")
+    assert main(["choose", "--results", str(results), "--table", str(written)]) == 0
+    (one,) = [Row(**each) for each in json.loads(written.read_text())]
+    assert (one.device, one.backend) == ("sm_90", "triton")
+    assert "1 rows from attention_cpu.csv, attention_h100.csv" in capsys.readouterr().out
+
+
+def test_with_nothing_stored_nothing_is_written(tmp_path, capsys):
+    assert main(["choose", "--results", str(tmp_path), "--table", str(tmp_path / "table.json")]) == 2
+    assert "run python -m benchmarks attention first" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,84 @@
+"""Every group runs on a CPU at toy sizes, and every rival that can compute there is right."""
+
+import pytest
+import torch
+
+from benchmarks import attention, decode, models
+from benchmarks.__main__ import measure
+from benchmarks.contest import Setting
+from benchmarks.groups import GROUPS
+
+SETTING = Setting(torch.device("cpu"), torch.float32)
+ORIGIN = {"device": "a CPU", "chip": "cpu", "date": "today", "commit": "none", "versions": ""}
+EXPECTED = {
+    "attention": {"sdpa flash", "two calls, sdpa flash", "padded, sdpa flash", "attend auto", "attend sdpa"},
+    "decode": {"sdpa flash", "two calls, sdpa flash", "one call, sdpa math", "plain matrices", "attend auto"},
+    "position_mix": {"ours", "eager"},
+    "rotate": {"ours", "eager"},
+    "layer": {"attend sdpa"},
+    "step": {"attend sdpa"},
+    "recipe": {"attend auto"},
+    "formulation": {"ours", "published, three eager", "published, one eager", "published, three sdpa"},
+}
+"""Rivals that must have a time, of either encoding."""
+WITHOUT_ROPE = ("position_mix", "formulation")
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_every_rival_is_right_or_says_why_not(name, toys):
+    rows = measure(name, GROUPS[name], [toys[name]], SETTING, 1, ORIGIN)
+    timed = {row.rival for row in rows if row.status == "timed"}
+    assert timed >= EXPECTED[name]
+    refused = {row.reason for row in rows if row.status == "refused"}
+    assert refused <= {"RuntimeError: no compiler in tests"}
+    assert [row for row in rows if row.status == "wrong"] == []
+    encodings = {row.encoding for row in rows if row.status == "timed"}
+    assert encodings == ({"tape"} if name in WITHOUT_ROPE else {"rope", "tape"})
+    for row in rows:
+        if row.status == "timed":
+            assert row.total_p20 > 0 and row.peak_bytes > 0
+            assert row.error <= row.allowed
+
+
+def test_the_three_calls_of_the_published_form_are_among_attention_s_rivals(toys):
+    rivals = {entry.rival for entry in GROUPS["attention"].contest(toys["attention"], SETTING).entries}
+    assert "three calls, sdpa flash (published form)" in rivals
+
+
+def test_on_a_gpu_every_library_and_every_backend_is_asked(toys):
+    device = torch.device("cuda")
+    asked = {(encoding, name) for encoding, name, *_ in attention.rivals(toys["attention"], device)}
+    for name in ("sdpa flash", "sdpa cudnn", "sdpa efficient", "sdpa math", "flash-attn 2", "flash-attn 3"):
+        assert {("rope", name), ("tape", f"two calls, {name}"), ("tape", f"padded, {name}")} <= asked
+    for name in ("ours", "ours, deterministic", "flex", "one call, sdpa cudnn", "attend triton", "attend flash"):
+        assert ("tape", name) in asked
+    assert {("rope", "ours"), ("tape", "ours")} <= {each[:2] for each in decode.rivals(device)}
+    assert {"auto", "sdpa", "triton", "flash", "flex"} == set(models.backends(device))
+    assert models.backends(torch.device("cpu")) == ["sdpa"]
+
+
+def test_both_encodings_stand_on_the_same_weights(toys):
+    member = models.family(models.sizes(toys["step"]), SETTING)
+    rope, tape, other = member("rope", "sdpa"), member("tape", "sdpa"), member("tape", "auto")
+    mine = dict(tape.named_parameters())
+    for name, weight in rope.named_parameters():
+        assert mine[name].data_ptr() == weight.data_ptr()
+        assert mine[name] is not weight
+    updates = [name for name in mine if ".position." in name]
+    assert updates and all(mine[name].abs().max() > 0 for name in updates)
+    assert {name: x.data_ptr() for name, x in other.named_parameters()} == {n: x.data_ptr() for n, x in mine.items()}
+    assert other.config.attention_backend == "auto"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", GROUPS)
+def test_on_a_gpu_every_rival_is_right_or_says_why_not(name, gpu_toys):
+    setting = Setting(torch.device("cuda"), torch.bfloat16)
+    rows = measure(name, GROUPS[name], [gpu_toys[name]], setting, 2, ORIGIN)
+    assert [(row.encoding, row.rival, row.reason) for row in rows if row.status == "wrong"] == []
+    refused = {f"{row.encoding} {row.rival}: {row.reason}" for row in rows if row.status == "refused"}
+    timed = {row.rival for row in rows if row.status == "timed"}
+    own = {entry.rival for entry in GROUPS[name].contest(gpu_toys[name], setting).entries}
+    optional = ("flash", "CUDA graph")  # a package of its own; whatever waits for the device
+    own = {rival for rival in own if rival.startswith(("ours", "attend")) and not any(x in rival for x in optional)}
+    assert timed >= own, refused

@@ -1,0 +1,79 @@
+"""The command: what it writes, what it lists, and what it answers to mistakes."""
+
+import pytest
+
+from benchmarks import table
+from benchmarks.__main__ import main
+from benchmarks.contest import Contest, Entry
+from benchmarks.groups import GROUPS
+
+
+def test_a_group_is_run_and_stored(toys, tmp_path, capsys):
+    arguments = ["rotate", "decode", "--device", "cpu", "--repeats", "2", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["decode_cpu.csv", "decode_cpu.md", "rotate_cpu.csv", "rotate_cpu.md"]
+    rows = table.read(tmp_path / "rotate_cpu.csv")
+    assert {row.shape for row in rows} == {toys["rotate"].label}
+    assert {(row.repeats, row.dtype) for row in rows} == {(2, "float32")}
+    shown = capsys.readouterr()
+    assert "python -m benchmarks rotate --device cpu --dtype float32" in shown.out
+    assert "rope: eager: timed" in shown.err
+
+
+def test_a_wrong_rival_of_ours_fails_the_command(toys, tmp_path, monkeypatch, capsys):
+    group = GROUPS["rotate"]
+
+    def broken(shape, setting):
+        asked = group.contest(shape, setting)
+        entry = next(entry for entry in asked.entries if entry.rival == "ours")
+
+        def build():
+            runner = entry.build()
+            return runner._replace(outcome=lambda: {name: 2 * x for name, x in runner.outcome().items()})
+
+        return Contest([Entry("ours", entry.encoding, build)], asked.truth)
+
+    monkeypatch.setitem(GROUPS, "rotate", group._replace(contest=broken))
+    assert main(["rotate", "--device", "cpu", "--out", str(tmp_path)]) == 1
+    assert "WRONG: rotate" in capsys.readouterr().err
+    (row,) = table.read(tmp_path / "rotate_cpu.csv")
+    assert (row.status, row.total_p50) == ("wrong", None)
+
+
+def test_the_list_names_groups_shapes_and_rivals_and_runs_nothing(toys, tmp_path, capsys):
+    assert main(["--list", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    for name, shape in toys.items():
+        assert f"{name}: " in shown
+        assert f"  shape {shape.label}" in shown
+    assert "  rival tape: two calls, sdpa flash" in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["atention"], ["groups", "did you mean 'attention'"]),
+        (["step", "--dtype", "float8", "--repeats", "0"], ["dtype", "did you mean 'float", "repeats"]),
+        (["step", "--device", "gpu"], ["device = 'gpu'", "did you mean 'cpu'"]),
+        (["step", "--device", "cpu", "--shapes", "T999"], ["shapes", "T999", "--list"]),
+        (["recipe", "--device", "cpu"], ["no shape of these groups on cpu"]),
+    ],
+)
+def test_mistakes_are_named(arguments, words, capsys):
+    assert main(arguments) == 2
+    message = capsys.readouterr().err
+    assert all(word in message for word in words)
+
+
+def test_a_missing_gpu_is_named(monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["step", "--device", "cuda"]) == 2
+    assert "torch sees no CUDA device" in capsys.readouterr().err
+
+
+def test_a_backend_forced_from_outside_is_refused(monkeypatch, capsys):
+    monkeypatch.setenv("TAPE_DS_ATTENTION", "sdpa")
+    assert main(["step", "--device", "cpu"]) == 2
+    assert "unset it" in capsys.readouterr().err

@@ -1,0 +1,63 @@
+"""Statistics, turns, clocks and memory, on numbers that are known beforehand."""
+
+import time
+
+import pytest
+import torch
+
+from benchmarks.measure import Runner, Sample, bytes_of, clock, interleaved, peak_bytes, summarise
+
+CPU = torch.device("cpu")
+
+
+def test_quantiles_are_interpolated_between_samples():
+    assert summarise([float(n) for n in range(10, -1, -1)]) == pytest.approx((2.0, 5.0, 8.0))
+    assert summarise([1.0, 2.0]) == pytest.approx((1.2, 1.5, 1.8))
+    assert summarise([3.0]) == (3.0, 3.0, 3.0)
+
+
+def test_rivals_take_turns_after_their_warm_up():
+    order = []
+    runners = {name: Runner(lambda name=name: order.append(name), None, dict, 0) for name in "ab"}
+
+    def take(runner):
+        runner.forward()
+        return Sample(float(len(order)), 0.0)
+
+    samples = interleaved(runners, 3, take, warm_up=2)
+    assert order == ["a", "a", "b", "b", "a", "b", "a", "b", "a", "b"]
+    assert [each.forward for each in samples["a"]] == [5.0, 7.0, 9.0]
+    assert [each.forward for each in samples["b"]] == [6.0, 8.0, 10.0]
+
+
+def test_forward_and_backward_are_told_apart(monkeypatch):
+    ticks = iter([10.0, 10.25, 11.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
+    received = []
+    sample = clock(CPU, head_start=True)(Runner(lambda: "out", received.append, dict, 0))
+    assert sample == Sample(250.0, 750.0)
+    assert received == ["out"]
+
+
+def test_peak_memory_is_that_of_a_known_pattern():
+    """16,000 bytes are alive before the first 4,000 go and 2,000 come; 5 are held beside them."""
+
+    def forward():
+        first = torch.empty(1_000)
+        second = torch.empty(3_000)
+        del first
+        return second, torch.empty(500)
+
+    runner = Runner(forward, None, dict, 5)
+    assert peak_bytes(runner, CPU) == 16_005
+    assert peak_bytes(runner, CPU) == 16_005
+
+
+def test_what_the_forward_keeps_is_alive_in_the_backward():
+    runner = Runner(lambda: torch.empty(1_000), lambda kept: torch.empty(2_000), dict, 0)
+    assert peak_bytes(runner, CPU) == 12_000
+
+
+def test_memory_that_was_there_before_does_not_count():
+    before = torch.empty(10_000)
+    assert peak_bytes(Runner(before.neg, None, dict, bytes_of([before, None])), CPU) == 80_000

@@ -1,0 +1,100 @@
+"""The CSV gives back what was stored, and the markdown says it."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from benchmarks import table
+from benchmarks.contest import Finding, Setting
+from benchmarks.measure import Summary
+from tape_ds.errors import UserError
+from tests.benchmarks.helpers import row
+
+ROWS = [
+    row("sdpa cudnn", 3.0, encoding="rope", peak_bytes=2 * 2**20),
+    row("sdpa flash", 4.0, encoding="rope", forward_p20=1.0, forward_p50=1.25, forward_p80=1.5),
+    row("ours", 5.4, peak_bytes=3 * 2**20),
+    row("flex, default", status="wrong", reason='dq is off by 1.0e-01, "much"', error=0.1),
+    row("one call, sdpa flash", status="refused", reason="No available kernel", error=None, peak_bytes=None),
+]
+
+
+def test_what_was_written_is_read_again(tmp_path):
+    path = tmp_path / "results" / "attention_h100.csv"
+    table.write(ROWS, path)
+    assert table.read(path) == ROWS
+    assert sorted(each.name for each in path.parent.iterdir()) == ["attention_h100.csv", "attention_h100.md"]
+    assert path.with_suffix(".md").read_text() == table.markdown(ROWS)
+
+
+def test_a_table_of_something_else_is_refused(tmp_path):
+    path = tmp_path / "attention_h100.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match="other columns"):
+        table.read(path)
+
+
+def line_of(text, rival):
+    (line,) = [each for each in text.splitlines() if each.startswith("|") and f"| {rival} |" in each]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_markdown_divides_by_the_fastest_rope_and_by_torch_s_flash():
+    text = table.markdown(ROWS)
+    header = line_of(text, "rival")
+    ours = dict(zip(header, line_of(text, "ours"), strict=True))
+    assert ours["/ fastest RoPE (sdpa cudnn)"] == "1.800"
+    assert ours["/ RoPE sdpa flash"] == "1.350"
+    assert ours["total"] == "5.400 (4.860–5.940)"
+    assert ours["peak MiB"] == "3.0"
+    assert ours["peak / fastest RoPE (sdpa cudnn)"] == "1.500"
+    assert ours["error (allowed)"] == "2.1e-03 (8.5e-03)"
+    assert ours["forward"] == ""
+    assert "backward" not in ours
+
+
+def test_markdown_lists_what_has_no_time_with_its_reason():
+    text = table.markdown(ROWS)
+    assert '- wrong: tape, flex, default: dq is off by 1.0e-01, "much"' in text
+    assert "- refused: tape, one call, sdpa flash: No available kernel" in text
+    assert "| flex, default |" not in text
+
+
+def test_markdown_names_the_machine_the_versions_and_the_command():
+    text = table.markdown(ROWS)
+    for words in ("NVIDIA H100 80GB HBM3", "torch 2.13.0", "commit 0123456789ab", "2026-11-21", "30 samples"):
+        assert words in text
+    assert "python -m benchmarks attention --device cuda --dtype bfloat16 --repeats 30" in text
+
+
+def test_where_nothing_is_rope_ours_is_the_measure():
+    fields = {"group": "formulation", "shape": "155M L6 B1 T2048"}
+    rows = [row("ours", 4_000.0, **fields), row("published, three eager", 8_000.0, **fields)]
+    text = table.markdown(rows)
+    header = line_of(text, "rival")
+    published = dict(zip(header, line_of(text, "published, three eager"), strict=True))
+    assert published["/ ours"] == "2.000"
+    assert published["tokens/s"] == "256"
+
+
+def test_a_shape_without_any_time_says_so():
+    assert "No rival has a time." in table.markdown([row("flex", status="refused", reason="no device")])
+
+
+def test_findings_become_rows_with_where_they_come_from():
+    setting = Setting(torch.device("cpu"), torch.float32)
+    origin = table.provenance(setting)
+    assert origin["chip"] == "cpu"
+    assert f"torch {torch.__version__}".split("+")[0] in origin["versions"]
+    finding = Finding("ours", "tape", "timed", "", 1.23456e-7, 5e-6, None, None, Summary(1.0, 2.123456, 3.0), 77)
+    (made,) = table.rows_of("decode", "B1 H4 G2 T1 S9 K8", setting, 3, [finding], origin)
+    assert (made.total_p50, made.forward_p50, made.error, made.peak_bytes) == (2.12346, None, 1.23e-7, 77)
+    assert (made.group, made.dtype, made.repeats, made.device) == ("decode", "float32", 3, origin["device"])
+    assert {field.name for field in dataclasses.fields(made)} >= set(origin)
+
+
+def test_files_are_named_after_the_device(monkeypatch):
+    assert table.stem("step", torch.device("cpu")) == "step_cpu"
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    assert table.stem("step", torch.device("cuda")) == "step_nvidia_h100_80gb_hbm3"
