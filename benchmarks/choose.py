@@ -3,8 +3,8 @@
     python -m benchmarks choose
 
 For every GPU, precision, width and length that was measured: the ``attend`` backend that was right at all shapes of
-that length and fastest, forward and backward, by the geometric mean of its medians over them. A CPU needs no rows:
-``auto`` takes torch's own attention there.
+that length and fastest, forward and backward, by the geometric mean of its medians over them; of a step of decoding,
+forward alone. A CPU needs no rows: ``auto`` takes torch's own attention there.
 """
 
 import argparse
@@ -27,6 +27,9 @@ TABLE = ROOT / "tape_ds" / "model" / "attention" / "table.json"
 PREFIX = "attend "
 SPAN = 2
 """A measured length speaks for lengths from half of it to twice it."""
+DECODED = 16
+"""A step of decoding of one token speaks for as many as the decoding kernel takes."""
+FILES = ("attention_*.csv", "decode_*.csv")
 
 
 class Kind(NamedTuple):
@@ -45,13 +48,13 @@ def main(argv: list[str]) -> int:
         UserError: there is nothing to choose from.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks choose", description=__doc__)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of attention_*.csv")
+    parser.add_argument("--results", type=Path, default=RESULTS, help=f"folder of {FILES[0]} and {FILES[1]}")
     parser.add_argument("--table", type=Path, default=TABLE, help="the file to write")
     options = parser.parse_args(argv)
-    files = sorted(options.results.glob("attention_*.csv"))
+    files = sorted(path for pattern in FILES for path in options.results.glob(pattern))
     if not files:
-        remedy = "run python -m benchmarks attention first"
-        raise UserError(Problem("results", str(options.results), "holds no attention_*.csv", remedy))
+        remedy = "run python -m benchmarks attention decode first"
+        raise UserError(Problem("results", str(options.results), f"holds no {FILES[0]} or {FILES[1]}", remedy))
     rows = choose({path.name: table.read(path) for path in files})
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
     options.table.write_text(f"[\n{lines}\n]\n" if rows else "[]\n", encoding="utf-8")
@@ -64,7 +67,7 @@ def main(argv: list[str]) -> int:
 def choose(stored: Mapping[str, Iterable[table.Row]]) -> list[dict[str, Any]]:
     """The rows of ``auto``'s table, from the rows of each file by its name."""
     measured: dict[Kind, dict[int, dict[str, list[table.Row]]]] = defaultdict(lambda: defaultdict(dict))
-    sources: dict[Kind, str] = {}
+    sources: dict[tuple[Kind, int], str] = {}
     for name, rows in stored.items():
         for row in rows:
             if row.chip == "cpu" or not row.rival.startswith(PREFIX):
@@ -73,26 +76,35 @@ def choose(stored: Mapping[str, Iterable[table.Row]]) -> list[dict[str, Any]]:
             wide = 1 if row.encoding == BASELINE else 2
             kind = Kind(row.chip, row.dtype, sizes["K"], wide * sizes["K"])
             measured[kind][sizes["T"]].setdefault(row.shape, []).append(row)
-            sources[kind] = f"{name}, {row.date[:10]}"
+            sources[kind, sizes["T"]] = f"{name}, {row.date[:10]}"
     return [
-        {**kind._asdict(), "min_tokens": least, "max_tokens": most, "backend": backend, "source": sources[kind]}
+        {**kind._asdict(), "min_tokens": least, "max_tokens": most, "backend": backend, "source": sources[kind, tokens]}
         for kind in sorted(measured)
-        for least, most, backend in _ranges(measured[kind])
+        for tokens, least, most, backend in _ranges(measured[kind])
     ]
 
 
-def _ranges(by_tokens: Mapping[int, Mapping[str, list[table.Row]]]) -> list[tuple[int, int, str]]:
-    """(fewest tokens, most tokens, backend), ascending and without overlap."""
+class Range(NamedTuple):
+    """The calls that one measured length speaks for."""
+
+    tokens: int
+    least: int
+    most: int
+    backend: str
+
+
+def _ranges(by_tokens: Mapping[int, Mapping[str, list[table.Row]]]) -> list[Range]:
+    """Ascending and without overlap."""
     winners = {tokens: fastest(list(by_tokens[tokens].values())) for tokens in sorted(by_tokens)}
-    found: list[tuple[int, int, str]] = []
+    found: list[Range] = []
     for tokens, backend in winners.items():
         if backend is None:
             continue
-        least = tokens // SPAN
+        least, most = (1, DECODED) if tokens == 1 else (tokens // SPAN, tokens * SPAN)
         if found:  # never below a length that was measured itself
-            least = max(least, found[-1][1] // SPAN + 1)
-            found[-1] = (found[-1][0], min(found[-1][1], least - 1), found[-1][2])
-        found.append((least, tokens * SPAN, backend))
+            least = max(least, found[-1].tokens + 1)
+            found[-1] = found[-1]._replace(most=min(found[-1].most, least - 1))
+        found.append(Range(tokens, least, most, backend))
     return found
 
 

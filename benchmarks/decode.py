@@ -49,6 +49,8 @@ def rivals(device: torch.device) -> Iterator[tuple[str, str, Make]]:
         yield encoding, "attend auto", functools.partial(calls.attend, "auto")
         if device.type == "cuda":
             yield encoding, "ours", _ours
+            for name in ("flash", "sdpa", "triton"):  # what `choose` decides between
+                yield encoding, f"attend {name}", functools.partial(calls.attend, name)
 
 
 def _ours() -> Callable[..., Tensor]:

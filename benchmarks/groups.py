@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import attention, decode, formulation, layer, position_mix, recipe, rotate, shapes, step
+from benchmarks import attention, decode, formulation, generate, layer, position_mix, recipe, rotate, shapes, step
 from benchmarks.contest import Contest, Setting
 
 
@@ -63,6 +63,14 @@ GROUPS = {
     ),
     "step": Group(
         "a whole model's forward, loss and backward", shapes.STEP, step.contest, {"cuda": 20, "cpu": 7}, False, _MODEL
+    ),
+    "generate": Group(
+        "a whole model's next token over a full cache, forward",
+        shapes.GENERATE,
+        generate.contest,
+        {"cuda": 50, "cpu": 21},
+        False,
+        {"cuda": 3, "cpu": 1},
     ),
     "recipe": Group(
         "7B, frozen but for position updates and norms, full recompute: training steps at growing length",

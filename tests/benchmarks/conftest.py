@@ -22,6 +22,7 @@ TOYS = {
     "rotate": shapes.Attention(1, 4, 2, 40, 8),
     "layer": MODEL._replace(layers=1),
     "step": MODEL,
+    "generate": MODEL,
     "recipe": MODEL,
     "formulation": MODEL,
 }
@@ -35,6 +36,7 @@ GPU_TOYS = {
     "rotate": shapes.Attention(2, 4, 2, 256, 64),
     "layer": GPU_MODEL._replace(layers=1),
     "step": GPU_MODEL,
+    "generate": GPU_MODEL,
     "recipe": GPU_MODEL,
     "formulation": GPU_MODEL,
 }

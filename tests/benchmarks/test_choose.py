@@ -79,5 +79,16 @@ def test_the_table_is_written_as_auto_reads_it(tmp_path, capsys):
 
 def test_with_nothing_stored_nothing_is_written(tmp_path, capsys):
     assert main(["choose", "--results", str(tmp_path), "--table", str(tmp_path / "table.json")]) == 2
-    assert "run python -m benchmarks attention first" in capsys.readouterr().err
+    assert "run python -m benchmarks attention decode first" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_step_of_decoding_has_a_row_of_its_own():
+    """Files of both groups together: one token speaks for a few, never for a text."""
+    step = row("attend triton", 0.1, shape="B1 H32 G32 T1 S8192 K128")
+    rows = choose.choose({"decode_h100.csv": [step], "attention_h100.csv": [row("attend sdpa", 6.0)]})
+    assert [(each["min_tokens"], each["max_tokens"], each["backend"]) for each in rows] == [
+        (1, 16, "triton"),
+        (4096, 16384, "sdpa"),
+    ]
+    assert [each["source"].split(",")[0] for each in rows] == ["decode_h100.csv", "attention_h100.csv"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks import attention, decode, models
+from benchmarks import attention, decode, generate, models
 from benchmarks.__main__ import measure
 from benchmarks.contest import Setting
 from benchmarks.groups import GROUPS
@@ -17,6 +17,7 @@ EXPECTED = {
     "rotate": {"ours", "eager"},
     "layer": {"attend sdpa"},
     "step": {"attend sdpa"},
+    "generate": {"attend sdpa"},
     "recipe": {"attend auto"},
     "formulation": {"ours", "published, three eager", "published, one eager", "published, three sdpa"},
 }
@@ -82,3 +83,14 @@ def test_on_a_gpu_every_rival_is_right_or_says_why_not(name, gpu_toys):
     optional = ("flash", "CUDA graph")  # a package of its own; whatever waits for the device
     own = {rival for rival in own if rival.startswith(("ours", "attend")) and not any(x in rival for x in optional)}
     assert timed >= own, refused
+
+
+def test_a_full_cache_is_as_wide_as_the_model_makes_it(toys):
+    """TAPE's values carry the state in every layer but the last, which is what the comparison is about."""
+    member = models.family(models.SIZES["tiny"], SETTING)
+    widths = {}
+    for encoding in models.ENCODINGS:
+        cache = generate.full_cache(member(encoding, "sdpa").eval(), 2, 40)
+        assert {tuple(layer.keys.shape) for layer in cache.layers} == {(2, 4, 40, 8)}
+        widths[encoding] = [layer.values.shape[3] for layer in cache.layers]
+    assert widths == {"rope": [8, 8, 8], "tape": [16, 16, 8]}

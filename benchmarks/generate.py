@@ -1,0 +1,86 @@
+"""One step of generation by a whole model whose cache is full: TAPE beside RoPE on the same weights.
+
+The cache is transformers' own dynamic one, which is copied when it grows, as in ``generate``; TAPE's values in it are
+twice as wide. It holds random numbers, since what they are does not change the work; what a step computes is checked on
+a short text before.
+
+Shape letters: B batch, T tokens.
+"""
+
+import functools
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from benchmarks import models
+from benchmarks.contest import Contest, Entry, Setting, Truth, expected_from
+from benchmarks.measure import Runner, bytes_of
+from benchmarks.shapes import Model
+from tape_ds import TapeForCausalLM
+
+
+def contest(shape: Model, setting: Setting) -> Contest:
+    """Both encodings by every attention backend of this device that can decode; T is the cache's length."""
+    member = models.family(models.sizes(shape), setting)
+    ids = models.tokens(shape._replace(tokens=models.CHECKED_TOKENS), setting.device)
+
+    def build(encoding: str, backend: str) -> Runner:
+        return _runner(member(encoding, backend).eval(), ids, shape.tokens)
+
+    entries = [
+        Entry(f"attend {backend}", encoding, functools.partial(build, encoding, backend))
+        for encoding in models.ENCODINGS
+        for backend in models.backends(setting.device)
+    ]
+
+    def truth(encoding: str) -> Truth:
+        return _truth(member(encoding, "sdpa"), ids)
+
+    return Contest(entries, {encoding: functools.partial(truth, encoding) for encoding in models.ENCODINGS})
+
+
+def _runner(model: TapeForCausalLM, ids_BT: Tensor, length: int) -> Runner:
+    cache = functools.cache(lambda: full_cache(model, len(ids_BT), length))
+
+    @torch.no_grad()
+    def step() -> Tensor:
+        logits = model(input_ids=ids_BT[:, -1:], past_key_values=cache(), use_cache=True).logits
+        cache().crop(-1)  # the next step finds the same length
+        return logits
+
+    @torch.no_grad()
+    def outcome() -> dict[str, Tensor]:
+        past = model(input_ids=ids_BT[:, :-1], use_cache=True).past_key_values
+        return {"logits": model(input_ids=ids_BT[:, -1:], past_key_values=past, use_cache=True).logits}
+
+    return Runner(step, None, outcome, bytes_of(list(model.parameters())))
+
+
+@torch.no_grad()
+def full_cache(model: TapeForCausalLM, batch: int, length: int) -> DynamicCache:
+    """A cache of ``length`` tokens with this model's own widths in every layer."""
+    config, device = model.config, model.device
+    sample = model(input_ids=torch.zeros(batch, 1, dtype=torch.int64, device=device), use_cache=True).past_key_values
+    filled = DynamicCache(config=config)
+    generator = torch.Generator(device).manual_seed(0)
+    for index, layer in enumerate(sample.layers):
+        shapes = ((*x.shape[:2], length, x.shape[3]) for x in (layer.keys, layer.values))
+        keys, values = (torch.randn(*each, generator=generator, device=device).to(model.dtype) for each in shapes)
+        filled.update(keys, values, index)
+    return filled
+
+
+def _truth(model: TapeForCausalLM, ids_BT: Tensor) -> Truth:
+    """The full pass's last logits by the ``reference`` attention, in fp64 and in the model's own precision."""
+    config = type(model.config).from_dict(model.config.to_dict() | {"attention_backend": "reference"})
+    found: list[dict[str, Tensor]] = []
+    for dtype in (torch.float64, model.dtype):
+        with torch.device("meta"):
+            other = TapeForCausalLM(config)
+        weights = {name: weight.to(dtype) for name, weight in model.state_dict().items()}
+        other.load_state_dict(weights, assign=True)
+        with torch.no_grad():
+            logits = other.eval()(input_ids=ids_BT, use_cache=False).logits[:, -1:]
+        found.append({"logits": logits})
+    return expected_from(found[0], found[1], model.dtype)
