@@ -2,7 +2,8 @@
 
 TAPE's value is ``[v | e]``, twice as wide as the key. A library that wants equal widths is called twice with the same
 queries and keys, or once with queries and keys padded by zeros. Rivals that take the two halves apart are given them
-apart: no copy is put on their account. Tensors lie in memory as projections leave them, [B, T, H, K].
+apart: no copy is put on their account. Queries and keys lie in memory as projections leave them, [B, T, H, K]; the
+pieces of a value are contiguous, as the model's concatenation leaves ``[v | e]``, RoPE's alone too.
 
 Shape letters: B batch, T queries and keys, H query heads, G key/value heads, K head size, V value width.
 """

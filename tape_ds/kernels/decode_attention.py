@@ -34,6 +34,7 @@ LEAST_KEYS = 256
 """A part shorter than this costs more to join than to compute."""
 SPLIT: Table = {
     **{(capability, width): (Launch(32, 64, 8, 2),) for capability in (80, 90) for width in (16, 32, 64, 128)},
+    (90, 128): (Launch(32, 64, 8, 3),),  # with 2 stages 16 rows spill under Triton 3.9
     **{(INTERPRETER, width): (Launch(32, 16),) for width in (16, 32, 64, 128)},
 }
 """Rows are at most this many: a power of 2 that holds what a group has is enough."""
@@ -189,17 +190,18 @@ def _decode(
     part = torch.empty((splits, lines, value_width), device=device, dtype=torch.float32)
     top, total = (torch.empty((splits, lines), device=device, dtype=torch.float32) for _ in range(2))
     constexprs = {"WIDE": value_width != width, "WIDTH": width, "COLUMNS": padded(width)}
-    split_kernel[(splits, groups * row_blocks, batch)](
-        q_BHTK, k_BGSK, v_BGSV, part, top, total, document_ids_BS,
-        *q_BHTK.stride()[:3], *k_BGSK.stride()[:3], *v_BGSV.stride()[:3],
-        0 if document_ids_BS is None else document_ids_BS.stride(0),
-        queries, keys, reach, offset, scale, heads // groups, per_split,
-        **constexprs, ROWS=rows, KEYS=launch.columns, **launch.options,
-    )  # fmt: skip
-    join_kernel[(triton.cdiv(lines, JOIN.rows), value_width // width)](
-        part, top, total, out_BHTV, *out_BHTV.stride()[:3], lines, queries, heads, splits,
-        **constexprs, ROWS=JOIN.rows, **JOIN.options,
-    )  # fmt: skip
+    with torch.cuda.device_of(q_BHTK):
+        split_kernel[(splits, groups * row_blocks, batch)](
+            q_BHTK, k_BGSK, v_BGSV, part, top, total, document_ids_BS,
+            *q_BHTK.stride()[:3], *k_BGSK.stride()[:3], *v_BGSV.stride()[:3],
+            0 if document_ids_BS is None else document_ids_BS.stride(0),
+            queries, keys, reach, offset, scale, heads // groups, per_split,
+            **constexprs, ROWS=rows, KEYS=launch.columns, **launch.options,
+        )  # fmt: skip
+        join_kernel[(triton.cdiv(lines, JOIN.rows), value_width // width)](
+            part, top, total, out_BHTV, *out_BHTV.stride()[:3], lines, queries, heads, splits,
+            **constexprs, ROWS=JOIN.rows, **JOIN.options,
+        )  # fmt: skip
     return out_BHTV
 
 
@@ -259,6 +261,8 @@ def decode_attention(
         shape = (q_BHTK.shape[0], k_BGSK.shape[2])
         if document_ids.shape != shape:
             raise ValueError(f"decode_attention: document_ids {list(document_ids.shape)} are not {list(shape)}")
+        if document_ids.dtype not in (torch.int32, torch.int64):  # nothing is below 0 in uint8
+            document_ids = document_ids.int()
         document_ids = document_ids if document_ids.stride(-1) == 1 else document_ids.contiguous()
     return _decode(q_BHTK, k_BGSK, v_BGSV, document_ids, offset, scale, splits or 0)
 
@@ -268,16 +272,17 @@ def specimens(capability: int, dtype: str) -> Iterator[Specimen]:
     for width in (32, 64, 80, 96, 128) if dtype == "bf16" else (128,):
         (launch,) = SPLIT[capability, padded(width)]
         shared = {"WIDE": True, "WIDTH": width, "COLUMNS": padded(width)}
-        constexprs: dict[str, Any] = {**shared, "ROWS": launch.rows, "KEYS": launch.columns}
-        if width in (80, 128):
-            constexprs["IDS"] = None
-        yield Specimen(
-            name=f"decode_attention split K={width}{'' if 'IDS' in constexprs else ' documents'}",
-            kernel=split_kernel,
-            constexprs=constexprs,
-            launch=launch,
-            **describe(split_kernel, dtype, constexprs, ("PART", "TOP", "TOTAL")),
-        )
+        for rows in (padded(1), launch.rows):
+            constexprs: dict[str, Any] = {**shared, "ROWS": rows, "KEYS": launch.columns}
+            if width in (80, 128):
+                constexprs["IDS"] = None
+            yield Specimen(
+                name=f"decode_attention split K={width}{'' if 'IDS' in constexprs else ' documents'}",
+                kernel=split_kernel,
+                constexprs=constexprs,
+                launch=launch._replace(rows=rows),
+                **describe(split_kernel, dtype, constexprs, ("PART", "TOP", "TOTAL")),
+            )
         if width == 128:
             constexprs = {**shared, "ROWS": JOIN.rows}
             yield Specimen(

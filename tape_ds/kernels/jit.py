@@ -66,8 +66,15 @@ def why_not(x: Tensor) -> str | None:
         return f"Triton kernels need a CUDA device, not {x.device.type!r}"
     if x.dtype not in _HALVES:
         return f"Triton kernels are for fp16 and bf16 on a GPU, not {str(x.dtype).removeprefix('torch.')}"
+    return _no_column(x.device)
+
+
+@torch.compiler.assume_constant_result
+def _no_column(device: torch.device) -> str | None:
+    """Why the launch tables have no column for a GPU. A compiled graph takes the answer: what it would have to trace is
+    a cache and the driver."""
     try:
-        capability(x.device)
+        capability(device)
     except ValueError as error:
         return str(error)
     return None

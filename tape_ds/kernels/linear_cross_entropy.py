@@ -63,7 +63,8 @@ def linear_cross_entropy(
     if chunk < 1:
         raise ValueError(f"chunk = {chunk}: give 1 token or more")
     dtype, device = hidden_ND.dtype, hidden_ND.device.type
-    if torch.is_autocast_enabled(device) and dtype != torch.float64:
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)  # not on meta tensors
+    if autocast and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
     wanted = [torch.is_grad_enabled() and x.requires_grad for x in (hidden_ND, weight_VD)]
     loss, _, _ = _chunked(hidden_ND, weight_VD, labels_N, ignore_index, chunk, dtype, *wanted)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tape_ds.kernels.strides import rows
+from tape_ds.kernels.strides import near, rows
 
 
 class Inputs(NamedTuple):
@@ -62,9 +62,9 @@ class Inputs(NamedTuple):
         return torch.float64 if any_double else torch.float32
 
     def with_rows(self) -> Inputs:
-        """The same with contiguous rows in the activations and contiguous weights, copied only where they are not."""
-        activations = [None if x is None else rows(x) for x in (self.start, self.state, self.moved, self.gate)]
-        start, state, moved, gate = activations
+        """The same with activations as kernels read them and contiguous weights, copied only where they are not."""
+        start, state, moved = (None if x is None else near(x) for x in (self.start, self.state, self.moved))
+        gate = None if self.gate is None else rows(self.gate)
         weights = [None if x is None else x.contiguous() for x in (self.attend, self.expand, self.contract)]
         attend, expand, contract = weights
         assert start is not None

@@ -29,7 +29,7 @@ from tape_ds.kernels.jit import INTERPRETER, jit, tl, triton, why_not
 from tape_ds.kernels.launch import Launch, Specimen, Table, choose, padded
 from tape_ds.kernels.position_mix_inputs import Inputs
 from tape_ds.kernels.position_mix_plain import product, split
-from tape_ds.kernels.strides import rows, strides
+from tape_ds.kernels.strides import near, strides
 
 FORWARD: Table = {
     **{(capability, 16): (Launch(8, 32, 1), Launch(8, 32, 2)) for capability in (80, 90)},
@@ -262,7 +262,8 @@ def forward(inputs: Inputs, out: Tensor) -> None:
             **_constants(position_mix_kernel, launch, *inputs.model()), **launch.options,
         )  # fmt: skip
 
-    run(choose("position_mix", FORWARD, out.device, padded(groups), _shape(inputs), run))
+    with torch.cuda.device_of(out):
+        run(choose("position_mix", FORWARD, out.device, padded(groups), _shape(inputs), run))
 
 
 def scratch(*shape: int, like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -272,7 +273,7 @@ def scratch(*shape: int, like: Tensor, dtype: torch.dtype) -> Tensor:
 
 def backward(grad: Tensor, inputs: Inputs, gradients: list[Tensor | None]) -> None:
     """Write those gradients that have memory (``position_mix_inputs.empty_gradients``)."""
-    grad = rows(grad)
+    grad = near(grad)
     start, state, moved, attend, gate, _, _ = inputs.with_rows()
     d_state, d_moved, d_attend, d_gate, d_expand, d_contract = gradients
     batch, groups, tokens, _ = inputs.sizes()
@@ -297,7 +298,8 @@ def backward(grad: Tensor, inputs: Inputs, gradients: list[Tensor | None]) -> No
             d_attend.copy_(sums.sum(dim=0))
 
     shape = (*_shape(inputs), *(x is None for x in gradients))
-    run(choose("position_mix backward", BACKWARD, grad.device, _most(inputs.heads(), groups), shape, run))
+    with torch.cuda.device_of(grad):
+        run(choose("position_mix backward", BACKWARD, grad.device, _most(inputs.heads(), groups), shape, run))
     if gate is None or d_matrix is None or product_IX is None or silu_NI is None:
         return
     if d_gate is not None:

@@ -36,7 +36,7 @@ def rotate(x_BHTK: Tensor, start_B1TK: Tensor, state_BGTK: Tensor | None = None)
         state_BGTK: deviation from the start, any float dtype; None is zero.
 
     Returns:
-        [B, H, T, K] in the dtype and memory layout of ``x``.
+        [B, H, T, K] in the dtype of ``x``, and in its memory layout where rows of that are contiguous.
 
     Raises:
         ValueError: K is odd, H no multiple of G, or ``start`` and ``state`` are not of these shapes.
@@ -55,7 +55,7 @@ def rotate(x_BHTK: Tensor, start_B1TK: Tensor, state_BGTK: Tensor | None = None)
 
 @torch.library.custom_op("tape_ds::rotate", mutates_args=(), schema="(Tensor x, Tensor start, Tensor? state) -> Tensor")
 def _rotate(x: Tensor, start: Tensor, state: Tensor | None) -> Tensor:
-    out = torch.empty_like(x)
+    out = _empty_like(x)
     (rotate_triton.forward if rotate_triton.fits(x) else forward)(x, start, state, out)
     return out
 
@@ -75,7 +75,7 @@ def _rotate_backward(
 
 @_rotate.register_fake
 def _(x: Tensor, start: Tensor, state: Tensor | None) -> Tensor:
-    return torch.empty_like(x)
+    return _empty_like(x)
 
 
 @_rotate_backward.register_fake
@@ -107,7 +107,12 @@ def empty_gradients(
     [B, H, T, K], whatever the layout of the incoming gradient; the state's like the state."""
     batch, heads, tokens, width = grad.shape
     d_x = grad.new_empty(batch, tokens, heads, width).transpose(1, 2) if for_x else None
-    return d_x, torch.empty_like(state) if for_state and state is not None else None
+    return d_x, _empty_like(state) if for_state and state is not None else None
+
+
+def _empty_like(x: Tensor) -> Tensor:
+    """Memory laid out like ``x``, but with contiguous rows: kernels write no others."""
+    return torch.empty_like(x) if x.stride(-1) == 1 else x.new_empty(x.shape)
 
 
 def forward(x: Tensor, start: Tensor, state: Tensor | None, out: Tensor) -> None:

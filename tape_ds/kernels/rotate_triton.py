@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import torch
 from torch import Tensor
 
 from tape_ds.kernels.jit import INTERPRETER, jit, tl, triton, why_not
@@ -84,7 +85,6 @@ def rotate_kernel(
     STATE,
     OUT,
     T,
-    groups,
     repeats,
     x_batch,
     x_head,
@@ -102,10 +102,9 @@ def rotate_kernel(
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Turn ROWS tokens in the ``repeats`` heads of one group of one row."""
+    """Turn ROWS tokens in the ``repeats`` heads of one group of one row; grid (blocks, groups, batch)."""
     tokens = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    batch = (tl.program_id(1) // groups).to(tl.int64)
-    group = (tl.program_id(1) % groups).to(tl.int64)
+    group, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     present = tokens < T
     cos, sin = _state(
         START, STATE, batch, group, tokens, start_batch, start_group, start_token,
@@ -128,7 +127,6 @@ def rotate_backward_kernel(
     DX,
     DSTATE,
     T,
-    groups,
     repeats,
     grad_batch,
     grad_head,
@@ -154,8 +152,7 @@ def rotate_backward_kernel(
 ):
     """Turn ROWS tokens of the gradient back (DX), and sum what the state did to the heads of its group (DSTATE)."""
     tokens = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    batch = (tl.program_id(1) // groups).to(tl.int64)
-    group = (tl.program_id(1) % groups).to(tl.int64)
+    group, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     present = tokens < T
     if DX is not None:
         cos, sin = _state(
@@ -188,13 +185,14 @@ def forward(x: Tensor, start: Tensor, state: Tensor | None, out: Tensor) -> None
     x, start, state = rows(x), rows(start), None if state is None else rows(state)
 
     def run(launch: Launch) -> None:
-        rotate_kernel[_grid(tokens, batch * groups, launch)](
-            x, start, state, out, tokens, groups, heads // groups,
+        rotate_kernel[triton.cdiv(tokens, launch.rows), groups, batch](
+            x, start, state, out, tokens, heads // groups,
             *strides(x), *strides(start), *strides(state), *strides(out),
             HALF=width // 2, COLUMNS=padded(width // 2), ROWS=launch.rows, **launch.options,
         )  # fmt: skip
 
-    run(_choose("rotate", x, groups, run))
+    with torch.cuda.device_of(x):
+        run(_choose("rotate", x, groups, run))
 
 
 def backward(
@@ -207,22 +205,19 @@ def backward(
     x, state = (None if each is None else rows(each) for each in (x, state))
 
     def run(launch: Launch) -> None:
-        rotate_backward_kernel[_grid(tokens, batch * groups, launch)](
-            grad, x, start, state, d_x, d_state, tokens, groups, heads // groups,
+        rotate_backward_kernel[triton.cdiv(tokens, launch.rows), groups, batch](
+            grad, x, start, state, d_x, d_state, tokens, heads // groups,
             *strides(grad), *strides(x), *strides(start), *strides(state), *strides(d_x), *strides(d_state),
             HALF=width // 2, COLUMNS=padded(width // 2), ROWS=launch.rows, **launch.options,
         )  # fmt: skip
 
-    run(_choose("rotate backward", grad, groups, run))
+    with torch.cuda.device_of(grad):
+        run(_choose("rotate backward", grad, groups, run))
 
 
 def fits(x: Tensor) -> bool:
     """Whether the kernels run on a tensor like ``x``: its device and dtype, something in it, K at most 256."""
     return x.is_cuda and why_not(x) is None and x.numel() > 0 and x.shape[-1] <= 256
-
-
-def _grid(tokens: int, groups: int, launch: Launch) -> tuple[int, int]:
-    return triton.cdiv(tokens, launch.rows), groups
 
 
 def _choose(name: str, x: Tensor, groups: int, run: Callable[[Launch], None]) -> Launch:
@@ -241,5 +236,5 @@ def specimens(capability: int, dtype: str) -> Iterator[Specimen]:
                     for each in kernel.arg_names
                     if each not in constants
                 }
-                divisible = tuple(each for each in signature if each not in ("T", "groups", "repeats"))
+                divisible = tuple(each for each in signature if each not in ("T", "repeats"))
                 yield Specimen(f"{name} K{width}", kernel, signature, constants, divisible, launch, multiplies=False)

@@ -8,6 +8,14 @@ def rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def near(x: Tensor) -> Tensor:
+    """``x``, copied to [B, T, heads, K] only where its last dimension is not contiguous or the heads of a token lie
+    further apart than 32 bits count: a kernel that reads a token's heads as one matrix counts its rows in 32 bits."""
+    if x.stride(-1) == 1 and (x.shape[1] - 1) * x.stride(1) + x.shape[-1] < 2**31:
+        return x
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 def strides(x: Tensor | None) -> tuple[int, ...]:
     """Elements from one row of the batch, head and token to the next; zeros where there is no tensor, and along a
     dimension of size 1, which a kernel may then index as if it were shared."""

@@ -88,7 +88,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     if problem := why_not(q_BHTK, k_BGSK, v_BGSV):
         raise ValueError(f"tape_attention: {problem}")
-    return tape_attention_forward.forward(q_BHTK, k_BGSK, v_BGSV, Call(causal, offset, scale, documents_3BS))
+    with torch.cuda.device_of(q_BHTK):
+        return tape_attention_forward.forward(q_BHTK, k_BGSK, v_BGSV, Call(causal, offset, scale, documents_3BS))
 
 
 @_forward.register_fake
@@ -125,7 +126,8 @@ def _backward(
         dout_BHTV = dout_BHTV.contiguous()
     call = Call(causal, offset, scale, documents_3BS)
     exact = deterministic or torch.are_deterministic_algorithms_enabled()
-    return tape_attention_backward.backward(dout_BHTV, q_BHTK, k_BGSK, v_BGSV, out_BHTV, lse_BHT, call, exact)
+    with torch.cuda.device_of(q_BHTK):
+        return tape_attention_backward.backward(dout_BHTV, q_BHTK, k_BGSK, v_BGSV, out_BHTV, lse_BHT, call, exact)
 
 
 @_backward.register_fake

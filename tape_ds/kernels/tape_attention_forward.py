@@ -50,7 +50,8 @@ class Call(NamedTuple):
 
     def arguments(self, queries: int, keys: int) -> dict[str, Any]:
         """The kernels' arguments of the same names."""
-        ids, first, last = (None, None, None) if self.documents_3BS is None else self.documents_3BS.unbind(0)
+        plain = self.documents_3BS is None
+        ids, first, last = (None, None, None) if self.documents_3BS is None else self.documents_3BS.contiguous()
         return {
             "IDS": ids,
             "FIRST": first,
@@ -58,7 +59,8 @@ class Call(NamedTuple):
             "queries": queries,
             "keys": keys,
             "reach": self.reach(queries, keys),
-            "offset": self.offset,
+            # A query before the first key sees nothing, but where places do not matter no query stands anywhere.
+            "offset": 0 if plain and not self.causal else self.offset,
             "scale": self.scale,
             "CAUSAL": self.causal,
         }

@@ -58,10 +58,15 @@ class OutputHead(nn.Linear):
         if targets is None:
             return super().forward(hidden)
         hidden_ND, targets_N = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-        # The fused kernel gives the weight no gradient where the hidden states need none.
-        if self.fused_loss is not None and len(targets_N) >= self.fused_from and hidden.requires_grad:
+        if self.fused_loss is not None and len(targets_N) >= self.fused_from and self._fused_is_right(hidden):
             return self.fused_loss(hidden_ND, self.weight, targets_N, ignore_index)
         return linear_cross_entropy(hidden_ND, self.weight, targets_N, ignore_index=ignore_index)
+
+    def _fused_is_right(self, hidden: Tensor) -> bool:
+        """The fused kernel gives the weight no gradient where the hidden states need none, and rounds the sum over
+        all tokens to the weight's dtype before anything divides it: fp16 cannot hold that."""
+        trained_in_fp16 = self.weight.requires_grad and self.weight.dtype == torch.float16
+        return hidden.requires_grad and not trained_in_fp16
 
 
 def causal_lm_loss(

@@ -1,5 +1,7 @@
 """Split-K attention against fp64: few queries, long caches, everything that a cache may hold beside what is seen."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -65,6 +67,23 @@ def test_padding_is_never_used(poison):
     found = decode_attention(q, k, v, document_ids=ids, splits=3)
     check(found, clean)
     assert (found.masked_select(padding[:, :, -4:]) == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64])
+def test_documents_of_any_integers(dtype):
+    """In uint8 nothing is below 0, and so nothing could be absent."""
+    ids = documents((0, 15), (1, 25))
+    q, k, v = case(2, 40, 16)[:3]
+    expected = decode_attention(q, k, v, document_ids=ids, splits=2)
+    assert torch.equal(decode_attention(q, k, v, document_ids=ids.to(dtype), splits=2), expected)
+
+
+def test_kernels_are_launched_where_their_tensors_lie(monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch.cuda, "device_of", lambda x: seen.append(x) or contextlib.nullcontext())
+    q, k, v = case(1, 20, 16)[:3]
+    decode_attention(q, k, v)
+    assert [x.data_ptr() for x in seen] == [q.data_ptr()]
 
 
 @pytest.mark.usefixtures("nan_memory")

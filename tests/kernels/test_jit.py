@@ -107,6 +107,21 @@ def test_what_does_not_run_on_a_gpu_says_why(on_a_gpu, device, dtype, words):
     assert words in jit.why_not(tensor(device, dtype))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("gpu", [(9, 0, 227), (8, 9, 99)])
+def test_a_compiled_graph_takes_the_answer_about_a_gpu(on_a_gpu, gpu):
+    """The driver's answers, behind a cache, are nothing that a graph could hold."""
+    on_a_gpu(*gpu)
+    device = torch.device("cuda", 0)
+
+    def attend(x):
+        return x if jit._no_column(device) is None else -x
+
+    torch.compiler.reset()  # a graph of another GPU
+    x = torch.ones(2)
+    assert torch.equal(torch.compile(attend, backend="eager", fullgraph=True)(x), attend(x))
+
+
 def test_the_interpreter_takes_everything_but_bf16(monkeypatch):
     monkeypatch.setattr(jit, "triton", object())
     monkeypatch.setattr(jit, "INTERPRETED", True)

@@ -231,6 +231,13 @@ def test_scaling_operator_is_registered_as_it_behaves():
     torch.library.opcheck(module._scaled, (gradient, torch.tensor(0.3), torch.float32))
 
 
+def test_the_meta_device():
+    """Autocast does not know it."""
+    hidden, weight, labels = (x.to("meta") for x in inputs(torch.float32))
+    loss = linear_cross_entropy(hidden.requires_grad_(), weight.requires_grad_(), labels)
+    assert loss.is_meta and loss.shape == () and loss.requires_grad
+
+
 def test_compiles_whole():
     arguments = inputs(torch.float32)
     compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager")

@@ -275,6 +275,27 @@ def test_triton_computes_only_what_is_asked_for():
         assert torch.equal(gradients[place], whole), NAMES[place]
 
 
+@pytest.mark.parametrize("place", [1, 2], ids=["state", "moved"])
+def test_heads_that_lie_far_apart_are_brought_together(place):
+    """A million tokens, each head's one after the other: 32 bits, which a kernel counts rows in, do not reach."""
+    inputs = example(4, 4, 5, 3, 8)
+    near = torch.empty_strided((1, 4, 3, 8), (4 << 29, 1 << 29, 8, 1), device="meta")
+    far = torch.empty_strided((1, 4, 3, 8), (4 << 30, 1 << 30, 8, 1), device="meta")
+    kept, copied = (inputs._replace(**{Inputs._fields[place]: x}).with_rows()[place] for x in (near, far))
+    assert kept is near and copied.stride() == (96, 8, 32, 1)
+
+
+@needs_triton
+def test_triton_launches_on_the_tensors_device(monkeypatch):
+    """In a model spread over GPUs the current one is another, and Triton launches there."""
+    guarded, device_of = [], torch.cuda.device_of
+    monkeypatch.setattr(torch.cuda, "device_of", lambda x: guarded.append(x) or device_of(x))
+    inputs = example(4, 2, 5, 4, 16, dtype=TRITON_DTYPES[0], device=DEVICE)
+    grad = received(inputs, TRITON_DTYPES[0])
+    by_triton(inputs, grad)
+    assert [x.shape for x in guarded] == [grad.shape, grad.shape]
+
+
 def test_a_cpu_tensor_is_never_interpreted(monkeypatch):
     """Other tests, and users who debug, have TRITON_INTERPRET=1 set: a model on the CPU must not crawl for it."""
     monkeypatch.setattr(position_mix_triton, "forward", None)

@@ -135,6 +135,16 @@ def test_triton_computes_only_what_is_asked_for():
     assert torch.equal(alone[0], d_x) and torch.equal(alone[1], d_state)
 
 
+@needs_triton
+def test_triton_launches_on_the_tensors_device(monkeypatch):
+    """In a model spread over GPUs the current one is another, and Triton launches there."""
+    guarded, device_of = [], torch.cuda.device_of
+    monkeypatch.setattr(torch.cuda, "device_of", lambda x: guarded.append(x) or device_of(x))
+    x, start, state, grad = example(4, 2, 5, 16, dtype=TRITON_DTYPES[0], device=DEVICE)
+    by_triton(x, start, state, grad)
+    assert [x.shape for x in guarded] == [grad.shape, grad.shape]
+
+
 def test_a_cpu_tensor_is_never_interpreted(monkeypatch):
     """Other tests, and users who debug, have TRITON_INTERPRET=1 set: a model on the CPU must not crawl for it."""
     monkeypatch.setattr(rotate_triton, "forward", None)
@@ -152,6 +162,18 @@ def test_memory_layouts():
     (d_x,) = torch.autograd.grad(out, x, torch.randn(out.shape))
     assert d_x.transpose(1, 2).is_contiguous()
     assert rotate(x.detach().contiguous(), start, state).is_contiguous()
+
+
+def test_rows_are_written_contiguous_whatever_is_read():
+    """Kernels write contiguous rows alone; a transposed x or state says nothing else of memory for results."""
+    inputs = tuple(each.mT.contiguous().mT for each in example(4, 2))
+    x, _, state, grad = inputs
+    assert x.stride(-1) != 1 != state.stride(-1)
+    found = by_operator(*inputs)
+    check(found, inputs)
+    assert [each.stride(-1) for each in found] == [1, 1, 1]
+    assert [each.stride(-1) for each in module.empty_gradients(grad, state, True, True)] == [1, 1]
+    opcheck(torch.ops.tape_ds.rotate.default, inputs[:3], test_utils="test_faketensor")
 
 
 @pytest.mark.parametrize("learned", [False, True])

@@ -1,5 +1,7 @@
 """TAPE's attention in Triton against fp64: output and every gradient, over all that a call may ask for."""
 
+import contextlib
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -37,6 +39,8 @@ def run(example, **more):
         ({"queries": 40, "keys": 50, "width": 32, "offset": 20}, True),
         ({"queries": 50, "keys": 70, "width": 32, "heads": 4, "groups": 2, "causal": False}, False),
         ({"queries": 50, "keys": 70, "width": 32, "causal": False}, True),
+        ({"queries": 70, "keys": 50, "width": 32, "causal": False}, False),
+        ({"queries": 70, "keys": 50, "width": 32, "causal": False}, True),
         ({"queries": 40, "keys": 40, "width": 32, "scale": 0.7}, False),
         ({"queries": 1, "keys": 65, "width": 32, "batch": 4}, False),
         ({"queries": 33, "keys": 33, "width": 10, "batch": 4}, True),
@@ -164,6 +168,48 @@ def test_borders_made_once_serve_every_layer():
     torch.testing.assert_close(
         tape_attention(q, k, v, document_ids=borders), tape_attention(q, k, v, **example.options), rtol=0, atol=0
     )
+
+
+def test_borders_may_be_a_view():
+    """Of one row for the whole batch, say: kernels read them as they would lie in memory of their own."""
+    example = case(40, 40, 16, batch=2, document_ids=documents((0, 10), (1, 30), batch=2))
+    borders = document_borders(example.options["document_ids"][:1]).expand(3, 2, 40)
+    tapes = [tape_attention(*example[:3], document_ids=given) for given in (borders, example.options["document_ids"])]
+    assert torch.equal(*tapes)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_kernels_are_launched_where_their_tensors_lie(monkeypatch, deterministic):
+    """Triton launches on the current GPU, which is another one where a model is spread over several."""
+    at = []
+
+    @contextlib.contextmanager
+    def device_of(x):
+        at.append(x)
+        yield
+        at.append(None)
+
+    def watched(kernel):
+        def launch(*arguments, **options):
+            assert at and at[-1] is not None, kernel.__name__
+            return kernel(*arguments, **options)
+
+        return launch
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    for owner, name in ((module.tape_attention_forward, "forward"), (module.tape_attention_backward, "backward")):
+        monkeypatch.setattr(owner, name, watched(getattr(owner, name)))
+    run(case(8, 8, 16), deterministic=deterministic)
+    assert len(at) == 4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_another_than_the_current_gpu():
+    example = case(100, 100, 64)
+    there = example._replace(**{name: getattr(example, name).to("cuda:1") for name in example._fields[:4]})
+    for found, expected in zip(run(there, deterministic=True), run(example, deterministic=True), strict=True):
+        assert torch.equal(found.to(expected.device), expected)
 
 
 def test_no_queries_and_no_keys():

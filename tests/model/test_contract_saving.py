@@ -1,6 +1,7 @@
 """What every encoding promises of files, names and devices: a checkpoint holds parameters and nothing else."""
 
 import json
+import pickle
 
 import pytest
 import torch
@@ -53,6 +54,12 @@ def test_a_saved_model_is_the_model(tmp_path, encoding):
     assert not any(info.values()), info
     assert type(again) is TapeForCausalLM and again.config.to_dict() == {**model.config.to_dict(), **named(again)}
     assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_pickled_model_is_the_model(encoding):
+    model, ids = tiny_model(encoding=encoding), tokens(2, 20)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(ids).logits, model(ids).logits)
 
 
 def named(model):

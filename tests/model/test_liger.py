@@ -105,6 +105,18 @@ def test_a_head_trained_alone_keeps_its_gradient(calls, monkeypatch):
     assert found.keys() == {"lm_head.weight"} and largest_difference(found, expected) < 1e-5
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_head_trained_in_fp16_is_not_summed_by_liger(calls, trained):
+    """Its sum over the tokens would be rounded to fp16, which ends at 65,504; frozen, there is no such sum."""
+    head = OutputHead(16, 48, dtype=torch.float16).requires_grad_(trained)
+    liger.use_liger(head)
+    head.fused_from = 1
+    hidden = torch.full((4096, 16), 40.0, dtype=torch.float16, requires_grad=True)
+    (head(hidden, targets=torch.zeros(4096, dtype=torch.long)) / 4096).backward()
+    assert ("loss" in {name for name, _ in calls}) is not trained
+    assert head.weight.grad is None or head.weight.grad.isfinite().all()
+
+
 def test_what_peft_wrapped(calls):
     """Copies of norms, and maps inside the feed-forward that have adapters."""
     norms = [f"model.layers.{layer}.input_layernorm" for layer in range(3)]

@@ -27,10 +27,12 @@ def why_not(call: Call) -> str | None:
     """Why the kernels cannot compute this call."""
     if _decodes(call) or call.v.shape[-1] <= call.q.shape[-1]:
         return None
+    if not call.scale > 0:
+        return f"needs a scale above 0, not {call.scale}"
     return tape_attention.why_not(call.q, call.k, call.v)
 
 
 def _decodes(call: Call) -> bool:
     """Whether this is a step of decoding: few queries, and nobody asks for a gradient."""
     trains = torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v))
-    return call.causal and not trains and decode_attention.why_not(call.q, call.k, call.v) is None
+    return call.causal and call.scale > 0 and not trains and decode_attention.why_not(call.q, call.k, call.v) is None

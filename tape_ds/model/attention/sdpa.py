@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from tape_ds.kernels.cpu_attention import cpu_attention
 from tape_ds.model.attention.biased import biased_attention
 from tape_ds.model.attention.call import Call, allowed_keys, blank_padding, fp32_kept
-from tape_ds.model.attention.plain import few_queries
+from tape_ds.model.attention.plain import attention_by_reference, few_queries
 
 # Above this many [B, T, S] entries no boolean mask is built in one piece.
 MASK_ENTRIES = 1 << 22
@@ -28,14 +28,17 @@ CUDA_PADDED_WIDTH = 128
 FEW_QUERIES = 16
 # Scores [B, H, T, S] above this many (4 GiB in fp32) are never left to torch's unfused form unasked.
 UNFUSED_SCORES = 1 << 30
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def attention_by_sdpa(call: Call) -> Tensor:
     """Every call of :func:`tape_ds.model.attention.attend`; the way depends on masks and lengths.
 
     Raises:
-        ValueError: on CUDA, a long input that none of torch's fused kernels takes.
+        ValueError: on CUDA and outside compiled graphs, a long input that none of torch's fused kernels takes.
     """
+    if not call.q.shape[2]:
+        return attention_by_reference(call)
     if call.bias is not None:
         with fp32_kept(call.q):
             return biased_attention(call, call.bias, fused)
@@ -118,6 +121,9 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool,
     """
     on_cpu, width, value_width = q.device.type == "cpu", q.shape[-1], v.shape[-1]
     grouped = q.shape[1] != k.shape[1]
+    if (on_cpu or q.is_cuda) and torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(q.device.type)  # as torch's would, but before anything asks for the dtype
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if mask is None and not is_causal and q.shape[2] <= FEW_QUERIES:
         return _few(q, k, v, scale)
     if on_cpu and mask is None and (grouped or value_width != width):
@@ -127,7 +133,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool,
     if value_width != width:  # columns of zeros change neither the scores nor the sums
         common = max(width, value_width)
         q, k, v = (x if x.shape[-1] == common else F.pad(x, (0, common - x.shape[-1])) for x in (q, k, v))
-    if grouped and (on_cpu or mask is not None):
+    if grouped and (on_cpu or mask is not None or q.dtype not in _HALVES):
         return _by_head_of_group(q, k, v, mask, is_causal, scale)[..., :value_width]
     return _sdpa(q, k, v, mask, is_causal, scale, grouped)[..., :value_width]
 
@@ -135,12 +141,12 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool,
 def _few(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """All queries see all keys, as in a step of decoding: plain matrices where they are as exact as everything around
     them, else torch's kernel with a group's queries as so many queries of one head."""
-    if q.device.type == "cpu" or q.dtype not in (torch.float16, torch.bfloat16):
+    if q.device.type == "cpu" or q.dtype not in _HALVES:
         return few_queries(q, k, v, scale)
     groups, width = k.shape[1], k.shape[-1]
     q_BGXK = q.unflatten(1, (groups, -1)).flatten(2, 3)
     parts = [_sdpa(q_BGXK, k, _as_wide_as(width, part), None, False, scale) for part in v.split(width, dim=-1)]
-    out_BGXV = torch.cat(parts, dim=-1)[..., : v.shape[-1]]
+    out_BGXV = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1))[..., : v.shape[-1]]
     return out_BGXV.unflatten(2, (-1, q.shape[2])).flatten(1, 2)
 
 
@@ -149,8 +155,8 @@ def _as_wide_as(width: int, x: Tensor) -> Tensor:
 
 
 def _by_head_of_group(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
-    """One call for the first query heads of all groups, one for the second, ...: torch's kernels that take a mask (and
-    on a CPU all of them) would repeat the keys, or fall back to matrices."""
+    """One call for the first query heads of all groups, one for the second, ...: torch's kernels that take a mask or
+    fp32 (and on a CPU all of them) would repeat the keys, or fall back to matrices."""
     q_BGXTK = q.unflatten(1, (k.shape[1], -1))
     masks: list[Tensor | None] = [mask] * q_BGXTK.shape[2]
     if mask is not None and mask.shape[1] > 1:
@@ -162,7 +168,9 @@ def _by_head_of_group(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_c
 def _sdpa(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float, grouped: bool = False
 ) -> Tensor:
-    if q.device.type == "cuda" and q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] > UNFUSED_SCORES:
+    # A compiled graph is not asked: the question itself would break it.
+    asks = q.device.type == "cuda" and not torch.compiler.is_compiling()
+    if asks and q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] > UNFUSED_SCORES:
         refuse_unfused(q, k, v, mask, is_causal, grouped)
     sdpa = functools.partial(F.scaled_dot_product_attention, attn_mask=mask, is_causal=is_causal, scale=scale)
     return sdpa(q, k, v, enable_gqa=True) if grouped else sdpa(q, k, v)

@@ -62,7 +62,11 @@ class RopeEncoding(base.PositionEncoding):
         else:
             # numpy, not tensors: no module cast, meta device or zero.Init can touch them
             self.frequencies, self.factor = scaling.frequencies(self.rope_parameters, self.head_dim)
-            self.placed: dict[torch.device, Tensor] = {}  # their copies; no module cast reaches into a dict
+        self.placed: dict[torch.device, Tensor] = {}  # their copies; no module cast reaches into a dict
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the copies: a model that is loaded elsewhere has its tensors there, but their keys would say here."""
+        return {**self.__dict__, "placed": {}}
 
     def locate(self, positions_BT: Tensor, text: base.Text) -> Tensor:
         """The positions, and for dynamic scaling the length that decides each row's base."""
@@ -88,12 +92,16 @@ class RopeEncoding(base.PositionEncoding):
         return (torch.cat((angles_BTC.cos(), angles_BTC.sin()), dim=-1) * factor).float()[:, None]
 
     def _frequencies_on(self, device: torch.device) -> Tensor:
-        """Copied to a GPU once: a copy in every forward would wait for it, and no CUDA graph could hold it."""
-        if device.type != "cuda":
-            return torch.from_numpy(self.frequencies).to(device)
-        if device not in self.placed:
-            self.placed[device] = torch.from_numpy(self.frequencies).to(device)
-        return self.placed[device]
+        """Copied to a GPU once: a copy in every forward would wait for it, and no CUDA graph could hold it.
+
+        A compiled forward keeps no copy: it would lie in memory of the graph, and have the model compiled again.
+        """
+        if device in self.placed:
+            return self.placed[device]
+        frequencies = torch.from_numpy(self.frequencies).to(device)
+        if device.type == "cuda" and not torch.compiler.is_compiling():
+            self.placed[device] = frequencies
+        return frequencies
 
 
 def _own_length(places_BT1: Tensor, documents_BS: Tensor | None) -> Tensor:

@@ -25,7 +25,7 @@ from tape_ds.model.positions import base
 from tape_ds.model.positions.alibi import slopes
 from tape_ds.model.positions.kernel_features import BUCKETS, draw_grids, features, log_kernel
 from tape_ds.model.positions.rope import RopeEncoding
-from tape_ds.model.positions.tape_updates import FORMS, Projection, Update
+from tape_ds.model.positions.tape_updates import FORMS, Form, Projection, Update
 from tape_ds.model.score_bias import ScoreBias
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class TapeLayer(base.PositionLayer):
 
     def __init__(self, config: TapeConfig, options: TapeOptions, layer_index: int):
         super().__init__()
-        self.form = FORMS[options.form]
+        self.form_name = options.form
         self.from_alibi = options.start == "alibi"
         self.state_dtype = getattr(torch, config.state_dtype) if config.state_dtype else None
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
@@ -123,6 +123,11 @@ class TapeLayer(base.PositionLayer):
             self.rank = options.rank or 4 * self.groups
             self.gate = Projection(config.hidden_size, self.rank)
             self.expand, self.contract = self.form.projections(config, self.rank)
+
+    @property
+    def form(self) -> Form:
+        """Looked up rather than kept: a model can then be pickled, functions of the table and all."""
+        return FORMS[self.form_name]
 
     def rotate(self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Query head h and key head g by the state of their group."""

@@ -214,6 +214,15 @@ def test_no_mask_grows_with_the_square_of_the_length(monkeypatch, offset, docume
     torch.testing.assert_close(out, attend(q, k, v, backend="reference"), rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("keys", [0, 9])
+def test_no_queries_give_no_rows(backend, keys, documents):
+    q, k, v = inputs(queries=0, keys=keys)
+    out = attend(q, k, v, document_ids=torch.zeros(2, keys, dtype=torch.int32) if documents else None, backend=backend)
+    assert out.shape == (2, 4, 0, 12)
+    assert all((x == 0).all() for x in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
 def test_weights_explain_the_output():
     q, k, v = inputs()
     out, weights = attend_with_weights(q, k, v, document_ids=torch.tensor(HOLES))

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tape_ds.model.attention import attend, available, backends, missing, problems, sdpa
 from tape_ds.model.attention.backends import Chip, Row, choose
@@ -175,6 +176,52 @@ def test_a_long_input_is_never_left_to_torch_s_matrices_unasked(monkeypatch, abl
     monkeypatch.setattr(sdpa.torch.backends, "cuda", FusedKernels())
     with pytest.raises(ValueError, match=r"9 queries and 9 keys: none of torch's fused kernels takes float32.*bf16"):
         sdpa.refuse_unfused(q, k, v, None, True, False)
+
+
+def test_a_compiled_graph_is_not_asked(monkeypatch):
+    """Dynamo cannot trace the question: every layer of a long input would end one graph and begin another."""
+    asked = []
+    monkeypatch.setattr(sdpa, "refuse_unfused", lambda *arguments: asked.append(arguments))
+    with FakeTensorMode():
+        q = torch.empty(1, 1, 1 << 16, 8, device="cuda", dtype=torch.bfloat16)
+        sdpa._sdpa(q, q, q, None, True, 1.0)
+        assert len(asked) == 1
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+        sdpa._sdpa(q, q, q, None, True, 1.0)
+    assert len(asked) == 1
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Dtype of the queries, heads and whether torch was asked to group, of every call of torch's attention; the answer
+    is of the right shape."""
+    made = []
+
+    def answer(q, k, v, mask, causal, scale, grouped=False):
+        made.append((q.dtype, q.shape[1], grouped))
+        return torch.zeros(*q.shape[:3], v.shape[-1])
+
+    monkeypatch.setattr(sdpa, "_sdpa", answer)
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_grouped_queries_on_cuda_never_fall_to_torch_s_matrices(calls, dtype):
+    """Of its fused kernels only those for halves know groups."""
+    with FakeTensorMode():
+        q, k = (torch.empty(1, heads, 40, 8, device="cuda", dtype=dtype) for heads in (4, 2))
+        assert sdpa.fused(q, k, k, None, True, 1.0).shape == q.shape
+    assert calls == ([(dtype, 4, True)] if dtype == torch.bfloat16 else [(dtype, 2, False)] * 2)
+
+
+def test_autocast_comes_before_the_choice_among_torch_s_kernels(calls):
+    """Torch's function would cast, but which kernel takes a dtype is asked, and chosen by, before it is called."""
+    q = torch.randn(1, 4, 40, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        sdpa.fused(q, q, q.bfloat16(), None, True, 1.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        sdpa.fused(q.double(), q.double(), q.double(), None, True, 1.0)
+    assert calls == [(torch.bfloat16, 4, False), (torch.float64, 4, False)]
 
 
 def test_short_inputs_are_not_asked_about(monkeypatch):

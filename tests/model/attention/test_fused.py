@@ -67,6 +67,19 @@ def test_what_it_cannot_compute_is_said():
         attend(q, k, v, backend="triton")
 
 
+@pytest.mark.parametrize("value_width", [16, 32])
+def test_a_scale_that_the_kernels_refuse(taken, value_width):
+    """0 and less turn the order of the scores: torch's takes it where there is one, and nothing fails half-way."""
+    q, k, v = (x.detach() for x in inputs(queries=1, key_width=16, value_width=value_width))
+    if value_width > 16:
+        with pytest.raises(ValueError, match=r"'triton' needs a scale above 0, not -1\.0; choose auto or sdpa"):
+            attend(q, k, v, scale=-1.0, backend="triton")
+        return
+    expected = attend(q, k, v, scale=-1.0, backend="reference")
+    torch.testing.assert_close(attend(q, k, v, scale=-1.0, backend="triton"), expected)
+    assert taken == ["attention_by_sdpa"]
+
+
 def test_a_whole_model_trains_and_generates_on_it(monkeypatch, taken):
     model, ids = tiny_model(head_dim=16), tokens(1, 21)
     outcomes = []

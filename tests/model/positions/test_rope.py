@@ -87,6 +87,28 @@ def test_angles_survive_copies_and_have_no_state():
         assert torch.equal(twin.start(places), encoding.start(places))
 
 
+def test_copies_on_a_device_do_not_travel():
+    """Loaded with ``map_location``, they would be on another device than their keys say."""
+    encoding = positions.build(tiny_config(encoding="rope"))
+    encoding.placed[torch.device("cuda", 0)] = torch.ones(4)
+    for other in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
+        assert other.placed == {} and np.array_equal(other.frequencies, encoding.frequencies)
+    assert encoding.placed
+
+
+@pytest.mark.gpu
+def test_a_compiled_forward_keeps_nothing_of_its_graph():
+    """What it kept would be the graph's memory, and its presence would have the model compiled again."""
+    model, ids, compiled = tiny_model(encoding="rope").cuda(), tokens(1, 8).cuda(), []
+    torch.compiler.reset()
+    forward = torch.compile(model, backend=lambda graph, _: compiled.append(graph) or graph.forward)
+    for _ in range(2):
+        found = forward(ids, use_cache=False).logits
+    assert len(compiled) == 1 and not model.model.encoding.placed
+    torch.testing.assert_close(found, model(ids).logits, rtol=1e-5, atol=1e-5)
+    assert model.model.encoding.placed
+
+
 def test_positions_may_jump_and_differ_by_row():
     """PoSE: every token's angles follow from its own position alone."""
     encoding = positions.build(tiny_config(encoding="rope"))
