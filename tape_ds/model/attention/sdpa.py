@@ -126,14 +126,14 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool,
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if mask is None and not is_causal and q.shape[2] <= FEW_QUERIES:
         return _few(q, k, v, scale)
-    if on_cpu and mask is None and (grouped or value_width != width):
+    if on_cpu and mask is None and value_width != width:
         return cpu_attention(q, k, v, is_causal, scale)
     if value_width > width and (q.shape[2] <= FEW_QUERIES or (not on_cpu and value_width > CUDA_PADDED_WIDTH)):
         return torch.cat([fused(q, k, part, mask, is_causal, scale) for part in v.split(width, dim=-1)], dim=-1)
     if value_width != width:  # columns of zeros change neither the scores nor the sums
         common = max(width, value_width)
         q, k, v = (x if x.shape[-1] == common else F.pad(x, (0, common - x.shape[-1])) for x in (q, k, v))
-    if grouped and (on_cpu or mask is not None or q.dtype not in _HALVES):
+    if grouped and not on_cpu and (mask is not None or q.dtype not in _HALVES):
         return _by_head_of_group(q, k, v, mask, is_causal, scale)[..., :value_width]
     return _sdpa(q, k, v, mask, is_causal, scale, grouped)[..., :value_width]
 
@@ -155,8 +155,8 @@ def _as_wide_as(width: int, x: Tensor) -> Tensor:
 
 
 def _by_head_of_group(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
-    """One call for the first query heads of all groups, one for the second, ...: torch's kernels that take a mask or
-    fp32 (and on a CPU all of them) would repeat the keys, or fall back to matrices."""
+    """One call for the first query heads of all groups, one for the second, ...: with a mask, or in fp32, torch's CUDA
+    kernels take no grouped queries, and it would fall back to matrices."""
     q_BGXTK = q.unflatten(1, (k.shape[1], -1))
     masks: list[Tensor | None] = [mask] * q_BGXTK.shape[2]
     if mask is not None and mask.shape[1] > 1:

@@ -238,3 +238,14 @@ def test_queries_off_the_key_axis_are_refused(backend):
         q, k, v = inputs(queries=queries)
         with pytest.raises(ValueError, match="do not fit"):
             attend(q, k, v, offset=offset, backend=backend)
+
+
+@pytest.mark.parametrize("masks", [None, 1, 6])
+def test_groups_answered_head_by_head_are_the_whole(masks):
+    """What a GPU is given where its kernels take no grouped queries: heads go back to where they came from."""
+    q, k, v = inputs(heads=6, groups=2, value_width=6)
+    mask = None if masks is None else (torch.rand(2, masks, 9, 9) < 0.7) | torch.eye(9).bool()
+    mine = sdpa._by_head_of_group(q, k, v, mask, False, 0.3)
+    k, v = (x.repeat_interleave(3, dim=1) for x in (k, v))
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.3)
+    torch.testing.assert_close(mine, expected, rtol=0, atol=1e-6)
