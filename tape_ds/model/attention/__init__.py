@@ -25,6 +25,7 @@ def attend(
     *,
     causal: bool = True,
     document_ids: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     offset: int | Tensor | None = None,
     scale: float | None = None,
     score_bias: ScoreBias | None = None,
@@ -39,7 +40,8 @@ def attend(
         causal: query t sees the keys up to its own place ``offset + t``.
         document_ids: integers [B, S]: a query sees only keys of its own document; -1 marks padding, which sees
             nothing and is seen by nobody, whatever it contains (NaN included). Queries stand at
-            ``offset .. offset + T`` of the key axis. None: one document, no padding. For ``cu_seqlens`` see
+            ``offset .. offset + T`` of the key axis. None: one document, no padding.
+        cu_seqlens: the same for one row of packed documents, as FlashAttention's varlen functions take it, see
             :func:`documents_of`.
         offset: place of the first query on the key axis; default S - T. Keys behind the last query (the unused end of
             a static cache) are never seen by a causal query.
@@ -52,8 +54,13 @@ def attend(
 
     Raises:
         ValueError: unknown backend, one that cannot compute this call here, queries that stand outside the key axis,
-            or an input so long that the only way left would hold the whole T x S matrix.
+            ``cu_seqlens`` beside ``document_ids`` or for several rows, or an input so long that the only way left would
+            hold the whole T x S matrix.
     """
+    if cu_seqlens is not None:
+        if document_ids is not None or k_BGSK.shape[0] != 1:
+            raise ValueError("cu_seqlens packs the documents of one row: give it alone, or document_ids for several")
+        document_ids = documents_of(cu_seqlens, k_BGSK.shape[2])
     call = complete(q_BHTK, k_BGSK, v_BGSV, causal, document_ids, offset, scale, score_bias)
     return _run(_choose(backend, call), call)
 
