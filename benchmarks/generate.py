@@ -71,16 +71,11 @@ def full_cache(model: TapeForCausalLM, batch: int, length: int) -> DynamicCache:
     return filled
 
 
+@torch.no_grad()
 def _truth(model: TapeForCausalLM, ids_BT: Tensor) -> Truth:
     """The full pass's last logits by the ``reference`` attention, in fp64 and in the model's own precision."""
-    config = type(model.config).from_dict(model.config.to_dict() | {"attention_backend": "reference"})
-    found: list[dict[str, Tensor]] = []
-    for dtype in (torch.float64, model.dtype):
-        with torch.device("meta"):
-            other = TapeForCausalLM(config)
-        weights = {name: weight.to(dtype) for name, weight in model.state_dict().items()}
-        other.load_state_dict(weights, assign=True)
-        with torch.no_grad():
-            logits = other.eval()(input_ids=ids_BT, use_cache=False).logits[:, -1:]
-        found.append({"logits": logits})
-    return expected_from(found[0], found[1], model.dtype)
+    exact, plain = (
+        {"logits": models.by_reference(model, dtype).eval()(input_ids=ids_BT, use_cache=False).logits[:, -1:]}
+        for dtype in (torch.float64, model.dtype)
+    )
+    return expected_from(exact, plain, model.dtype)

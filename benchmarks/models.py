@@ -130,16 +130,18 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 def truth(model: TapeForCausalLM, ids_BT: Tensor, exact: torch.dtype = torch.float64) -> Truth:
     """By the ``reference`` attention in a wider precision, beside the same model in its own."""
-    config = type(model.config).from_dict(model.config.to_dict() | {"attention_backend": "reference"})
-    found = []
-    for dtype in (exact, model.dtype):
-        with torch.device("meta"):
-            other = type(model)(config)
-        weights = {name: weight.to(dtype) for name, weight in model.state_dict().items()}
-        other.load_state_dict(weights, assign=True)
-        trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
-        for name, weight in other.named_parameters():
-            weight.requires_grad_(name in trained)
-        found.append(outcome(other.train(), ids_BT))
-    wide, plain = found
+    wide, plain = (outcome(by_reference(model, dtype).train(), ids_BT) for dtype in (exact, model.dtype))
     return expected_from(wide, plain, model.dtype)
+
+
+def by_reference(model: TapeForCausalLM, dtype: torch.dtype) -> TapeForCausalLM:
+    """The same model by the ``reference`` attention, its weights in ``dtype``; trained is what is trained there."""
+    config = type(model.config).from_dict(model.config.to_dict() | {"attention_backend": "reference"})
+    with torch.device("meta"):
+        other = type(model)(config)
+    weights = {name: weight.to(dtype) for name, weight in model.state_dict().items()}
+    other.load_state_dict(weights, assign=True)
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    for name, weight in other.named_parameters():
+        weight.requires_grad_(name in trained)
+    return other

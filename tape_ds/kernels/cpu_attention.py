@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tape_ds.kernels.strides import empty_rows
+
 _aten = torch.ops.aten
 
 
@@ -40,7 +42,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> 
     out_BHTW, lse_BHT = _aten._scaled_dot_product_flash_attention_for_cpu(
         _pad(q, wide), _pad(k, wide), _pad(v, wide), 0.0, is_causal, scale=scale
     )
-    out = _like_projections(q, v.shape[-1])
+    out = empty_rows(q, v.shape[-1])
     if out_BHTW.shape == out.shape and out_BHTW.stride() == out.stride():
         out = out_BHTW
     else:
@@ -50,7 +52,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> 
 
 @_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    return _like_projections(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=_statistics(q))
+    return empty_rows(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=_statistics(q))
 
 
 @torch.library.custom_op("tape_ds::cpu_attention_backward", mutates_args=(), device_types="cpu")
@@ -66,7 +68,7 @@ def _backward(
     )
     gradients = []
     for x, width in ((q, key_width), (k, key_width), (v, value_width)):
-        gradients.append(_like_projections(x, width).copy_(parts.pop(0)[..., :width]))  # popped: the wide one is gone
+        gradients.append(empty_rows(x, width).copy_(parts.pop(0)[..., :width]))  # popped: the wide one is gone
     dq, dk, dv = gradients
     return dq, dk, dv
 
@@ -75,7 +77,7 @@ def _backward(
 def _(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse_BHT: Tensor, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _like_projections(q, q.shape[-1]), _like_projections(k, q.shape[-1]), _like_projections(k, v.shape[-1])
+    return empty_rows(q, q.shape[-1]), empty_rows(k, q.shape[-1]), empty_rows(k, v.shape[-1])
 
 
 def _keep(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -90,14 +92,8 @@ def _gradients(ctx, d_out, d_lse):  # type: ignore[no-untyped-def]
 _forward.register_autograd(_gradients, setup_context=_keep)
 
 
-def _like_projections(x_BHTK: Tensor, width: int) -> Tensor:
-    """Empty [B, H, T, width] in the memory order of the projections around attention, [B, T, H, width]."""
-    batch, heads, tokens, _ = x_BHTK.shape
-    return x_BHTK.new_empty(batch, tokens, heads, width).transpose(1, 2)
-
-
 def _pad(x_BHTK: Tensor, width: int) -> Tensor:
-    """In the same memory order as :func:`_like_projections`: torch's kernel gives its output the query's."""
+    """In the same memory order as :func:`empty_rows`: torch's kernel gives its output the query's."""
     missing = width - x_BHTK.shape[-1]
     return F.pad(x_BHTK.transpose(1, 2), (0, missing)).transpose(1, 2) if missing else x_BHTK
 

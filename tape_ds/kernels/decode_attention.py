@@ -23,6 +23,7 @@ from torch import Tensor
 from tape_ds.kernels import jit as gate
 from tape_ds.kernels.jit import INTERPRETED, INTERPRETER, jit, tl, triton
 from tape_ds.kernels.launch import Launch, Specimen, Table, capability, padded
+from tape_ds.kernels.strides import empty_rows
 from tape_ds.kernels.tape_attention import why_not_shapes
 from tape_ds.kernels.tape_attention_specimens import describe
 from tape_ds.kernels.tape_attention_tiles import load, move, rows_present, store, tile, visible
@@ -179,7 +180,7 @@ def _decode(
     batch, heads, queries, width = q_BHTK.shape
     groups, keys, value_width = v_BGSV.shape[1:]
     device, lines, reach = q_BHTK.device, batch * heads * queries, max(0, min(keys, offset + queries))
-    out_BHTV = torch.empty((batch, queries, heads, value_width), device=device, dtype=q_BHTK.dtype).transpose(1, 2)
+    out_BHTV = empty_rows(q_BHTK, value_width)
     if not out_BHTV.numel():
         return out_BHTV
     (launch,) = SPLIT[capability(device), padded(width)]
@@ -215,8 +216,7 @@ def _(
     scale: float,
     splits: int,
 ) -> Tensor:
-    batch, heads, queries, _ = q_BHTK.shape
-    return q_BHTK.new_empty(batch, queries, heads, v_BGSV.shape[-1]).transpose(1, 2)
+    return empty_rows(q_BHTK, v_BGSV.shape[-1])
 
 
 def decode_attention(

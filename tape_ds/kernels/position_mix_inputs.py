@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tape_ds.kernels.strides import near, rows
+from tape_ds.kernels.strides import empty_rows, near, rows
 
 
 class Inputs(NamedTuple):
@@ -103,8 +103,7 @@ def empty_gradients(inputs: Inputs, needed: list[bool]) -> list[Tensor | None]:
         if x is None or not wanted:
             gradients.append(None)
         elif x.dim() == 4:
-            batch, heads, tokens, width = x.shape
-            gradients.append(x.new_empty(batch, tokens, heads, width).transpose(1, 2))
+            gradients.append(empty_rows(x))
         else:
             gradients.append(torch.empty_like(x, memory_format=torch.contiguous_format))
     return gradients

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tape_ds.kernels import rotate_triton
+from tape_ds.kernels.strides import empty_rows
 
 CHUNK = 1 << 21
 """Elements of ``x`` that the PyTorch form works on at a time on a CPU: 8 MiB of fp32. Smaller pieces lose more to calls
@@ -106,9 +107,7 @@ def empty_gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Memory for those gradients that are asked for: ``x``'s as a projection lays it out, [B, T, H, K] seen as
     [B, H, T, K], whatever the layout of the incoming gradient; the state's like the state."""
-    batch, heads, tokens, width = grad.shape
-    d_x = grad.new_empty(batch, tokens, heads, width).transpose(1, 2) if for_x else None
-    return d_x, _empty_like(state) if for_state and state is not None else None
+    return empty_rows(grad) if for_x else None, _empty_like(state) if for_state and state is not None else None
 
 
 def _empty_like(x: Tensor) -> Tensor:

@@ -1,6 +1,20 @@
-"""How launchers of Triton kernels describe tensors of four dimensions whose rows are contiguous."""
+"""How tensors of four dimensions lie in memory: what launchers of Triton kernels are told, and where results go."""
 
+import torch
 from torch import Tensor
+
+
+def empty_rows(like_BHTK: Tensor, columns: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """New memory [B, T, H, columns] seen as [B, H, T, columns]: rows lie as the projections do.
+
+    Args:
+        like_BHTK: gives every size, the dtype and the device.
+        columns: in place of K.
+        dtype: in place of its own.
+    """
+    batch, heads, tokens, width = like_BHTK.shape
+    shape = (batch, tokens, heads, width if columns is None else columns)
+    return torch.empty(shape, dtype=dtype or like_BHTK.dtype, device=like_BHTK.device).transpose(1, 2)
 
 
 def rows(x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from tape_ds.kernels import jit, tape_attention_backward, tape_attention_forward
+from tape_ds.kernels.strides import empty_rows
 from tape_ds.kernels.tape_attention_forward import Call
 
 WIDEST = 128
@@ -103,9 +104,7 @@ def _(
     scale: float,
     deterministic: bool,
 ) -> tuple[Tensor, Tensor]:
-    batch, heads, queries, _ = q_BHTK.shape
-    out_BHTV = q_BHTK.new_empty(batch, queries, heads, v_BGSV.shape[-1]).transpose(1, 2)
-    return out_BHTV, q_BHTK.new_empty(batch, heads, queries, dtype=torch.float32)
+    return empty_rows(q_BHTK, v_BGSV.shape[-1]), q_BHTK.new_empty(q_BHTK.shape[:3], dtype=torch.float32)
 
 
 @torch.library.custom_op("tape_ds::tape_attention_backward", mutates_args=(), device_types=("cpu", "cuda"))
@@ -144,10 +143,7 @@ def _(
     scale: float,
     deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = (
-        x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2) for x in (q_BHTK, k_BGSK, v_BGSV)
-    )
-    return dq, dk, dv
+    return empty_rows(q_BHTK), empty_rows(k_BGSK), empty_rows(v_BGSV)
 
 
 def _keep(ctx: FunctionCtx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from tape_ds.kernels.jit import triton
 from tape_ds.kernels.launch import INTERPRETER, Launch, Table, choose, padded
+from tape_ds.kernels.strides import empty_rows
 from tape_ds.kernels.tape_attention_backward_kernels import delta_kernel, keys_kernel, queries_kernel, values_kernel
-from tape_ds.kernels.tape_attention_forward import Call, empty_rows
+from tape_ds.kernels.tape_attention_forward import Call
 
 _INTERPRETED: Table = {(INTERPRETER, width): (Launch(32, 32),) for width in (16, 32, 64, 128)}
 DELTA: Table = {
@@ -71,10 +72,10 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ, dK and dV (dE is its second half), each laid out as [B, tokens, heads, columns]."""
     batch, heads, queries, width = q_BHTK.shape
-    groups, keys, value_width = v_BGSV.shape[1:]
+    groups, keys = k_BGSK.shape[1:3]
     dtype, columns, reach = q_BHTK.dtype, padded(width), call.reach(queries, keys)
-    dq_BHTK = empty_rows(q_BHTK, heads, width, dtype if deterministic else torch.float32)
-    dk_BGSK, dv_BGSV = empty_rows(k_BGSK, groups, width, dtype), empty_rows(v_BGSV, groups, value_width, dtype)
+    dq_BHTK = empty_rows(q_BHTK, dtype=dtype if deterministic else torch.float32)
+    dk_BGSK, dv_BGSV = empty_rows(k_BGSK), empty_rows(v_BGSV)
     for gradient in (dk_BGSK, dv_BGSV):
         gradient[:, :, reach:].zero_()
     if not dq_BHTK.numel():
@@ -85,8 +86,7 @@ def backward(
     delta_BHT = torch.empty_like(lse_BHT)
     plain = call.documents_3BS is None
     shape = (q_BHTK.shape, groups, keys, call.causal, plain)
-    arguments = call.arguments(queries, keys)
-    documents = [arguments.pop(name) for name in ("IDS", "FIRST", "LAST")]
+    documents, arguments = call.documents(), call.arguments(queries, keys)
     arguments |= {"group": heads // groups, "WIDTH": width, "COLUMNS": columns}
 
     def start(name: str, table: Table, run: Callable[[Launch], None]) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tape_ds.kernels.jit import jit, tl, triton
 from tape_ds.kernels.launch import INTERPRETER, Launch, Table, choose, padded
+from tape_ds.kernels.strides import empty_rows
 from tape_ds.kernels.tape_attention_tiles import key_range, load, move, rows_present, store, tile, visible
 
 FORWARD: Table = {
@@ -48,14 +49,14 @@ class Call(NamedTuple):
         """Keys from here on are seen by nobody and never read."""
         return max(0, min(keys, self.offset + queries)) if self.causal else keys
 
+    def documents(self) -> tuple[Tensor | None, ...]:
+        """The kernels' IDS, FIRST and LAST."""
+        return (None, None, None) if self.documents_3BS is None else self.documents_3BS.contiguous().unbind()
+
     def arguments(self, queries: int, keys: int) -> dict[str, Any]:
         """The kernels' arguments of the same names."""
         plain = self.documents_3BS is None
-        ids, first, last = (None, None, None) if self.documents_3BS is None else self.documents_3BS.contiguous()
         return {
-            "IDS": ids,
-            "FIRST": first,
-            "LAST": last,
             "queries": queries,
             "keys": keys,
             "reach": self.reach(queries, keys),
@@ -152,12 +153,6 @@ def forward_kernel(
     tl.store(LSE + (batch * tl.num_programs(1) + head) * queries + rows_T, lse_T, mask=inside_T)
 
 
-def empty_rows(like: Tensor, heads: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """New memory [B, N, heads, columns] seen as [B, heads, N, columns]: rows lie as the projections lay theirs."""
-    shape = (like.shape[0], like.shape[2], heads, columns)
-    return torch.empty(shape, device=like.device, dtype=dtype).transpose(1, 2)
-
-
 def forward(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """Output [B, H, T, V], laid out as [B, T, H, V], and the log-sum-exp [B, H, T] of the scores in base 2.
 
@@ -165,15 +160,14 @@ def forward(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, call: Call) -> tuple
     """
     batch, heads, queries, width = q_BHTK.shape
     groups, keys, value_width = v_BGSV.shape[1:]
-    out_BHTV = empty_rows(q_BHTK, heads, value_width, q_BHTK.dtype)
+    out_BHTV = empty_rows(q_BHTK, value_width)
     lse_BHT = torch.empty((batch, heads, queries), device=q_BHTK.device, dtype=torch.float32)
     strides = (*q_BHTK.stride()[:3], *k_BGSK.stride()[:3], *v_BGSV.stride()[:3], *out_BHTV.stride()[:3])
-    arguments = call.arguments(queries, keys)
-    fields = [arguments.pop(name) for name in ("IDS", "FIRST", "LAST")]
+    documents, arguments = call.documents(), call.arguments(queries, keys)
 
     def run(launch: Launch) -> None:
         forward_kernel[(triton.cdiv(queries, launch.rows), heads, batch)](
-            q_BHTK, k_BGSK, v_BGSV, out_BHTV, lse_BHT, *fields, *strides, group=heads // groups, **arguments,
+            q_BHTK, k_BGSK, v_BGSV, out_BHTV, lse_BHT, *documents, *strides, group=heads // groups, **arguments,
             WIDTH=width, COLUMNS=padded(width), ROWS=launch.rows, KEYS=launch.columns,
             **launch.options,
         )  # fmt: skip

@@ -184,9 +184,8 @@ def refuse_unfused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_caus
     """
     cuda = torch.backends.cuda
     asked = cuda.SDPAParams(q, k, v, mask, 0.0, is_causal, grouped)
-    if any(can(asked) for can in (cuda.can_use_flash_attention, cuda.can_use_cudnn_attention)):
-        return
-    if cuda.can_use_efficient_attention(asked):
+    kernels = (cuda.can_use_flash_attention, cuda.can_use_cudnn_attention, cuda.can_use_efficient_attention)
+    if any(can(asked) for can in kernels):
         return
     raise ValueError(
         f"attention over {q.shape[2]} queries and {k.shape[2]} keys: none of torch's fused kernels takes "
