@@ -15,7 +15,7 @@ from benchmarks.contest import Contest, Entry, Setting, Truth
 from benchmarks.measure import Runner, bytes_of
 from benchmarks.shapes import Model
 from tape_ds import TapeForCausalLM
-from tape_ds.training.methods import tape
+from tape_ds.training.methods import groups
 
 
 def contest(shape: Model, setting: Setting) -> Contest:
@@ -27,7 +27,8 @@ def contest(shape: Model, setting: Setting) -> Contest:
     def prepared(encoding: str) -> TapeForCausalLM:
         model = member(encoding, "auto")
         learns = any(".position." in name for name, _ in model.named_parameters())
-        tape.prepare(model, SimpleNamespace(train_position=learns, train_norms=True, train_embeddings=False))
+        chosen = SimpleNamespace(train_position=learns, train_norms=True, train_embeddings=False)
+        groups.unfreeze(model.requires_grad_(False), chosen)
         model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
         return model
 

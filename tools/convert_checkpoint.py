@@ -5,16 +5,24 @@
     python tools/convert_checkpoint.py reference-to-tape SOURCE OUT --variant adape
 
 SOURCE is a folder, a hub id, a ``.gguf`` file or ``smollm2``; for ``reference-to-tape`` a folder with the published
-TAPE code's ``config.json`` and its weights as safetensors. A folder that is there is never written over.
+TAPE code's ``config.json`` and its weights as safetensors. ``tape-to-llama`` gives a Qwen2 where the model was one. A
+folder that is there is never written over.
+
+``--rows 32000`` drops the rows of the vocabulary behind that many (a checkpoint that got a row for ``[PAD]`` then fits
+its 32,000-row base), never one whose token the tokenizer has: ``--tokenizer ADDRESS`` gives the model another
+tokenizer, such as its base's.
 """
 
 import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 from tape_ds.errors import Problem, UserError, command, raise_if_any
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 
 @command
@@ -22,26 +30,13 @@ def main(argv: list[str] | None = None) -> int:
     """Parse, check, convert."""
     options = parse(argv)
     check(options)
-    from transformers import AutoTokenizer
-
-    from tape_ds.model import convert
-
-    if options.kind == "reference-to-tape":
-        model = from_reference_folder(Path(options.source), options.variant)
-        tokenizer = None
-    else:
-        source = convert.resolve(options.source)
-        changes: dict[str, Any] = {}
-        if options.kind == "llama-to-tape":
-            changes["position_encoding"] = options.position_encoding
-            changes["position_options"] = options.position_options
-        model = convert.load(source, convert.tape_config(convert.read_config(source), **changes), dtype="auto")
-        if options.kind == "tape-to-llama":
-            model = convert.to_llama(model)
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    model.save_pretrained(options.out)
+    model, tokenizer = convert_source(options)
+    aside = Path(options.out + ".partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    model.save_pretrained(aside)
     if tokenizer is not None:
-        tokenizer.save_pretrained(options.out)
+        tokenizer.save_pretrained(aside)
+    aside.rename(options.out)
     print(f"{options.out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters")
     return 0
 
@@ -55,6 +50,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--position_encoding", default="tape")
     parser.add_argument("--position_options", type=json.loads, help="options of the encoding, as JSON")
     parser.add_argument("--variant", help="for reference-to-tape: that code's model file, such as adape")
+    parser.add_argument("--rows", type=int, help="keep so many rows of the vocabulary, the first ones")
+    parser.add_argument(
+        "--tokenizer", help="folder or hub id of the tokenizer that goes with the model; default: its own"
+    )
     return parser.parse_args(argv)
 
 
@@ -75,7 +74,66 @@ def check(options: argparse.Namespace) -> None:
         problems.append(Problem("--variant", None, "missing", "name the published model file, such as adape"))
     if options.kind == "llama-to-tape":
         problems += positions.check_options(options.position_encoding, options.position_options or {})
+    if options.rows is not None and options.rows < 1:
+        problems.append(Problem("--rows", options.rows, "no vocabulary", "give the number of rows to keep"))
     raise_if_any(problems)
+
+
+def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
+    """The converted model and its tokenizer (None: a reference checkpoint without one), rows compared and cut.
+
+    Raises:
+        UserError: a source that cannot be converted, or rows that cannot be dropped.
+    """
+    from tape_ds.model import convert
+
+    if options.kind == "reference-to-tape":
+        model = from_reference_folder(Path(options.source), options.variant)
+        tokenizer = read_tokenizer(options, options.source)
+    else:
+        source = convert.resolve(options.source)
+        changes: dict[str, Any] = {}
+        if options.kind == "llama-to-tape":
+            changes = {name: getattr(options, name) for name in ("position_encoding", "position_options")}
+        config = convert.tape_config(convert.read_config(source), **changes)
+        tokenizer = read_tokenizer(options, source)
+        model = convert.load(source, config, dtype="auto")
+    model = with_rows(model, options.rows, tokenizer)
+    return (convert.to_plain(model) if options.kind == "tape-to-llama" else model), tokenizer
+
+
+def read_tokenizer(options: argparse.Namespace, source: str) -> Any:
+    """The tokenizer that was asked for, or the source's own; None for a folder that has none."""
+    from tape_ds.data import tokenizer as tokenizers
+
+    if options.tokenizer is not None:
+        return tokenizers.load(options.tokenizer, "--tokenizer")
+    folder = Path(source)
+    if folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        return None
+    return tokenizers.load(source, "source")
+
+
+def with_rows(model: Any, rows: int | None, tokenizer: Any) -> Any:
+    """The model with as many rows as asked for, what differs told.
+
+    Raises:
+        UserError: a token without a row, before or after.
+    """
+    from tape_ds.model.rows import check_rows, cut_rows, rows_note
+
+    if tokenizer is None:
+        if rows is not None:
+            remedy = "name the tokenizer that goes with the model: its tokens keep their rows"
+            raise UserError(Problem("--tokenizer", None, "missing: the source has none", remedy))
+        return model
+    raise_if_any(check_rows(model.config, tokenizer))
+    if rows is not None:
+        print(f"rows of the vocabulary: {model.config.vocab_size:,} -> {rows:,}")
+        model = cut_rows(model, rows, tokenizer)
+    if note := rows_note(model.config, tokenizer):
+        print(note)
+    return model
 
 
 def from_reference_folder(folder: Path, variant: str) -> Any:

@@ -45,25 +45,37 @@ class TrainingRows(torch.utils.data.Dataset):
     - ``input_ids`` int64
     - ``position_ids`` int64, always given. Packed rows: 0 .. t - 1 along the row, going on over the borders of
       documents, so that late positions are trained although documents may be short. PoSE: as drawn.
-    - ``document_ids`` int32. Packed: from the rows. PoSE: all 0, one document.
+    - ``document_ids`` int32. Packed: from the rows, or with ``attend_across`` all 0. PoSE: all 0, one document.
     - ``labels`` int64, aligned with ``input_ids`` (the model shifts). Packed rows: a document's first token is -100,
-      since attention does not cross the border and the token before it, of another document, cannot predict it. PoSE
-      rows follow the original: the first token of a later chunk stays a target, although text was left out before it
+      since attention does not cross the border and the token before it, of another document, cannot predict it (with
+      ``attend_across`` it does, and the token stays a target, as in runs that join documents before cutting). PoSE rows
+      follow the original: the first token of a later chunk stays a target, although text was left out before it
       (chunks - 1 tokens of a window; it keeps the loss on par with published runs). The first token of every row is
       -100: shifting drops it anyway, and so the labels other than -100 count the targets.
     """
 
-    def __init__(self, rows: "datasets.Dataset", *, samples: int, seed: int, pose: Pose | None = None):
+    def __init__(
+        self,
+        rows: "datasets.Dataset",
+        *,
+        samples: int,
+        seed: int,
+        pose: Pose | None = None,
+        attend_across: bool = False,
+        origin: str = "",
+    ):
         """Serve ``samples`` samples from ``rows``.
 
         Args:
-            rows: of :func:`tape_ds.data.packing.pack`, or with ``pose`` of :func:`tape_ds.data.packing.tokenize`.
+            rows: of :func:`tape_ds.data.packing.pack`, or with ``pose`` of :func:`tape_ds.data.selection.select`.
             samples: how many samples the run consumes; may exceed the rows (several epochs).
             seed: 0 or more.
             pose: draws from documents; None serves packed rows as they are.
+            attend_across: take a packed row for one document, so that attention crosses the borders within.
+            origin: what the rows were made of and what was left out, in words, for reports.
 
         Raises:
-            ValueError: no rows, a missing column, a negative number.
+            ValueError: no rows, a missing column, a negative number, ``attend_across`` with ``pose``.
         """
         columns = ["input_ids"] if pose else ["input_ids", "document_ids"]
         missing = sorted(set(columns) - set(rows.column_names))
@@ -73,10 +85,14 @@ class TrainingRows(torch.utils.data.Dataset):
             raise ValueError("no rows to draw samples from")
         if samples < 0 or seed < 0:
             raise ValueError(f"samples = {samples}, seed = {seed}: neither may be negative")
+        if pose and attend_across:
+            raise ValueError("attend_across: a row of PoSE is of one document, there is nothing to attend across")
         self.rows = rows.with_format("numpy", columns=columns, dtype=np.int64)
         self.samples = samples
         self.seed = seed
         self.pose = pose
+        self.attend_across = attend_across
+        self.origin = origin
         self._epoch = -1
         self._order = np.empty(0, np.int64)
 
@@ -86,7 +102,7 @@ class TrainingRows(torch.utils.data.Dataset):
     @property
     def fingerprint(self) -> str:
         """Hash of rows, seed and draw: two runs that share it are given the same samples, in the same order."""
-        parts = (self.rows._fingerprint, self.seed, self.pose)
+        parts = (self.rows._fingerprint, self.seed, self.pose, self.attend_across)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def row_of(self, index: int) -> int:
@@ -102,14 +118,15 @@ class TrainingRows(torch.utils.data.Dataset):
             raise IndexError(f"sample {index} of {self.samples}")
         row = self.rows[self.row_of(index)]
         if self.pose is None:
-            return packed_item(row)
+            return packed_item(row, self.attend_across)
         input_ids, position_ids = self.pose.draw(row["input_ids"], generator(self.seed, POSE_DRAWS, index))
         return _item(input_ids, position_ids, document_ids=np.zeros(len(input_ids), np.int64))
 
 
-def packed_item(row: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    """The item (see :class:`TrainingRows`) of a row of :func:`tape_ds.data.packing.packed_rows`."""
-    return _item(row["input_ids"], np.arange(len(row["input_ids"])), row["document_ids"])
+def packed_item(row: dict[str, np.ndarray], attend_across: bool = False) -> dict[str, torch.Tensor]:
+    """The item (see :class:`TrainingRows`) of a row of :mod:`tape_ds.data.rows`."""
+    owners = np.zeros_like(row["document_ids"]) if attend_across else row["document_ids"]
+    return _item(row["input_ids"], np.arange(len(row["input_ids"])), owners)
 
 
 def _item(input_ids: np.ndarray, position_ids: np.ndarray, document_ids: np.ndarray) -> dict[str, torch.Tensor]:

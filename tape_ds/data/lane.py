@@ -15,7 +15,8 @@ import numpy as np
 
 from tape_ds.data.dataset import ORDER_OF_SHARDS, SHUFFLE_IN_SHARD, generator
 from tape_ds.data.lane_record import LaneRecord
-from tape_ds.data.packing import encode, packed_rows
+from tape_ds.data.packing import encode
+from tape_ds.data.rows import cut
 from tape_ds.data.sources import Document, Shard
 
 if TYPE_CHECKING:
@@ -88,12 +89,12 @@ class Lane:
     """The rows of one lane in rising order from row ``first`` on."""
 
     def __init__(self, stream: Stream, number: int, first: int, record: LaneRecord):
-        self._rows = packed_rows(stream.tokens(number, record, skip=first * stream.window), stream.window)
+        self._rows = cut(stream.tokens(number, record, skip=first * stream.window), stream.window)
         self.next = first
         """The lowest row that can still be read."""
 
     def read(self, row: int) -> dict[str, np.ndarray] | None:
-        """Row ``row`` of the lane, as :func:`tape_ds.data.packing.packed_rows` gives it; those before it are passed.
+        """Row ``row`` of the lane, as :func:`tape_ds.data.rows.cut` gives it; those before it are passed.
 
         None where the stream holds no tokens.
 

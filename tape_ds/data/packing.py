@@ -1,15 +1,17 @@
 """Tokenise once, cut rows once, and read both memory-mapped from then on.
 
-:func:`tokenize` gives one row per document, :func:`pack` rows of equal length made from them. Both are
-``datasets.Dataset`` folders below a cache folder, named after a hash of everything that decides their contents: the
-sources' fingerprints, the tokenizer's, the settings, and :data:`FORMAT`. A second run finds the folder and neither
-reads nor tokenises, and several processes may ask at once (:mod:`tape_ds.data.cache`).
+:func:`tokenize` gives one row per document, :func:`pack` the rows of training made from them (filled as
+:mod:`tape_ds.data.rows` has it). Both are ``datasets.Dataset`` folders below a cache folder, named after a hash of
+everything that decides their contents: the sources' fingerprints, the tokenizer's, the settings, and :data:`FORMAT`. A
+second run finds the folder and neither reads nor tokenises, and several processes may ask at once
+(:mod:`tape_ds.data.cache`).
 
 Nothing here knows of ranks: the rows are the same whatever their number.
 
 **Special tokens.** A document is encoded exactly as ``tokenizer(text)`` does it, the tokenizer's own convention: Llama
 begins each with BOS and ends it with nothing, SmolLM2 adds neither. No EOS is appended, so training and scoring see
 the same ids for the same text; borders between packed documents are carried by ``document_ids``, not by a token.
+:func:`pack` adds one behind each document where it is asked to.
 """
 
 import hashlib
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tape_ds.data import cache
+from tape_ds.data.rows import FILL, Packing, ended
 from tape_ds.data.sources import SPLITS, ArrowFolder, Document, Source, parse_all
 from tape_ds.errors import Problem, UserError
 
@@ -41,11 +44,7 @@ FIELD_OF = {"train": "train_data", "heldout": "eval_data"}
 
 
 def tokenize(
-    addresses: Sequence[str],
-    tokenizer: "PreTrainedTokenizerBase",
-    split: str,
-    cache_dir: str | Path,
-    min_tokens: int = 1,
+    addresses: Sequence[str], tokenizer: "PreTrainedTokenizerBase", split: str, cache_dir: str | Path
 ) -> "Dataset":
     """Token ids of every document behind ``addresses``, in their order; each address has a cache folder of its own.
 
@@ -56,79 +55,67 @@ def tokenize(
         tokenizer: any of transformers; with its own special tokens, never truncating.
         split: ``"train"`` or ``"heldout"``.
         cache_dir: made if it is not there.
-        min_tokens: shorter documents are left out (not part of the cache key).
 
     Returns:
         Rows ``{name: string, input_ids: list<int32>}``.
 
     Raises:
-        UserError: an address, its data, or nothing left of them.
+        UserError: an address or its data.
+        ValueError: an unknown split.
+    """
+    from datasets import concatenate_datasets
+
+    sources = check(addresses, split)
+    identity = tokenizer_fingerprint(tokenizer)
+    return concatenate_datasets([tokenized(each, tokenizer, identity, split, Path(cache_dir)) for each in sources])
+
+
+def check(addresses: Sequence[str], split: str) -> list[Source]:
+    """The sources of a split, their addresses checked.
+
+    Raises:
+        UserError: with everything wrong with the addresses.
         ValueError: an unknown split.
     """
     if split not in SPLITS:
         raise ValueError(f"split = {split!r}: one of {', '.join(SPLITS)}")
-    from datasets import concatenate_datasets
-
-    sources = parse_all(addresses, FIELD_OF[split])
-    identity = tokenizer_fingerprint(tokenizer)
-    parts = [_tokenized(source, tokenizer, identity, split, Path(cache_dir)) for source in sources]
-    documents = concatenate_datasets(parts)
-    kept = _long_enough(documents, min_tokens)
-    if len(kept) == 0:
-        wrong = f"none of {len(documents)} documents has {max(1, min_tokens)} tokens or more"
-        remedy = "name longer documents, or lower min_document_tokens"
-        raise UserError(Problem(FIELD_OF[split], list(addresses), wrong, remedy))
-    return kept
+    return parse_all(addresses, FIELD_OF[split])
 
 
-def pack(documents: "Dataset", length: int, cache_dir: str | Path) -> "Dataset":
-    """Rows of exactly ``length`` tokens: the documents one after another, cut without regard to their borders.
-
-    ``document_ids`` count from 0 in each row and say which document a token is of; a document that is cut goes on in
-    the next row as that row's document 0, without what came before. The last tokens, too few for a row, are dropped
-    (fewer than ``length`` of the whole corpus): a padded row would weigh as much as a full one.
+def pack(
+    documents: "Dataset", length: int, cache_dir: str | Path, packing: Packing = "cut", end: int | None = None
+) -> "Dataset":
+    """Rows of at most ``length`` tokens, filled with ``documents`` as :mod:`tape_ds.data.rows` has it.
 
     Args:
         documents: with a column ``input_ids``; their order is kept.
         length: tokens per row, 2 or more.
-        cache_dir: as for :func:`tokenize`; keyed by the dataset's own fingerprint and ``length``.
+        cache_dir: as for :func:`tokenize`; keyed by the dataset's own fingerprint and the other arguments.
+        packing: a name of :data:`tape_ds.data.rows.FILL`. Only the rows of ``whole`` may be shorter than ``length``.
+        end: a token put behind each document; None: no token.
 
     Returns:
-        Rows ``{input_ids: list<int32>[length], document_ids: list<int32>[length]}``.
+        Rows ``{input_ids: list<int32>, document_ids: list<int32>}``.
 
     Raises:
-        UserError: all documents together do not fill one row.
+        UserError: the documents do not fill one row.
         ValueError: ``length`` below 2 (a row needs a token and its target).
     """
     from datasets import Features, List, Value
 
     if length < 2:
         raise ValueError(f"length = {length}: a row needs at least 2 tokens")
-    features = Features({"input_ids": List(Value("int32"), length), "document_ids": List(Value("int32"), length)})
-    key = cache.key("rows", format=FORMAT, documents=documents._fingerprint, length=length)
-    wrong = "all documents together hold fewer tokens than one row"
-    too_few = Problem("window", length, wrong, "name more data, or make the window smaller")
+    column = List(Value("int32"), -1 if packing == "whole" else length)
+    features = Features({"input_ids": column, "document_ids": column})
+    key = cache.key("rows", format=FORMAT, documents=documents._fingerprint, length=length, packing=packing, end=end)
+    wrong = "no document alone fills" if packing == "single" else "not even all documents together fill"
+    too_few = Problem("window", length, f"{wrong} a row", "name more data, or make the window smaller")
 
     def rows() -> Iterator[dict[str, Any]]:
-        return _some(packed_rows(_token_arrays(documents), length), too_few)
+        arrays = _token_arrays(documents)
+        return some(FILL[packing](arrays if end is None else ended(arrays, end), length), too_few)
 
     return _cached(Path(cache_dir), key, features, rows)
-
-
-def packed_rows(documents: Iterable[np.ndarray], length: int) -> Iterator[dict[str, np.ndarray]]:
-    """The rows of :func:`pack`, from token arrays [n_i], with nothing read or written."""
-    ids, owners = np.empty(length, np.int32), np.empty(length, np.int32)
-    filled = owner = 0
-    for tokens in documents:
-        at = 0
-        while at < len(tokens):
-            take = min(length - filled, len(tokens) - at)
-            ids[filled : filled + take] = tokens[at : at + take]
-            owners[filled : filled + take] = owner
-            filled, at, owner = filled + take, at + take, owner + 1
-            if filled == length:
-                yield {"input_ids": ids.copy(), "document_ids": owners.copy()}
-                filled = owner = 0
 
 
 def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
@@ -161,7 +148,7 @@ def _vocabulary_files(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
         return [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths]
 
 
-def _tokenized(
+def tokenized(
     source: Source, tokenizer: "PreTrainedTokenizerBase", identity: str, split: str, cache_dir: Path
 ) -> "Dataset":
     """The documents of one source: a prepared folder as it lies there, all else from the cache."""
@@ -173,8 +160,8 @@ def _tokenized(
         if isinstance(source, ArrowFolder):
             found = _checked_rows(source, len(tokenizer))
         else:
-            found = _encoded_rows(source.documents(split), tokenizer)
-        return _some(found, source.problem("no document has any token", "name data that hold text"))
+            found = encoded_rows(source.documents(split), tokenizer)
+        return some(found, source.problem("no document has any token", "name data that hold text"))
 
     return _cached(cache_dir, key, document_features(), rows)
 
@@ -186,7 +173,7 @@ def document_features() -> "Features":
     return Features({"name": Value("string"), "input_ids": List(Value("int32"))})
 
 
-def _some(rows: Iterator[dict[str, Any]], none: Problem) -> Iterator[dict[str, Any]]:
+def some(rows: Iterator[dict[str, Any]], none: Problem) -> Iterator[dict[str, Any]]:
     """``rows``, or the error ``none`` if there is not one: an empty folder in the cache helps nobody."""
     first = next(rows, None)
     if first is None:
@@ -210,7 +197,8 @@ def _encode_batch(batch: list[Document], tokenizer: "PreTrainedTokenizerBase") -
     return [np.asarray(ids, np.int32) for ids in encoded["input_ids"]]
 
 
-def _encoded_rows(documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase") -> Iterator[dict[str, Any]]:
+def encoded_rows(documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase") -> Iterator[dict[str, Any]]:
+    """Rows of tokenised documents, those without a token left out."""
     for document, ids in encode(documents, tokenizer):
         if len(ids):
             yield {"name": document.name, "input_ids": ids}
@@ -241,15 +229,6 @@ def _checked_rows(source: ArrowFolder, vocabulary: int) -> Iterator[dict[str, An
         yield {"name": name, "input_ids": ids.astype(np.int32)}
 
 
-def _long_enough(documents: "Dataset", min_tokens: int) -> "Dataset":
-    """Documents of ``min_tokens`` and more; lengths come from the list offsets, no token is read."""
-    import pyarrow.compute
-
-    lengths = pyarrow.compute.list_value_length(documents.data.column("input_ids")).to_numpy()
-    kept = np.flatnonzero(lengths >= min_tokens)
-    return documents if len(kept) == len(documents) else documents.select(kept)
-
-
 def _token_arrays(documents: "Dataset") -> Iterator[np.ndarray]:
     for batch in documents.with_format("arrow", columns=["input_ids"]).iter(batch_size=64):
         for row in batch.column("input_ids").combine_chunks():
@@ -260,10 +239,11 @@ def _cached(cache_dir: Path, key: str, features: "Features", rows: Callable[[], 
     """The rows of ``rows()``, read from their folder in the cache."""
     from datasets import load_from_disk
 
-    return load_from_disk(str(cache.folder(cache_dir, key, partial(_write, key, features, rows))))
+    return load_from_disk(str(cache.folder(cache_dir, key, partial(write, key, features, rows))))
 
 
-def _write(key: str, features: "Features", rows: Callable[[], Iterator[dict[str, Any]]], folder: Path) -> None:
+def write(key: str, features: "Features", rows: Callable[[], Iterator[dict[str, Any]]], folder: Path) -> None:
+    """Write the rows of ``rows()`` into a new folder, ``key`` as their fingerprint."""
     from datasets import Dataset
     from datasets.exceptions import DatasetGenerationError
 

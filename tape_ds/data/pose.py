@@ -11,17 +11,23 @@ carried on to any number:
   For two chunks: the first has 1 .. (c + 1) // 2.
 - Positions: chunk ``i`` is shifted by ``u_i``; ``u_1 = 0`` and ``u_i`` is uniform in ``u_(i-1) .. T - c``, both ends
   included. So positions start at 0, rise strictly, and reach at most ``T - 1``.
-- Content: by the same rule with the document's length ``n`` for ``T``. For two chunks the second ends uniformly in
-  ``c .. n``, as in the original.
+- Content: chunk ``i`` is moved forward by ``v_i`` in the document; ``v_1 = 0`` and ``v_i`` is uniform in
+  ``v_(i-1) .. n - c``, ``n`` the document's length. For two chunks the second ends uniformly in ``c .. n``, as in the
+  original.
 
-The original truncates documents at five windows before drawing; that limit is here :attr:`Pose.reach` (in windows), and
-off by default. It draws once per example in forked workers and caches the result; here a draw belongs to a sample of
-the run and comes from (seed, sample index) alone.
+The paper (section 3.2) compares this ``v`` with two others and finds little difference; :attr:`Pose.content` offers all
+three. The original truncates documents at five windows before drawing; that limit is here :attr:`Pose.reach` (in
+windows), and off by default. It draws once per example in forked workers and caches the result; here a draw belongs to
+a sample of the run and comes from (seed, sample index) alone.
 """
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
+
+Content = Literal["skipped", "contiguous", "aligned"]
+Skips = Literal["uniform", "sorted"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,15 @@ class Pose:
     """Pieces per row, 2 or more."""
     reach: int | None = None
     """Content comes from this many windows at a document's start; None: from all of it. The original has 5."""
+    content: Content = "skipped"
+    """The text of later chunks: ``skipped``, text left out between chunks by a draw of its own; ``contiguous``, none
+    left out (``v_i = 0``: the document's first ``window`` tokens); ``aligned``, as much left out as positions are
+    skipped (``v_i = u_i``), or as the document has."""
+    skips: Skips = "uniform"
+    """The shifts of later chunks: ``uniform``, each between the one before and the end; ``sorted``, all drawn at once
+    from 0 to the end and put in order, so that many chunks do not crowd there. With two chunks they are the same."""
+    max_skip: int | None = None
+    """Positions skipped at once, at most; None: as many as there are. Of ``uniform`` skips only."""
 
     def __post_init__(self) -> None:
         if self.chunks < 2:
@@ -46,12 +61,54 @@ class Pose:
             raise ValueError(f"target = {self.target}: must be at least the window, {self.window}")
         if self.reach is not None and self.reach < 1:
             raise ValueError(f"reach = {self.reach}: must be 1 window or more, or None")
+        for name, kinds in (("content", Content), ("skips", Skips)):
+            if getattr(self, name) not in get_args(kinds):
+                raise ValueError(f"{name} = {getattr(self, name)!r}: one of {', '.join(get_args(kinds))}")
+        if self.max_skip is not None and self.skips != "uniform":
+            raise ValueError(f"max_skip = {self.max_skip}: skips are {self.skips}, only uniform ones have a limit")
+        if self.max_skip is not None and self.max_skip < self.least_max_skip:
+            raise ValueError(f"max_skip = {self.max_skip}: {self.least_max_skip} or more to reach the target")
+
+    @property
+    def least_max_skip(self) -> int:
+        """The smallest :attr:`max_skip` with which the last chunk can reach position ``target - 1``."""
+        return -(-(self.target - self.window) // (self.chunks - 1))
 
     def draw(self, tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """:func:`draw_sample` with these settings."""
+        """One training row from one document.
+
+        Args:
+            tokens: the document, [n], n >= 1.
+            rng: draws lengths, then content, then positions. The content is drawn whatever becomes of it, so that rows
+                which differ in :attr:`content` alone have the same positions.
+
+        Returns:
+            ``(input_ids, position_ids)``, both [min(n, window)], the ids in the document's dtype, positions int64,
+            rising strictly from 0 to ``target - 1`` at most. A document shorter than the window gives all its tokens,
+            in order, with skipped positions; the collator pads the row.
+
+        Raises:
+            ValueError: the document is empty.
+        """
         if self.reach is not None:
             tokens = tokens[: self.reach * self.window]
-        return draw_sample(tokens, self.window, self.target, self.chunks, rng)
+        count = min(len(tokens), self.window)
+        if count == 0:
+            raise ValueError("an empty document has nothing to draw from")
+        lengths = draw_lengths(count, self.chunks, rng)
+        moved = draw_shifts(len(lengths), len(tokens) - count, rng)
+        shifts = self._draw_shifts(len(lengths), self.target - count, rng)
+        if self.content == "contiguous":
+            moved = np.zeros_like(shifts)
+        elif self.content == "aligned":
+            moved = np.minimum(shifts, len(tokens) - count)
+        places = np.arange(count, dtype=np.int64)
+        return tokens[places + np.repeat(moved, lengths)], places + np.repeat(shifts, lengths)
+
+    def _draw_shifts(self, chunks: int, room: int, rng: np.random.Generator) -> np.ndarray:
+        if self.skips == "sorted":
+            return draw_sorted_shifts(chunks, room, rng)
+        return draw_shifts(chunks, room, rng, self.max_skip)
 
 
 def draw_lengths(count: int, chunks: int, rng: np.random.Generator) -> np.ndarray:
@@ -63,58 +120,18 @@ def draw_lengths(count: int, chunks: int, rng: np.random.Generator) -> np.ndarra
     return np.array([*lengths, count - sum(lengths)], dtype=np.int64)
 
 
-def draw_shifts(chunks: int, room: int, rng: np.random.Generator) -> np.ndarray:
-    """Shifts, int64 [chunks]: the first 0, each next one uniform between the one before and ``room``, included."""
+def draw_shifts(chunks: int, room: int, rng: np.random.Generator, max_skip: int | None = None) -> np.ndarray:
+    """Shifts, int64 [chunks]: the first 0, each next one uniform between the one before and ``room``, included.
+
+    With ``max_skip`` each is at most that much beyond the one before.
+    """
     shifts = [0]
     for _ in range(chunks - 1):
-        shifts.append(int(rng.integers(shifts[-1], room, endpoint=True)))
+        end = room if max_skip is None else min(room, shifts[-1] + max_skip)
+        shifts.append(int(rng.integers(shifts[-1], end, endpoint=True)))
     return np.array(shifts, dtype=np.int64)
 
 
-def draw_positions(count: int, target: int, chunks: int, rng: np.random.Generator) -> np.ndarray:
-    """Positions of one row: int64 [count], strictly rising from 0, at most ``target - 1``.
-
-    Raises:
-        ValueError: ``count`` is not within 1 .. ``target``, or ``chunks`` below 1.
-    """
-    _require(count, target, chunks)
-    return _shifted(draw_lengths(count, chunks, rng), target, rng)
-
-
-def draw_sample(
-    tokens: np.ndarray, window: int, target: int, chunks: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """One training row from one document.
-
-    Args:
-        tokens: the document, [n], n >= 1.
-        window: tokens wanted (``c``). A shorter document gives a row of its n tokens: whole, in order, with skipped
-            positions; the collator pads it.
-        target: positions lie in 0 .. target - 1.
-        chunks: pieces of the row.
-        rng: draws lengths, then content, then positions.
-
-    Returns:
-        ``(input_ids, position_ids)``, both [min(n, window)], the ids in the document's dtype, positions int64.
-
-    Raises:
-        ValueError: the document is empty or the row does not fit the target.
-    """
-    count = min(len(tokens), window)
-    _require(count, target, chunks)
-    lengths = draw_lengths(count, chunks, rng)
-    taken = _shifted(lengths, len(tokens), rng)
-    return tokens[taken], _shifted(lengths, target, rng)
-
-
-def _shifted(lengths: np.ndarray, span: int, rng: np.random.Generator) -> np.ndarray:
-    """0 .. count - 1, each chunk moved forward by its shift, all below ``span``."""
-    count = int(lengths.sum())
-    return np.arange(count, dtype=np.int64) + np.repeat(draw_shifts(len(lengths), span - count, rng), lengths)
-
-
-def _require(count: int, target: int, chunks: int) -> None:
-    if not 1 <= count <= target:
-        raise ValueError(f"a row of {count} tokens does not fit positions 0 .. {target - 1}")
-    if chunks < 1:
-        raise ValueError(f"chunks = {chunks}: must be 1 or more")
+def draw_sorted_shifts(chunks: int, room: int, rng: np.random.Generator) -> np.ndarray:
+    """Shifts, int64 [chunks]: the first 0, the others drawn from 0 .. ``room``, both ends included, then sorted."""
+    return np.array([0, *sorted(int(rng.integers(0, room, endpoint=True)) for _ in range(chunks - 1))], dtype=np.int64)

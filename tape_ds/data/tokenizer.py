@@ -32,7 +32,6 @@ from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, raise_if_any
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 # Part of every key: raise it when the code below gives another tokenizer for the same documents.
@@ -55,8 +54,6 @@ MAX_CHARACTERS = 100_000_000
 
 _UNKNOWN, _BEGIN, _END = "<unk>", "<s>", "</s>"
 _SMALLEST = 3 + 256  # special tokens and bytes; the letters come on top
-_SPACE = "▁"
-
 # Sentencepiece drops lines above 4,192 bytes; a letter has at most 4.
 _LINE = 1024
 # Parts of the data that are open at once while the sample is drawn.
@@ -225,36 +222,16 @@ def _save(model: bytes, folder: Path) -> None:
     """Write the folder from a sentencepiece model."""
     from transformers import PreTrainedTokenizerFast
 
+    from tape_ds.model import sentencepiece_tokenizer
+
     folder.mkdir()
     (folder / "tokenizer.model").write_bytes(model)
     special = {"unk_token": _UNKNOWN, "bos_token": _BEGIN, "eos_token": _END}
     PreTrainedTokenizerFast(
-        tokenizer_object=_backend(folder / "tokenizer.model"),
+        tokenizer_object=sentencepiece_tokenizer.backend(folder / "tokenizer.model"),
         add_bos_token=True,
         add_eos_token=False,
         split_special_tokens=True,
         clean_up_tokenization_spaces=False,
         **special,
     ).save_pretrained(folder)
-
-
-def _backend(file: Path) -> "Tokenizer":
-    """The same encoding for the ``tokenizers`` library, spelt out: transformers' own conversion leaves parts out."""
-    from tokenizers import Tokenizer, decoders, models, normalizers
-    from transformers.convert_slow_tokenizer import SentencePieceExtractor
-
-    extracted = SentencePieceExtractor(str(file)).extract(models.BPE)
-    backend = Tokenizer(
-        models.BPE(
-            vocab=extracted["vocab"],
-            merges=extracted["merges"],
-            unk_token=_UNKNOWN,
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return backend

@@ -21,6 +21,8 @@ class TapeConfig(LlamaConfig):
         state_dtype: dtype of the position state between layers; None: that of the hidden states.
         attention_backend: "auto" or a name of :func:`tape_ds.model.attention.available`; the environment variable
             ``TAPE_DS_ATTENTION`` overrides it.
+        qkv_bias: biases on queries, keys and values, none on outputs, as Qwen2 has them (``attention_bias``: on all
+            four).
 
     The angles' scaling is transformers' own ``rope_parameters``.
 
@@ -31,11 +33,14 @@ class TapeConfig(LlamaConfig):
     model_type = "tape"
     # Heads exchange position states: Llama's plan, which splits them over devices, does not apply.
     base_model_tp_plan = None
+    feed_forward_matrices = 3
+    """Of hidden_size x intermediate_size, in a block: a Llama's feed-forward is gated."""
 
     position_encoding: str = "tape"
     position_options: dict | None = None
     state_dtype: str | None = None
     attention_backend: str = "auto"
+    qkv_bias: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
@@ -61,6 +66,10 @@ class TapeConfig(LlamaConfig):
             wrong = f"does not divide the {self.num_attention_heads} attention heads"
             remedy = "choose a divisor of num_attention_heads"
             problems.append(Problem("num_key_value_heads", self.num_key_value_heads, wrong, remedy))
+        for name in ("attention_bias", "mlp_bias"):
+            if self.qkv_bias and getattr(self, name):
+                remedy = f"{name}: false, or attention_bias without qkv_bias"
+                problems.append(Problem("qkv_bias", True, f"together with {name} it is no known family's", remedy))
         if self.attention_dropout:
             remedy = "set it to 0"
             problems.append(Problem("attention_dropout", self.attention_dropout, "no backend computes it", remedy))

@@ -8,11 +8,16 @@ unit sees (norms, rotations, activations, the softmax) is not counted. Two conve
 - full: the whole T x S matrix, as profilers count a forward with a mask, and as the TAPE paper's Table 3 counts.
 """
 
+from typing import Any, TypeAlias
+
 import torch
 
 from tape_ds.kernels import flop_formulas  # noqa: F401  (torch's counters then know the operators)
 from tape_ds.model import positions
 from tape_ds.model.configuration import TapeConfig
+from tape_ds.model.gptj_configuration import ScaledGPTJConfig
+
+Config: TypeAlias = TapeConfig | ScaledGPTJConfig
 
 MEBI = 2**20
 """The "M" in which the TAPE paper (and much of this field) counts parameters."""
@@ -29,8 +34,10 @@ def position_parameters(config: TapeConfig) -> int:
 def parameters(config: TapeConfig) -> int:
     """All parameters; an output head tied to the embeddings counts once."""
     query, key = _widths(config)
-    hidden, biased = config.hidden_size, int(config.attention_bias)
-    attention = hidden * (2 * query + 2 * key) + biased * (query + 2 * key + hidden)
+    hidden = config.hidden_size
+    attention = hidden * (2 * query + 2 * key) + config.attention_bias * hidden
+    if config.attention_bias or config.qkv_bias:
+        attention += query + 2 * key
     feed_forward = 3 * hidden * config.intermediate_size
     if config.mlp_bias:
         feed_forward += 2 * config.intermediate_size + hidden
@@ -39,32 +46,41 @@ def parameters(config: TapeConfig) -> int:
     return layers + hidden + embeddings + position_parameters(config)
 
 
-def multiply_adds(config: TapeConfig, length: int, causal: bool = True) -> float:
-    """MACs of one forward over one row of ``length`` tokens, output head included."""
+def multiply_adds(config: Config, length: int, causal: bool = True, *, attention_span: float | None = None) -> float:
+    """MACs of one forward over one row of ``length`` tokens, output head included.
+
+    ``attention_span``: length of the rows that attention works on, where it is less than the whole row, see
+    :func:`tape_ds.model.attention.shifted_groups.attention_span`.
+    """
     query, key = _widths(config)
-    keys = length / 2 if causal else float(length)
+    span = float(length) if attention_span is None else attention_span
+    keys = span / 2 if causal else span
     projections = config.hidden_size * (2 * query + 2 * key)
-    feed_forward = 3 * config.hidden_size * config.intermediate_size
+    feed_forward = config.feed_forward_matrices * config.hidden_size * config.intermediate_size
     attention = 2 * query * keys  # scores and values
     layers = config.num_hidden_layers * (projections + feed_forward + attention)
-    position = sum(positions.multiplications_per_token(config, i, keys) for i in range(config.num_hidden_layers))
+    own: Any = config
+    position = sum(positions.multiplications_per_token(own, i, keys) for i in range(config.num_hidden_layers))
     return length * (layers + position + config.hidden_size * config.vocab_size)
 
 
-def forward_flops_per_token(config: TapeConfig, length: int) -> float:
+def forward_flops_per_token(config: Config, length: int, *, attention_span: float | None = None) -> float:
     """FLOPs of one forward per token, averaged over a causal document of ``length`` tokens."""
-    return 2.0 * multiply_adds(config, length) / length
+    return 2.0 * multiply_adds(config, length, attention_span=attention_span) / length
 
 
-def training_flops_per_token(config: TapeConfig, length: int, trained_share: float) -> float:
+def training_flops_per_token(
+    config: Config, length: int, trained_share: float, *, attention_span: float | None = None
+) -> float:
     """FLOPs of forward and backward, per token, without recomputation.
 
     The backward needs as much as the forward for the gradients of activations, and again as much for those of
-    weights, of which only ``trained_share`` (0 to 1, by parameter count) is computed.
+    weights, of which only ``trained_share`` (0 to 1, by parameter count) is computed. ``attention_span`` is as in
+    :func:`multiply_adds`.
     """
-    return forward_flops_per_token(config, length) * (2.0 + trained_share)
+    return forward_flops_per_token(config, length, attention_span=attention_span) * (2.0 + trained_share)
 
 
-def _widths(config: TapeConfig) -> tuple[int, int]:
+def _widths(config: Config) -> tuple[int, int]:
     """Columns of all queries, and of all keys."""
     return config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim

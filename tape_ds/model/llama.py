@@ -8,31 +8,43 @@ size, V value width (K, plus whatever columns the encoding carries), D hidden si
 """
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
-from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from tape_ds.model import flops, place_memory, positions
-from tape_ds.model.attention import attend, attend_with_weights, requested
+from tape_ds.model.attention import attend, attend_with_weights
+from tape_ds.model.attention.shifted_groups import attend_in_groups
 from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.output_head import OutputHead, causal_lm_loss
+from tape_ds.model.inputs import (
+    blank_padding,
+    merge_masks,
+    past_length,
+    require_weights,
+    resolve_backend,
+    rows_that_differ,
+)
+from tape_ds.model.language_model import LanguageModel
+from tape_ds.model.output_head import OutputHead
 
 
 class TapeAttention(nn.Module):
     """Projections, the encoding's rotation, the cache and one softmax over a value that may be wider than its key."""
+
+    group_tokens: int | None = None
+    """In training mode attention is within groups of so many tokens, see
+    :func:`tape_ds.model.attention.shifted_groups.use_groups`; None: over everything."""
 
     def __init__(self, config: TapeConfig, layer_index: int):
         super().__init__()
@@ -40,9 +52,10 @@ class TapeAttention(nn.Module):
         self.layer_index = layer_index
         query_width = config.num_attention_heads * config.head_dim
         key_width = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, query_width, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.hidden_size, key_width, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.hidden_size, key_width, bias=config.attention_bias)
+        biased = config.attention_bias or config.qkv_bias
+        self.q_proj = nn.Linear(config.hidden_size, query_width, bias=biased)
+        self.k_proj = nn.Linear(config.hidden_size, key_width, bias=biased)
+        self.v_proj = nn.Linear(config.hidden_size, key_width, bias=biased)
         self.o_proj = nn.Linear(query_width, config.hidden_size, bias=config.attention_bias)
 
     def forward(
@@ -57,8 +70,12 @@ class TapeAttention(nn.Module):
         past_key_values: Cache | None,
         remembered: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Returns the output [B, T, D], the weights [B, H, T, S] (``reference`` backend only, else None) and what
-        became of the carried columns [B, H, T, C]."""
+        """Returns the output [B, T, D], the weights [B, H, T, S] (``reference`` backend only, not within groups,
+        else None) and what became of the carried columns [B, H, T, C].
+
+        Raises:
+            ValueError: attention within groups with a bias on the scores, or with a cache that is not empty.
+        """
         heads = (*x_BTD.shape[:2], -1, self.config.head_dim)
         q_BHTK = self.q_proj(x_BTD).view(heads).transpose(1, 2)
         k_BGTK = self.k_proj(x_BTD).view(heads).transpose(1, 2)
@@ -78,7 +95,15 @@ class TapeAttention(nn.Module):
         arguments: dict[str, Any] = {"document_ids": document_ids, "offset": offset, "score_bias": score_bias}
         backend = resolve_backend(self.config)
         weights = None
-        if backend == "reference":
+        if self.training and self.group_tokens is not None:
+            if score_bias is not None:
+                raise ValueError(
+                    f"{self.config.position_encoding} adds a bias to the scores, which attention within groups cannot: "
+                    "train with an encoding that rotates queries and keys, or with attention over everything"
+                )
+            groups: dict[str, Any] = {"group": self.group_tokens, "document_ids": document_ids, "backend": backend}
+            out_BHTV = attend_in_groups(q_BHTK, k_BGSK, v_BGSV, **groups)
+        elif backend == "reference":
             out_BHTV, weights = attend_with_weights(q_BHTK, k_BGSK, v_BGSV, **arguments)
         else:
             out_BHTV = attend(q_BHTK, k_BGSK, v_BGSV, **arguments, backend=backend)
@@ -188,23 +213,17 @@ class TapeModel(TapePreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
-        if kwargs.get("output_attentions", self.config.output_attentions) and (
-            resolve_backend(self.config) != "reference"
-        ):
-            raise ValueError(
-                "output_attentions: only the reference backend computes attention weights; "
-                "load the model with attn_implementation='eager' or attention_backend='reference'"
-            )
+        require_weights(self.config, kwargs)
         hidden_BTD = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        offset = _past_length(past_key_values)
+        offset = past_length(past_key_values)
         tokens = hidden_BTD.shape[1]
         if position_ids is None:
             position_ids = torch.arange(tokens, device=hidden_BTD.device)[None] + offset
-        position_ids = _rows_that_differ(position_ids)
-        documents = _merge_masks(attention_mask, document_ids, tokens, offset)
-        hidden_BTD = _blank_padding(hidden_BTD, documents, offset)
+        position_ids = rows_that_differ(position_ids)
+        documents = merge_masks(attention_mask, document_ids, tokens, offset)
+        hidden_BTD = blank_padding(hidden_BTD, documents, offset)
         remembers = self.encoding.remembers
         past_places = place_memory.recall(past_key_values, offset, remembers, self.config.head_dim)
         text = positions.Text(input_ids, documents, offset, past_places)
@@ -274,7 +293,7 @@ def _set_positions(decoder: Any, encoding_and_layers: nn.ModuleList) -> None:
         layer.position = position
 
 
-class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
+class TapeForCausalLM(LanguageModel, TapePreTrainedModel):
     """The language model; a converted Llama gives the Llama's logits until its position updates are trained."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -286,71 +305,9 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
         self.lm_head = OutputHead(config.hidden_size, config.vocab_size)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        skip_logits: bool | None = None,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
-        """As :meth:`TapeModel.forward`, and:
-
-        Args:
-            labels: int64 [B, T], -100 where nothing is to be predicted; shifted inside. ``num_items_in_batch``
-                (transformers' Trainer) turns the mean into a sum over that many targets.
-            logits_to_keep: only the last n logits (0: all), or an index tensor.
-            skip_logits: return ``logits=None``, the loss computed a chunk of tokens at a time. Default: yes in training
-                with labels, wherever the loss is transformers' own and no ``logits_to_keep`` asks for logits. A head
-                that can only give logits (see :func:`tape_ds.model.output_head.why_not`) returns them all the same.
-
-        Raises:
-            ValueError: as there; ``skip_logits`` without labels.
-        """
-        possible = labels is not None and self.loss_function is ForCausalLMLoss
-        if skip_logits is None:
-            skip_logits = possible and self.training and isinstance(logits_to_keep, int) and logits_to_keep == 0
-        elif skip_logits and not possible:
-            raise ValueError(
-                "skip_logits leaves nothing to return: it needs labels, and transformers' own loss function"
-            )
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            document_ids=document_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
-        hidden_BTD = outputs.last_hidden_state
-        loss = logits_BTV = None
-        if skip_logits and labels is not None:
-            loss = causal_lm_loss(self.lm_head, hidden_BTD, labels, **kwargs)
-        if loss is None:
-            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits_BTV = self.lm_head(hidden_BTD[:, kept])
-            if labels is not None:
-                loss = self.loss_function(logits=logits_BTV, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits_BTV,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
-
-    def _get_resized_lm_head(self, *args: Any, **kwargs: Any) -> nn.Linear:
-        # transformers makes a plain nn.Linear, and moves accelerate's hooks to it after this
-        return OutputHead.of(super()._get_resized_lm_head(*args, **kwargs))
+    def at_angles(self, rope_parameters: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Within the block, the model computes plain RoPE at these angles with its present weights."""
+        return positions_of(self, positions.plain(self.config, rope_parameters))
 
     def multiply_adds(self, length: int, causal: bool = True) -> float:
         """MACs of a forward over one row of ``length`` tokens, see :mod:`tape_ds.model.flops`."""
@@ -359,81 +316,3 @@ class TapeForCausalLM(TapePreTrainedModel, GenerationMixin):
     def flops(self, length: int, causal: bool = True) -> float:
         """FLOPs of a forward over one row of ``length`` tokens, see :mod:`tape_ds.model.flops`."""
         return 2.0 * flops.multiply_adds(self.config, length, causal)
-
-    def _get_static_cache_init_shape(self) -> None:
-        """Values may be wider than keys: a static cache is sized by the first call, not ahead of it."""
-        return None
-
-    @staticmethod
-    def create_masks_for_generate(
-        config: TapeConfig,
-        inputs_embeds: Tensor,
-        attention_mask: Tensor | None,
-        past_key_values: Cache,
-        **kwargs: Any,
-    ) -> Tensor | None:
-        """The 2D mask is all that ``attend`` needs; for a static cache it is padded to the cache's own length."""
-        if attention_mask is None:
-            return None
-        missing = past_key_values.get_max_length() - attention_mask.shape[-1]
-        return nn.functional.pad(attention_mask, (0, missing)) if missing > 0 else attention_mask
-
-
-def resolve_backend(config: TapeConfig) -> str:
-    """The configured attention backend, or the environment's; transformers' "eager" means the one that returns
-    weights."""
-    backend = requested(config.attention_backend)
-    return "reference" if backend == "auto" and config._attn_implementation == "eager" else backend
-
-
-def _past_length(past_key_values: Cache | None) -> int | Tensor:
-    """Tokens already in the cache: an int, or a tensor of its own inside a compiled graph (a static cache counts in
-    place, and a length that changes the shapes would recompile at every token)."""
-    length = past_key_values.get_seq_length() if past_key_values is not None else 0
-    if isinstance(length, Tensor):
-        return length.clone() if torch.compiler.is_compiling() else int(length)
-    return length
-
-
-def _rows_that_differ(position_ids: Tensor) -> Tensor:
-    """One row [1, T] where all rows are alike, as in packed training: angles and biases are then computed once for the
-    batch, not once for each row."""
-    if len(position_ids) == 1 or torch.compiler.is_compiling():
-        return position_ids
-    return position_ids[:1] if bool((position_ids == position_ids[:1]).all()) else position_ids
-
-
-def _blank_padding(hidden_BTD: Tensor, documents: Tensor | None, offset: int | Tensor) -> Tensor:
-    """Zero the embeddings of padding: a weight's gradient is a sum over all rows, and 0 times NaN is NaN."""
-    if documents is None:
-        return hidden_BTD
-    places = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device) + offset
-    return hidden_BTD.masked_fill((documents.index_select(1, places) < 0)[..., None], 0.0)
-
-
-def _merge_masks(
-    attention_mask: Tensor | None, document_ids: Tensor | None, tokens: int, offset: int | Tensor
-) -> Tensor | None:
-    """One int tensor [B, S] for ``attend``, or None where there is neither padding nor a second document."""
-    for name, mask in (("attention_mask", attention_mask), ("document_ids", document_ids)):
-        if mask is None:
-            continue
-        if mask.dim() != 2:
-            raise ValueError(
-                f"{name} has {mask.dim()} dimensions; give [batch, tokens] (0 = padding), or document_ids for "
-                "documents packed into one row: ready-made 4D masks are not supported"
-            )
-        if isinstance(offset, int) and mask.shape[1] < offset + tokens:
-            raise ValueError(
-                f"{name} has {mask.shape[1]} columns; give one per key: {offset} cached and {tokens} new ones"
-            )
-    if attention_mask is None:
-        documents = document_ids
-    elif document_ids is None:
-        documents = torch.where(attention_mask == 0, -1, 0)
-    else:
-        documents = document_ids.masked_fill(attention_mask[:, : document_ids.shape[1]] == 0, -1)
-    if documents is None or torch.compiler.is_compiling():
-        return documents
-    one_document = (documents == documents[:, :1]) & (documents >= 0)
-    return None if bool(one_document.all()) else documents

@@ -18,29 +18,38 @@ from tape_ds.kernels.linear_cross_entropy import linear_cross_entropy
 
 logger = logging.getLogger(__name__)
 
+BIAS_COLUMNS = 8
+"""Columns that a head's bias takes beside its weight, where the two become one matrix."""
+
 Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """(hidden [N, D], weight [V, D], targets [N], ignore_index) -> sum of losses."""
 
 
 class OutputHead(nn.Linear):
-    """A linear map without bias to the vocabulary, with the parameters and names of ``nn.Linear``."""
+    """A linear map to the vocabulary, with the parameters and names of ``nn.Linear``; without bias but for GPT-J's."""
 
     fused_loss: Loss | None = None
     """A kernel that takes the loss of ``fused_from`` tokens or more, see :mod:`tape_ds.model.liger`."""
     fused_from = 0
 
     def __init__(
-        self, in_features: int, out_features: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = False,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
     ):
-        super().__init__(in_features, out_features, bias=False, device=device, dtype=dtype)
+        super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
 
     @classmethod
     def of(cls, linear: nn.Linear) -> nn.Linear:
         """``linear`` itself, turned into an output head: its parameter, attributes and hooks stay what they are.
 
-        A subclass of ``nn.Linear``, or one with a bias, is returned as it is.
+        A subclass of ``nn.Linear``, or one with parameters beside its own, is returned as it is.
         """
-        if type(linear) is nn.Linear and [name for name, _ in linear.named_parameters()] == ["weight"]:
+        own = ["weight", "bias"] if linear.bias is not None else ["weight"]
+        if type(linear) is nn.Linear and [name for name, _ in linear.named_parameters()] == own:
             linear.__class__ = cls
         return linear
 
@@ -58,15 +67,27 @@ class OutputHead(nn.Linear):
         if targets is None:
             return super().forward(hidden)
         hidden_ND, targets_N = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+        weight_VD = self.weight
+        if self.bias is not None:
+            hidden_ND, weight_VD = _with_bias(hidden_ND, weight_VD, self.bias)
         if self.fused_loss is not None and len(targets_N) >= self.fused_from and self._fused_is_right(hidden):
-            return self.fused_loss(hidden_ND, self.weight, targets_N, ignore_index)
-        return linear_cross_entropy(hidden_ND, self.weight, targets_N, ignore_index=ignore_index)
+            return self.fused_loss(hidden_ND, weight_VD, targets_N, ignore_index)
+        return linear_cross_entropy(hidden_ND, weight_VD, targets_N, ignore_index=ignore_index)
 
     def _fused_is_right(self, hidden: Tensor) -> bool:
         """The fused kernel gives the weight no gradient where the hidden states need none, and rounds the sum over
         all tokens to the weight's dtype before anything divides it: fp16 cannot hold that."""
         trained_in_fp16 = self.weight.requires_grad and self.weight.dtype == torch.float16
         return hidden.requires_grad and not trained_in_fp16
+
+
+def _with_bias(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor) -> tuple[Tensor, Tensor]:
+    """The same logits as a product alone: a column of ones meets the bias. ``BIAS_COLUMNS`` are added, as many as keep
+    rows aligned for a GPU's matrix products."""
+    bias_VC = F.pad(bias_V[:, None], (0, BIAS_COLUMNS - 1))
+    ones_N1 = hidden_ND.new_ones(len(hidden_ND), 1)
+    hidden_ND = torch.cat((hidden_ND, F.pad(ones_N1, (0, BIAS_COLUMNS - 1))), dim=1)
+    return hidden_ND, torch.cat((weight_VD, bias_VC), dim=1)
 
 
 def causal_lm_loss(

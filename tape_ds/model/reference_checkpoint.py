@@ -3,6 +3,7 @@
 Apart from :mod:`tape_ds.model.convert`, because only this knows another program's names, sizes and dead parameters.
 """
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.filling import fill, require_exact
 from tape_ds.model.llama import TapeForCausalLM
 from tape_ds.model.positions import scaling
+
+logger = logging.getLogger(__name__)
 
 Config = Mapping[str, Any]
 
@@ -174,7 +177,9 @@ def from_reference(state_dict: Mapping[str, Tensor], config: Config, variant: st
 
     What differs is translated: its ``post_attention_linear`` acts as the sums of its rows (``scale``); the last layer's
     position parameters, which nothing reads, are dropped by name; its stored frequencies are recomputed, and must be
-    those of the configuration. ``randrope`` drew positions anew in every layer, which is not reproduced.
+    those of the configuration. Where the weights have other rows than ``vocab_size`` says (32,001 beside 32,000: a
+    ``[PAD]`` that its training adds), the weights are right, and the log names both. ``randrope`` drew positions anew
+    in every layer, which is not reproduced.
 
     Raises:
         UserError: unknown variant, a size missing in the configuration, angles that cannot be reproduced, or a tensor
@@ -194,12 +199,23 @@ def _reference_config(state_dict: Mapping[str, Tensor], config: Config, variant:
     needed = {*_REFERENCE_FIELDS, *kind.needs} - {"bos_token_id", "eos_token_id", "tie_word_embeddings"}
     remedy = "give the configuration that was saved with these weights"
     raise_if_any([Problem(f"config.{name}", None, "missing", remedy) for name in sorted(needed - config.keys())])
+    config = {**config, "vocab_size": _rows(state_dict, config)}
     return TapeConfig(
         position_encoding=kind.encoding,
         position_options={**(kind.options(config) or {}), **_frozen_options(state_dict, config, variant)} or None,
         rope_parameters=kind.angles(config),
         **{name: config[name] for name in _REFERENCE_FIELDS if name in config},
     )
+
+
+def _rows(state_dict: Mapping[str, Tensor], config: Config) -> int:
+    """Rows of the vocabulary: those of the embeddings; tensors that disagree among themselves are found later."""
+    said = config["vocab_size"]
+    table = state_dict.get("model.embed_tokens.weight")
+    rows = said if table is None else len(table)
+    if rows != said:
+        logger.warning("the weights have %s rows, config.vocab_size says %s: taken with %s", rows, said, rows)
+    return rows
 
 
 def _frozen_options(state_dict: Mapping[str, Tensor], config: Config, variant: str) -> dict[str, float]:

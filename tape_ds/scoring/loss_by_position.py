@@ -9,13 +9,14 @@ Position 0 has no context and is no target, so the first span counts one token l
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+
+from tape_ds.scoring.causal_lm import bare, evaluating
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,10 @@ def score(model: nn.Module, input_ids_1T: torch.Tensor, span: int, chunk: int = 
         raise ValueError(f"input_ids_1T has shape {tuple(input_ids_1T.shape)}: one document [1, T], T >= 2, is needed")
     if span < 2 or chunk < 1:
         raise ValueError(f"span = {span}, chunk = {chunk}: span must be 2 or more, chunk 1 or more")
-    causal_lm = _bare(model)
+    causal_lm = bare(model)
     _require_plain_head(causal_lm, int(input_ids_1T.min()), int(input_ids_1T.max()))
     ids_1T = input_ids_1T.to(causal_lm.get_input_embeddings().weight.device)
-    with _evaluating(causal_lm):
+    with evaluating(causal_lm):
         hidden_1TD = causal_lm.base_model(input_ids=ids_1T, use_cache=False).last_hidden_state
         nll_T = _target_losses(causal_lm.get_output_embeddings(), hidden_1TD[0], ids_1T[0], chunk)
     return _by_span(nll_T, span)
@@ -137,18 +138,6 @@ def _by_span(nll_T: torch.Tensor, span: int) -> SpanLosses:
     return SpanLosses(span, tuple(starts), tuple(nll), tuple(counts))
 
 
-def _bare(wrapped: nn.Module) -> Any:
-    """The causal LM inside the wrappers of DeepSpeed, DistributedDataParallel and peft (its adapters stay active)."""
-    model: Any = wrapped
-    while isinstance(getattr(model, "module", None), nn.Module):
-        model = model.module
-    if hasattr(model, "get_base_model"):
-        if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-            raise ValueError("a model with learned prompts cannot be scored: the prompt shifts every position")
-        model = model.get_base_model()
-    return model
-
-
 def _require_plain_head(causal_lm: Any, lowest: int, highest: int) -> None:
     """Refuse what would give wrong numbers in silence."""
     if causal_lm.base_model is causal_lm or causal_lm.get_output_embeddings() is None:
@@ -158,15 +147,3 @@ def _require_plain_head(causal_lm: Any, lowest: int, highest: int) -> None:
             raise ValueError(f"{name} of this model changes the head's output, which this score does not reproduce")
     if not 0 <= lowest <= highest < causal_lm.config.vocab_size:
         raise ValueError(f"token ids {lowest} .. {highest} leave the vocabulary of {causal_lm.config.vocab_size}")
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards each module is in the mode it was in, which need not be the same for all."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -6,18 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
-from transformers import TrainerCallback, TrainerState
+from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
+from tape_ds.data.passkey import Prompt
 from tape_ds.training import metrics
 from tape_ds.training.held_out import (
     HeldOut,
     Scores,
+    passkeys,
     perplexities,
     read_scores,
     score_variants,
+    write_passkeys,
     write_perplexities,
     write_scores,
 )
+from tape_ds.training.shared_work import share_out
 from tape_ds.training.trainer import TapeTrainer
 
 
@@ -32,6 +36,7 @@ class Progress(TrainerCallback):
         self.file = file
         self.bar: tqdm | None = None
         self.skipped = 0
+        self.peak = 0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Open the bar; start the clock."""
@@ -44,7 +49,8 @@ class Progress(TrainerCallback):
             self.bar = tqdm(total=state.max_steps, initial=state.global_step, disable=hidden, unit="step")
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Advance the bar; say a skipped step aloud."""
+        """Advance the bar; say a skipped step aloud. Memory is read here, before scoring can need more."""
+        self.peak = metrics.peak_memory_bytes(args.device)
         if self.bar is None:
             return
         self.bar.update(1)
@@ -73,7 +79,8 @@ class Progress(TrainerCallback):
         self._say(self.line.format({key: value for key, value in shown.items() if key not in ("epoch", "tokens")}))
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Close the bar."""
+        """Close the bar; learn what the other ranks needed."""
+        self.trainer.peak_memory_bytes = max(share_out(lambda _: self.peak, range(args.world_size))) or None
         if self.bar is not None:
             self.bar.close()
 
@@ -169,3 +176,26 @@ class PerplexityByLength(TrainerCallback):
         scores = perplexities(kwargs["model"], self.documents, self.lengths)
         if state.is_world_process_zero:
             write_perplexities(self.file, scores)
+
+
+class PasskeyRetrieval(TrainerCallback):
+    """Asks the trained model for the numbers that ``prompts`` hide; what it replies goes to ``file``."""
+
+    def __init__(self, prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, file: Path):
+        self.prompts = prompts
+        self.tokenizer = tokenizer
+        self.file = file
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Replies of an earlier run in this folder are not this one's."""
+        if state.is_world_process_zero:
+            self.file.unlink(missing_ok=True)
+
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Ask, on every rank together."""
+        if state.is_world_process_zero:
+            lengths = ", ".join(f"{length:,}" for length in sorted({prompt.length for prompt in self.prompts}))
+            print(f"asking for {len(self.prompts)} passkeys in prompts of {lengths} tokens", flush=True)
+        found = passkeys(kwargs["model"], self.tokenizer, self.prompts)
+        if state.is_world_process_zero:
+            write_passkeys(self.file, found)

@@ -1,8 +1,9 @@
 """What a run leaves behind of its weights: only what was trained, and the way back to a whole model.
 
 A *trained folder* holds ``trained.json`` (format, base model, method, exact parameter names), the configuration, the
-tokenizer and the trained tensors as safetensors (for LoRA: peft's adapter files). ``load_trained`` puts them onto the
-base model; with every parameter trained, the folder is an ordinary model folder itself.
+tokenizer and the trained tensors as safetensors (with adapters: peft's two files, which hold the groups trained whole
+as well as the adapters). ``load_trained`` puts them onto the base model; with every parameter trained, the folder is an
+ordinary model folder itself.
 """
 
 import contextlib
@@ -19,12 +20,10 @@ from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from peft.utils import SAFETENSORS_WEIGHTS_NAME as ADAPTER_WEIGHTS
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from tape_ds.errors import Problem, UserError
-from tape_ds.model import convert
-from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.llama import TapeForCausalLM
+from tape_ds.model import convert, extendable
 
 FORMAT = 1
 RECORD = "trained.json"
@@ -41,7 +40,7 @@ class Record:
     none: a model trained from scratch, whose folder is whole."""
     method: str
     names: tuple[str, ...]
-    """Exact names of the trained parameters."""
+    """Exact names of the trained parameters; none where only the configuration differs from the base's."""
     format: int = FORMAT
 
 
@@ -77,7 +76,7 @@ def save_trained(folder: str | Path, model: PreTrainedModel | PeftModel, record:
     """Write a trained folder from rank 0; every rank must call it."""
     folder = Path(folder)
     tensors = gather(model, record.names)
-    if not tensors:
+    if torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:
         return
     folder.mkdir(parents=True, exist_ok=True)
     _remove_weights(folder)
@@ -87,7 +86,8 @@ def save_trained(folder: str | Path, model: PreTrainedModel | PeftModel, record:
         _save_whole(folder, model, tensors)
     else:
         model.config.save_pretrained(folder)
-        _write_aside(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
+        if tensors:
+            _write_aside(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     _write_aside(folder / RECORD, lambda path: path.write_text(json.dumps(asdict(record), indent=2) + "\n"))
@@ -113,7 +113,16 @@ def _save_adapter(folder: Path, model: PeftModel, base: str | None, tensors: dic
     config = copy.copy(model.peft_config["default"])
     config.base_model_name_or_path, config.inference_mode = base, True
     config.save_pretrained(folder)
-    model.get_base_model().config.save_pretrained(folder)
+    _unquantised(model.get_base_model().config).save_pretrained(folder)
+
+
+def _unquantised(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration without how a base was held while it trained: what was trained goes onto the base itself."""
+    if getattr(config, "quantization_config", None) is None:
+        return config
+    plain = copy.deepcopy(config)
+    del plain.quantization_config
+    return plain
 
 
 def _remove_weights(folder: Path) -> None:
@@ -157,14 +166,14 @@ def read_record(folder: str | Path) -> Record:
     return Record(**(fields | {"names": tuple(fields["names"])}))
 
 
-def differing_fields(folder: str | Path, config: TapeConfig) -> list[str]:
+def differing_fields(folder: str | Path, config: extendable.Config) -> list[str]:
     """Names of the fields in which a trained folder's model differs from ``config``; what only describes how it is
     held or saved is left out.
 
     Raises:
         UserError: the folder's configuration is impossible.
     """
-    saved, own = TapeConfig.from_pretrained(folder).to_dict(), config.to_dict()
+    saved, own = extendable.read_config(folder).to_dict(), config.to_dict()
     names = (saved.keys() | own.keys()) - _NOT_THE_MODEL
     return sorted(name for name in names if saved.get(name) != own.get(name))
 
@@ -177,11 +186,13 @@ def check_whole(field: str, address: str, folder: str | Path) -> list[Problem]:
     folder = Path(folder)
     if not (folder / RECORD).exists() or any(folder.glob(WHOLE_WEIGHTS)):
         return []
-    remedy = f"make a whole model of it: python tools/merge_trained.py {address} OUT"
+    remedy = f"make a whole model of it: python tools/merge_adapter.py {address} OUT"
     return [Problem(field, address, "it holds only what a run trained of its base", remedy)]
 
 
-def load_trained(folder: str | Path, models: str | Path | None = None, **arguments: Any) -> TapeForCausalLM | PeftModel:
+def load_trained(
+    folder: str | Path, models: str | Path | None = None, **arguments: Any
+) -> extendable.Model | PeftModel:
     """The base model with what was trained on it; a ``PeftModel`` where the method was LoRA.
 
     Args:
@@ -194,19 +205,20 @@ def load_trained(folder: str | Path, models: str | Path | None = None, **argumen
     """
     folder = Path(folder)
     record = read_record(folder)
-    config = TapeConfig.from_pretrained(folder)
+    config = extendable.read_config(folder)
     if any(folder.glob(WHOLE_WEIGHTS)):
-        return convert.load(folder, config, **arguments)
+        return extendable.load(folder, config, **arguments)
     if record.base is None:
         remedy = "restore its model*.safetensors; there is no base to put anything onto"
         raise UserError(Problem("trained folder", str(folder), "a model trained from scratch, without weights", remedy))
-    model = convert.load(convert.resolve(record.base, models), config, **arguments)
+    model: Any = extendable.load(convert.resolve(record.base, models), config, **arguments)
     if (folder / "adapter_config.json").exists():
         # not PeftModel.from_pretrained, which only warns of a tensor that is missing
         adapters = PeftConfig.from_pretrained(folder)
         adapters.base_model_name_or_path = None
         model = get_peft_model(model, adapters, autocast_adapter_dtype=False)
-    apply_trained(folder, model, record.names)
+    if record.names:
+        apply_trained(folder, model, record.names)
     return model
 
 
@@ -242,12 +254,6 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
         remedy = "give the folder 'trained' of a run, or one of its checkpoints"
         raise UserError(Problem("trained folder", str(folder), "it holds no weights", remedy))
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
-
-
-def merge(folder: str | Path, models: str | Path | None = None, **arguments: Any) -> TapeForCausalLM:
-    """The whole model of a trained folder, adapters merged in."""
-    model = load_trained(folder, models, **arguments)
-    return model.merge_and_unload(safe_merge=True) if isinstance(model, PeftModel) else model
 
 
 def _is_whole_model(model: nn.Module, names: Sequence[str]) -> bool:

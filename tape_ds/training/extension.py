@@ -4,27 +4,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
 
+from tape_ds.data import passkey
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.dataset import TrainingRows
 from tape_ds.data.packing import pack, tokenize
 from tape_ds.data.pose import Pose
-from tape_ds.errors import Problem, raise_if_any
-from tape_ds.model import convert, positions
+from tape_ds.data.selection import select, token_counts
+from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.model import convert, extendable, positions
+from tape_ds.model import rows as rows_of_vocabulary
+from tape_ds.model.attention.shifted_groups import attention_span
+from tape_ds.model.flops import training_flops_per_token
 from tape_ds.model.positions import scaling
 from tape_ds.scoring.loss_by_position import SpanLosses
+from tape_ds.scoring.passkey import Passkey
 from tape_ds.training import methods, plots, tables
-from tape_ds.training.callbacks import LossByPosition
+from tape_ds.training.callbacks import LossByPosition, PasskeyRetrieval
 from tape_ds.training.checkpoint import Record, check_whole
-from tape_ds.training.held_out import HeldOut, Scores, read_scores
+from tape_ds.training.held_out import HeldOut, Scores, read_passkeys, read_scores
 from tape_ds.training.recipe.extension import ExtensionRecipe
 from tape_ds.training.recipe.extension_checks import check_against_model
+from tape_ds.training.recipe.method_checks import targets_of
 from tape_ds.training.run import RESULTS, Run, find_checkpoint, sample_count, start, weights_dtype
 
 SCORES = "results/loss_by_position.json"
+PASSKEYS = "results/passkey.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +42,8 @@ class Extension(Run):
     native: PreTrainedConfig
     """Configuration of the base model."""
     held_out: list[HeldOut]
+    prompts: list[passkey.Prompt]
+    """What hides a number that the trained model is asked for."""
 
     @property
     def record(self) -> Record:
@@ -43,20 +52,34 @@ class Extension(Run):
         return Record(base=base, method=self.recipe.method.method, names=self.names)
 
     @property
+    def angles(self) -> dict[str, Any]:
+        """``rope_parameters`` of the model that is trained."""
+        return dict(self.config.rope_parameters or {})
+
+    @property
     def variants(self) -> dict[str, dict[str, Any] | None]:
         """What is scored before training: the base model, and its angles scaled without training where they differ."""
         if not self.recipe.evaluation.eval_before:
             return {}
-        own, extended = dict(self.native.rope_parameters), dict(self.config.rope_parameters)
+        own, extended = dict(self.native.rope_parameters), self.angles
         variants: dict[str, dict[str, Any] | None] = {"untouched": own}
-        plain, scaled = (scaling.frequencies(angles, self.config.head_dim)[0] for angles in (own, extended))
-        if not np.array_equal(plain, scaled):
+        if self.recipe.trains and not scaling.same(own, extended, self.config.head_dim):
             variants[untrained_name(extended)] = extended
         return variants
 
+    @property
+    def flops_per_token(self) -> float:
+        """As every run's; attention in groups is the less work."""
+        if not self.recipe.chosen.grouped:
+            return super().flops_per_token
+        total, trained = self.parameter_counts
+        window, group = self.recipe.window, self.recipe.method.group_tokens
+        span = attention_span(window, group, self.config.num_attention_heads)
+        return training_flops_per_token(self.config, window, trained / total, attention_span=span)
+
     def outline(self) -> dict[str, str]:
         """Model with its lengths, encoding, rows and documents."""
-        recipe, config, angles = self.recipe, self.config, self.config.rope_parameters
+        recipe, config, angles = self.recipe, self.config, self.angles
         chunks = recipe.data.pose_chunks
         factor = f" x{angles['factor']:g}" if angles.get("factor") else ""
         return {
@@ -64,27 +87,39 @@ class Extension(Run):
             f"{self.native.max_position_embeddings:,} -> {recipe.model.target_length:,}",
             "encoding": f"{config.position_encoding} {config.position_options or ''} from {angles['rope_type']} "
             f"angles{factor}, theta {angles['rope_theta']:g}",
-            "data": f"{', '.join(recipe.data.train_data)}: {len(self.rows.rows):,} "
-            + (f"documents, PoSE with {chunks} chunks" if chunks > 1 else "packed rows"),
+            "data": f"{', '.join(recipe.data.train_data)}: {self.rows.origin}, "
+            + (f"PoSE with {chunks} chunks" if chunks > 1 else f"packing {recipe.data.packing}")
+            if recipe.trains
+            else "none is read: nothing is trained",
             "held out": ", ".join(document.name for document in self.held_out) or "nothing",
+            "vocabulary": rows_of_vocabulary.rows_note(self.native, self.tokenizer)
+            or f"{self.config.vocab_size:,} rows, a token each",
         }
 
     def scoring(self) -> list[TrainerCallback]:
-        """Loss by position, where there is text to score."""
+        """Loss by position, where there is text to score; passkeys, where the recipe has lengths for them."""
+        asking = [PasskeyRetrieval(self.prompts, self.tokenizer, self.output / PASSKEYS)] if self.prompts else []
         if not self.held_out:
-            return []
+            return [*asking]
         after = f"{self.recipe.method.method}, trained"
+        if not self.recipe.trains:
+            after = untrained_name(self.angles)
         span = self.recipe.evaluation.eval_span
-        return [LossByPosition(self.held_out, self.variants, after, span, self.output / SCORES)]
+        return [LossByPosition(self.held_out, self.variants, after, span, self.output / SCORES), *asking]
 
     def _scores(self) -> Scores:
         return read_scores(self.output / SCORES) if self.held_out else {}
 
+    def _passkeys(self) -> list[Passkey]:
+        return read_passkeys(self.output / PASSKEYS) if self.prompts else []
+
     def figures(self) -> dict[str, Any]:
-        """Loss by position: variant -> document -> spans."""
+        """Loss by position: variant -> document -> spans, what was trained last; passkeys by length."""
         scores = self._scores()
         return {
-            "loss_by_position": {v: {n: part.to_dict() for n, part in parts.items()} for v, parts in scores.items()}
+            "native_length": self.native.max_position_embeddings,
+            "loss_by_position": {v: {n: part.to_dict() for n, part in parts.items()} for v, parts in scores.items()},
+            "passkey": [found.to_dict() for found in self._passkeys()],
         }
 
     def show(self) -> None:
@@ -94,13 +129,15 @@ class Extension(Run):
             merged = {variant: SpanLosses.merge(parts.values()) for variant, parts in scores.items()}
             plots.loss_by_position(merged, self.output / RESULTS / "loss_by_position.png", native)
             tables.print_loss_by_position(scores, native)
+        if self.prompts:
+            tables.print_passkeys(self._passkeys(), native)
 
 
 def untrained_name(rope_parameters: dict[str, Any]) -> str:
-    """How the scaled but untrained start is called in tables: ``yarn x2, untrained``."""
-    factor = rope_parameters.get("factor")
-    scale = f" x{factor:g}" if factor else ""
-    return f"{rope_parameters['rope_type']}{scale}, untrained"
+    """How the scaled but untrained start is called in tables: ``yarn x2, untrained``, or ``theta 1e+06, untrained``."""
+    name, factor = rope_parameters["rope_type"], rope_parameters.get("factor")
+    name = f"theta {rope_parameters['rope_theta']:g}" if name == "default" else name
+    return f"{name} x{factor:g}, untrained" if factor else f"{name}, untrained"
 
 
 def assemble(recipe: ExtensionRecipe) -> Extension:
@@ -112,14 +149,16 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
     resumed = find_checkpoint(recipe)
     base = convert.resolve(base_address(recipe.model.model))
     raise_if_any(check_whole("model", recipe.model.model, base))
-    native = convert.read_config(base)
-    raise_if_any([*convert.check_llama_shaped(native), *check_against_model(recipe, native)])
+    native = extendable.read_config(base)
+    fitting = [*check_against_model(recipe, native), *targets_of(recipe.chosen, native.model_type, recipe.method)]
+    raise_if_any([*extendable.check(native), *fitting])
     arguments = start(recipe)
     tokenizer = tokenizers.load(base, "model")
-    rows = training_rows(recipe, tokenizer)
-    held_out = held_out_documents(recipe, tokenizer)
+    raise_if_any(rows_of_vocabulary.check_rows(native, tokenizer))
+    rows: Any = training_rows(recipe, tokenizer) if recipe.trains else []
+    held_out, prompts = held_out_documents(recipe, tokenizer), passkey_prompts(recipe, tokenizer)
     encoding = recipe.model.position_encoding
-    config = convert.tape_config(
+    config = extendable.configure(
         native,
         position_encoding=encoding,
         position_options=positions.options_for(encoding, recipe.model.position_options, tokenizer) or None,
@@ -127,10 +166,10 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
         attention_backend=recipe.model.attention_backend,
         max_position_embeddings=recipe.model.target_length,
         rope_parameters=scaling.extended(
-            native.rope_parameters, recipe.model.rope_parameters, native.max_position_embeddings
+            native.rope_parameters, recipe.angles, native.max_position_embeddings, recipe.model.target_length
         ),
     )
-    model = convert.load(base, config, dtype=weights_dtype(arguments))
+    model = extendable.load(base, config, dtype=weights_dtype(arguments), **quantisation(recipe, arguments))
     prepared = methods.prepare(recipe.method.method, model, recipe.method)
     return Extension(
         recipe=recipe,
@@ -142,8 +181,26 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
         tokenizer=tokenizer,
         rows=rows,
         held_out=held_out,
+        prompts=prompts,
         resume=resumed,
     )
+
+
+def quantisation(recipe: ExtensionRecipe, arguments: TrainingArguments) -> dict[str, Any]:
+    """What ``from_pretrained`` is told where the base is held in 4 bits: NormalFloat, its scales quantised too, and
+    computed in the run's own precision (QLoRA, Dettmers et al. 2023, arXiv:2305.14314). Position updates stay whole."""
+    if not recipe.method.load_in_4bit:
+        return {}
+    from transformers import BitsAndBytesConfig
+
+    kind = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else torch.float32,
+        llm_int8_skip_modules=["lm_head", "position", "encoding"],
+    )
+    return {"quantization_config": kind, "device_map": {"": arguments.device}}
 
 
 def base_address(model: str) -> str:
@@ -153,15 +210,49 @@ def base_address(model: str) -> str:
 
 
 def training_rows(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase) -> TrainingRows:
-    """The run's samples: as many as its steps (or epochs) consume."""
+    """The run's samples: as many as its steps (or epochs) consume.
+
+    Raises:
+        UserError: the data, or ``append_eos`` where the tokenizer has no EOS.
+    """
     data, cache = recipe.data, Path(recipe.data.data_cache).expanduser()
-    documents = tokenize(data.train_data, tokenizer, "train", cache, min_tokens=data.min_document_tokens)
+    end = _end_token(tokenizer) if data.append_eos else None
+    found = select(data.train_data, tokenizer, "train", cache, data.min_document_tokens, data.max_documents)
+    origin = f"{found}" + f", none below {data.min_document_tokens:,}" * (data.min_document_tokens > 1)
     if data.pose_chunks > 1:
-        rows, pose = documents, Pose(window=data.window, target=recipe.model.target_length, chunks=data.pose_chunks)
+        rows, pose = found.documents, pose_settings(recipe)
     else:
-        rows, pose = pack(documents, data.window, cache), None
-    seed = recipe.trainer_value("seed")
-    return TrainingRows(rows, samples=sample_count(recipe, len(rows)), seed=seed, pose=pose)
+        rows, pose = pack(found.documents, data.window, cache, data.packing, end), None
+        origin += f"; {int(token_counts(rows).sum()):,} in {len(rows):,} rows"
+    return TrainingRows(
+        rows,
+        samples=sample_count(recipe, len(rows)),
+        seed=recipe.trainer_value("seed"),
+        pose=pose,
+        attend_across=data.attend_across,
+        origin=origin,
+    )
+
+
+def pose_settings(recipe: ExtensionRecipe) -> Pose:
+    """How the recipe's rows are drawn from documents; its ``pose_chunks`` are 2 or more."""
+    data = recipe.data
+    return Pose(
+        window=data.window,
+        target=recipe.model.target_length,
+        chunks=data.pose_chunks,
+        reach=data.pose_reach,
+        content=data.pose_content,
+        skips=data.pose_skips,
+        max_skip=data.pose_max_skip,
+    )
+
+
+def _end_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    if tokenizer.eos_token_id is None:
+        wrong = "the model's tokenizer has no EOS token"
+        raise UserError(Problem("append_eos", True, wrong, "remove it; borders are kept in document_ids anyway"))
+    return int(tokenizer.eos_token_id)
 
 
 def held_out_documents(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase) -> list[HeldOut]:
@@ -184,3 +275,13 @@ def held_out_documents(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBa
             documents.append(HeldOut(name, torch.tensor([row["input_ids"][:length]])))
     raise_if_any(problems)
     return documents
+
+
+def passkey_prompts(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase) -> list[passkey.Prompt]:
+    """The prompts that the recipe asks for, the same for every method.
+
+    Raises:
+        UserError: a length too short for the question itself.
+    """
+    asked, seed = recipe.evaluation, recipe.trainer_value("seed")
+    return passkey.draw(tokenizer, asked.passkey_lengths, asked.passkey_trials, seed, asked.passkey_form)

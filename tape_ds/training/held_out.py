@@ -1,8 +1,8 @@
-"""Held-out documents, scored within the run that trains: loss by position, and perplexity by length.
+"""What is scored within the run that trains: held-out documents (loss by position, perplexity by length), and passkeys.
 
 For loss by position two models are scored before training, from the same weights: ``untouched`` (the base model, its
 own angles) and ``untrained`` (its angles scaled as the recipe says, which is also what the TAPE model computes at step
-0). Jobs, one per variant and document, or one per block of a length, are shared out over the ranks.
+0). Jobs, one per variant and document, per block of a length, or per prompt, are shared out over the ranks.
 """
 
 import contextlib
@@ -14,15 +14,18 @@ from typing import Any, TypeAlias
 
 from peft import PeftModel
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from tape_ds.model import positions
-from tape_ds.model.llama import TapeForCausalLM, evaluated_at, positions_of
-from tape_ds.scoring import perplexity
+from tape_ds.data.passkey import Prompt
+from tape_ds.model import extendable
+from tape_ds.model.llama import TapeForCausalLM, evaluated_at
+from tape_ds.scoring import passkey, perplexity
 from tape_ds.scoring.loss_by_position import SpanLosses, score
+from tape_ds.scoring.passkey import Passkey
 from tape_ds.scoring.perplexity import Perplexity
 from tape_ds.training.shared_work import share_out
 
-Model: TypeAlias = TapeForCausalLM | PeftModel
+Model: TypeAlias = extendable.Model | PeftModel
 Variants: TypeAlias = Mapping[str, dict[str, Any] | None]
 Scores: TypeAlias = dict[str, dict[str, SpanLosses]]
 """variant -> document -> losses."""
@@ -63,15 +66,14 @@ def _score_one(model: Model, document: HeldOut, angles: dict[str, Any] | None, s
         return score(model, document.input_ids_1T, span)
     bare = model.get_base_model() if isinstance(model, PeftModel) else model
     adapters = model.disable_adapter() if isinstance(model, PeftModel) else contextlib.nullcontext()
-    with adapters, positions_of(bare, positions.plain(bare.config, angles)):
+    with adapters, bare.at_angles(angles):
         return score(model, document.input_ids_1T, span)
 
 
 def write_scores(path: Path, scores: Scores) -> None:
     """Store scores as JSON."""
     plain = {variant: {name: losses.to_dict() for name, losses in part.items()} for variant, part in scores.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(plain, indent=2) + "\n")
+    _write(path, plain)
 
 
 def read_scores(path: Path) -> Scores:
@@ -100,11 +102,30 @@ def perplexities(model: TapeForCausalLM, documents: Sequence[HeldOut], lengths: 
 
 def write_perplexities(path: Path, scores: Mapping[int, Perplexity]) -> None:
     """Store perplexities as JSON, by length."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({length: found.to_dict() for length, found in scores.items()}, indent=2) + "\n")
+    _write(path, {length: found.to_dict() for length, found in scores.items()})
 
 
 def read_perplexities(path: Path) -> dict[int, Perplexity]:
     """Perplexities stored by :func:`write_perplexities`; empty when there are none."""
     plain = json.loads(path.read_text()) if path.exists() else {}
     return {int(length): Perplexity.from_dict(found) for length, found in plain.items()}
+
+
+def passkeys(model: Model, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[Passkey]:
+    """What the model replies to ``prompts``, by length; every rank must call it and gets all results."""
+    return passkey.score(model, tokenizer, prompts, each=share_out)
+
+
+def write_passkeys(path: Path, found: Sequence[Passkey]) -> None:
+    """Store replies as JSON."""
+    _write(path, [each.to_dict() for each in found])
+
+
+def read_passkeys(path: Path) -> list[Passkey]:
+    """Replies stored by :func:`write_passkeys`; empty when there are none."""
+    return [Passkey.from_dict(each) for each in json.loads(path.read_text())] if path.exists() else []
+
+
+def _write(path: Path, plain: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(plain, indent=2) + "\n")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tape_ds.kernels.linear_cross_entropy import chunk_tokens
 from tape_ds.model import positions
-from tape_ds.model.configuration import TapeConfig
+from tape_ds.model.extendable import Config
 
 OPTIMIZER_BYTES = 12
 
@@ -31,7 +31,7 @@ class Estimate:
 
 
 def estimate(
-    config: TapeConfig,
+    config: Config,
     *,
     parameters: int,
     trained: int,
@@ -64,7 +64,7 @@ def estimate(
     )
 
 
-def _activation_columns(config: TapeConfig, checkpointing: bool) -> float:
+def _activation_columns(config: Config, checkpointing: bool) -> float:
     """Numbers kept per token: block inputs (hidden and position state), and the inside of one block or of all."""
     state = positions.state_columns(config)
     value = config.num_key_value_heads * config.head_dim

@@ -1,11 +1,14 @@
-"""The pictures of results: the loss as it fell, the loss at each position of a long document, perplexity by length.
+"""The pictures of results: the loss as it fell, the loss at each position of a long document, perplexity by length,
+the distances that a run's rows hold.
 
 Drawn without a display. Colours are Okabe and Ito's, which stay apart for colour-blind readers; line style and marker
 differ as well, so that a printed page works too.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +64,51 @@ def loss_by_position(variants: Mapping[str, SpanLosses], path: str | Path, nativ
     if not any(losses.starts for losses in variants.values()):
         raise ValueError("no variant has a span: nothing to draw")
     figure, axes = _figure()
+    _draw_spans(axes, variants)
+    _finish_positions(axes, variants, native_length)
+    axes.set(ylabel="loss (nats per token)", title="Loss by position")
+    axes.legend(frameon=False)
+    return _write(figure, path)
+
+
+def compare_losses(variants: Mapping[str, SpanLosses], path: str | Path, native_length: int | None) -> Path:
+    """Draw many models' losses by position twice, as a PNG: as they are, and as differences from their median.
+
+    Stretches of a document differ far more than good models do: without the median of each span, lines lie on one
+    another. The lower half shows what is near the median; a line that leaves it is seen in the upper one. Arguments
+    and errors as of :func:`loss_by_position`; all variants need the same spans.
+    """
+    if not any(losses.starts for losses in variants.values()):
+        raise ValueError("no variant has a span: nothing to draw")
+    medians = [_median(losses) for losses in zip(*(each.nll for each in variants.values()), strict=True)]
+    apart = {
+        name: replace(each, nll=tuple(nll - median for nll, median in zip(each.nll, medians, strict=True)))
+        for name, each in variants.items()
+    }
+    figure = Figure(figsize=(10, 7.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    for axes, drawn in ((upper, variants), (lower, apart)):
+        _tidy(axes)
+        _draw_spans(axes, drawn)
+        _finish_positions(axes, variants, native_length)
+    distances = sorted(abs(value) for each in apart.values() for value in each.nll if math.isfinite(value))
+    limit = 1.5 * distances[int(0.8 * (len(distances) - 1))] if distances else 0.0
+    lower.set_ylim(-max(limit, 0.01), max(limit, 0.01))
+    upper.set(xlabel=None, ylabel="loss (nats per token)", title="Loss by position")
+    lower.set(ylabel="difference from the median (nats per token)")
+    upper.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _write(figure, path)
+
+
+def _median(losses: Iterable[float]) -> float:
+    """Of what is finite; NaN where nothing is."""
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return statistics.median(finite) if finite else math.nan
+
+
+def _draw_spans(axes: Axes, variants: Mapping[str, SpanLosses]) -> None:
+    """A line for each of ``variants``, a point in the middle of each span; what is not finite leaves a gap."""
     for index, (name, losses) in enumerate(variants.items()):
         drawn = [nll if math.isfinite(nll) else math.nan for nll in losses.nll]
         gaps = sum(math.isnan(nll) for nll in drawn)
@@ -69,18 +117,20 @@ def loss_by_position(variants: Mapping[str, SpanLosses], path: str | Path, nativ
             drawn,
             color=COLOURS[index % len(COLOURS)],
             linestyle=STYLES[index % len(STYLES)],
-            marker=MARKERS[index % len(MARKERS)],
+            marker=MARKERS[(index + index // len(COLOURS)) % len(MARKERS)],
             markersize=5,
             label=f"{name} ({gaps} spans not finite)" if gaps else name,
         )
+
+
+def _finish_positions(axes: Axes, variants: Mapping[str, SpanLosses], native_length: int | None) -> None:
+    """Mark the native length; label the axis of positions."""
     end = max(stop for losses in variants.values() for _, stop in _borders(losses))
     if native_length is not None:
         axes.axvline(native_length, color="0.35", linestyle="--", lw=1.2, label=f"native length {native_length:,}")
-    axes.set(xlabel="position in the document (tokens)", ylabel="loss (nats per token)", title="Loss by position")
+    axes.set(xlabel="position in the document (tokens)")
     axes.set_xlim(0, end)
     _position_ticks(axes, end)
-    axes.legend(frameon=False)
-    return _write(figure, path)
 
 
 def perplexity_by_length(curves: Mapping[str, Mapping[int, float]], path: str | Path, window: int) -> Path:
@@ -116,14 +166,60 @@ def perplexity_by_length(curves: Mapping[str, Mapping[int, float]], path: str | 
     return _write(figure, path)
 
 
+def coverage(bins: Sequence[Mapping[str, Any]], path: str | Path, *, label: str, window: int, target: int) -> Path:
+    """Draw how many queries of a run have a key at each distance, as a PNG at ``path``.
+
+    ``bins`` are those of :meth:`tape_ds.data.coverage.Coverage.bins`: a line through their means, a band from their
+    least to their most. Beside it, what rows of ``target`` tokens from one document would have. Both axes are
+    logarithmic; a bin with a distance that no pair had is marked in red at the bottom. ``window``, the tokens of a row,
+    is marked by a dashed line. Raises ValueError when there is nothing to draw.
+    """
+    if not any(each["share"] for each in bins):
+        raise ValueError("no bin has a pair: nothing to draw")
+    figure, axes = _figure()
+    middle = [math.sqrt(each["from"] * each["to"]) for each in bins]
+    floor = min(each["share"] for each in bins if each["share"] > 0) / 4
+    shown = [each["share"] if each["share"] > 0 else math.nan for each in bins]
+    low, high = ([max(each[end], floor) for each in bins] for end in ("least", "most"))
+    axes.plot(
+        middle, [each["whole_rows"] for each in bins], color=COLOURS[0], ls="--", label=f"rows of {target:,} tokens"
+    )
+    axes.plot(middle, shown, color=COLOURS[4], lw=2, label=label)
+    axes.fill_between(middle, low, high, color=COLOURS[4], alpha=0.25, lw=0, label="least to most")
+    unseen = [each for each in bins if each["seen"] < 1]
+    for index, each in enumerate(unseen):
+        share = f"distances never seen: {_unseen(bins):.1%} of all"
+        axes.axvspan(each["from"], each["to"] + 1, ymax=0.04, color="#CC0000", lw=0, label=None if index else share)
+    axes.axvline(window, color="0.35", linestyle="--", lw=1.2, label=f"tokens of a row, {window:,}")
+    axes.set(xscale="log", yscale="log", xlim=(1, target), ylim=(floor, 1.5))
+    axes.set(xlabel="distance from query to key (positions)", ylabel="queries with a key at that distance")
+    axes.set_title("Distances seen in training")
+    axes.xaxis.set_major_locator(LogLocator(base=4))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.10g}%"))
+    axes.legend(frameon=False)
+    return _write(figure, path)
+
+
+def _unseen(bins: Iterable[Mapping[str, Any]]) -> float:
+    """Share of all distances that no pair had."""
+    sizes = [(each["to"] - each["from"] + 1, each["seen"]) for each in bins]
+    return sum(size * (1 - seen) for size, seen in sizes) / sum(size for size, _ in sizes)
+
+
 def _figure() -> tuple[Figure, Axes]:
     """An empty figure of 8 by 4.5 inches with one pair of axes; no global state, so threads and tests cannot mix."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
+    _tidy(axes)
+    return figure, axes
+
+
+def _tidy(axes: Axes) -> None:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
 
 
 def _draw_losses(axes: Axes, points: list[tuple[int, float]], label: str, colour: str, marker: str) -> None:

@@ -1,6 +1,7 @@
 """What a person reads before a run starts and after it has ended, and what is stored of it."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tape_ds import results
@@ -32,7 +33,7 @@ def announce(run: Run) -> None:
         "model": own.pop("model"),
         "encoding": own.pop("encoding"),
         "method": f"{run.record.method}: {trained / 1e6:,.3f} M parameters trained ({trained / total:.2%})",
-        "trained": summarise(run.names),
+        "trained": summarise(run.names) or "nothing",
         **own,
         "batch": f"{recipe.global_batch_size} rows x {recipe.window:,} tokens = {run.tokens_per_step:,} tokens a "
         f"step ({micro} per device x {arguments.world_size} processes x "
@@ -104,6 +105,9 @@ def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
         "train_loss": [{"step": entry["step"], "loss": entry["loss"]} for entry in history],
         "steps": trainer.state.global_step,
         "skipped_steps": trainer.skipped_steps,
+        "tokens": trainer.state.global_step * run.tokens_per_step,
+        "tokens_per_second": mean_speed(history),
+        "peak_memory_bytes": trainer.peak_memory_bytes,
         "trained": list(run.names),
         "parameters": dict(zip(("all", "trained"), run.parameter_counts, strict=True)),
         **run.figures(),
@@ -113,3 +117,9 @@ def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
         plots.loss_curve(history, folder / "loss.png")
     run.show()
     print(f"results: {folder}\ntrained weights: {run.output / TRAINED}", flush=True)
+
+
+def mean_speed(history: Sequence[Mapping[str, Any]]) -> float | None:
+    """Mean tokens per second over the logging steps but the first, which warms caches up; None without a second."""
+    speeds = [entry["tokens_per_second"] for entry in history if "tokens_per_second" in entry][1:]
+    return sum(speeds) / len(speeds) if speeds else None

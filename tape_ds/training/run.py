@@ -19,8 +19,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainingArgum
 
 from tape_ds.data import sources
 from tape_ds.data.dataset import collate
-from tape_ds.model import liger
-from tape_ds.model.configuration import TapeConfig
+from tape_ds.model import extendable, liger
 from tape_ds.model.flops import training_flops_per_token
 from tape_ds.training import resume
 from tape_ds.training.callbacks import Progress, SaveTrained
@@ -42,7 +41,7 @@ class Run(ABC):
 
     recipe: Recipe
     arguments: TrainingArguments
-    config: TapeConfig
+    config: extendable.Config
     """Configuration of the model that is trained."""
     model: nn.Module
     names: tuple[str, ...]
@@ -95,10 +94,22 @@ class Run(ABC):
         return len(self.rows) // self.recipe.global_batch_size
 
     @property
+    def flops_per_token(self) -> float:
+        """Floating-point operations of training, per token."""
+        total, trained = self.parameter_counts
+        return training_flops_per_token(self.config, self.recipe.window, trained / total)
+
+    @property
     def parameter_counts(self) -> tuple[int, int]:
         """All parameters and trained ones, ZeRO-3's shards counted whole."""
-        sizes = {name: getattr(p, "ds_numel", p.numel()) for name, p in self.model.named_parameters()}
+        sizes = {name: _numel(parameter) for name, parameter in self.model.named_parameters()}
         return sum(sizes.values()), sum(sizes[name] for name in self.names)
+
+
+def _numel(parameter: nn.Parameter) -> int:
+    """Numbers that a parameter stands for, however they are held: sharded by ZeRO-3, or two to a byte in 4 bits."""
+    packed = getattr(parameter, "quant_state", None)
+    return packed.shape.numel() if packed is not None else getattr(parameter, "ds_numel", parameter.numel())
 
 
 def find_checkpoint(recipe: Recipe) -> str | None:
@@ -155,11 +166,10 @@ def build_trainer(run: Run) -> TapeTrainer:
     _use_liger(run)
     # the rows hold every epoch already; the trainer would otherwise run its epochs over all of them
     run.arguments.max_steps = run.steps
-    total, trained = run.parameter_counts
     trainer = TapeTrainer(
         record=run.record,
         tokens_per_step=run.tokens_per_step,
-        flops_per_token=training_flops_per_token(run.config, run.recipe.window, trained / total),
+        flops_per_token=run.flops_per_token,
         model=run.model,
         args=run.arguments,
         train_dataset=run.rows,

@@ -1,13 +1,15 @@
 """The tables that a run prints on the terminal; plain and wide where the output is a file."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tape_ds.scoring.loss_by_position import SpanLosses
+from tape_ds.scoring.passkey import Passkey
 from tape_ds.scoring.perplexity import Perplexity
 
 
@@ -48,6 +50,20 @@ def print_perplexity(scores: Mapping[int, Perplexity], window: int) -> None:
         bold = "[bold]" if length > window else ""
         sizes = f"{found.targets:,}", f"{found.blocks:,}"
         table.add_row(f"{length:,}", f"{length / window:g}", f"{bold}{found.value:,.2f}", f"{found.nll:.4f}", *sizes)
+    _print(table)
+
+
+def print_passkeys(found: Iterable[Passkey], native_length: int) -> None:
+    """A row per length, beyond the native length in bold, with what was replied instead of the number."""
+    table = Table(title="passkeys found", title_justify="left")
+    for column in ("prompt tokens", "x native", "found"):
+        table.add_column(column, justify="right")
+    table.add_column("replied instead")
+    for each in found:
+        bold = "[bold]" if each.length > native_length else ""
+        wrong = [f"{miss.reply!r} for {miss.key} at {miss.depth:.0%}" for miss in each.replies if not miss.correct]
+        count = f"{bold}{each.correct} of {each.trials}"
+        table.add_row(f"{each.length:,}", f"{each.length / native_length:.2g}", count, escape("\n".join(wrong)))
     _print(table)
 
 

@@ -14,7 +14,7 @@ from accelerate.utils import DeepSpeedSchedulerWrapper
 from peft import PeftModel
 from torch import nn
 from torch.utils.data import Sampler, SequentialSampler
-from transformers import Trainer
+from transformers import Trainer, TrainerControl
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from transformers.trainer import SCHEDULER_NAME
 
@@ -40,6 +40,8 @@ class TapeTrainer(Trainer):
         self.record = record
         self.tokens_per_step = tokens_per_step
         self.flops_per_token = flops_per_token
+        self.peak_memory_bytes: int | None = None
+        """The most that any rank needed while it trained; known when training has ended."""
         self._clock: tuple[int, float] | None = None
         self._begin: tuple[int, float] | None = None
 
@@ -47,6 +49,13 @@ class TapeTrainer(Trainer):
     def skipped_steps(self) -> int:
         """Optimizer steps the engine has skipped so far, on all ranks alike, because a gradient was not finite."""
         return int(getattr(self.model_wrapped, "skipped_steps", 0))
+
+    def go_without_training(self) -> None:
+        """What surrounds training (scoring, saving), without a step between: for a method that trains nothing."""
+        self.state.is_world_process_zero = self.is_world_process_zero()
+        self.state.is_local_process_zero = self.is_local_process_zero()
+        control = self.callback_handler.on_train_begin(self.args, self.state, TrainerControl())
+        self.callback_handler.on_train_end(self.args, self.state, control)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Weight decay pulls on matrices, embeddings and position updates among them; never on vectors and numbers
@@ -133,4 +142,5 @@ class TapeTrainer(Trainer):
 
     def start_clock(self) -> None:
         """Begin to measure: called when the first step is about to run."""
+        metrics.reset_peak_memory(self.args.device)
         self._clock = self._begin = (self.state.global_step, time.perf_counter())

@@ -9,18 +9,18 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from accelerate.data_loader import BatchSamplerShard
+from accelerate.data_loader import BatchSamplerShard, prepare_data_loader
 from scipy.stats import chisquare
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from tape_ds.data.dataset import TrainingRows, collate
-from tape_ds.data.packing import packed_rows
 from tape_ds.data.pose import Pose
+from tape_ds.data.rows import cut
 
 
 def packed(count=10, length=6):
     rng = np.random.default_rng(0)
-    rows = list(packed_rows([rng.integers(0, 50, 4) for _ in range(count * length)], length))[:count]
+    rows = list(cut([rng.integers(0, 50, 4) for _ in range(count * length)], length))[:count]
     return datasets.Dataset.from_dict({name: [row[name] for row in rows] for name in rows[0]})
 
 
@@ -50,6 +50,16 @@ def test_golden_packed_item():
         "position_ids": [0, 1, 2, 3, 4, 5],
         "document_ids": [0, 0, 0, 1, 1, 2],
     }
+
+
+def test_golden_item_of_a_row_taken_for_one_document():
+    """The same row with attention across its borders: only the row's first token is no target."""
+    rows = datasets.Dataset.from_dict({"input_ids": [[5, 6, 7, 8, 9, 4]], "document_ids": [[0, 0, 0, 1, 1, 2]]})
+    item = TrainingRows(rows, samples=1, seed=0, attend_across=True)[0]
+    assert item["document_ids"].tolist() == [0, 0, 0, 0, 0, 0]
+    assert item["labels"].tolist() == [-100, 6, 7, 8, 9, 4]
+    with pytest.raises(ValueError, match="attend_across"):
+        training_rows(attend_across=True)
 
 
 @pytest.mark.parametrize("rows", [training_rows(), TrainingRows(packed(), samples=5, seed=0)])
@@ -156,8 +166,11 @@ def test_golden_draws():
 def test_fingerprint_follows_what_decides_the_samples():
     same_again = training_rows().fingerprint
     assert training_rows().fingerprint == same_again
-    others = [training_rows(seed=4), training_rows(pose=Pose(8, 65)), training_rows(rows=documents(8))]
+    poses = [Pose(8, 65), Pose(8, 64, content="aligned"), Pose(8, 64, skips="sorted"), Pose(8, 64, max_skip=60)]
+    others = [training_rows(seed=4), training_rows(rows=documents(8)), *(training_rows(pose=pose) for pose in poses)]
     assert same_again not in {other.fingerprint for other in others}
+    across = [TrainingRows(packed(), samples=5, seed=0, attend_across=value) for value in (False, True)]
+    assert across[0].fingerprint != across[1].fingerprint
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -170,6 +183,33 @@ def test_global_batches_are_the_same_for_any_number_of_ranks(ranks):
     ]
     for step, batches in enumerate(zip(*shards, strict=True)):
         assert sorted(index for batch in batches for index in batch) == list(range(8 * step, 8 * step + 8))
+
+
+def as_read(rows, ranks):
+    """Per optimizer step, what all ranks read together: through the trainer's sampler and accelerate's sharding."""
+    steps = []
+    loaders = [
+        prepare_data_loader(
+            DataLoader(rows, batch_size=8 // ranks, sampler=SequentialSampler(rows), collate_fn=collate),
+            device=torch.device("cpu"),
+            num_processes=ranks,
+            process_index=rank,
+            put_on_device=False,
+        )
+        for rank in range(ranks)
+    ]
+    for parts in zip(*loaders, strict=True):
+        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        steps.append(sorted(zip(joined["input_ids"].tolist(), joined["position_ids"].tolist(), strict=True)))
+    return steps
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_pose_reads_the_same_data_on_any_number_of_ranks(ranks):
+    """Tokens and positions of every global batch, over several epochs of 7 documents."""
+    alone = as_read(training_rows(samples=32), 1)
+    assert as_read(training_rows(samples=32), ranks) == alone
+    assert len(alone) == 4 and len({str(step) for step in alone}) == 4
 
 
 def test_loader_processes_change_nothing():

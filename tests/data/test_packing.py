@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tape_ds.data import packing
-from tape_ds.data.packing import pack, packed_rows, tokenize, tokenizer_fingerprint
+from tape_ds.data.packing import pack, tokenize, tokenizer_fingerprint
 from tape_ds.errors import UserError
 from tests.data.conftest import CountingTokenizer, build_tokenizer
 
@@ -55,7 +55,7 @@ def test_ids_are_those_of_the_tokenizer(texts, tokenizer, cache):
 def test_second_run_does_not_tokenise(texts, tokenizer, cache, monkeypatch):
     first = tokenize([texts], tokenizer, "train", cache)
     assert CountingTokenizer.texts == 3
-    monkeypatch.setattr(packing, "_encoded_rows", None)
+    monkeypatch.setattr(packing, "encoded_rows", None)
     again = tokenize([texts], build_tokenizer(), "train", cache)
     assert CountingTokenizer.texts == 3
     assert again.to_dict() == first.to_dict()
@@ -102,15 +102,6 @@ def test_batching_changes_nothing(texts, tokenizer, tmp_path, monkeypatch):
     assert tokenize([texts], tokenizer, "train", tmp_path / "three").to_dict() == whole.to_dict()
 
 
-def test_short_documents_are_left_out_without_a_new_cache(texts, tokenizer, cache):
-    assert tokenize([texts], tokenizer, "train", cache, min_tokens=10)["name"] == ["b.txt"]
-    assert tokenize([texts], tokenizer, "train", cache, min_tokens=2)["name"] == ["a.txt", "b.txt", "c.txt"]
-    assert len(folders(cache)) == 1
-    with pytest.raises(UserError, match="none of 3 documents has 5000 tokens") as caught:
-        tokenize([texts], tokenizer, "heldout", cache, min_tokens=5000)
-    assert caught.value.problems[0].field == "eval_data"
-
-
 def test_empty_data_is_an_error(tmp_path, cache):
     (tmp_path / "e.txt").write_text("")
     with pytest.raises(UserError, match="no document has any token") as caught:
@@ -149,13 +140,6 @@ def test_arrow_rows_pass_through_checked(tmp_path, texts, tokenizer, cache):
 # --- pack -----------------------------------------------------------------------------------------------------------
 
 
-def test_golden_rows():
-    """Worked by hand: 3 + 4 + 1 + 5 = 13 tokens in rows of 4; the thirteenth is dropped."""
-    rows = list(packed_rows([np.array(row) for row in ([1, 2, 3], [4, 5, 6, 7], [8], [9, 10, 11, 12, 13])], 4))
-    assert [row["input_ids"].tolist() for row in rows] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
-    assert [row["document_ids"].tolist() for row in rows] == [[0, 0, 0, 1], [0, 0, 0, 1], [0, 0, 0, 0]]
-
-
 def test_pack_is_the_documents_joined(cache):
     rng = np.random.default_rng(0)
     corpus = [rng.integers(0, 1000, size) for size in rng.integers(1, 90, 200)]
@@ -183,9 +167,30 @@ def test_pack_reuses_its_cache(texts, tokenizer, cache, monkeypatch):
     assert len(folders(cache)) == 3, "another length is another cache"
 
 
+def test_every_packing_and_end_has_a_cache_of_its_own(cache):
+    corpus = documents([1, 2, 3], [4, 5, 6, 7, 8])
+    found = {
+        (packing, end): list(pack(corpus, 4, cache, packing, end)["input_ids"])
+        for packing in ("cut", "single", "whole")
+        for end in (None, 0)
+    }
+    assert found == {
+        ("cut", None): [[1, 2, 3, 4], [5, 6, 7, 8]],
+        ("cut", 0): [[1, 2, 3, 0], [4, 5, 6, 7]],
+        ("single", None): [[4, 5, 6, 7]],
+        ("single", 0): [[1, 2, 3, 0], [4, 5, 6, 7]],
+        ("whole", None): [[4, 5, 6, 7], [1, 2, 3, 8]],
+        ("whole", 0): [[1, 2, 3, 0], [4, 5, 6, 7], [8, 0]],
+    }
+    assert len(folders(cache)) == 6
+    assert pack(corpus, 4, cache, "whole", 0)[2]["document_ids"] == [0, 0]
+
+
 def test_too_little_data_for_a_row(cache):
-    with pytest.raises(UserError, match="fewer tokens than one row"):
+    with pytest.raises(UserError, match="not even all documents together fill a row"):
         pack(documents([1, 2, 3]), 4, cache)
+    with pytest.raises(UserError, match="no document alone fills a row"):
+        pack(documents([1, 2, 3], [4, 5]), 4, cache, "single")
     with pytest.raises(ValueError, match="at least 2"):
         pack(documents([1, 2, 3]), 1, cache)
 
@@ -236,11 +241,11 @@ def test_half_written_folder_of_a_killed_build_is_never_read(texts, tokenizer, c
 
 def test_same_cache_key_in_every_process(texts, tokenizer, cache):
     """The hash seed of another process changes neither the key nor the rows."""
-    rows = pack(tokenize([texts], tokenizer, "train", cache, min_tokens=3), 8, cache)
+    rows = pack(tokenize([texts], tokenizer, "train", cache), 8, cache)
     program = f"""
 from tests.data.conftest import CountingTokenizer, build_tokenizer
 from tape_ds.data.packing import pack, tokenize
-rows = pack(tokenize([{texts!r}], build_tokenizer(), "train", {str(cache)!r}, min_tokens=3), 8, {str(cache)!r})
+rows = pack(tokenize([{texts!r}], build_tokenizer(), "train", {str(cache)!r}), 8, {str(cache)!r})
 print(CountingTokenizer.texts, rows._fingerprint)
 """
     environment = {**os.environ, "PYTHONHASHSEED": "5", "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from tape_ds.data.pose import Pose, draw_lengths, draw_positions, draw_sample, draw_shifts
+from tape_ds.data.pose import Pose, draw_lengths, draw_shifts, draw_sorted_shifts
 
 DRAWS = 20_000
 LEAST_P = 1e-3  # with the fixed seeds below the outcome is always the same
@@ -50,17 +50,59 @@ def reference(ids, window, target, rng):
 def test_golden_two_chunks():
     """Worked by hand: n = 20, c = 8, T = 32; first chunk 3, 7 tokens left out, 11 positions skipped."""
     rng = Scripted(3, 7, 11)
-    ids, positions = draw_sample(np.arange(100, 120), 8, 32, 2, rng)
+    ids, positions = Pose(8, 32).draw(np.arange(100, 120), rng)
     assert ids.tolist() == [100, 101, 102, 110, 111, 112, 113, 114]
     assert positions.tolist() == [0, 1, 2, 14, 15, 16, 17, 18]
     assert rng.ranges == [(1, 4), (0, 12), (0, 24)]
 
 
 def test_golden_four_chunks():
-    """Worked by hand: c = 10 as 3 + 1 + 2 + 4; shifts 0, 5, 5, 20 of at most 40 - 10."""
-    rng = Scripted(3, 1, 2, 5, 5, 20)
-    assert draw_positions(10, 40, 4, rng).tolist() == [0, 1, 2, 8, 9, 10, 26, 27, 28, 29]
-    assert rng.ranges == [(1, 3), (1, 3), (1, 3), (0, 30), (5, 30), (5, 30)]
+    """Worked by hand: c = 10 as 3 + 1 + 2 + 4; of 15 tokens 0, 2, 4 left out; shifts 0, 5, 5, 20 of at most 40 - 10."""
+    rng = Scripted(3, 1, 2, 0, 2, 4, 5, 5, 20)
+    ids, positions = Pose(10, 40, chunks=4).draw(np.arange(100, 115), rng)
+    assert ids.tolist() == [100, 101, 102, 103, 106, 107, 110, 111, 112, 113]
+    assert positions.tolist() == [0, 1, 2, 8, 9, 10, 26, 27, 28, 29]
+    assert rng.ranges == [(1, 3), (1, 3), (1, 3), (0, 5), (0, 5), (2, 5), (0, 30), (5, 30), (5, 30)]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("skipped", [100, 101, 102, 110, 111, 112, 113, 114]),  # v = 7, its own draw
+        ("contiguous", [100, 101, 102, 103, 104, 105, 106, 107]),  # v = 0
+        ("aligned", [100, 101, 102, 114, 115, 116, 117, 118]),  # v = u = 11
+    ],
+)
+def test_golden_contents(content, expected):
+    """The paper's three choices of v for the same draws; n = 20, c = 8, T = 32. Positions are the same for all."""
+    ids, positions = Pose(8, 32, content=content).draw(np.arange(100, 120), Scripted(3, 7, 11))
+    assert ids.tolist() == expected
+    assert positions.tolist() == [0, 1, 2, 14, 15, 16, 17, 18]
+
+
+def test_golden_aligned_ends_with_the_document():
+    """Worked by hand: 20 positions are skipped, and the document has 12 tokens more than the window."""
+    ids, positions = Pose(8, 32, content="aligned").draw(np.arange(100, 120), Scripted(3, 7, 20))
+    assert ids.tolist() == [100, 101, 102, 115, 116, 117, 118, 119]
+    assert positions.tolist() == [0, 1, 2, 23, 24, 25, 26, 27]
+
+
+def test_golden_limited_skips():
+    """Worked by hand: c = 6 as 2 + 2 + 2, T = 14; at most 4 of the 8 positions are skipped at once."""
+    rng = Scripted(2, 2, 0, 0, 3, 7)
+    _, positions = Pose(6, 14, chunks=3, max_skip=4).draw(np.arange(6), rng)
+    assert positions.tolist() == [0, 1, 5, 6, 11, 12]
+    assert rng.ranges[-2:] == [(0, 4), (3, 7)]
+    rng = Scripted(2, 2, 0, 0, 4, 8)
+    assert Pose(6, 14, chunks=3, max_skip=4).draw(np.arange(6), rng)[1][-1] == 13, "the target's last position"
+
+
+def test_golden_sorted_skips():
+    """Worked by hand: shifts 7 and 3 are drawn, 3 and 7 are used."""
+    rng = Scripted(2, 2, 0, 0, 7, 3)
+    _, positions = Pose(6, 14, chunks=3, skips="sorted").draw(np.arange(6), rng)
+    assert positions.tolist() == [0, 1, 5, 6, 11, 12]
+    assert rng.ranges[-2:] == [(0, 8), (0, 8)]
 
 
 @pytest.mark.parametrize("n", [3, 8, 9, 50])
@@ -71,21 +113,23 @@ def test_two_chunks_are_the_original(n):
     for first in range(1, (count + 1) // 2 + 1):
         for skipped in {0, (n - count) // 2, n - count}:
             for shift in (0, 1, 16 - count):
-                ours = draw_sample(ids, 8, 16, 2, Scripted(first, skipped, shift))
+                ours = Pose(8, 16).draw(ids, Scripted(first, skipped, shift))
                 theirs = reference(ids, 8, 16, Scripted(first, count + skipped, shift))
                 np.testing.assert_array_equal(ours[0], theirs[0])
                 np.testing.assert_array_equal(ours[1], theirs[1])
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 3, 5, 16])
+@pytest.mark.parametrize("options", [{}, {"content": "contiguous"}, {"content": "aligned"}, {"skips": "sorted"}])
+@pytest.mark.parametrize("chunks", [2, 3, 5, 16])
 @pytest.mark.parametrize(
     ("n", "window", "target"), [(500, 16, 64), (16, 16, 16), (7, 16, 20), (1, 16, 16), (17, 16, 16)]
 )
-def test_properties(chunks, n, window, target):
+def test_properties(chunks, n, window, target, options):
+    pose = Pose(window, target, chunks, **options)
     rng = np.random.default_rng(chunks)
     ids = np.arange(n, dtype=np.int32)
-    for _ in range(200):
-        chosen, positions = draw_sample(ids, window, target, chunks, rng)
+    for _ in range(100):
+        chosen, positions = pose.draw(ids, rng)
         assert len(chosen) == len(positions) == min(n, window)
         assert chosen.dtype == np.int32
         assert positions.dtype == np.int64
@@ -98,12 +142,29 @@ def test_properties(chunks, n, window, target):
             assert positions.tolist() == list(range(target))
 
 
-def test_both_ends_are_reached():
-    rng = np.random.default_rng(1)
-    last = {int(draw_positions(4, 8, 2, rng)[-1]) for _ in range(500)}
-    assert last == {3, 4, 5, 6, 7}
-    ends = {int(draw_sample(np.arange(9), 4, 8, 3, rng)[0][-1]) for _ in range(500)}
-    assert max(ends) == 8
+def every_draw(draw, before=()):
+    """Every sequence of numbers that a draw can ask for, by asking it again with one number more each time."""
+    rng = Scripted(*before)
+    try:
+        yield draw(rng)
+    except IndexError:
+        low, high = rng.ranges[-1]
+        for number in range(low, high + 1):
+            yield from every_draw(draw, (*before, number))
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": 3}, {"chunks": 3, "skips": "sorted"}, {"chunks": 3, "max_skip": 3}])
+def test_all_possible_draws(options):
+    """Exhaustively, c = 4, T = 9: whatever is drawn, positions rise from 0, and exactly 3 .. T - 1 can be the last."""
+    pose = Pose(4, 9, **options)
+    rows = list(every_draw(lambda rng: pose.draw(np.arange(6), rng)))
+    assert len(rows) > 30
+    for ids, positions in rows:
+        assert len(ids) == len(positions) == 4
+        assert positions[0] == 0 == ids[0]
+        assert (np.diff(positions) > 0).all() and (np.diff(ids) > 0).all()
+    assert {int(positions[-1]) for _, positions in rows} == set(range(3, 9))
+    assert {int(ids[-1]) for ids, _ in rows} == {3, 4, 5}
 
 
 def test_two_chunk_draws_are_uniform():
@@ -111,7 +172,7 @@ def test_two_chunk_draws_are_uniform():
     rng = np.random.default_rng(2)
     first, left_out, skipped = [], [], []
     for _ in range(DRAWS):
-        ids, positions = draw_sample(np.arange(30), 9, 24, 2, rng)
+        ids, positions = Pose(9, 24).draw(np.arange(30), rng)
         skipped.append(int(positions[-1]) - 8)
         left_out.append(int(ids[-1]) - 8)
         jump = np.flatnonzero(np.diff(positions) > 1)
@@ -121,6 +182,36 @@ def test_two_chunk_draws_are_uniform():
     assert uniform(left_out, 0, 21)
     assert uniform(skipped, 0, 15)
     assert abs(np.corrcoef(left_out, skipped)[0, 1]) < 0.03
+
+
+def test_the_skip_is_uniform_whatever_the_lengths():
+    """The chi-square test again, for each length of the first chunk on its own."""
+    rng = np.random.default_rng(12)
+    skips = {first: [] for first in range(1, 6)}
+    for _ in range(DRAWS):
+        _, positions = Pose(9, 24).draw(np.arange(9), rng)
+        jump = np.flatnonzero(np.diff(positions) > 1)
+        if len(jump):  # without a jump the lengths do not show
+            skips[int(jump[0]) + 1].append(int(positions[-1]) - 8)
+    assert all(uniform(found, 1, 15) for found in skips.values())
+
+
+@pytest.mark.parametrize(("limit", "before"), [(3, 0), (3, 5), (6, 2), (6, 9)])
+def test_limited_shifts_are_uniform_up_to_the_limit(limit, before):
+    rng = np.random.default_rng(13)
+    shifts = np.array([draw_shifts(4, 10, rng, limit) for _ in range(DRAWS)])
+    assert np.diff(shifts).max() == limit
+    assert uniform(shifts[shifts[:, 2] == before, 3].tolist(), before, min(10, before + limit))
+
+
+def test_sorted_shifts_are_uniform_taken_together():
+    """As a set they are three uniform numbers: the three shifts of all draws, in any order, and the least of them."""
+    rng = np.random.default_rng(14)
+    shifts = np.array([draw_sorted_shifts(4, 10, rng) for _ in range(DRAWS)])
+    assert (shifts[:, 0] == 0).all() and (np.diff(shifts) >= 0).all()
+    assert uniform(shifts[:, 1:].ravel().tolist(), 0, 10)
+    above = np.array([(11 - k) ** 3 - (10 - k) ** 3 for k in range(11)])  # of 11^3 outcomes, those whose least is k
+    assert chisquare(np.bincount(shifts[:, 1], minlength=11), above / 11**3 * DRAWS).pvalue > LEAST_P
 
 
 def test_later_shifts_are_uniform_above_the_one_before():
@@ -159,6 +250,11 @@ def test_reach_limits_the_content():
         ({"window": 2, "target": 16, "chunks": 3}, "window = 2"),
         ({"window": 8, "target": 7}, "target = 7"),
         ({"window": 8, "target": 16, "reach": 0}, "reach = 0"),
+        ({"window": 8, "target": 16, "content": "same"}, "content = 'same'"),
+        ({"window": 8, "target": 16, "skips": "even"}, "skips = 'even'"),
+        ({"window": 8, "target": 16, "max_skip": 7}, "max_skip = 7: 8 or more"),
+        ({"window": 8, "target": 17, "chunks": 4, "max_skip": 2}, "max_skip = 2: 3 or more"),
+        ({"window": 8, "target": 16, "skips": "sorted", "max_skip": 8}, "max_skip = 8"),
     ],
 )
 def test_settings_that_allow_no_draw(settings, wrong):
@@ -166,10 +262,6 @@ def test_settings_that_allow_no_draw(settings, wrong):
         Pose(**settings)
 
 
-def test_rows_that_do_not_fit():
-    rng = np.random.default_rng(0)
-    for count, target, chunks in ((9, 8, 2), (0, 8, 2), (4, 8, 0)):
-        with pytest.raises(ValueError, match=r"does not fit|must be 1"):
-            draw_positions(count, target, chunks, rng)
-    with pytest.raises(ValueError, match="does not fit"):
-        draw_sample(np.array([]), 4, 8, 2, rng)
+def test_an_empty_document():
+    with pytest.raises(ValueError, match="empty document"):
+        Pose(4, 8).draw(np.array([]), np.random.default_rng(0))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tape_ds.model.configuration import TapeConfig
-from tape_ds.training import checkpoint
+from tape_ds.training import checkpoint, merging
 from tests.integration.conftest import launch
 
 ZERO = (".position.attend.weight", ".position.expand.weight")
@@ -108,5 +108,5 @@ def test_what_was_trained_loads_again(folder, name):
     whole = sum(file.stat().st_size for file in (folder / "base").glob("*.safetensors"))
     saved = sum(file.stat().st_size for file in (folder / name).glob("*.safetensors"))
     assert saved > whole if record.method == "full" else saved < whole
-    merged = checkpoint.merge(folder / name)
+    merged = merging.merge(folder / name)
     assert all(parameter.numel() for parameter in merged.parameters())

@@ -24,6 +24,8 @@ def arguments(tiny, output) -> list[str]:
         "data_cache": tiny / "cache",
         "window": 32,
         "eval_span": 32,
+        "passkey_lengths": 500,
+        "passkey_trials": 3,  # more than ranks: the last round repeats one
         "max_steps": 6,
         "save_steps": 3,
         "learning_rate": 0.03,
@@ -60,6 +62,10 @@ def test_a_run_says_what_it_does_and_leaves_it_behind(two):
     assert result["figures"]["steps"] == 6 and result["figures"]["skipped_steps"] == 0
     assert set(result["versions"]) >= {"torch", "deepspeed", "transformers"} and result["seed"] == 42
     assert list(result["figures"]["loss_by_position"]) == ["untouched", "yarn x2, untrained", "tape, trained"]
+    (asked,) = result["figures"]["passkey"]
+    assert (asked["length"], asked["trials"], len(asked["replies"])) == (500, 3, 3) and "passkeys found" in printed
+    assert result["figures"]["tokens"] == 6 * 256 and result["figures"]["tokens_per_second"] > 0
+    assert result["figures"]["peak_memory_bytes"] >= max(entry["memory_bytes"] for entry in metrics(output)) / 2
     for picture in ("loss.png", "loss_by_position.png"):
         assert (output / "results" / picture).read_bytes().startswith(b"\x89PNG")
     assert list(output.glob("**/events.out.tfevents*")), "TensorBoard was asked for"
@@ -106,7 +112,7 @@ def test_the_result_merges_reloads_and_generates(two, tmp_path):
     import subprocess
     import sys
 
-    command = [sys.executable, "tools/merge_trained.py", str(two[0] / "trained"), str(tmp_path / "whole")]
+    command = [sys.executable, "tools/merge_adapter.py", str(two[0] / "trained"), str(tmp_path / "whole")]
     merged = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert merged.returncode == 0, merged.stderr[-2000:]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "whole").eval()

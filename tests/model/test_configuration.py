@@ -55,6 +55,8 @@ def test_a_folder_gives_back_every_field(tmp_path):
         ({"num_key_value_heads": 3}, "does not divide the 4"),
         ({"num_key_value_heads": 0}, "does not divide the 4"),
         ({"attention_dropout": 0.1}, "set it to 0"),
+        ({"qkv_bias": True, "attention_bias": True}, "together with attention_bias"),
+        ({"qkv_bias": True, "mlp_bias": True}, "together with mlp_bias"),
     ],
 )
 def test_a_mistake_is_a_user_error(changes, words):

@@ -32,6 +32,13 @@ def test_parameters_are_the_model_s(heads, encoding, tied):
     assert flops.parameters(model.config) == model.num_parameters()
 
 
+def test_biases_without_one_on_the_output_are_counted():
+    model = tiny_model(qkv_bias=True)
+    names = {name.split(".")[-2] for name, _ in model.named_parameters() if name.endswith(".bias")}
+    assert names == {"q_proj", "k_proj", "v_proj"}
+    assert flops.parameters(model.config) == model.num_parameters()
+
+
 def test_training_counts_the_backward_by_what_is_trained():
     config = tiny_model().config
     forward = flops.forward_flops_per_token(config, 100)

@@ -191,10 +191,29 @@ def test_only_a_plain_linear_map_is_turned_into_a_head():
     class Other(nn.Linear):
         pass
 
-    assert type(OutputHead.of(nn.Linear(8, 61))) is nn.Linear
+    more = nn.Linear(8, 61)
+    more.register_parameter("scale", nn.Parameter(torch.ones(1)))
+    assert type(OutputHead.of(more)) is nn.Linear
     assert type(OutputHead.of(Other(8, 61, bias=False))) is Other
-    linear = nn.Linear(8, 61, bias=False)
-    assert OutputHead.of(linear) is linear and type(linear) is OutputHead
+    for bias in (False, True):
+        linear = nn.Linear(8, 61, bias=bias)
+        assert OutputHead.of(linear) is linear and type(linear) is OutputHead
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_bias_is_part_of_the_loss(frozen):
+    """GPT-J's head: the loss and every gradient are those of its logits, held whole."""
+    head, targets = OutputHead(8, 61, bias=True), tokens(2, 20)
+    head.weight.requires_grad_(not frozen)
+    head.bias.requires_grad_(not frozen)
+    hidden = torch.randn(2, 20, 8, requires_grad=True)
+    targets[0, :3] = -100
+    wanted = [hidden] if frozen else [hidden, head.weight, head.bias]
+    expected = nn.functional.cross_entropy(head(hidden).flatten(0, 1), targets.flatten(), reduction="sum")
+    found = head(hidden, targets=targets)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    mine, theirs = (torch.autograd.grad(loss, wanted) for loss in (found, expected))
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_a_foreign_head_gives_its_logits_and_says_so_once(chunked_calls, caplog):

@@ -7,12 +7,14 @@ import pytest
 
 from tape_ds import results
 from tape_ds.model import positions
+from tape_ds.training import comparison
 from tape_ds.training.recipe import pretraining
 from tools import compare_encodings
 
 
-def launch(own, count, log):
+def launch(launcher, own, count, log):
     """Stands for the launcher: writes the result of the run that its arguments describe, or fails for ``nope``."""
+    assert launcher.name == "pretrain_c4.py"
     recipe = pretraining.load(own, count)
     name = recipe.model.position_encoding
     log.write_text(" ".join(own))
@@ -28,7 +30,7 @@ def launch(own, count, log):
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
     """Runs that take no time; the folder they are in."""
-    monkeypatch.setattr(compare_encodings, "launch", launch)
+    monkeypatch.setattr(comparison.runs, "launch", launch)
     return tmp_path / "runs"
 
 
@@ -39,7 +41,7 @@ def compare(runs, *encodings, behind=()):
 
 def test_an_entry_is_a_name_and_options():
     entry = compare_encodings.read_entry('tape{"form": "vector", "rank": 8}')
-    assert entry.encoding == "tape"
+    assert entry.name == "tape"
     assert entry.label == "tape form=vector rank=8"
     assert entry.folder == "tape_form=vector_rank=8"
 
@@ -47,8 +49,8 @@ def test_an_entry_is_a_name_and_options():
 def test_every_encoding_is_compared_by_default():
     options = compare_encodings.parse([])
     assert options.encodings == positions.available()
-    entries = compare_encodings.check(options, [])
-    assert [entry.label for entry in entries] == positions.available()
+    planned = compare_encodings.check(options, [])
+    assert [run.label for run in planned] == positions.available()
 
 
 @pytest.mark.parametrize(

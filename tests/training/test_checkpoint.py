@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from tape_ds import TapeForCausalLM
 from tape_ds.errors import UserError
-from tape_ds.training import checkpoint, methods
+from tape_ds.training import checkpoint, merging, methods
 from tape_ds.training.checkpoint import Record
 from tests.model.helpers import randomised, tiny_config, tokens
 from tests.training.test_methods import settings
@@ -47,7 +47,7 @@ def test_what_was_trained_comes_back(base, tmp_path, method, embeddings):
     with torch.no_grad():
         expected = model(ids).logits
         assert torch.equal(checkpoint.load_trained(folder).eval()(ids).logits, expected)
-        merged = checkpoint.merge(folder).eval()
+        merged = merging.merge(folder).eval()
         assert type(merged) is TapeForCausalLM
         torch.testing.assert_close(merged(ids).logits, expected, atol=2e-6, rtol=0)
 
@@ -144,7 +144,7 @@ def test_a_model_trained_from_scratch_needs_no_base_and_has_none(base, tmp_path)
     checkpoint.save_trained(tmp_path / "trained", model, Record(None, "full", names))
     record = checkpoint.read_record(tmp_path / "trained")
     assert (record.base, record.method, record.names) == (None, "full", names)
-    for mine, other in zip(checkpoint.merge(tmp_path / "trained").parameters(), model.parameters(), strict=True):
+    for mine, other in zip(merging.merge(tmp_path / "trained").parameters(), model.parameters(), strict=True):
         assert torch.equal(mine, other)
     (tmp_path / "trained" / "model.safetensors").unlink()
     with pytest.raises(UserError, match="trained from scratch, without weights"):

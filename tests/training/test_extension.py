@@ -9,8 +9,10 @@ from transformers import PreTrainedTokenizerFast
 from tape_ds import TapeForCausalLM
 from tape_ds.errors import UserError
 from tape_ds.scoring.loss_by_position import SpanLosses
+from tape_ds.scoring.passkey import Passkey, Reply
 from tape_ds.training import extension
-from tape_ds.training.held_out import write_scores
+from tape_ds.training.callbacks import PasskeyRetrieval
+from tape_ds.training.held_out import write_passkeys, write_scores
 from tape_ds.training.recipe.extension import load
 from tape_ds.training.run import build_trainer
 from tests.model.helpers import tiny_config
@@ -74,7 +76,7 @@ def test_a_trained_folder_is_no_base(model):
     """It has a config.json, so everything went well until its weights were looked for."""
     (model / "model.safetensors").unlink()
     (model / "trained.json").write_text("{}")
-    with pytest.raises(UserError, match="merge_trained"):
+    with pytest.raises(UserError, match="merge_adapter"):
         extension.assemble(recipe(model))
 
 
@@ -101,4 +103,16 @@ def test_scores_of_an_earlier_run_are_not_this_one_s(model):
     """A run that scores nothing in a folder that holds another's scores."""
     prepared = extension.assemble(recipe(model))
     write_scores(prepared.output / extension.SCORES, {"untouched": {"old.py": SpanLosses(16, (0,), (2.0,), (15,))}})
-    assert prepared.figures() == {"loss_by_position": {}} and prepared.scoring() == []
+    write_passkeys(prepared.output / extension.PASSKEYS, [Passkey(64, (Reply(0, 64, 0.5, 7, " 7"),))])
+    assert prepared.figures() == {"native_length": 64, "loss_by_position": {}, "passkey": []}
+    assert prepared.scoring() == []
+
+
+def test_passkeys_are_asked_of_every_method_alike(model):
+    """Prompts follow from the seed and the recipe's lengths; no held-out text is needed for them."""
+    asked = {"passkey_lengths": "400,500", "passkey_trials": 3, "seed": 5}
+    one, other = (extension.assemble(recipe(model, method=name, **asked)) for name in ("norms", "lora"))
+    assert [(prompt.length, prompt.trial) for prompt in one.prompts] == [(n, t) for n in (400, 500) for t in range(3)]
+    assert one.prompts == other.prompts and [type(each) for each in one.scoring()] == [PasskeyRetrieval]
+    with pytest.raises(UserError, match="without any filler"):
+        extension.assemble(recipe(model, passkey_lengths="5"))

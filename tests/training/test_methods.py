@@ -3,10 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tape_ds.errors import UserError
 from tape_ds.training import methods
-from tests.model.helpers import tiny_model
+from tests.model.helpers import tiny_model, tokens
 
 NORMS = {
     *(f"model.layers.{i}.{kind}_layernorm.weight" for i in range(3) for kind in ("input", "post_attention")),
@@ -27,6 +28,7 @@ def settings(**changes):
         "lora_alpha": 4,
         "lora_dropout": 0.0,
         "lora_targets": ["q_proj", "o_proj"],
+        "group_tokens": None,
     }
     return SimpleNamespace(**(defaults | changes))
 
@@ -64,6 +66,34 @@ def test_nothing_to_train_is_refused(method, encoding, changes, field):
     with pytest.raises(UserError) as caught:
         methods.prepare(method, tiny_model(encoding=encoding), settings(**changes))
     assert [problem.field for problem in caught.value.problems] == [field]
+
+
+@pytest.mark.parametrize("name", ["linear", "ntk", "dynamic", "yarn", "yarn_revised"])
+def test_a_scaling_alone_trains_nothing(name):
+    model = tiny_model(encoding="rope")
+    assert methods.prepare(name, model, settings(train_position=False)).names == ()
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert name not in methods.trained()
+
+
+def test_the_control_trains_the_norms_alone():
+    assert set(methods.prepare("norms", tiny_model(encoding="rope"), settings(train_position=False)).names) == NORMS
+
+
+def test_longlora_is_lora_with_grouped_attention_in_training():
+    plain = methods.prepare("lora", tiny_model(encoding="rope"), settings(train_position=False))
+    grouped = methods.prepare("longlora", tiny_model(encoding="rope"), settings(train_position=False, group_tokens=4))
+    assert grouped.names == plain.names
+    grouped.model.load_state_dict(plain.model.state_dict())
+    ids = tokens(1, 16)
+    assert torch.equal(grouped.model.eval()(ids).logits, plain.model.eval()(ids).logits)
+    assert not torch.allclose(grouped.model.train()(ids).logits, plain.model.train()(ids).logits, atol=1e-4)
+
+
+def test_tape_and_lora_train_both():
+    trained = methods.prepare("tape+lora", tiny_model(), settings()).names
+    assert sum(".position." in name for name in trained) == len(POSITION)
+    assert sum("lora_" in name for name in trained) == 3 * 2 * 2
 
 
 def test_a_changed_set_is_noticed():

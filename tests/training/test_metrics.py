@@ -92,3 +92,17 @@ def test_lines_align():
 
 def test_tensors_are_numbers_too():
     assert "loss  1.5000" in metrics.MetricsLine(1).format({"step": 1, "loss": torch.tensor(1.5)})
+
+
+def test_the_peak_is_of_what_came_after_the_reset():
+    """Loading and scoring need more than training does; what they needed is not training's."""
+    cpu = torch.device("cpu")
+    early = torch.zeros(64 * 2**20, dtype=torch.uint8)
+    with_early = metrics.peak_memory_bytes(cpu)
+    del early
+    metrics.reset_peak_memory(cpu)
+    after = metrics.peak_memory_bytes(cpu)
+    assert after <= with_early - 60 * 2**20
+    late = torch.zeros(32 * 2**20, dtype=torch.uint8)
+    assert metrics.peak_memory_bytes(cpu) >= after + 30 * 2**20, "it is still known when the memory is free again"
+    del late

@@ -1,10 +1,12 @@
-"""The two pictures: real PNG files, with labels and units, and nothing hidden that is not finite."""
+"""The pictures: real PNG files, with labels and units, and nothing hidden that is not finite."""
 
 import math
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from tape_ds.data.coverage import Coverage
 from tape_ds.scoring.loss_by_position import SpanLosses
 from tape_ds.training import plots
 
@@ -89,6 +91,27 @@ def test_nothing_to_draw_is_an_error(tmp_path):
         plots.loss_by_position({"a": SpanLosses(2048, (), (), ())}, tmp_path / "p.png", native_length=8192)
     with pytest.raises(ValueError, match="nothing to draw"):
         plots.perplexity_by_length({"a": {}}, tmp_path / "p.png", 256)
+    with pytest.raises(ValueError, match="nothing to draw"):
+        plots.coverage([], tmp_path / "p.png", label="a", window=4, target=8)
+
+
+def test_coverage_marks_what_was_never_seen(tmp_path, drawn):
+    """Distances 1 to 7, of which 4 to 7 have no pair at all and 2 or 3 has none."""
+    bins = Coverage(np.array([10, 9, 4, 0, 0, 0, 0, 0]), 1).bins(per_octave=1)
+    path = plots.coverage(bins, tmp_path / "c.png", label="demo: 1 row", window=4, target=8)
+    assert path.read_bytes().startswith(PNG)
+    axes = drawn[0].axes[0]
+    assert legend(drawn[0]) == [
+        *("rows of 8 tokens", "demo: 1 row", "least to most"),
+        *("distances never seen: 71.4% of all", "tokens of a row, 4"),
+    ]
+    whole, own, window = axes.lines
+    assert list(whole.get_ydata()) == pytest.approx([7 / 8, 5.5 / 8, 2.5 / 8])
+    assert list(own.get_ydata())[:2] == [0.9, 0.2] and math.isnan(own.get_ydata()[2])
+    assert list(window.get_xdata()) == [4, 4]
+    shaded = [patch for patch in axes.patches if tuple(patch.get_facecolor()[:3]) == (0.8, 0, 0)]
+    assert [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in shaded] == [(2, 4), (4, 8)]
+    assert axes.get_xscale() == axes.get_yscale() == "log" and axes.get_xlim() == (1, 8)
 
 
 def test_perplexity_by_length_tells_sixteen_encodings_apart(tmp_path, drawn):
@@ -104,3 +127,23 @@ def test_perplexity_by_length_tells_sixteen_encodings_apart(tmp_path, drawn):
     assert axes.get_xscale() == axes.get_yscale() == "log"
     assert [text.get_text() for text in axes.get_xticklabels()] == ["256", "512", "1,024"]
     assert math.isnan(lines[3].get_ydata()[-1])
+
+
+def test_compared_losses_are_drawn_apart_from_their_median(tmp_path, drawn):
+    """Three good models and one that fails past the native length, which must not flatten the others' half."""
+    variants = {
+        "untouched": spans(2.4, 1.9, 5.0, 6.0),
+        "a": spans(2.3, 1.8, 1.7, 1.6),
+        "b": spans(2.4, 1.9, 1.8, math.nan),
+        "c": spans(2.5, 2.0, 1.9, 1.8),
+    }
+    path = plots.compare_losses(variants, tmp_path / "p.png", native_length=4096)
+    assert path.read_bytes().startswith(PNG)
+    upper, lower = drawn[0].axes
+    assert list(upper.lines[1].get_ydata()) == [2.3, 1.8, 1.7, 1.6]
+    assert lower.lines[1].get_ydata() == pytest.approx([-0.1, -0.1, -0.15, -0.2])
+    assert legend(drawn[0]) == ["untouched", "a", "b (1 spans not finite)", "c", "native length 4,096"]
+    low, high = lower.get_ylim()
+    assert 0.2 < high == -low < 1.0
+    with pytest.raises(ValueError, match="nothing to draw"):
+        plots.compare_losses({"a": SpanLosses(2048, (), (), ())}, tmp_path / "p.png", native_length=8192)

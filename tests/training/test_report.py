@@ -16,6 +16,7 @@ class Nothing:
 
     names = ("model.norm.weight",)
     parameter_counts = (10, 1)
+    tokens_per_step = 100
 
     def __init__(self, output):
         self.output = output
@@ -32,7 +33,16 @@ def test_a_run_ends_well_without_logs(tmp_path, capsys):
     """Nothing logged is no error at the very end; what the run's own scoring found stands beside the common figures."""
     run = Nothing(tmp_path)
     state = SimpleNamespace(log_history=[{"step": 1, "train_runtime": 1.0}], global_step=1)
-    report.conclude(run, SimpleNamespace(state=state, skipped_steps=0), results.Result(command=[], started="now"))
+    trainer = SimpleNamespace(state=state, skipped_steps=0, peak_memory_bytes=None)
+    report.conclude(run, trainer, results.Result(command=[], started="now"))
     figures = results.load(tmp_path / "results" / "run.json").figures
+    assert (figures["tokens"], figures["tokens_per_second"], figures["peak_memory_bytes"]) == (100, None, None)
     assert figures["perplexity"] == {} and figures["train_loss"] == [] and figures["steps"] == 1
     assert "trained weights" in capsys.readouterr().out and run.shown == 1
+
+
+def test_speed_is_the_mean_without_the_first_step():
+    """The first warms caches up, compiles kernels and fills the loader."""
+    history = [{"tokens_per_second": speed} for speed in (1.0, 100.0, 200.0)]
+    assert report.mean_speed(history) == 150.0
+    assert report.mean_speed([{"step": 1, "loss": 2.0}, *history[:1]]) is None and report.mean_speed([]) is None

@@ -1,6 +1,7 @@
 """The tables a run prints."""
 
 from tape_ds.scoring.loss_by_position import SpanLosses
+from tape_ds.scoring.passkey import Passkey, Reply
 from tape_ds.scoring.perplexity import Perplexity
 from tape_ds.training import tables
 
@@ -26,4 +27,19 @@ def test_perplexity_is_a_row_per_length(capsys):
         ["64", "0.5", "2.72", "1.0000", "1,260", "20"],
         ["128", "1", "7.39", "2.0000", "1,270", "10"],
         ["256", "2", "inf", "900.0000", "255", "1"],
+    ]
+
+
+def test_passkeys_are_counted_and_wrong_replies_shown(capsys):
+    """What a reply says is text, never markup of the table."""
+    found = [
+        Passkey(64, (Reply(0, 64, 0.5, 7, " 7."), Reply(1, 64, 0.25, 9, " 8"))),
+        Passkey(192, (Reply(0, 192, 0.875, 12, "[/bold] no"),)),
+    ]
+    tables.print_passkeys(found, native_length=128)
+    lines = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    cells = [[cell.strip() for cell in line[1:-1]] for line in lines]
+    assert cells == [
+        ["64", "0.5", "1 of 2", "' 8' for 9 at 25%"],
+        ["192", "1.5", "0 of 1", "'[/bold] no' for 12 at 88%"],
     ]

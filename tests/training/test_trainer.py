@@ -9,12 +9,15 @@ from transformers import TrainingArguments
 
 from tape_ds import TapeForCausalLM
 from tape_ds.data.dataset import collate
+from tape_ds.data.passkey import Prompt
 from tape_ds.errors import UserError
+from tape_ds.scoring.passkey import score
 from tape_ds.training import checkpoint, methods
-from tape_ds.training.callbacks import LossByPosition, Progress
+from tape_ds.training.callbacks import LossByPosition, PasskeyRetrieval, Progress
 from tape_ds.training.checkpoint import Record
-from tape_ds.training.held_out import HeldOut, read_scores
+from tape_ds.training.held_out import HeldOut, read_passkeys, read_scores
 from tape_ds.training.trainer import TapeTrainer
+from tests.data.letters import Letters
 from tests.model.helpers import tiny_config, tokens
 from tests.training.test_methods import settings
 
@@ -146,6 +149,7 @@ def test_progress_shows_and_stores_every_logging_step(tmp_path, capsys):
     assert all(entry["tokens_per_second"] > 0 and entry["mfu"] is None for entry in entries)
     assert entries[-1]["tokens"] == STEPS * 2 * LENGTH
     assert capsys.readouterr().out.count("| loss ") == STEPS
+    assert trainer.peak_memory_bytes >= 2**20, "a process with torch in it is larger than that"
 
 
 def test_metrics_hold_each_step_once(tmp_path):
@@ -215,6 +219,19 @@ def test_scores_of_another_run_are_not_kept(tmp_path):
     fresh.add_callback(LossByPosition([HeldOut("b", tokens(1, 40))], {}, "fresh", 16, file))
     fresh.train()
     assert set(read_scores(file)) == {"fresh"}
+
+
+def test_passkeys_are_asked_for_after_training_alone(tmp_path, capsys):
+    """The replies are those of the trained weights; an earlier run's go when this one begins."""
+    file = tmp_path / "passkey.json"
+    file.write_text("an earlier run's")
+    trainer = build(tmp_path, max_steps=2)
+    prompts = [Prompt(40, 0, 5, 0.5, "", tuple(tokens(1, 40)[0].tolist()))]
+    trainer.add_callback(PasskeyRetrieval(prompts, Letters(), file))
+    trainer.train()
+    (found,) = read_passkeys(file)
+    assert found == score(trainer.model, Letters(), prompts)[0] and len(found.replies) == 1
+    assert "asking for 1 passkeys in prompts of 40 tokens" in capsys.readouterr().out
 
 
 def test_half_precision_without_an_engine_trains(tmp_path):

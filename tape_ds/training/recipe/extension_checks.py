@@ -15,10 +15,6 @@ if TYPE_CHECKING:
 SMOLLM2_LENGTH = 8192
 """Native length of SmolLM2-135M: known here so that it need not be unpacked to be checked."""
 
-METHODS = ("full", "lora", "tape")
-LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The linear maps of a Llama block. The position updates are no LoRA targets: they are trained whole."""
-
 CHECKS = Checks()
 
 
@@ -40,7 +36,7 @@ def check_against_model(recipe: "ExtensionRecipe", model_config: Any) -> list[Pr
     def read(name: str) -> Any:
         return model_config.get(name) if isinstance(model_config, Mapping) else getattr(model_config, name, None)
 
-    native, target = read("max_position_embeddings"), recipe.model.target_length
+    native, target = read("max_position_embeddings") or read("n_positions"), recipe.model.target_length  # GPT-J's name
     if not isinstance(native, int) or isinstance(native, bool) or native < 1:
         remedy = "give a model whose config.json says how long its context is"
         return [Problem("model", recipe.model.model, f"its max_position_embeddings is {native!r}", remedy)]
@@ -48,7 +44,7 @@ def check_against_model(recipe: "ExtensionRecipe", model_config: Any) -> list[Pr
     if target < native:
         wrong = f"shorter than the {native} tokens that {recipe.model.model} has natively"
         problems.append(Problem("target_length", target, wrong, f"give {native} or more"))
-    rope = recipe.model.rope_parameters
+    rope = recipe.angles
     window = rope.get("original_max_position_embeddings")
     if isinstance(window, int) and window > native:
         wrong = f"longer than the {native} tokens that {recipe.model.model} has natively"
@@ -67,7 +63,7 @@ def _model_is_there(recipe: "ExtensionRecipe") -> Iterator[Problem]:
     yield from address_checks.check_pretrained("model", recipe.model.model, ("config.json",))
 
 
-@CHECKS.reads("model", "target_length", "rope_parameters")
+@CHECKS.reads("model", "method", "target_length", "rope_parameters")
 def _model_has_the_length(recipe: "ExtensionRecipe") -> Iterator[Problem]:
     """Where the native length is cheaply known; the launcher repeats it for the others."""
     if recipe.model.model == address_checks.SMOLLM2:
@@ -96,53 +92,24 @@ def _encoding(recipe: "ExtensionRecipe") -> Iterator[Problem]:
     yield from attention.problems(model.attention_backend)
 
 
-@CHECKS.reads("rope_parameters")
+@CHECKS.reads("method", "rope_parameters", "theta_linear")
 def _scaling(recipe: "ExtensionRecipe") -> Iterator[Problem]:
     from tape_ds.model.positions import scaling
 
-    rope = recipe.model.rope_parameters
+    rope = recipe.angles
     if not rope:
         return
     if "rope_type" not in rope and "factor" in rope:
         remedy = "add rope_type: one of " + ", ".join(scaling.available())
         yield Problem("rope_parameters", rope, "a factor without a rope_type scales nothing", remedy)
         return
-    # The model's own length stands in where the recipe leaves it out; the launcher fills it in from the configuration.
-    stand_in = {"original_max_position_embeddings": 1} if rope.get("rope_type", "default") != "default" else {}
-    yield from scaling.check(stand_in | rope)
+    # what the recipe leaves out follows from the model's length, which the launcher reads from its configuration
+    yield from scaling.check(dict.fromkeys(scaling.filled_in(rope.get("rope_type", "default")), 1) | rope)
 
 
-@CHECKS.reads("target_length", "window", "pose_chunks")
-def _window(recipe: "ExtensionRecipe") -> Iterator[Problem]:
-    window, target, chunks = recipe.data.window, recipe.model.target_length, recipe.data.pose_chunks
-    if chunks < 1:
-        yield Problem("pose_chunks", chunks, "too small", "1 packs rows, 2 or more skips positions (PoSE)")
-    if window < 2:
-        yield Problem("window", window, "too small", "give 2 tokens or more (the first is no target)")
-    elif window > target:
-        yield Problem("window", window, f"longer than target_length = {target}", f"give {target} or less")
-    elif chunks >= 2 and window >= target:
-        wrong = f"leaves nothing to skip: it is target_length = {target} itself"
-        yield Problem("window", window, wrong, "give a shorter window, or pose_chunks: 1")
-    elif window < chunks:
-        yield Problem("window", window, f"too short for {chunks} chunks", "give a token or more for each chunk")
-
-
-@CHECKS.reads("position_encoding", "pose_chunks")
-def _skips(recipe: "ExtensionRecipe") -> Iterator[Problem]:
-    from tape_ds.model import positions
-
-    encoding, chunks = recipe.model.position_encoding, recipe.data.pose_chunks
-    if chunks >= 2 and encoding in positions.available() and positions.reads_tokens(encoding):
-        wrong = f"position_encoding = {encoding!r} counts tokens itself, and would see no skip"
-        yield Problem("pose_chunks", chunks, wrong, "give pose_chunks: 1 (and a longer window), or another encoding")
-
-
-@CHECKS.reads("min_document_tokens", "eval_length", "eval_span", "target_length")
+@CHECKS.reads("eval_length", "eval_span")
 def _sizes(recipe: "ExtensionRecipe") -> Iterator[Problem]:
     """An evaluation longer than the target is allowed: it asks what lies beyond."""
-    if recipe.data.min_document_tokens < 1:
-        yield Problem("min_document_tokens", recipe.data.min_document_tokens, "too small", "give 1 or more")
     length, span = recipe.evaluation.eval_length, recipe.evaluation.eval_span
     if length < 2:
         yield Problem("eval_length", length, "too small", "give 2 tokens or more (the first is no target)")
@@ -150,49 +117,11 @@ def _sizes(recipe: "ExtensionRecipe") -> Iterator[Problem]:
         yield Problem("eval_span", span, f"not between 1 and eval_length = {length}", "give the tokens of one stretch")
 
 
-@CHECKS.reads("method", "position_encoding", "position_options", "train_position", "train_norms", "train_embeddings")
-def _method(recipe: "ExtensionRecipe") -> Iterator[Problem]:
-    from tape_ds.model import positions
-
-    method, encoding, options = recipe.method, recipe.model.position_encoding, recipe.model.position_options
-    if method.method not in METHODS:
-        yield Problem("method", method.method, "unknown method", did_you_mean(method.method, METHODS))
-    if method.method not in METHODS or positions.check_options(encoding, options):
-        return
-    untrainable = f"position_encoding = {encoding!r} has no position updates" + (" with these options" * bool(options))
-    if method.method == "full":
-        for name in ("train_position", "train_norms", "train_embeddings"):
-            if name in recipe.given and not getattr(method, name):
-                yield Problem(
-                    name, False, "method = 'full' trains every parameter", "remove it, or choose another method"
-                )
-    elif method.train_position and not learns(encoding, options):
-        remedy = "position_encoding: tape (with an update on), or train_position: false"
-        yield Problem("train_position", True, untrainable, remedy)
-    elif method.method == "tape" and "train_position" not in recipe.given and not learns(encoding, options):
-        remedy = "position_encoding: tape (with an update on), or method: lora or full"
-        yield Problem("method", "tape", untrainable, remedy)
-    if method.method == "tape" and not (method.train_position or method.train_norms or method.train_embeddings):
-        remedy = "set train_position, train_norms or train_embeddings"
-        yield Problem("method", "tape", "nothing is left to train", remedy)
-
-
-@CHECKS.reads("method", "lora_r", "lora_alpha", "lora_dropout", "lora_targets")
-def _lora(recipe: "ExtensionRecipe") -> Iterator[Problem]:
-    method = recipe.method
-    if method.method != "lora":
-        for name in sorted(recipe.given & {"lora_r", "lora_alpha", "lora_dropout", "lora_targets"}):
-            wrong = f"method = {method.method!r} has no adapters"
-            yield Problem(name, getattr(method, name), wrong, "remove it, or method: lora")
-        return
-    if method.lora_r < 1:
-        yield Problem("lora_r", method.lora_r, "an adapter needs a rank", "give 1 or more, usually 8 to 64")
-    if method.lora_alpha <= 0:
-        yield Problem("lora_alpha", method.lora_alpha, "would switch the adapter off", "give a number above 0")
-    if not 0 <= method.lora_dropout < 1:
-        yield Problem("lora_dropout", method.lora_dropout, "out of range", "give a number from 0 to below 1")
-    if not method.lora_targets:
-        yield Problem("lora_targets", method.lora_targets, "no targets", "one or more of: " + ", ".join(LORA_TARGETS))
-    for target in method.lora_targets:
-        if target not in LORA_TARGETS:
-            yield Problem("lora_targets", target, "no linear map of a Llama block", did_you_mean(target, LORA_TARGETS))
+@CHECKS.reads("passkey_lengths", "passkey_trials")
+def _passkey(recipe: "ExtensionRecipe") -> Iterator[Problem]:
+    """Whether a length has room for the question, only the tokenizer can tell; the launcher asks it."""
+    lengths, trials = recipe.evaluation.passkey_lengths, recipe.evaluation.passkey_trials
+    if any(length < 1 for length in lengths) or len(set(lengths)) < len(lengths):
+        yield Problem("passkey_lengths", lengths, "a length below 1, or one twice", "give each number of tokens once")
+    if trials < 1:
+        yield Problem("passkey_trials", trials, "too few", "give 1 or more, or passkey_lengths: []")

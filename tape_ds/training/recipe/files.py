@@ -55,7 +55,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_recipe(name: str, launcher: str, problems: list[Problem]) -> Collected:
-    """Everything that the recipe ``name`` (of ``launchers/recipes``, or a path) says, its bases included.
+    """Everything that the recipe ``name`` (anywhere in ``launchers/recipes``, or a path) says, its bases included.
 
     A file's values replace those of its base whole; a mapping is not merged into the base's mapping, whose keys might
     not fit the new ones. Where there is no such recipe, those of ``launcher`` are suggested.
@@ -82,9 +82,14 @@ def require_launcher(name: str, collected: Collected, launcher: str) -> None:
     raise UserError(Problem("recipe", name, f"it is a recipe of {said.value}.py", remedy))
 
 
+def shipped() -> dict[str, Path]:
+    """Every recipe of ``launchers/recipes`` and its folders by its name, which no other folder has."""
+    return {path.stem: path for path in sorted(RECIPES.rglob("*.yaml"))}
+
+
 def recipes_of(launcher: str) -> list[str]:
     """Names of the shipped recipes for a launcher."""
-    chains = {file.stem: _read_chain(file.stem, RECIPES, "recipe", (), [], "") for file in RECIPES.glob("*.yaml")}
+    chains = {name: _read_chain(name, RECIPES, "recipe", (), [], "") for name in shipped()}
     return sorted(name for name, said in chains.items() if "launcher" in said and said["launcher"].value == launcher)
 
 
@@ -118,7 +123,7 @@ def find(name: str, folder: Path) -> Path | None:
     if name.endswith((".yaml", ".yml")):
         candidates = [Path(name).expanduser(), folder / name]
     else:
-        candidates = [folder / f"{name}.yaml", RECIPES / f"{name}.yaml"]
+        candidates = [folder / f"{name}.yaml", shipped().get(name, RECIPES / f"{name}.yaml")]
     return next((path.resolve() for path in candidates if path.is_file()), None)
 
 

@@ -59,7 +59,7 @@ OWNED: dict[str, Owned] = {
     "push_to_hub": Owned(
         False,
         "a run saves what it trained, and only a whole model is worth a page of its own",
-        "merge with tools/merge_trained.py and upload that folder",
+        "merge with tools/merge_adapter.py and upload that folder",
     ),
     "hub_token": Owned(None, "a recipe is stored with every result, and a token must not be", "export HF_TOKEN"),
 }

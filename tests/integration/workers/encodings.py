@@ -4,15 +4,13 @@ Writes one JSON with the losses and the parameters that moved, which the parent 
 """
 
 import argparse
-import gc
 import json
 import sys
 from pathlib import Path
 
 import torch
-from accelerate.state import AcceleratorState, GradientState, PartialState
-from transformers import TrainingArguments, set_seed
-from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+from accelerate.state import PartialState
+from transformers import set_seed
 
 from tape_ds.data.dataset import collate
 from tape_ds.model import positions
@@ -20,7 +18,7 @@ from tape_ds.training import checkpoint, fresh, methods
 from tape_ds.training.checkpoint import Record
 from tape_ds.training.environment import leave_process_group, prepare_process
 from tape_ds.training.trainer import TapeTrainer
-from tests.integration.workers.engine import LENGTH, Rows
+from tests.integration.workers.common import LENGTH, Rows, arguments, end
 from tests.model.helpers import tiny_config
 
 ENCODINGS = [*positions.available(), "tape separate", "tape vector", "tape flattened", "tape from alibi"]
@@ -29,27 +27,7 @@ ENCODINGS = [*positions.available(), "tape separate", "tape vector", "tape flatt
 
 def train(folder: Path, encoding: str, stage: int) -> dict:
     """One engine from birth to death."""
-    arguments = TrainingArguments(
-        output_dir=str(folder / "run"),
-        deepspeed={
-            "train_micro_batch_size_per_gpu": "auto",
-            "gradient_accumulation_steps": "auto",
-            "gradient_clipping": "auto",
-            "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-            "zero_allow_untested_optimizer": True,
-        },
-        per_device_train_batch_size=2,
-        max_steps=2,
-        learning_rate=1e-2,
-        lr_scheduler_type="constant",
-        use_cpu=True,
-        logging_steps=1,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-        gradient_checkpointing=stage == 3,
-        gradient_checkpointing_kwargs={"use_reentrant": False},
-    )
+    plan = arguments(folder / "run", stage, max_steps=2, gradient_checkpointing=stage == 3)
     set_seed(5)
     model = fresh.build(tiny_config(encoding=encoding), 5, torch.float32)
     names = [name for name, _ in model.named_parameters()]
@@ -60,7 +38,7 @@ def train(folder: Path, encoding: str, stage: int) -> dict:
         tokens_per_step=4 * LENGTH,
         flops_per_token=1.0,
         model=prepared.model,
-        args=arguments,
+        args=plan,
         train_dataset=Rows(),
         data_collator=collate,
     )
@@ -72,12 +50,7 @@ def train(folder: Path, encoding: str, stage: int) -> dict:
         "still": sorted(name for name in after if torch.equal(after[name], before[name])),
         "start": {name: float(tensor.double().sum()) for name, tensor in before.items()},
     }
-    trainer.accelerator.free_memory()
-    del trainer, model, prepared
-    gc.collect()
-    unset_hf_deepspeed_config()
-    for state in (AcceleratorState, GradientState):
-        state._reset_state()
+    end(trainer)
     return outcome
 
 

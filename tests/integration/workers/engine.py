@@ -4,15 +4,13 @@ Writes one JSON with what the parent test asserts; rank 0 speaks for both, after
 """
 
 import argparse
-import gc
 import json
 import sys
 from pathlib import Path
 
 import torch
-from accelerate.state import AcceleratorState, GradientState, PartialState
-from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments, set_seed
-from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+from accelerate.state import PartialState
+from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 from tape_ds.data.dataset import collate
 from tape_ds.model import convert
@@ -21,8 +19,7 @@ from tape_ds.training.callbacks import Progress
 from tape_ds.training.checkpoint import Record
 from tape_ds.training.environment import leave_process_group, prepare_process
 from tape_ds.training.trainer import TapeTrainer
-
-VOCABULARY, LENGTH = 61, 24
+from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, end
 
 
 class Settings:
@@ -30,22 +27,6 @@ class Settings:
 
     train_position = train_norms = train_embeddings = True
     lora_r, lora_alpha, lora_dropout, lora_targets = 4, 8, 0.0, ["q_proj", "v_proj"]
-
-
-class Rows(torch.utils.data.Dataset):
-    """Fixed random rows; row i depends on i alone."""
-
-    def __len__(self):
-        return 16
-
-    def __getitem__(self, index):
-        ids = torch.randint(0, VOCABULARY, (LENGTH,), generator=torch.Generator().manual_seed(index))
-        return {
-            "input_ids": ids,
-            "labels": ids.clone(),
-            "position_ids": torch.arange(LENGTH),
-            "document_ids": torch.zeros(LENGTH, dtype=torch.int32),
-        }
 
 
 def base_folder(folder: Path) -> Path:
@@ -81,31 +62,17 @@ def train(
     folder: Path, base: Path, stage: int, checkpointing: bool, method: str, bf16: bool, special: str = ""
 ) -> dict:
     """One engine from birth to death; returns what happened to its parameters."""
-    engine = {
-        "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": "auto",
-        "gradient_clipping": "auto",
-        "bf16": {"enabled": "auto"},
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto", "torch_adam": True}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-    }
-    arguments = TrainingArguments(
-        output_dir=str(folder / f"run-{stage}-{checkpointing}-{method}-{bf16}"),
-        deepspeed=engine,
-        per_device_train_batch_size=2,
+    optimizer = {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto", "torch_adam": True}}
+    plan = arguments(
+        folder / f"run-{stage}-{checkpointing}-{method}-{bf16}",
+        stage,
+        engine={"optimizer": optimizer},
         max_steps=4,
-        learning_rate=1e-2,
-        lr_scheduler_type="constant",
         bf16=bf16,
-        use_cpu=True,
-        logging_steps=1,
         logging_nan_inf_filter=False,
-        report_to=[],
         save_strategy="no" if special == "poisoned" else "steps",
         save_steps=2,
-        disable_tqdm=True,
         gradient_checkpointing=checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False},
     )
     set_seed(5)
     config = convert.tape_config(convert.read_config(base), position_encoding="rope" if method == "lora" else "tape")
@@ -122,13 +89,13 @@ def train(
         tokens_per_step=4 * LENGTH,
         flops_per_token=1.0,
         model=prepared.model,
-        args=arguments,
+        args=plan,
         train_dataset=Rows(),
         data_collator=collate,
     )
     trainer.add_callback(Progress(trainer, folder / f"metrics-{stage}-{special}.jsonl"))
     before = checkpoint.gather(trainer.model, [name for name, _ in trainer.model.named_parameters()])
-    half_way = Path(arguments.output_dir) / "checkpoint-2"
+    half_way = Path(plan.output_dir) / "checkpoint-2"
     trainer.train(resume_from_checkpoint=str(half_way) if special == "resumed" else None)
     after = checkpoint.gather(trainer.model, [name for name, _ in trainer.model.named_parameters()])
     moved = sorted(name for name in after if not torch.equal(after[name], before[name]))
@@ -154,12 +121,7 @@ def train(
         "skipped": trainer.skipped_steps,
         "dtype": str(next(bare.parameters()).dtype),
     }
-    trainer.accelerator.free_memory()
-    del trainer, model, prepared, bare
-    gc.collect()
-    unset_hf_deepspeed_config()
-    for state in (AcceleratorState, GradientState):
-        state._reset_state()
+    end(trainer)
     return outcome
 
 

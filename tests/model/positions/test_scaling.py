@@ -141,14 +141,14 @@ def test_what_a_llama_cannot_compute_has_no_terms(name):
 def test_an_extension_keeps_what_still_holds():
     """Another type drops what belonged to the old one; the native length is the window that factors count from."""
     own = LLAMA3 | {"rope_theta": 5e5}
-    assert scaling.extended(own, {}, 8192) == own
-    assert scaling.extended(own, {"factor": 16.0}, 8192) == own | {"factor": 16.0}
-    changed = scaling.extended(own, {"rope_type": "dynamic", "factor": 2.0}, 4096)
+    assert scaling.extended(own, {}, 8192, 32768) == own
+    assert scaling.extended(own, {"factor": 16.0}, 8192, 32768) == own | {"factor": 16.0}
+    changed = scaling.extended(own, {"rope_type": "dynamic", "factor": 2.0}, 4096, 32768)
     window = {"original_max_position_embeddings": 4096}
     assert changed == {"rope_type": "dynamic", "rope_theta": 5e5, "factor": 2.0, **window}
     ntk = {"rope_type": "ntk", "factor": 2.0, "rope_theta": 1e4}
-    assert scaling.extended(own, ntk, 4096) == ntk | window
-    assert scaling.extended(own, {"rope_type": "default"}, 4096) == {"rope_type": "default", "rope_theta": 5e5}
+    assert scaling.extended(own, ntk, 4096, 8192) == ntk | window
+    assert scaling.extended(own, {"rope_type": "default"}, 4096, 8192) == {"rope_type": "default", "rope_theta": 5e5}
 
 
 def test_frequencies_carry_more_than_fp32():

@@ -5,14 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from tape_ds.training.methods import METHODS
 from tape_ds.training.recipe import files
 from tape_ds.training.recipe.extension import load
 from tape_ds.training.recipe.extension_checks import check_against_model
 from tests.training.recipe.helpers import problems_of, write
 
-RECIPES = ("demo", "llama2_7b_8k", "llama2_7b_8k_as_shipped", "llama3_8b_32k", "smollm2_16k")
+RECIPES = files.recipes_of("extend_llama")
 
 # (what to change, expected field, part of the value shown, part of the remedy)
+POSITIONS = ("train_position", "True", "method: tape, tape+lora")
 MALFORMED = {
     "no such folder": ({"model": "./nowhere"}, "model", "./nowhere", "hub id"),
     "close to smollm2": ({"model": "smolm2"}, "model", "smolm2", "did you mean 'smollm2'"),
@@ -50,6 +52,10 @@ MALFORMED = {
         "other documents",
     ),
     "span beyond length": ({"eval_length": 512, "eval_span": 1024}, "eval_span", "1024", "one stretch"),
+    "passkeys of no length": ({"passkey_lengths": [0, 4096]}, "passkey_lengths", "0", "once"),
+    "passkeys twice": ({"passkey_lengths": [4096, 4096]}, "passkey_lengths", "4096", "once"),
+    "no passkey": ({"passkey_lengths": [4096], "passkey_trials": 0}, "passkey_trials", "0", "1 or more"),
+    "unknown passkeys": ({"passkey_form": "pos"}, "passkey_form", "pos", "pose"),
     "unknown method": ({"method": "lorra"}, "method", "lorra", "did you mean 'lora'"),
     "tape without tape": ({"position_encoding": "rope"}, "method", "tape", "position_encoding: tape"),
     "position updates without any": (
@@ -69,7 +75,39 @@ MALFORMED = {
     "no rank": ({"method": "lora", "lora_r": 0}, "lora_r", "0", "1 or more"),
     "unknown target": ({"method": "lora", "lora_targets": ["q_prj"]}, "lora_targets", "q_prj", "q_proj"),
     "position as target": ({"method": "lora", "lora_targets": ["gate"]}, "lora_targets", "gate", "gate_proj"),
-    "adapters of tape": ({"lora_r": 8}, "lora_r", "8", "method: lora"),
+    "adapters of tape": ({"lora_r": 8}, "lora_r", "8", "tape+lora"),
+    "positions of lora": ({"method": "lora", "position_encoding": "tape", "train_position": True}, *POSITIONS),
+    "tape+lora without tape": (
+        {"method": "tape+lora", "position_encoding": "rope"},
+        "method",
+        "tape+lora",
+        "position_encoding: tape",
+    ),
+    "two scalings at once": (
+        {"method": "theta", "rope_parameters": {"rope_type": "yarn"}},
+        "rope_parameters.rope_type",
+        "yarn",
+        "rope_parameters: {}",
+    ),
+    "linear by yarn": (
+        {"method": "linear", "rope_parameters": {"rope_type": "yarn", "factor": 2}},
+        "rope_parameters.rope_type",
+        "yarn",
+        "another method",
+    ),
+    "linear theta of lora": ({"method": "lora", "theta_linear": True}, "theta_linear", "True", "method: theta"),
+    "groups of lora": ({"method": "lora", "group_tokens": 256}, "group_tokens", "256", "method: longlora"),
+    "odd group": ({"method": "longlora", "group_tokens": 255}, "group_tokens", "255", "an even number"),
+    "group beyond window": ({"method": "longlora", "group_tokens": 1024}, "group_tokens", "1024", "a quarter"),
+    "groups of biased scores": (
+        {"method": "longlora", "position_encoding": "alibi"},
+        "position_encoding",
+        "alibi",
+        "position_encoding: rope",
+    ),
+    "4 bits here": ({"method": "lora", "load_in_4bit": True}, "load_in_4bit", "True", "load_in_4bit: false"),
+    "4 bits of tape": ({"load_in_4bit": False}, "load_in_4bit", "False", "tape+lora"),
+    "norms of yarn": ({"method": "yarn", "train_norms": True}, "train_norms", "True", "another method"),
 }
 
 
@@ -85,12 +123,8 @@ def test_a_malformed_recipe_names_field_value_and_remedy(name):
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_shipped_recipes_load(name):
     recipe = load(["--recipe", name], world_size=2)
-    assert recipe.name == name and recipe.deepspeed is not None
+    assert recipe.name == name and (recipe.deepspeed is not None) == recipe.trains
     assert recipe.training_kwargs["output_dir"] == f"runs/{name}"
-
-
-def test_every_shipped_recipe_is_listed_here():
-    assert files.recipes_of("extend_llama") == list(RECIPES)
 
 
 def test_the_paper_s_recipe():
@@ -123,9 +157,37 @@ def test_defaults_that_follow_from_other_fields():
     assert not lora.train_position and lora.lora_targets == ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
-@pytest.mark.parametrize("name", [*RECIPES, "lora"])
+@pytest.mark.parametrize(
+    ("method", "encoding", "position", "embeddings", "angles"),
+    [
+        ("tape", "tape", True, False, {}),
+        ("tape+lora", "tape", True, True, {}),
+        ("lora", "rope", False, True, {}),
+        ("longlora", "rope", False, True, {}),
+        ("norms", "rope", False, False, {}),
+        ("full", "rope", True, True, {}),
+        ("theta", "rope", False, True, {"rope_type": "default", "rope_theta": 1e6}),
+        ("ntk", "rope", False, False, {"rope_type": "ntk"}),
+    ],
+)
+def test_a_method_brings_its_defaults(method, encoding, position, embeddings, angles):
+    recipe = load(["--recipe", write(method=method, rope_parameters={})])
+    assert recipe.model.position_encoding == encoding and recipe.angles == angles
+    assert (recipe.method.train_position, recipe.method.train_embeddings) == (position, embeddings)
+    assert recipe.method.group_tokens == (256 if method == "longlora" else None)
+    assert recipe.trains == (method != "ntk") == (recipe.deepspeed is not None)
+
+
+def test_theta_may_interpolate_too_as_the_published_code_did():
+    recipe = load(["--recipe", write(method="theta", theta_linear=True, rope_parameters={"rope_theta": 5e5})])
+    assert recipe.angles == {"rope_type": "linear", "rope_theta": 5e5}
+
+
+@pytest.mark.parametrize("name", [*RECIPES, *METHODS])
 def test_a_recipe_written_out_loads_to_itself(name):
-    argv = ["--recipe", "demo", "--method", "lora"] if name == "lora" else ["--recipe", name]
+    argv = ["--recipe", "demo", "--method", name] if name in METHODS else ["--recipe", name]
+    if name in METHODS and METHODS[name].angles:
+        argv += ["--rope_parameters", "{}"]
     recipe = load(argv, world_size=2)
     Path("again.yaml").write_text(recipe.to_yaml())
     assert load(["--recipe", "again.yaml"], world_size=2).as_dict() == recipe.as_dict()

@@ -144,7 +144,8 @@ def test_a_recipe_that_names_no_launcher_fits_the_one_that_reads_it():
 def test_every_shipped_recipe_is_of_one_launcher():
     shipped = {launcher: files.recipes_of(launcher) for launcher in ("extend_llama", "pretrain_c4")}
     assert shipped["pretrain_c4"] == sorted([*RECIPES, "c4_155m"])
-    everything = sorted(path.stem for path in files.RECIPES.glob("*.yaml"))
+    everything = sorted(path.stem for path in files.RECIPES.rglob("*.yaml"))
+    assert len(set(everything)) == len(everything), "a name means one recipe, whatever its folder"
     assert sorted(shipped["extend_llama"] + shipped["pretrain_c4"]) == everything
 
 
@@ -171,7 +172,7 @@ def test_there_is_a_recipe_for_every_encoding():
 
 def test_the_family_differs_in_the_encoding_alone():
     """Derived from one base, not copied: what a comparison must not vary stands in one file."""
-    lines = {encoding: (files.RECIPES / f"c4_155m_{encoding}.yaml").read_text().splitlines() for encoding in ENCODINGS}
+    lines = {encoding: files.shipped()[f"c4_155m_{encoding}"].read_text().splitlines() for encoding in ENCODINGS}
     own = {"position_encoding", "position_options", "rope_parameters"}
     for encoding, written in lines.items():
         said = yaml.safe_load("\n".join(written))

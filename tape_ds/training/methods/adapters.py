@@ -1,4 +1,4 @@
-"""``lora``: low-rank adapters (Hu et al. 2021, arXiv:2106.09685) through peft, with norms and embeddings beside them.
+"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv:2106.09685) through peft, with whole groups trained beside them.
 
 Targets are given to peft by their full names: it matches by suffix, and a short name would catch more than it says.
 """
@@ -13,7 +13,7 @@ from tape_ds.errors import Problem, did_you_mean, raise_if_any
 from tape_ds.training.methods import groups
 
 
-def prepare(model: PreTrainedModel, settings: Any) -> nn.Module:
+def attach(model: PreTrainedModel, settings: Any) -> nn.Module:
     """Wrap the model: LoRA on ``lora_targets``, whole copies of the groups that the settings switch on.
 
     Raises:

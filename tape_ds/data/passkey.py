@@ -1,0 +1,132 @@
+"""Passkey prompts: a number hidden somewhere in a long text of filler, and asked for at its end.
+
+Two published forms of the same idea (Mohtashami and Jaggi 2023, arXiv:2305.16300, appendix), five lines each: what it
+is about, filler, the key, filler, the question. They differ in the filler:
+
+- ``longlora``: its sentences, joined by spaces and cut at any character (LongLoRA's and TAPE's evaluation);
+- ``pose``: only whole rounds of the sentences, with nothing between two rounds (PoSE's evaluation).
+
+Published lengths are guesses from characters (891 to 7,990 tokens for "1k to 8k") or from 25 tokens a round. Here the
+filler is as long as the tokenizer at hand allows, so ``length`` is what it says, whatever the vocabulary. A prompt is a
+function of form, tokenizer, length and (seed, trial), or of a depth and a key that somebody chose.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+LARGEST_KEY = 50_000
+
+_TASK = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. I will quiz you "
+    "about the important information there."
+)
+_FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+_KEY = "The pass key is {key}. Remember it. {key} is the pass key."
+_QUESTION = "What is the pass key? The pass key is"
+
+
+def _characters(count: int) -> str:
+    """The first ``count`` characters of the sentences, joined by spaces."""
+    return (f"{_FILLER} " * (count // len(_FILLER) + 1))[:count]
+
+
+def _rounds(count: int) -> str:
+    """``count`` rounds of the sentences."""
+    return _FILLER * count
+
+
+FORMS: dict[str, Callable[[int], str]] = {"longlora": _characters, "pose": _rounds}
+"""Name of a form -> its filler of a number of units: characters, or rounds."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question, ready for a model."""
+
+    length: int
+    """Tokens that it may have; it has as many as the form's filler allows."""
+    trial: int
+    """Its number among the prompts of this length."""
+    key: int
+    """The answer."""
+    depth: float
+    """Share of the filler that stands before the key, 0 to 1."""
+    text: str
+    """What the model reads."""
+    ids: tuple[int, ...]
+    """The text's tokens, with what the tokenizer puts before a text (BOS, or nothing)."""
+
+
+def draw(
+    tokenizer: "PreTrainedTokenizerBase", lengths: Sequence[int], trials: int, seed: int, form: str = "longlora"
+) -> list[Prompt]:
+    """``trials`` prompts of each length: keys uniform in 1 .. 50,000, their places uniform in the filler.
+
+    The same (seed, trial, length) gives the same key at the same place, whatever else is asked for.
+
+    Raises:
+        UserError: a form that does not exist, lengths too short for what is no filler.
+    """
+    prompts: list[Prompt] = []
+    problems: list[Problem] = []
+    for length in lengths:
+        for trial in range(trials):
+            generator = np.random.Generator(np.random.PCG64((seed, trial, length)))
+            key, depth = int(generator.integers(1, LARGEST_KEY, endpoint=True)), float(generator.random())
+            try:
+                prompts.append(write(tokenizer, length, key, depth, form, trial))
+            except UserError as error:
+                problems += error.problems
+                break  # other keys of this length would say nothing new
+    raise_if_any(problems)
+    return prompts
+
+
+def write(
+    tokenizer: "PreTrainedTokenizerBase", length: int, key: int, depth: float, form: str = "longlora", trial: int = 0
+) -> Prompt:
+    """The longest prompt of at most ``length`` tokens with ``key`` at ``depth`` (0: before the filler, 1: behind it).
+
+    Raises:
+        UserError: a form that does not exist, a length too short for what is no filler.
+        ValueError: a depth outside 0 .. 1, a key outside 1 .. 50,000.
+    """
+    if not 0 <= depth <= 1 or not 1 <= key <= LARGEST_KEY:
+        raise ValueError(f"depth = {depth}, key = {key}: depth is in 0 .. 1, key in 1 .. {LARGEST_KEY}")
+    if form not in FORMS:
+        raise UserError(Problem("passkey_form", form, "no such form", did_you_mean(form, FORMS)))
+
+    def tokens(units: int) -> list[int]:
+        return list(tokenizer(_text(form, units, key, depth), verbose=False)["input_ids"])
+
+    bare = len(tokens(0))
+    if bare > length:
+        wrong = f"without any filler the prompt has {bare} tokens"
+        raise UserError(Problem("passkey_lengths", length, wrong, f"give {bare} or more"))
+    units = _most(lambda count: len(tokens(count)) <= length)
+    return Prompt(length, trial, key, depth, _text(form, units, key, depth), tuple(tokens(units)))
+
+
+def _text(form: str, units: int, key: int, depth: float) -> str:
+    before = round(depth * units)
+    filler = FORMS[form]
+    return "\n".join((_TASK, filler(before), _KEY.format(key=key), filler(units - before), _QUESTION))
+
+
+def _most(fits: Callable[[int], bool]) -> int:
+    """A count that fits while the next does not; 0 is known to fit. Doubles, then halves the interval."""
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

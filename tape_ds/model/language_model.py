@@ -1,0 +1,114 @@
+"""From hidden states to logits or the loss, and what generation asks of a model: the same for every decoder here.
+
+Shape letters: B batch, T tokens of this call, S keys (cached ones included), D hidden size, V vocabulary entries.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedConfig
+from transformers.cache_utils import Cache
+from transformers.loss.loss_utils import ForCausalLMLoss
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
+
+from tape_ds.model.output_head import OutputHead, causal_lm_loss
+
+
+class LanguageModel(GenerationMixin):
+    """A decoder (transformers' ``base_model``) under an output head called ``lm_head``; beside ``PreTrainedModel``."""
+
+    base_model: Any
+    config: Any
+    lm_head: nn.Module
+    loss_function: Any
+    training: bool
+
+    @classmethod
+    def can_generate(cls) -> bool:
+        """Yes; transformers' own looks for ``GenerationMixin`` among a class's immediate bases."""
+        return True
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        skip_logits: bool | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """As the decoder's forward, and:
+
+        Args:
+            labels: int64 [B, T], -100 where nothing is to be predicted; shifted inside. ``num_items_in_batch``
+                (transformers' Trainer) turns the mean into a sum over that many targets.
+            logits_to_keep: only the last n logits (0: all), or an index tensor.
+            skip_logits: return ``logits=None``, the loss computed a chunk of tokens at a time. Default: yes in training
+                with labels, wherever the loss is transformers' own and no ``logits_to_keep`` asks for logits. A head
+                that can only give logits (see :func:`tape_ds.model.output_head.why_not`) returns them all the same.
+
+        Raises:
+            ValueError: as there; ``skip_logits`` without labels.
+        """
+        possible = labels is not None and self.loss_function is ForCausalLMLoss
+        if skip_logits is None:
+            skip_logits = possible and self.training and isinstance(logits_to_keep, int) and logits_to_keep == 0
+        elif skip_logits and not possible:
+            raise ValueError(
+                "skip_logits leaves nothing to return: it needs labels, and transformers' own loss function"
+            )
+        outputs = self.base_model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            document_ids=document_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        hidden_BTD = outputs.last_hidden_state
+        loss = logits_BTV = None
+        if skip_logits and labels is not None:
+            loss = causal_lm_loss(self.lm_head, hidden_BTD, labels, **kwargs)
+        if loss is None:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits_BTV = self.lm_head(hidden_BTD[:, kept])
+            if labels is not None:
+                loss = self.loss_function(logits=logits_BTV, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits_BTV,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def _get_resized_lm_head(self, *args: Any, **kwargs: Any) -> nn.Linear:
+        # transformers makes a plain nn.Linear, and moves accelerate's hooks to it after this
+        return OutputHead.of(super()._get_resized_lm_head(*args, **kwargs))
+
+    def _get_static_cache_init_shape(self) -> None:
+        """Values may be wider than keys: a static cache is sized by the first call, not ahead of it."""
+        return None
+
+    @staticmethod
+    def create_masks_for_generate(
+        config: PreTrainedConfig,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None,
+        past_key_values: Cache,
+        **kwargs: Any,
+    ) -> Tensor | None:
+        """The 2D mask is all that ``attend`` needs; for a static cache it is padded to the cache's own length."""
+        if attention_mask is None:
+            return None
+        missing = past_key_values.get_max_length() - attention_mask.shape[-1]
+        return nn.functional.pad(attention_mask, (0, missing)) if missing > 0 else attention_mask

@@ -1,0 +1,161 @@
+"""Passkey retrieval: whether a model finds the number that a long prompt hides (see :mod:`tape_ds.data.passkey`).
+
+The reply is made greedily, from the KV cache, and is always ``NEW_TOKENS`` long: room for a space and for more digits
+than the largest key has, at a digit a token. It is right when its first integer is the key (PoSE's rule; LongLoRA's
+compares as many token ids as the key has, which takes 123456 for 12345). A reply of fixed length, and a prompt read in
+a number of pieces that follows from its nominal length, mean that all prompts of a length call the same modules equally
+often: so ranks that share a model's weights stay in step.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
+
+from tape_ds.data.passkey import Prompt
+from tape_ds.scoring.causal_lm import bare, evaluating
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+NEW_TOKENS = 8
+"""Tokens of a reply."""
+CHUNK = 4096
+"""Tokens of a prompt that are read at once, where the model's cache allows pieces."""
+
+Each = Callable[[Callable[[Prompt], list[int]], Sequence[Prompt]], Sequence[list[int]]]
+"""How a function is called on every prompt: in turn, or shared out over the ranks of a run."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back for one prompt."""
+
+    trial: int
+    tokens: int
+    """Of the prompt."""
+    depth: float
+    """Where the key stood in the filler, 0 to 1."""
+    key: int
+    reply: str
+
+    @property
+    def correct(self) -> bool:
+        """Whether the first integer of the reply is the key."""
+        found = re.search(r"\d+", self.reply, re.ASCII)
+        return found is not None and int(found.group()) == self.key
+
+
+@dataclass(frozen=True)
+class Passkey:
+    """All replies to prompts of one length."""
+
+    length: int
+    """Tokens that the prompts could have."""
+    replies: tuple[Reply, ...]
+
+    @property
+    def trials(self) -> int:
+        """Prompts that were asked."""
+        return len(self.replies)
+
+    @property
+    def correct(self) -> int:
+        """Replies that give the key."""
+        return sum(reply.correct for reply in self.replies)
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the replies that give the key, 0 to 1."""
+        return self.correct / self.trials
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, with the sums."""
+        sums = {"trials": self.trials, "correct": self.correct, "accuracy": self.accuracy}
+        return {
+            "length": self.length,
+            **sums,
+            "replies": [{**vars(each), "right": each.correct} for each in self.replies],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Passkey":
+        """The inverse of :meth:`to_dict`; what is right is derived again."""
+        fields = [{name: value for name, value in each.items() if name != "right"} for each in values["replies"]]
+        return cls(values["length"], tuple(Reply(**each) for each in fields))
+
+
+def in_turn(work: Callable[[Prompt], list[int]], prompts: Sequence[Prompt]) -> list[list[int]]:
+    """``work`` on every prompt, one after another."""
+    return [work(prompt) for prompt in prompts]
+
+
+def score(
+    model: nn.Module,
+    tokenizer: "PreTrainedTokenizerBase",
+    prompts: Sequence[Prompt],
+    *,
+    chunk: int = CHUNK,
+    each: Each = in_turn,
+) -> list[Passkey]:
+    """What ``model`` replies to ``prompts``, by length, ascending.
+
+    Args:
+        model: a causal LM of transformers or of this project; bare, wrapped by peft, by DistributedDataParallel or by
+            a DeepSpeed engine. It is asked in evaluation mode; every module's mode is restored.
+        tokenizer: turns ids back into text.
+        prompts: of any lengths.
+        chunk: tokens of a prompt that are read at once; only a model whose encoding promises that a cache changes
+            nothing (``cache_exact``) is read in pieces.
+        each: asks every prompt of a length; under ZeRO-3 one that keeps all ranks in step.
+
+    Raises:
+        ValueError: ``chunk`` below 1.
+    """
+    if chunk < 1:
+        raise ValueError(f"chunk = {chunk}: 1 or more")
+    causal_lm = bare(model)
+    found = []
+    with evaluating(causal_lm):
+        for length in sorted({prompt.length for prompt in prompts}):
+            asked = [prompt for prompt in prompts if prompt.length == length]
+            answers = each(lambda prompt: _continue(causal_lm, prompt, chunk), asked)
+            pairs = zip(asked, answers, strict=True)
+            found.append(Passkey(length, tuple(_reply(prompt, ids, tokenizer) for prompt, ids in pairs)))
+    return found
+
+
+def _reply(prompt: Prompt, ids: list[int], tokenizer: "PreTrainedTokenizerBase") -> Reply:
+    """The text of the new tokens, up to the end of text if the model wrote one."""
+    end = ids.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in ids else len(ids)
+    return Reply(prompt.trial, len(prompt.ids), prompt.depth, prompt.key, tokenizer.decode(ids[:end]))
+
+
+@torch.no_grad()
+def _continue(causal_lm: Any, prompt: Prompt, chunk: int) -> list[int]:
+    """The ``NEW_TOKENS`` most likely tokens, one after another; logits of the last token alone are computed."""
+    ids_1T = torch.tensor([prompt.ids], device=causal_lm.get_input_embeddings().weight.device)
+    cache = DynamicCache(config=causal_lm.config)
+    for piece_1T in _pieces(causal_lm, ids_1T, prompt.length, chunk):
+        next_1 = _next(causal_lm, piece_1T, cache)
+    chosen = [next_1]
+    while len(chosen) < NEW_TOKENS:
+        chosen.append(_next(causal_lm, chosen[-1][None], cache))
+    return torch.cat(chosen).tolist()
+
+
+def _next(causal_lm: Any, ids_1T: Tensor, cache: DynamicCache) -> Tensor:
+    """The most likely token [1] behind the cache's tokens and these."""
+    output = causal_lm(input_ids=ids_1T, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return output.logits[:, -1].argmax(dim=-1)
+
+
+def _pieces(causal_lm: Any, ids_1T: Tensor, length: int, chunk: int) -> Sequence[Tensor]:
+    """The prompt in as many pieces as any prompt of ``length`` tokens, or in one where pieces would change it."""
+    exact = getattr(getattr(causal_lm.base_model, "encoding", None), "cache_exact", False)
+    count = min(-(-length // chunk), ids_1T.shape[1]) if exact else 1
+    return ids_1T.tensor_split(count, dim=1)

@@ -1,0 +1,73 @@
+"""What a comparison writes: one result with all rows, and tables of it for people (md) and for programs (csv)."""
+
+import csv
+import io
+import os
+import shlex
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tape_ds import results
+
+
+def collect(command: Sequence[str], found: Sequence[results.Result]) -> results.Result:
+    """The comparison's own record, begun: of its complete runs (``found``), what they have in common."""
+    first = found[0]
+    differing = {"output_dir", "resume_from_checkpoint", *differences(found)}
+    return results.collect(
+        command=command,
+        seed=first.seed,
+        config={name: value for name, value in first.config.items() if name not in differing},
+        data=first.data,
+        processes=first.hardware["processes"],
+    )
+
+
+def differences(found: Sequence[results.Result]) -> list[str]:
+    """Fields of the configuration, folders aside, that are not the same in all results."""
+    names = {name for result in found for name in result.config} - {"output_dir", "resume_from_checkpoint"}
+    missing = object()
+    return sorted(
+        name for name in names if any(r.config.get(name, missing) != found[0].config.get(name, missing) for r in found)
+    )
+
+
+def write(summary: results.Result, folder: Path, name: str, text: str, table: str) -> None:
+    """``name``.json, .md (``text``) and .csv (``table``) in ``folder``, each complete or as it was before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    results.save(summary, folder / f"{name}.json")
+    for file, content in ((folder / f"{name}.md", text), (folder / f"{name}.csv", table)):
+        aside = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+        aside.write_text(content, encoding="utf-8")
+        aside.replace(file)
+
+
+def as_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table for programs; None is an empty cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([header, *rows])
+    return text.getvalue()
+
+
+def as_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table for people: names to the left, numbers to the right."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def provenance(summary: results.Result, tool: str) -> str:
+    """One line: the command, the seed, the machine and when."""
+    machine = summary.hardware
+    gpus = ", ".join(gpu["name"] for gpu in machine["gpus"]) or "no GPU"
+    where = f"{machine['cpu']}, {machine['cores']} cores, {gpus}, {machine['processes']} processes a run"
+    asked = shlex.join(["python", tool, *summary.command[1:]])
+    return f"Command: `{asked}`. Seed {summary.seed}. {where}. torch {summary.versions['torch']}, {summary.finished}."
+
+
+def seconds(result: results.Result) -> float:
+    """From the run's start to its end, scoring included; of a resumed run, of its last part."""
+    assert result.finished is not None, "only complete runs are compared"
+    return (datetime.fromisoformat(result.finished) - datetime.fromisoformat(result.started)).total_seconds()

@@ -1,0 +1,89 @@
+"""Passkey prompts: the published text, exactly as long as asked for, and a function of seed, trial and length."""
+
+import pytest
+
+from tape_ds.data import passkey
+from tape_ds.data.passkey import draw, write
+from tape_ds.errors import UserError
+from tests.data.letters import Letters
+
+TASK = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. I will quiz you "
+    "about the important information there."
+)
+ROUND = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+
+
+def test_the_published_text():
+    """LongLoRA's cut in the middle of a word, and PoSE's whole rounds, which follow each other without a space."""
+    prompt = write(Letters(), 500, 777, 0.5, "longlora")
+    task, before, key, after, question = prompt.text.split("\n")
+    assert task == TASK and question == "What is the pass key? The pass key is"
+    assert key == "The pass key is 777. Remember it. 777 is the pass key."
+    endless = f"{ROUND} " * 9
+    assert before == endless[: len(before)] and after == endless[: len(after)], "each begins with the grass"
+    assert abs(len(before) - len(after)) <= 1
+    _, before, _, after, _ = write(Letters(), 620, 777, 0.5, "pose").text.split("\n")
+    assert (before, after) == (ROUND * 2, ROUND * 2)
+
+
+@pytest.mark.parametrize("length", [249, 250, 333, 1000, 4096])
+def test_it_has_exactly_the_length_where_filler_is_cut_anywhere(length):
+    prompt = write(Letters(), length, 12345, 0.3)
+    assert len(prompt.ids) == prompt.length == length
+    assert list(prompt.ids) == Letters()(prompt.text)["input_ids"]
+
+
+@pytest.mark.parametrize("length", [400, 1000, 4096])
+def test_whole_rounds_stop_short_of_one_more(length):
+    prompt = write(Letters(), length, 12345, 0.3, "pose")
+    assert length - len(ROUND) < len(prompt.ids) <= length
+
+
+def test_it_is_never_longer_where_a_token_is_many_letters():
+    """The real case: the number of tokens moves in jumps, and not by one for a letter."""
+
+    class Words(Letters):
+        def __call__(self, text, verbose=True):
+            return {"input_ids": [1, *(len(word) for word in text.split())]}
+
+    for length in (60, 61, 257, 1024):
+        assert length - 2 <= len(write(Words(), length, 5, 0.7).ids) <= length
+
+
+@pytest.mark.parametrize("form", passkey.FORMS)
+def test_depth_is_the_share_of_filler_before_the_key(form):
+    for depth, expected in ((0.0, 0.0), (0.25, 0.25), (1.0, 1.0)):
+        _, before, _, after, _ = write(Letters(), 4000, 7, depth, form).text.split("\n")
+        assert len(before) / (len(before) + len(after)) == pytest.approx(expected, abs=0.02)
+
+
+def test_a_prompt_is_a_function_of_seed_trial_and_length():
+    one = draw(Letters(), [300, 500], 3, seed=7)
+    assert [(prompt.length, prompt.trial) for prompt in one] == [(n, t) for n in (300, 500) for t in range(3)]
+    assert draw(Letters(), [500], 2, seed=7) == one[3:5], "whatever else is asked for"
+    assert len({prompt.key for prompt in one}) == len({prompt.depth for prompt in one}) == 6
+    assert draw(Letters(), [500], 1, seed=8)[0].key != one[3].key
+    assert [p.key for p in draw(Letters(), [500], 2, seed=7, form="pose")] == [p.key for p in one[3:5]]
+
+
+def test_keys_and_depths_are_uniform():
+    """Of 2,000 each tenth holds 200 +- 13 (one standard deviation); 5 of them never happen by chance."""
+    prompts = draw(Letters(), [260], 2000, seed=1)
+    for share in ([prompt.key / passkey.LARGEST_KEY for prompt in prompts], [prompt.depth for prompt in prompts]):
+        tenths = [sum(int(min(value, 0.999) * 10) == tenth for value in share) for tenth in range(10)]
+        assert max(abs(count - 200) for count in tenths) < 67
+    assert min(prompt.key for prompt in prompts) >= 1 and max(prompt.key for prompt in prompts) <= 50_000
+
+
+def test_what_cannot_be_is_named():
+    with pytest.raises(UserError, match="2 problems found") as caught:
+        draw(Letters(), [100, 240, 300], 2, seed=1)
+    found = {problem.value for problem in caught.value.problems}
+    assert found == {100, 240} and {problem.field for problem in caught.value.problems} == {"passkey_lengths"}
+    with pytest.raises(UserError, match="did you mean 'pose'"):
+        write(Letters(), 300, 1, 0.5, "posee")
+    with pytest.raises(ValueError, match="depth"):
+        write(Letters(), 300, 1, 1.5)
+    with pytest.raises(ValueError, match="key"):
+        write(Letters(), 300, 0, 0.5)

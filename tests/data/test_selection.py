@@ -1,0 +1,125 @@
+"""The long-document filter: which documents, how much was read, and when nothing is read again."""
+
+import json
+
+import datasets
+import pytest
+
+from tape_ds.data import packing
+from tape_ds.data.selection import Selection, select, token_counts
+from tape_ds.errors import UserError
+from tests.data.conftest import CountingTokenizer, build_tokenizer
+
+LINES = [
+    "x",
+    "def add(a, b): return a + b",
+    "y = 1",
+    "class Tape: position = 0\n" * 3,
+    "for letter in the alphabet: skip",
+    "z",
+]
+
+
+@pytest.fixture
+def lines(tmp_path):
+    """Address of six documents of 2, many, few, many, many and 2 tokens."""
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in LINES))
+    return f"jsonl:{tmp_path}/d.jsonl#text"
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+def sizes():
+    """Tokens of each line, BOS included."""
+    backend = build_tokenizer().backend_tokenizer  # asked itself, so that the count of texts stays
+    return [len(backend.encode(text).ids) for text in LINES]
+
+
+def folders(cache):
+    return sorted(path.name.split("-")[0] for path in cache.iterdir() if path.is_dir())
+
+
+def kept(selection):
+    """Numbers of the lines that were kept."""
+    return [int(name.rpartition(":")[2]) - 1 for name in selection.documents["name"]]
+
+
+def test_short_documents_are_left_out_and_counted(lines, tokenizer, cache):
+    least = 12
+    long = [n for n, size in enumerate(sizes()) if size >= least]
+    assert len(long) == 3
+    found = select([lines], tokenizer, "train", cache, least)
+    assert kept(found) == long
+    assert (found.read_documents, found.read_tokens) == (6, sum(sizes()))
+    assert found.tokens == sum(sizes()[n] for n in long) == sum(map(len, found.documents["input_ids"]))
+    assert str(found) == f"3 of 6 documents, {found.tokens} of {sum(sizes())} tokens"
+    everything = select([lines], tokenizer, "train", cache)
+    assert kept(everything) == list(range(6)) and everything.tokens == everything.read_tokens
+    assert folders(cache) == ["documents"], "the filter needs no tokens of its own"
+    assert CountingTokenizer.texts == 6
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_reading_ends_with_the_last_document_that_is_wanted(lines, tokenizer, cache, count, monkeypatch):
+    monkeypatch.setattr(packing, "_BATCH_DOCUMENTS", 1)
+    long = [n for n, size in enumerate(sizes()) if size >= 12][:count]
+    found = select([lines], tokenizer, "train", cache, 12, max_documents=count)
+    assert kept(found) == long and found.tokens == sum(sizes()[n] for n in long)
+    assert (found.read_documents, found.read_tokens) == (long[-1] + 1, sum(sizes()[: long[-1] + 1]))
+    assert CountingTokenizer.texts == long[-1] + 1
+    again = select([lines], tokenizer, "train", cache, 12, max_documents=count)
+    assert CountingTokenizer.texts == long[-1] + 1, "the second time nothing is read"
+    counts = [(each.tokens, each.read_documents, each.read_tokens) for each in (found, again)]
+    assert counts[0] == counts[1] and kept(again) == long
+
+
+def test_limits_are_part_of_the_key(lines, tokenizer, cache):
+    assert kept(select([lines], tokenizer, "train", cache, 12, max_documents=2)) == [1, 3]
+    assert kept(select([lines], tokenizer, "train", cache, 12, max_documents=1)) == [1]
+    assert kept(select([lines], tokenizer, "train", cache, 1, max_documents=2)) == [0, 1]
+    assert folders(cache) == ["first"] * 3
+
+
+def test_fewer_than_the_maximum(lines, tokenizer, cache):
+    found = select([lines], tokenizer, "train", cache, 12, max_documents=99)
+    assert len(found.documents) == 3 and found.read_documents == 6
+
+
+def test_the_maximum_is_of_all_addresses_together(lines, tokenizer, cache, tmp_path):
+    (tmp_path / "more.txt").write_text(LINES[1])
+    more = f"text:{tmp_path}/more.txt"
+    found = select([lines, more], tokenizer, "train", cache, 12, max_documents=4)
+    assert found.documents["name"][-1] == "more.txt" and found.read_documents == 7
+    assert len(select([lines, more], tokenizer, "train", cache, 12, max_documents=3).documents) == 3
+
+
+def test_token_ids_are_counted_where_they_lie(tokenizer, cache, tmp_path):
+    rows = {"input_ids": [[5, 6], [7, 8, 9], [5] * 9, [6] * 8]}
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "ids"))
+    found = select([f"arrow:{tmp_path}/ids"], tokenizer, "train", cache, 3, max_documents=2)
+    assert list(found.documents["input_ids"]) == [[7, 8, 9], [5] * 9]
+    assert (found.tokens, found.read_documents, found.read_tokens) == (12, 3, 14)
+    assert token_counts(datasets.Dataset.from_dict(rows)).tolist() == [2, 3, 9, 8]
+
+
+@pytest.mark.parametrize("count", [None, 5])
+def test_nothing_long_enough(lines, tokenizer, cache, count):
+    with pytest.raises(UserError, match=r"documents? has 5000 tokens or more") as caught:
+        select([lines], tokenizer, "heldout", cache, 5000, count)
+    assert caught.value.problems[0].field == "eval_data"
+    assert "first" not in folders(cache)
+
+
+@pytest.mark.parametrize(("least", "count"), [(0, None), (1, 0)])
+def test_wrong_numbers(lines, tokenizer, cache, least, count):
+    with pytest.raises(ValueError, match="1 or more"):
+        select([lines], tokenizer, "train", cache, least, count)
+    assert not cache.exists()
+
+
+def test_a_selection_says_what_it_is():
+    rows = datasets.Dataset.from_dict({"input_ids": [[1]] * 1200})
+    assert str(Selection(rows, 1200, 5000, 90000)) == "1,200 of 5,000 documents, 1,200 of 90,000 tokens"

@@ -1,0 +1,202 @@
+"""Passkey retrieval: greedy replies from the cache, right or wrong by their first integer, ranks kept in step."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import LlamaConfig
+
+from tape_ds.data.passkey import Prompt, draw
+from tape_ds.scoring import passkey
+from tape_ds.scoring.passkey import NEW_TOKENS, Passkey, Reply, score
+from tests.data.letters import END, Letters
+from tests.model.helpers import CACHE_EXACT, VOCABULARY, tiny_model, tokens
+from tests.scoring.test_loss_by_position import tiny_llama
+
+
+class Numbers(Letters):
+    """Decodes any id to something that can be told apart."""
+
+    def decode(self, ids):
+        return " ".join(map(str, ids))
+
+
+def prompt(length=40, seed=0, short_by=0):
+    torch.manual_seed(seed)
+    ids = tuple(tokens(1, length - short_by)[0].tolist())
+    return Prompt(length, seed, key=5, depth=0.5, text="", ids=ids)
+
+
+def replied(model, asked, **options):
+    """The ids of the one reply."""
+    (found,) = score(model, Numbers(), [asked], **options)
+    return [int(part) for part in found.replies[0].reply.split()]
+
+
+def generated(model, asked):
+    ids_1T = torch.tensor([asked.ids])
+    new = model.generate(ids_1T, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0)
+    return new[0, ids_1T.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("encoding", ["tape", "rope", "alibi", "rope dynamic"])
+def test_replies_are_what_generate_gives(encoding):
+    model = tiny_model(encoding=encoding)
+    model.generation_config.eos_token_id = None
+    assert replied(model, prompt(), chunk=16) == generated(model, prompt())
+
+
+def test_a_plain_llama_is_asked_too_with_its_adapter():
+    model = tiny_llama().eval()
+    plain = replied(model, prompt(), chunk=16)
+    assert plain == generated(model, prompt())
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    assert replied(adapted, prompt()) == generated(adapted, prompt()) != plain
+
+
+@pytest.fixture
+def watched():
+    """Registers hooks that note the calls of a model's modules and the logits of its head."""
+
+    def watch(model):
+        calls, logits = [], []
+        for name, module in model.named_modules():
+            module.register_forward_hook(lambda *_, name=name: calls.append(name))
+        model.lm_head.register_forward_hook(lambda _, inputs, output: logits.append(output))
+        return calls, logits
+
+    return watch
+
+
+@pytest.mark.parametrize("encoding", CACHE_EXACT)
+def test_pieces_give_the_same_logits(encoding, watched):
+    """Rounding apart (fp32, sums in another order), whatever the encoding, and for a last piece of any length."""
+    model = tiny_model(encoding=encoding)
+    calls, logits = watched(model)
+    found = []
+    for chunk in (64, 7):
+        calls.clear()
+        score(model, Numbers(), [prompt()], chunk=chunk)
+        found.append(logits[-NEW_TOKENS:])
+        assert calls.count("model") == NEW_TOKENS - 1 + -(-40 // chunk)
+    whole, pieces = found
+    torch.testing.assert_close(pieces, whole, atol=2e-5, rtol=1e-4)
+
+
+def test_what_is_not_exact_in_pieces_is_read_in_one(watched):
+    """Dynamic scaling takes its base from the call that begins a text; a foreign model promises nothing."""
+    for model in (tiny_model(encoding="rope dynamic"), tiny_llama()):
+        calls, _ = watched(model)
+        score(model, Numbers(), [prompt()], chunk=7)
+        assert calls.count("model") == NEW_TOKENS
+
+
+def test_logits_are_of_one_token_and_no_grad_is_kept(watched):
+    model = tiny_model()
+    _, logits = watched(model)
+    score(model, Numbers(), [prompt()], chunk=16)
+    assert {tuple(each.shape) for each in logits} == {(1, 1, VOCABULARY)}
+    assert not any(each.requires_grad for each in logits)
+
+
+def test_all_prompts_of_a_length_call_the_same_modules(watched):
+    """Ranks that share weights wait for each other: neither an end of text, nor another reply, nor a prompt that is a
+    token shorter (here across the border of a piece) may change which modules are called, or how often."""
+    model = tiny_model()
+    calls, _ = watched(model)
+    found = []
+    for asked in (prompt(), prompt(seed=1), prompt(seed=2, short_by=9)):
+        calls.clear()
+        score(model, SimpleNamespace(eos_token_id=replied(model, asked)[0], decode=str), [asked], chunk=32)
+        found.append(list(calls[len(calls) // 2 :]))
+    assert found[0] == found[1] == found[2] and found[0]
+
+
+def test_modes_are_restored_one_by_one():
+    model = tiny_model().train()
+    model.model.layers[1].eval()
+    before = [module.training for module in model.modules()]
+    score(model, Numbers(), [prompt()])
+    assert [module.training for module in model.modules()] == before and any(before) and not all(before)
+
+
+class Reader(nn.Module):
+    """Finds the key among the last ``sight`` letters of what it has read, and writes it; else the end of text."""
+
+    def __init__(self, sight):
+        super().__init__()
+        self.config = LlamaConfig(num_hidden_layers=1)
+        self.base_model = SimpleNamespace(encoding=SimpleNamespace(cache_exact=True))
+        self.table = nn.Embedding(1, 1)
+        self.sight, self.read = sight, ""
+
+    def get_input_embeddings(self):
+        return self.table
+
+    def forward(self, input_ids, past_key_values, use_cache, logits_to_keep):
+        seen = "".join(map(chr, input_ids[0].tolist()))
+        self.read = seen if seen[0] == chr(1) else self.read + seen
+        text, _, written = self.read.rpartition("The pass key is")
+        found = re.search(r"pass key is (\d+)", text[-self.sight :])
+        reply = f" {found[1]}. " if found else ""
+        logits = torch.zeros(1, 1, 128)
+        logits[..., ord(reply[len(written)]) if len(written) < len(reply) else END] = 1.0
+        return SimpleNamespace(logits=logits)
+
+
+@pytest.mark.parametrize("form", ["longlora", "pose"])
+def test_an_oracle_finds_every_key_and_a_short_sight_none(form):
+    """The whole way, from drawn prompts through pieces to counts. The question hides what a short sight could see."""
+    prompts = draw(Letters(), [2000, 1000], 3, seed=4, form=form)
+    oracle = score(Reader(10_000), Letters(), prompts, chunk=300)
+    assert [(found.length, found.trials, found.correct) for found in oracle] == [(1000, 3, 3), (2000, 3, 3)]
+    assert oracle[0].replies[0].reply.startswith(f" {prompts[3].key}.")
+    blind = score(Reader(100), Letters(), [each for each in prompts if each.depth < 0.9], chunk=300)
+    assert [found.accuracy for found in blind] == [0.0, 0.0]
+    assert {reply.reply for found in blind for reply in found.replies} == {""}, "text after the end is no reply"
+
+
+@pytest.mark.parametrize(
+    ("reply", "right"),
+    [
+        (" 12345.\n", True),
+        ("12345", True),
+        (" the number 12345, not 7", True),
+        (" 123456", False),
+        (" 1234", False),
+        (" 7 or 12345", False),
+        ("", False),
+        (" ١٢٣٤٥", False),
+    ],
+)
+def test_the_first_integer_decides(reply, right):
+    assert Reply(0, 100, 0.5, 12345, reply).correct is right
+
+
+def test_prompts_are_handed_out_by_length():
+    """In one round all prompts have one length: whoever shares them out keeps ranks in step."""
+    rounds = []
+
+    def noted(work, prompts):
+        rounds.append([each.length for each in prompts])
+        return passkey.in_turn(work, prompts)
+
+    score(tiny_model(), Numbers(), [prompt(40), prompt(30), prompt(40, seed=1)], each=noted)
+    assert rounds == [[30], [40, 40]]
+
+
+def test_json_round_trip_and_sums():
+    found = Passkey(4096, (Reply(0, 4096, 0.25, 7, " 7."), Reply(1, 4095, 0.75, 8, " no")))
+    stored = json.loads(json.dumps(found.to_dict()))
+    assert (stored["trials"], stored["correct"], stored["accuracy"]) == (2, 1, 0.5)
+    assert [each["right"] for each in stored["replies"]] == [True, False]
+    assert Passkey.from_dict(stored) == found
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="chunk = 0"):
+        score(tiny_model(), Numbers(), [prompt()], chunk=0)

@@ -1,0 +1,62 @@
+"""The table of methods, where not everything was asked of every run."""
+
+import csv
+import io
+import math
+
+from tape_ds import results
+from tape_ds.scoring.loss_by_position import SpanLosses
+from tape_ds.training.comparison import method_table
+
+
+def result(folder, scores, passkey=(), **figures):
+    """A run that scored ``scores``: variant -> losses of two spans of 4 positions, 4 being the native length."""
+    losses = {
+        name: {"a": SpanLosses(4, (0, 4), nll, (3, 4)).to_dict(), "b": SpanLosses(4, (0,), nll[:1], (3,)).to_dict()}
+        for name, nll in scores.items()
+    }
+    found = {
+        "native_length": 4,
+        "parameters": {"all": 100, "trained": 7},
+        "tokens": 64,
+        "tokens_per_second": 10.0,
+        "peak_memory_bytes": 2**30,
+        "loss_by_position": losses,
+        "passkey": list(passkey),
+    }
+    done = results.collect(config={"method": "m", "window": 8}).finish(found | figures)
+    return results.load(results.save(done, folder / "run.json"))
+
+
+def test_a_row_is_of_what_the_run_made_last(tmp_path):
+    row = method_table.row(
+        "m", result(tmp_path, {"untouched": (9.0, 9.0), "m, trained": (2.0, 3.0)}), ["method", "group"]
+    )
+    assert (row["loss"]["within"], row["loss"]["past"]) == (2.0, 3.0)
+    assert row["loss"]["spans"]["counts"] == [6, 4], "all documents together"
+    assert row["settings"] == {"method": "m"} and row["trained_parameters"] == 7
+    assert method_table.row_untouched("untouched", result(tmp_path, {"untouched": (9.0, 8.0)}))["loss"]["past"] == 8.0
+
+
+def test_what_was_not_asked_is_not_available(tmp_path):
+    """No text, no passkeys, documents that end within the native length: a gap, not an error and not a zero."""
+    short = result(tmp_path, {"m": (2.0, 3.0)}, native_length=8)
+    rows = [
+        method_table.row("all", result(tmp_path, {"m": (2.5, 3.0)}, [{"length": 64, "correct": 1, "trials": 2}]), []),
+        method_table.row("no text", result(tmp_path, {}), []),
+        method_table.row("short", short, []),
+        method_table.row("broken", result(tmp_path, {"m": (math.nan, math.nan)}), []),
+    ]
+    assert rows[1]["loss"] is None and rows[2]["loss"]["past"] is None
+    whole = results.collect(command=["tool"], processes=1).finish({"native_length": 4})
+    lines = [line for line in method_table.as_markdown(rows, whole, "tool").splitlines() if line.startswith("| ")]
+    cells = {line.split(" | ")[0][2:]: line.split(" | ")[3:6] for line in lines[2:]}
+    assert cells == {
+        "all": ["2.500", "**3.000**", "1/2"],
+        "no text": ["N/A", "N/A", "N/A"],
+        "short": ["**2.400**", "N/A", "N/A"],
+        "broken": ["NaN", "NaN", "N/A"],
+    }
+    table = {row["method"]: row for row in csv.DictReader(io.StringIO(method_table.as_csv(rows)))}
+    assert table["no text"]["loss_from_0"] == table["no text"]["passkey_64_correct"] == ""
+    assert table["all"]["loss_from_4"] == "3.0" and table["all"]["passkey_64_trials"] == "2"

@@ -1,0 +1,51 @@
+"""A run from its recipe to what it leaves behind, in one process without an engine; methods that train nothing too."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tape_ds import TapeConfig
+from tape_ds.training import execution, extension, merging
+from tests.training.test_extension import model, recipe
+
+__all__ = ["model"]  # the fixture
+
+
+@pytest.fixture(autouse=True)
+def no_process_group(monkeypatch):
+    """The tests' own process goes on after a run."""
+    monkeypatch.setattr(execution, "leave_process_group", lambda: None)
+
+
+@pytest.mark.parametrize("method", ["linear", "yarn", "dynamic"])
+def test_a_method_that_trains_nothing_scores_and_leaves_a_model(model, method, capsys):
+    """No step, no engine, no training data read; its angles are in the folder, and merge onto the base."""
+    settings = {"method": method, "deepspeed": "zero3", "target_length": 128, "train_data": "hub:nobody/nothing"}
+    asked = recipe(model, **settings, eval_data=f"text:{model.parent}/text.txt", eval_length=96, eval_span=32)
+    assert execution.carry_out(extension.assemble(asked)) == 0
+    printed = capsys.readouterr().out
+    assert "nothing is trained" in printed and f"{method} x2, untrained" in printed
+    output = model.parent / "run"
+    result = json.loads((output / "results" / "run.json").read_text())
+    assert result["figures"]["steps"] == 0 and result["figures"]["trained"] == []
+    assert list(result["figures"]["loss_by_position"]) == ["untouched", f"{method} x2, untrained"]
+    losses = [parts["text.txt"]["nll"] for parts in result["figures"]["loss_by_position"].values()]
+    assert losses[0] != losses[1]
+    merged = merging.merge(output / "trained")
+    assert merged.config.rope_parameters["factor"] == 2.0 and merged.config.max_position_embeddings == 128
+    base = AutoModelForCausalLM.from_pretrained(model)
+    for (name, mine), other in zip(merged.named_parameters(), base.parameters(), strict=True):
+        assert torch.equal(mine, other), name
+
+
+def test_an_unscaled_run_has_one_start(model):
+    """``theta`` by its defaults: rope_theta 1e6, and both variants before it is scored."""
+    (model.parent / "held.txt").write_text("three one two " * 60)
+    asked = recipe(model, method="theta", eval_data=f"text:{model.parent}/held.txt", max_steps=2, report_to="none")
+    assert execution.carry_out(extension.assemble(asked)) == 0
+    figures = json.loads((model.parent / "run" / "results" / "run.json").read_text())["figures"]
+    assert list(figures["loss_by_position"]) == ["untouched", "theta 1e+06, untrained", "theta, trained"]
+    config = TapeConfig.from_pretrained(model.parent / "run" / "trained")
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 1e6}

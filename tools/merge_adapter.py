@@ -1,0 +1,56 @@
+"""Turn what a run trained into a whole model folder.
+
+    python tools/merge_adapter.py runs/demo/trained OUT [--dtype bfloat16]
+
+The first argument is the folder ``trained`` of a run or one of its checkpoints: position updates, norms and embeddings
+are put onto the base model that the folder names, adapters are merged in. It is done in fp32, and the merged model's
+logits are held to the adapter model's before anything is written. OUT then loads with
+``AutoModelForCausalLM.from_pretrained(OUT)`` wherever ``import tape_ds`` has run; ``tools/export_hf.py`` makes a folder
+that needs no ``tape_ds``.
+"""
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from tape_ds.errors import Problem, UserError, command
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    """Load, merge, save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trained")
+    parser.add_argument("out")
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        choices=["auto", "float32", "bfloat16", "float16"],
+        help="of the folder's weights; auto: the base model's",
+    )
+    options = parser.parse_args(argv)
+    if Path(options.out).exists():
+        raise UserError(Problem("out", options.out, "exists", "name a new folder"))
+    import torch
+    from transformers import AutoTokenizer
+
+    from tape_ds.training import checkpoint, merging
+
+    record = checkpoint.read_record(options.trained)
+    tokenizer = AutoTokenizer.from_pretrained(options.trained)
+    model = merging.merge(options.trained)
+    dtype = merging.original_dtype(options.trained) if options.dtype == "auto" else getattr(torch, options.dtype)
+    model.to(dtype).config.use_cache = True
+    aside = Path(options.out + ".partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    model.save_pretrained(aside)
+    tokenizer.save_pretrained(aside)
+    aside.rename(options.out)
+    origin = record.base or "from scratch"
+    print(f"{options.out}: {origin} + {record.method}, {model.num_parameters() / 1e6:,.2f} M parameters")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Which relative distances a recipe's rows show the model, and how often: a plot and a table, before anything trains.
+
+    python tools/pose_coverage.py                                              recipe demo
+    python tools/pose_coverage.py --recipe llama3_8b_32k --pose_chunks 4 --output runs/coverage
+    python tools/pose_coverage.py --recipe llama_7b_pose_yarn_128k --document_tokens 8192
+
+The rows are the run's own, by number: the first ``--samples`` of them (2,000, or as many as the run has), counted
+exactly by ``tape_ds/data/coverage.py``. Every field of the recipe can be overridden as for the launcher. Of the model
+only its tokenizer is read. With ``--document_tokens N`` neither that nor the data are: every document is taken to have
+N tokens. PoSE's positions are the same for any document of a window or more.
+
+Written to ``--output`` (``runs/pose_coverage``): ``coverage.png``, ``coverage.csv`` (means over distances that grow by
+an eighth of an octave) and ``coverage.json`` (command, versions, figures).
+
+Exit codes: 0 done; 2 something to mend.
+"""
+
+import argparse
+import csv
+import io
+import sys
+from itertools import repeat
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+
+from tape_ds import results
+from tape_ds.data import coverage, sources
+from tape_ds.data.dataset import TrainingRows
+from tape_ds.data.rows import FILL
+from tape_ds.errors import Problem, command, raise_if_any
+from tape_ds.training.recipe import extension
+from tape_ds.training.recipe.extension import ExtensionRecipe
+
+NAME = "coverage"
+
+_MADE_UP = 64
+"""Rows that are packed from documents of one length: enough for every way in which they meet a row's borders."""
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    """Check, count, write, print."""
+    given = sys.argv[1:] if argv is None else argv
+    own, fields = parse(given)
+    recipe = extension.load(fields, world_size=1)
+    raise_if_any(problems(own, recipe))
+    addresses = [] if own.document_tokens else recipe.data.train_data
+    started = results.collect(
+        command=[Path(__file__).name, *given],
+        seed=recipe.trainer_value("seed"),
+        config=recipe.as_dict(),
+        data={address: sources.parse(address).fingerprint() for address in addresses},
+    )
+    rows = made_up_rows(recipe, own.document_tokens) if own.document_tokens else real_rows(recipe)
+    items = (rows[index] for index in range(min(own.samples, len(rows))))
+    layouts = ((item["position_ids"].numpy(), item["document_ids"].numpy()) for item in items)
+    found = coverage.measure(layouts, recipe.model.target_length)
+    write(found, recipe, started, Path(own.output))
+    return 0
+
+
+def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """This command's options, and the recipe's."""
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style, allow_abbrev=False)
+    parser.add_argument("--samples", type=int, default=2000, help="rows that are counted")
+    parser.add_argument("--document_tokens", type=int, help="take every document to have so many tokens; read none")
+    parser.add_argument("--output", default="runs/pose_coverage", help="folder of the plot and the table")
+    return parser.parse_known_args(argv)
+
+
+def problems(own: argparse.Namespace, recipe: ExtensionRecipe) -> list[Problem]:
+    """What is wrong with this command's own options."""
+    found = []
+    if own.samples < 1:
+        found.append(Problem("samples", own.samples, "too few", "give 1 or more"))
+    least = recipe.window if recipe.data.packing == "single" else 1
+    if own.document_tokens is not None and own.document_tokens < least:
+        found.append(Problem("document_tokens", own.document_tokens, "fill no row", f"give {least} or more"))
+    if not recipe.trains:
+        wrong = f"method = {recipe.method.method!r} trains nothing, no row is read"
+        found.append(Problem("method", recipe.method.method, wrong, "choose a method that trains"))
+    return found
+
+
+def real_rows(recipe: ExtensionRecipe) -> TrainingRows:
+    """The rows of the run."""
+    from tape_ds.data import tokenizer
+    from tape_ds.model import convert
+    from tape_ds.training.extension import base_address, training_rows
+
+    return training_rows(recipe, tokenizer.load(convert.resolve(base_address(recipe.model.model)), "model"))
+
+
+def made_up_rows(recipe: ExtensionRecipe, document_tokens: int) -> TrainingRows:
+    """Rows as the recipe would have them if every document had ``document_tokens`` tokens."""
+    from datasets import Dataset
+
+    from tape_ds.training.extension import pose_settings
+    from tape_ds.training.run import sample_count
+
+    data, document, pose = recipe.data, np.zeros(document_tokens, np.int32), None
+    if data.pose_chunks > 1:
+        rows, pose = [{"input_ids": document}], pose_settings(recipe)
+    else:
+        count = ceil(_MADE_UP * data.window / document_tokens)
+        rows = list(FILL[data.packing](repeat(document, count), data.window))
+    return TrainingRows(
+        Dataset.from_list(rows),
+        samples=sample_count(recipe, len(rows)),
+        seed=recipe.trainer_value("seed"),
+        pose=pose,
+        attend_across=data.attend_across,
+    )
+
+
+def write(found: coverage.Coverage, recipe: ExtensionRecipe, started: results.Result, folder: Path) -> None:
+    """Plot, table and result of one recipe, and a few lines on the screen."""
+    from tape_ds.training import plots
+
+    window, target, chunks = recipe.window, recipe.model.target_length, recipe.data.pose_chunks
+    counted = {"distances": found.summary()}
+    if window < target:
+        counted["distances_beyond_the_window"] = found.summary(window)
+    bins = found.bins()
+    skips = f", {recipe.data.pose_skips} skips" if chunks > 2 else ""
+    rows = f"PoSE, {chunks} chunks{skips}" if chunks > 1 else f"packing {recipe.data.packing}"
+    label = f"{recipe.name}: {found.rows:,} rows, {rows}"
+    folder.mkdir(parents=True, exist_ok=True)
+    plots.coverage(bins, folder / f"{NAME}.png", label=label, window=window, target=target)
+    (folder / f"{NAME}.csv").write_text(as_csv(bins), encoding="utf-8")
+    figures = {"rows": found.rows, "queries": found.queries, "window": window, **counted}
+    results.save(started.finish(figures), folder / f"{NAME}.json")
+    print(label)
+    for part in counted.values():
+        print(
+            f"distances {part['from']:,} to {part['to']:,}: {part['seen']:.2%} seen, by {part['median_share']:.2%} "
+            f"of the queries (median); pairs a distance: {part['least']:,} at least, {part['median']:,.0f} (median)"
+        )
+    print(f"written to {folder / NAME}.png, .csv, .json", flush=True)
+
+
+def as_csv(bins: list[dict[str, float]]) -> str:
+    """The table for programs."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(bins[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(bins)
+    return text.getvalue()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
