@@ -1,0 +1,69 @@
+"""The results of a run as Markdown: loss by position, and every other figure that is a list of rows."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tape_ds.results import Result
+from tape_ds.scoring.loss_by_position import SpanLosses
+
+LOSS = "loss_by_position"
+TITLES = {"passkey": "Passkeys found", "perplexity": "Perplexity by length"}
+"""Figures that are tables of rows, and what they are called."""
+
+
+def text(result: Result) -> str:
+    """All tables, or that there are none."""
+    parts = [_loss_by_position(result.figures.get(LOSS) or {})]
+    parts += [f"{TITLES[name]}:\n\n{_rows(rows)}" for name, rows in _row_figures(result).items()]
+    found = [part for part in parts if part]
+    return "\n\n".join(found) if found else "None: the run scored nothing."
+
+
+def measured(result: Result | None) -> list[str]:
+    """What the tables hold, in words."""
+    if result is None:
+        return []
+    loss = ["loss by position on the documents named"] if result.figures.get(LOSS) else []
+    return [*loss, *(TITLES[name].lower() for name in _row_figures(result))]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _loss_by_position(scores: Mapping[str, Mapping[str, Any]]) -> str:
+    """A table of all documents together, a row per variant."""
+    merged = {variant: SpanLosses.merge(map(SpanLosses.from_dict, parts.values())) for variant, parts in scores.items()}
+    if not merged:
+        return ""
+    first = next(iter(merged.values()))
+    documents = ", ".join(f"`{name}`" for name in next(iter(scores.values())))
+    head = ["", *(f"from {start:,}" for start in first.starts), "mean"]
+    rows = [[name, *(f"{nll:.3f}" for nll in losses.nll), f"{losses.mean:.3f}"] for name, losses in merged.items()]
+    said = f"Loss by position (nats per token, mean over spans of {first.span:,} tokens) on {documents}, held out:"
+    return f"{said}\n\n{table(head, rows)}"
+
+
+def _row_figures(result: Result) -> dict[str, list[Mapping[str, Any]]]:
+    """Figures of :data:`TITLES` that hold rows; a mapping's values are its rows."""
+    found = {}
+    for name in TITLES:
+        figure = result.figures.get(name)
+        rows = list(figure.values()) if isinstance(figure, dict) else figure
+        if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
+            found[name] = rows
+    return found
+
+
+def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of one figure; entries that are lists or mappings are left to the stored file."""
+    columns = [key for key in rows[0] if not any(isinstance(row.get(key), (list, dict)) for row in rows)]
+    return table(columns, [[_cell(row.get(key)) for key in columns] for row in rows])
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return "" if value is None else str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -1,0 +1,101 @@
+"""What an export starts from: a run, the folder of what it trained, one of its checkpoints, or a whole TAPE model."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from tape_ds import results
+from tape_ds.errors import Problem, UserError
+from tape_ds.export.cuts import FAMILIES
+from tape_ds.model import extendable
+from tape_ds.results import Result
+from tape_ds.training import checkpoint, merging
+from tape_ds.training.run import RESULTS, TRAINED
+
+CONFIG = "config.json"
+TOKENIZER = "tokenizer_config.json"
+_REMEDY = "give a run's folder, its folder 'trained', one of its checkpoints, or a TAPE model folder"
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """A model to be exported, not loaded yet."""
+
+    folder: Path
+    """Configuration, tokenizer and weights, or what was trained of them."""
+    config: extendable.Config
+    record: checkpoint.Record | None
+    """Of what was trained; None: a whole model that no run made."""
+    result: Result | None
+    """What the run stored; None: nothing that belongs to these weights."""
+    without_result: str
+    """Why there is none."""
+    dtype: torch.dtype
+    """What the weights are stored in, before anything was trained."""
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether a tokenizer lies beside the weights."""
+        return (self.folder / TOKENIZER).is_file()
+
+    def load(self) -> PreTrainedModel:
+        """The whole model in fp32, adapters merged in, in evaluation mode.
+
+        Raises:
+            UserError: weights that are missing or do not fit.
+        """
+        if self.record is not None:
+            return merging.merge(self.folder)
+        return extendable.load(self.folder, self.config, dtype=torch.float32)
+
+
+def find(address: str) -> SourceModel:
+    """The model that a folder leads to; nothing of its weights is read.
+
+    Raises:
+        UserError: no such folder, nothing of ours in it, an impossible configuration, or a base that is not there.
+    """
+    given = Path(address)
+    inner = given / TRAINED
+    folder = inner if (inner / checkpoint.RECORD).is_file() else given
+    if (folder / checkpoint.RECORD).is_file():
+        record = checkpoint.read_record(folder)
+        result, reason = _result_of(folder, record)
+        return SourceModel(folder, _config(folder), record, result, reason, merging.original_dtype(folder))
+    model_type = _model_type(folder)
+    if model_type not in FAMILIES:
+        wrong = "no such folder" if not given.is_dir() else "neither what a run trained nor a model"
+        if model_type:
+            wrong = f"its model_type is {model_type!r}: transformers loads that as it is"
+        raise UserError(Problem("source", address, wrong, _REMEDY))
+    config = _config(folder)
+    return SourceModel(folder, config, None, None, "no run is recorded", config.dtype or torch.float32)
+
+
+def _config(folder: Path) -> extendable.Config:
+    config: Any = extendable.read_config(folder)
+    return config
+
+
+def _model_type(folder: Path) -> str | None:
+    try:
+        return json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError):
+        return None
+
+
+def _result_of(folder: Path, record: checkpoint.Record) -> tuple[Result | None, str]:
+    """The run's stored result where it is of these weights, else why not."""
+    path = folder.parent / RESULTS / "run.json"
+    if folder.name != TRAINED:
+        return None, "these weights are a checkpoint of a run, and results are stored of a run's end"
+    if not path.is_file():
+        return None, "the run that trained these weights left no results"
+    result = results.load(path)
+    if tuple(result.figures.get("trained", ())) != record.names:
+        return None, "the results beside these weights are those of another run"
+    return result, ""

@@ -1,0 +1,117 @@
+"""The model card: what a reader finds in it, that every number is the run's, and that no path of this machine is."""
+
+import json
+
+import pytest
+import yaml
+from transformers import AutoTokenizer
+
+from tape_ds.export import card, folder, source_model
+from tests.export.conftest import YARN
+from tests.model.helpers import tiny_model
+
+
+@pytest.fixture(scope="module")
+def made(run, tmp_path_factory):
+    """(the run's folder, its card)."""
+    run_folder, out = run(), tmp_path_factory.mktemp("cards") / "out"
+    folder.write(source_model.find(str(run_folder)), out, card.Wishes("Tiny 128", "apache-2.0"))
+    return run_folder, (out / "README.md").read_text()
+
+
+def front_matter(text):
+    return yaml.safe_load(text.split("---\n")[1])
+
+
+def test_the_header_is_what_the_hub_reads(made):
+    assert front_matter(made[1]) == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "license": "apache-2.0",
+        "datasets": ["allenai/c4"],
+        "tags": ["long-context", "tape", "custom_code"],
+    }
+
+
+def test_it_says_what_was_trained_on_what_and_how_well(made):
+    for expected in (
+        "# Tiny 128\n",
+        "`tiny-base` with its context extended from 64 to 128 tokens by the method `tape`",
+        "| parameters trained | 25 of 1,000 (2.50%) |",
+        "model.layers.{0-1}.position.attend.weight",
+        "| data | `text:text.txt`, `hub:allenai/c4:en` |",
+        "| tokens | 4,096 |",
+        "| learning rate | 0.001, cosine |",
+        "| skipped positions | PoSE with 2 chunks |",
+        "trust_remote_code=True",
+        "llama.cpp, vLLM",
+        "| untouched | 2.500 | 6.500 | 4.516 |",
+        "| tape, trained | 2.250 | 2.250 | 2.250 |",
+        "| 128 | 4 | 3 | 0.75 |",
+        "Measured: loss by position on the documents named, passkeys found, as above.",
+    ):
+        assert expected in made[1]
+
+
+def test_no_folder_of_this_machine_is_in_it(made):
+    run_folder, text = made
+    for part in (str(run_folder), str(run_folder.parent), "/tmp", "/root", "/home"):
+        assert part not in text
+
+
+def test_a_hub_base_is_named_in_the_header(run, tmp_path):
+    made = run()
+    source = source_model.find(str(made))
+    record = type(source.record)(base="meta-llama/Llama-2-7b-hf", method="tape", names=source.record.names)
+    text = card.text(source.__class__(**vars(source) | {"record": record}), tiny_model(), card.Wishes("x"), plain=False)
+    assert front_matter(text)["base_model"] == "meta-llama/Llama-2-7b-hf" and "license" not in front_matter(text)
+    assert "the base model's licence applies" in text
+
+
+def test_a_base_from_a_package_is_named_as_the_hub_has_it_and_as_it_was(run):
+    source = source_model.find(str(run()))
+    record = type(source.record)(base="smollm2", method="tape", names=source.record.names)
+    text = card.text(source.__class__(**vars(source) | {"record": record}), tiny_model(), card.Wishes("x"), plain=False)
+    assert front_matter(text)["base_model"] == "HuggingFaceTB/SmolLM2-135M-Instruct" and "4 bits" in text
+
+
+def test_missing_results_are_said_to_be_missing(run):
+    made = run("rope", "norms", YARN, trained=("norm",))
+    (made / "results" / "run.json").unlink()
+    text = card.text(source_model.find(str(made)), tiny_model(encoding="rope"), card.Wishes("x"), plain=True)
+    assert "None: the run that trained these weights left no results." in text and "Nothing was measured." in text
+    assert "trust_remote_code" not in text and "rope_scaling" in text and "Trained on" not in text
+
+
+def test_a_method_that_trains_nothing_says_so(run):
+    made = run("rope", "yarn", YARN, trained=())
+    text = card.text(source_model.find(str(made)), tiny_model(encoding="rope"), card.Wishes("x"), plain=True)
+    assert "Nothing was trained" in text and "## Trained on" not in text and "| untouched |" in text
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("text:/data/own/*.txt", "text:*.txt"),
+        ("jsonl:~/own/a.jsonl#text", "jsonl:a.jsonl#text"),
+        ("hub:allenai/c4:en", "hub:allenai/c4:en"),
+        ("--output_dir=/scratch/me/out", "--output_dir=out"),
+        ('["text:/a/b.txt", "arrow:../c/d"]', '["text:b.txt", "arrow:d"]'),
+        ("runs/demo", "runs/demo"),
+        ("smollm2", "smollm2"),
+    ],
+)
+def test_paths_are_cut_to_their_last_part(address, expected):
+    assert card.shown(address) == expected
+
+
+def test_the_snippet_of_the_card_runs(run, tmp_path, monkeypatch, capsys):
+    """As a reader would paste it, in the folder that holds the model."""
+    made = run("rope", "norms", YARN, trained=("norm",))
+    folder.write(source_model.find(str(made)), tmp_path / "tiny", card.Wishes("tiny"))
+    snippet = (tmp_path / "tiny" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    exec(snippet, {})
+    assert len(capsys.readouterr().out.split()) > 4
+    assert AutoTokenizer.from_pretrained(tmp_path / "tiny").model_max_length == 128
+    assert json.loads((tmp_path / "tiny" / "config.json").read_text())["max_position_embeddings"] == 128

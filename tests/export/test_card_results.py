@@ -1,0 +1,41 @@
+"""Figures of a run as Markdown tables."""
+
+from tape_ds import results
+from tape_ds.export import card_results
+
+
+def stored(**figures):
+    return results.Result(command=[], started="2026-01-01").finish(figures)
+
+
+def test_documents_are_merged_by_their_targets():
+    """(2.0 * 63 + 4.0 * 21) / 84 = 2.5."""
+
+    def losses(nll, count):
+        return {"span": 64, "starts": [0], "nll": [nll], "counts": [count], "mean": nll}
+
+    text = card_results.text(stored(loss_by_position={"x": {"a": losses(2.0, 63), "b": losses(4.0, 21)}}))
+    assert "| x | 2.500 | 2.500 |" in text and "`a`, `b`" in text
+
+
+def test_a_mapping_of_rows_is_a_table():
+    """What a pretraining run stores of perplexity."""
+    text = card_results.text(
+        stored(perplexity={"256": {"length": 256, "nll": 5.25}, "512": {"length": 512, "nll": 5.5}})
+    )
+    assert "| length | nll |" in text and "| 512 | 5.5 |" in text
+    assert card_results.measured(stored(perplexity={"256": {"length": 256}})) == ["perplexity by length"]
+
+
+def test_nested_entries_are_left_out():
+    text = card_results.text(stored(passkey=[{"length": 4096, "replies": [{"key": 54321}], "correct": 1}]))
+    assert "| length | correct |" in text and "| 4,096 | 1 |" in text and "54321" not in text
+
+
+def test_nothing_scored_is_said():
+    assert card_results.text(stored(loss_by_position={}, passkey=[])) == "None: the run scored nothing."
+    assert card_results.measured(stored(passkey=[])) == card_results.measured(None) == []
+
+
+def test_a_bar_in_a_cell_does_not_end_it():
+    assert card_results.table(["a|b"], [["c"]]) == "| a\\|b |\n| --- |\n| c |"

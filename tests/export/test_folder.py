@@ -1,0 +1,132 @@
+"""The written folder: plain where transformers computes the same, with its own code otherwise; whole or absent."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from tape_ds.errors import UserError
+from tape_ds.export import folder, source_model
+from tape_ds.export.card import Wishes
+from tape_ds.model import convert
+from tape_ds.training import checkpoint, methods
+from tests.export.conftest import YARN
+from tests.model.helpers import ENCODINGS, tiny_config, tokens
+
+WISHES = Wishes("test")
+PLAIN = {
+    "yarn": YARN,
+    "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
+    "ntk": {"rope_type": "ntk", "rope_theta": 1e4, "factor": 2.0},
+    "theta": {"rope_type": "default", "rope_theta": 1e6},
+}
+
+
+def write(run_folder, out, **options):
+    source = source_model.find(str(run_folder))
+    folder.write(source, out, WISHES, **options)
+    return source.load()
+
+
+def config_of(out):
+    return json.loads((out / "config.json").read_text())
+
+
+@pytest.mark.parametrize("angles", PLAIN)
+def test_scaled_rotary_angles_make_a_plain_folder(run, tmp_path, angles):
+    """1e-4: transformers takes its angles in fp32, ours are fp64 and rounded once."""
+    out = tmp_path / "out"
+    model = write(run("rope", "norms", PLAIN[angles], trained=("norm",)), out)
+    plain = AutoModelForCausalLM.from_pretrained(out).eval()
+    ids = tokens(2, 100)
+    with torch.no_grad():
+        assert (plain(ids).logits - model(ids).logits).abs().max() <= 1e-4
+    assert type(plain).__name__ == "LlamaForCausalLM" and plain.config.max_position_embeddings == 128
+    assert plain.config.use_cache and not list(out.glob("*.py"))
+    assert AutoTokenizer.from_pretrained(out).model_max_length == 128
+
+
+@pytest.mark.parametrize("angles", PLAIN)
+def test_the_angles_stand_under_their_older_names_too(run, tmp_path, angles):
+    """And transformers 5, which reads both, makes the same of the file with and without them."""
+    out = tmp_path / "out"
+    write(run("rope", "norms", PLAIN[angles], trained=("norm",)), out)
+    config = config_of(out)
+    scaled = config["rope_parameters"]
+    assert config["rope_theta"] == scaled["rope_theta"]
+    assert config["rope_scaling"] == (
+        None if scaled["rope_type"] == "default" else {k: v for k, v in scaled.items() if k != "rope_theta"}
+    )
+    both = AutoConfig.from_pretrained(out).rope_parameters
+    (out / "config.json").write_text(json.dumps({k: config[k] for k in config.keys() - {"rope_theta", "rope_scaling"}}))
+    assert AutoConfig.from_pretrained(out).rope_parameters == both == scaled
+
+
+def test_ntk_is_a_larger_base(run, tmp_path):
+    """theta' = theta factor^(K / (K - 2)), K = 8."""
+    write(run("rope", "ntk", PLAIN["ntk"], trained=()), tmp_path / "out")
+    angles = config_of(tmp_path / "out")["rope_parameters"]
+    assert angles == {"rope_type": "default", "rope_theta": pytest.approx(1e4 * 2 ** (8 / 6))}
+
+
+def test_adapters_are_merged_into_a_plain_folder(base, tmp_path):
+    """Trained with peft, exported without a trace of it."""
+    settings = SimpleNamespace(
+        lora_targets=["q_proj", "v_proj"], lora_r=2, lora_alpha=4, lora_dropout=0.0,
+        train_position=False, train_norms=True, train_embeddings=False,
+    )  # fmt: skip
+    config = convert.tape_config(
+        convert.read_config(base), max_position_embeddings=128, rope_parameters=YARN, position_encoding="rope"
+    )
+    trained = methods.prepare("lora", convert.load(base, config), settings)
+    with torch.no_grad():
+        for name, weight in trained.model.named_parameters():
+            if "lora_" in name:
+                weight.copy_(0.2 * torch.randn(weight.shape))
+    record = checkpoint.Record(base=str(base), method="lora", names=trained.names)
+    checkpoint.save_trained(tmp_path / "trained", trained.model, record, AutoTokenizer.from_pretrained(base))
+    write(tmp_path / "trained", tmp_path / "out")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    ids = tokens(2, 100)
+    with torch.no_grad():
+        assert (plain(ids).logits - trained.model.eval()(ids).logits).abs().max() <= 1e-4
+        trained.model.disable_adapter_layers()
+        assert (plain(ids).logits - trained.model(ids).logits).abs().max() > 0.01, "the adapters have an effect"
+    assert "| adapters | merged into the weights |" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_tape_carries_its_code(run, tmp_path):
+    out = tmp_path / "out"
+    write(run(), out, dtype=torch.bfloat16)
+    config = config_of(out)
+    assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_tape.TapeForCausalLM"
+    assert config["dtype"] == "bfloat16" and config["use_cache"] is True and config["model_type"] == "tape"
+    assert "class TapeForCausalLM" in (out / "modeling_tape.py").read_text()
+    assert {path.name for path in out.iterdir()} >= {"README.md", "generation_config.json", "tokenizer.json"}
+
+
+def test_a_backend_that_is_not_exported_becomes_auto(run, tmp_path):
+    made = run()
+    config = made / "trained" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"attention_backend": "triton"}))
+    source = source_model.find(str(made))
+    folder.write(source, tmp_path / "out", WISHES)
+    assert config_of(tmp_path / "out")["attention_backend"] == "auto"
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_which_models_are_plain(name):
+    config = tiny_config(encoding=name)
+    source = source_model.SourceModel(None, config, None, None, "", torch.float32)
+    assert folder.is_plain(source) == (name in ("rope", "yarn"))
+
+
+def test_a_failure_leaves_nothing_under_the_name(run, tmp_path):
+    made = run()
+    (made / "trained" / "trained.safetensors").unlink()
+    source = source_model.find(str(made))
+    with pytest.raises(UserError, match="no weights"):
+        folder.write(source, tmp_path / "out", WISHES)
+    assert list(tmp_path.iterdir()) == []

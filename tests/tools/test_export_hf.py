@@ -1,0 +1,44 @@
+"""The command: every mistake in one message before anything loads, and what it says when it is done."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.model.helpers import tiny_model, tokens
+from tools import export_hf
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A TAPE model's folder."""
+    tiny_model().save_pretrained(tmp_path / "source")
+    return tmp_path / "source"
+
+
+def test_all_mistakes_come_in_one_message(tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    arguments = [str(tmp_path / "nowhere"), str(tmp_path / "out"), "--license", "All Rights Reserved"]
+    assert export_hf.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert all(each in said for each in ("3 problems", "exists", "no such folder", "not an id of a licence"))
+
+
+def test_a_folder_around_it_must_be_there(source, tmp_path, capsys):
+    assert export_hf.main([str(source), str(tmp_path / "a" / "out")]) == 2
+    assert "the folder around it does not exist" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+
+
+def test_it_exports_and_says_what(source, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert export_hf.main([str(source), str(out), "--dtype", "bfloat16", "--name", "Tiny", "--license", "mit"]) == 0
+    said = capsys.readouterr().out
+    for expected in ("torch.bfloat16", "with its own code, modeling_tape.py", "without results", "no tokenizer"):
+        assert expected in said
+    card = (out / "README.md").read_text()
+    assert "# Tiny\n" in card and "license: mit" in card
+    model, original = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (out, source))
+    ids = tokens(1, 9)
+    with torch.no_grad():
+        # bf16 has 8 bits: weights of 0.15 are off by 3e-4 each, over 32 channels and 3 layers
+        assert (model(ids).logits - original(ids).logits).abs().max() < 0.05

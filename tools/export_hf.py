@@ -1,0 +1,90 @@
+"""Make a folder that loads where tape_ds is not installed.
+
+    python tools/export_hf.py SOURCE OUT [--dtype bfloat16] [--name NAME] [--license ID]
+
+SOURCE is the folder of a run, its folder ``trained``, one of its checkpoints, or a TAPE model folder. A model with
+rotary angles that transformers knows becomes an ordinary Llama (or Qwen2) folder; any other carries its code in one
+file and loads with ``AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True)``. README.md is the model card:
+look through it before you publish the folder.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tape_ds.errors import Problem, UserError, command, raise_if_any
+
+if TYPE_CHECKING:
+    from tape_ds.export.source_model import SourceModel
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    """Parse, check, export."""
+    options = parse(argv)
+    source = check(options)
+    import torch
+
+    from tape_ds.export import folder
+    from tape_ds.export.card import Wishes
+
+    out = Path(options.out)
+    wishes = Wishes(options.name or out.resolve().name, options.license)
+    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
+    model = folder.write(source, out, wishes, dtype)
+    kind = "plain transformers" if folder.is_plain(source) else f"with its own code, {folder.CODE}.py"
+    print(f"{out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters, {model.dtype}, {kind}")
+    if source.result is None:
+        print(f"model card without results: {source.without_result}")
+    if not source.has_tokenizer:
+        print(f"no tokenizer: there is none in {source.folder}")
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source")
+    parser.add_argument("out")
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        choices=["auto", "float32", "bfloat16", "float16"],
+        help="of the weights; auto: as the base model's are stored",
+    )
+    parser.add_argument("--name", help="of the model, in its card; default: the name of OUT")
+    parser.add_argument("--license", help="of the weights, as the hub names licences; nothing is said without it")
+    return parser.parse_args(argv)
+
+
+def check(options: argparse.Namespace) -> "SourceModel":
+    """What can be known before anything loads.
+
+    Raises:
+        UserError: naming every problem.
+    """
+    problems = []
+    out = Path(options.out)
+    if out.exists():
+        problems.append(Problem("out", options.out, "exists", "name a new folder"))
+    elif not out.resolve().parent.is_dir():
+        problems.append(Problem("out", options.out, "the folder around it does not exist", "make it first"))
+    if options.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.\-]*", options.license):
+        remedy = "give an id in small letters, such as apache-2.0, llama3 or other"
+        problems.append(Problem("--license", options.license, "not an id of a licence", remedy))
+    from tape_ds.export import source_model
+
+    source = None
+    try:
+        source = source_model.find(options.source)
+    except UserError as error:
+        problems += error.problems
+    raise_if_any(problems)
+    assert source is not None
+    return source
+
+
+if __name__ == "__main__":
+    sys.exit(main())
