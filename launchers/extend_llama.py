@@ -9,6 +9,7 @@ A recipe is one YAML file (see ``launchers/recipes/``); every field can be overr
 """
 
 import sys
+from typing import NoReturn
 
 from tape_ds.errors import command
 from tape_ds.training.recipe import extension, plan
@@ -21,15 +22,15 @@ def main() -> int:
     return 0 if plan.shown(recipe) else extend(recipe)
 
 
-def extend(recipe: extension.ExtensionRecipe) -> int:
+def extend(recipe: extension.ExtensionRecipe) -> NoReturn:
     """The run itself; the heavy libraries load here, after every check that needs none of them."""
-    from tape_ds.training.environment import prepare_process
+    from tape_ds.training.environment import end_process, prepare_process
 
     prepare_process()
     from tape_ds.training.execution import carry_out
     from tape_ds.training.extension import assemble
 
-    return carry_out(assemble(recipe))
+    end_process(carry_out(assemble(recipe)))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ Exit codes: 0 done; 2 something to mend in recipe, arguments or files, all of it
 """
 
 import sys
+from typing import NoReturn
 
 from tape_ds.errors import command
 from tape_ds.training.recipe import plan, pretraining
@@ -22,15 +23,15 @@ def main() -> int:
     return 0 if plan.shown(recipe) else pretrain(recipe)
 
 
-def pretrain(recipe: pretraining.PretrainingRecipe) -> int:
+def pretrain(recipe: pretraining.PretrainingRecipe) -> NoReturn:
     """The run itself; the heavy libraries load here, after every check that needs none of them."""
-    from tape_ds.training.environment import prepare_process
+    from tape_ds.training.environment import end_process, prepare_process
 
     prepare_process()
     from tape_ds.training.execution import carry_out
     from tape_ds.training.pretraining import assemble
 
-    return carry_out(assemble(recipe))
+    end_process(carry_out(assemble(recipe)))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "parallel": {"model", "kernels", "errors"},
     "scoring": {"data", "model", "errors"},
     "training": {"scoring", "data", "parallel", "model", "kernels", "errors", "results"},
-    "export": {"training", "scoring", "model", "errors", "results", "__init__"},
+    "export": {"training", "scoring", "data", "model", "errors", "results", "__init__"},
     "__init__": {"model", "errors"},
 }
 # The model is told about parallelism, adapters and trackers from outside.

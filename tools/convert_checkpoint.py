@@ -31,12 +31,13 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     check(options)
     model, tokenizer = convert_source(options)
-    aside = Path(options.out + ".partial")
+    out = Path(options.out)
+    aside = out.with_name(out.name + ".partial")
     shutil.rmtree(aside, ignore_errors=True)
     model.save_pretrained(aside)
     if tokenizer is not None:
         tokenizer.save_pretrained(aside)
-    aside.rename(options.out)
+    aside.rename(out)
     print(f"{options.out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters")
     return 0
 
@@ -48,13 +49,20 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("source")
     parser.add_argument("out")
     parser.add_argument("--position_encoding", default="tape")
-    parser.add_argument("--position_options", type=json.loads, help="options of the encoding, as JSON")
+    parser.add_argument("--position_options", type=_mapping, help="options of the encoding, as JSON")
     parser.add_argument("--variant", help="for reference-to-tape: that code's model file, such as adape")
     parser.add_argument("--rows", type=int, help="keep so many rows of the vocabulary, the first ones")
     parser.add_argument(
         "--tokenizer", help="folder or hub id of the tokenizer that goes with the model; default: its own"
     )
     return parser.parse_args(argv)
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError('give a mapping, such as {"rank": 64}')
+    return found
 
 
 def check(options: argparse.Namespace) -> None:

@@ -30,23 +30,24 @@ def main(argv: list[str] | None = None) -> int:
         help="of the folder's weights; auto: the base model's",
     )
     options = parser.parse_args(argv)
-    if Path(options.out).exists():
+    out = Path(options.out)
+    if out.exists():
         raise UserError(Problem("out", options.out, "exists", "name a new folder"))
     import torch
-    from transformers import AutoTokenizer
 
+    from tape_ds.data import tokenizer as tokenizers
     from tape_ds.training import checkpoint, merging
 
     record = checkpoint.read_record(options.trained)
-    tokenizer = AutoTokenizer.from_pretrained(options.trained)
+    tokenizer = tokenizers.load(options.trained, "trained")
     model = merging.merge(options.trained)
     dtype = merging.original_dtype(options.trained) if options.dtype == "auto" else getattr(torch, options.dtype)
     model.to(dtype).config.use_cache = True
-    aside = Path(options.out + ".partial")
+    aside = out.with_name(out.name + ".partial")
     shutil.rmtree(aside, ignore_errors=True)
     model.save_pretrained(aside)
     tokenizer.save_pretrained(aside)
-    aside.rename(options.out)
+    aside.rename(out)
     origin = record.base or "from scratch"
     print(f"{options.out}: {origin} + {record.method}, {model.num_parameters() / 1e6:,.2f} M parameters")
     return 0

@@ -52,14 +52,18 @@ def single(documents: Iterable[np.ndarray], length: int) -> Iterator[Row]:
 def whole(documents: Iterable[np.ndarray], length: int) -> Iterator[Row]:
     """Rows of at most ``length`` in which no document is cut that fits a row; nothing is dropped.
 
-    A longer document is cut into full rows, and what is left over is placed like a document of its own. First fit over
-    :data:`OPEN_ROWS` rows: a document goes into the oldest that has room. Where none has, the oldest is given out as it
-    is, and the collator pads it. So a row's documents were near one another, and memory is bounded.
+    A longer document is cut into full rows, given out at once, and what is left over is placed like a document of its
+    own. First fit over :data:`OPEN_ROWS` rows: a document goes into the oldest that has room. Where none has, the
+    oldest is given out as it is, and the collator pads it. So a row's documents were near one another, and memory is
+    bounded.
     """
     rows: list[list[np.ndarray]] = []
     room: list[int] = []
     for tokens in documents:
         for piece in _pieces(tokens, length):
+            if len(piece) == length:
+                yield _joined([piece])
+                continue
             at = next((at for at, free in enumerate(room) if free >= len(piece)), None)
             if at is None and len(rows) == OPEN_ROWS:
                 room.pop(0)

@@ -6,7 +6,6 @@ missing. Folders of the machine that trained are cut down to their last part.
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -16,11 +15,12 @@ from transformers import PreTrainedModel
 
 import tape_ds
 from tape_ds.export import card_results
+from tape_ds.export.addresses import command_line, hub_names, shown
 from tape_ds.export.card_results import table
 from tape_ds.export.source_model import SourceModel
 from tape_ds.model import convert
 from tape_ds.results import Result
-from tape_ds.training.report import summarise
+from tape_ds.training.names import summarise
 
 HUB_BASES = {
     convert.SMOLLM2: (
@@ -70,11 +70,6 @@ def text(source: SourceModel, model: PreTrainedModel, wishes: Wishes, *, plain: 
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
-def shown(address: str) -> str:
-    """An address for people elsewhere: without the folders of this machine."""
-    return re.sub(r"(?<![\w/.])(?:~|\.{1,2})?/[^\s:#\"',\]]*", lambda path: Path(path.group()).name, address)
-
-
 def _base(source: SourceModel) -> str | None:
     """The base model's hub id, or its folder's name; None for a model from scratch or of unknown origin."""
     base = source.record.base if source.record is not None else None
@@ -90,16 +85,18 @@ def _front_matter(source: SourceModel, wishes: Wishes, plain: bool) -> str:
     base = _base(source)
     if base is not None and _HUB_ID.fullmatch(base):
         fields["base_model"] = base
-    if datasets := _hub_datasets(source.result):
+    if datasets := hub_names(_training_data(source)):
         fields["datasets"] = datasets
     fields["tags"] = ["long-context", *([] if plain else [source.config.position_encoding, "custom_code"])]
     return f"---\n{yaml.safe_dump(fields, sort_keys=False)}---"
 
 
-def _hub_datasets(result: Result | None) -> list[str]:
-    addresses = result.config.get("train_data", []) if result is not None else []
-    names = [address.split(":")[1] for address in addresses if address.startswith("hub:")]
-    return list(dict.fromkeys(names))
+def _training_data(source: SourceModel) -> list[str]:
+    """Addresses that the run trained on; none where that is not stored, or nothing was trained."""
+    if source.result is None or source.record is None or not source.record.names:
+        return []
+    found: list[str] = source.result.config.get("train_data", [])
+    return found
 
 
 def _opening(source: SourceModel, model: PreTrainedModel) -> str:
@@ -182,7 +179,9 @@ def _trained(source: SourceModel) -> str:
 
 def _angles(rope: Mapping[str, Any]) -> str:
     others = [
-        f"{key} {value:g}" for key, value in rope.items() if isinstance(value, (int, float)) and key != "rope_type"
+        f"{key} {value}" if isinstance(value, int) else f"{key} {value:g}"
+        for key, value in rope.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
     ]
     return f"angles `{rope.get('rope_type', 'default')}`" + (f" ({', '.join(others)})" if others else "")
 
@@ -199,7 +198,7 @@ def _settings(source: SourceModel) -> list[str]:
     chunks = config.get("pose_chunks", 1)
     precision = next((name for name in ("bf16", "fp16") if config.get(name)), "fp32")
     rows = [
-        ("data", ", ".join(f"`{shown(address)}`" for address in config.get("train_data", []))),
+        ("data", ", ".join(f"`{shown(address)}`" for address in _training_data(source))),
         ("steps", f"{steps:,}" if steps is not None else ""),
         ("tokens", f"{tokens:,}" if tokens is not None else ""),
         ("batch", f"{batch} rows of {window:,} tokens" if batch and window else ""),
@@ -248,8 +247,9 @@ def _made_with(result: Result | None) -> str:
     if result is not None:
         names = [name for name in _SHOWN_VERSIONS if name in result.versions]
         versions = ", ".join(f"{name} {result.versions[name]}" for name in names)
-        lines.append(f"Trained with {versions}{_commit(result)}, on {result.started[:10]}, by")
-        lines.append(f"```\n{' '.join(map(shown, result.command))}\n```")
+        done = "Trained" if result.figures.get("trained") else "Scored"
+        lines.append(f"{done} with {versions}{_commit(result)}, on {result.started[:10]}, by")
+        lines.append(f"```\n{command_line(result.command)}\n```")
     return "\n\n".join(lines)
 
 

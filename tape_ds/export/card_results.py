@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tape_ds.export.addresses import shown
 from tape_ds.results import Result
 from tape_ds.scoring.loss_by_position import SpanLosses
 
@@ -39,7 +40,7 @@ def _loss_by_position(scores: Mapping[str, Mapping[str, Any]]) -> str:
     if not merged:
         return ""
     first = next(iter(merged.values()))
-    documents = ", ".join(f"`{name}`" for name in next(iter(scores.values())))
+    documents = ", ".join(f"`{shown(name)}`" for name in next(iter(scores.values())))
     head = ["", *(f"from {start:,}" for start in first.starts), "mean"]
     rows = [[name, *(f"{nll:.3f}" for nll in losses.nll), f"{losses.mean:.3f}"] for name, losses in merged.items()]
     said = f"Loss by position (nats per token, mean over spans of {first.span:,} tokens) on {documents}, held out:"

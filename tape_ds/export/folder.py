@@ -6,15 +6,16 @@ Written aside and renamed: the folder is whole or absent.
 """
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 import tape_ds
 from tape_ds import results
+from tape_ds.data import cache
+from tape_ds.data import tokenizer as tokenizers
 from tape_ds.export import card, cuts
 from tape_ds.export.source_model import CONFIG, SourceModel
 from tape_ds.model import convert, positions
@@ -40,7 +41,7 @@ def is_plain(source: SourceModel) -> bool:
 
 
 def write(source: SourceModel, out: Path, wishes: card.Wishes, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """Write the folder ``out``, which must not be there.
+    """Write the folder ``out``, which must not be there; the folder around it must.
 
     Args:
         source: what is exported.
@@ -52,34 +53,40 @@ def write(source: SourceModel, out: Path, wishes: card.Wishes, dtype: torch.dtyp
         The model, as it was written.
 
     Raises:
-        UserError: weights that are missing or do not fit; nothing is left behind.
+        UserError: weights that are missing or do not fit, a tokenizer that cannot be read. Whatever fails, nothing is
+            left behind.
     """
+    assert not out.exists(), "checked by who asks for it"
     plain = is_plain(source)
-    model_type = source.config.model_type
-    code = None if plain else model_code(model_type, source.config.position_encoding)
-    model: Any = source.load().to(dtype or source.dtype)
-    length = model.config.max_position_embeddings
+    code = None if plain else model_code(source.config.model_type, source.config.position_encoding)
+    model = _model(source, plain, dtype or source.dtype)
+
+    def build(folder: Path) -> None:
+        model.save_pretrained(folder)
+        if plain:
+            _write_older_names(folder / CONFIG)
+        if code is not None:
+            (folder / f"{CODE}.py").write_text(code, encoding="utf-8")
+        if source.has_tokenizer:
+            tokenizer = tokenizers.load(str(source.folder), "source")
+            tokenizer.model_max_length = source.config.max_position_embeddings
+            tokenizer.save_pretrained(folder)
+        text = card.text(source, model, wishes, plain=plain)
+        (folder / "README.md").write_text(text, encoding="utf-8")
+
+    cache.build_aside(out, build)
+    return model
+
+
+def _model(source: SourceModel, plain: bool, dtype: torch.dtype) -> PreTrainedModel:
+    """The model as it is written: to generate, on any machine."""
+    model: Any = source.load().to(dtype)
     model.config.use_cache = True
     if plain:
-        model = convert.to_plain(model)
-    else:
-        model.config.auto_map = auto_map(model_type)
-        if model.config.attention_backend not in ("auto", *cuts.BACKENDS):
-            model.config.attention_backend = "auto"
-    aside = out.with_name(out.name + ".partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    model.save_pretrained(aside)
-    if plain:
-        _write_older_names(aside / CONFIG)
-    if code is not None:
-        (aside / f"{CODE}.py").write_text(code, encoding="utf-8")
-    if source.has_tokenizer:
-        tokenizer = AutoTokenizer.from_pretrained(source.folder)
-        tokenizer.model_max_length = length
-        tokenizer.save_pretrained(aside)
-    text = card.text(source, model, wishes, plain=plain)
-    (aside / "README.md").write_text(text, encoding="utf-8")
-    aside.rename(out)
+        return convert.to_plain(model)
+    model.config.auto_map = auto_map(source.config.model_type)
+    if model.config.attention_backend not in ("auto", *cuts.BACKENDS):
+        model.config.attention_backend = "auto"
     return model
 
 

@@ -96,6 +96,7 @@ def _result_of(folder: Path, record: checkpoint.Record) -> tuple[Result | None, 
     if not path.is_file():
         return None, "the run that trained these weights left no results"
     result = results.load(path)
-    if tuple(result.figures.get("trained", ())) != record.names:
+    method = result.config.get("method", record.method)  # a run from scratch has no field for it
+    if method != record.method or tuple(result.figures.get("trained", ())) != record.names:
         return None, "the results beside these weights are those of another run"
     return result, ""

@@ -9,7 +9,7 @@ import fcntl
 import hashlib
 import importlib.util
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -49,7 +49,8 @@ def resolve(address: str, models: str | Path | None = None) -> str:
         return _convert_baichuan(address, models) if _is_baichuan(address) else address
     if not Path(address).is_file():
         raise UserError(Problem("model", address, "no such file", "give the path of a GGUF file"))
-    return str(unpack_gguf(address, models / Path(address).stem))
+    file = Path(address)
+    return str(unpack_gguf(file, models / f"{file.stem}-{_stamp([file])}"))
 
 
 def unpack_gguf(file: str | Path, folder: str | Path) -> Path:
@@ -97,12 +98,18 @@ def _convert_baichuan(address: str, models: Path) -> str:
             reason = " ".join(str(error).split())[:300]
             remedy = "give a hub id that can be reached, or a folder that holds a copy of it"
             raise UserError(Problem("model", address, f"it could not be downloaded ({reason})", remedy)) from error
-    digest = hashlib.sha256((source / "config.json").read_bytes())
-    for file in sorted(file for pattern in baichuan.FILES for file in source.glob(pattern)):
+    stamp = _stamp(sorted(file for pattern in baichuan.FILES for file in source.glob(pattern)))
+    name = "--".join(Path(address).absolute().parts[-1:] if source == Path(address) else address.split("/"))
+    return str(_build_once(models / f"{name}-llama-{stamp}", partial(baichuan.convert, source)))
+
+
+def _stamp(files: Iterable[Path]) -> str:
+    """What tells these files from others of their names, and from themselves before a change, without reading them."""
+    digest = hashlib.sha256()
+    for file in files:
         about = file.stat()
         digest.update(f"{file.name} {about.st_size} {about.st_mtime_ns}\n".encode())
-    name = "--".join(Path(address).absolute().parts[-1:] if source == Path(address) else address.split("/"))
-    return str(_build_once(models / f"{name}-llama-{digest.hexdigest()[:16]}", partial(baichuan.convert, source)))
+    return digest.hexdigest()[:16]
 
 
 def _build_once(folder: Path, build: Callable[[Path], None]) -> Path:

@@ -97,14 +97,20 @@ class Progress(TrainerCallback):
 
 
 class SaveTrained(TrainerCallback):
-    """Writes the trained folder as soon as training ends: before anything that could still fail."""
+    """Writes the trained folder as soon as training ends: before anything that could still fail.
 
-    def __init__(self, trainer: TapeTrainer, folder: Path):
+    A result that lies beside it (``outdated``) is of the weights that were there before, and goes with them.
+    """
+
+    def __init__(self, trainer: TapeTrainer, folder: Path, outdated: Path):
         self.trainer = trainer
         self.folder = folder
+        self.outdated = outdated
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Save, on every rank together."""
+        if state.is_world_process_zero:
+            self.outdated.unlink(missing_ok=True)
         self.trainer.save_model(str(self.folder))
 
 

@@ -178,7 +178,18 @@ def differing_fields(folder: str | Path, config: extendable.Config) -> list[str]
     return sorted(name for name in names if saved.get(name) != own.get(name))
 
 
-_NOT_THE_MODEL = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
+_NOT_THE_MODEL = {
+    *("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"),
+    "quantization_config",  # of a base that trains in 4 bits; a trained folder says nothing of it
+}
+
+
+def differing_adapters(folder: str | Path, model: PeftModel) -> list[str]:
+    """Names of the recipe's fields in which the adapters of a trained folder have another shape or scale than those of
+    ``model``; their targets are told by the names of what is trained."""
+    saved, own = PeftConfig.from_pretrained(folder), model.peft_config["default"]
+    fields = {"lora_r": "r", "lora_alpha": "lora_alpha"}
+    return [field for field, name in fields.items() if getattr(saved, name) != getattr(own, name)]
 
 
 def check_whole(field: str, address: str, folder: str | Path) -> list[Problem]:

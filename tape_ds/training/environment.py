@@ -3,12 +3,13 @@
 Called once, first thing in a launcher. A value that the user has set is left alone.
 """
 
+import atexit
 import logging
 import os
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -88,6 +89,19 @@ def join_process_group(arguments: "TrainingArguments") -> None:
         import deepspeed
 
         deepspeed.init_distributed(dist_backend=torch.distributed.get_backend(), verbose=False)
+
+
+def end_process(code: int) -> NoReturn:
+    """End a process whose work is done: what was registered for the exit runs, the interpreter's tear-down does not.
+
+    In that a thread that torch or gloo left behind now and then aborts the process, and its launcher then takes a job
+    that went well for one that failed.
+    """
+    logging.shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def leave_process_group() -> None:

@@ -58,12 +58,19 @@ class Extension(Run):
 
     @property
     def variants(self) -> dict[str, dict[str, Any] | None]:
-        """What is scored before training: the base model, and its angles scaled without training where they differ."""
+        """What is scored before training: the base model, and its angles scaled without training where they differ. A
+        base with an encoding of its own is scored as it starts, which is untouched where nothing was changed."""
         if not self.recipe.evaluation.eval_before:
             return {}
         own, extended = dict(self.native.rope_parameters), self.angles
+        same = scaling.same(own, extended, self.config.head_dim)
+        if not positions.is_plain(self.native):
+            native, config = self.native, self.config
+            same = same and native.position_encoding == config.position_encoding
+            same = same and native.position_options == config.position_options
+            return {"untouched" if same else untrained_name(extended): None} if self.recipe.trains else {}
         variants: dict[str, dict[str, Any] | None] = {"untouched": own}
-        if self.recipe.trains and not scaling.same(own, extended, self.config.head_dim):
+        if self.recipe.trains and not same:
             variants[untrained_name(extended)] = extended
         return variants
 
@@ -161,7 +168,7 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
     config = extendable.configure(
         native,
         position_encoding=encoding,
-        position_options=positions.options_for(encoding, recipe.model.position_options, tokenizer) or None,
+        position_options=positions.options_for(encoding, position_options(recipe, native), tokenizer) or None,
         state_dtype=recipe.model.state_dtype,
         attention_backend=recipe.model.attention_backend,
         max_position_embeddings=recipe.model.target_length,
@@ -169,7 +176,8 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
             native.rope_parameters, recipe.angles, native.max_position_embeddings, recipe.model.target_length
         ),
     )
-    model = extendable.load(base, config, dtype=weights_dtype(arguments), **quantisation(recipe, arguments))
+    dtype = weights_dtype(arguments, recipe.trains)
+    model = extendable.load(base, config, dtype=dtype, **quantisation(recipe, arguments))
     prepared = methods.prepare(recipe.method.method, model, recipe.method)
     return Extension(
         recipe=recipe,
@@ -186,9 +194,18 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
     )
 
 
+def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[str, Any]:
+    """The recipe's options; where it gives none, those of a base that has this very encoding."""
+    model = recipe.model
+    if not model.position_options and getattr(native, "position_encoding", None) == model.position_encoding:
+        return dict(getattr(native, "position_options", None) or {})
+    return model.position_options
+
+
 def quantisation(recipe: ExtensionRecipe, arguments: TrainingArguments) -> dict[str, Any]:
     """What ``from_pretrained`` is told where the base is held in 4 bits: NormalFloat, its scales quantised too, and
-    computed in the run's own precision (QLoRA, Dettmers et al. 2023, arXiv:2305.14314). Position updates stay whole."""
+    computed in the run's own precision (QLoRA, Dettmers et al. 2023, arXiv:2305.14314). The output head stays whole,
+    and so do position updates, which are no ``nn.Linear``."""
     if not recipe.method.load_in_4bit:
         return {}
     from transformers import BitsAndBytesConfig
@@ -198,7 +215,7 @@ def quantisation(recipe: ExtensionRecipe, arguments: TrainingArguments) -> dict[
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else torch.float32,
-        llm_int8_skip_modules=["lm_head", "position", "encoding"],
+        llm_int8_skip_modules=["lm_head"],
     )
     return {"quantization_config": kind, "device_map": {"": arguments.device}}
 

@@ -13,8 +13,10 @@ from tape_ds.training.checkpoint import load_trained, read_record
 
 PROBE = (2, 64)
 """Rows and tokens that both models are compared on."""
-ROUNDING = 64
-"""Largest difference allowed, in units of the dtype's rounding at the largest logit."""
+ROUNDING = 512
+"""Largest difference allowed, in units of the dtype's rounding at the largest logit, and half of that logit at most.
+In fp32 SmolLM2-135M differs by 16 where its adapters (weights of 0.01) change logits by 100,000; a larger model's sums
+are longer, which is why there is room."""
 
 
 def merge(folder: str | Path, models: str | Path | None = None, **arguments: Any) -> PreTrainedModel:
@@ -35,7 +37,7 @@ def merge(folder: str | Path, models: str | Path | None = None, **arguments: Any
     expected = _logits(model)
     merged = model.merge_and_unload(safe_merge=True).eval()
     difference = (_logits(merged) - expected).abs().max().item()
-    allowed = ROUNDING * torch.finfo(merged.dtype).eps * expected.abs().max().item()
+    allowed = min(ROUNDING * torch.finfo(merged.dtype).eps, 0.5) * expected.abs().max().item()
     if not difference <= allowed:  # not ">": a NaN is no agreement
         raise RuntimeError(f"{folder}: merging changed logits by {difference:.3g}, more than rounding ({allowed:.3g})")
     return merged

@@ -6,6 +6,7 @@ from typing import Any
 
 from tape_ds import results
 from tape_ds.training import memory, plots, tables
+from tape_ds.training.names import summarise
 from tape_ds.training.run import RESULTS, TRAINED, Run, source_fingerprints
 from tape_ds.training.trainer import TapeTrainer
 
@@ -60,29 +61,6 @@ def engine_stage(arguments: Any) -> int:
     """The ZeRO stage of these TrainingArguments; 0 without DeepSpeed."""
     plugin = getattr(arguments, "hf_deepspeed_config", None)
     return plugin.config.get("zero_optimization", {}).get("stage", 0) if plugin is not None else 0
-
-
-def summarise(names: tuple[str, ...]) -> str:
-    """Exact names, with the layer numbers of otherwise equal ones drawn together."""
-    groups: dict[str, list[int]] = {}
-    for name in names:
-        parts = name.split(".")
-        number = next((i for i, part in enumerate(parts) if part.isdigit()), None)
-        layer = int(parts[number]) if number is not None else -1
-        shape = ".".join("{}" if i == number else part for i, part in enumerate(parts))
-        groups.setdefault(shape, []).append(layer)
-    return "\n".join(shape.replace("{}", _ranges(layers)) for shape, layers in groups.items())
-
-
-def _ranges(numbers: list[int]) -> str:
-    """[0, 1, 2, 4] -> "{0-2,4}"."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return "{" + ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts) + "}"
 
 
 def begin(run: Run) -> results.Result:

@@ -76,7 +76,7 @@ class Run(ABC):
     @property
     def dtype(self) -> torch.dtype:
         """Of the weights as they are held between steps."""
-        return weights_dtype(self.arguments)
+        return weights_dtype(self.arguments, bool(self.names))
 
     @property
     def output(self) -> Path:
@@ -141,13 +141,14 @@ def start(recipe: Recipe) -> TrainingArguments:
     return arguments
 
 
-def weights_dtype(arguments: TrainingArguments) -> torch.dtype:
-    """What the weights are loaded in: 16 bit only under an engine, which keeps fp32 masters of what it trains.
+def weights_dtype(arguments: TrainingArguments, trains: bool = True) -> torch.dtype:
+    """What the weights are loaded in: 16 bit only under an engine, which keeps fp32 masters of what it trains, or where
+    nothing is trained, so that it is scored in the precision of what is.
 
-    Without one the optimizer steps on the weights themselves: small steps would vanish in bf16, and a gradient scaler
-    refuses fp16; autocast computes in 16 bit there.
+    Without an engine the optimizer steps on the weights themselves: small steps would vanish in bf16, and a gradient
+    scaler refuses fp16; autocast computes in 16 bit there.
     """
-    if not arguments.deepspeed:
+    if trains and not arguments.deepspeed:
         return torch.float32
     return torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else torch.float32
 
@@ -178,7 +179,7 @@ def build_trainer(run: Run) -> TapeTrainer:
     )
     for callback in [c for c in trainer.callback_handler.callbacks if type(c).__name__ in _REPLACED]:
         trainer.remove_callback(callback)
-    trainer.add_callback(SaveTrained(trainer, run.output / TRAINED))
+    trainer.add_callback(SaveTrained(trainer, run.output / TRAINED, outdated=run.output / RESULTS / "run.json"))
     for callback in run.scoring():
         trainer.add_callback(callback)
     trainer.add_callback(Progress(trainer, run.output / METRICS))

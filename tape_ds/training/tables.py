@@ -14,10 +14,10 @@ from tape_ds.scoring.perplexity import Perplexity
 
 
 def print_rows(rows: Mapping[str, str]) -> None:
-    """Name and text, a line each."""
+    """Name and text, a line each; the text as it is, brackets of a glob included."""
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in rows.items():
-        table.add_row(f"[bold]{key}", value)
+        table.add_row(f"[bold]{key}", escape(value))
     _print(table)
 
 
@@ -26,7 +26,7 @@ def print_loss_by_position(scores: Mapping[str, Mapping[str, SpanLosses]], nativ
     documents = list(next(iter(scores.values())))
     for name in documents:
         first = next(iter(scores.values()))[name]
-        table = Table(title=f"loss by position on {name} (nats per token)", title_justify="left")
+        table = Table(title=f"loss by position on {escape(name)} (nats per token)", title_justify="left")
         table.add_column("")
         for start in first.starts:
             table.add_column(_place(start), justify="right")

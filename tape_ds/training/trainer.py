@@ -90,6 +90,8 @@ class TapeTrainer(Trainer):
         fields = [name for name in ("base", "method", "names") if getattr(saved, name) != getattr(self.record, name)]
         bare = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
         fields += checkpoint.differing_fields(folder, bare.config)
+        if isinstance(self.model, PeftModel) and saved.method == self.record.method:
+            fields += checkpoint.differing_adapters(folder, self.model)
         if fields:
             wrong = f"it was saved by a run that differs in {', '.join(fields)}"
             remedy = "resume with the recipe of that run, or start in another output_dir"

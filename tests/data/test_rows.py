@@ -56,6 +56,14 @@ def test_golden_whole_gives_the_oldest_row_out(monkeypatch):
     assert [ids for ids, _ in found] == [[1, 2, 3], [4, 5, 6, 0], [7, 8, 9]]
 
 
+def test_golden_whole_gives_full_rows_out_at_once(monkeypatch):
+    """Worked by hand, two open rows of 4: 7 to 14 fill two rows on their own. They would have driven out both rows that
+    still had room, and 0 and 15 would have had a row each."""
+    monkeypatch.setattr(rows, "OPEN_ROWS", 2)
+    found = both(whole(arrays([1, 2, 3], [4, 5, 6], [7, 8, 9, 10, 11, 12, 13, 14], [0], [15]), 4))
+    assert [ids for ids, _ in found] == [[7, 8, 9, 10], [11, 12, 13, 14], [1, 2, 3, 0], [4, 5, 6, 15]]
+
+
 def test_golden_ends():
     """A document that ends already gets no second end."""
     assert [tokens.tolist() for tokens in ended(arrays([1, 2], [3, 9], [9, 3]), 9)] == [[1, 2, 9], [3, 9], [9, 3, 9]]

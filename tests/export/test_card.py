@@ -87,22 +87,18 @@ def test_a_method_that_trains_nothing_says_so(run):
     made = run("rope", "yarn", YARN, trained=())
     text = card.text(source_model.find(str(made)), tiny_model(encoding="rope"), card.Wishes("x"), plain=True)
     assert "Nothing was trained" in text and "## Trained on" not in text and "| untouched |" in text
+    assert "datasets" not in front_matter(text), "the recipe names data, and none was read"
+    assert "Scored with" in text and "Trained with" not in text
 
 
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [
-        ("text:/data/own/*.txt", "text:*.txt"),
-        ("jsonl:~/own/a.jsonl#text", "jsonl:a.jsonl#text"),
-        ("hub:allenai/c4:en", "hub:allenai/c4:en"),
-        ("--output_dir=/scratch/me/out", "--output_dir=out"),
-        ('["text:/a/b.txt", "arrow:../c/d"]', '["text:b.txt", "arrow:d"]'),
-        ("runs/demo", "runs/demo"),
-        ("smollm2", "smollm2"),
-    ],
-)
-def test_paths_are_cut_to_their_last_part(address, expected):
-    assert card.shown(address) == expected
+def test_numbers_of_angles_are_exact(run):
+    """Seven digits of a length were rounded to six: 1.04858e+06."""
+    rope = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 2.0, "original_max_position_embeddings": 1048576}
+    source = source_model.find(str(run()))
+    source.config.rope_parameters = rope | {"truncate": True}
+    text = card.text(source, tiny_model(), card.Wishes("x"), plain=False)
+    shown = "(rope_theta 500000, factor 2, original_max_position_embeddings 1048576)"
+    assert f"| positional encoding | tape, angles `yarn` {shown} |" in text
 
 
 def test_the_snippet_of_the_card_runs(run, tmp_path, monkeypatch, capsys):

@@ -18,6 +18,14 @@ def test_documents_are_merged_by_their_targets():
     assert "| x | 2.500 | 2.500 |" in text and "`a`, `b`" in text
 
 
+def test_documents_are_named_without_the_folders_of_the_machine():
+    """A second document of a name is called by its address, which may be a path."""
+    losses = {"span": 64, "starts": [0], "nll": [2.0], "counts": [63], "mean": 2.0}
+    names = {"a.py": losses, "a.py (text:/home/jo/own/a.py)": losses}
+    text = card_results.text(stored(loss_by_position={"x": names}))
+    assert "on `a.py`, `a.py (text:a.py)`, held out" in text and "jo" not in text
+
+
 def test_a_mapping_of_rows_is_a_table():
     """What a pretraining run stores of perplexity."""
     text = card_results.text(

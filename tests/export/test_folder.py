@@ -130,3 +130,22 @@ def test_a_failure_leaves_nothing_under_the_name(run, tmp_path):
     with pytest.raises(UserError, match="no weights"):
         folder.write(source, tmp_path / "out", WISHES)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_late_failure_leaves_nothing_either(run, tmp_path, monkeypatch):
+    """Everything is written but the card; and a folder of somebody's, of whatever name, is not touched."""
+
+    def fails(*_, **__):
+        raise RuntimeError("no card")
+
+    source = source_model.find(str(run("rope", "norms", YARN, trained=("norm",))))
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "mine.txt").touch()
+    with monkeypatch.context() as patched:
+        patched.setattr(folder.card, "text", fails)
+        with pytest.raises(RuntimeError, match="no card"):
+            folder.write(source, tmp_path / "out", WISHES)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
+    folder.write(source, tmp_path / "out", WISHES)
+    assert (tmp_path / "out" / "README.md").is_file() and (tmp_path / "out.partial" / "mine.txt").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.partial"]

@@ -87,6 +87,19 @@ def test_one_process_trains_the_same(two, tiny, tmp_path):
         torch.testing.assert_close(a, b, atol=2e-3, rtol=0, msg=name)
 
 
+def test_angles_alone_are_scored_without_an_engine_as_within_one(two, tiny, tmp_path):
+    """The start that a trained run scores first is what the method that trains nothing ends with."""
+    ended = launch(SCRIPT, *arguments(tiny, tmp_path), "--method", "yarn", "--eval_before", "false")
+    assert ended.code == 0, ended.output[-4000:]
+    assert ended.output.count("nothing is trained") == 1 and ended.output.count("scoring yarn x2") == 1
+    mine, theirs = (json.loads((output / "results" / "run.json").read_text()) for output in (tmp_path, two[0]))
+    scored, before = (each["figures"]["loss_by_position"]["yarn x2, untrained"] for each in (mine, theirs))
+    for name, spans in before.items():
+        assert scored[name]["nll"] == pytest.approx(spans["nll"], abs=1e-5)
+    assert mine["figures"]["steps"] == 0 and len(mine["figures"]["passkey"][0]["replies"]) == 3
+    assert checkpoint.read_record(tmp_path / "trained").names == () and not list(tmp_path.glob("checkpoint-*"))
+
+
 def test_resumed_equals_uninterrupted_to_the_last_digit(two, tiny, tmp_path):
     """As after a kill behind step 3: only the checkpoint is there."""
     source = two[0] / "checkpoint-3"

@@ -97,15 +97,17 @@ def test_what_is_complete_is_not_repeated_and_what_changed_is(runs, capsys):
 
 
 def test_a_run_that_was_cut_short_goes_on_from_its_checkpoint(runs):
+    """A checkpoint is one once its last file is there."""
+    compare(runs, "rope")
     folder = runs / "rope" / "checkpoint-3"
-    folder.mkdir(parents=True)
+    folder.mkdir()
     (folder / "trained.json").write_text("{}")
-    compare(runs, "rope")
-    assert "--resume_from_checkpoint" not in (runs / "rope" / "log.txt").read_text()
-    (runs / "rope" / "results" / "run.json").unlink()
-    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 3}))
-    compare(runs, "rope")
-    assert "--resume_from_checkpoint" in (runs / "rope" / "log.txt").read_text()
+    for last_file, resumed in ((False, False), (True, True)):
+        (runs / "rope" / "results" / "run.json").unlink()
+        if last_file:
+            (folder / "trainer_state.json").write_text(json.dumps({"global_step": 3}))
+        compare(runs, "rope")
+        assert ("--resume_from_checkpoint" in (runs / "rope" / "log.txt").read_text()) is resumed
 
 
 def test_a_run_that_fails_is_named_and_the_others_are_compared(runs, capsys):

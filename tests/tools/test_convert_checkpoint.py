@@ -29,7 +29,7 @@ def run(*arguments):
 @pytest.mark.parametrize("name", ["llama 3", "qwen2"])
 def test_there_and_back(tmp_path, name):
     model = llama(tmp_path / "base", name)
-    assert run("llama-to-tape", tmp_path / "base", tmp_path / "tape", "--position_encoding", "rope") == 0
+    assert run("llama-to-tape", tmp_path / "base", f"{tmp_path / 'tape'}/", "--position_encoding", "rope") == 0
     assert run("tape-to-llama", tmp_path / "tape", tmp_path / "back") == 0
     assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "tape")) is TapeForCausalLM
     back = AutoModelForCausalLM.from_pretrained(tmp_path / "back")
@@ -109,3 +109,9 @@ def test_a_folder_that_is_there_and_a_variant_left_out_are_named_together(tmp_pa
     assert "exists" in message and "--variant" in message and "2 problems" in message
     assert run("reference-to-tape", tmp_path / "out", tmp_path / "new", "--variant", "adape") == 2
     assert "no reference checkpoint" in capsys.readouterr().err
+
+
+def test_options_that_are_no_mapping_are_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run("llama-to-tape", tmp_path, tmp_path / "out", "--position_options", "[3]")
+    assert "give a mapping" in capsys.readouterr().err

@@ -154,6 +154,7 @@ def test_a_model_trained_from_scratch_needs_no_base_and_has_none(base, tmp_path)
 def test_what_makes_another_model_is_told_from_how_it_is_held(base, tmp_path):
     config = tiny_config(tie_word_embeddings=True)
     config.use_cache, config.dtype = False, torch.bfloat16
+    config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     assert checkpoint.differing_fields(base, config) == []
     other = tiny_config(tie_word_embeddings=True, position_options={"feed_forward": False}, max_position_embeddings=128)
     assert checkpoint.differing_fields(base, other) == ["max_position_embeddings", "position_options"]

@@ -1,6 +1,9 @@
 """A process prepares itself without overruling its user, and without a compiler."""
 
 import os
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -54,3 +57,35 @@ def test_deepspeed_builds_no_shared_memory_op():
 
     environment.skip_shared_memory_build()
     assert build_shm_op() is None
+
+
+END = """
+import atexit, os, sys
+from tape_ds.training.environment import end_process
+
+class Left:
+    def __del__(self):
+        os.abort()  # as a thread does that nobody joined
+
+left = Left()
+atexit.register(print, "at the exit")
+print("done")
+{end}
+"""
+
+
+def ended(end):
+    """A process that left something behind, ended so."""
+    return subprocess.run([sys.executable, "-c", END.format(end=end)], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_tear_down_that_aborts_is_not_a_run_that_failed(code):
+    """One run in three ended so on a loaded machine, its results whole."""
+    process = ended(f"end_process({code})")
+    assert process.returncode == code and process.stdout.splitlines() == ["done", "at the exit"]
+
+
+def test_the_interpreter_s_own_end_is_aborted():
+    """Else the test above could not fail."""
+    assert ended("sys.exit(0)").returncode == -signal.SIGABRT

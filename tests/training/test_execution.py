@@ -49,3 +49,21 @@ def test_an_unscaled_run_has_one_start(model):
     assert list(figures["loss_by_position"]) == ["untouched", "theta 1e+06, untrained", "theta, trained"]
     config = TapeConfig.from_pretrained(model.parent / "run" / "trained")
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 1e6}
+
+
+def test_results_go_with_the_weights_they_are_of(model, monkeypatch):
+    """A second run in the same folder that ends while it scores: its weights lay beside the first one's results, which
+    an export then took for theirs."""
+    (model.parent / "held.txt").write_text("three one two " * 60)
+    fields = {"eval_data": f"text:{model.parent}/held.txt", "max_steps": 2, "report_to": "none", "method": "norms"}
+    result = model.parent / "run" / "results" / "run.json"
+    execution.carry_out(extension.assemble(recipe(model, **fields)))
+    assert result.is_file()
+
+    def fails(*_, **__):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("tape_ds.training.callbacks.LossByPosition.on_train_end", fails)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        execution.carry_out(extension.assemble(recipe(model, **fields, learning_rate=0.5)))
+    assert not result.exists() and (model.parent / "run" / "trained" / "trained.json").is_file()

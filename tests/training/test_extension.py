@@ -15,7 +15,7 @@ from tape_ds.training.callbacks import PasskeyRetrieval
 from tape_ds.training.held_out import write_passkeys, write_scores
 from tape_ds.training.recipe.extension import load
 from tape_ds.training.run import build_trainer
-from tests.model.helpers import tiny_config
+from tests.model.helpers import randomised, tiny_config, tokens
 
 TEXT = "one two three four five six seven eight nine ten eleven twelve\n" * 60
 
@@ -70,6 +70,26 @@ def test_the_base_is_found_from_any_folder(model, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(model.parent))
     assert extension.base_address("model") == extension.base_address("~/model") == str(model)
     assert extension.base_address("smollm2") == "smollm2" and extension.base_address("owner/name") == "owner/name"
+
+
+def test_a_base_with_an_encoding_of_its_own_is_extended_as_it_is(model, tmp_path):
+    """A merged TAPE model extended once more: its options were dropped where the recipe gave none, and "untouched" was
+    said of it as a Llama, without its position updates."""
+    torch.manual_seed(2)
+    options = {"rank": 3, "start": "alibi"}
+    base = randomised(TapeForCausalLM(tiny_config(position_options=options))).eval()
+    base.save_pretrained(model)
+    prepared = extension.assemble(recipe(model))
+    assert prepared.config.position_options == options and prepared.variants == {"untouched": None}
+    ids = tokens(1, 20)
+    with torch.no_grad():
+        assert torch.equal(prepared.model.eval()(ids).logits, base(ids).logits)
+    linear = '{"rope_type": "linear"}'
+    scaled = extension.assemble(recipe(model, rope_parameters=linear, target_length=128))
+    assert scaled.variants == {"linear x2, untrained": None}
+    assert extension.assemble(recipe(model, position_options='{"rank": 3, "start": "rope"}')).variants == {
+        "theta 10000, untrained": None
+    }
 
 
 def test_a_trained_folder_is_no_base(model):

@@ -88,6 +88,7 @@ def test_scaled_without_training(gptj, method):
     [
         ({"method": "tape", "position_encoding": "tape"}, "rotary angles of its own kind"),
         ({"method": "dynamic", "rope_parameters": "{}"}, "not computed for GPT-J"),
+        ({"method": "lora"}, "'o_proj': no linear map of a gptj block\n.*did you mean 'out_proj'"),
     ],
 )
 def test_what_a_gptj_has_not_is_refused(gptj, changes, wrong):

@@ -6,11 +6,6 @@ from tape_ds import results
 from tape_ds.training import report
 
 
-def test_names_of_layers_are_drawn_together():
-    names = ("model.norm.weight", *(f"model.layers.{i}.position.gate.weight" for i in (0, 1, 2, 5)))
-    assert report.summarise(names).splitlines() == ["model.norm.weight", "model.layers.{0-2,5}.position.gate.weight"]
-
-
 class Nothing:
     """A run that logged and scored nothing."""
 

@@ -43,3 +43,12 @@ def test_passkeys_are_counted_and_wrong_replies_shown(capsys):
         ["64", "0.5", "1 of 2", "' 8' for 9 at 25%"],
         ["192", "1.5", "0 of 1", "'[/bold] no' for 12 at 88%"],
     ]
+
+
+def test_brackets_are_text(capsys):
+    """A glob's were taken for markup: ``[a-z]`` vanished, and ``[/b]`` ended the run with an error."""
+    tables.print_rows({"data": "text:src/[a-z]*.py, text:[/b]"})
+    losses = SpanLosses(4, (0,), (2.5,), (3,))
+    tables.print_loss_by_position({"untouched": {"[a]/[/b].py": losses}}, native_length=4)
+    printed = capsys.readouterr().out
+    assert "text:src/[a-z]*.py, text:[/b]" in printed and "on [a]/[/b].py" in printed

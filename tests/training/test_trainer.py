@@ -40,11 +40,11 @@ class Rows(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": ids.clone(), "position_ids": places, "document_ids": 0 * places}
 
 
-def build(folder, rows=None, method="tape", **changes) -> TapeTrainer:
+def build(folder, rows=None, method="tape", lora_alpha=4, **changes) -> TapeTrainer:
     """A trainer on a tiny model; the same weights each time."""
     torch.manual_seed(5)
     model = TapeForCausalLM(tiny_config(tie_word_embeddings=True, attention_dropout=0.0))
-    prepared = methods.prepare(method, model, settings(train_position=method != "lora"))
+    prepared = methods.prepare(method, model, settings(train_position=method != "lora", lora_alpha=lora_alpha))
     arguments = TrainingArguments(
         **{
             "output_dir": str(folder),
@@ -111,6 +111,14 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     other = build(tmp_path / "other")
     other.model.config.rope_parameters = {**other.model.config.rope_parameters, "rope_theta": 5e5}
     with pytest.raises(UserError, match="differs in rope_parameters"):
+        other.train(resume_from_checkpoint=str(tmp_path / "one" / "checkpoint-3"))
+
+
+def test_a_checkpoint_of_adapters_of_another_scale_is_refused(tmp_path):
+    """The same tensors times another number: the run went on with another model than it had left."""
+    build(tmp_path / "one", method="lora", max_steps=3).train()
+    other = build(tmp_path / "other", method="lora", lora_alpha=8)
+    with pytest.raises(UserError, match="differs in lora_alpha"):
         other.train(resume_from_checkpoint=str(tmp_path / "one" / "checkpoint-3"))
 
 

@@ -117,6 +117,11 @@ def plain(config: TapeConfig, rope_parameters: Mapping[str, Any]) -> TapeConfig:
     return changed
 
 
+def is_plain(config: Any) -> bool:
+    """Whether :func:`plain` at its own angles is what a model of ``config``, of any family, computes."""
+    return getattr(config, "position_encoding", "rope") == "rope"
+
+
 def config_at(config: TapeConfig, length: int) -> TapeConfig:
     """``config`` as its encoding is used on ``length`` tokens; ``config`` itself where that changes nothing."""
     own = dict(config.rope_parameters or {})

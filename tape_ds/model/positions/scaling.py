@@ -77,17 +77,31 @@ def extended(own: Parameters, change: Parameters, native_length: int, target_len
         change: what the user asks for; empty keeps the model's own. Another ``rope_type`` drops what belonged to the
             old one; the base frequency stays unless it is given.
         native_length: the context the model was trained for, the default of ``original_max_position_embeddings``.
-        target_length: the context it shall have; a ``factor`` that is left out is what reaches it from the original
-            window, at least 1.
+        target_length: the context it shall have; a ``factor`` that a change leaves out is what reaches it from
+            :func:`window_of`, at least 1, and never less than angles of this type have already.
     """
-    same_type = change.get("rope_type", own["rope_type"]) == own["rope_type"]
-    merged = {**(own if same_type else {"rope_theta": own["rope_theta"]}), **change}
+    merged = {**(own if _same_type(own, change) else {"rope_theta": own["rope_theta"]}), **change}
     missing = filled_in(merged["rope_type"])
     if _WINDOW in missing:
         merged.setdefault(_WINDOW, native_length)
-    if "factor" in missing and "factor" not in merged:
-        merged["factor"] = max(1.0, target_length / (merged.get(_WINDOW) or native_length))
+    if "factor" in missing and "factor" not in change and (change or "factor" not in merged):
+        merged["factor"] = max(merged.get("factor", 1.0), target_length / window_of(own, change, native_length))
     return merged
+
+
+def window_of(own: Parameters, change: Parameters, native_length: int) -> float:
+    """The context that factors count from, arguments as for :func:`extended`: the window that the change names, or the
+    native length. A model whose angles are of this type has its own window; where its factor times that is less than
+    its native length (Llama 3.1), so much of the native length as one times the factor is."""
+    if change.get(_WINDOW) is not None:
+        return float(change[_WINDOW])
+    if not _same_type(own, change):
+        return native_length
+    return max(own.get(_WINDOW) or native_length, native_length / (own.get("factor") or 1.0))
+
+
+def _same_type(own: Parameters, change: Parameters) -> bool:
+    return bool(change.get("rope_type", own["rope_type"]) == own["rope_type"])
 
 
 def filled_in(rope_type: str) -> set[str]:

@@ -90,8 +90,9 @@ def as_markdown(rows: Sequence[Row], whole: results.Result, tool: str) -> str:
     return (
         "Loss by position in nats per token on the same held-out documents: lower is better; passkeys found of those "
         "asked for, the same prompts for all. Tokens/s and peak memory are of the training steps (of the process that "
-        "needed most: what torch allocated on a GPU, the resident set on a CPU); s is the whole run, scoring "
-        f"included.\n\n{summary.as_markdown(header, lines)}\n\n{summary.provenance(whole, tool)}\n"
+        "needed most: what torch allocated on a GPU, the resident set on a CPU); s is the whole run, scoring included "
+        "(for the run that scored the untouched model, that too; for a resumed run, its last part only)."
+        f"\n\n{summary.as_markdown(header, lines)}\n\n{summary.provenance(whole, tool)}\n"
     )
 
 

@@ -62,14 +62,21 @@ class Planned:
         return mine == theirs
 
     def prepare_folder(self) -> None:
-        """Make the folder; one that holds another recipe's run is set aside first, under a number."""
-        record = self.folder / RECIPE
-        if record.is_file() and not self._is_same(json.loads(record.read_text(encoding="utf-8"))):
-            number = next(n for n in itertools.count(1) if not self._aside(n).exists())
-            self.folder.rename(self._aside(number))
-            print(f"{self.label}: the run of another recipe is now in {self._aside(number)}", flush=True)
+        """Make the folder; one that holds anything but this recipe's run is set aside first, under a number."""
+        if self.folder.is_dir() and any(self.folder.iterdir()) and not self._is_begun():
+            aside = next(path for n in itertools.count(1) if not (path := self._aside(n)).exists())
+            self.folder.rename(aside)
+            print(f"{self.label}: what lay in its folder is of another recipe, now in {aside}", flush=True)
         self.folder.mkdir(parents=True, exist_ok=True)
+        record = self.folder / RECIPE
         record.write_text(json.dumps(_plain(self.recipe), indent=2) + "\n", encoding="utf-8")
+
+    def _is_begun(self) -> bool:
+        """Whether the folder says that this recipe's run was begun there; one that says nothing is somebody else's."""
+        try:
+            return self._is_same(json.loads((self.folder / RECIPE).read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return False
 
     def _aside(self, number: int) -> Path:
         return self.folder.with_name(f"{self.folder.name}.{number}")

@@ -35,7 +35,7 @@ class ModelSection:
     """A name of ``tape_ds.model.positions.available()``; default the method's: ``tape`` for ``tape`` and ``tape+lora``,
     ``rope`` for all others."""
     position_options: dict[str, Any] = field(default_factory=dict)
-    """Options of that encoding; empty: its defaults."""
+    """Options of that encoding; empty: those of a model that has this encoding already, else its defaults."""
     rope_parameters: dict[str, Any] = field(default_factory=dict)
     """Scaling of the angles to start from, in transformers' terms; empty: the model's own. A ``factor`` that is left
     out is what reaches target_length. ``theta`` and the methods that train nothing set their own type."""
@@ -232,7 +232,9 @@ class ExtensionRecipe(Recipe):
             "model": f"{model.model} -> {model.target_length:,} positions",
             "encoding": f"{model.position_encoding} {model.position_options or ''} from {angles}",
             "method": f"{method.method}, training {', '.join(trained)}",
-            "data": f"{', '.join(data.train_data)}: rows of {data.window:,} tokens ({rows})",
+            "data": f"{', '.join(data.train_data)}: rows of {data.window:,} tokens ({rows})"
+            if self.trains
+            else "none is read: nothing is trained",
             "held out": ", ".join(data.eval_data) or "nothing",
         }
 

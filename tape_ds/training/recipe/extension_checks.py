@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,11 +52,28 @@ def check_against_model(recipe: "ExtensionRecipe", model_config: Any) -> list[Pr
         remedy = f"give {native}, or leave it out"
         problems.append(Problem("rope_parameters.original_max_position_embeddings", window, wrong, remedy))
         window = None
-    factor, base = rope.get("factor"), window or native
+    return [*problems, *_check_reach(recipe, read("rope_parameters"), window, native)]
+
+
+def _check_reach(recipe: "ExtensionRecipe", own: Any, window: Any, native: int) -> Iterator[Problem]:
+    """A factor that is given must reach the target from the angles that the model has (``own``, where known), and a
+    base frequency that a method is about must be larger than theirs."""
+    from tape_ds.model.positions import scaling
+
+    rope, target = recipe.angles, recipe.model.target_length
+    known = isinstance(own, Mapping) and {"rope_type", "rope_theta"} <= own.keys() and not scaling.check(own)
+    base = window if isinstance(window, int) else native
+    if known and not isinstance(window, int):
+        base = round(scaling.window_of(own, {"rope_type": rope.get("rope_type", own["rope_type"])}, native))
+    factor, theta = rope.get("factor"), rope.get("rope_theta")
     if isinstance(factor, (int, float)) and factor * base < target:
         wrong = f"{factor} x {base} = {factor * base:.0f} tokens do not reach target_length = {target}"
-        problems.append(Problem("rope_parameters.factor", factor, wrong, f"give {target / base:g} or more"))
-    return problems
+        yield Problem("rope_parameters.factor", factor, wrong, f"give {target / base:g} or more")
+    if not known or "rope_theta" not in recipe.chosen.angles or not isinstance(theta, (int, float)):
+        return
+    if theta <= (present := own["rope_theta"]):
+        wrong = f"not larger than the rope_theta of {recipe.model.model}, {present:g}: it would reach no further"
+        yield Problem("rope_parameters.rope_theta", theta, wrong, "give a larger one, or choose another method")
 
 
 @CHECKS.reads("model")
@@ -80,13 +98,17 @@ def _model_has_the_length(recipe: "ExtensionRecipe") -> Iterator[Problem]:
     yield from check_against_model(recipe, config if isinstance(config, dict) else {})
 
 
-@CHECKS.reads("position_encoding", "position_options", "state_dtype", "attention_backend")
+@CHECKS.reads("method", "position_encoding", "position_options", "state_dtype", "attention_backend")
 def _encoding(recipe: "ExtensionRecipe") -> Iterator[Problem]:
     from tape_ds.model import attention, positions
     from tape_ds.model.configuration import STATE_DTYPES
 
     model = recipe.model
-    yield from positions.check_options(model.position_encoding, model.position_options)
+    for problem in positions.check_options(model.position_encoding, model.position_options):
+        if "position_encoding" in recipe.given:
+            yield problem
+        else:  # the encoding is the method's, the options may be a base's, meant for another
+            yield replace(problem, remedy=f"{problem.remedy}; or without any, position_options: {{}}")
     if model.state_dtype is not None and model.state_dtype not in STATE_DTYPES:
         yield Problem("state_dtype", model.state_dtype, "unknown dtype", did_you_mean(model.state_dtype, STATE_DTYPES))
     yield from attention.problems(model.attention_backend)

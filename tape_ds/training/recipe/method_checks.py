@@ -43,29 +43,32 @@ def _known(recipe: "ExtensionRecipe") -> Iterator[Problem]:
         yield Problem("method", name, "unknown method", did_you_mean(name, METHODS))
 
 
-@CHECKS.reads("method", "load_in_4bit", *ADAPTERS, "group_tokens", "theta_linear", *GROUPS)
+@CHECKS.reads("method", *ADAPTERS, "group_tokens", "theta_linear", *GROUPS)
 def _idle_fields(recipe: "ExtensionRecipe") -> Iterator[Problem]:
     """A setting that the method does not read is a mistake, unless it says what is so anyway."""
     name = recipe.method.method
     if name not in METHODS:
         return
     trains = METHODS[name].trains
+    so_anyway = {"load_in_4bit": False, "theta_linear": False, "group_tokens": None}
+    so_anyway |= dict.fromkeys(GROUPS, trains == "everything")
     for field in sorted(recipe.given & idle(recipe)):
         value = getattr(recipe.method, field)
-        if field in GROUPS and value is (trains == "everything"):
+        if field in so_anyway and value is so_anyway[field]:
             continue
         if field in ADAPTERS:
             remedy = "remove it, or choose a method with adapters: " + _those(lambda m: m.trains == "adapters")
             yield Problem(field, value, f"method = {name!r} has no adapters", remedy)
         elif field == "group_tokens":
-            remedy = "remove it, or method: " + _those(lambda m: m.grouped)
+            remedy = "remove it (where a base has it: group_tokens: null), or method: " + _those(lambda m: m.grouped)
             yield Problem(field, value, f"method = {name!r} does not group attention", remedy)
         elif field == "theta_linear":
-            remedy = "remove it, or method: " + _those(lambda m: "rope_theta" in m.angles)
+            remedy = "remove it (or give false), or method: " + _those(lambda m: "rope_theta" in m.angles)
             yield Problem(field, value, f"method = {name!r} leaves rope_theta as it is", remedy)
         else:
             wrong = f"method = {name!r} trains {trains if trains == 'nothing' else 'every parameter'}"
-            yield Problem(field, value, wrong, "remove it, or choose another method")
+            remedy = f"remove it (where a base has it: {field}: {str(not value).lower()}), or choose another method"
+            yield Problem(field, value, wrong, remedy)
 
 
 def _those(wanted: Callable[[Method], bool]) -> str:
@@ -86,13 +89,14 @@ def _trains_something(recipe: "ExtensionRecipe") -> Iterator[Problem]:
     can = learns(encoding, options)
     has_none = f"position_encoding = {encoding!r} has no position updates" + (" with these options" * bool(options))
     ours = _those(lambda m: m.learns_positions)
-    if settings.train_position and not can:
+    if settings.train_position and not method.learns_positions:
+        yield Problem("train_position", True, f"method = {name!r} trains no position updates", f"method: {ours}")
+    elif settings.train_position and not can:
         remedy = "position_encoding: tape (with an update on), or train_position: false"
         yield Problem("train_position", True, has_none, remedy)
-    elif settings.train_position and not method.learns_positions:
-        yield Problem("train_position", True, f"method = {name!r} trains no position updates", f"method: {ours}")
     elif method.learns_positions and "train_position" not in recipe.given and not can:
-        remedy = "position_encoding: tape (with an update on), or another method: " + ", ".join(trained())
+        others = ", ".join(each for each in trained() if not METHODS[each].learns_positions)
+        remedy = f"position_encoding: tape (with an update on), or another method: {others}"
         yield Problem("method", name, has_none, remedy)
     if method.trains == "groups" and not any(getattr(settings, switch) for switch in GROUPS):
         remedy = f"set {', '.join(GROUPS[:-1])} or {GROUPS[-1]}"
@@ -110,6 +114,14 @@ def _angles(recipe: "ExtensionRecipe") -> Iterator[Problem]:
     if own is not None and given != own:
         remedy = "remove rope_parameters (where a base has them: rope_parameters: {}), or choose another method"
         yield Problem("rope_parameters.rope_type", given, f"method = {name!r} is {own!r} angles", remedy)
+
+
+@CHECKS.reads("method", "resume_from_checkpoint")
+def _nothing_to_resume(recipe: "ExtensionRecipe") -> Iterator[Problem]:
+    name, given = recipe.method.method, recipe.resume_from_checkpoint
+    if given and name in METHODS and not recipe.trains:
+        wrong = f"method = {name!r} takes no steps: there is nothing to go on with"
+        yield Problem("resume_from_checkpoint", given, wrong, "remove it")
 
 
 @CHECKS.reads("method", "group_tokens", "window", "position_encoding")
@@ -148,10 +160,10 @@ def _adapters(recipe: "ExtensionRecipe") -> Iterator[Problem]:
             yield Problem("lora_targets", target, "no linear map of a block", did_you_mean(target, known))
 
 
-@CHECKS.reads("load_in_4bit", "deepspeed")
+@CHECKS.reads("method", "load_in_4bit", "deepspeed")
 def _four_bits(recipe: "ExtensionRecipe") -> Iterator[Problem]:
     """QLoRA, Dettmers et al. 2023, arXiv:2305.14314."""
-    if not recipe.method.load_in_4bit:
+    if not recipe.method.load_in_4bit or recipe.chosen.trains != "adapters":
         return
     reasons = []
     if importlib.util.find_spec("bitsandbytes") is None:
@@ -164,7 +176,8 @@ def _four_bits(recipe: "ExtensionRecipe") -> Iterator[Problem]:
 
 def targets_of(method: Method, model_type: str, settings: "MethodSection") -> Iterator[Problem]:
     """Adapter targets that this kind of model does not have."""
-    known = GPTJ_TARGETS if "gptj" in model_type else LORA_TARGETS
+    family = model_type.removeprefix("tape_")
+    known = GPTJ_TARGETS if family == "gptj" else LORA_TARGETS
     for target in settings.lora_targets if method.trains == "adapters" else []:
         if target not in known:
-            yield Problem("lora_targets", target, f"no linear map of a {model_type} block", did_you_mean(target, known))
+            yield Problem("lora_targets", target, f"no linear map of a {family} block", did_you_mean(target, known))

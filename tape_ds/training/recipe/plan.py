@@ -21,13 +21,16 @@ def describe(recipe: Recipe) -> str:
     tokens = recipe.global_batch_size * recipe.window
     precision = next((name for name in ("bf16", "fp16") if recipe.trainer_value(name)), "fp32")
     engine = f"ZeRO-{deepspeed_config.stage(recipe.deepspeed)}" if recipe.deepspeed else "no DeepSpeed"
-    lines = {
-        "recipe": recipe.name,
-        **recipe.outline(),
+    training = {
         "batch": f"{recipe.global_batch_size} rows = {tokens:,} tokens a step: {each} per device x {recipe.world_size} "
         f"processes x {accumulation} accumulation",
         "steps": (f"{steps:,} ({steps * tokens:,} tokens)" if steps > 0 else f"{epochs:g} epochs")
         + f", seed {recipe.trainer_value('seed')}",
+    }
+    lines = {
+        "recipe": recipe.name,
+        **recipe.outline(),
+        **(training if recipe.trains else {}),
         "engine": f"{engine}, {precision}",
         "output": str(recipe.trainer_value("output_dir")),
     }

@@ -77,6 +77,11 @@ class Recipe(ABC):
     def window(self) -> int:
         """Tokens per training row."""
 
+    @property
+    def trains(self) -> bool:
+        """Whether there are steps to take."""
+        return True
+
     @abstractmethod
     def outline(self) -> dict[str, str]:
         """What only this kind can say of its plan, as name -> text, for ``--dry_run``."""
@@ -93,11 +98,13 @@ class Recipe(ABC):
         return self.training_kwargs.get("resume_from_checkpoint") or False
 
     def accumulation(self, world_size: int | None = None) -> int:
-        """Backward passes per optimizer step and process.
+        """Backward passes per optimizer step and process; 1 where there are no steps.
 
         Raises:
             UserError: the global batch cannot be shared out over ``world_size`` processes.
         """
+        if not self.trains:
+            return 1
         world = world_size or self.world_size
         raise_if_any(list(trainer_checks.check_batch(self, world)))
         return self.global_batch_size // (self.training_kwargs["per_device_train_batch_size"] * world)

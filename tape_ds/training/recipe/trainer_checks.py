@@ -20,7 +20,8 @@ CHECKS = Checks()
 
 @CHECKS.reads("global_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps")
 def _batch(recipe: "Recipe") -> Iterator[Problem]:
-    yield from check_batch(recipe, recipe.world_size)
+    if recipe.trains:
+        yield from check_batch(recipe, recipe.world_size)
 
 
 def check_batch(recipe: "Recipe", world_size: int) -> Iterator[Problem]:
@@ -45,6 +46,8 @@ def check_batch(recipe: "Recipe", world_size: int) -> Iterator[Problem]:
 
 @CHECKS.reads("max_steps", "num_train_epochs", "warmup_steps")
 def _duration(recipe: "Recipe") -> Iterator[Problem]:
+    if not recipe.trains:
+        return
     steps = recipe.training_kwargs.get("max_steps") or 0
     epochs = recipe.training_kwargs.get("num_train_epochs")
     if steps > 0 and epochs is not None and epochs > 0:

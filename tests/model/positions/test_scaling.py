@@ -151,6 +151,24 @@ def test_an_extension_keeps_what_still_holds():
     assert scaling.extended(own, {"rope_type": "default"}, 4096, 8192) == {"rope_type": "default", "rope_theta": 5e5}
 
 
+@pytest.mark.parametrize(
+    "own, native, target, factor",
+    [
+        pytest.param(YARN | {"factor": 2.0}, 4096, 8192, 4.0, id="extended before, its length says so"),
+        pytest.param(YARN | {"factor": 4.0}, 2048, 8192, 4.0, id="published with its first length"),
+        pytest.param(YARN | {"factor": 4.0}, 2048, 4096, 4.0, id="never less than it has"),
+        pytest.param({"rope_type": "linear", "factor": 4.0}, 2048, 8192, 4.0, id="no window of its own"),
+        pytest.param(LLAMA3, 131_072, 131_072, 8.0, id="llama 3.1 as it is"),
+        pytest.param(LLAMA3, 131_072, 262_144, 16.0, id="llama 3.1 twice as far"),
+    ],
+)
+def test_a_factor_left_out_reaches_the_target_from_angles_of_the_same_type(own, native, target, factor):
+    """A model extended to 16k, extended again to 32k by the same method, kept its factor: its angles ended at 16k."""
+    own = own | {"rope_theta": 1e4}
+    changed = scaling.extended(own, {"rope_type": own["rope_type"]}, native, target)
+    assert changed["factor"] == factor and changed.items() >= (own | {"factor": factor}).items()
+
+
 def test_frequencies_carry_more_than_fp32():
     """fp32 frequencies are off by a whole 4e-3 rad at position 131,072: ours come from fp64 arithmetic."""
     mine, _ = scaling.frequencies({"rope_type": "default", "rope_theta": 10_000.0}, 128)

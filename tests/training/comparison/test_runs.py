@@ -54,7 +54,27 @@ def test_folders_set_aside_do_not_meet(monkeypatch, capsys):
     for rate in ("0.1", "0.2", "0.3", "0.3"):
         assert runs.carry_out(planned("--learning_rate", rate)) is False
     assert sorted(path.name for path in Path().iterdir()) == ["out", "out.1", "out.2"]
-    assert capsys.readouterr().out.count("the run of another recipe is now in") == 2
+    assert capsys.readouterr().out.count("is of another recipe, now in") == 2
+
+
+def test_a_folder_that_says_nothing_is_not_gone_on_from(monkeypatch, capsys):
+    """A run that somebody started by hand, at another learning rate, left its checkpoint: it would have been resumed,
+    and its losses reported as this recipe's."""
+    started = []
+    monkeypatch.setattr(runs, "launch", lambda launcher, own, *rest: started.append(own) or 1)
+    checkpoint = Path("out/checkpoint-3")
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "trained.json").write_text("{}")
+    (checkpoint / "trainer_state.json").write_text('{"global_step": 3}')
+    runs.carry_out(planned())
+    assert started == [["--output_dir", "out"]] and Path("out.1/checkpoint-3").is_dir()
+    assert "now in out.1" in capsys.readouterr().out
+    Path("out.1/checkpoint-3").rename("out/checkpoint-3")
+    runs.carry_out(planned())
+    assert started[1] == ["--output_dir", "out", "--resume_from_checkpoint", "true"], "its own it goes on from"
+    Path("out/recipe.json").write_text('{"seed"')
+    runs.carry_out(planned())
+    assert started[2] == ["--output_dir", "out"] and Path("out.2/checkpoint-3").is_dir()
 
 
 def test_all_recipes_are_checked_and_a_shared_mistake_is_said_once():

@@ -1,5 +1,6 @@
 """The recipe of the extension launcher: its own contradictions, its defaults, and the shipped ones."""
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 
 from tape_ds.training.methods import METHODS
 from tape_ds.training.recipe import files
-from tape_ds.training.recipe.extension import load
+from tape_ds.training.recipe.extension import MethodSection, load
 from tape_ds.training.recipe.extension_checks import check_against_model
 from tests.training.recipe.helpers import problems_of, write
 
@@ -25,6 +26,12 @@ MALFORMED = {
     "factor of no type": ({"rope_parameters": {"factor": 2}}, "rope_parameters", "factor", "rope_type"),
     "unknown encoding": ({"position_encoding": "tapes"}, "position_encoding", "tapes", "tape"),
     "unknown option": ({"position_options": {"rnak": 4}}, "position_options.rnak", "4", "rank"),
+    "options of another method's encoding": (
+        {"method": "lora", "position_options": {"rank": 4}},
+        "position_options.rank",
+        "4",
+        "position_options: {}",
+    ),
     "unknown state dtype": ({"state_dtype": "fp32"}, "state_dtype", "fp32", "float32"),
     "unknown backend": ({"attention_backend": "flash9"}, "attention_backend", "flash9", "flash"),
     "window beyond target": ({"window": 99999}, "window", "99999", "16384 or less"),
@@ -106,8 +113,15 @@ MALFORMED = {
         "position_encoding: rope",
     ),
     "4 bits here": ({"method": "lora", "load_in_4bit": True}, "load_in_4bit", "True", "load_in_4bit: false"),
-    "4 bits of tape": ({"load_in_4bit": False}, "load_in_4bit", "False", "tape+lora"),
-    "norms of yarn": ({"method": "yarn", "train_norms": True}, "train_norms", "True", "another method"),
+    "4 bits of tape": ({"load_in_4bit": True}, "load_in_4bit", "True", "tape+lora"),
+    "norms of yarn": ({"method": "yarn", "train_norms": True}, "train_norms", "True", "train_norms: false"),
+    "positions of the control": ({"method": "norms", "train_position": True}, *POSITIONS),
+    "nothing to resume": (
+        {"method": "yarn", "output_dir": ".", "resume_from_checkpoint": True},
+        "resume_from_checkpoint",
+        "True",
+        "remove it",
+    ),
 }
 
 
@@ -138,6 +152,22 @@ def test_the_paper_s_recipe():
     assert kwargs["activation_checkpointing_kwargs"] == {"use_reentrant": False}
     shipped = load(["--recipe", "llama2_7b_8k_as_shipped"], world_size=8).method
     assert (shipped.train_position, shipped.train_norms, shipped.train_embeddings) == (False, True, True)
+
+
+@pytest.mark.parametrize("method", ["lora", "longlora", "theta", "full"])
+def test_the_paper_s_rivals_differ_in_the_method_alone(method):
+    """As its code set them: LoRA of rank 8 beside embeddings and norms, groups of a quarter, two scalings at once."""
+    ours, theirs = (load(["--recipe", f"llama2_7b_8k{end}"], world_size=8) for end in ("", f"_{method}"))
+    own = {"position_encoding", "position_options", "rope_parameters", "output_dir"}
+    own |= {each.name for each in dataclasses.fields(MethodSection)}
+    one, other = ({name: value for name, value in each.as_dict().items() if name not in own} for each in (ours, theirs))
+    assert one == other
+    assert theirs.model.position_encoding == "rope" and theirs.angles["rope_type"] == "linear"
+    settings = theirs.method
+    assert settings.train_norms and settings.train_embeddings and not settings.lora_dropout
+    assert (settings.lora_r, settings.lora_alpha, settings.lora_targets[0]) == (8, 16, "q_proj")
+    assert settings.group_tokens == (2048 if method == "longlora" else None)
+    assert theirs.angles.get("rope_theta") == (1e6 if method == "theta" else None)
 
 
 def test_demo_is_the_default_and_nothing_is_written(tmp_path):
@@ -178,6 +208,15 @@ def test_a_method_brings_its_defaults(method, encoding, position, embeddings, an
     assert recipe.trains == (method != "ntk") == (recipe.deepspeed is not None)
 
 
+def test_what_is_so_anyway_may_be_said():
+    """A base's setting is taken back so; it was a problem whose remedy (remove it) the command line cannot follow."""
+    idle = {"load_in_4bit": False, "theta_linear": False, "group_tokens": None}
+    recipe = load(["--recipe", write(**idle, method="norms")])
+    assert not idle.keys() & recipe.as_dict().keys()
+    base = write(method="longlora", group_tokens=128)
+    assert load(["--recipe", base, "--method", "lora", "--group_tokens", "null"]).method.group_tokens is None
+
+
 def test_theta_may_interpolate_too_as_the_published_code_did():
     recipe = load(["--recipe", write(method="theta", theta_linear=True, rope_parameters={"rope_theta": 5e5})])
     assert recipe.angles == {"rope_type": "linear", "rope_theta": 5e5}
@@ -209,6 +248,24 @@ def test_a_start_beyond_the_model_is_refused():
     rope = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 9000}
     found, _ = problems_of("--recipe", write(rope_parameters=rope))
     assert set(found) == {"rope_parameters.original_max_position_embeddings"}
+
+
+def test_a_factor_counts_from_the_angles_that_the_model_has():
+    """Of a model extended from 4k to 8k: two times more is four times what it had before."""
+    own = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 4096}
+    extended = SimpleNamespace(max_position_embeddings=8192, rope_parameters=own)
+    for factor, fields in {2.0: ["rope_parameters.factor"], 4.0: []}.items():
+        recipe = load(["--recipe", write(model="owner/name", rope_parameters={"rope_type": "yarn", "factor": factor})])
+        assert [problem.field for problem in check_against_model(recipe, extended)] == fields
+
+
+def test_theta_has_to_be_larger_than_it_was():
+    """Qwen2's is 1e6: the method would train on the angles that end where the model does."""
+    recipe = load(["--recipe", write(model="owner/name", method="theta", rope_parameters={})])
+    for theta, fields in {1e5: [], 1e6: ["rope_parameters.rope_theta"]}.items():
+        own = {"rope_type": "default", "rope_theta": theta}
+        native = SimpleNamespace(max_position_embeddings=8192, rope_parameters=own)
+        assert [problem.field for problem in check_against_model(recipe, native)] == fields
 
 
 def test_a_folder_without_a_configuration():

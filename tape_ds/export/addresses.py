@@ -1,0 +1,28 @@
+"""Addresses and command lines as people elsewhere may read them: without the folders of the machine that trained."""
+
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+from tape_ds.data.sources.hub import HubDataset
+
+_PATH = re.compile(r"(?<![\w/.])(?:~[^/\s:#\"',\]]*|\.{1,2})?/[^:#\"',\]]*")
+"""A path from the root, from a home, or from ``.`` or ``..``, up to what ends one in an address or a list of them;
+blanks may be part of it."""
+
+
+def shown(text: str) -> str:
+    """``text`` with every such path cut down to its last part; relative ones such as ``runs/demo`` stay."""
+    return _PATH.sub(lambda path: Path(path.group()).name, text)
+
+
+def command_line(words: Iterable[str]) -> str:
+    """A command as it can be typed, see :func:`shown`."""
+    return shlex.join(map(shown, words))
+
+
+def hub_names(addresses: Iterable[str]) -> list[str]:
+    """Names of the hub's data sets among ``addresses``, once each, without revision, configuration, split or field."""
+    names = (HubDataset(address).name for address in addresses if address.startswith(f"{HubDataset.kind}:"))
+    return list(dict.fromkeys(name for name in names if name is not None))
