@@ -15,7 +15,6 @@ tokenizer, such as its base's.
 
 import argparse
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,13 +30,14 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     check(options)
     model, tokenizer = convert_source(options)
-    out = Path(options.out)
-    aside = out.with_name(out.name + ".partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    model.save_pretrained(aside)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(aside)
-    aside.rename(out)
+    from tape_ds.data import cache
+
+    def write(folder: Path) -> None:
+        model.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+
+    cache.build_aside(Path(options.out), write)
     print(f"{options.out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters")
     return 0
 

@@ -10,7 +10,6 @@ that needs no ``tape_ds``.
 """
 
 import argparse
-import shutil
 import sys
 from pathlib import Path
 
@@ -35,6 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(Problem("out", options.out, "exists", "name a new folder"))
     import torch
 
+    from tape_ds.data import cache
     from tape_ds.data import tokenizer as tokenizers
     from tape_ds.training import checkpoint, merging
 
@@ -43,11 +43,12 @@ def main(argv: list[str] | None = None) -> int:
     model = merging.merge(options.trained)
     dtype = merging.original_dtype(options.trained) if options.dtype == "auto" else getattr(torch, options.dtype)
     model.to(dtype).config.use_cache = True
-    aside = out.with_name(out.name + ".partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    model.save_pretrained(aside)
-    tokenizer.save_pretrained(aside)
-    aside.rename(out)
+
+    def write(folder: Path) -> None:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    cache.build_aside(out, write)
     origin = record.base or "from scratch"
     print(f"{options.out}: {origin} + {record.method}, {model.num_parameters() / 1e6:,.2f} M parameters")
     return 0

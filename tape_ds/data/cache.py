@@ -47,6 +47,7 @@ def folder(cache_dir: str | Path, name: str, build: Callable[[Path], None]) -> P
 
 def build_aside(finished: Path, build: Callable[[Path], None]) -> None:
     """Build elsewhere, then rename. Nobody else on this machine may be building ``finished`` at the same time."""
+    finished.parent.mkdir(parents=True, exist_ok=True)
     here = f"{finished.name}.building-{socket.gethostname()}-"
     for left_over in finished.parent.glob(f"{glob.escape(here)}*"):  # of a build that was killed
         shutil.rmtree(left_over, ignore_errors=True)
