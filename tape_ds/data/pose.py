@@ -72,7 +72,7 @@ class Pose:
     @property
     def least_max_skip(self) -> int:
         """The smallest :attr:`max_skip` with which the last chunk can reach position ``target - 1``."""
-        return -(-(self.target - self.window) // (self.chunks - 1))
+        return least_max_skip(self.window, self.target, self.chunks)
 
     def draw(self, tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """One training row from one document.
@@ -109,6 +109,11 @@ class Pose:
         if self.skips == "sorted":
             return draw_sorted_shifts(chunks, room, rng)
         return draw_shifts(chunks, room, rng, self.max_skip)
+
+
+def least_max_skip(window: int, target: int, chunks: int) -> int:
+    """The smallest limit of one skip with which all skips together reach from ``window`` to ``target``."""
+    return -(-(target - window) // (chunks - 1))
 
 
 def draw_lengths(count: int, chunks: int, rng: np.random.Generator) -> np.ndarray:

@@ -161,18 +161,24 @@ class LossByPosition(TrainerCallback):
         }
 
 
-class PerplexityByLength(TrainerCallback):
+class _ScoredAfter(TrainerCallback):
+    """Scores a trained model; results go to ``file``, and those of an earlier run in this folder are not this one's."""
+
+    file: Path
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Remove an earlier run's results."""
+        if state.is_world_process_zero:
+            self.file.unlink(missing_ok=True)
+
+
+class PerplexityByLength(_ScoredAfter):
     """Scores the trained model on the held-out documents at every length; results go to ``file``."""
 
     def __init__(self, documents: list[HeldOut], lengths: list[int], file: Path):
         self.documents = documents
         self.lengths = lengths
         self.file = file
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Scores of an earlier run in this folder are not this one's."""
-        if state.is_world_process_zero:
-            self.file.unlink(missing_ok=True)
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Score, on every rank together."""
@@ -184,18 +190,13 @@ class PerplexityByLength(TrainerCallback):
             write_perplexities(self.file, scores)
 
 
-class PasskeyRetrieval(TrainerCallback):
+class PasskeyRetrieval(_ScoredAfter):
     """Asks the trained model for the numbers that ``prompts`` hide; what it replies goes to ``file``."""
 
     def __init__(self, prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, file: Path):
         self.prompts = prompts
         self.tokenizer = tokenizer
         self.file = file
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Replies of an earlier run in this folder are not this one's."""
-        if state.is_world_process_zero:
-            self.file.unlink(missing_ok=True)
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Ask, on every rank together."""

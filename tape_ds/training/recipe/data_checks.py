@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tape_ds.data.pose import least_max_skip
 from tape_ds.errors import Problem
 from tape_ds.training.recipe.checks import Checks
 
@@ -64,7 +65,7 @@ def _longest_skip(recipe: "ExtensionRecipe") -> Iterator[Problem]:
         wrong = f"pose_skips = {data.pose_skips!r} are drawn all at once, without a limit to one"
         yield Problem("pose_max_skip", data.pose_max_skip, wrong, "remove it, or pose_skips: uniform")
         return
-    least = -(-(target - data.window) // (data.pose_chunks - 1))
+    least = least_max_skip(data.window, target, data.pose_chunks)
     if data.pose_max_skip < least:
         wrong = f"{data.pose_chunks - 1} skips of a row of {data.window} do not reach target_length = {target}"
         yield Problem("pose_max_skip", data.pose_max_skip, wrong, f"give {least} or more, or more pose_chunks")
