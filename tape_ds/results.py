@@ -68,6 +68,9 @@ class Result:
     """CPU model, cores, memory in bytes and GPUs of the machine that wrote the result, and the number of processes."""
     commit: dict[str, Any] | None = None
     """``{"hash": ..., "dirty": bool}`` of the checkout the code ran from; None outside a checkout."""
+    model: dict[str, Any] | None = None
+    """The model that was evaluated: its address, the SHA-256 of its files, encoding, dtype; None for what is no
+    evaluation."""
     config: dict[str, Any] = field(default_factory=dict)
     """The whole configuration after every override, credentials replaced."""
     data: dict[str, str] = field(default_factory=dict)
@@ -95,6 +98,7 @@ def collect(
     seed: int | None = None,
     config: Mapping[str, Any] | None = None,
     data: Mapping[str, str] | None = None,
+    model: Mapping[str, Any] | None = None,
     processes: int = 1,
 ) -> Result:
     """A result at its start: everything about the run that is known before its figures.
@@ -108,6 +112,7 @@ def collect(
         versions=versions(),
         hardware={**hardware(), "processes": processes},
         commit=commit(),
+        model=None if model is None else _plain(model),
         config=_redact(_plain(config or {})),
         data=dict(data or {}),
     )
@@ -212,6 +217,7 @@ def load(path: str | Path) -> Result:
         raise UserError(Problem("result", str(path), f"is not JSON ({error})", "name a stored result")) from None
     if not isinstance(content, dict):
         raise UserError(Problem("result", str(path), "is not a JSON object", "name a stored result"))
+    content.setdefault("model", None)  # results stored before there were evaluations
     raise_if_any(_check(content))
     return Result(**{**content, "figures": _with_numbers(content["figures"])})
 
@@ -226,6 +232,7 @@ def _check(content: dict[str, Any]) -> list[Problem]:
         "started": (str,),
         "seed": (int, type(None)),
         "commit": (dict, type(None)),
+        "model": (dict, type(None)),
         "finished": (str, type(None)),
         "schema": (int,),
     }

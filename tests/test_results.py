@@ -127,3 +127,17 @@ def test_commit_of_somebody_elses_repository_is_not_reported(tmp_path):
     inside = tmp_path / ".venv" / "site-packages"
     inside.mkdir(parents=True)
     assert results.commit(inside) is None
+
+
+def test_a_result_says_which_model_was_evaluated(tmp_path):
+    model = {"address": "smollm2", "sha256": "abc", "rope_parameters": {"factor": 2.0}}
+    path = results.save(results.collect(model=model), tmp_path / "result.json")
+    assert results.load(path).model == model
+
+
+def test_results_stored_before_there_were_evaluations_can_be_read(tmp_path):
+    path = results.save(results.collect(), tmp_path / "result.json")
+    content = json.loads(path.read_text())
+    del content["model"]
+    path.write_text(json.dumps(content))
+    assert results.load(path).model is None

@@ -66,11 +66,11 @@ def find(address: str) -> SourceModel:
         record = checkpoint.read_record(folder)
         result, reason = _result_of(folder, record)
         return SourceModel(folder, _config(folder), record, result, reason, merging.original_dtype(folder))
-    model_type = _model_type(folder)
-    if model_type not in FAMILIES:
+    found = model_type(folder)
+    if found not in FAMILIES:
         wrong = "no such folder" if not given.is_dir() else "neither what a run trained nor a model"
-        if model_type:
-            wrong = f"its model_type is {model_type!r}: transformers loads that as it is"
+        if found:
+            wrong = f"its model_type is {found!r}: transformers loads that as it is"
         raise UserError(Problem("source", address, wrong, _REMEDY))
     config = _config(folder)
     return SourceModel(folder, config, None, None, "no run is recorded", config.dtype or torch.float32)
@@ -81,7 +81,8 @@ def _config(folder: Path) -> extendable.Config:
     return config
 
 
-def _model_type(folder: Path) -> str | None:
+def model_type(folder: Path) -> str | None:
+    """What the configuration of a folder says it is; None where there is none to be read."""
     try:
         return json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError):

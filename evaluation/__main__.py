@@ -1,0 +1,44 @@
+"""What a model is worth on long text.
+
+    python -m evaluation generate   MODEL --prompt "def main():"      try a model by hand
+    python -m evaluation perplexity MODEL --data stdlib --lengths 2k 8k 16k
+    python -m evaluation passkey    MODEL --lengths 4k 8k 16k         a heat map of depth and length
+    python -m evaluation scrolls    generate MODEL --datasets qasper  answers and summaries, with the official scores
+    python -m evaluation harness    MODEL --tasks tape_table9         lm-eval's tasks: MMLU, ARC, RULER, ...
+    python -m evaluation report     RUNS ... --output PAGE            one page that compares them
+
+Each has ``--help``. MODEL is a run's folder, a model folder, an adapter, a hub id, a .gguf file, or smollm2. On several
+processes, each with the whole model: ``torchrun --nproc_per_node 2 -m evaluation ...``, or
+``deepspeed --num_accelerators 2 --module evaluation ...``. An evaluation that was interrupted goes on when the same
+command is started again.
+
+Exit codes: 0 done; 2 something to mend, all of it in one message, nothing was started.
+"""
+
+import importlib
+import os
+import sys
+
+from tape_ds.errors import Problem, UserError, command, did_you_mean
+
+COMMANDS = ("generate", "perplexity", "passkey", "scrolls", "harness", "report")
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    """Hand over to the command's own ``main``."""
+    words = sys.argv[1:] if argv is None else argv
+    # DeepSpeed's launcher puts its own argument first
+    words = [word for word in words if not word.startswith("--local_rank")]
+    if not words or words[0] in ("-h", "--help"):
+        print(__doc__, end="")
+        return 0
+    if words[0] not in COMMANDS:
+        raise UserError(Problem("command", words[0], "unknown", did_you_mean(words[0], COMMANDS)))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    code: int = importlib.import_module(f"evaluation.{words[0]}").main(words[1:])
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

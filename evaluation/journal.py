@@ -1,0 +1,223 @@
+"""One evaluation's folder: what decides its numbers, the pieces that are finished, and the result.
+
+An evaluation is a list of jobs that do not depend on each other, each with a key. What a job finds is written down at
+once, a line of JSON that is on the disk before the next job starts. So a killed evaluation goes on where it was, on any
+number of processes, and its result is the one it would have had.
+
+Everything that decides the numbers is the evaluation's *identity*: the model's hash, the data's fingerprints, the
+configuration, the seed, and the versions of what computes. A folder holds one result of a name. The same evaluation is
+not repeated there, and another one does not replace it unless ``--overwrite`` says so.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from evaluation import job
+from evaluation.models import FoundModel, OwnModel
+from tape_ds import results
+from tape_ds.data import cache
+from tape_ds.errors import Problem, UserError
+from tape_ds.training.run import TRAINED
+
+Job = TypeVar("Job")
+
+COMPUTING = ("tape_ds", "torch", "transformers", "lm-eval")
+"""Packages another version of which may compute other numbers."""
+HERE = "evaluation"
+"""Folder of the results inside a run's folder, and of all others below ``runs``."""
+
+
+class Evaluation:
+    """An evaluation that is about to be carried out, or was.
+
+    Args:
+        name: of the command; names the result's file.
+        folder: made when there is something to write.
+        model: what results say of the model, see :meth:`FoundModel.about`.
+        config: every option that decides numbers.
+        data: fingerprint of each data source, by its address.
+        seed: None where nothing is drawn.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folder: str | Path,
+        *,
+        model: Mapping[str, Any] | None,
+        config: Mapping[str, Any],
+        data: Mapping[str, str],
+        seed: int | None,
+    ):
+        self.name = name
+        self.folder = Path(folder)
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
+        self.started = results.collect(
+            command=sys.argv,
+            seed=seed,
+            model=model,
+            config={"evaluation": name, **config},
+            data=data,
+            processes=processes,
+        )
+        self.identity = _identity(self.started)
+
+    @property
+    def path(self) -> Path:
+        """The result's file."""
+        return self.folder / f"{self.name}.json"
+
+    @property
+    def journal(self) -> Path:
+        """Folder of the finished pieces; gone when the result is written."""
+        return self.folder / f".{cache.key(self.name, **self.identity)}"
+
+    def stored(self) -> results.Result | None:
+        """The finished result of this very evaluation, if the folder holds it.
+
+        Raises:
+            UserError: the file is no result.
+        """
+        found = results.load(self.path) if self.path.is_file() else None
+        same = found is not None and found.finished and _identity(found) == self.identity
+        return found if same else None
+
+    def check(self, overwrite: bool) -> list[Problem]:
+        """Whether the folder can take the result: it holds none of this name, this very one, or may be overwritten."""
+        if overwrite or not self.path.exists():
+            return []
+        try:
+            found = results.load(self.path)
+        except UserError:
+            wrong = f"{self.path.name} in it is no result"
+        else:
+            differing = _differing(_identity(found), self.identity)
+            if not differing:
+                return []
+            wrong = f"it holds the result of another {self.name} evaluation (other: {', '.join(differing[:8])})"
+        return [Problem("--output", str(self.folder), wrong, "name another folder, or replace it: --overwrite")]
+
+    def carry_out(self, jobs: Sequence[tuple[str, Job]], work: Callable[[Job], Any]) -> dict[str, Any]:
+        """What ``work`` finds for every job, by key; every process must call it and gets all of it.
+
+        Args:
+            jobs: pairs of key and job, the longest first where they differ: they are dealt out in turn.
+            work: gives plain JSON data for a job. What it gives must follow from the job and the identity alone.
+
+        Raises:
+            UserError: another process evaluates the same thing in this folder.
+        """
+        keys = [key for key, _ in jobs]
+        assert len(set(keys)) == len(keys), "every job has a key of its own"
+        rank, world = job.rank_and_world()
+        with self._lock(rank):
+            known, part = job.from_first(lambda: (self._read(), self._begin()))
+            pending = [(key, each) for key, each in jobs if key not in known]
+            if known and rank == 0:
+                print(f"{self.name}: {len(keys) - len(pending):,} of {len(keys):,} pieces are known", flush=True)
+            own = pending[rank::world]
+            with open(self.journal / f"{part:04}-{rank:04}.jsonl", "w", encoding="utf-8") as file:
+                for key, each in _shown(own, self.name, rank):
+                    line = json.dumps([key, work(each)])
+                    known[key] = json.loads(line)[1]
+                    file.write(line + "\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+            mine = {key: known[key] for key, _ in own}
+            for others in job.gather(mine):
+                known |= others
+        return {key: known[key] for key in keys}
+
+    def finish(self, figures: Mapping[str, Any]) -> Path:
+        """Write the result and remove the journal; rank 0 alone.
+
+        Args:
+            figures: the same for the same identity, but for what stands under ``cost``.
+        """
+        if job.rank_and_world()[0] == 0:
+            results.save(self.started.finish(figures), self.path)
+            shutil.rmtree(self.journal, ignore_errors=True)
+        return self.path
+
+    @contextlib.contextmanager
+    def _lock(self, rank: int) -> Iterator[None]:
+        """One evaluation at a time writes to a journal; rank 0 holds the lock for its job."""
+        self.journal.mkdir(parents=True, exist_ok=True)
+        with open(self.journal / "lock", "w", encoding="utf-8") as file:
+            if rank == 0:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    wrong = "another process carries out this very evaluation there"
+                    problem = Problem("--output", str(self.folder), wrong, "wait for it, or name another folder")
+                    raise UserError(problem) from error
+            yield
+
+    def _begin(self) -> int:
+        """The number of this start."""
+        return sum(1 for _ in self.journal.glob("*-0000.jsonl"))
+
+    def _read(self) -> dict[str, Any]:
+        """What earlier starts found; a line that was being written when one was killed is none."""
+        known: dict[str, Any] = {}
+        for file in sorted(self.journal.glob("*.jsonl")):
+            for line in file.read_text(encoding="utf-8").splitlines():
+                with contextlib.suppress(ValueError):
+                    key, value = json.loads(line)
+                    known[key] = value
+        return known
+
+
+def default_folder(model: FoundModel) -> Path:
+    """Where results of a model go when nobody says."""
+    if isinstance(model, OwnModel) and model.source.record is not None:
+        run = model.folder.parent / HERE
+        return run if model.folder.name == TRAINED else run / model.folder.name
+    name = model.address.strip("/").removesuffix(".gguf").replace("/", "--").lstrip(".-")
+    return Path("runs") / HERE / name
+
+
+def folder(options: argparse.Namespace, model: FoundModel) -> Path:
+    """The folder that the options of :func:`evaluation.options.add_output` name."""
+    return Path(options.output) if options.output is not None else default_folder(model)
+
+
+def _identity(result: results.Result) -> dict[str, Any]:
+    """What decides a result's figures."""
+    model = {key: value for key, value in (result.model or {}).items() if key not in ("address", "kind")}
+    versions = {name: version for name, version in result.versions.items() if name in COMPUTING}
+    return {
+        "model": model,
+        "config": result.config,
+        "data": result.data,
+        "seed": result.seed,
+        "versions": versions,
+    }
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Names of the entries in which two identities differ, by section."""
+    found = []
+    for section, value in one.items():
+        theirs = other[section]
+        if isinstance(value, dict) and isinstance(theirs, dict):
+            names = {*value, *theirs}
+            found += [f"{section}.{name}" for name in sorted(names) if value.get(name) != theirs.get(name)]
+        elif value != theirs:
+            found.append(section)
+    return found
+
+
+def _shown(jobs: Sequence[tuple[str, Job]], name: str, rank: int) -> Iterator[tuple[str, Job]]:
+    """The jobs, with a bar on a terminal."""
+    from tqdm.auto import tqdm
+
+    return iter(tqdm(jobs, desc=name, disable=rank > 0 or not sys.stderr.isatty()))

@@ -1,0 +1,367 @@
+"""From an address to a model that can be asked: whatever was trained here, and whatever transformers or peft load.
+
+An address is first *found* (its files, its configuration, the SHA-256 of its weights; everything wrong with it is told
+before anything heavy is read), then loaded: whole, adapters merged, in evaluation mode.
+"""
+
+import argparse
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from tape_ds.data import packing
+from tape_ds.data import tokenizer as tokenizers
+from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.export import source_model
+from tape_ds.export.cuts import FAMILIES
+from tape_ds.model import convert, extendable
+from tape_ds.training import checkpoint
+from tape_ds.training.run import TRAINED
+
+ADAPTER = "adapter_config.json"
+_SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "*.py")
+_WEIGHTS = ("*.safetensors", "*.bin")
+_REMEDY = "give a run's folder, a model folder, a hub id that can be reached, an adapter, a .gguf file, or smollm2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundModel(ABC):
+    """A model whose weights are not loaded yet."""
+
+    address: str
+    """As it was typed."""
+    folder: Path
+    """Its files."""
+    config: PreTrainedConfig
+    """Of the model that :meth:`load` gives."""
+    tokenizer_address: str
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """What the address leads to, for people."""
+
+    @abstractmethod
+    def files(self) -> Iterable[Path]:
+        """Every file that decides what the model computes."""
+
+    @abstractmethod
+    def whole(self) -> PreTrainedModel:
+        """The whole model, adapters merged, on the CPU, in its dtype or one that holds it."""
+
+    def load(self) -> PreTrainedModel:
+        """The whole model in its dtype on its device, in evaluation mode.
+
+        Raises:
+            UserError: weights that are missing or do not fit.
+        """
+        model = self.whole()
+        for parameter in model.parameters():  # not the module: its cast would round the angles' frequencies, too
+            parameter.data = parameter.data.to(self.dtype)
+        model.to(self.device)
+        return model.eval()
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer, or the one that was asked for.
+
+        Raises:
+            UserError: there is none.
+        """
+        return tokenizers.load(self.tokenizer_address)
+
+    @property
+    def native_length(self) -> int:
+        """Tokens that the model is made for; of an extended one, what it was extended to.
+
+        Raises:
+            UserError: its configuration does not say.
+        """
+        found = _native_length(self.config)
+        if found is None:
+            wrong = "its configuration has no max_position_embeddings"
+            raise UserError(Problem("model", self.address, wrong, "write it into config.json"))
+        return found
+
+    @property
+    def position_limit(self) -> int | None:
+        """Tokens beyond which there are no positions: a learned table ends. None: there is no such end."""
+        ours = self.config.model_type in FAMILIES
+        rotary = getattr(self.config, "rope_parameters", None) is not None
+        return None if ours or rotary else _native_length(self.config)
+
+    def about(self) -> dict[str, Any]:
+        """What results say of the model: its files' hash among it."""
+        return {
+            "address": self.address,
+            "kind": self.kind,
+            "sha256": _digest(self.files()),
+            "tokenizer": packing.tokenizer_fingerprint(self.tokenizer()),
+            "model_type": self.config.model_type,
+            "encoding": getattr(self.config, "position_encoding", None),
+            "rope_parameters": getattr(self.config, "rope_parameters", None),
+            "native_length": _native_length(self.config),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "device": self.device.type,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnModel(FoundModel):
+    """What a run left behind, or a model folder of this project, exported ones included."""
+
+    source: source_model.SourceModel
+
+    @property
+    def kind(self) -> str:
+        """``trained``: a base and what a run trained of it; else a model folder."""
+        return "trained" if self.source.record is not None else "model folder"
+
+    def files(self) -> Iterable[Path]:
+        """With those of the base that a run trained on."""
+        yield from _model_files(self.source.folder)
+        record = self.source.record
+        if record is not None and record.base is not None and not any(self.folder.glob(checkpoint.WHOLE_WEIGHTS)):
+            base = convert.resolve(record.base)
+            yield from _model_files(Path(base) if Path(base).is_dir() else _download(base))
+
+    def whole(self) -> PreTrainedModel:
+        """Adapters are merged in fp32, which loses nothing."""
+        if self.source.record is None:
+            return extendable.load(self.source.folder, self.source.config, dtype=self.dtype)
+        return self.source.load()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainModel(FoundModel):
+    """Whatever ``AutoModelForCausalLM`` loads."""
+
+    trust_remote_code: bool
+
+    @property
+    def kind(self) -> str:
+        """Its class is transformers' own, or its own code's."""
+        return "transformers"
+
+    def files(self) -> Iterable[Path]:
+        """All of the folder that a model is loaded from."""
+        return _model_files(self.folder)
+
+    def whole(self) -> PreTrainedModel:
+        """As transformers loads it."""
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            self.folder, dtype=self.dtype, trust_remote_code=self.trust_remote_code
+        )
+        return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter(FoundModel):
+    """peft's adapter on a base that its configuration names."""
+
+    base: FoundModel
+
+    @property
+    def kind(self) -> str:
+        """An adapter that no run of this project made."""
+        return "peft adapter"
+
+    def files(self) -> Iterable[Path]:
+        """The adapter's and its base's."""
+        return [*_model_files(self.folder), *self.base.files()]
+
+    def whole(self) -> PreTrainedModel:
+        """Merged in fp32, which loses nothing."""
+        from peft import PeftModel
+
+        base = self.base.whole().float()
+        merged: PreTrainedModel = PeftModel.from_pretrained(base, str(self.folder)).merge_and_unload(safe_merge=True)
+        return merged
+
+
+def find(options: argparse.Namespace) -> FoundModel:
+    """The model of the options that :func:`evaluation.options.add_model` adds.
+
+    Raises:
+        UserError: everything wrong with them: nothing there, not a causal LM, no tokenizer, no such device.
+    """
+    problems: list[Problem] = []
+    device = torch.device("cpu")
+    try:
+        device = find_device(options.device)
+    except UserError as error:
+        problems += error.problems
+    try:
+        found = _find(options.model, options.tokenizer, options.dtype, device, options.trust_remote_code)
+        found.tokenizer()
+    except UserError as error:
+        problems += error.problems
+    raise_if_any(problems)
+    return found
+
+
+def find_device(name: str) -> torch.device:
+    """The device that ``name`` means for this process.
+
+    Raises:
+        UserError: no such device here.
+    """
+    gpus = torch.cuda.device_count()
+    if name == "auto":
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % gpus) if gpus else torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).split("\n")[0]
+        remedy = f"one of: auto, cpu{''.join(f', cuda:{index}' for index in range(gpus))}"
+        raise UserError(Problem("--device", name, f"not to be had here ({reason})", remedy)) from error
+    return device
+
+
+def _find(address: str, tokenizer: str | None, dtype: str, device: torch.device, trust_remote_code: bool) -> FoundModel:
+    asked = None if dtype == "auto" else getattr(torch, dtype)
+    if _is_ours(address):
+        source = source_model.find(address)
+        return OwnModel(
+            address=address,
+            folder=source.folder,
+            config=source.config,
+            tokenizer_address=tokenizer or str(source.folder),
+            dtype=asked or source.dtype,
+            device=device,
+            source=source,
+        )
+    folder = _local(address)
+    if (folder / ADAPTER).is_file() and not (folder / "config.json").is_file():
+        return _find_adapter(address, folder, tokenizer, dtype, device, trust_remote_code)
+    config = _read_config(address, folder, trust_remote_code)
+    return PlainModel(
+        address=address,
+        folder=folder,
+        config=config,
+        tokenizer_address=tokenizer or str(folder),
+        dtype=asked or config.dtype or torch.float32,
+        device=device,
+        trust_remote_code=trust_remote_code,
+    )
+
+
+def _is_ours(address: str) -> bool:
+    """Whether the address leads to a folder that a run, a conversion or an export of this project made."""
+    folder = Path(address)
+    records = (folder / checkpoint.RECORD, folder / TRAINED / checkpoint.RECORD)
+    return any(record.is_file() for record in records) or source_model.model_type(folder) in FAMILIES
+
+
+def _local(address: str) -> Path:
+    """The folder with the model's files, downloaded where it is a hub id.
+
+    Raises:
+        UserError: there is none.
+    """
+    resolved = convert.resolve(address)
+    if Path(resolved).is_dir():
+        return Path(resolved)
+    if Path(resolved).exists() or resolved.startswith((".", "/", "~")) or resolved.count("/") > 1:
+        raise UserError(Problem("model", address, "no such folder", _REMEDY))
+    return _download(resolved)
+
+
+def _download(name: str) -> Path:
+    """The snapshot of a hub id; pickled weights only where there are no others.
+
+    Raises:
+        UserError: it cannot be had.
+    """
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=[*_SMALL, "*.safetensors"]))
+        if not any(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(name, allow_patterns=[*_SMALL, *_WEIGHTS]))
+    except (OSError, ValueError, httpx.HTTPError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(Problem("model", name, f"no such folder, and not to be had ({reason})", _REMEDY)) from error
+    return folder
+
+
+def _find_adapter(
+    address: str, folder: Path, tokenizer: str | None, dtype: str, device: torch.device, trust_remote_code: bool
+) -> Adapter:
+    from peft import PeftConfig
+
+    if (folder / "trainable_params.bin").is_file():
+        wrong = "trainable_params.bin beside the adapter (embeddings and norms) would be left out"
+        raise UserError(Problem("model", address, wrong, "merge both into a model folder first, as LongLoRA does"))
+    try:
+        named = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(Problem("model", address, f"{ADAPTER} cannot be read ({error})", _REMEDY)) from error
+    if not named:
+        wrong = f"{ADAPTER} names no base"
+        raise UserError(Problem("model", address, wrong, "write base_model_name_or_path into it"))
+    own = next(folder.glob("tokenizer_config.json"), None)
+    base = _find(named, tokenizer or (str(folder) if own else None), dtype, device, trust_remote_code)
+    return Adapter(
+        address=address,
+        folder=folder,
+        config=base.config,
+        tokenizer_address=base.tokenizer_address,
+        dtype=base.dtype,
+        device=device,
+        base=base,
+    )
+
+
+def _read_config(address: str, folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
+    """The configuration of a causal LM.
+
+    Raises:
+        UserError: there is none, or it is of something else.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except UserError:
+        raise
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(Problem("model", address, f"no configuration could be read ({reason})", _REMEDY)) from error
+    own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if type(config) not in AutoModelForCausalLM._model_mapping and not (own_code and trust_remote_code):
+        wrong = f"its model_type is {config.model_type!r}, which is no causal LM that transformers knows"
+        remedy = "--trust_remote_code runs the code it carries" if own_code else "give a causal language model"
+        raise UserError(Problem("model", address, wrong, remedy))
+    return config
+
+
+def _native_length(config: PreTrainedConfig) -> int | None:
+    found = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return int(found) if found else None
+
+
+def _model_files(folder: Path) -> list[Path]:
+    """Configuration and weights of a folder; pickled weights where there are no others."""
+    patterns: Sequence[str] = ("config.json", ADAPTER, checkpoint.RECORD, "*.safetensors")
+    found = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
+    if not any(file.suffix == ".safetensors" for file in found):
+        found += sorted(folder.glob("*.bin"))
+    return found
+
+
+def _digest(files: Iterable[Path]) -> str:
+    """SHA-256 over names and contents."""
+    digest = hashlib.sha256()
+    for file in files:
+        with open(file, "rb") as content:
+            digest.update(f"{file.name} {hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,74 @@
+"""Options that several commands share, so that they are called the same everywhere."""
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tape_ds.errors import Problem
+
+if TYPE_CHECKING:
+    from evaluation.models import FoundModel
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def length(text: str) -> int:
+    """Tokens as this field writes them: 512, 2k (2,048), 128K.
+
+    Raises:
+        argparse.ArgumentTypeError: anything else, or less than 1.
+    """
+    number, thousands = (text[:-1], 1024) if text[-1:] in ("k", "K") else (text, 1)
+    if not (number.isascii() and number.isdigit()) or int(number) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens: write 8192 or 8k")
+    return int(number) * thousands
+
+
+def boolean(text: str) -> bool:
+    """``true`` or ``false``.
+
+    Raises:
+        argparse.ArgumentTypeError: anything else.
+    """
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r}: write true or false")
+    return text.lower() == "true"
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The model, and how it is held."""
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "model",
+        help="a run's folder, its folder 'trained' or a checkpoint, a TAPE model folder, any folder or hub id that "
+        "transformers loads, a peft adapter, a .gguf file, or smollm2",
+    )
+    group.add_argument("--tokenizer", help="folder or hub id; default: the model's own")
+    group.add_argument("--dtype", default="auto", choices=DTYPES, help="of the weights; auto: as they are stored")
+    group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto: a GPU of this process, or cpu")
+    group.add_argument(
+        "--trust_remote_code", action="store_true", help="run code that the model's folder or hub repository carries"
+    )
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Where results go."""
+    group = parser.add_argument_group("results")
+    group.add_argument(
+        "--output", help="folder; default: 'evaluation' in a run's folder, else runs/evaluation/NAME OF THE MODEL"
+    )
+    group.add_argument("--overwrite", action="store_true", help="replace another evaluation's result in that folder")
+    group.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default: 0)")
+
+
+def check_lengths(field: str, lengths: Sequence[int], model: "FoundModel") -> list[Problem]:
+    """Lengths for which the model has no positions."""
+    limit = model.position_limit
+    if limit is None:
+        return []
+    remedy = f"give {limit} or less, or extend the model first"
+    return [
+        Problem(field, each, f"{model.address} has positions for {limit} tokens and no more", remedy)
+        for each in lengths
+        if each > limit
+    ]

@@ -1,0 +1,167 @@
+"""An evaluation goes on where it was killed, is not repeated, and replaces nobody else's result."""
+
+import fcntl
+import json
+from pathlib import Path
+
+import pytest
+
+from evaluation import journal
+from evaluation.journal import Evaluation
+from tape_ds import results
+from tape_ds.errors import UserError
+
+MODEL = {"address": "here", "kind": "trained", "sha256": "abc", "dtype": "float32"}
+
+
+def evaluation(folder, **changes):
+    fields = {"model": MODEL, "config": {"lengths": (1, 2)}, "data": {"stdlib": "f"}, "seed": 0} | changes
+    return Evaluation("passkey", folder, **fields)
+
+
+class Work:
+    """Squares numbers, remembers which, and fails at one of them, as a killed process would."""
+
+    def __init__(self, fails_at=None):
+        self.seen = []
+        self.fails_at = fails_at
+
+    def __call__(self, number):
+        if number == self.fails_at:
+            raise KeyboardInterrupt
+        self.seen.append(number)
+        return {"square": number**2, "third": number / 3}
+
+
+JOBS = [(f"job {number}", number) for number in range(6)]
+WHOLE = {f"job {number}": {"square": number**2, "third": number / 3} for number in range(6)}
+
+
+def interrupted(folder, at, **changes):
+    with pytest.raises(KeyboardInterrupt):
+        evaluation(folder, **changes).carry_out(JOBS, Work(fails_at=at))
+
+
+def test_all_jobs_by_key(tmp_path):
+    assert evaluation(tmp_path).carry_out(JOBS, Work()) == WHOLE
+
+
+def test_what_was_finished_is_not_repeated(tmp_path):
+    interrupted(tmp_path, at=2)
+    interrupted(tmp_path, at=4)
+    work = Work()
+    assert evaluation(tmp_path).carry_out(JOBS, work) == WHOLE
+    assert work.seen == [4, 5]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 10])
+def test_a_line_that_was_being_written_counts_for_nothing(tmp_path, kept):
+    interrupted(tmp_path, at=2)
+    (file,) = tmp_path.glob(".passkey-*/*.jsonl")
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text(lines[0] + lines[1][:kept])
+    work = Work()
+    assert evaluation(tmp_path).carry_out(JOBS, work) == WHOLE
+    assert work.seen == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": MODEL | {"sha256": "abd"}},
+        {"model": MODEL | {"dtype": "bfloat16"}},
+        {"config": {"lengths": (1, 3)}},
+        {"data": {"stdlib": "g"}},
+        {"seed": 1},
+    ],
+)
+def test_pieces_of_another_evaluation_are_not_taken(tmp_path, changes):
+    interrupted(tmp_path, at=3)
+    work = Work()
+    assert evaluation(tmp_path, **changes).carry_out(JOBS, work) == WHOLE
+    assert work.seen == list(range(6))
+
+
+def test_the_same_weights_under_another_name_are_the_same_model(tmp_path):
+    interrupted(tmp_path, at=3)
+    work = Work()
+    evaluation(tmp_path, model=MODEL | {"address": "moved"}).carry_out(JOBS, work)
+    assert work.seen == [3, 4, 5]
+
+
+def test_another_version_of_a_library_is_another_evaluation(tmp_path, monkeypatch):
+    interrupted(tmp_path, at=3)
+    monkeypatch.setattr(results, "versions", lambda: {"torch": "0.0"})
+    work = Work()
+    evaluation(tmp_path).carry_out(JOBS, work)
+    assert work.seen == list(range(6))
+
+
+def test_the_result_is_stored_and_the_journal_gone(tmp_path):
+    mine = evaluation(tmp_path)
+    assert mine.stored() is None
+    found = mine.carry_out(JOBS, Work())
+    assert mine.finish({"found": found, "cost": {"seconds": 1.5}}) == tmp_path / "passkey.json"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["passkey.json"]
+    stored = evaluation(tmp_path).stored()
+    assert stored.figures["found"] == WHOLE
+    assert (stored.model["sha256"], stored.config) == ("abc", {"evaluation": "passkey", "lengths": [1, 2]})
+
+
+def test_an_interrupted_evaluation_ends_as_one_that_was_not(tmp_path):
+    """But for its times and its cost, byte for byte."""
+    interrupted(tmp_path / "two", at=3)
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        mine = evaluation(folder)
+        mine.finish({"found": mine.carry_out(JOBS, Work())})
+    contents = [json.loads((tmp_path / name / "passkey.json").read_text()) for name in ("one", "two")]
+    for content in contents:
+        assert content.pop("started") and content.pop("finished")
+    assert json.dumps(contents[0]) == json.dumps(contents[1])
+
+
+def finished(folder, **changes):
+    mine = evaluation(folder, **changes)
+    mine.finish({"found": mine.carry_out(JOBS, Work())})
+
+
+def test_another_result_in_the_folder_stays(tmp_path):
+    finished(tmp_path, seed=7)
+    mine = evaluation(tmp_path, config={"lengths": (9,)})
+    (problem,) = mine.check(overwrite=False)
+    assert "other: config.lengths, seed" in problem.wrong and "--overwrite" in problem.remedy
+    assert mine.stored() is None
+    assert mine.check(overwrite=True) == []
+
+
+def test_its_own_result_is_no_problem(tmp_path):
+    finished(tmp_path)
+    assert evaluation(tmp_path).check(overwrite=False) == []
+
+
+def test_a_file_that_is_no_result_is_a_problem(tmp_path):
+    (tmp_path / "passkey.json").write_text("[]")
+    (problem,) = evaluation(tmp_path).check(overwrite=False)
+    assert "is no result" in problem.wrong
+
+
+def test_two_at_once_in_one_folder_are_refused(tmp_path):
+    mine = evaluation(tmp_path)
+    mine.journal.mkdir(parents=True)
+    with open(mine.journal / "lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another process carries out"):
+            mine.carry_out(JOBS, Work())
+    assert mine.carry_out(JOBS, Work()) == WHOLE
+
+
+def test_where_results_go(run, base):
+    from tests.evaluation.test_models import found
+
+    folder = run()
+    assert journal.default_folder(found(folder)) == folder / "evaluation"
+    assert journal.default_folder(found(folder / "trained")) == folder / "evaluation"
+    (folder / "trained").rename(folder / "checkpoint-8")
+    assert journal.default_folder(found(folder / "checkpoint-8")) == folder / "evaluation" / "checkpoint-8"
+    plain = found(base)
+    assert journal.default_folder(plain) == Path("runs/evaluation") / str(base).strip("/").replace("/", "--")

@@ -1,0 +1,198 @@
+"""Every kind of address leads to the model it names, and what is wrong with one is told before anything loads."""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from evaluation import models, options
+from tape_ds import TapeForCausalLM
+from tape_ds.errors import UserError
+from tape_ds.export import folder as export_folder
+from tape_ds.export import source_model
+from tape_ds.export.card import Wishes
+from tape_ds.training import checkpoint
+from tests.model.helpers import tokens
+
+
+def found(*words):
+    parser = argparse.ArgumentParser()
+    options.add_model(parser)
+    return models.find(parser.parse_args([str(word) for word in words]))
+
+
+@torch.no_grad()
+def logits(model, ids=None):
+    return model(tokens(2, 20) if ids is None else ids).logits
+
+
+def same(one, other):
+    ids = tokens(2, 20)
+    difference = (logits(one, ids) - logits(other, ids)).abs().max().item()
+    print(f"logits differ by {difference:.2g}")
+    return difference < 2e-5
+
+
+def test_a_plain_llama_is_transformers_own(base):
+    model = found(base)
+    assert (model.kind, model.native_length, model.position_limit) == ("transformers", 64, None)
+    loaded = model.load()
+    assert type(loaded).__name__ == "LlamaForCausalLM" and not loaded.training
+    assert same(loaded, AutoModelForCausalLM.from_pretrained(base))
+    assert model.tokenizer().name_or_path == str(base)
+
+
+@pytest.mark.parametrize("inner", ["", "trained"])
+def test_a_run_is_its_base_and_what_was_trained(run, inner):
+    folder = run()
+    model = found(folder / inner)
+    assert (model.kind, model.native_length) == ("trained", 128)
+    assert (model.about()["encoding"], model.about()["model_type"]) == ("tape", "tape")
+    assert same(model.load(), checkpoint.load_trained(folder / "trained").eval())
+
+
+def test_an_exported_folder_loads_without_its_code(run, tmp_path):
+    source = source_model.find(str(run()))
+    export_folder.write(source, tmp_path / "exported", Wishes("tiny", None))
+    (tmp_path / "exported" / "modeling_tape.py").write_text("raise SystemExit('remote code ran')\n")
+    model = found(tmp_path / "exported")
+    assert isinstance(model.load(), TapeForCausalLM)
+    assert same(model.load(), source.load())
+
+
+def adapter(base, folder):
+    torch.manual_seed(5)
+    config = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_an_adapter_is_merged_into_its_base(base, tmp_path):
+    model = found(adapter(base, tmp_path / "adapter"))
+    expected = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(tmp_path / "adapter")).eval()
+    assert model.kind == "peft adapter"
+    assert same(model.load(), expected)
+    assert not same(model.load(), AutoModelForCausalLM.from_pretrained(base))
+
+
+def test_an_adapter_whose_embeddings_lie_beside_it_is_refused(base, tmp_path):
+    """LongLoRA stores trained embeddings and norms in a file of its own; peft would leave them out in silence."""
+    folder = adapter(base, tmp_path / "adapter")
+    torch.save({}, folder / "trainable_params.bin")
+    with pytest.raises(UserError, match="would be left out"):
+        found(folder)
+
+
+def test_the_hash_is_of_the_weights(base, run, tmp_path):
+    copied = shutil.copytree(base, tmp_path / "copied")
+    assert found(copied).about()["sha256"] == found(base).about()["sha256"]
+    weights = copied / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert found(copied).about()["sha256"] != found(base).about()["sha256"]
+
+
+def test_the_hash_of_what_was_trained_holds_its_base(base, run, tmp_path):
+    """Another base under the same address is another model, though the trained tensors are the same."""
+    folder = run()
+    before = found(folder).about()["sha256"]
+    record = json.loads((folder / "trained" / "trained.json").read_text())
+    copied = shutil.copytree(base, tmp_path / "copied")
+    content = bytearray((copied / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (copied / "model.safetensors").write_bytes(content)
+    (folder / "trained" / "trained.json").write_text(json.dumps(record | {"base": str(copied)}))
+    assert found(folder).about()["sha256"] != before
+
+
+def test_16_bit_weights_keep_exact_angles(base):
+    """A module's own cast reaches the buffer of frequencies, which then puts neighbouring positions at one angle."""
+    model = found(base, "--dtype", "bfloat16").load()
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
+def test_the_dtype_is_the_stored_one_unless_asked(base, tmp_path):
+    AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
+    shutil.copy(base / "tokenizer.json", tmp_path / "half")
+    shutil.copy(base / "tokenizer_config.json", tmp_path / "half")
+    assert found(tmp_path / "half").load().dtype == torch.bfloat16
+    assert found(tmp_path / "half", "--dtype", "float32").load().dtype == torch.float32
+    assert found(tmp_path / "half").about()["dtype"] == "bfloat16"
+
+
+def test_learned_positions_end(base, tmp_path):
+    config = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=61, n_positions=32, bos_token_id=1, eos_token_id=2)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    model = found(tmp_path, "--tokenizer", base)
+    assert (model.position_limit, model.native_length) == (32, 32)
+
+
+def test_a_hub_id_is_downloaded_without_pickles_where_there_are_others(base, monkeypatch):
+    asked = []
+
+    def download(name, allow_patterns):
+        asked.append(allow_patterns)
+        return str(base)
+
+    monkeypatch.setattr(models, "snapshot_download", download)
+    assert found("someone/tiny").folder == base
+    assert len(asked) == 1 and "*.bin" not in asked[0]
+
+
+def words_of(error):
+    return [f"{problem.field}: {problem.wrong}" for problem in error.value.problems]
+
+
+def test_everything_wrong_is_told_at_once():
+    with pytest.raises(UserError) as error:
+        found("./nowhere", "--device", "cuda:77")
+    assert len(words_of(error)) == 2
+    assert "--device" in words_of(error)[0] and "no such folder" in words_of(error)[1]
+
+
+def test_a_hub_id_that_cannot_be_had(monkeypatch):
+    def download(name, allow_patterns):
+        raise OSError("offline")
+
+    monkeypatch.setattr(models, "snapshot_download", download)
+    with pytest.raises(UserError, match=r"not to be had \(offline\)"):
+        found("someone/nothing")
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        ({"model_type": "t5"}, "no causal LM"),
+        ({"model_type": "nonsense"}, "no configuration could be read"),
+        ({"model_type": "llama", "auto_map": {"AutoConfig": "a.B"}, "hidden_size": "x"}, "no configuration"),
+    ],
+)
+def test_what_is_no_causal_lm_is_refused(content, wrong, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=wrong):
+        found(tmp_path)
+
+
+def test_remote_code_runs_only_when_asked(base, tmp_path):
+    folder = Path(shutil.copytree(base, tmp_path / "coded"))
+    content = json.loads((folder / "config.json").read_text())
+    content |= {"model_type": "own_code", "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}}
+    (folder / "config.json").write_text(json.dumps(content))
+    (folder / "code.py").write_text("raise SystemExit('remote code ran')\n")
+    with pytest.raises(UserError, match="no configuration could be read"):
+        found(folder)
+
+
+def test_a_missing_tokenizer_is_told(base, tmp_path):
+    AutoModelForCausalLM.from_pretrained(base).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="no tokenizer could be read"):
+        found(tmp_path)
+    assert found(tmp_path, "--tokenizer", base).tokenizer() is not None

@@ -1,0 +1,40 @@
+"""Numbers of tokens, true and false, and lengths for which there are no positions."""
+
+import argparse
+
+import pytest
+
+from evaluation import options
+
+
+class Model:
+    address = "gpt2"
+    position_limit = 1024
+
+
+class Endless(Model):
+    position_limit = None
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("512", 512), ("2k", 2048), ("128K", 131_072), ("1", 1)])
+def test_lengths_are_tokens(text, tokens):
+    assert options.length(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["", "k", "0", "-1", "1.5k", "2m", "1e3", "²"])
+def test_what_is_no_length_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="no number of tokens"):
+        options.length(text)
+
+
+def test_true_and_false():
+    assert [options.boolean(text) for text in ("true", "False", "TRUE")] == [True, False, True]
+    with pytest.raises(argparse.ArgumentTypeError, match="write true or false"):
+        options.boolean("yes")
+
+
+def test_lengths_beyond_a_table_of_positions_are_problems_one_each():
+    problems = options.check_lengths("--lengths", [512, 1024, 2048, 4096], Model())
+    assert [problem.value for problem in problems] == [2048, 4096]
+    assert "positions for 1024 tokens and no more" in problems[0].wrong
+    assert options.check_lengths("--lengths", [1 << 20], Endless()) == []
