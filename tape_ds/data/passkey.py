@@ -8,7 +8,8 @@ is about, filler, the key, filler, the question. They differ in the filler:
 
 Published lengths are guesses from characters (891 to 7,990 tokens for "1k to 8k") or from 25 tokens a round. Here the
 filler is as long as the tokenizer at hand allows, so ``length`` is what it says, whatever the vocabulary. A prompt is a
-function of form, tokenizer, length and (seed, trial), or of a depth and a key that somebody chose.
+function of form, tokenizer, length and (seed, trial), or of a depth and a key that somebody chose. Which prompts an
+evaluation asks is said in :mod:`tape_ds.data.passkey_protocols`.
 """
 
 from collections.abc import Callable, Sequence
@@ -91,9 +92,17 @@ def draw(
 
 
 def write(
-    tokenizer: "PreTrainedTokenizerBase", length: int, key: int, depth: float, form: str = "longlora", trial: int = 0
+    tokenizer: "PreTrainedTokenizerBase",
+    length: int,
+    key: int,
+    depth: float,
+    form: str = "longlora",
+    trial: int = 0,
+    reply: int = 0,
 ) -> Prompt:
     """The longest prompt of at most ``length`` tokens with ``key`` at ``depth`` (0: before the filler, 1: behind it).
+
+    ``reply`` tokens of the length are kept free for an answer.
 
     Raises:
         UserError: a form that does not exist, a length too short for what is no filler.
@@ -101,24 +110,58 @@ def write(
     """
     if not 0 <= depth <= 1 or not 1 <= key <= LARGEST_KEY:
         raise ValueError(f"depth = {depth}, key = {key}: depth is in 0 .. 1, key in 1 .. {LARGEST_KEY}")
+
+    def at(units: int) -> str:
+        before = round(depth * units)
+        return text(form, before, units - before, key)
+
+    bare = shortest(tokenizer, key, form)
+    if bare + reply > length:
+        wrong = f"without any filler the prompt has {bare} tokens"
+        raise UserError(Problem("passkey_lengths", length, wrong, f"give {bare + reply} or more"))
+    units = _most(lambda count: len(tokens(tokenizer, at(count))) + reply <= length)
+    return Prompt(length, trial, key, depth, at(units), tokens(tokenizer, at(units)))
+
+
+def text(form: str, before: int, after: int, key: int) -> str:
+    """The five lines, with so many units of filler before and behind the key.
+
+    Raises:
+        UserError: a form that does not exist.
+    """
     if form not in FORMS:
         raise UserError(Problem("passkey_form", form, "no such form", did_you_mean(form, FORMS)))
-
-    def tokens(units: int) -> list[int]:
-        return list(tokenizer(_text(form, units, key, depth), verbose=False)["input_ids"])
-
-    bare = len(tokens(0))
-    if bare > length:
-        wrong = f"without any filler the prompt has {bare} tokens"
-        raise UserError(Problem("passkey_lengths", length, wrong, f"give {bare} or more"))
-    units = _most(lambda count: len(tokens(count)) <= length)
-    return Prompt(length, trial, key, depth, _text(form, units, key, depth), tuple(tokens(units)))
-
-
-def _text(form: str, units: int, key: int, depth: float) -> str:
-    before = round(depth * units)
     filler = FORMS[form]
-    return "\n".join((_TASK, filler(before), _KEY.format(key=key), filler(units - before), _QUESTION))
+    return "\n".join((_TASK, filler(before), _KEY.format(key=key), filler(after), _QUESTION))
+
+
+def tokens(tokenizer: "PreTrainedTokenizerBase", words: str) -> tuple[int, ...]:
+    """The ids of a text, with what the tokenizer puts before it."""
+    return tuple(tokenizer(words, verbose=False)["input_ids"])
+
+
+def shortest(tokenizer: "PreTrainedTokenizerBase", key: int, form: str) -> int:
+    """Tokens of the prompt without any filler."""
+    return len(tokens(tokenizer, text(form, 0, 0, key)))
+
+
+def answer_ids(tokenizer: "PreTrainedTokenizerBase", key: int) -> tuple[int, ...] | None:
+    """The ids that ``key`` has where it follows the question.
+
+    None for a tokenizer that joins the two, or that puts a token behind a text: there are no such ids then.
+    """
+    asked, answered = tokens(tokenizer, _QUESTION), tokens(tokenizer, f"{_QUESTION} {key}")
+    return answered[len(asked) :] if answered[: len(asked)] == asked else None
+
+
+def same_ids(tokenizer: "PreTrainedTokenizerBase", reply: str, key: int) -> bool:
+    """LongLoRA's rule for a reply of which only the text is known: it begins with the key's token ids, where it
+    follows the question and one space. False where :func:`answer_ids` has none."""
+    answer = answer_ids(tokenizer, key)
+    if answer is None:
+        return False
+    asked = len(tokens(tokenizer, _QUESTION))
+    return tokens(tokenizer, f"{_QUESTION} {reply.lstrip(' ')}")[asked : asked + len(answer)] == answer
 
 
 def _most(fits: Callable[[int], bool]) -> int:

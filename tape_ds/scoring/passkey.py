@@ -1,10 +1,11 @@
 """Passkey retrieval: whether a model finds the number that a long prompt hides (see :mod:`tape_ds.data.passkey`).
 
-The reply is made greedily, from the KV cache, and is always ``NEW_TOKENS`` long: room for a space and for more digits
-than the largest key has, at a digit a token. It is right when its first integer is the key (PoSE's rule; LongLoRA's
-compares as many token ids as the key has, which takes 123456 for 12345). A reply of fixed length, and a prompt read in
-a number of pieces that follows from its nominal length, mean that all prompts of a length call the same modules equally
-often: so ranks that share a model's weights stay in step.
+The reply is made greedily and is always as long as asked for (``NEW_TOKENS``: room for a space and for more digits than
+the largest key has, at a digit a token). It is right when its first integer is the key (PoSE's rule). LongLoRA's rule,
+as many token ids as the key has, is noted beside it: it takes 123456 for 12345, and refuses a key after other words.
+
+A reply of fixed length, and a prompt read in a number of pieces that follows from its nominal length, mean that all
+prompts of a length call the same modules equally often: so ranks that share a model's weights stay in step.
 """
 
 import re
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
-from tape_ds.data.passkey import Prompt
+from tape_ds.data.passkey import Prompt, answer_ids
 from tape_ds.scoring.causal_lm import bare, evaluating
 
 if TYPE_CHECKING:
@@ -42,12 +43,14 @@ class Reply:
     """Where the key stood in the filler, 0 to 1."""
     key: int
     reply: str
+    same_ids: bool | None = None
+    """Whether the reply begins with the key's token ids; None where the tokenizer gives it none of its own, and in
+    results that did not look."""
 
     @property
     def correct(self) -> bool:
         """Whether the first integer of the reply is the key."""
-        found = re.search(r"\d+", self.reply, re.ASCII)
-        return found is not None and int(found.group()) == self.key
+        return first_integer(self.reply) == self.key
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,14 @@ class Passkey:
     def from_dict(cls, values: Mapping[str, Any]) -> "Passkey":
         """The inverse of :meth:`to_dict`; what is right is derived again."""
         fields = [{name: value for name, value in each.items() if name != "right"} for each in values["replies"]]
-        return cls(values["length"], tuple(Reply(**each) for each in fields))
+        # a stored result gives back the words nan and inf as numbers
+        return cls(values["length"], tuple(Reply(**{**each, "reply": str(each["reply"])}) for each in fields))
+
+
+def first_integer(reply: str) -> int | None:
+    """The first run of digits 0 to 9 in a reply; None where there is none."""
+    found = re.search(r"\d+", reply, re.ASCII)
+    return int(found.group()) if found is not None else None
 
 
 def in_turn(work: Callable[[Prompt], list[int]], prompts: Sequence[Prompt]) -> list[list[int]]:
@@ -100,6 +110,8 @@ def score(
     prompts: Sequence[Prompt],
     *,
     chunk: int = CHUNK,
+    new_tokens: int = NEW_TOKENS,
+    use_cache: bool = True,
     each: Each = in_turn,
 ) -> list[Passkey]:
     """What ``model`` replies to ``prompts``, by length, ascending.
@@ -109,53 +121,69 @@ def score(
             a DeepSpeed engine. It is asked in evaluation mode; every module's mode is restored.
         tokenizer: turns ids back into text.
         prompts: of any lengths.
-        chunk: tokens of a prompt that are read at once; only a model whose encoding promises that a cache changes
-            nothing (``cache_exact``) is read in pieces.
+        chunk: tokens of a prompt that are read at once; only a model that :func:`reads_in_pieces` is read so.
+        new_tokens: of a reply.
+        use_cache: off, the whole text is read again for every new token.
         each: asks every prompt of a length; under ZeRO-3 one that keeps all ranks in step.
 
     Raises:
-        ValueError: ``chunk`` below 1.
+        ValueError: ``chunk`` or ``new_tokens`` below 1.
     """
-    if chunk < 1:
-        raise ValueError(f"chunk = {chunk}: 1 or more")
+    if chunk < 1 or new_tokens < 1:
+        raise ValueError(f"chunk = {chunk}, new_tokens = {new_tokens}: 1 or more")
     causal_lm = bare(model)
     found = []
     with evaluating(causal_lm):
         for length in sorted({prompt.length for prompt in prompts}):
             asked = [prompt for prompt in prompts if prompt.length == length]
-            answers = each(lambda prompt: _continue(causal_lm, prompt, chunk), asked)
+            answers = each(lambda prompt: _continue(causal_lm, prompt, chunk, new_tokens, use_cache), asked)
             pairs = zip(asked, answers, strict=True)
             found.append(Passkey(length, tuple(_reply(prompt, ids, tokenizer) for prompt, ids in pairs)))
     return found
 
 
+def reads_in_pieces(causal_lm: Any) -> bool:
+    """Whether the model promises that a text read in pieces, from a cache, gives what it gives in one.
+
+    Encodings of this project say so by ``cache_exact``; transformers' own models promise nothing.
+    """
+    return bool(getattr(getattr(causal_lm.base_model, "encoding", None), "cache_exact", False))
+
+
 def _reply(prompt: Prompt, ids: list[int], tokenizer: "PreTrainedTokenizerBase") -> Reply:
     """The text of the new tokens, up to the end of text if the model wrote one."""
     end = ids.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in ids else len(ids)
-    return Reply(prompt.trial, len(prompt.ids), prompt.depth, prompt.key, tokenizer.decode(ids[:end]))
+    answer = answer_ids(tokenizer, prompt.key)
+    same = None if answer is None else tuple(ids[: len(answer)]) == answer
+    return Reply(prompt.trial, len(prompt.ids), prompt.depth, prompt.key, tokenizer.decode(ids[:end]), same)
 
 
 @torch.no_grad()
-def _continue(causal_lm: Any, prompt: Prompt, chunk: int) -> list[int]:
-    """The ``NEW_TOKENS`` most likely tokens, one after another; logits of the last token alone are computed."""
+def _continue(causal_lm: Any, prompt: Prompt, chunk: int, new_tokens: int, use_cache: bool) -> list[int]:
+    """The most likely tokens, one after another; logits of the last token alone are computed."""
     ids_1T = torch.tensor([prompt.ids], device=causal_lm.get_input_embeddings().weight.device)
+    if not use_cache:
+        for _ in range(new_tokens):
+            ids_1T = torch.cat((ids_1T, _next(causal_lm, ids_1T, None)[None]), dim=1)
+        new: list[int] = ids_1T[0, len(prompt.ids) :].tolist()
+        return new
     cache = DynamicCache(config=causal_lm.config)
     for piece_1T in _pieces(causal_lm, ids_1T, prompt.length, chunk):
         next_1 = _next(causal_lm, piece_1T, cache)
     chosen = [next_1]
-    while len(chosen) < NEW_TOKENS:
+    while len(chosen) < new_tokens:
         chosen.append(_next(causal_lm, chosen[-1][None], cache))
     return torch.cat(chosen).tolist()
 
 
-def _next(causal_lm: Any, ids_1T: Tensor, cache: DynamicCache) -> Tensor:
+def _next(causal_lm: Any, ids_1T: Tensor, cache: DynamicCache | None) -> Tensor:
     """The most likely token [1] behind the cache's tokens and these."""
-    output = causal_lm(input_ids=ids_1T, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    use_cache = cache is not None
+    output = causal_lm(input_ids=ids_1T, past_key_values=cache, use_cache=use_cache, logits_to_keep=1)
     return output.logits[:, -1].argmax(dim=-1)
 
 
 def _pieces(causal_lm: Any, ids_1T: Tensor, length: int, chunk: int) -> Sequence[Tensor]:
     """The prompt in as many pieces as any prompt of ``length`` tokens, or in one where pieces would change it."""
-    exact = getattr(getattr(causal_lm.base_model, "encoding", None), "cache_exact", False)
-    count = min(-(-length // chunk), ids_1T.shape[1]) if exact else 1
+    count = min(-(-length // chunk), ids_1T.shape[1]) if reads_in_pieces(causal_lm) else 1
     return ids_1T.tensor_split(count, dim=1)

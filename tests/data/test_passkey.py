@@ -3,7 +3,7 @@
 import pytest
 
 from tape_ds.data import passkey
-from tape_ds.data.passkey import draw, write
+from tape_ds.data.passkey import answer_ids, draw, same_ids, write
 from tape_ds.errors import UserError
 from tests.data.letters import Letters
 
@@ -38,6 +38,26 @@ def test_it_has_exactly_the_length_where_filler_is_cut_anywhere(length):
 def test_whole_rounds_stop_short_of_one_more(length):
     prompt = write(Letters(), length, 12345, 0.3, "pose")
     assert length - len(ROUND) < len(prompt.ids) <= length
+
+
+def test_room_for_a_reply_is_kept_free():
+    assert len(write(Letters(), 400, 12345, 0.3, reply=10).ids) == 390
+    assert write(Letters(), 400, 12345, 0.3, reply=10).length == 400
+    with pytest.raises(UserError, match="give 258 or more"):
+        write(Letters(), 257, 12345, 0.3, reply=10)
+
+
+def test_the_ids_of_an_answer():
+    """They follow the question, with the space between."""
+    assert answer_ids(Letters(), 123) == tuple(map(ord, " 123"))
+    assert same_ids(Letters(), " 123.", 123) and same_ids(Letters(), "1234", 123)
+    assert not same_ids(Letters(), " so 123", 123) and not same_ids(Letters(), "12", 123)
+
+    class Closing(Letters):
+        def __call__(self, text, verbose=True):
+            return {"input_ids": [*super().__call__(text)["input_ids"], 2]}
+
+    assert answer_ids(Closing(), 123) is None and not same_ids(Closing(), " 123", 123)
 
 
 def test_it_is_never_longer_where_a_token_is_many_letters():

@@ -1,20 +1,18 @@
 """Passkey retrieval: greedy replies from the cache, right or wrong by their first integer, ranks kept in step."""
 
 import json
-import re
-from types import SimpleNamespace
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import nn
-from transformers import LlamaConfig
 
+from tape_ds import results
 from tape_ds.data.passkey import Prompt, draw
 from tape_ds.scoring import passkey
 from tape_ds.scoring.passkey import NEW_TOKENS, Passkey, Reply, score
-from tests.data.letters import END, Letters
+from tests.data.letters import BEGIN, Letters
 from tests.model.helpers import CACHE_EXACT, VOCABULARY, tiny_model, tokens
+from tests.scoring.readers import Reader
 from tests.scoring.test_loss_by_position import tiny_llama
 
 
@@ -87,6 +85,20 @@ def test_pieces_give_the_same_logits(encoding, watched):
     torch.testing.assert_close(pieces, whole, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("encoding", ["tape", "rope", "alibi", "fire", "bipe_rope"])
+def test_without_a_cache_the_replies_are_the_same(encoding, watched):
+    model = tiny_model(encoding=encoding)
+    calls, logits = watched(model)
+    with_cache = [replied(model, prompt(seed=seed), chunk=16, new_tokens=5) for seed in range(3)]
+    cached, calls[:], logits[:] = list(logits), [], []
+    assert with_cache == [replied(model, prompt(seed=seed), use_cache=False, new_tokens=5) for seed in range(3)]
+    assert all(len(ids) == 5 for ids in with_cache)
+    assert calls.count("model") == 3 * 5, "the whole text, for every new token"
+    # 40 tokens are 3 pieces, of which the last one gives a token
+    per_token = [each for start in (2, 9, 16) for each in cached[start : start + 5]]
+    torch.testing.assert_close(logits, per_token, atol=2e-5, rtol=1e-4)
+
+
 def test_what_is_not_exact_in_pieces_is_read_in_one(watched):
     """Dynamic scaling takes its base from the call that begins a text; a foreign model promises nothing."""
     for model in (tiny_model(encoding="rope dynamic"), tiny_llama()):
@@ -111,7 +123,9 @@ def test_all_prompts_of_a_length_call_the_same_modules(watched):
     found = []
     for asked in (prompt(), prompt(seed=1), prompt(seed=2, short_by=9)):
         calls.clear()
-        score(model, SimpleNamespace(eos_token_id=replied(model, asked)[0], decode=str), [asked], chunk=32)
+        ended = Numbers()
+        ended.eos_token_id = replied(model, asked)[0]
+        score(model, ended, [asked], chunk=32)
         found.append(list(calls[len(calls) // 2 :]))
     assert found[0] == found[1] == found[2] and found[0]
 
@@ -122,30 +136,6 @@ def test_modes_are_restored_one_by_one():
     before = [module.training for module in model.modules()]
     score(model, Numbers(), [prompt()])
     assert [module.training for module in model.modules()] == before and any(before) and not all(before)
-
-
-class Reader(nn.Module):
-    """Finds the key among the last ``sight`` letters of what it has read, and writes it; else the end of text."""
-
-    def __init__(self, sight):
-        super().__init__()
-        self.config = LlamaConfig(num_hidden_layers=1)
-        self.base_model = SimpleNamespace(encoding=SimpleNamespace(cache_exact=True))
-        self.table = nn.Embedding(1, 1)
-        self.sight, self.read = sight, ""
-
-    def get_input_embeddings(self):
-        return self.table
-
-    def forward(self, input_ids, past_key_values, use_cache, logits_to_keep):
-        seen = "".join(map(chr, input_ids[0].tolist()))
-        self.read = seen if seen[0] == chr(1) else self.read + seen
-        text, _, written = self.read.rpartition("The pass key is")
-        found = re.search(r"pass key is (\d+)", text[-self.sight :])
-        reply = f" {found[1]}. " if found else ""
-        logits = torch.zeros(1, 1, 128)
-        logits[..., ord(reply[len(written)]) if len(written) < len(reply) else END] = 1.0
-        return SimpleNamespace(logits=logits)
 
 
 @pytest.mark.parametrize("form", ["longlora", "pose"])
@@ -177,6 +167,48 @@ def test_the_first_integer_decides(reply, right):
     assert Reply(0, 100, 0.5, 12345, reply).correct is right
 
 
+def reply_with(ids, key=12345):
+    """What is stored of a model that writes these letters."""
+
+    class Writer(Reader):
+        def forward(self, input_ids, **_):
+            written = input_ids.shape[1] - 1 if input_ids[0, 0] == BEGIN else None
+            assert written is not None, "without a cache the whole text is given"
+            logits = torch.zeros(1, 1, 128)
+            logits[..., ord(ids[written])] = 1.0
+            return type("Output", (), {"logits": logits})
+
+    asked = Prompt(40, 0, key, 0.5, "", (BEGIN,))
+    (found,) = score(Writer(1), Letters(), [asked], use_cache=False, new_tokens=len(ids))
+    return found.replies[0]
+
+
+@pytest.mark.parametrize(
+    ("written", "right", "same"),
+    [
+        (" 12345", True, True),
+        (" 123456", False, True),  # LongLoRA's rule takes a longer number
+        (" no 12345", True, False),  # and no other word before it
+        ("12345 ", True, False),  # the space is a token of the answer
+        (" 1234 ", False, False),
+    ],
+)
+def test_token_ids_are_compared_too(written, right, same):
+    found = reply_with(written)
+    assert (found.correct, found.same_ids) == (right, same)
+
+
+def test_no_ids_no_comparison():
+    """A tokenizer that closes every text has no ids for a key behind the question."""
+
+    class Closing(Letters):
+        def __call__(self, text, verbose=True):
+            return {"input_ids": [*super().__call__(text)["input_ids"], 2]}
+
+    (found,) = score(Reader(10_000), Closing(), draw(Letters(), [400], 1, seed=1))
+    assert found.replies[0].same_ids is None and found.correct == 1
+
+
 def test_prompts_are_handed_out_by_length():
     """In one round all prompts have one length: whoever shares them out keeps ranks in step."""
     rounds = []
@@ -190,13 +222,26 @@ def test_prompts_are_handed_out_by_length():
 
 
 def test_json_round_trip_and_sums():
-    found = Passkey(4096, (Reply(0, 4096, 0.25, 7, " 7."), Reply(1, 4095, 0.75, 8, " no")))
+    found = Passkey(4096, (Reply(0, 4096, 0.25, 7, " 7.", True), Reply(1, 4095, 0.75, 8, " no", False)))
     stored = json.loads(json.dumps(found.to_dict()))
     assert (stored["trials"], stored["correct"], stored["accuracy"]) == (2, 1, 0.5)
     assert [each["right"] for each in stored["replies"]] == [True, False]
     assert Passkey.from_dict(stored) == found
+    assert [each["same_ids"] for each in stored["replies"]] == [True, False]
+    for each in stored["replies"]:
+        del each["same_ids"]
+    assert [each.same_ids for each in Passkey.from_dict(stored).replies] == [None, None], "of older results"
+
+
+def test_a_reply_that_reads_like_a_number_that_is_none(tmp_path):
+    """A stored result gives "nan" back as a number: such a reply could not be searched for digits."""
+    found = Passkey(64, tuple(Reply(trial, 64, 0.5, 7, text) for trial, text in enumerate(("nan", "-inf", "inf"))))
+    path = results.save(results.collect().finish({"passkeys": [found.to_dict()]}), tmp_path / "a.json")
+    assert Passkey.from_dict(results.load(path).figures["passkeys"][0]) == found
 
 
 def test_refusals():
     with pytest.raises(ValueError, match="chunk = 0"):
         score(tiny_model(), Numbers(), [prompt()], chunk=0)
+    with pytest.raises(ValueError, match="new_tokens = 0"):
+        score(tiny_model(), Numbers(), [prompt()], new_tokens=0)

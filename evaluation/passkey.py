@@ -1,0 +1,218 @@
+"""Passkeys: whether a model finds a number anywhere in a long text, as a heat map of depth and length.
+
+    python -m evaluation passkey runs/demo --lengths 4k 8k 16k
+    python -m evaluation passkey smollm2 --lengths 1k 2k 4k 8k --depths 0 0.25 0.5 0.75 1 --trials 5
+    python -m evaluation passkey MODEL --form pose --depths 11      PoSE's filler, depths 0, 0.1, ... 1
+    python -m evaluation passkey MODEL --protocol published         the prompts of LongLoRA's and TAPE's figure
+    torchrun --nproc_per_node 8 -m evaluation passkey MODEL --lengths 32k 64k 128k
+
+A prompt with its reply has at most ``length`` tokens, whatever the tokenizer; the key stands behind ``depth`` of the
+filler. Replies are greedy, whatever the model's own generation settings say. One is right when its first integer is the
+key; that it begins with the key's token ids (LongLoRA's rule) is counted beside it.
+
+Written to the folder of results: ``passkey.json`` (every reply), ``passkey.png``, ``passkey.csv``, ``passkey.md``.
+Exit codes: 0 done; 2 something to mend.
+"""
+
+import argparse
+import contextlib
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from evaluation import heat_map, job, journal, models, passkey_options
+from evaluation import options as shared
+from evaluation.models import FoundModel
+from tape_ds.data import passkey_protocols
+from tape_ds.data.passkey import LARGEST_KEY, answer_ids
+from tape_ds.data.passkey_protocols import Question
+from tape_ds.errors import Problem, UserError, command, raise_if_any
+from tape_ds.model.llama import TapeForCausalLM, evaluated_at
+from tape_ds.scoring import passkey
+from tape_ds.scoring.passkey import Passkey, Reply
+from tape_ds.training import metrics
+
+NAME = "passkey"
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    """Check, ask, count, write, print."""
+    options = passkey_options.parse(argv, __doc__)
+    model, tokenizer, questions = prepare(options)
+    evaluation = journal.Evaluation(
+        NAME,
+        journal.folder(options, model),
+        model=model.about(),
+        config=passkey_options.settings(options),
+        data={f"passkey:{options.form}": passkey_protocols.fingerprint(options.form)},
+        seed=None if options.protocol == "published" else options.seed,
+    )
+    raise_if_any(evaluation.check(options.overwrite))
+    with job.joined() as (rank, _):
+        stored = evaluation.stored()
+        figures = stored.figures if stored is not None else ask_all(evaluation, options, model, tokenizer, questions)
+        if rank == 0:
+            title = f"Passkeys found by {model.address} ({options.form}, {options.protocol})"
+            report(figures, evaluation.folder, title, (evaluation.started.model or {}).get("native_length"))
+            print(f"{'complete already' if stored is not None else 'written'}: {evaluation.path}", flush=True)
+    return 0
+
+
+def prepare(options: argparse.Namespace) -> tuple[FoundModel, PreTrainedTokenizerBase, list[Question]]:
+    """The model, not loaded yet, and what it will be asked.
+
+    Raises:
+        UserError: everything wrong with the command line.
+    """
+    problems = passkey_options.check(options)
+    model = None
+    try:
+        model = models.find(options)
+    except UserError as error:
+        problems += error.problems
+    if model is None:
+        raise UserError(problems)
+    tokenizer = model.tokenizer()
+    least = len(answer_ids(tokenizer, LARGEST_KEY) or ())
+    if 1 <= options.new_tokens < least:
+        wrong = f"{LARGEST_KEY} alone has {least} tokens"
+        problems.append(Problem("--new_tokens", options.new_tokens, wrong, f"give {least} or more"))
+    questions: list[Question] = []
+    try:
+        questions = ask(options, tokenizer)
+    except UserError as error:
+        problems += [replace(problem, field=f"--{problem.field}") for problem in error.problems]
+    problems += beyond(options, model, questions)
+    raise_if_any(problems)
+    return model, tokenizer, questions
+
+
+def ask(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Question]:
+    """The protocol's questions.
+
+    Raises:
+        UserError: lengths without room for the prompt.
+    """
+    if options.protocol == "published":
+        return passkey_protocols.published(tokenizer, options.lengths, options.trials)
+    return passkey_protocols.grid(
+        tokenizer,
+        options.lengths,
+        options.depths,
+        options.trials,
+        seed=options.seed,
+        form=options.form,
+        reply=options.new_tokens,
+    )
+
+
+def beyond(options: argparse.Namespace, model: FoundModel, questions: Sequence[Question]) -> list[Problem]:
+    """Lengths past a model's last position; a published prompt has the tokens that its characters give."""
+    if options.protocol == "grid" or model.position_limit is None:
+        return shared.check_lengths("--lengths", options.lengths, model)
+    longest = dict.fromkeys(options.lengths, 0)
+    for question in questions:
+        needed = len(question.write().ids) + options.new_tokens
+        longest[question.length] = max(longest[question.length], needed)
+    return shared.check_lengths("--lengths (in tokens of prompt and reply)", sorted(longest.values()), model)
+
+
+def ask_all(
+    evaluation: journal.Evaluation,
+    options: argparse.Namespace,
+    found: FoundModel,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: Sequence[Question],
+) -> dict[str, Any]:
+    """Load the model, ask every question that no earlier start has asked, store what it replied."""
+    started = time.monotonic()
+    model = found.load()
+    if options.use_cache and not passkey.reads_in_pieces(model) and job.rank_and_world()[0] == 0:
+        print("prompts are read in one piece: this model does not promise that pieces give the same", flush=True)
+    longest_first = sorted(questions, key=lambda question: -question.length)
+    jobs = [(question.name, question) for question in longest_first]
+    metrics.reset_peak_memory(found.device)
+    replies = evaluation.carry_out(jobs, partial(reply, model, tokenizer, options))
+    pairs = [(question, Reply(**replies[question.name])) for question in questions]
+    cost = {
+        "seconds": time.monotonic() - started,
+        "prompt_tokens": sum(given.tokens for _, given in pairs),
+        "peak_memory_bytes": max(job.gather(metrics.peak_memory_bytes(found.device))),
+    }
+    figures = {**summarise(pairs, options.form), "cost": cost}
+    evaluation.finish(figures)
+    return figures
+
+
+def reply(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: argparse.Namespace, question: Question
+) -> dict[str, Any]:
+    """What the model says to one question."""
+    prompt = question.write()
+    used = evaluated_at(model, question.length) if isinstance(model, TapeForCausalLM) else contextlib.nullcontext()
+    with used:
+        (found,) = passkey.score(
+            model,
+            tokenizer,
+            [prompt],
+            chunk=options.chunk,
+            new_tokens=options.new_tokens,
+            use_cache=options.use_cache,
+        )
+    return vars(found.replies[0])
+
+
+def summarise(pairs: Sequence[tuple[Question, Reply]], form: str) -> dict[str, Any]:
+    """Replies counted by length and depth, and all of them by length."""
+    places = sorted({(question.length, question.depth) for question, _ in pairs})
+    cells = []
+    for length, depth in places:
+        given = [each for question, each in pairs if (question.length, question.depth) == (length, depth)]
+        known = all(each.same_ids is not None for each in given)
+        cells.append(
+            {
+                "length": length,
+                "depth": depth,
+                "trials": len(given),
+                "correct": sum(each.correct for each in given),
+                "correct_ids": sum(bool(each.same_ids) for each in given) if known else None,
+                "mean_tokens": statistics.fmean(each.tokens for each in given),
+            }
+        )
+    lengths = sorted({length for length, _ in places})
+    by_length = [Passkey(n, tuple(each for question, each in pairs if question.length == n)) for n in lengths]
+    return {"form": form, "cells": cells, "passkeys": [each.to_dict() for each in by_length]}
+
+
+def report(figures: Mapping[str, Any], folder: Path, title: str, native_length: int | None) -> None:
+    """The pictures and tables beside the result, and the table and the wrong replies on the terminal."""
+    written = heat_map.write(figures["cells"], folder, title=title, native_length=native_length)
+    print(f"\n{title}\n")
+    print(heat_map.markdown(figures["cells"]))
+    for found in figures["passkeys"]:
+        for line in wrong_replies(Passkey.from_dict(found)):
+            print(line)
+    print(", ".join(str(path) for path in written))
+
+
+def wrong_replies(found: Passkey) -> list[str]:
+    """A line for each place at which a length has any."""
+    lines = []
+    for depth in sorted({each.depth for each in found.replies}):
+        wrong = [each for each in found.replies if each.depth == depth and not each.correct]
+        if wrong:
+            said = ", ".join(f"{each.reply!r} for {each.key}" for each in wrong)
+            lines.append(f"wrong at {heat_map.length_label(found.length)}, depth {heat_map.depth_label(depth)}: {said}")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""The options of ``python -m evaluation passkey``, what they mean together, and what is wrong with them."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from evaluation import options as shared
+from tape_ds.data.passkey import FORMS
+from tape_ds.data.passkey_protocols import PUBLISHED_LENGTHS, PUBLISHED_TRIALS
+from tape_ds.errors import Problem
+from tape_ds.scoring import passkey
+
+LENGTHS = tuple(1024 * thousands for thousands in (1, 2, 4, 8))
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+TRIALS = 5
+NEW_TOKENS = 10
+"""PoSE's; LongLoRA's rule looks at the first few of them."""
+
+
+def parse(argv: Sequence[str] | None, description: str | None) -> argparse.Namespace:
+    """The command's options; what was not given is the protocol's default."""
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m evaluation passkey", description=description, formatter_class=style, allow_abbrev=False
+    )
+    shared.add_model(parser)
+    shared.add_output(parser)
+    group = parser.add_argument_group("passkeys")
+    group.add_argument(
+        "--protocol",
+        default="grid",
+        choices=("grid", "published"),
+        help="grid: keys at chosen depths (default); published: LongLoRA's filler, keys and places, numpy's seeds 0 to "
+        "19, at nominal lengths of which 3.75 characters a token are taken",
+    )
+    group.add_argument(
+        "--lengths",
+        type=shared.length,
+        nargs="+",
+        metavar="N",
+        help="tokens, such as 4096 or 4k; default: 1k 2k 4k 8k, published: 1000 2000 ... 8000",
+    )
+    group.add_argument(
+        "--depths",
+        nargs="+",
+        metavar="D",
+        help="shares of the filler before the key, 0 to 1; or one whole number above 1: so many, evenly from 0 to 1 "
+        "(default: 0 0.25 0.5 0.75 1)",
+    )
+    group.add_argument("--trials", type=int, help="keys in each cell (default: 5; published: 20)")
+    group.add_argument("--form", default="longlora", choices=tuple(FORMS), help="whose filler (default: longlora)")
+    group.add_argument("--new_tokens", type=int, default=NEW_TOKENS, help="of a reply (default: %(default)s)")
+    group.add_argument(
+        "--use_cache",
+        type=shared.boolean,
+        default=True,
+        metavar="true|false",
+        help="false: no key-value cache, the whole text is read for every new token (default: true)",
+    )
+    group.add_argument("--no_cache", dest="use_cache", action="store_false", help="the same as --use_cache false")
+    group.add_argument(
+        "--chunk", type=int, default=passkey.CHUNK, help="tokens of a prompt read at once (default: %(default)s)"
+    )
+    options = parser.parse_args(argv)
+    published = options.protocol == "published"
+    options.given_depths, options.depths = options.depths, None if published else list(DEPTHS)
+    options.lengths = options.lengths or list(PUBLISHED_LENGTHS if published else LENGTHS)
+    options.trials = options.trials if options.trials is not None else PUBLISHED_TRIALS if published else TRIALS
+    return options
+
+
+def check(options: argparse.Namespace) -> list[Problem]:
+    """What is wrong whatever the model. Turns the depths that were typed into numbers."""
+    found = [
+        Problem(f"--{name}", vars(options)[name], "too few", "give 1 or more")
+        for name in ("new_tokens", "chunk")
+        if vars(options)[name] < 1
+    ]
+    if options.given_depths is not None and options.protocol == "published":
+        remedy = "leave it out, or use --protocol grid"
+        found.append(Problem("--depths", options.given_depths, "published prompts draw their depths", remedy))
+    elif options.given_depths is not None:
+        try:
+            options.depths = depths(options.given_depths)
+        except ValueError as error:
+            remedy = "give shares such as 0 0.5 1, or one whole number above 1 for an even grid"
+            found.append(Problem("--depths", " ".join(options.given_depths), str(error), remedy))
+    if options.protocol == "published" and options.form != "longlora":
+        found.append(Problem("--form", options.form, "the published prompts are LongLoRA's", "leave it out"))
+    if len(set(options.lengths)) < len(options.lengths):
+        found.append(Problem("--lengths", options.lengths, "one is given twice", "give each once"))
+    return found
+
+
+def depths(words: Sequence[str]) -> list[float]:
+    """Depths as typed: shares, or how many on an even grid.
+
+    Raises:
+        ValueError: they are neither, or one stands there twice.
+    """
+    if len(words) == 1 and words[0].isascii() and words[0].isdigit() and int(words[0]) > 1:
+        last = int(words[0]) - 1
+        return [number / last for number in range(last + 1)]
+    try:
+        shares = [float(word) for word in words]
+    except ValueError:
+        raise ValueError("not a number") from None
+    if not all(0 <= share <= 1 for share in shares):
+        raise ValueError("outside 0 to 1")
+    if len(set(shares)) < len(shares):
+        raise ValueError("one is given twice")
+    return sorted(shares)
+
+
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Every option that decides numbers."""
+    names = ("protocol", "form", "lengths", "depths", "trials", "new_tokens", "use_cache", "chunk")
+    return {name: vars(options)[name] for name in names}
