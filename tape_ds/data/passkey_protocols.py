@@ -44,7 +44,7 @@ class Question:
     @property
     def name(self) -> str:
         """What tells it from the others of its evaluation."""
-        depth = "" if self.depth is None else f" depth {self.depth:g}"
+        depth = "" if self.depth is None else f" depth {self.depth}"
         return f"length {self.length}{depth} trial {self.trial}"
 
 

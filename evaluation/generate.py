@@ -1,0 +1,199 @@
+"""Try a model by hand: what it writes behind a prompt, token by token.
+
+    python -m evaluation generate smollm2 --chat --prompt "Name three prime numbers."
+    python -m evaluation generate runs/demo --prompt_file long.txt --max_new_tokens 200
+    cat long.txt | python -m evaluation generate MODEL
+    python -m evaluation generate MODEL -i --chat      a conversation: Ctrl-D ends it, Ctrl-C ends a reply
+
+The most likely token is written each time, whatever the model's own generation settings say, unless --temperature,
+--top_p or --top_k asks for one to be drawn. Standard output gets the reply alone; lengths and speed go to standard
+error. Nothing is stored.
+
+Exit codes: 0 done; 2 something to mend.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from evaluation import models
+from evaluation import options as shared
+from evaluation.conversation import Conversation, Drawing, Text
+from evaluation.models import FoundModel
+from tape_ds.errors import Problem, UserError, command, raise_if_any
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    """Check, load, write."""
+    options = parse(argv)
+    found, tokenizer, prompt = prepare(options)
+    if prompt is not None:
+        note_length(found, Text(tokenizer, options.chat).with_turn(prompt), options.max_new_tokens)
+    torch.manual_seed(options.seed)
+    drawing = Drawing(options.temperature, options.top_p, options.top_k)
+    talk = Conversation(found.load(), tokenizer, drawing=drawing, new_tokens=options.max_new_tokens, chat=options.chat)
+    if prompt is not None:
+        note(str(talk.say(prompt)))
+    if options.interactive:
+        converse(talk, found)
+    return 0
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command's options."""
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m evaluation generate", description=__doc__, formatter_class=style, allow_abbrev=False
+    )
+    shared.add_model(parser)
+    group = parser.add_argument_group("prompt")
+    given = group.add_mutually_exclusive_group()
+    given.add_argument("--prompt", help="text; default: standard input, where it is no terminal")
+    given.add_argument("--prompt_file", help="a text file")
+    group.add_argument("-i", "--interactive", action="store_true", help="go on: each line is the next prompt")
+    group.add_argument("--chat", action="store_true", help="prompts are messages of the tokenizer's chat template")
+    group = parser.add_argument_group("reply")
+    group.add_argument("--max_new_tokens", type=int, default=256, help="of a reply (default: %(default)s)")
+    group.add_argument("--temperature", type=float, help="draw: above 0 (1: as the model says); 0: do not draw")
+    group.add_argument("--top_p", type=float, help="draw among the likeliest tokens that have this share together")
+    group.add_argument("--top_k", type=int, help="draw among so many likeliest tokens")
+    group.add_argument("--seed", type=int, default=0, help="of what is drawn (default: 0)")
+    return parser.parse_args(argv)
+
+
+def prepare(options: argparse.Namespace) -> tuple[FoundModel, PreTrainedTokenizerBase, str | None]:
+    """The model, not loaded yet, its tokenizer, and the first prompt if there is one.
+
+    Raises:
+        UserError: everything wrong with the command line.
+    """
+    problems = check(options)
+    prompt = None
+    try:
+        prompt = read_prompt(options)
+    except UserError as error:
+        problems += error.problems
+    try:
+        found = models.find(options)
+        tokenizer = found.tokenizer()
+    except UserError as error:
+        raise UserError([*problems, *error.problems]) from error
+    no_template = options.chat and not getattr(tokenizer, "chat_template", None)
+    if no_template:
+        problems.append(Problem("--chat", True, "the tokenizer has no chat template", "leave it out"))
+    elif prompt is not None and options.max_new_tokens > 0:
+        problems += room(found, len(Text(tokenizer, options.chat).with_turn(prompt)), options.max_new_tokens)
+    raise_if_any(problems)
+    return found, tokenizer, prompt
+
+
+def check(options: argparse.Namespace) -> list[Problem]:
+    """What is wrong whatever the model."""
+    bounds = {
+        "max_new_tokens": (options.max_new_tokens < 1, "give 1 or more"),
+        "temperature": ((options.temperature or 0) < 0, "give 0 or more"),
+        "top_p": (options.top_p is not None and not 0 < options.top_p <= 1, "give more than 0, at most 1"),
+        "top_k": (options.top_k is not None and options.top_k < 1, "give 1 or more"),
+    }
+    found = [
+        Problem(f"--{name}", vars(options)[name], "out of range", remedy)
+        for name, (wrong, remedy) in bounds.items()
+        if wrong
+    ]
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1:
+        found.append(Problem("processes", processes, "a person reads one reply", "start it as one process"))
+    return found
+
+
+def read_prompt(options: argparse.Namespace) -> str | None:
+    """The first prompt; None where a conversation begins without one.
+
+    Raises:
+        UserError: there is none, it is empty, or its file cannot be read.
+    """
+    if options.prompt_file is not None:
+        field, prompt = "--prompt_file", _read(options.prompt_file)
+    elif options.prompt is not None:
+        field, prompt = "--prompt", options.prompt
+    elif options.interactive:
+        return None
+    elif sys.stdin.isatty():
+        wrong = "there is none"
+        raise UserError(Problem("prompt", None, wrong, "give --prompt or --prompt_file, pipe a text in, or add -i"))
+    else:
+        field, prompt = "standard input", sys.stdin.read()
+    if not prompt.strip():
+        raise UserError(Problem(field, prompt, "no text", "give some text to go on from"))
+    return prompt
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            Problem("--prompt_file", path, error.strerror or str(error), "name a readable text file")
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UserError(Problem("--prompt_file", path, f"is not UTF-8 ({error})", "name a text file")) from error
+
+
+def room(found: FoundModel, tokens: int, new_tokens: int) -> list[Problem]:
+    """Whether the model has no positions for a prompt of so many tokens and its reply."""
+    if found.position_limit is None or tokens + new_tokens <= found.position_limit:
+        return []
+    wrong = f"with a reply of {new_tokens:,} it goes beyond the model's {found.position_limit:,} positions"
+    return [Problem("prompt", f"{tokens:,} tokens", wrong, "shorten it, or lower --max_new_tokens")]
+
+
+def note_length(found: FoundModel, ids: Sequence[int], new_tokens: int) -> None:
+    """Say where a text goes beyond what the model was made for."""
+    native = getattr(found.config.get_text_config(), "max_position_embeddings", None)
+    if native is not None and len(ids) + new_tokens > native:
+        note(f"{len(ids):,} tokens and a reply go beyond the model's native length of {native:,}")
+
+
+def note(words: str) -> None:
+    """A line for the person, beside the reply."""
+    print(f"[{words}]", file=sys.stderr, flush=True)
+
+
+def converse(talk: Conversation, found: FoundModel) -> None:
+    """Replies to one line after another, until there are no more. A turn that has no room is left out."""
+    note("Ctrl-D ends, Ctrl-C ends a reply")
+    for words in _lines():
+        ids = talk.text.with_turn(words)
+        problems = room(found, len(ids), talk.new_tokens)
+        if problems:
+            note(f"not said: {problems[0]}")
+            continue
+        note_length(found, ids, talk.new_tokens)
+        note(str(talk.say(words)))
+
+
+def _lines() -> Iterator[str]:
+    """What a person types, empty lines left out."""
+    terminal = sys.stdin.isatty()
+    if terminal:
+        import readline  # noqa: F401  # lines can be edited and called back
+    while True:
+        try:
+            line = input("> " if terminal else "")
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            note("Ctrl-D ends")
+            continue
+        if line.strip():
+            yield line
+
+
+if __name__ == "__main__":
+    sys.exit(main())
