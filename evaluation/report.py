@@ -1,0 +1,127 @@
+"""One page that compares runs: ``python -m evaluation report RUNS... --output PAGE``.
+
+RUNS are folders (a run's, an evaluation's, or one with several of them below) or stored results; ``NAME=FOLDER`` says
+what its column is called. The page is written twice, as ``report.html``, one file that needs nothing else, and as
+``report.md``: what differs in the settings, losses, perplexity, passkeys, SCROLLS, MMLU and ARC, cost, and where each
+number comes from, with published numbers in columns of their own.
+
+Nothing is computed anew and no model is loaded. The same results give the same bytes.
+"""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from evaluation.pages import (
+    columns,
+    costs,
+    html,
+    losses,
+    markdown,
+    passkeys,
+    perplexities,
+    provenance,
+    settings,
+    tasks,
+)
+from evaluation.pages.parts import Page, Section
+from tape_ds.errors import Problem, UserError, command, is_main_process, raise_if_any
+
+HTML, MARKDOWN = "report.html", "report.md"
+
+
+@command
+def main(argv: list[str]) -> int:
+    """Write the page and say what it was made of."""
+    options = _parser().parse_args(argv)
+    folder = Path(options.output)
+    problems = _check(folder)
+    found: list[columns.Column] = []
+    unused: list[columns.Unused] = []
+    try:
+        found, unused = columns.collect(options.runs)
+    except UserError as error:
+        problems += error.problems
+    raise_if_any(problems)
+    if is_main_process():
+        write(build(found, unused, options.title, published=options.published), folder)
+        _say(found, unused, folder)
+    return 0
+
+
+def build(
+    found: Sequence[columns.Column], unused: Sequence[columns.Unused], title: str, *, published: bool = False
+) -> Page:
+    """The page of these columns; a topic of which nothing is stored has no section.
+
+    Args:
+        found: what is compared.
+        unused: files that could not be used.
+        title: of the page.
+        published: all published tables at the end.
+    """
+    sections: list[Section | None] = [
+        settings.section(found),
+        losses.training(found),
+        losses.by_position(found),
+        perplexities.section(found),
+        passkeys.section(found),
+        tasks.scrolls(found),
+        tasks.harness(found),
+        costs.section(found),
+        provenance.section(found, unused),
+        provenance.everything_published() if published else None,
+    ]
+    files = sum(len(column.records) for column in found)
+    compared = f"{len(found)} runs or models" if len(found) > 1 else "One run or model"
+    intro = (
+        f"{compared}, from {files} stored {'results' if files > 1 else 'result'}. A dash is a number that is not there."
+    )
+    return Page(title, intro, [each for each in sections if each is not None])
+
+
+def write(page: Page, folder: Path) -> None:
+    """Both files in ``folder``, each whole or as it was before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = []
+    try:
+        for name, text in ((HTML, html.page(page)), (MARKDOWN, markdown.page(page, HTML))):
+            path = folder / f".{name}.{os.getpid()}.tmp"
+            aside.append((path, folder / name))
+            path.write_text(text, encoding="utf-8")
+        for path, target in aside:
+            path.replace(target)
+    finally:
+        for path, _ in aside:
+            path.unlink(missing_ok=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m evaluation report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUNS", help="folders or stored results, each PATH or NAME=PATH")
+    parser.add_argument("--output", required=True, help=f"folder of the page; its {HTML} and {MARKDOWN} are replaced")
+    parser.add_argument("--title", default="Comparison of runs", help="of the page (default: %(default)s)")
+    parser.add_argument("--published", action="store_true", help="also show every published table at the end")
+    return parser
+
+
+def _check(folder: Path) -> list[Problem]:
+    """Whether the page can be written there."""
+    taken = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)
+    if taken is None:
+        return []
+    return [Problem("--output", str(folder), f"{taken} is a file", "name a folder")]
+
+
+def _say(found: Sequence[columns.Column], unused: Sequence[columns.Unused], folder: Path) -> None:
+    """What was used, and what was not and why."""
+    for column in found:
+        print(f"{column.name}:")
+        for record in column.records.values():
+            print(f"  {record.kind}: {record.path}")
+    for each in unused:
+        print(f"not used: {each.path}: {each.reason}")
+    print(f"page: {folder / HTML} and {folder / MARKDOWN}", flush=True)

@@ -1,0 +1,134 @@
+"""Stored results for tests of the report: made by hand in the layout that the commands write, and saved for real."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+from tape_ds import results
+
+ROOT = Path(__file__).resolve().parents[2]
+STORED = ROOT / "docs" / "results" / "extend_smollm2_16k"
+LENGTHS = (1024, 2048, 4096, 8192, 16384)
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+MACHINE = {"cpu": "a CPU", "cores": 2, "memory_bytes": 2**34, "gpus": [], "processes": 2}
+MODEL = {
+    "address": "runs/demo",
+    "kind": "trained",
+    "sha256": "0123456789abcdef" * 4,
+    "tokenizer": "fedcba9876543210" * 4,
+    "encoding": "tape",
+    "native_length": 16384,
+    "dtype": "float32",
+}
+
+
+def result(*, figures, evaluation=None, config=None, data=None, seed=0, model=MODEL, **fields):
+    """A finished result with nothing of this machine in it."""
+    own = {} if evaluation is None else {"evaluation": evaluation}
+    made = results.Result(
+        command=["evaluation", evaluation or "run", "runs/demo"],
+        started="2026-01-02T03:04:05+00:00",
+        seed=seed,
+        versions={"python": "3.11.7", "torch": "2.13.0"},
+        hardware=MACHINE,
+        commit={"hash": "abcdef0123456789", "dirty": False},
+        model=model if evaluation else None,
+        config={**own, **(config or {})},
+        data=data or {},
+        figures=figures,
+        finished="2026-01-02T03:14:05+00:00",
+    )
+    return dataclasses.replace(made, **fields)
+
+
+def run(losses=(3.0, 2.5, 2.0), spans=(2.0, 1.8, 1.6), **config):
+    """What a training run stores."""
+    own = {"span": 2048, "starts": [0, 2048, 4096], "nll": list(spans), "counts": [2047, 2048, 2048]}
+    settings = {
+        "model": "smollm2",
+        "method": "tape",
+        "learning_rate": 1e-3,
+        "max_steps": len(losses),
+        "output_dir": "x",
+    }
+    return result(
+        config={**settings, "deepspeed": {"zero_optimization": {"stage": 3}}, **config},
+        data={"stdlib": "a" * 64},
+        seed=42,
+        figures={
+            "train_loss": [{"step": at + 1, "loss": loss} for at, loss in enumerate(losses)],
+            "tokens": 8192 * len(losses),
+            "tokens_per_second": 285.5,
+            "peak_memory_bytes": 3 * 2**30,
+            "parameters": {"all": 134_718_327, "trained": 238_455},
+            "native_length": 4096,
+            "loss_by_position": {"tape, trained": {"typing.py": own}},
+        },
+    )
+
+
+def perplexity(
+    scale=1.0, source="bin:pg19/test.bin", convention="all_tokens", print_="b" * 64, targets=10**6, **fields
+):
+    """What the perplexity command stores; ``scale`` makes models differ."""
+    rows = [
+        {
+            "source": source,
+            "convention": convention,
+            "length": length,
+            "stride": 256,
+            "nll": math.log(scale * (9.5 - 0.5 * at)),
+            "perplexity": scale * (9.5 - 0.5 * at),
+            "targets": targets,
+            "windows": 100,
+        }
+        for at, length in enumerate(LENGTHS)
+    ]
+    figures = {"perplexity": rows, "loss_by_position": {}, "documents": {source: 5}, "cost": {"seconds": 61.0}}
+    return result(evaluation="perplexity", figures=figures, data={source: print_}, config={"stride": 256}, **fields)
+
+
+def passkey(found=lambda length, depth: 5, trials=5, form="longlora", **fields):
+    """What the passkey command stores."""
+    cells = [
+        {"length": length, "depth": depth, "trials": trials, "correct": found(length, depth)}
+        for length in LENGTHS
+        for depth in DEPTHS
+    ]
+    figures = {"form": form, "cells": cells, "passkeys": [], "cost": {"seconds": 4000.0, "peak_memory_bytes": 2**31}}
+    return result(evaluation="passkey", figures=figures, config={"trials": trials, "form": form}, **fields)
+
+
+def scrolls(score=12.34567, error=0.8123, examples=200, **fields):
+    """What the SCROLLS command stores."""
+    entry = {"examples": examples, "cut_examples": 3, "cut_tokens": 4567, "mean_prediction_characters": 40.0}
+    datasets = {
+        "qasper": {"metric": "f1", "score": score, "standard_error": error, **entry},
+        "gov_report": {"metric": "rouge", "score": 2 * score, **entry},
+    }
+    return result(evaluation="scrolls", figures={"split": "validation", "datasets": datasets, "cost": {}}, **fields)
+
+
+def harness(value=0.39123, shots=0, samples=4705, **fields):
+    """What the harness command stores."""
+    entry = {"metric": "acc", "standard_error": 0.0069, "shots": shots, "samples": samples}
+    figures = {
+        "tasks": {
+            "arc_challenge": {**entry, "metric": "acc_norm", "value": value + 0.06, "standard_error": 0.0145},
+            "arc_easy": {**entry, "value": value + 0.35},
+            "mmlu_philosophy": {**entry, "value": value, "samples": 311, "standard_error": 0.028},
+        },
+        "groups": {"mmlu_humanities": {**entry, "value": value, "tasks": ["mmlu_philosophy"]}},
+        "cut": {"requests": 0, "tokens": 0},
+        "cost": {"seconds": 600.0},
+    }
+    return result(evaluation="harness", figures=figures, **fields)
+
+
+def save(folder, *, run_result=None, **evaluations):
+    """A run's folder as the commands leave it: ``results/run.json`` and ``evaluation/NAME.json``."""
+    if run_result is not None:
+        results.save(run_result, folder / "results" / "run.json")
+    for name, each in evaluations.items():
+        results.save(each, folder / "evaluation" / f"{name}.json")
+    return folder

@@ -1,0 +1,111 @@
+"""The report in a real browser: no wider than a phone, and readable in light and in dark.
+
+The page forbids scripts, so it is looked at from outside: a second page holds it in a frame as wide as the phone,
+measures it, and writes what it finds into its own text, which the headless browser prints.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+from html import escape
+
+import pytest
+
+from evaluation import report
+from tests.evaluation import report_examples as examples
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine"),
+]
+SCHEMES = {"light": 1, "dark": 0}
+"""Chromium's numbers for the colour scheme that a person prefers."""
+
+MEASURE = """
+const frame = document.querySelector("iframe");
+function channel(value) { const c = value / 255; return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; }
+function luminance(c) { return 0.2126 * channel(c[0]) + 0.7152 * channel(c[1]) + 0.0722 * channel(c[2]); }
+function numbers(text) { return (text.match(/[\\d.]+/g) || []).map(Number); }
+function ground(view, element) {
+  for (let e = element; e; e = e.parentElement) {
+    const c = numbers(view.getComputedStyle(e).backgroundColor);
+    if (c.length === 3 || c[3] > 0) return c;
+  }
+}
+function look() {
+  const page = frame.contentDocument, view = frame.contentWindow, root = page.documentElement;
+  let worst = [99, ""], wide = [];
+  for (const e of page.body.querySelectorAll("*")) {
+    const box = e.getBoundingClientRect();
+    if (box.right > root.clientWidth + 1 && !e.closest(".scroll") && !e.closest("svg")) wide.push(e.tagName);
+    const words = [...e.childNodes].filter(n => n.nodeType === 3).map(n => n.data).join("").trim();
+    if (!words || !box.width) continue;
+    const style = view.getComputedStyle(e);
+    const ink = numbers(e.namespaceURI.endsWith("svg") ? style.fill : style.color);
+    const a = luminance(ink), b = luminance(ground(view, e));
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    const where = words.slice(0, 40) + " in " + e.tagName + "." + e.getAttribute("class");
+    if (contrast < worst[0]) worst = [contrast, where];
+  }
+  const found = {width: root.scrollWidth, client: root.clientWidth, wide, worst, charts: 0,
+    paper: luminance(numbers(view.getComputedStyle(page.body).backgroundColor))};
+  for (const e of page.querySelectorAll("svg.chart")) found.charts += e.getBoundingClientRect().height > 100;
+  document.querySelector("pre").textContent = JSON.stringify(found);
+}
+if (frame.contentDocument.querySelector("main")) look(); else frame.addEventListener("load", look);
+"""
+
+
+def look(folder, page, width, scheme):
+    """What a browser finds of ``page`` in a frame of ``width`` pixels."""
+    outer = folder / f"outer_{width}_{scheme}.html"
+    frame = f'<iframe width="{width}" height="900" style="border:0" srcdoc="{escape(page)}"></iframe>'
+    outer.write_text(f"<!doctype html><body>{frame}<pre></pre><script>{MEASURE}</script></body>", encoding="utf-8")
+    command = [
+        *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+        *(f"--user-data-dir={folder / 'browser'}", "--window-size=1400,1000", "--virtual-time-budget=5000"),
+        *(f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}", "--dump-dom", outer.as_uri()),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    found = re.search(r"<pre>(.+?)</pre>", done.stdout, re.S)
+    assert found, done.stderr[-2000:]
+    return json.loads(found[1].replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&"))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """Eight runs with everything, among it names without a place to break and published columns."""
+    folder = tmp_path_factory.mktemp("report")
+    for run in range(8):
+        name = f"run_{run}" if run else "a_very_long_name_" * 5
+        examples.save(
+            folder / "runs" / name,
+            run_result=examples.run(losses=[3.0 - 0.1 * run, 2.5, 2.0], warmup_steps=run, model="m" * 90),
+            perplexity=examples.perplexity(1 + run / 10),
+            passkey=examples.passkey(lambda length, depth, run=run: max(0, 5 - run) if length > 4096 else 5),
+            scrolls=examples.scrolls(seed=run),
+            harness=examples.harness(),
+        )
+    assert report.main([str(folder / "runs"), "--published", "--output", str(folder)]) == 0
+    return (folder / report.HTML).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", [360, 1280])
+def test_the_page_fits_and_can_be_read(page, tmp_path, width, scheme):
+    """4.5 is the contrast that the Web Content Accessibility Guidelines (2.2, AA) ask of small text."""
+    found = look(tmp_path, page, width, scheme)
+    assert found["client"] <= width and found["width"] <= found["client"], found
+    assert found["wide"] == []
+    assert found["worst"][0] >= 4.5, found["worst"]
+    assert found["charts"] == page.count('<svg class="chart"') > 3
+    assert (found["paper"] > 0.5) == (scheme == "light")
+
+
+def test_the_measure_finds_what_is_too_wide_and_too_pale(page, tmp_path):
+    spoilt = page.replace("</main>", '<p style="width:500px;color:#ccc;background:#ddd">pale</p></main>')
+    found = look(tmp_path, spoilt, 360, "light")
+    assert found["width"] >= 500 and found["wide"] == ["P"]
+    assert found["worst"][0] < 1.5 and found["worst"][1].startswith("pale")
