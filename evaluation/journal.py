@@ -121,7 +121,7 @@ class Evaluation:
         with self._lock(rank):
             known, part = job.from_first(lambda: (self._read(), self._begin()))
             pending = [(key, each) for key, each in jobs if key not in known]
-            if known and rank == 0:
+            if len(pending) < len(keys) and rank == 0:
                 print(f"{self.name}: {len(keys) - len(pending):,} of {len(keys):,} pieces are known", flush=True)
             own = pending[rank::world]
             with open(self.journal / f"{part:04}-{rank:04}.jsonl", "w", encoding="utf-8") as file:

@@ -26,8 +26,8 @@ import numpy as np
 
 from tape_ds.data import cache
 from tape_ds.data.rows import FILL, Packing, ended
-from tape_ds.data.sources import SPLITS, ArrowFolder, Document, Source, parse_all
-from tape_ds.errors import Problem, UserError
+from tape_ds.data.sources import SPLITS, ArrowFolder, Document, Source, TokenSource, parse_all
+from tape_ds.errors import Problem, UserError, raise_if_any
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -49,9 +49,9 @@ def tokenize(
     """Token ids of every document behind ``addresses``, in their order; each address has a cache folder of its own.
 
     Args:
-        addresses: see :mod:`tape_ds.data.sources`. ``arrow:`` rows pass through, each as one document, once their ids
-            are known to lie in the tokenizer's vocabulary. A folder of ``tools/prepare_data.py`` is read where it lies,
-            once it is known to be whole and of this tokenizer.
+        addresses: see :mod:`tape_ds.data.sources`. ``arrow:`` rows and a ``bin:`` file pass through, each as one
+            document, once their ids are known to lie in the tokenizer's vocabulary. A folder of
+            ``tools/prepare_data.py`` is read where it lies, once it is known to be whole and of this tokenizer.
         tokenizer: any of transformers; with its own special tokens, never truncating.
         split: ``"train"`` or ``"heldout"``.
         cache_dir: made if it is not there.
@@ -152,12 +152,14 @@ def tokenized(
     source: Source, tokenizer: "PreTrainedTokenizerBase", identity: str, split: str, cache_dir: Path
 ) -> "Dataset":
     """The documents of one source: a prepared folder as it lies there, all else from the cache."""
+    if isinstance(source, TokenSource):
+        raise_if_any(source.check_tokenizer(identity))
     if isinstance(source, ArrowFolder) and source.prepared:
-        return source.load(identity)
+        return source.load()
     key = cache.key("documents", format=FORMAT, source=source.fingerprint(), split=split, tokenizer=identity)
 
     def rows() -> Iterator[dict[str, Any]]:
-        if isinstance(source, ArrowFolder):
+        if isinstance(source, TokenSource):
             found = _checked_rows(source, len(tokenizer))
         else:
             found = encoded_rows(source.documents(split), tokenizer)
@@ -190,6 +192,13 @@ def encode(
         yield from zip(batch, _encode_batch(batch, tokenizer), strict=True)
 
 
+def without_ends(ids: np.ndarray, tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
+    """A document's ids without the BOS and EOS that the tokenizer put around them, if it did."""
+    first = int(len(ids) > 0 and ids[0] == tokenizer.bos_token_id)
+    last = int(len(ids) > first and ids[-1] == tokenizer.eos_token_id)
+    return ids[first : len(ids) - last]
+
+
 def _encode_batch(batch: list[Document], tokenizer: "PreTrainedTokenizerBase") -> list[np.ndarray]:
     """Arrays at once: a stream may rest in the middle of a batch, and the tokenizer's own answer is far larger."""
     # verbose=False: no advice about the native length, which these documents are meant to exceed.
@@ -217,8 +226,8 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _checked_rows(source: ArrowFolder, vocabulary: int) -> Iterator[dict[str, Any]]:
-    """The rows of a tokenised folder, each known to fit a vocabulary of that size."""
+def _checked_rows(source: TokenSource, vocabulary: int) -> Iterator[dict[str, Any]]:
+    """The rows of token ids, each known to fit a vocabulary of that size."""
     for name, ids in source.token_rows():
         if len(ids) == 0:
             continue

@@ -107,24 +107,60 @@ def score(model: nn.Module, input_ids_1T: torch.Tensor, span: int, chunk: int = 
         raise ValueError(f"input_ids_1T has shape {tuple(input_ids_1T.shape)}: one document [1, T], T >= 2, is needed")
     if span < 2 or chunk < 1:
         raise ValueError(f"span = {span}, chunk = {chunk}: span must be 2 or more, chunk 1 or more")
+    nll_1N, _ = target_losses(model, input_ids_1T, chunk=chunk)
+    return _by_span(nll_1N[0], span)
+
+
+@torch.no_grad()
+def target_losses(
+    model: nn.Module, input_ids_BT: torch.Tensor, *, first: int = 1, chunk: int = 1024
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss of every target from position ``first`` on, N = T - first of them a row, and whether it was foreseen.
+
+    Args:
+        model: as for :func:`score`.
+        input_ids_BT: token ids int64 [B, T], rows that do not see each other and hold no padding.
+        first: position of the first target, 1 .. T - 1.
+        chunk: positions, of all rows together, whose logits exist at once.
+
+    Returns:
+        Both [B, N], on the CPU: the loss in nats, fp64, and whether the target was the most likely token, bool.
+
+    Raises:
+        ValueError: ``first`` outside its bounds, a token outside the vocabulary, a model whose logits are not
+            ``head(hidden)``.
+    """
+    if not 1 <= first < input_ids_BT.shape[-1]:
+        raise ValueError(
+            f"first = {first}: a target needs a token before it, and to be one of {input_ids_BT.shape[-1]}"
+        )
     causal_lm = bare(model)
-    _require_plain_head(causal_lm, int(input_ids_1T.min()), int(input_ids_1T.max()))
-    ids_1T = input_ids_1T.to(causal_lm.get_input_embeddings().weight.device)
+    _require_plain_head(causal_lm, int(input_ids_BT.min()), int(input_ids_BT.max()))
+    ids_BT = input_ids_BT.to(causal_lm.get_input_embeddings().weight.device)
     with evaluating(causal_lm):
-        hidden_1TD = causal_lm.base_model(input_ids=ids_1T, use_cache=False).last_hidden_state
-        nll_T = _target_losses(causal_lm.get_output_embeddings(), hidden_1TD[0], ids_1T[0], chunk)
-    return _by_span(nll_T, span)
+        hidden_BTD = causal_lm.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
+        hidden_MD = hidden_BTD[:, first - 1 : -1].flatten(0, 1)  # M = B N
+        nll_M, foreseen_M = _head_losses(causal_lm.get_output_embeddings(), hidden_MD, ids_BT[:, first:], chunk)
+    return nll_M.view(len(ids_BT), -1), foreseen_M.view(len(ids_BT), -1)
 
 
-def _target_losses(head: nn.Module, hidden_TD: torch.Tensor, ids_T: torch.Tensor, chunk: int) -> torch.Tensor:
-    """fp64 [T - 1] on the CPU: the loss of targets 1 .. T - 1, with [chunk, vocabulary] logits at a time."""
-    last = len(ids_T) - 1
-    losses = []
-    for at in range(0, last, chunk):
-        end = min(at + chunk, last)
-        logits_CV = head(hidden_TD[at:end]).float()
-        losses.append(nn.functional.cross_entropy(logits_CV, ids_T[at + 1 : end + 1], reduction="none").cpu())
-    return torch.cat(losses).double()
+def _head_losses(
+    head: nn.Module, hidden_MD: torch.Tensor, targets_BN: torch.Tensor, chunk: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss [M] fp64 and foreseen [M] bool, with [chunk, vocabulary] logits at a time.
+
+    Both are allocated once: small results left between the chunks' logits would keep the system's allocator from giving
+    the same memory to the next chunk, and the peak would grow with the length after all.
+    """
+    targets_M = targets_BN.flatten()
+    nll_M = torch.empty(len(targets_M), dtype=torch.float64)
+    foreseen_M = torch.empty(len(targets_M), dtype=torch.bool)
+    for at in range(0, len(targets_M), chunk):
+        here = slice(at, at + chunk)
+        logits_CV = head(hidden_MD[here]).float()
+        nll_M[here] = nn.functional.cross_entropy(logits_CV, targets_M[here], reduction="none")
+        foreseen_M[here] = logits_CV.argmax(dim=-1) == targets_M[here]
+    return nll_M, foreseen_M
 
 
 def _by_span(nll_T: torch.Tensor, span: int) -> SpanLosses:
@@ -138,12 +174,19 @@ def _by_span(nll_T: torch.Tensor, span: int) -> SpanLosses:
     return SpanLosses(span, tuple(starts), tuple(nll), tuple(counts))
 
 
+def unscorable(config: Any) -> str | None:
+    """Why a model of this configuration is not scored; None where it is."""
+    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+        if getattr(config, name, None) not in (None, 1, 1.0):
+            return f"{name} of this model changes the head's output, which this score does not reproduce"
+    return None
+
+
 def _require_plain_head(causal_lm: Any, lowest: int, highest: int) -> None:
     """Refuse what would give wrong numbers in silence."""
     if causal_lm.base_model is causal_lm or causal_lm.get_output_embeddings() is None:
         raise ValueError(f"{type(causal_lm).__name__} has no base model with an output head: not a causal LM")
-    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        if getattr(causal_lm.config, name, None) not in (None, 1, 1.0):
-            raise ValueError(f"{name} of this model changes the head's output, which this score does not reproduce")
+    if (reason := unscorable(causal_lm.config)) is not None:
+        raise ValueError(reason)
     if not 0 <= lowest <= highest < causal_lm.config.vocab_size:
         raise ValueError(f"token ids {lowest} .. {highest} leave the vocabulary of {causal_lm.config.vocab_size}")

@@ -1,22 +1,29 @@
 """Perplexity by length: how well a model predicts the same documents when it may look back so far and no further.
 
-A document is cut into consecutive blocks of ``length`` tokens, each predicted on its own; what is left at its end,
-fewer than ``length`` tokens, is dropped. Every token of a block but its first is a target, and perplexity is exp of the
-mean loss over all targets of all documents: long documents weigh as much as they have tokens. (TAPE's published
-evaluation takes the mean over batches of unequal size instead.)
+:func:`score_windows` scores any windows of a text (:mod:`tape_ds.scoring.windows`), and :func:`pool` makes one figure
+of them.
+
+:func:`score`, which a training run calls, is the convention ``blocks``: a document is cut into consecutive blocks of
+``length`` tokens, each predicted on its own; what is left at its end, fewer than ``length`` tokens, is dropped. Every
+token of a block but its first is a target, and perplexity is exp of the mean loss over all targets of all documents:
+long documents weigh as much as they have tokens. (TAPE's published evaluation takes the mean over batches of unequal
+size instead.)
 
 Lengths compare where the same documents are scored at each. A document whose length every scored length divides
 is read whole at all of them; only the first tokens of the blocks, 1 in ``length``, differ.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from tape_ds.scoring import loss_by_position
+from tape_ds.scoring.windows import Window, blocks
 
 Each = Callable[[Callable[[Tensor], float], Sequence[Tensor]], Sequence[float]]
 """How a function is called on every block: in turn, or shared out over the ranks of a run."""
@@ -38,7 +45,7 @@ class Perplexity:
     @property
     def value(self) -> float:
         """exp(nll); inf where that is beyond a float."""
-        return math.exp(self.nll) if not self.nll > 700 else math.inf
+        return _exp(self.nll)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with the ``perplexity``."""
@@ -77,16 +84,121 @@ def score(
     shortest = min(document_1T.shape[-1] for document_1T in documents_1T)
     if shortest < length:
         raise ValueError(f"a document of {shortest} tokens has no block of {length}")
-    blocks = [block_1T for document_1T in documents_1T for block_1T in _blocks(document_1T, length)]
+    pieces = [
+        document_1T[:, window.start : window.end]
+        for document_1T in documents_1T
+        for window in blocks(document_1T.shape[-1], length)
+    ]
 
     def mean_loss(block_1T: Tensor) -> float:
         return loss_by_position.score(model, block_1T, span=length, chunk=chunk).mean
 
-    losses = each(mean_loss, blocks)  # every block has as many targets, so the mean of means is the mean
-    return Perplexity(length, math.fsum(losses) / len(blocks), (length - 1) * len(blocks), len(blocks))
+    losses = each(mean_loss, pieces)  # every block has as many targets, so the mean of means is the mean
+    return Perplexity(length, math.fsum(losses) / len(pieces), (length - 1) * len(pieces), len(pieces))
 
 
-def _blocks(document_1T: Tensor, length: int) -> list[Tensor]:
-    """Consecutive blocks [1, length]; the remainder is dropped."""
-    whole = document_1T.shape[-1] // length * length
-    return list(document_1T[:, :whole].split(length, dim=-1))
+@dataclass(frozen=True)
+class WindowLoss:
+    """Sums over the targets of one window."""
+
+    nll: float
+    """Loss in nats, summed in fp64."""
+    foreseen: int
+    """Targets that were the most likely token."""
+    targets: int
+
+
+def score_windows(
+    model: nn.Module,
+    windows: Sequence[tuple[np.ndarray, Window]],
+    *,
+    begin: int | None = None,
+    batch: int = 1,
+    chunk: int = 1024,
+) -> list[WindowLoss]:
+    """The losses of ``windows``, in their order.
+
+    Args:
+        model: as :func:`tape_ds.scoring.loss_by_position.target_losses` takes it.
+        windows: pairs of a text's token ids, int [n], and a window of it.
+        begin: id of a token that each window is read behind; None: none.
+        batch: neighbours of one shape that are read at once. It changes nothing but the rounding.
+        chunk: positions whose logits exist at once.
+    """
+    found: list[WindowLoss] = []
+    for same in _batches(windows, batch):
+        rows = [row(ids, window, begin) for ids, window in same]
+        first = rows[0].shape[-1] - same[0][1].targets
+        nll_BN, foreseen_BN = loss_by_position.target_losses(model, torch.stack(rows), first=first, chunk=chunk)
+        sums = zip(nll_BN.sum(dim=-1).tolist(), foreseen_BN.sum(dim=-1).tolist(), strict=True)
+        found += [WindowLoss(nll, foreseen, nll_BN.shape[-1]) for nll, foreseen in sums]
+    return found
+
+
+def _batches(windows: Sequence[tuple[np.ndarray, Window]], batch: int) -> Iterator[Sequence[tuple[np.ndarray, Window]]]:
+    """Neighbours that have as many tokens and targets, at most ``batch`` of them together."""
+    at = 0
+    while at < len(windows):
+        shape = _shape(windows[at][1])
+        end = at + 1
+        while end < min(at + batch, len(windows)) and _shape(windows[end][1]) == shape:
+            end += 1
+        yield windows[at:end]
+        at = end
+
+
+def _shape(window: Window) -> tuple[int, int]:
+    return window.end - window.start, window.targets
+
+
+def row(ids: np.ndarray, window: Window, begin: int | None) -> Tensor:
+    """int64 [T]: a window's tokens, behind ``begin``."""
+    own = torch.from_numpy(ids[window.start : window.end].astype(np.int64))
+    return own if begin is None else torch.cat([own.new_tensor([begin]), own])
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """Windows of several documents as one figure: every target weighs the same."""
+
+    nll: float
+    """Mean over all targets, in nats per token."""
+    standard_error: float | None
+    """Of ``nll``, if other documents of the kind were drawn; None for fewer than two."""
+    accuracy: float
+    """Share of the targets that were the most likely token."""
+    targets: int
+    windows: int
+    documents: int
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nll); inf where that is beyond a float."""
+        return _exp(self.nll)
+
+
+def pool(documents: Iterable[Sequence[WindowLoss]]) -> Pooled:
+    """The windows of each document as one figure. The sums are exact, so neither order nor grouping matters.
+
+    The standard error takes documents as what is drawn, since windows of one document are alike, and the mean as a
+    ratio of two sums over them (Cochran, Sampling Techniques, 1977, section 2.11, with n - 1 degrees of freedom).
+
+    Raises:
+        ValueError: no target.
+    """
+    parts = [each for each in documents if each]
+    everything = [window for each in parts for window in each]
+    targets = sum(window.targets for window in everything)
+    if targets == 0:
+        raise ValueError("no window has a target")
+    nll = math.fsum(window.nll for window in everything) / targets
+    deviations = [math.fsum(window.nll - nll * window.targets for window in each) for each in parts]
+    count = len(parts)
+    spread = math.fsum(each * each for each in deviations) * count / (count - 1) if count > 1 else None
+    error = None if spread is None else math.sqrt(spread) / targets
+    foreseen = sum(window.foreseen for window in everything)
+    return Pooled(nll, error, foreseen / targets, targets, len(everything), count)
+
+
+def _exp(nll: float) -> float:
+    return math.exp(nll) if not nll > 700 else math.inf

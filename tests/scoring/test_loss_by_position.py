@@ -104,7 +104,7 @@ def test_modes_are_restored_one_by_one():
 
 def test_modes_are_restored_after_an_error(monkeypatch):
     model = tiny_llama().train()
-    monkeypatch.setattr(loss_by_position, "_target_losses", lambda *args: 1 / 0)
+    monkeypatch.setattr(loss_by_position, "_head_losses", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         score(model, document(9), 4)
     assert all(module.training for module in model.modules())

@@ -3,16 +3,22 @@
 ======================================  ================================================================================
 ``stdlib``                              sources of the running Python's standard library; :data:`HELD_OUT` never trains
 ``stdlib:typing.py``                    one of these files, whatever the split
-``text:GLOB``                           one document per UTF-8 file (``.gz`` too)
-``jsonl:GLOB#field``                    one document per line, its text under ``field`` (``.gz`` too)
+``text:GLOB``                           one document per UTF-8 file
+``jsonl:GLOB#field[?key=value]``        one document per line, its text under ``field``; with a condition only lines
+                                        in which it holds
 ``parquet:GLOB#field``                  one document per row of column ``field``
 ``hub:NAME[@REV][:CONFIG][:SPLIT]``     a dataset of the Hugging Face hub, streamed; ``#field`` if not ``text``;
                                         ``SPLIT`` may end in ``[:N]``, the first N documents
 ``arrow:DIR``                           a ``datasets`` folder that already holds ``input_ids``
+``bin:FILE``                            token ids and nothing else, one document: LongLoRA's files, and those of
+                                        ``tools/prepare_test_set.py``
 ======================================  ================================================================================
 
 Relative globs start at the working directory, ``~`` is the home folder, ``**`` descends. Files are read in the order
 of their path below the glob's fixed part, compared by code point, so the order depends on neither machine nor locale.
+Text and lines may be compressed, ``.gz`` or ``.zst``. A glob may be an address of fsspec
+(:mod:`tape_ds.data.sources.opening`): ``jsonl:hf://datasets/NAME@REV/test/*.jsonl.gz#text`` reads files of a hub
+repository that has no more than a loading script to show for them.
 
 An address is *parsed* (only its kind can be wrong), then *checked* (cheaply, everything wrong with it at once), and
 only then read. ``stdlib`` and ``hub`` know a held-out split of their own; with the other kinds the list in which an
@@ -23,10 +29,11 @@ address stands (training or evaluation) says what it is for, and both splits yie
 from collections.abc import Sequence
 
 from tape_ds.data.sources.arrow import ArrowFolder
-from tape_ds.data.sources.base import SPLITS, Document, Shard, Source
+from tape_ds.data.sources.base import SPLITS, Document, Shard, Source, TokenSource
 from tape_ds.data.sources.files import JsonLines, ParquetFiles, TextFiles
 from tape_ds.data.sources.hub import HubDataset
 from tape_ds.data.sources.standard_library import HELD_OUT, StandardLibrary
+from tape_ds.data.sources.token_file import TokenFile
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 
 __all__ = [
@@ -37,6 +44,8 @@ __all__ = [
     "Document",
     "Shard",
     "Source",
+    "TokenFile",
+    "TokenSource",
     "check_lists",
     "parse",
     "parse_all",
@@ -51,6 +60,7 @@ KINDS: dict[str, type[Source]] = {
         ParquetFiles,
         HubDataset,
         ArrowFolder,
+        TokenFile,
     )
 }
 """Every kind of address and its class, in the order in which messages list them."""

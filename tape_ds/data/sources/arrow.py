@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tape_ds.data import manifest
-from tape_ds.data.sources.base import Shard, Source, file_identity
+from tape_ds.data.sources.base import OTHER_TOKENIZER, TokenSource, file_identity
 from tape_ds.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 
-class ArrowFolder(Source):
+class ArrowFolder(TokenSource):
     """``arrow:DIR``: written by ``Dataset.save_to_disk``, with a column ``input_ids`` (and perhaps ``name``).
 
     Or by ``tools/prepare_data.py``: such a folder is held to its manifest (:mod:`tape_ds.data.manifest`).
@@ -24,7 +24,6 @@ class ArrowFolder(Source):
 
     kind = "arrow"
     form = "arrow:DIR"
-    tokenised = True
 
     def __init__(self, address: str, field: str = "data"):
         super().__init__(address, field)
@@ -61,10 +60,6 @@ class ArrowFolder(Source):
             return [self.problem("'input_ids' is not a list of integers", "store token ids, one list a document")]
         return []
 
-    def shards(self, split: str) -> list[Shard]:
-        """Refused, and so are documents: there is no text here (``TypeError``)."""
-        raise TypeError(f"{self.address} holds token ids, not text; read it through packing.tokenize")
-
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
         """(name, token ids [n]) of every row; rows without a name are named ``folder:number``.
 
@@ -85,24 +80,21 @@ class ArrowFolder(Source):
                 yield name, row.values.to_numpy()
                 number += 1
 
-    def load(self, tokenizer: str) -> "Dataset":
+    def check_tokenizer(self, identity: str) -> list[Problem]:
+        """Of a prepared folder; another does not say whose ids it holds."""
+        own = manifest.read(self.folder).settings.tokenizer if self.prepared else identity
+        return [] if own == identity else [self.problem(*OTHER_TOKENIZER)]
+
+    def load(self) -> "Dataset":
         """The rows of a prepared folder, mapped into memory where they lie.
 
-        Args:
-            tokenizer: fingerprint of the run's, see :func:`tape_ds.data.packing.tokenizer_fingerprint`.
-
         Raises:
-            UserError: the folder is of another tokenizer, or a shard holds more or less than the manifest says.
+            UserError: a shard holds more or less than the manifest says.
         """
         import datasets
         import pyarrow.compute
 
         known = manifest.read(self.folder)
-        if known.settings.tokenizer != tokenizer:
-            remedy = (
-                "prepare the text anew with this model's tokenizer, or give the model the tokenizer it was made with"
-            )
-            raise UserError(self.problem("its token ids are those of another tokenizer", remedy))
         dataset = datasets.load_from_disk(str(self.folder))
         lengths = pyarrow.compute.list_value_length(dataset.data.column("input_ids")).to_numpy()
         ends = np.cumsum([entry.documents for entry in known.shards])

@@ -1,6 +1,7 @@
 """What every kind of address has in common: :class:`Document`, :class:`Shard`, the interface :class:`Source`."""
 
 import hashlib
+import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -9,15 +10,18 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+import httpx
+import numpy as np
+
 from tape_ds.errors import Problem, UserError
 
 SPLITS = ("train", "heldout")
 
 Item = TypeVar("Item")
 
-UNREADABLE = (OSError, EOFError, ValueError, zlib.error)
-"""What reading a damaged file raises: a cut ``.gz`` EOFError, a flipped byte zlib.error, and pyarrow's ArrowInvalid is
-a ValueError (a UserError too: let that pass first)."""
+UNREADABLE = (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile, httpx.HTTPError)
+"""What reading a damaged file raises: a cut ``.gz`` EOFError, a flipped byte zlib.error, a hub that does not answer
+HTTPError, and pyarrow's ArrowInvalid is a ValueError (a UserError too: let that pass first)."""
 
 # Below this size a file is hashed (exact, and the same wherever the file is copied); hashing terabytes before every
 # run would cost more than the tokenising it saves, so above it size and time of change stand for the contents.
@@ -48,6 +52,7 @@ class Source(ABC):
     kind: ClassVar[str]
     form: ClassVar[str]
     tokenised: ClassVar[bool] = False  # True: yields token ids through ``token_rows`` instead of ``documents``
+    stream: ClassVar[bool] = False  # True: its one document is several, one after another without a border
 
     def __init__(self, address: str, field: str = "data"):
         self.address = address
@@ -99,6 +104,36 @@ class Source(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.address!r})"
+
+
+class TokenSource(Source):
+    """What holds token ids already, each document's under one tokenizer."""
+
+    tokenised = True
+
+    @abstractmethod
+    def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
+        """(name, token ids [n]) of every document, in a fixed order.
+
+        Raises:
+            UserError: the data are not what the address promises.
+        """
+
+    @abstractmethod
+    def check_tokenizer(self, identity: str) -> list[Problem]:
+        """Whether the ids are those of this tokenizer (:func:`tape_ds.data.packing.tokenizer_fingerprint`), as far as
+        the data say whose they are."""
+
+    def shards(self, split: str) -> list[Shard]:
+        """Refused, and so are documents: there is no text here (``TypeError``)."""
+        raise TypeError(f"{self.address} holds token ids, not text; read it through packing.tokenize")
+
+
+OTHER_TOKENIZER = (
+    "its token ids are those of another tokenizer",
+    "prepare the text anew with this model's tokenizer, or give the model the tokenizer it was made with",
+)
+"""What is wrong with such data, and the remedy."""
 
 
 def file_identity(path: Path) -> str:

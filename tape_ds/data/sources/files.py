@@ -1,7 +1,6 @@
 """``text``, ``jsonl`` and ``parquet``: documents in the files that a glob names."""
 
 import glob
-import gzip
 import hashlib
 import json
 from abc import abstractmethod
@@ -9,13 +8,16 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, ClassVar, cast
+from typing import Any, ClassVar
 
+from tape_ds.data.sources import opening
 from tape_ds.data.sources.base import UNREADABLE, Document, Shard, Source, file_identity
+from tape_ds.data.sources.opening import File, open_binary
 from tape_ds.errors import Problem, UserError, did_you_mean
 
 _PEEKED_FILES = 32
 _REPAIR = "repair the file, or leave it out of the glob"
+_CONNECT = "check the address and the network"
 
 
 class _Files(Source):
@@ -26,21 +28,36 @@ class _Files(Source):
     def __init__(self, address: str, field: str = "data"):
         super().__init__(address, field)
         self.pattern, _, self.column = self.rest.rpartition("#") if "#" in self.rest else (self.rest, "", "")
-        self.pattern = str(Path(self.pattern).expanduser()) if self.pattern else ""
+        self.remote = opening.is_remote(self.pattern)
+        if self.pattern and not self.remote:
+            self.pattern = str(Path(self.pattern).expanduser())
 
-    def paths(self) -> dict[str, Path]:
-        """Name -> file, sorted by name."""
-        matches = [Path(match) for match in glob.glob(self.pattern, recursive=True)]
-        root = _fixed_part(self.pattern)
-        return dict(sorted((path.relative_to(root).as_posix(), path) for path in matches if path.is_file()))
+    def paths(self) -> dict[str, File]:
+        """Name -> file, sorted by name.
+
+        Raises:
+            UserError: remote files that cannot be found.
+        """
+        try:
+            found = opening.find(self.pattern)
+        except UNREADABLE as error:
+            raise UserError(self.problem(f"cannot be looked for: {error}", _CONNECT)) from error
+        if self.remote and not found:
+            raise UserError(self.problem("no file matches", _CONNECT))
+        return found
 
     def check(self) -> list[Problem]:
-        """The glob matches, the column is named, and the first files have it."""
+        """The glob matches, the column is named, and the first files have it; remote files are not looked for."""
         problems = []
         if self.needs_column and not self.column:
             problems.append(self.problem("no '#field' says which column holds the text", f"write {self.form}"))
         if not self.needs_column and self.column:
             problems.append(self.problem("a text file has no '#field'", f"write {self.form}"))
+        if self.remote:
+            wrong = opening.unknown_protocol(self.pattern)
+            return (
+                problems if wrong is None else [*problems, self.problem(wrong, "write for example hf://datasets/...")]
+            )
         paths = self.paths() if self.pattern else {}
         if not paths:
             magic = glob.has_magic(self.pattern)
@@ -51,7 +68,7 @@ class _Files(Source):
                 problems += self._peek(name, path)
         return problems
 
-    def _peek(self, name: str, path: Path) -> list[Problem]:
+    def _peek(self, name: str, path: File) -> list[Problem]:
         """Problems visible in the first bytes of one file."""
         try:
             columns = self._columns(path)
@@ -64,29 +81,40 @@ class _Files(Source):
         return [self.problem(f"{name} has no column {self.column!r}", did_you_mean(self.column, columns))]
 
     @abstractmethod
-    def _columns(self, path: Path) -> list[str] | None:
+    def _columns(self, path: File) -> list[str] | None:
         """Column names from the head of ``path``; None where the kind has none or the file is empty."""
 
     def shards(self, split: str) -> list[Shard]:
         """A shard for each file."""
         return [Shard(name, partial(self._shard, name, path)) for name, path in self.paths().items()]
 
-    def _shard(self, name: str, path: Path) -> Iterator[Document]:
-        return self.reading(self._read(name, path), f"{name} cannot be read", _REPAIR)
+    def _shard(self, name: str, path: File) -> Iterator[Document]:
+        remedy = _CONNECT if self.remote else _REPAIR
+        return self.reading(self._read(name, path), f"{name} cannot be read", remedy)
 
     @abstractmethod
-    def _read(self, name: str, path: Path) -> Iterator[Document]:
+    def _read(self, name: str, path: File) -> Iterator[Document]:
         """The documents of one file."""
 
     def fingerprint(self) -> str:
-        """Names, column and the identity of each file's contents (:func:`file_identity`)."""
+        """Names, column and the identity of each file's contents (:func:`file_identity`).
+
+        Of remote files the address stands for the contents, as it does for a dataset of the hub: name a revision.
+        """
         parts = [self.kind, self.column]
-        parts += [f"{name}={file_identity(path)}" for name, path in self.paths().items()]
+        if self.remote:
+            parts.append(self.pattern)
+        else:
+            parts += [f"{name}={file_identity(path)}" for name, path in self._here().items()]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def identities(self, split: str) -> set[str]:
-        """The files, links resolved."""
-        return {path.resolve().as_posix() for path in self.paths().values()}
+        """The files, links resolved; of remote ones the pattern."""
+        return {self.pattern} if self.remote else {path.resolve().as_posix() for path in self._here().values()}
+
+    def _here(self) -> dict[str, Path]:
+        """The files of this machine."""
+        return {name: path for name, path in self.paths().items() if isinstance(path, Path)}
 
     def _text(self, value: Any, place: str) -> str:
         """``value`` if it is a text, else an error that names ``place``."""
@@ -103,14 +131,14 @@ class TextFiles(_Files):
     form = "text:GLOB"
     needs_column = False
 
-    def _columns(self, path: Path) -> list[str] | None:
-        with _open_binary(path) as file:
+    def _columns(self, path: File) -> list[str] | None:
+        with open_binary(path) as file:
             file.read(1)
         return None
 
-    def _read(self, name: str, path: Path) -> Iterator[Document]:
+    def _read(self, name: str, path: File) -> Iterator[Document]:
         """The whole file, decoded strictly: a replacement character would train on damaged text."""
-        with _open_binary(path) as file:
+        with open_binary(path) as file:
             raw = file.read()
         try:
             text = raw.decode("utf-8-sig")
@@ -121,17 +149,38 @@ class TextFiles(_Files):
 
 
 class JsonLines(_Files):
-    """``jsonl:GLOB#field``: one JSON object per line."""
+    """``jsonl:GLOB#field[?key=value]``: one JSON object per line, only those whose ``key`` has that value.
+
+    ``key`` may descend, ``meta.pile_set_name``; several conditions are joined by ``&``. A value that is no text is
+    written as in JSON.
+    """
 
     kind = "jsonl"
-    form = "jsonl:GLOB#field"
+    form = "jsonl:GLOB#field[?key=value]"
 
-    def _columns(self, path: Path) -> list[str] | None:
+    def __init__(self, address: str, field: str = "data"):
+        super().__init__(address, field)
+        self.column, _, self.condition = self.column.partition("?")
+        self.where = [each.partition("=") for each in self.condition.split("&")] if self.condition else []
+
+    def check(self) -> list[Problem]:
+        """As for all files, and the condition reads as one."""
+        problems = super().check()
+        if not all(key and equals for key, equals, _ in self.where):
+            problems.append(self.problem(f"{self.condition!r} is no condition", f"write {self.form}"))
+        return problems
+
+    def fingerprint(self) -> str:
+        """With the condition, where there is one."""
+        files = super().fingerprint()
+        return hashlib.sha256(f"{files}?{self.condition}".encode()).hexdigest() if self.condition else files
+
+    def _columns(self, path: File) -> list[str] | None:
         return next((list(record) for _, record in self._records(path.name, path)), None)
 
-    def _records(self, name: str, path: Path) -> Iterator[tuple[str, dict]]:
+    def _records(self, name: str, path: File) -> Iterator[tuple[str, dict]]:
         """(place, object) of every line that is not blank."""
-        with _open_binary(path) as file:
+        with open_binary(path) as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
@@ -146,10 +195,23 @@ class JsonLines(_Files):
                     raise UserError(self.problem(wrong, "write one JSON object a line"))
                 yield place, record
 
-    def _read(self, name: str, path: Path) -> Iterator[Document]:
+    def _wanted(self, record: dict, place: str) -> bool:
+        """Whether the conditions hold; a key that is not there is a mistake."""
+        for key, _, value in self.where:
+            found: Any = record
+            for part in key.split("."):
+                if not isinstance(found, dict) or part not in found:
+                    raise UserError(self.problem(f"{place} has no {key!r}", "name a key that every line has"))
+                found = found[part]
+            if value != (found if isinstance(found, str) else json.dumps(found)):
+                return False
+        return True
+
+    def _read(self, name: str, path: File) -> Iterator[Document]:
         """One document per line, named ``file:line``."""
         for place, record in self._records(name, path):
-            yield Document(place, self._text(record.get(self.column), place))
+            if self._wanted(record, place):
+                yield Document(place, self._text(record.get(self.column), place))
 
 
 class ParquetFiles(_Files):
@@ -158,32 +220,19 @@ class ParquetFiles(_Files):
     kind = "parquet"
     form = "parquet:GLOB#field"
 
-    def _columns(self, path: Path) -> list[str] | None:
+    def _columns(self, path: File) -> list[str] | None:
         import pyarrow.parquet
 
-        return list(pyarrow.parquet.read_schema(path).names)
+        with open_binary(path) as file:
+            return list(pyarrow.parquet.read_schema(file).names)
 
-    def _read(self, name: str, path: Path) -> Iterator[Document]:
+    def _read(self, name: str, path: File) -> Iterator[Document]:
         """One document per row, named ``file:row`` (rows count from 0)."""
         import pyarrow.parquet
 
         row = 0
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with open_binary(path) as raw, pyarrow.parquet.ParquetFile(raw) as file:
             for batch in file.iter_batches(batch_size=256, columns=[self.column]):
                 for value in batch.column(0).to_pylist():
                     yield Document(f"{name}:{row}", self._text(value, f"{name}:{row}"))
                     row += 1
-
-
-def _fixed_part(pattern: str) -> Path:
-    """The folder above a glob's first wildcard (of a plain path: its folder)."""
-    path = Path(pattern)
-    parents = [path.parent, *path.parent.parents]
-    return next(parent for parent in parents if not glob.has_magic(str(parent)))
-
-
-def _open_binary(path: Path) -> IO[bytes]:
-    """``path`` for reading, decompressed when it is called ``.gz``."""
-    if path.suffix == ".gz":
-        return cast(IO[bytes], gzip.open(path, "rb"))
-    return path.open("rb")

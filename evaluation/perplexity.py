@@ -1,0 +1,191 @@
+"""Perplexity by length, on any texts and by each of the published conventions, and loss by position.
+
+    python -m evaluation perplexity smollm2 --lengths 2k 4k 8k 16k --spans 2k       held-out files of the stdlib
+    python -m evaluation perplexity runs/demo --data bin:pg19.bin --lengths 1k 2k 4k 8k --convention all_tokens
+    python -m evaluation perplexity MODEL --data "jsonl:books/*.jsonl#text" --lengths 32k 64k --convention new_tokens \\
+        --stride 16k --bos --min_tokens 128k --max_tokens 128k --max_documents 20
+    torchrun --nproc_per_node 8 -m evaluation perplexity MODEL --data bin:proof_pile.bin --lengths 8k
+
+Three conventions, whose numbers do not compare: all_tokens scores every token of windows that overlap (LongLoRA, and
+Table 2 of TAPE, --stride 256), new_tokens scores each token once with what its window has before it (PoSE, YaRN,
+Hugging Face), blocks scores windows that do not overlap. What no window covers is counted, stored and shown.
+
+Test sets as one file of token ids are made by tools/prepare_test_set.py. Written to the folder of results:
+``perplexity.json``. Exit codes: 0 done; 2 something to mend.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from evaluation import job, journal, models, perplexity_options, texts, window_jobs
+from evaluation import options as shared
+from evaluation.models import FoundModel
+from evaluation.window_jobs import Jobs, Scoring, Texts, WindowsJob
+from tape_ds.data.sources import Source, parse_all
+from tape_ds.errors import Problem, UserError, command, raise_if_any
+from tape_ds.scoring.loss_by_position import SpanLosses, unscorable
+from tape_ds.training import metrics, tables
+
+NAME = "perplexity"
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    """Check, read, score, write, print."""
+    options = perplexity_options.parse(argv, __doc__)
+    model, sources = prepare(options)
+    tokenizer = model.tokenizer()
+    evaluation = journal.Evaluation(
+        NAME,
+        journal.folder(options, model),
+        model=model.about(),
+        config=perplexity_options.settings(options),
+        data={source.address: source.fingerprint() for source in sources},
+        seed=None,
+    )
+    raise_if_any(evaluation.check(options.overwrite))
+    stored = evaluation.stored()
+    scoring = perplexity_options.scoring_of(options, tokenizer)
+    parts = read(sources, tokenizer, options) if stored is None else {}
+    jobs = plan(parts, options, scoring, model)
+    with job.joined() as (rank, _):
+        figures = stored.figures if stored is not None else score(evaluation, options, model, parts, scoring, jobs)
+        if rank == 0:
+            report(figures, model.address, (evaluation.started.model or {}).get("native_length"))
+            print(f"{'complete already' if stored is not None else 'written'}: {evaluation.path}", flush=True)
+    return 0
+
+
+def prepare(options: argparse.Namespace) -> tuple[FoundModel, list[Source]]:
+    """The model, not loaded yet, and the sources, not read yet.
+
+    Raises:
+        UserError: everything wrong with the command line.
+    """
+    problems = perplexity_options.check(options)
+    sources: list[Source] = []
+    try:
+        sources = parse_all(list(dict.fromkeys(options.data)), "--data")
+    except UserError as error:
+        problems += error.problems
+    try:
+        model = models.find(options)
+    except UserError as error:
+        raise UserError([*problems, *error.problems]) from error
+    problems += shared.check_lengths("--lengths", sorted(set(options.lengths)), model)
+    problems += perplexity_options.check_bos(options, model.tokenizer())
+    if (reason := unscorable(model.config)) is not None:
+        problems.append(Problem("model", model.address, reason, "score another model"))
+    raise_if_any(problems)
+    return model, sources
+
+
+def read(sources: list[Source], tokenizer: PreTrainedTokenizerBase, options: argparse.Namespace) -> Texts:
+    """The texts of every source, by its address.
+
+    Raises:
+        UserError: with what is wrong with all of them.
+    """
+    found: dict[str, list[texts.Text]] = {}
+    problems: list[Problem] = []
+    for source in sources:
+        try:
+            found[source.address] = texts.read(source, tokenizer, perplexity_options.choice_of(options))
+        except UserError as error:
+            problems += error.problems
+    raise_if_any(problems)
+    return found
+
+
+def plan(found: Texts, options: argparse.Namespace, scoring: Scoring, model: FoundModel) -> Jobs:
+    """The jobs, once it is known that each source has some at each length and the model an embedding for each token.
+
+    Raises:
+        UserError: texts too short for a length, ids beyond the model's vocabulary.
+    """
+    jobs = window_jobs.plan(found, sorted(set(options.lengths)), scoring)
+    covered = {
+        (each.source, each.length)
+        for each in jobs.values()
+        if isinstance(each, WindowsJob)
+        if any(window.end - window.start == scoring.room(each.length) for _, window in each.windows)
+    }
+    vocabulary = model.config.get_text_config().vocab_size
+    problems = []
+    for source, parts in found.items():
+        longest = max(len(text.ids) for text in parts)
+        for length in sorted(set(options.lengths)):
+            if (source, length) not in covered:
+                wrong = f"none of the {len(parts)} texts of {source} fills a window; the longest has {longest:,} tokens"
+                problems.append(Problem("--lengths", length, wrong, "leave it out, or name longer texts"))
+        highest = max(int(text.ids.max(initial=0)) for text in parts)
+        if highest >= vocabulary:
+            wrong = f"it has the token {highest}, the model's vocabulary ends at {vocabulary - 1}"
+            problems.append(Problem("--data", source, wrong, "name the --tokenizer that the model was trained with"))
+    raise_if_any(problems)
+    return jobs
+
+
+def score(
+    evaluation: journal.Evaluation,
+    options: argparse.Namespace,
+    found: FoundModel,
+    parts: Texts,
+    scoring: Scoring,
+    jobs: Jobs,
+) -> dict[str, Any]:
+    """Load the model, do the jobs that no earlier start has done, store the figures."""
+    started = time.monotonic()
+    model = found.load()
+    metrics.reset_peak_memory(found.device)
+    worker = window_jobs.Worker(model, parts, scoring, batch=options.batch_size, chunk=options.chunk)
+    done = evaluation.carry_out(list(jobs.items()), worker)
+    figures = window_jobs.figures(parts, sorted(set(options.lengths)), scoring, jobs, done)
+    figures["cost"] = {
+        "seconds": time.monotonic() - started,
+        "tokens": window_jobs.tokens(jobs),
+        "peak_memory_bytes": max(job.gather(metrics.peak_memory_bytes(found.device))),
+    }
+    evaluation.finish(figures)
+    return figures
+
+
+def report(figures: Mapping[str, Any], model: str, native_length: int | None) -> None:
+    """The tables on the terminal, and what was left out."""
+    for source in figures["documents"]:
+        entries = [each for each in figures["perplexity"] if each["source"] == source]
+        print(f"\n{NAME} of {model} on {source} ({entries[0]['convention']})")
+        tables.print_rows({f"{each['length']:,}": _line(each) for each in entries})
+    for source, documents in figures["loss_by_position"].items():
+        print(f"\n{source}")
+        losses = {name: SpanLosses.from_dict(values) for name, values in documents.items()}
+        longest = max(each["length"] for each in figures["perplexity"])
+        tables.print_loss_by_position({model: losses}, native_length or longest)
+
+
+def _line(entry: Mapping[str, Any]) -> str:
+    """One length in words."""
+    error = entry["standard_error"]
+    spread = "" if error is None else f" +- {error:.4f}"
+    words = [
+        f"{entry['perplexity']:.4f}",
+        f"{entry['nll']:.4f}{spread} nats per token",
+        f"{entry['targets']:,} targets in {entry['windows']:,} windows of {entry['documents']:,} documents",
+    ]
+    out = entry["left_out"]
+    for names, wrong in ((entry["shorter"], "shorter than a window"), (out, "too short, left out")):
+        if names["documents"]:
+            more = ", ..." if names["documents"] > len(names["names"]) else ""
+            words.append(f"{names['documents']:,} documents {wrong}: {', '.join(names['names'])}{more}")
+    if out["tokens"]:
+        words.append(f"{out['tokens']:,} tokens in no window")
+    return "; ".join(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

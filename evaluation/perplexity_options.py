@@ -1,0 +1,142 @@
+"""The options of ``python -m evaluation perplexity``, what they mean together, and what is wrong with them."""
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from evaluation import options as shared
+from evaluation.texts import Choice
+from evaluation.window_jobs import Scoring
+from tape_ds.data.sources import SPLITS
+from tape_ds.errors import Problem
+from tape_ds.scoring.windows import CONVENTIONS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+STRIDE = 256
+"""The published one of all_tokens."""
+SHORTEST = 2
+"""Tokens of the shortest window and document: one to start from and one to predict."""
+
+
+def parse(argv: Sequence[str] | None, description: str | None) -> argparse.Namespace:
+    """The command's options."""
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m evaluation perplexity", description=description, formatter_class=style, allow_abbrev=False
+    )
+    shared.add_model(parser)
+    shared.add_output(parser)
+    _add_data(parser.add_argument_group("data"))
+    _add_scoring(parser.add_argument_group("scoring"))
+    return parser.parse_args(argv)
+
+
+def _add_data(group: Any) -> None:
+    group.add_argument("--data", nargs="+", default=["stdlib"], metavar="ADDRESS", help="as in recipes, or bin:FILE")
+    group.add_argument("--split", default="heldout", choices=SPLITS, help="of stdlib and hub: (default: %(default)s)")
+    group.add_argument("--min_tokens", type=shared.length, default=SHORTEST, metavar="N", help="shorter documents out")
+    group.add_argument("--max_tokens", type=shared.length, metavar="N", help="documents are cut to this length")
+    group.add_argument("--max_documents", type=int, metavar="N", help="of each address, the first long enough")
+    group.add_argument(
+        "--join", type=int, metavar="N", help="take N documents one after another for one; 1000: TAPE's eval.py"
+    )
+
+
+def _add_scoring(group: Any) -> None:
+    group.add_argument("--lengths", type=shared.length, nargs="+", required=True, metavar="N", help="4096 or 4k, ...")
+    group.add_argument(
+        "--convention",
+        default="blocks",
+        choices=CONVENTIONS,
+        help="all_tokens: LongLoRA's and TAPE's Table 2; new_tokens: PoSE's and Hugging Face's; blocks: disjoint "
+        "(default)",
+    )
+    group.add_argument("--stride", type=shared.length, metavar="N", help=f"between windows (default: {STRIDE})")
+    group.add_argument("--bos", action="store_true", help="begin every window with BOS, as PoSE does")
+    group.add_argument("--first_window", action="store_true", help="only each document's first: PoSE's --truncate")
+    group.add_argument("--drop_last", action="store_true", help="leave out each document's last: TAPE's eval.py")
+    group.add_argument("--spans", type=shared.length, metavar="N", help="loss by position, in spans of N tokens, too")
+    group.add_argument("--batch_size", type=int, default=1, metavar="N", help="windows at once (default: %(default)s)")
+    group.add_argument("--chunk", type=int, default=1024, metavar="N", help="positions whose logits exist at once")
+
+
+def check(options: argparse.Namespace) -> list[Problem]:
+    """What is wrong with the numbers, by themselves and together."""
+    problems = [
+        Problem(f"--{name}", value, "not a positive number", "1 or more")
+        for name in ("max_documents", "join", "batch_size", "chunk")
+        if (value := getattr(options, name)) is not None and value < 1
+    ]
+    for name in ("lengths", "spans", "min_tokens", "max_tokens"):
+        given = getattr(options, name)
+        for value in given if isinstance(given, list) else [given]:
+            if value is not None and value < SHORTEST:
+                wrong = "a token and its target are needed"
+                problems.append(Problem(f"--{name}", value, wrong, f"{SHORTEST} or more"))
+    if options.max_tokens is not None and options.max_tokens < options.min_tokens:
+        wrong = f"less than --min_tokens {options.min_tokens}"
+        problems.append(Problem("--max_tokens", options.max_tokens, wrong, "the larger of the two, or more"))
+    twice = sorted({address for address in options.data if options.data.count(address) > 1})
+    problems += [Problem("--data", address, "named twice", "name it once") for address in twice]
+    return problems + _check_stride(options)
+
+
+def _check_stride(options: argparse.Namespace) -> list[Problem]:
+    """A stride that goes with the convention and leaves no token of any length out."""
+    if options.convention == "blocks":
+        remedy = "leave it out, or name --convention all_tokens or new_tokens"
+        wrong = "blocks follow on one another, they have no stride"
+        return [] if options.stride is None else [Problem("--stride", options.stride, wrong, remedy)]
+    room = min(options.lengths) - options.bos
+    stride = STRIDE if options.stride is None else options.stride
+    if stride <= room:
+        return []
+    wrong = f"a window of {min(options.lengths)} tokens moves by {room} at most, or tokens are left out"
+    return [Problem("--stride", stride, wrong, f"{room} or less, or longer --lengths")]
+
+
+def check_bos(options: argparse.Namespace, tokenizer: "PreTrainedTokenizerBase") -> list[Problem]:
+    """Whether there is a BOS to begin windows with."""
+    if not options.bos or tokenizer.bos_token_id is not None:
+        return []
+    return [Problem("--bos", True, "the tokenizer has no BOS", "leave it out, or name another --tokenizer")]
+
+
+def scoring_of(options: argparse.Namespace, tokenizer: "PreTrainedTokenizerBase") -> Scoring:
+    """Which windows are scored."""
+    return Scoring(
+        convention=options.convention,
+        stride=STRIDE if options.stride is None else options.stride,
+        begin=tokenizer.bos_token_id if options.bos else None,
+        first_window=options.first_window,
+        drop_last=options.drop_last,
+        spans=options.spans,
+    )
+
+
+def choice_of(options: argparse.Namespace) -> Choice:
+    """Which documents are scored; with --bos they bring none of their own."""
+    return Choice(
+        split=options.split,
+        min_tokens=options.min_tokens,
+        max_tokens=options.max_tokens,
+        max_documents=options.max_documents,
+        join=options.join,
+        bare=options.bos,
+    )
+
+
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Every option that decides numbers (but for rounding, which --batch_size and --chunk may change)."""
+    names = [
+        *("convention", "bos", "first_window", "drop_last", "spans"),
+        *("split", "min_tokens", "max_tokens", "max_documents", "join"),
+    ]
+    stride = STRIDE if options.stride is None and options.convention != "blocks" else options.stride
+    return {
+        "lengths": sorted(set(options.lengths)),
+        "stride": stride,
+        **{name: getattr(options, name) for name in names},
+    }

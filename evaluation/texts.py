@@ -1,0 +1,96 @@
+"""The texts that perplexity is scored on: token ids of documents, read from where they are stored, not copied."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tape_ds.data import packing, selection
+from tape_ds.data.sources import Source
+from tape_ds.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+CACHE = Path("~/.cache/tape_ds/data")
+"""Tokenised documents, shared with training."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """What windows are cut from."""
+
+    name: str
+    ids: np.ndarray
+    """int32 [n], mapped from the disk where it is one document."""
+    stream: bool
+    """Whether documents follow on one another in it, so that its beginning is no document's."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which documents of a source are scored, and what of them."""
+
+    split: str
+    min_tokens: int
+    """Documents with fewer are left out."""
+    max_tokens: int | None
+    """Documents are cut to this many."""
+    max_documents: int | None
+    """The first so many that are long enough."""
+    join: int | None
+    """So many documents one after another are one text; None: each is one."""
+    bare: bool
+    """Whether a document's own BOS and EOS are taken off."""
+
+
+def read(source: Source, tokenizer: "PreTrainedTokenizerBase", choice: Choice) -> list[Text]:
+    """The texts of one source; tokenised the first time, found in the cache from then on.
+
+    Raises:
+        UserError: the source's data, or nothing left of them.
+    """
+    try:
+        found = selection.select(
+            [source.address],
+            tokenizer,
+            choice.split,
+            CACHE.expanduser(),
+            min_tokens=choice.min_tokens,
+            max_documents=choice.max_documents,
+        )
+    except UserError as error:
+        raise UserError(_as_typed(error, source)) from error
+    texts = []
+    for name, ids in _documents(found.documents):
+        own = packing.without_ends(ids, tokenizer) if choice.bare else ids
+        texts.append(Text(name, own[: choice.max_tokens], source.stream))
+    if choice.join is None:
+        return texts
+    return [_joined(texts[at : at + choice.join]) for at in range(0, len(texts), choice.join)]
+
+
+def _as_typed(error: UserError, source: Source) -> Iterator[Problem]:
+    """Its problems, by the names of this command's options."""
+    for problem in error.problems:
+        remedy = problem.remedy.replace("min_document_tokens", "--min_tokens")
+        yield replace(problem, field=source.field, remedy=remedy)
+
+
+def _documents(documents: "Dataset") -> Iterator[tuple[str, np.ndarray]]:
+    """Name and ids of each; a name that was there before gets a number."""
+    known: dict[str, int] = {}
+    for batch in documents.with_format("arrow").iter(batch_size=64):
+        names, rows = batch.column("name").to_pylist(), batch.column("input_ids").combine_chunks()
+        for name, row in zip(names, rows, strict=True):
+            known[name] = known.get(name, 0) + 1
+            yield name if known[name] == 1 else f"{name} ({known[name]})", row.values.to_numpy()
+
+
+def _joined(texts: Sequence[Text]) -> Text:
+    """One text of several."""
+    name = texts[0].name if len(texts) == 1 else f"{texts[0].name} to {texts[-1].name}"
+    return Text(name, np.concatenate([text.ids for text in texts]), stream=True)

@@ -1,0 +1,236 @@
+"""Perplexity as jobs that do not depend on each other, what one job finds, and the figures that all of them make.
+
+A job is some neighbouring windows of a source at one length, or one stretch of a text whose loss is taken by position.
+How windows are dealt into jobs follows from the texts and the options alone, so that a resumed evaluation has the same
+ones; sums are exact, so that figures depend on neither the jobs' order nor the number of processes.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from evaluation.texts import Text
+from tape_ds.model.llama import TapeForCausalLM, evaluated_at
+from tape_ds.scoring import loss_by_position, perplexity, windows
+from tape_ds.scoring.loss_by_position import SpanLosses
+from tape_ds.scoring.perplexity import WindowLoss
+from tape_ds.scoring.windows import Window
+
+TOKENS_A_JOB = 65_536
+"""Tokens that are read between two lines of the journal, or one window where that has more."""
+NAMED = 20
+"""Documents whose names are stored, of those that are too short."""
+
+Texts = Mapping[str, Sequence[Text]]
+"""The texts of each source, by its address."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Which windows are scored, and how."""
+
+    convention: str
+    stride: int
+    """Ignored by a convention that has none."""
+    begin: int | None
+    """Token that each window is read behind."""
+    first_window: bool
+    """Whether only the first window of each text is scored."""
+    drop_last: bool
+    """Whether the last window of each text is left out."""
+    spans: int | None
+    """Positions per span of the loss by position; None: it is not taken."""
+
+    def room(self, length: int) -> int:
+        """Tokens of a text in a full window."""
+        return length - (self.begin is not None)
+
+    def windows(self, text: Text, length: int) -> list[Window]:
+        """Those of one text."""
+        found = windows.CONVENTIONS[self.convention](len(text.ids), length, self.stride, self.begin is not None)
+        found = found[:-1] if self.drop_last else found
+        return found[:1] if self.first_window else found
+
+
+@dataclass(frozen=True)
+class WindowsJob:
+    """Windows of a source at one length, each with its text's number."""
+
+    source: str
+    length: int
+    windows: tuple[tuple[int, Window], ...]
+
+
+@dataclass(frozen=True)
+class SpansJob:
+    """A stretch of a text that is read at once."""
+
+    source: str
+    length: int
+    text: int
+    window: Window
+
+
+Job = WindowsJob | SpansJob
+Jobs = dict[str, Job]
+"""By the keys under which the journal knows them."""
+
+
+def plan(texts: Texts, lengths: Sequence[int], scoring: Scoring) -> Jobs:
+    """All jobs, the longest windows first."""
+    jobs: Jobs = {}
+    for source, parts in texts.items():
+        if scoring.spans is not None:
+            jobs |= _span_jobs(source, parts, max(lengths), scoring.begin is not None)
+        for length in sorted(lengths, reverse=True):
+            listed = [(at, window) for at, text in enumerate(parts) for window in scoring.windows(text, length)]
+            for number, group in enumerate(_groups(listed)):
+                jobs[f"{source} length {length} group {number}"] = WindowsJob(source, length, group)
+    return dict(sorted(jobs.items(), key=lambda item: -item[1].length))
+
+
+def _groups(listed: Sequence[tuple[int, Window]]) -> Iterator[tuple[tuple[int, Window], ...]]:
+    """Neighbours of ``TOKENS_A_JOB`` tokens together, or a little less."""
+    group: list[tuple[int, Window]] = []
+    tokens = 0
+    for each in listed:
+        size = each[1].end - each[1].start
+        if group and tokens + size > TOKENS_A_JOB:
+            yield tuple(group)
+            group, tokens = [], 0
+        group.append(each)
+        tokens += size
+    if group:
+        yield tuple(group)
+
+
+def _span_jobs(source: str, texts: Sequence[Text], length: int, begin: bool) -> Jobs:
+    """The beginning of each document; of a stream, which has no such thing, every block."""
+    jobs: Jobs = {}
+    for at, text in enumerate(texts):
+        found = windows.blocks(len(text.ids), length, begin=begin) if text.stream else []
+        for window in found or [Window(0, min(len(text.ids), length - begin), 1 - begin)]:
+            if window.targets > 0:
+                jobs[f"{source} spans {at} from {window.start}"] = SpansJob(source, length, at, window)
+    return jobs
+
+
+class Worker:
+    """What a loaded model finds for a job, as JSON data.
+
+    Args:
+        model: in evaluation mode.
+        batch, chunk: see :func:`tape_ds.scoring.perplexity.score_windows`.
+    """
+
+    def __init__(self, model: PreTrainedModel, texts: Texts, scoring: Scoring, *, batch: int, chunk: int):
+        self.model, self.texts, self.scoring, self.batch, self.chunk = model, texts, scoring, batch, chunk
+
+    def __call__(self, job: Job) -> Any:
+        """``[nll, foreseen]`` of each window, or loss by position; at the job's length, as the encoding says."""
+        own = isinstance(self.model, TapeForCausalLM)
+        with evaluated_at(self.model, job.length) if own else contextlib.nullcontext():
+            return self._windows(job) if isinstance(job, WindowsJob) else self._spans(job)
+
+    def _windows(self, job: WindowsJob) -> list[tuple[float, int]]:
+        texts = self.texts[job.source]
+        pairs = [(texts[at].ids, window) for at, window in job.windows]
+        found = perplexity.score_windows(
+            self.model, pairs, begin=self.scoring.begin, batch=self.batch, chunk=self.chunk
+        )
+        return [(each.nll, each.foreseen) for each in found]
+
+    def _spans(self, job: SpansJob) -> dict[str, Any]:
+        assert self.scoring.spans is not None
+        text = self.texts[job.source][job.text]
+        row_1T = perplexity.row(text.ids, job.window, self.scoring.begin)[None]
+        return loss_by_position.score(self.model, row_1T, self.scoring.spans, self.chunk).to_dict()
+
+
+def tokens(jobs: Jobs) -> int:
+    """Tokens that all jobs together read."""
+    found = 0
+    for job in jobs.values():
+        pieces = [window for _, window in job.windows] if isinstance(job, WindowsJob) else [job.window]
+        found += sum(window.end - window.start for window in pieces)
+    return found
+
+
+def figures(
+    texts: Texts, lengths: Sequence[int], scoring: Scoring, jobs: Jobs, found: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All figures but the cost.
+
+    Args:
+        found: by job, what :class:`Worker` gave.
+    """
+    entries = []
+    for source in texts:
+        for length in sorted(lengths):
+            same = {
+                k: j for k, j in jobs.items() if isinstance(j, WindowsJob) and (j.source, j.length) == (source, length)
+            }
+            entries.append(_entry(source, length, texts[source], scoring, same, found))
+    spans: dict[str, dict[str, Any]] = {}
+    if scoring.spans is not None:
+        spans = {source: _by_document(parts, source, jobs, found) for source, parts in texts.items()}
+    return {
+        "perplexity": entries,
+        "loss_by_position": spans,
+        "documents": {source: len(parts) for source, parts in texts.items()},
+    }
+
+
+def _entry(
+    source: str,
+    length: int,
+    texts: Sequence[Text],
+    scoring: Scoring,
+    jobs: Mapping[str, WindowsJob],
+    found: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Perplexity of one source at one length, the documents too short to fill a window, and what was left out."""
+    by_text: list[list[WindowLoss]] = [[] for _ in texts]
+    reach = np.zeros(len(texts), np.int64)
+    for key, job in jobs.items():
+        for (at, window), (nll, foreseen) in zip(job.windows, found[key], strict=True):
+            by_text[at].append(WindowLoss(nll, foreseen, window.targets))
+            reach[at] = max(reach[at], window.end)
+    pooled = perplexity.pool(by_text)
+    pairs = list(zip(texts, by_text, strict=True))
+    without = [text.name for text, losses in pairs if not losses]
+    short = [text.name for text, losses in pairs if losses and len(text.ids) < scoring.room(length)]
+    return {
+        "source": source,
+        "convention": scoring.convention,
+        "length": length,
+        "stride": scoring.stride if scoring.convention != "blocks" else length,
+        "bos": scoring.begin is not None,
+        "nll": pooled.nll,
+        "perplexity": pooled.perplexity,
+        "standard_error": pooled.standard_error,
+        "accuracy": pooled.accuracy,
+        "targets": pooled.targets,
+        "windows": pooled.windows,
+        "documents": pooled.documents,
+        "shorter": _named(short),
+        "left_out": {**_named(without), "tokens": sum(len(text.ids) for text in texts) - int(reach.sum())},
+    }
+
+
+def _named(names: Sequence[str]) -> dict[str, Any]:
+    """How many documents, and which."""
+    return {"documents": len(names), "names": list(names[:NAMED])}
+
+
+def _by_document(texts: Sequence[Text], source: str, jobs: Jobs, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Loss by position of each text, over all its stretches."""
+    parts: dict[int, list[SpanLosses]] = {}
+    for key, job in jobs.items():
+        if isinstance(job, SpansJob) and job.source == source:
+            parts.setdefault(job.text, []).append(SpanLosses.from_dict(found[key]))
+    return {texts[at].name: SpanLosses.merge(parts[at]).to_dict() for at in sorted(parts)}

@@ -1,0 +1,47 @@
+"""Perplexity as a user types it: two processes find what one does, and go on after ``kill -9``."""
+
+import json
+import time
+
+import pytest
+
+from evaluation import perplexity
+from tape_ds import results
+from tests.integration.conftest import kill, launch, start
+
+COMMAND = ("--module", "evaluation", "perplexity")
+
+
+@pytest.fixture
+def arguments(tiny, tmp_path, monkeypatch):
+    """Windows that overlap on a held-out text, in several jobs; the cache of tokenised text is a fresh one."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    data = ("--data", f"text:{tiny}/held_out.txt", "--max_tokens", "8k", "--spans", "16")
+    return [str(tiny / "model"), *data, "--lengths", "32", "64", "--convention", "all_tokens", "--stride", "8"]
+
+
+def figures(folder):
+    found = dict(results.load(folder / "perplexity.json").figures)
+    assert found.pop("cost")["peak_memory_bytes"] > 0
+    return json.dumps(found)
+
+
+def test_two_processes_that_were_killed_find_what_one_does(arguments, tmp_path):
+    killed, alone = tmp_path / "killed", tmp_path / "alone"
+    running = start(*COMMAND, *arguments, "--output", str(killed))
+    try:
+        while running.poll() is None and not any(path.stat().st_size for path in killed.glob(".*/*.jsonl")):
+            time.sleep(0.01)
+    finally:
+        kill(running)
+    assert not (killed / "perplexity.json").exists(), "it was killed at its first line"
+    ended = launch(*COMMAND, *arguments, "--output", str(killed))
+    assert ended.code == 0 and "pieces are known" in ended.output, ended.output
+    assert perplexity.main([*arguments, "--output", str(alone)]) == 0
+    assert figures(killed) == figures(alone)
+
+
+def test_mistakes_end_every_process_with_one_message(arguments, tmp_path):
+    ended = launch(*COMMAND, *arguments, "--lengths", "16k", "--output", str(tmp_path / "none"))
+    assert ended.code == 2 and ended.output.count("1 problem found") == 1, ended.output
+    assert "fills a window" in ended.output and not (tmp_path / "none").exists()
