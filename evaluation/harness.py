@@ -1,0 +1,196 @@
+"""lm-eval's tasks, asked of any model of this project: MMLU, ARC, RULER, passkey, SCROLLS and thousands more.
+
+    python -m evaluation harness runs/demo --tasks tape_table9
+    python -m evaluation harness smollm2 --tasks arc_easy hellaswag --num_fewshot 5 --batch_size 8 --limit 100
+    python -m evaluation harness MODEL --tasks tape_needle --max_length 32k --metadata '{"max_seq_lengths": [16384]}'
+    torchrun --nproc_per_node 8 -m evaluation harness MODEL --tasks tape_pose_standard --batch_size auto
+
+Groups of this project: tape_table9 (MMLU's four parts, ARC), tape_pose_standard, tape_passkey, tape_scrolls,
+tape_needle and tape_ruler. All other options are lm-eval's own. A request that is longer than --max_length is an error
+before work starts, or is cut by --truncate, and what was cut is counted.
+
+Written to the folder of results: ``harness.json``, and below ``lm_eval`` what lm-eval writes itself. An interrupted
+evaluation goes on when it is started again, on any number of processes.
+Exit codes: 0 done; 2 something to mend.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from evaluation import harness_options
+from tape_ds.errors import UserError, command, raise_if_any
+
+if TYPE_CHECKING:
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    from evaluation.harness_tasks import Loaded
+    from evaluation.journal import Evaluation
+    from evaluation.language_model import LanguageModel
+    from evaluation.models import FoundModel
+
+NAME = "harness"
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    """Check, load the tasks, ask, write, print."""
+    options = harness_options.parse(argv, __doc__ or "")
+    found, config = prepare(options)
+    from evaluation import harness_results, harness_tasks, job, journal
+
+    with job.joined() as (rank, _):
+        tasks = harness_tasks.load(config, found)
+        evaluation = journal.Evaluation(
+            NAME,
+            journal.folder(options, found),
+            model=found.about(),
+            config=harness_options.settings(options, config),
+            data=tasks.fingerprints(),
+            seed=config.seed[0],
+        )
+        raise_if_any(evaluation.check(options.overwrite))
+        stored = evaluation.stored()
+        figures = stored.figures if stored is not None else evaluate(evaluation, options, config, found, tasks)
+        if rank == 0:
+            print(harness_results.table(figures))
+            print(f"{'complete already' if stored is not None else 'written'}: {evaluation.path}", flush=True)
+    return 0
+
+
+def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig"]:
+    """The model, not loaded yet, and lm-eval's configuration.
+
+    Raises:
+        UserError: everything wrong with the command line, but for the tasks.
+    """
+    from evaluation import models
+    from evaluation.options import check_lengths
+
+    problems = harness_options.check(options)
+    config, found = None, None
+    try:
+        config = harness_options.configure(options)
+    except UserError as error:
+        problems += error.problems
+    try:
+        found = models.find(options)
+        if options.max_length is not None:
+            problems += check_lengths("--max_length", [options.max_length], found)
+        else:
+            options.max_length = found.native_length
+    except UserError as error:
+        problems += error.problems
+    raise_if_any(problems)
+    assert found is not None and config is not None
+    config.metadata = {"tokenizer": found.tokenizer_address} | config.metadata
+    return found, config
+
+
+def evaluate(
+    evaluation: "Evaluation",
+    options: argparse.Namespace,
+    config: "EvaluatorConfig",
+    found: "FoundModel",
+    tasks: "Loaded",
+) -> dict[str, Any]:
+    """Answer every request that no earlier start has answered, and store what lm-eval makes of it."""
+    from evaluation import harness_results, job
+    from evaluation.language_model import LanguageModel
+    from tape_ds.training import metrics
+
+    started = time.monotonic()
+    metrics.reset_peak_memory(found.device)
+    lm = LanguageModel(
+        found,
+        batch_size=options.batch_size if options.batch_size == "auto" else int(options.batch_size),
+        max_length=options.max_length,
+        truncate=options.truncate,
+        use_cache=options.use_cache,
+        chunk=options.chunk,
+        seed=config.seed[2] or 0,
+        carry_out=evaluation.carry_out,
+    )
+    lm.lengths.tasks = tasks.tasks
+    results = ask(lm, config, tasks, evaluation)
+    peak = max(job.gather(metrics.peak_memory_bytes(found.device)))
+    if results is None:
+        return {}
+    figures = harness_results.figures(results, lm.lengths.cut)
+    figures["cost"] = {"seconds": time.monotonic() - started, "peak_memory_bytes": peak}
+    evaluation.finish(figures)
+    return figures
+
+
+def ask(
+    lm: "LanguageModel", config: "EvaluatorConfig", tasks: "Loaded", evaluation: "Evaluation"
+) -> Mapping[str, Any] | None:
+    """lm-eval's own results, written as it writes them and sent where it was told to; None but on the first rank."""
+    from lm_eval import simple_evaluate
+    from lm_eval.loggers import EvaluationTracker
+
+    from evaluation import job
+
+    rank, _ = job.rank_and_world()
+    tracker = EvaluationTracker(**(config.hf_hub_log_args | {"output_path": str(evaluation.folder / "lm_eval")}))
+    results = simple_evaluate(
+        model=lm,
+        model_args={"pretrained": lm.found.address},
+        tasks=config.tasks,
+        task_manager=tasks,
+        num_fewshot=config.num_fewshot,
+        batch_size=lm.batch_size,
+        device=str(lm.device),
+        cache_requests=config.cache_requests.get("cache_requests", False),
+        rewrite_requests_cache=config.cache_requests.get("rewrite_requests_cache", False),
+        delete_requests_cache=config.cache_requests.get("delete_requests_cache", False),
+        limit=config.limit,
+        samples=config.samples,
+        bootstrap_iters=100_000 if rank == 0 else 0,
+        check_integrity=config.check_integrity,
+        write_out=config.write_out,
+        log_samples=config.log_samples,
+        evaluation_tracker=tracker,
+        system_instruction=config.system_instruction,
+        apply_chat_template=config.apply_chat_template,
+        fewshot_as_multiturn=config.fewshot_as_multiturn or False,
+        gen_kwargs=config.gen_kwargs,
+        predict_only=config.predict_only,
+        random_seed=config.seed[0],
+        numpy_random_seed=config.seed[1],
+        torch_random_seed=config.seed[2],
+        fewshot_random_seed=config.seed[3],
+        confirm_run_unsafe_code=config.confirm_run_unsafe_code,
+        metadata=config.metadata,
+    )
+    if rank > 0 or results is None:
+        return None
+    samples = results.pop("samples", None)
+    track(config, results, samples)
+    tracker.save_results_aggregated(results=results, samples=samples)
+    for name in samples or {}:
+        tracker.save_results_samples(task_name=name, samples=samples[name])
+    return results
+
+
+def track(config: "EvaluatorConfig", results: Mapping[str, Any], samples: Mapping[str, Any] | None) -> None:
+    """Send results to Weights & Biases or trackio, where lm-eval's options ask for it."""
+    from lm_eval.loggers import TrackioLogger, WandbLogger
+
+    loggers = [WandbLogger(config.wandb_args, config.wandb_config_args)] if config.wandb_args else []
+    loggers += [TrackioLogger(config.trackio_args)] if config.trackio_args else []
+    for logger in loggers:
+        logger.post_init(results)
+        logger.log_eval_result()
+        if samples is not None:
+            logger.log_eval_samples(samples)
+        if isinstance(logger, WandbLogger):
+            logger.run.finish()
+        else:
+            logger.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

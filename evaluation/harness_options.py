@@ -1,0 +1,158 @@
+"""Options of ``python -m evaluation harness``: this project's for the model, and lm-eval's own for everything else.
+
+lm-eval's parser is taken as it is, so that every option of ``lm_eval run`` is here by itself and means the same. What
+it says of models and of where results go is replaced. Nothing heavy is imported to show the help.
+"""
+
+import argparse
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evaluation import options as shared
+from tape_ds.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+TASKS = Path(__file__).parent / "tasks"
+"""Tasks of this project, always included."""
+WAYS = ("left", "middle")
+"""Where a context that is too long is cut."""
+CHUNK = 4096
+"""Tokens of a prompt that are read at once."""
+REFUSED = {
+    ("--model", "-M"): "give the model as it is, without an option",
+    ("--model_args", "-a"): "use --dtype, --device, --tokenizer, --trust_remote_code, --max_length",
+    ("--output_path", "-o"): "use --output",
+    ("--max_batch_size",): "use --batch_size, a number or auto",
+}
+"""lm-eval's options that have another name here."""
+NUMBERS = (
+    "num_fewshot",
+    "limit",
+    "samples",
+    "gen_kwargs",
+    "apply_chat_template",
+    "system_instruction",
+    "fewshot_as_multiturn",
+    "predict_only",
+    "seed",
+)
+"""lm-eval's options that decide numbers."""
+
+
+def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
+    """All options together."""
+    parser = _theirs(description)
+    for names, remedy in REFUSED.items():
+        told = Problem(names[0], "", "has another name here", remedy)
+        parser.add_argument(
+            *names, dest=argparse.SUPPRESS, nargs="?", action=_Refuse, const=told, help=argparse.SUPPRESS
+        )
+    shared.add_model(parser)
+    shared.add_output(parser)
+    _add_seed(parser)
+    group = parser.add_argument_group("reading")
+    group.add_argument(
+        "--batch_size",
+        "-b",
+        default="1",
+        help="rows that are read at once, or auto: as many as have 16k tokens together (default: 1)",
+    )
+    group.add_argument(
+        "--max_length", type=shared.length, help="of prompt and answer (default: the model's own length)"
+    )
+    group.add_argument("--truncate", choices=WAYS, help="cut contexts that are longer, and count it; else an error")
+    group.add_argument(
+        "--use_cache",
+        "-c",
+        type=shared.boolean,
+        default=True,
+        metavar="true|false",
+        help="of keys and values while text is written (default: true). Answers are kept, and taken up by the next "
+        "start, in any case",
+    )
+    group.add_argument(
+        "--chunk", type=int, default=CHUNK, help="tokens of a prompt that are read at once (default: %(default)s)"
+    )
+    return parser.parse_args(argv)
+
+
+def configure(options: argparse.Namespace) -> "EvaluatorConfig":
+    """lm-eval's configuration of the options that are its own; a file of ``--config`` stands behind the command line.
+
+    Raises:
+        UserError: options that contradict each other, or such a file.
+    """
+    from dataclasses import fields
+
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    ours = {"model", "device", "use_cache", "batch_size", "model_args", "output_path", "max_batch_size"}
+    known = {each.name for each in fields(EvaluatorConfig)} - ours
+    told = argparse.Namespace(**{name: value for name, value in vars(options).items() if name in known})
+    told.output_path = "here"  # where samples go is known, and lm-eval wants to hear so
+    try:
+        config = EvaluatorConfig.from_cli(told)
+    except (ValueError, TypeError, OSError) as error:
+        text = " ".join(str(error).split())
+        raise UserError(Problem("options", options.config or "", text, "see --help")) from error
+    if not config.tasks:
+        raise UserError(Problem("--tasks", None, "none is given", "such as tape_table9, arc_easy, mmlu_*"))
+    return config
+
+
+def check(options: argparse.Namespace) -> list[Problem]:
+    """What is wrong whatever the model."""
+    problems = []
+    if options.chunk < 1:
+        problems.append(Problem("--chunk", options.chunk, "too few", "give 1 or more"))
+    if not (options.batch_size == "auto" or (options.batch_size.isdecimal() and int(options.batch_size) > 0)):
+        problems.append(Problem("--batch_size", options.batch_size, "no number of rows", "give 1 or more, or auto"))
+    return problems
+
+
+def settings(options: argparse.Namespace, config: "EvaluatorConfig") -> dict[str, Any]:
+    """Every option that decides numbers."""
+    theirs = {name: getattr(config, name) for name in NUMBERS}
+    ours = {name: vars(options)[name] for name in ("batch_size", "max_length", "truncate", "use_cache", "chunk")}
+    tasks = [each if isinstance(each, str) else str(each) for each in config.tasks]
+    return {"tasks": tasks, **theirs, **ours, "metadata": config.metadata}
+
+
+def _theirs(description: str) -> argparse.ArgumentParser:
+    """The parser of ``lm_eval run``, in which later options replace earlier ones of the same name."""
+    logging.getLogger("lm_eval").setLevel(logging.WARNING)
+    from lm_eval._cli.run import Run
+
+    class Parser(argparse.ArgumentParser):
+        def __init__(self, **kwargs: Any):
+            super().__init__(**(kwargs | {"conflict_handler": "resolve", "allow_abbrev": False}))
+
+    parser: argparse.ArgumentParser = Run(Parser().add_subparsers())._parser
+    parser.prog, parser.usage, parser.epilog = "python -m evaluation harness", None, None
+    parser.description = description
+    return parser
+
+
+def _add_seed(parser: argparse.ArgumentParser) -> None:
+    """lm-eval's own four seeds: its defaults choose the shots that published numbers were made with."""
+    from lm_eval._cli.utils import _int_or_none_list_arg_type
+
+    default = "0,1234,1234,1234"
+    parser.add_argument(
+        "--seed",
+        type=partial(_int_or_none_list_arg_type, 3, 4, default),
+        metavar="python,numpy,torch,fewshot",
+        help=f"seeds; one number is for all four (default: {default})",
+    )
+
+
+class _Refuse(argparse.Action):
+    """An option of lm-eval that has another name here."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        raise UserError(Problem(self.const.field, values, self.const.wrong, self.const.remedy))

@@ -1,0 +1,240 @@
+"""The command on a tiny model: the numbers of lm-eval's own model class, and what it does with mistakes and kills."""
+
+import argparse
+import json
+
+import datasets
+import pytest
+import torch
+from lm_eval import evaluator
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+
+from evaluation import harness, harness_tasks, models, request_lengths
+from evaluation.language_model import LanguageModel
+from tape_ds.errors import UserError
+from tape_ds.scoring import continuations
+from tests.evaluation import local_tasks
+
+TEXTS = ["w5 w6 w7 w8 w9 w40", "w50 w51", "w5 w6 w7", "w30 w31 w32 w33 w34 w35 w36 w37 w38 w39", "w5 w6 w7 w8"]
+ANSWERS = [" w41", " w42", " w43 w44 w45"]
+PAIRS = [(text, answer) for text in TEXTS for answer in ANSWERS] + [("", " w9 w8")]
+GREEDY = {"until": ["w7"], "max_gen_toks": 9, "do_sample": False}
+
+
+def requests(kind, *arguments):
+    return [Instance(kind, {}, each, number, ("task", number, 1)) for number, each in enumerate(arguments)]
+
+
+def ask(lm):
+    """What a model gives to one set of requests of each kind."""
+    scores = lm.loglikelihood(requests("loglikelihood", *PAIRS), disable_tqdm=True)
+    rolling = lm.loglikelihood_rolling(requests("loglikelihood_rolling", (" ".join(TEXTS * 3),)), disable_tqdm=True)
+    texts = lm.generate_until(requests("generate_until", *((text, GREEDY) for text in TEXTS)), disable_tqdm=True)
+    return scores, rolling, texts
+
+
+def close(mine, others):
+    assert [score for score, _ in mine[0]] == pytest.approx([score for score, _ in others[0]], abs=1e-5)
+    assert [greedy for _, greedy in mine[0]] == [greedy for _, greedy in others[0]]
+    assert mine[1] == pytest.approx(others[1], abs=1e-4)
+    assert mine[2] == others[2]
+
+
+@pytest.fixture(scope="module")
+def plain(base):
+    return ask(LanguageModel(str(base)))
+
+
+def test_numbers_are_those_of_lm_evals_own_model(base, plain):
+    theirs = HFLM(pretrained=str(base), device="cpu", dtype="float32")
+    close(plain, ask(theirs))
+    assert len({round(score, 4) for score, _ in plain[0]}) > 10 and any(len(text) > 5 for text in plain[2])
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 4}, {"batch_size": "auto"}, {"use_cache": False}, {"chunk": 2}])
+def test_batches_and_the_cache_change_nothing(base, plain, options):
+    close(plain, ask(LanguageModel(str(base), **options)))
+
+
+def test_a_trained_run_answers_alike_in_every_batch_and_piece(run):
+    folder = str(run())
+    close(ask(LanguageModel(folder, use_cache=False)), ask(LanguageModel(folder, batch_size=4, chunk=2)))
+
+
+def test_answers_to_one_question_are_read_once(base, monkeypatch):
+    read = []
+    real = continuations.score
+    monkeypatch.setattr(continuations, "score", lambda model, rows, **k: read.extend(rows) or real(model, rows, **k))
+    LanguageModel(str(base)).loglikelihood(
+        requests("loglikelihood", *((text, f" w{answer}") for text in TEXTS[:2] for answer in range(40, 50))), True
+    )
+    assert [len(row.continuations) for row in read] == [10, 10]
+
+
+def test_drawn_text_follows_the_seed_and_repeats_differ(base):
+    drawn = {"until": [], "max_gen_toks": 8, "do_sample": True, "temperature": 1.0}
+    asked = requests("generate_until", *[(TEXTS[0], drawn)] * 3)
+    first, again, other = (LanguageModel(str(base), seed=seed).generate_until(asked, True) for seed in (1, 1, 2))
+    assert first == again != other and len(set(first)) == 3
+
+
+class Task:
+    """As much of a task as lengths are measured on."""
+
+    def __init__(self, *instances):
+        self.instances = instances
+
+
+def lengths_of(base, truncate, kind, *arguments, max_length=8):
+    lm = LanguageModel(str(base), truncate=truncate, max_length=max_length)
+    lm.lengths.tasks = {"long_task": Task(*requests(kind, *arguments))}
+    return lm
+
+
+def test_requests_too_long_are_an_error_that_says_how_long(base):
+    lm = lengths_of(base, None, "loglikelihood", (TEXTS[3], ANSWERS[2]), ("w5", " w6"))
+    with pytest.raises(
+        UserError, match=r"long_task'.*longest request has 12 tokens.*max_length is 8.*\n.*--max_length 12"
+    ):
+        lm.loglikelihood(requests("loglikelihood", ("w5", " w6")), True)
+    lm = lengths_of(base, "left", "generate_until", ("w5", GREEDY))
+    with pytest.raises(UserError, match="the answer alone has 9 tokens"):
+        lm.generate_until(requests("generate_until", ("w5", GREEDY)), True)
+
+
+@pytest.mark.parametrize(
+    ("truncate", "kept"), [("left", "w34 w35 w36 w37 w38 w39"), ("middle", "w30 w31 w32 w37 w38 w39")]
+)
+def test_what_is_cut_is_counted(base, truncate, kept):
+    long, short = (TEXTS[3], ANSWERS[2]), (TEXTS[1], ANSWERS[0])
+    lm = lengths_of(base, truncate, "loglikelihood", long, short)
+    cut, whole = lm.loglikelihood(requests("loglikelihood", long, short), True)
+    assert lm.lengths.cut == {"requests": 1, "tokens": 4}
+    free = LanguageModel(str(base))
+    assert free.loglikelihood(requests("loglikelihood", (kept, ANSWERS[2]), short), True) == [
+        pytest.approx(cut, abs=1e-5),
+        pytest.approx(whole, abs=1e-5),
+    ]
+
+
+def test_options_of_generation_that_nobody_knows(base):
+    lm = lengths_of(base, None, "generate_until", ("w5", {**GREEDY, "repetition_penalti": 2.0}), max_length=64)
+    with pytest.raises(UserError, match=r"repetition_penalti.*\n.*'repetition_penalty'"):
+        lm.generate_until(requests("generate_until", ("w5", GREEDY)), True)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    root = tmp_path_factory.mktemp("hub")
+    local_tasks.write_data(root, 6)
+    write = "\n".join(json.dumps({"prompt": text, "wanted": "w9"}) for text in TEXTS)
+    (root / "write.jsonl").write_text(write + "\n")
+    (root / "own").mkdir()
+    (root / "own" / "write.yaml").write_text(WRITE.format(root / "write.jsonl"))
+    return root, [root / "own", *local_tasks.write_tasks(root / "tasks"), local_tasks.OURS / "table9"]
+
+
+WRITE = """
+task: own_write
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {}}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{prompt}}}}"
+doc_to_target: "{{{{wanted}}}}"
+generation_kwargs: {{until: ["w7"], max_gen_toks: 5, do_sample: false}}
+metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+"""
+
+
+@pytest.fixture
+def command(base, hub, tmp_path, monkeypatch):
+    """Starts the command with local data and a short index of tasks."""
+    root, included = hub
+    monkeypatch.setattr(datasets, "load_dataset", local_tasks.redirected(datasets.load_dataset, root))
+    monkeypatch.setattr(evaluator, "add_env_info", lambda results: None)
+
+    def manager(include_path, metadata):
+        return TaskManager(include_path=[str(each) for each in included], include_defaults=False, metadata=metadata)
+
+    monkeypatch.setattr(harness_tasks, "TaskManager", manager)
+
+    def start(*words, tasks=("mmlu_stem", "own_write"), folder="out"):
+        fixed = ["--max_length", "4k", "--output", str(tmp_path / folder), "--limit", "4"]
+        return harness.main([str(base), "--tasks", *tasks, *fixed, *words])
+
+    return start
+
+
+def test_a_killed_evaluation_goes_on(command, tmp_path, monkeypatch):
+    """What was answered is not asked again, and the result is that of an unbroken start, but for its cost."""
+    assert command(folder="unbroken") == 0
+    real, asked = LanguageModel._generate_batch, []
+
+    def killed_at_the_third(self, batch):
+        asked.append(batch)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return real(self, batch)
+
+    monkeypatch.setattr(LanguageModel, "_generate_batch", killed_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        command()
+    assert not (tmp_path / "out" / "harness.json").exists()
+    interrupted = asked.pop()
+    monkeypatch.setattr(LanguageModel, "_generate_batch", lambda self, batch: asked.append(batch) or real(self, batch))
+    monkeypatch.setattr(LanguageModel, "_score_batch", lambda self, rows: pytest.fail("that is done"))
+    assert command() == 0
+    assert len(asked) == 4 and asked[2] == interrupted and len({str(batch) for batch in asked}) == 4
+    found = [json.loads((tmp_path / name / "harness.json").read_text())["figures"] for name in ("out", "unbroken")]
+    assert all(each.pop("cost")["seconds"] > 0 for each in found) and found[0] == found[1]
+    assert set(found[0]["tasks"]) == {"mmlu_anatomy", "own_write"} and found[0]["groups"]["mmlu_stem"]["samples"] == 4
+    assert not [each for each in (tmp_path / "out").iterdir() if each.name.startswith(".")]
+
+
+def test_a_finished_evaluation_is_not_repeated(command, tmp_path, monkeypatch, capsys):
+    assert command(tasks=["own_write"]) == 0
+    (theirs,) = (tmp_path / "out" / "lm_eval").rglob("results_*.json")
+    assert "own_write" in json.loads(theirs.read_text())["results"]
+    before = (tmp_path / "out" / "harness.json").read_bytes()
+    monkeypatch.setattr(models.FoundModel, "load", lambda self: pytest.fail("nothing is to be asked"))
+    assert command(tasks=["own_write"]) == 0 and "complete already" in capsys.readouterr().out
+    assert (tmp_path / "out" / "harness.json").read_bytes() == before
+    assert command(tasks=["mmlu_stem"]) == 2
+    assert "config.tasks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "tasks", "said"),
+    [
+        ([], ["own_writ", "mmlu_*"], ["--tasks = 'own_writ': no such task", "did you mean 'own_write'?"]),
+        (["--max_length", "3"], ["own_write"], ["the answer alone has 5 tokens"]),
+        (["--max_length", "7"], ["own_write"], ["longest request has 15 tokens", "--truncate left|middle"]),
+        (["--chunk", "0", "--batch_size", "x"], ["own_write"], ["--chunk = 0", "--batch_size = 'x'", "2 problems"]),
+        (["--model_args", "pretrained=x"], ["own_write"], ["--model_args", "use --dtype, --device, --tokenizer"]),
+        (["--samples", '{"own_write": [0]}'], ["own_write"], ["--limit must be None"]),
+    ],
+)
+def test_mistakes_are_told_before_a_model_is_loaded(command, tmp_path, monkeypatch, capsys, words, tasks, said):
+    monkeypatch.setattr(models.FoundModel, "load", lambda self: pytest.fail("a mistake is told first"))
+    assert command(*words, tasks=tasks) == 2
+    told = capsys.readouterr().err
+    assert all(each in told for each in said), told
+    assert not (tmp_path / "out" / "harness.json").exists()
+
+
+def test_every_option_of_lm_eval_is_known():
+    """But for those that have another name here, and say so."""
+    from lm_eval._cli.run import Run
+
+    from evaluation import harness_options
+
+    theirs = Run(argparse.ArgumentParser().add_subparsers())._parser
+    ours = harness_options._theirs("")
+    assert set(ours._option_string_actions) == set(theirs._option_string_actions)
+    options = harness_options.parse(["m", "--tasks", "a,b", "--seed", "3", "--use_cache", "false"], "")
+    assert (options.model, options.tasks, options.use_cache) == ("m", ["a", "b"], False)
+    assert harness_options.configure(options).seed == [3, 3, 3, 3]
+    assert request_lengths.Lengths(None, None).cut == {"requests": 0, "tokens": 0} and torch.is_grad_enabled()

@@ -1,0 +1,144 @@
+"""lm-eval's passkey tasks: from its own command's settings to its own table, with models whose answers we know."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+TASKS = Path(__file__).resolve().parents[2] / "evaluation" / "tasks"
+ASKED = {"lengths": [500, 700], "depths": [0, 0.5], "trials": 2}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    """A folder with a tokenizer whose tokens are bytes."""
+    folder = tmp_path_factory.mktemp("bytes")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    letters = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    letters.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    letters.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=letters).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def evaluate(tokenizer, monkeypatch):
+    """Runs tasks on a model that writes what ``reply`` gives for a prompt; returns results and prompts."""
+    from lm_eval import evaluator, simple_evaluate
+    from lm_eval.api.model import LM
+    from lm_eval.tasks import TaskManager
+
+    monkeypatch.setattr(evaluator, "add_env_info", lambda results: None)  # asks pip, which takes seconds
+
+    def run(reply, tasks=("tape_passkey", "tape_passkey_pose"), **metadata):
+        read = []
+
+        class Told(LM):
+            def generate_until(self, requests, disable_tqdm=False):
+                read.extend(request.args for request in requests)
+                return [reply(request.args[0]) for request in requests]
+
+            def loglikelihood(self, requests, disable_tqdm=False):
+                raise NotImplementedError
+
+            loglikelihood_rolling = loglikelihood
+
+        metadata = {"tokenizer": tokenizer, **ASKED, **metadata}
+        manager = TaskManager(include_path=str(TASKS), include_defaults=False, metadata=metadata)
+        found = simple_evaluate(model=Told(), tasks=list(tasks), task_manager=manager, bootstrap_iters=0)
+        return found, read
+
+    return run
+
+
+def key_in(text):
+    return re.search(r"pass key is (\d+)", text)[1]
+
+
+def test_an_oracle_finds_all(evaluate):
+    found, read = evaluate(lambda prompt: f" {key_in(prompt)}. That is it.")
+    assert set(found["results"]) == {"tape_passkey", "tape_passkey_pose"} and len(read) == 16
+    for task in found["results"]:
+        scores = {name: value for name, value in found["results"][task].items() if name.endswith(",none")}
+        assert {name: value for name, value in scores.items() if "stderr" not in name} == {
+            f"{rule}{length},none": 1.0 for rule in ("exact_match", "exact_ids") for length in ("", "_500", "_700")
+        }
+        assert found["n-samples"][task]["effective"] == 8
+        assert found["higher_is_better"][task]["exact_match_500"] is True
+
+
+def test_a_model_that_sees_the_last_letters_alone_finds_none(evaluate):
+    def blind(prompt):
+        seen = re.search(r"pass key is (\d+)", prompt[-100:])
+        return seen[1] if seen else "I do not know"
+
+    found, _ = evaluate(blind)
+    assert {found["results"][task]["exact_match,none"] for task in found["results"]} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("reply", "match", "ids"), [(" {}0", 0.0, 1.0), (" It is {}", 1.0, 0.0), ("{}", 1.0, 1.0), ("{} 5", 1.0, 1.0)]
+)
+def test_the_two_rules(evaluate, reply, match, ids):
+    """A longer number passes LongLoRA's, other words first pass PoSE's; a space that a decoder drops is not missed."""
+    found, _ = evaluate(lambda prompt: reply.format(key_in(prompt)), tasks=["tape_passkey"])
+    scores = found["results"]["tape_passkey"]
+    assert (scores["exact_match,none"], scores["exact_ids,none"]) == (match, ids)
+
+
+def test_lengths_are_scored_apart(evaluate):
+    found, _ = evaluate(lambda prompt: key_in(prompt) if len(prompt) < 600 else "no", tasks=["tape_passkey"])
+    scores = found["results"]["tape_passkey"]
+    assert [scores[f"exact_match{part},none"] for part in ("", "_500", "_700")] == [0.5, 1.0, 0.0]
+
+
+def test_the_prompts_are_the_commands_and_greedy(evaluate, tokenizer):
+    from transformers import AutoTokenizer
+
+    from tape_ds.data.passkey_protocols import grid
+
+    _, read = evaluate(key_in, tasks=["tape_passkey_pose"], seed=3)
+    loaded = AutoTokenizer.from_pretrained(tokenizer)
+    expected = grid(loaded, [500, 700], [0, 0.5], 2, seed=3, form="pose", reply=10)
+    assert sorted(prompt for prompt, _ in read) == sorted(question.write().text for question in expected)
+    assert all(len(prompt) + 10 <= 700 for prompt, _ in read)
+    assert {(told["do_sample"], told["max_gen_toks"], tuple(told["until"])) for _, told in read} == {(False, 10, ())}
+
+
+def test_the_room_for_a_reply_is_one_number():
+    from evaluation import passkey_options
+
+    told = yaml.load((TASKS / "passkey" / "tape_passkey.yaml").read_text(), Loader=_Lenient)
+    code = (TASKS / "passkey" / "passkey_task.py").read_text()
+    assert told["generation_kwargs"]["max_gen_toks"] == passkey_options.NEW_TOKENS == 10
+    assert f"REPLY = {passkey_options.NEW_TOKENS}\n" in code
+
+
+class _Lenient(yaml.SafeLoader):
+    """Reads ``!function`` as text."""
+
+
+_Lenient.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
+
+
+def test_without_a_tokenizer_or_with_lengths_too_short(evaluate):
+    with pytest.raises(ValueError, match="nothing names a tokenizer"):
+        evaluate(key_in, tasks=["tape_passkey"], tokenizer=None)
+    with pytest.raises(ValueError, match="lengths = 100"):
+        evaluate(key_in, tasks=["tape_passkey"], lengths=[100])
+
+
+def test_without_the_package_it_says_so(tmp_path):
+    """Plain ``lm_eval`` may run where this project is not installed."""
+    code = (
+        "import sys; sys.modules['tape_ds'] = None; sys.path.insert(0, sys.argv[1])\n"
+        "try:\n    import passkey_task\nexcept ModuleNotFoundError as error:\n    print(error)"
+    )
+    folder = str(TASKS / "passkey")
+    done = subprocess.run([sys.executable, "-c", code, folder], cwd=tmp_path, capture_output=True, text=True)
+    assert "need the package tape_ds" in done.stdout and "pip install -e ." in done.stdout, done.stderr
