@@ -95,8 +95,15 @@ def _training_data(source: SourceModel) -> list[str]:
     """Addresses that the run trained on; none where that is not stored, or nothing was trained."""
     if source.result is None or source.record is None or not source.record.names:
         return []
+    if (dataset := _answered(source)) is not None:
+        return [f"scrolls:{dataset}"]
     found: list[str] = source.result.config.get("train_data", [])
     return found
+
+
+def _answered(source: SourceModel) -> str | None:
+    """The data set whose answers a model was fine-tuned on; None where it was not, or this is not stored."""
+    return source.result.config.get("dataset") if source.result is not None else None
 
 
 def _opening(source: SourceModel, model: PreTrainedModel) -> str:
@@ -106,6 +113,8 @@ def _opening(source: SourceModel, model: PreTrainedModel) -> str:
         return f"A language model of {size} for up to {length:,} tokens; how it was trained is not recorded."
     if base is None:
         return f"A language model of {size}, trained from scratch for {length:,} tokens."
+    if (dataset := _answered(source)) is not None:
+        return f"`{base}` fine-tuned on the answers of the data set `{dataset}`, for up to {length:,} tokens; {size}."
     native = _native(source)
     before = f" from {native:,}" if native is not None else ""
     extended = f"its context extended{before} to {length:,} tokens"
@@ -194,7 +203,7 @@ def _settings(source: SourceModel) -> list[str]:
     config, figures = result.config, result.figures
     steps = figures.get("steps")
     tokens = figures.get("tokens")
-    batch, window = config.get("global_batch_size"), config.get("window")
+    batch, window, most = config.get("global_batch_size"), config.get("window"), config.get("max_tokens")
     chunks = config.get("pose_chunks", 1)
     precision = next((name for name in ("bf16", "fp16") if config.get(name)), "fp32")
     rows = [
@@ -202,6 +211,7 @@ def _settings(source: SourceModel) -> list[str]:
         ("steps", f"{steps:,}" if steps is not None else ""),
         ("tokens", f"{tokens:,}" if tokens is not None else ""),
         ("batch", f"{batch} rows of {window:,} tokens" if batch and window else ""),
+        ("batch", f"{batch} rows of up to {most:,} tokens" if batch and most else ""),
         ("skipped positions", f"PoSE with {chunks} chunks" if chunks > 1 else "none"),
         ("learning rate", _rate(config)),
         ("precision", precision),

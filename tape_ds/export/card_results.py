@@ -8,7 +8,11 @@ from tape_ds.results import Result
 from tape_ds.scoring.loss_by_position import SpanLosses
 
 LOSS = "loss_by_position"
-TITLES = {"passkey": "Passkeys found", "perplexity": "Perplexity by length"}
+TITLES = {
+    "passkey": "Passkeys found",
+    "perplexity": "Perplexity by length",
+    "answer_loss": "Loss on held-out answers, nats per token",
+}
 """Figures that are tables of rows, and what they are called."""
 
 

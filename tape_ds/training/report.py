@@ -7,7 +7,7 @@ from typing import Any
 from tape_ds import results
 from tape_ds.training import memory, plots, tables
 from tape_ds.training.names import summarise
-from tape_ds.training.run import RESULTS, TRAINED, Run, source_fingerprints
+from tape_ds.training.run import RESULTS, TRAINED, Run
 from tape_ds.training.trainer import TapeTrainer
 
 GIB = 2**30
@@ -36,8 +36,8 @@ def announce(run: Run) -> None:
         "method": f"{run.record.method}: {trained / 1e6:,.3f} M parameters trained ({trained / total:.2%})",
         "trained": summarise(run.names) or "nothing",
         **own,
-        "batch": f"{recipe.global_batch_size} rows x {recipe.window:,} tokens = {run.tokens_per_step:,} tokens a "
-        f"step ({micro} per device x {arguments.world_size} processes x "
+        "batch": f"{recipe.global_batch_size} rows x {run.row_tokens} = {run.tokens_per_step:,} tokens a step "
+        f"({micro} per device x {arguments.world_size} processes x "
         f"{arguments.gradient_accumulation_steps} accumulation)",
         "steps": f"{run.steps:,}, learning rate {arguments.learning_rate:g}, seed {arguments.seed}",
         "engine": f"{'ZeRO-' + str(stage) if arguments.deepspeed else 'no DeepSpeed'}, "
@@ -70,7 +70,7 @@ def begin(run: Run) -> results.Result:
         command=sys.argv,
         seed=run.arguments.seed,
         config=run.recipe.as_dict(),
-        data=source_fingerprints(run),
+        data=run.fingerprints(),
         processes=run.arguments.world_size,
     )
 

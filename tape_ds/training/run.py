@@ -1,7 +1,7 @@
 """A training run about to start, whatever it trains: what every launcher's run has, and the trainer made of it.
 
-A kind of run (:mod:`.extension`, :mod:`.pretraining`) assembles itself from its recipe and says what is scored; the
-rest is here, in :mod:`.trainer`, :mod:`.callbacks` and :mod:`.report`.
+A kind of run (:mod:`.extension`, :mod:`.pretraining`, :mod:`.finetuning`) assembles itself from its recipe and says
+what is scored; the rest is here, in :mod:`.trainer`, :mod:`.callbacks` and :mod:`.report`.
 """
 
 import functools
@@ -73,6 +73,11 @@ class Run(ABC):
     def show(self) -> None:
         """Print what the scoring found, and draw it into the results' folder."""
 
+    def fingerprints(self) -> dict[str, str]:
+        """Fingerprint of each data source, by its address, for the record of the run."""
+        addresses = [*self.recipe.data.train_data, *self.recipe.data.eval_data]
+        return {address: sources.parse(address).fingerprint() for address in addresses}
+
     @property
     def dtype(self) -> torch.dtype:
         """Of the weights as they are held between steps."""
@@ -87,6 +92,11 @@ class Run(ABC):
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step, all ranks together."""
         return self.recipe.global_batch_size * self.recipe.window
+
+    @property
+    def row_tokens(self) -> str:
+        """Tokens of a row, in words."""
+        return f"{self.recipe.window:,} tokens"
 
     @property
     def steps(self) -> int:
@@ -195,9 +205,3 @@ def _use_liger(run: Run) -> None:
 
 
 _REPLACED = ("PrinterCallback", "ProgressCallback")
-
-
-def source_fingerprints(run: Run) -> dict[str, str]:
-    """Fingerprint of each data source, by its address, for the record of the run."""
-    addresses = [*run.recipe.data.train_data, *run.recipe.data.eval_data]
-    return {address: sources.parse(address).fingerprint() for address in addresses}

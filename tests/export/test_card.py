@@ -111,3 +111,21 @@ def test_the_snippet_of_the_card_runs(run, tmp_path, monkeypatch, capsys):
     assert len(capsys.readouterr().out.split()) > 4
     assert AutoTokenizer.from_pretrained(tmp_path / "tiny").model_max_length == 128
     assert json.loads((tmp_path / "tiny" / "config.json").read_text())["max_position_embeddings"] == 128
+
+
+def test_a_fine_tuned_model_is_said_to_be_one(run, tmp_path):
+    """Not "its context extended": its length is that of the texts it learnt from."""
+    run_folder = run(
+        encoding="rope", method="full", rope_parameters={"rope_type": "default", "rope_theta": 1e4}, trained=("",)
+    )
+    path = run_folder / "results" / "run.json"
+    stored = json.loads(path.read_text())
+    for name in ("train_data", "window", "pose_chunks"):
+        del stored["config"][name]
+    stored["config"] |= {"dataset": "qasper", "max_tokens": 128}
+    path.write_text(json.dumps(stored))
+    folder.write(source_model.find(str(run_folder)), tmp_path / "out", card.Wishes("Asked"))
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "`tiny-base` fine-tuned on the answers of the data set `qasper`, for up to 128 tokens" in text
+    assert "| data | `scrolls:qasper` |" in text and "| batch | 8 rows of up to 128 tokens |" in text
+    assert "context extended" not in text

@@ -35,6 +35,13 @@ def test_a_mapping_of_rows_is_a_table():
     assert card_results.measured(stored(perplexity={"256": {"length": 256}})) == ["perplexity by length"]
 
 
+def test_answers_before_and_after():
+    """What a fine-tuning run stores."""
+    rows = [{"when": when, "nll": nll, "targets": 40} for when, nll in (("before", 5.5), ("after", 1.25))]
+    text = card_results.text(stored(answer_loss=rows))
+    assert "Loss on held-out answers" in text and "| after | 1.25 | 40 |" in text
+
+
 def test_nested_entries_are_left_out():
     text = card_results.text(stored(passkey=[{"length": 4096, "replies": [{"key": 54321}], "correct": 1}]))
     assert "| length | correct |" in text and "| 4,096 | 1 |" in text and "54321" not in text

@@ -43,13 +43,15 @@ class Recipe(ABC):
     """Names that related training scripts use, with what stands for them here."""
     CHECKS: ClassVar[tuple[Checks, ...]]
     """What is checked once every field has a value."""
+    FULL_ROWS: ClassVar[bool] = True
+    """Whether a row has the window's tokens; else it has up to so many, and a batch is as long as its longest."""
 
     name: str
     """The recipe's name, or the stem of its path."""
     model: Any
     """The section that says what the model is; every kind's has ``liger``."""
     data: Any
-    """The section that says what is read; every kind's has ``train_data`` and ``eval_data``."""
+    """The section that says what is read."""
     global_batch_size: int
     """Rows per optimizer step over all processes; accumulation follows from it."""
     training_kwargs: dict[str, Any]

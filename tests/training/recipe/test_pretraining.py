@@ -142,11 +142,11 @@ def test_a_recipe_that_names_no_launcher_fits_the_one_that_reads_it():
 
 
 def test_every_shipped_recipe_is_of_one_launcher():
-    shipped = {launcher: files.recipes_of(launcher) for launcher in ("extend_llama", "pretrain_c4")}
+    shipped = {launcher: files.recipes_of(launcher) for launcher in ("extend_llama", "finetune_scrolls", "pretrain_c4")}
     assert shipped["pretrain_c4"] == sorted([*RECIPES, "c4_155m"])
     everything = sorted(path.stem for path in files.RECIPES.rglob("*.yaml"))
     assert len(set(everything)) == len(everything), "a name means one recipe, whatever its folder"
-    assert sorted(shipped["extend_llama"] + shipped["pretrain_c4"]) == everything
+    assert sorted(name for names in shipped.values() for name in names) == everything
 
 
 @pytest.mark.parametrize("name", RECIPES)

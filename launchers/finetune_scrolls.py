@@ -1,0 +1,38 @@
+"""Fine-tune a whole model on one data set of SCROLLS: long texts, questions, and answers as the only targets.
+
+    deepspeed launchers/finetune_scrolls.py                                questions about Python's own sources
+    deepspeed launchers/finetune_scrolls.py --recipe scrolls/qasper --model runs/c4_155m_tape/trained
+    deepspeed launchers/finetune_scrolls.py --recipe scrolls/quality --data_dir /data/scrolls --dry_run
+
+A recipe is one YAML file (see ``launchers/recipes/``); every field can be overridden as ``--field value``. The loss on
+held-out answers is scored before and after; answers are written and scored by ``python -m evaluation scrolls``. Exit
+codes: 0 done; 2 something to mend in recipe, arguments or files, all of it in one message, nothing started.
+"""
+
+import sys
+from typing import NoReturn
+
+from tape_ds.errors import command
+from tape_ds.training.recipe import finetuning, plan
+
+
+@command
+def main() -> int:
+    """Check the recipe, then build, train, score and report."""
+    recipe = finetuning.load(sys.argv[1:])
+    return 0 if plan.shown(recipe) else finetune(recipe)
+
+
+def finetune(recipe: finetuning.FinetuningRecipe) -> NoReturn:
+    """The run itself; the heavy libraries load here, after every check that needs none of them."""
+    from tape_ds.training.environment import end_process, prepare_process
+
+    prepare_process()
+    from tape_ds.training.execution import carry_out
+    from tape_ds.training.finetuning import assemble
+
+    end_process(carry_out(assemble(recipe)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""The rows of a data set of SCROLLS, from the hub's zip files or from a folder of one's own.
+
+The hub holds ``NAME.zip`` with ``NAME/SPLIT.jsonl`` in it and a loading script that no library runs any more; the
+archive's member is read here, and nothing is unpacked to disk or executed. Each line is a JSON object with ``id``,
+``input`` and ``output`` (and ``pid``, which nothing here needs). A question with several reference answers has a row
+for each, all with one id.
+"""
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from tape_ds.data.scrolls import made
+from tape_ds.data.scrolls.datasets import HUB_REPOSITORY, MADE, SPLITS, Dataset, find
+from tape_ds.data.sources.base import UNREADABLE, file_identity
+from tape_ds.errors import Problem, UserError, did_you_mean
+
+WITHOUT_ANSWERS = "test"
+"""The split whose reference answers are not published."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a file: a text with one reference answer; None where it is not published."""
+
+    id: str
+    input: str
+    output: str | None
+    hard: bool = False
+    """QuALITY's mark of a question that hurried readers got wrong (``is_hard``)."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question with all of its reference answers."""
+
+    id: str
+    input: str
+    """Question and document, as published: the question first, an empty line, the document; summaries have no
+    question but for QMSum."""
+    outputs: tuple[str, ...]
+    """In the order of the file; empty in the split ``test``."""
+    hard: bool = False
+    """As the first of its rows says."""
+
+
+def read(name: str, split: str, data_dir: str | Path | None = None) -> list[Example]:
+    """The questions of a split in the file's order, each once.
+
+    Args:
+        name: of :func:`tape_ds.data.scrolls.datasets.available`.
+        split: one of :data:`tape_ds.data.scrolls.datasets.SPLITS`.
+        data_dir: a folder with ``NAME/SPLIT.jsonl`` or ``NAME.zip``, or such a zip file itself; None: the hub's file,
+            downloaded into huggingface_hub's cache.
+
+    Raises:
+        UserError: an unknown name or split, no such file, a line that is no row, a split without rows.
+    """
+    first: dict[str, Row] = {}
+    outputs: dict[str, list[str]] = {}
+    for row in rows(name, split, data_dir):
+        first.setdefault(row.id, row)
+        outputs.setdefault(row.id, []).extend([] if row.output is None else [row.output])
+    return [Example(row.id, row.input, tuple(outputs[row.id]), row.hard) for row in first.values()]
+
+
+def rows(name: str, split: str, data_dir: str | Path | None = None) -> Iterator[Row]:
+    """The lines of a split, one for each reference answer; a line at a time, since whole splits may take many GB.
+
+    Raises:
+        UserError: as :func:`read`, as soon as it is met.
+    """
+    dataset = _checked(name, split)
+    if dataset == MADE:
+        yield from (Row(*row) for row in made.rows(split))
+        return
+    location = _locate(dataset, split, data_dir)
+    found = False
+    try:
+        with location.open() as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    found = True
+                    yield _row(line, location, number, split)
+    except UserError:
+        raise
+    except (*UNREADABLE, zipfile.BadZipFile) as error:
+        raise UserError(location.problem(f"cannot be read: {error}", "repair the file, or fetch it again")) from error
+    if not found:
+        raise UserError(location.problem("holds no rows", "give a file with a JSON object on each line"))
+
+
+def fingerprint(name: str, split: str, data_dir: str | Path | None = None) -> str:
+    """Changes when the split's contents do: of an archive's member its checksum, of a plain file its identity.
+
+    Raises:
+        UserError: as :func:`read`, but for what only reading can tell.
+    """
+    dataset = _checked(name, split)
+    identity = made.fingerprint(split) if dataset == MADE else _locate(dataset, split, data_dir).identity()
+    return hashlib.sha256(repr((name, split, identity)).encode()).hexdigest()
+
+
+def check(name: str, splits: tuple[str, ...], data_dir: str | Path | None) -> list[Problem]:
+    """What is wrong with ``dataset`` and ``data_dir`` as far as the disk can tell; nothing is downloaded."""
+    problems: list[Problem] = []
+    try:
+        dataset = find(name)
+    except UserError as error:
+        return error.problems
+    if dataset == MADE and data_dir is not None:
+        return [Problem("data_dir", str(data_dir), f"{name} is made on the spot, no file is read", "remove it")]
+    for split in splits if data_dir is not None else ():
+        try:
+            _locate(dataset, split, data_dir)
+        except UserError as error:
+            problems += [problem for problem in error.problems if problem not in problems]
+    return problems + (made.check() if dataset == MADE else [])
+
+
+@dataclass(frozen=True)
+class _Location:
+    """A split's file: plain, or a member of an archive."""
+
+    path: Path
+    member: str | None
+
+    @contextmanager
+    def open(self) -> Iterator[IO[str]]:
+        """Its text, UTF-8."""
+        if self.member is None:
+            with self.path.open(encoding="utf-8") as file:
+                yield file
+            return
+        with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as raw:
+            yield io.TextIOWrapper(raw, encoding="utf-8")
+
+    def identity(self) -> str:
+        """What stands for the contents."""
+        if self.member is None:
+            return file_identity(self.path)
+        with zipfile.ZipFile(self.path) as archive:
+            information = archive.getinfo(self.member)
+        return f"{information.file_size}:{information.CRC:08x}"
+
+    def problem(self, wrong: str, remedy: str) -> Problem:
+        """A problem with this file."""
+        return Problem("data_dir", str(self.path), f"{self.member or self.path.name} {wrong}", remedy)
+
+
+def _checked(name: str, split: str) -> Dataset:
+    dataset = find(name)
+    if split not in SPLITS:
+        raise UserError(Problem("split", split, "no such split", did_you_mean(split, SPLITS)))
+    return dataset
+
+
+def _locate(dataset: Dataset, split: str, data_dir: str | Path | None) -> _Location:
+    """The split's file, downloaded where no ``data_dir`` is given.
+
+    Raises:
+        UserError: there is none.
+    """
+    if data_dir is None:
+        return _member(_download(dataset), split)
+    given = Path(data_dir).expanduser()
+    plain, archive = given / dataset.name / f"{split}.jsonl", given / f"{dataset.hub_name}.zip"
+    if plain.is_file():
+        return _Location(plain, None)
+    if given.is_file():
+        return _member(given, split)
+    if archive.is_file():
+        return _member(archive, split)
+    wrong = f"no {dataset.name}/{split}.jsonl and no {archive.name} there" if given.is_dir() else "no such folder"
+    remedy = f"give a folder with {dataset.name}/{split}.jsonl or {archive.name}, or leave it out to use the hub's"
+    raise UserError(Problem("data_dir", str(data_dir), wrong, remedy))
+
+
+def _member(path: Path, split: str) -> _Location:
+    """The one member of an archive that is this split's file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [PurePosixPath(name) for name in archive.namelist()]
+    except (OSError, zipfile.BadZipFile) as error:
+        remedy = "give the zip file as SCROLLS publishes it"
+        raise UserError(Problem("data_dir", str(path), f"not a readable zip file ({error})", remedy)) from error
+    # a Mac's archiver adds a shadow of each file in a folder of this name
+    fitting = [str(name) for name in names if name.name == f"{split}.jsonl" and "__MACOSX" not in name.parts]
+    if len(fitting) != 1:
+        wrong = f"{len(fitting)} files called {split}.jsonl in it"
+        raise UserError(Problem("data_dir", str(path), wrong, f"give an archive with one: DATASET/{split}.jsonl"))
+    return _Location(path, fitting[0])
+
+
+def _download(dataset: Dataset) -> Path:
+    """The hub's archive, from huggingface_hub's cache where it is there."""
+    from huggingface_hub import hf_hub_download
+
+    file = f"{dataset.hub_name}.zip"
+    try:
+        return Path(hf_hub_download(HUB_REPOSITORY, file, repo_type="dataset"))
+    except (OSError, ValueError, RuntimeError) as error:  # no network, offline mode, no such file: all end here
+        reason = " ".join(str(error).split())
+        wrong = f"{HUB_REPOSITORY}/{file} cannot be had from the hub: {reason}"
+        remedy = f"check the network, or give data_dir: a folder with {file} or {dataset.name}/SPLIT.jsonl"
+        raise UserError(Problem("dataset", dataset.name, wrong, remedy)) from error
+
+
+def _row(line: str, location: _Location, number: int, split: str) -> Row:
+    """One line as a row.
+
+    Raises:
+        UserError: it is none.
+    """
+    remedy = "each line needs id, input and output, all of them texts"
+    try:
+        fields: Any = json.loads(line)
+    except ValueError as error:
+        raise UserError(location.problem(f"line {number} is no JSON ({error})", remedy)) from error
+    if not isinstance(fields, dict):
+        raise UserError(location.problem(f"line {number} is no JSON object", remedy))
+    wanted = ["id", "input"] if split == WITHOUT_ANSWERS else ["id", "input", "output"]
+    wrong = [name for name in wanted if not isinstance(fields.get(name), str)]
+    if wrong:
+        raise UserError(location.problem(f"line {number} has no text under {', '.join(wrong)}", remedy))
+    output = fields.get("output")
+    answer = output if isinstance(output, str) else None
+    return Row(fields["id"], fields["input"], answer, hard=bool(fields.get("is_hard", False)))

@@ -1,0 +1,233 @@
+"""Rows of fine-tuning: a prompt and one reference answer each, tokenised once, and served in the order of a run.
+
+Only the answer and its EOS are targets. A row is as long as its own text. Batches hold rows of similar length all the
+same, since the rows of one optimizer step are ordered by length: which rows a step has is drawn from (seed, step)
+without regard to length, so a step's gradient is what it would be in any other order, and only padding is saved.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from tape_ds.data import cache, packing
+from tape_ds.data.dataset import IGNORED, ORDER_OF_ROWS, generator
+from tape_ds.data.scrolls import examples
+from tape_ds.data.scrolls.datasets import find
+from tape_ds.data.scrolls.prompts import answer_ids, prompt_ids, reserved
+
+if TYPE_CHECKING:
+    import datasets
+    from transformers import PreTrainedTokenizerBase
+
+# Part of every key: raise it when the code below gives other rows for the same input.
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a row is cut and joined, see :mod:`.prompts`."""
+
+    max_tokens: int
+    """Of a row."""
+    answer_tokens: int
+    """Of its answer, without EOS."""
+    reference_format: bool = False
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What did not fit into the rows."""
+
+    rows: int
+    prompts: int
+    """Rows whose text is cut."""
+    prompt_tokens: int
+    """Tokens that these texts have lost, all together."""
+    answers: int
+    """Rows whose answer is cut."""
+    answer_tokens: int
+    """Tokens that these answers have lost, all together."""
+
+    def __str__(self) -> str:
+        texts = f"{self.prompts:,} of {self.rows:,} texts cut by {self.prompt_tokens:,} tokens"
+        return f"{texts}; {self.answers:,} answers cut by {self.answer_tokens:,}"
+
+
+def tokenized(
+    name: str,
+    split: str,
+    data_dir: str | Path | None,
+    tokenizer: "PreTrainedTokenizerBase",
+    form: Form,
+    cache_dir: str | Path,
+    questions: int | None = None,
+) -> "datasets.Dataset":
+    """The rows of a split, a row for each reference answer, from the cache where they have been made before.
+
+    Args:
+        name, split, data_dir: as for :func:`tape_ds.data.scrolls.examples.read`, with published answers.
+        tokenizer: with an EOS token.
+        form: of the rows.
+        cache_dir: made if it is not there.
+        questions: at most so many questions, spread evenly over the file, each with its first answer alone; None: all.
+
+    Returns:
+        Rows ``{id: string, input_ids: list<int32>, targets: int32, cut_prompt: int32, cut_answer: int32}``: the last
+        ``targets`` of ``input_ids`` are the answer's; what was cut is counted in tokens.
+
+    Raises:
+        UserError: the data, or no room for a text.
+    """
+    from datasets import Features, List, Value, load_from_disk
+
+    key = cache.key(
+        "answers",
+        format=FORMAT,
+        data=examples.fingerprint(name, split, data_dir),
+        tokenizer=packing.tokenizer_fingerprint(tokenizer),
+        form=asdict(form),
+        questions=questions,
+    )
+    number = Value("int32")
+    features = Features(
+        {
+            "id": Value("string"),
+            "input_ids": List(number),
+            "targets": number,
+            "cut_prompt": number,
+            "cut_answer": number,
+        }
+    )
+
+    def chosen() -> Iterator[dict[str, Any]]:
+        read: Callable[[], Iterator[examples.Row]] = partial(examples.rows, name, split, data_dir)
+        for row in read() if questions is None else _spread(read, questions):
+            yield _row(name, row, tokenizer, form)
+
+    build = partial(packing.write, key, features, chosen)
+    return load_from_disk(str(cache.folder(Path(cache_dir), key, build)))
+
+
+def _spread(read: Callable[[], Iterator[examples.Row]], count: int) -> Iterator[examples.Row]:
+    """The first row of ``count`` questions, evenly spaced over all; read twice, since whole splits may take many GB."""
+    ids = list(dict.fromkeys(row.id for row in read()))
+    wanted = {ids[len(ids) * place // count] for place in range(count)} if count < len(ids) else set(ids)
+    for row in read():
+        if row.id in wanted:
+            wanted.remove(row.id)
+            yield row
+
+
+def _row(name: str, row: examples.Row, tokenizer: "PreTrainedTokenizerBase", form: Form) -> dict[str, Any]:
+    assert row.output is not None, "splits without answers are refused with the recipe"
+    prompt = prompt_ids(
+        find(name),
+        row.input,
+        tokenizer,
+        form.max_tokens,
+        reserve=reserved(form.answer_tokens),
+        reference_format=form.reference_format,
+    )
+    answer = answer_ids(row.output, tokenizer, max_tokens=form.answer_tokens, reference_format=form.reference_format)
+    return {
+        "id": row.id,
+        "input_ids": prompt.ids + answer.ids,
+        "targets": len(answer.ids),
+        "cut_prompt": prompt.cut_tokens,
+        "cut_answer": answer.cut_tokens,
+    }
+
+
+def lengths(rows: "datasets.Dataset") -> np.ndarray:
+    """Tokens of each row, int64 [rows]."""
+    parts = [batch.column("input_ids").combine_chunks().value_lengths().to_numpy() for batch in _columns(rows)]
+    return np.concatenate(parts).astype(np.int64)
+
+
+def cut(rows: "datasets.Dataset") -> Cut:
+    """What the rows of :func:`tokenized` have lost."""
+    prompts, answers = (
+        np.concatenate([batch.column(name).to_numpy() for batch in _columns(rows)]).astype(np.int64)
+        for name in ("cut_prompt", "cut_answer")
+    )
+    return Cut(len(rows), int((prompts > 0).sum()), int(prompts.sum()), int((answers > 0).sum()), int(answers.sum()))
+
+
+def _columns(rows: "datasets.Dataset") -> Iterator[Any]:
+    """The rows as Arrow tables, some at a time."""
+    return iter(rows.with_format("arrow").iter(batch_size=512))
+
+
+class AnswerRows(torch.utils.data.Dataset):
+    """A run's samples: a pure function of (seed, index, rows of a step), on any number of ranks.
+
+    Every pass over the rows has its own order, as in :class:`tape_ds.data.dataset.TrainingRows`. Within each stretch of
+    ``step_rows`` samples, those of one optimizer step, the longest come first: micro-batches follow one another there,
+    so rows that are padded together are of similar length, and ranks have as much to do at the same time.
+
+    Items are dicts of tensors [t], t = the row's own length: ``input_ids``, ``position_ids`` (0 .. t - 1), ``labels``
+    (-100 but for the answer and its EOS, aligned with ``input_ids``), all int64, and ``document_ids`` int32 (0).
+    """
+
+    def __init__(self, rows: "datasets.Dataset", *, samples: int, seed: int, step_rows: int):
+        """Serve ``samples`` samples of ``rows`` (of :func:`tokenized`), ``step_rows`` to a step."""
+        self.rows = rows.with_format("numpy", columns=["input_ids", "targets"], dtype=np.int64)
+        self.samples = samples
+        self.seed = seed
+        self.step_rows = step_rows
+        self.lengths = lengths(rows)
+        self._epochs: dict[int, np.ndarray] = {}
+        self._step = -1
+        self._members = np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return self.samples
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all samples, padding left out."""
+        whole, rest = divmod(self.samples, len(self.rows))
+        return whole * int(self.lengths.sum()) + int(self.lengths[self._order(whole)[:rest]].sum())
+
+    def row_of(self, index: int) -> int:
+        """The row behind sample ``index``."""
+        step, place = divmod(index, self.step_rows)
+        if step != self._step:
+            self._members, self._step = self._rows_of_step(step), step
+        return int(self._members[place])
+
+    def _rows_of_step(self, step: int) -> np.ndarray:
+        """The rows of a step, the longest first; of equal ones the one drawn first."""
+        indices = range(step * self.step_rows, (step + 1) * self.step_rows)
+        drawn = [self._order(epoch)[at] for epoch, at in (divmod(index, len(self.rows)) for index in indices)]
+        return np.array(sorted(drawn, key=lambda row: -self.lengths[row]), np.int64)
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if epoch not in self._epochs:  # kept for speed only: a step may reach over the border of two
+            self._epochs = dict(islice(reversed(self._epochs.items()), 1))
+            self._epochs[epoch] = generator(self.seed, ORDER_OF_ROWS, epoch).permutation(len(self.rows))
+        return self._epochs[epoch]
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if not 0 <= index < self.samples:
+            raise IndexError(f"sample {index} of {self.samples}")
+        row = self.rows[self.row_of(index)]
+        return item(row["input_ids"], int(row["targets"]))
+
+
+def item(input_ids: np.ndarray, targets: int) -> dict[str, torch.Tensor]:
+    """The tensors (see :class:`AnswerRows`) of a row whose last ``targets`` tokens are the answer's."""
+    labels = input_ids.copy()
+    labels[: len(labels) - targets] = IGNORED
+    return {
+        "input_ids": torch.tensor(input_ids, dtype=torch.int64),
+        "labels": torch.tensor(labels, dtype=torch.int64),
+        "position_ids": torch.arange(len(input_ids)),
+        "document_ids": torch.zeros(len(input_ids), dtype=torch.int32),
+    }

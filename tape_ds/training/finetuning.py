@@ -1,0 +1,187 @@
+"""From a checked fine-tuning recipe to a run: a whole model, rows of prompts and answers, held-out questions."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallback
+
+from tape_ds.data import tokenizer as tokenizers
+from tape_ds.data.scrolls import examples, rows
+from tape_ds.data.scrolls.rows import AnswerRows, Cut
+from tape_ds.errors import Problem, raise_if_any
+from tape_ds.model import convert, extendable, positions
+from tape_ds.model import rows as rows_of_vocabulary
+from tape_ds.model.configuration import TapeConfig
+from tape_ds.model.flops import training_flops_per_token
+from tape_ds.scoring.answers import Asked
+from tape_ds.training import answer_scores, methods, tables
+from tape_ds.training.answer_scores import AnswerScores
+from tape_ds.training.checkpoint import Record, check_whole
+from tape_ds.training.extension import base_address
+from tape_ds.training.recipe.finetuning import HELD_OUT, TRAIN, FinetuningRecipe, data_origin
+from tape_ds.training.run import Run, find_checkpoint, sample_count, start, weights_dtype
+
+SCORES = "results/answers.json"
+PLAIN = "rope"
+"""The encoding by which a plain Llama is read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetuning(Run):
+    """A run that fine-tunes a whole model on the answers of one data set."""
+
+    recipe: FinetuningRecipe
+    rows: AnswerRows
+    asked: list[Asked]
+    """Held-out questions with their answers."""
+    cut: dict[str, Cut]
+    """What did not fit, by split."""
+
+    @property
+    def record(self) -> Record:
+        """Every parameter is trained, so the folder is a whole model; the base says what it was."""
+        return Record(base=base_address(self.recipe.model.model), method="full", names=self.names)
+
+    @property
+    def mean_tokens(self) -> int:
+        """Tokens of a row, in the mean over all."""
+        return round(float(self.rows.lengths.mean()))
+
+    @property
+    def tokens_per_step(self) -> int:
+        """In the mean: rows have their own lengths."""
+        return self.recipe.global_batch_size * self.mean_tokens
+
+    @property
+    def row_tokens(self) -> str:
+        """Rows have their own lengths."""
+        return f"{self.mean_tokens:,} tokens in the mean (at most {int(self.rows.lengths.max()):,})"
+
+    @property
+    def flops_per_token(self) -> float:
+        """Of a row of the mean length."""
+        return training_flops_per_token(self.config, self.mean_tokens, 1.0)
+
+    def outline(self) -> dict[str, str]:
+        """Model, encoding, rows, what was cut, and what is scored."""
+        data, config = self.recipe.data, self.config
+        return {
+            "model": f"{self.recipe.model.model}, {self.parameter_counts[0] / 1e6:,.1f} M parameters, "
+            f"{config.max_position_embeddings:,} positions",
+            "encoding": f"{config.position_encoding} {getattr(config, 'position_options', None) or ''}".rstrip(),
+            "data": f"{data.dataset} of {data.data_dir or data_origin(data.dataset)}: {len(self.rows.lengths):,} rows",
+            "held out": f"{len(self.asked):,} questions of {HELD_OUT}" if self.asked else "nothing",
+            **{f"cut, {name}": str(cut) for name, cut in self.cut.items()},
+        }
+
+    def scoring(self) -> list[TrainerCallback]:
+        """The loss on held-out answers, where there are any."""
+        return [AnswerScores(self.asked, self.output / SCORES)] if self.asked else []
+
+    def figures(self) -> dict[str, Any]:
+        """The loss on held-out answers, what was cut, and the tokens that were read, padding left out."""
+        found = answer_scores.read(self.output / SCORES) if self.asked else {}
+        return {
+            "tokens": self.rows.tokens,
+            "answer_loss": [{"when": when, **each.to_dict()} for when, each in found.items()],
+            "cut": {name: asdict(cut) for name, cut in self.cut.items()},
+        }
+
+    def show(self) -> None:
+        """A line for before and after."""
+        found = answer_scores.read(self.output / SCORES) if self.asked else {}
+        said = "{0.nll:.3f} nats per token, {0.foreseen:.1%} of {0.targets:,} tokens foreseen"
+        if found:
+            tables.print_rows({f"answers {when}": said.format(each) for when, each in found.items()})
+
+    def fingerprints(self) -> dict[str, str]:
+        """Of each split that is read."""
+        data = self.recipe.data
+        return {
+            f"scrolls:{data.dataset}/{split}": examples.fingerprint(data.dataset, split, data.data_dir)
+            for split in ([TRAIN, HELD_OUT] if self.asked else [TRAIN])
+        }
+
+
+def assemble(recipe: FinetuningRecipe) -> Finetuning:
+    """Build everything up to the trainer.
+
+    Raises:
+        UserError: whatever only the model's own files or the data can tell, on every rank alike.
+    """
+    resumed = find_checkpoint(recipe)
+    base = convert.resolve(base_address(recipe.model.model))
+    raise_if_any(check_whole("model", recipe.model.model, base))
+    native = extendable.read_config(base)
+    raise_if_any(extendable.check(native))
+    config = model_config(recipe, native)
+    arguments = start(recipe)
+    tokenizer = tokenizers.load(base, "model")
+    raise_if_any([*rows_of_vocabulary.check_rows(native, tokenizer), *check_end(recipe, tokenizer)])
+    train = tokenized(recipe, tokenizer, TRAIN)
+    held_out = tokenized(recipe, tokenizer, HELD_OUT, recipe.data.eval_examples) if recipe.data.eval_examples else None
+    model = extendable.load(base, config, dtype=weights_dtype(arguments))
+    prepared = methods.prepare("full", model, settings=None)
+    return Finetuning(
+        recipe=recipe,
+        arguments=arguments,
+        config=config,
+        model=prepared.model,
+        names=prepared.names,
+        tokenizer=tokenizer,
+        rows=AnswerRows(
+            train,
+            samples=sample_count(recipe, len(train)),
+            seed=arguments.seed,
+            step_rows=recipe.global_batch_size,
+        ),
+        asked=[Asked(torch.tensor([row["input_ids"]]), row["targets"]) for row in held_out or []],
+        cut={"train": rows.cut(train)} | ({"held out": rows.cut(held_out)} if held_out is not None else {}),
+        resume=resumed,
+    )
+
+
+def model_config(recipe: FinetuningRecipe, native: PreTrainedConfig) -> extendable.Config:
+    """The model as it is, for rows that may be longer than it was made for.
+
+    It keeps its encoding and its angles. ``max_position_embeddings`` becomes the rows' length where that is longer,
+    which is what it addresses from then on (randpe draws positions for so many); an encoding that is used differently
+    at that length, as ``yarn`` is, is so trained.
+
+    Raises:
+        UserError: its options forbid rows of that length.
+    """
+    length = max(recipe.data.max_tokens, native.max_position_embeddings)
+    changes = {} if native.model_type == TapeConfig.model_type else {"position_encoding": PLAIN}
+    config = extendable.configure(
+        native,
+        max_position_embeddings=length,
+        attention_backend=recipe.model.attention_backend,
+        **changes,
+    )
+    return positions.config_at(config, length) if isinstance(config, TapeConfig) else config
+
+
+def check_end(recipe: FinetuningRecipe, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
+    """An answer must be able to end."""
+    if tokenizer.eos_token_id is not None:
+        return []
+    remedy = "give a model whose tokenizer names its eos_token"
+    return [Problem("model", recipe.model.model, "its tokenizer has no EOS token, so no answer could end", remedy)]
+
+
+def tokenized(
+    recipe: FinetuningRecipe, tokenizer: PreTrainedTokenizerBase, split: str, questions: int | None = None
+) -> datasets.Dataset:
+    """The rows of a split, one for each reference answer; or of so many questions, one for each.
+
+    Raises:
+        UserError: the data.
+    """
+    data = recipe.data
+    form = rows.Form(data.max_tokens, data.answer_tokens, data.reference_format)
+    cache = Path(data.data_cache).expanduser()
+    return rows.tokenized(data.dataset, split, data.data_dir, tokenizer, form, cache, questions)

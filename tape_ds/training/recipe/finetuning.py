@@ -1,0 +1,112 @@
+"""The recipe of ``finetune_scrolls.py``: a whole model learns to answer the questions of one data set."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from tape_ds.data.scrolls import datasets
+from tape_ds.training.recipe import finetuning_checks, kernel_checks, loading, trainer_checks
+from tape_ds.training.recipe.checks import Checks
+from tape_ds.training.recipe.recipe import DERIVED, Recipe
+
+TRAIN, HELD_OUT = "train", "validation"
+"""The splits that are read."""
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """The model that is fine-tuned; it keeps its encoding and its angles."""
+
+    model: str
+    """A whole model: the folder ``trained`` of a run that trained every parameter, any folder or hub id of a family
+    that ``extend_llama.py`` takes, a ``.gguf`` file, or ``smollm2``."""
+    attention_backend: str = "auto"
+    """"auto", or a name of ``tape_ds.model.attention.available()``."""
+    liger: Literal["auto", "on", "off"] = "auto"
+    """Liger's kernels for norms, feed-forward and the loss of long batches; auto: on CUDA where it is installed."""
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """What is asked and answered."""
+
+    dataset: str
+    """A data set of SCROLLS, or ``stdlib`` (questions about Python's own sources, made on the spot)."""
+    data_dir: str | None = None
+    """A folder with ``NAME/SPLIT.jsonl`` or ``NAME.zip``, or such a zip file; null: the hub's ``tau/scrolls``."""
+    max_tokens: int = 8192
+    """Tokens of a row, prompt and answer together. What is longer is cut, and what was cut is counted."""
+    answer_tokens: int = DERIVED
+    """Tokens of an answer without EOS; default 200, 1,000 for a summary."""
+    reference_format: bool = False
+    """Rows exactly as the published code has them: another BOS before each answer, and its first target."""
+    eval_examples: int = 200
+    """Questions of the split ``validation``, spread over it, whose answers are scored before and after; 0: none."""
+    data_cache: str = "~/.cache/tape_ds/data"
+    """Folder of tokenised rows, shared by runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuningRecipe(Recipe):
+    """A recipe of this launcher."""
+
+    LAUNCHER: ClassVar[str] = "finetune_scrolls"
+    DEFAULT: ClassVar[str] = "scrolls_tiny"
+    SECTIONS: ClassVar[Mapping[str, type]] = {"model": ModelSection, "data": DataSection}
+    REQUIRED: ClassVar[tuple[str, ...]] = ("model", "dataset")
+    STAND_INS: ClassVar[Mapping[str, Any]] = {"model": "smollm2", "dataset": datasets.MADE.name}
+    FORMER: ClassVar[Mapping[str, str]] = {
+        "block_size": "max_tokens",
+        "config_name": "nothing: the model's folder has its configuration",
+        "method": "nothing: fine-tuning trains every parameter",
+        "model_max_length": "max_tokens",
+        "model_name_or_path": "model",
+        "position_encoding": "nothing: the model keeps its own",
+        "preprocessing_num_workers": "nothing: rows are tokenised once and kept",
+        "tokenizer": "model (the tokenizer comes with it)",
+        "tokenizer_name": "model (the tokenizer comes with it)",
+        "window": "max_tokens",
+    }
+    CHECKS: ClassVar[tuple[Checks, ...]] = (finetuning_checks.CHECKS, kernel_checks.CHECKS, trainer_checks.CHECKS)
+    FULL_ROWS: ClassVar[bool] = False
+
+    model: ModelSection
+    data: DataSection
+
+    @classmethod
+    def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
+        """An answer is as long as its data set's."""
+        known = datasets.DATASETS.get(flat["dataset"], datasets.MADE)
+        return {"answer_tokens": known.answer_tokens}
+
+    @property
+    def window(self) -> int:
+        """Tokens per training row, at most."""
+        return self.data.max_tokens
+
+    def outline(self) -> dict[str, str]:
+        """Model, data and what is scored."""
+        data = self.data
+        begun = ", in the published code's format" if data.reference_format else ""
+        origin = data.data_dir or data_origin(data.dataset)
+        asked = f"answers to {data.eval_examples:,} questions of {HELD_OUT}"
+        return {
+            "model": f"{self.model.model}, with its own encoding; every parameter is trained",
+            "data": f"{data.dataset} of {origin}: rows of up to {data.max_tokens:,} tokens, answers of up to "
+            f"{data.answer_tokens:,} and EOS{begun}",
+            "held out": asked if data.eval_examples else "nothing",
+        }
+
+
+def data_origin(dataset: str) -> str:
+    """Where a data set comes from if no ``data_dir`` is given."""
+    return "Python's own sources" if dataset == datasets.MADE.name else f"the hub's {datasets.HUB_REPOSITORY}"
+
+
+def load(argv: list[str], world_size: int | None = None) -> FinetuningRecipe:
+    """Read and check the recipe that a command line asks for, see :func:`tape_ds.training.recipe.loading.load`.
+
+    Raises:
+        UserError: with everything that is wrong.
+    """
+    return loading.load(argv, FinetuningRecipe, world_size)

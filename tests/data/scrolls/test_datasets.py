@@ -1,0 +1,31 @@
+"""The table of data sets is the paper's."""
+
+import pytest
+
+from tape_ds.data.scrolls import datasets
+from tape_ds.errors import UserError
+
+
+def test_table():
+    """Order and metrics of the TAPE paper's Table 1; 200 tokens to answer, 1,000 to summarise."""
+    found = {each.name: (each.metric, each.answer_tokens) for each in datasets.DATASETS.values()}
+    assert found == {
+        "qasper": ("f1", 200),
+        "contract_nli": ("exact_match", 200),
+        "narrative_qa": ("f1", 200),
+        "quality": ("exact_match", 200),
+        "qmsum": ("rouge", 1000),
+        "summ_screen_fd": ("rouge", 1000),
+        "gov_report": ("rouge", 1000),
+    }
+    assert all(name == each.name == each.hub_name for name, each in datasets.DATASETS.items())
+
+
+def test_what_is_made_here_is_none_of_them():
+    assert datasets.find("stdlib") is datasets.MADE and "stdlib" not in datasets.DATASETS
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(UserError, match="did you mean 'quality'") as caught:
+        datasets.find("qualty", "--dataset")
+    assert caught.value.problems[0].field == "--dataset"

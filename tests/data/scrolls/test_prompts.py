@@ -1,0 +1,104 @@
+"""What is kept of a long text, what is cut, and where an answer begins and ends."""
+
+import pytest
+
+from tape_ds.data.scrolls.datasets import DATASETS
+from tape_ds.data.scrolls.prompts import answer_ids, prompt_ids, reserved
+from tape_ds.errors import UserError
+from tests.data.conftest import build_tokenizer
+
+QUESTION, SUMMARY = DATASETS["qasper"], DATASETS["gov_report"]
+BOS, EOS = 0, 1
+
+
+def prompt(tokenizer, dataset, text, max_tokens=60, answer=10, reference_format=False, **options):
+    """With room for an answer of ``answer`` tokens."""
+    return prompt_ids(
+        dataset, text, tokenizer, max_tokens, reserve=reserved(answer), reference_format=reference_format, **options
+    )
+
+
+@pytest.mark.parametrize("reference_format", [False, True])
+def test_a_short_question_is_the_input_as_it_is(tokenizer, reference_format):
+    found = prompt(tokenizer, QUESTION, "a + b?", reference_format=reference_format)
+    assert found.ids == tokenizer("a + b?").input_ids and found.ids[0] == BOS and found.cut_tokens == 0
+
+
+@pytest.mark.parametrize("max_tokens, kept", [(60, 49), (8192, 8181)])
+def test_a_long_question_keeps_its_beginning(tokenizer, max_tokens, kept):
+    whole = tokenizer(text := "xyz " * 6000).input_ids
+    found = prompt(tokenizer, QUESTION, text, max_tokens)
+    assert found.ids == whole[:kept] and found.cut_tokens == len(whole) - kept > 0
+
+
+def test_a_long_summary_keeps_its_beginning_and_the_request(tokenizer):
+    text = "position " * 50
+    whole = tokenizer(f"Context:\n{text}\n Please summarize this report:").input_ids
+    found = prompt(tokenizer, SUMMARY, text, max_tokens=80)
+    assert len(found.ids) == 80 - 11 and found.cut_tokens == len(whole) - len(found.ids)
+    printed = tokenizer.decode(found.ids, skip_special_tokens=True)
+    assert printed.startswith("Context:\nposition position") and printed.endswith("\n Please summarize this report:")
+
+
+def test_published_limits():
+    """7,991 ids of a question; 7,184 and 7 of a summary: what the published code keeps, with its tokenizer's request of
+    seven ids."""
+    tokenizer = build_tokenizer()
+    text = "xyz " * 30_000
+    whole = tokenizer(" ".join(text.split(" ")[:20_000])).input_ids
+    found = prompt(tokenizer, QUESTION, text, 8192, QUESTION.answer_tokens, reference_format=True)
+    assert found.ids == whole[:7991]
+    whole = tokenizer(f"Context:\n{text}\n Please summarize this report:").input_ids
+    found = prompt(tokenizer, SUMMARY, text, 8192, SUMMARY.answer_tokens, reference_format=True)
+    assert found.ids == whole[:7184] + whole[-7:] and found.cut_tokens == len(whole) - 7191
+
+
+def test_words_are_cut_in_the_published_format_alone(tokenizer):
+    """Runs of spaces are words for the published code, and one token for some tokenizers: the cut is seen."""
+    text = "a b  c d"
+    assert prompt(tokenizer, QUESTION, text, words=3).ids == tokenizer(text).input_ids
+    found = prompt(tokenizer, QUESTION, text, words=3, reference_format=True)
+    assert found.ids == tokenizer("a b ").input_ids
+    assert found.cut_tokens == len(tokenizer("c d", add_special_tokens=False).input_ids)
+    summary = prompt(tokenizer, SUMMARY, text, words=3, reference_format=True)
+    assert "c d" in tokenizer.decode(summary.ids)
+
+
+def test_an_answer_goes_on_in_the_text_and_ends(tokenizer):
+    own = tokenizer("return a", add_special_tokens=False).input_ids
+    assert answer_ids("return a", tokenizer, max_tokens=50, reference_format=False).ids == [*own, EOS]
+    assert answer_ids("return a", tokenizer, max_tokens=50, reference_format=True).ids == [BOS, *own, EOS]
+
+
+@pytest.mark.parametrize("reference_format, beginning", [(False, []), (True, [BOS])])
+def test_a_long_answer_is_cut_and_still_ends(tokenizer, reference_format, beginning):
+    """In the published format the BOS counts among the answer's tokens."""
+    own = tokenizer("xyz" * 9, add_special_tokens=False).input_ids
+    found = answer_ids("xyz" * 9, tokenizer, max_tokens=5, reference_format=reference_format)
+    assert found.ids == [*(beginning + own)[:5], EOS] and len(found.ids) == 6
+    assert found.cut_tokens == len(beginning + own) - 5
+
+
+def test_a_tokenizer_that_ends_texts_does_not_end_a_prompt(tokenizer):
+    from tokenizers import processors
+
+    ends = [("<s>", BOS), ("</s>", EOS)]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=ends
+    )
+    assert tokenizer("ab").input_ids[-1] == EOS
+    assert prompt(tokenizer, QUESTION, "ab").ids == tokenizer("ab").input_ids[:-1]
+    assert answer_ids("ab", tokenizer, max_tokens=9, reference_format=True).ids == tokenizer("ab").input_ids
+
+
+def test_a_tokenizer_without_bos_adds_none():
+    tokenizer = build_tokenizer(bos=False)
+    assert BOS not in prompt(tokenizer, QUESTION, "a").ids
+    assert BOS not in answer_ids("a", tokenizer, max_tokens=9, reference_format=True).ids
+
+
+@pytest.mark.parametrize("dataset, max_tokens", [(QUESTION, 11), (SUMMARY, 20)])
+def test_no_room_is_said(tokenizer, dataset, max_tokens):
+    with pytest.raises(UserError, match="no room for a text") as caught:
+        prompt(tokenizer, dataset, "text", max_tokens=max_tokens)
+    assert caught.value.problems[0].field == "max_tokens"

@@ -1,0 +1,26 @@
+"""``python -m evaluation scrolls`` finds its two commands, and says so where there is no third."""
+
+import pytest
+
+from evaluation import scrolls
+from evaluation.__main__ import main
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]], ids=str)
+def test_help_names_both(words, capsys):
+    assert scrolls.main(words) == 0
+    said = capsys.readouterr().out
+    assert "scrolls generate MODEL" in said and "scrolls score PREDICTIONS.json" in said
+
+
+@pytest.mark.parametrize("name", scrolls.COMMANDS)
+def test_each_has_help(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["scrolls", name, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: python -m evaluation scrolls {name}" in capsys.readouterr().out
+
+
+def test_a_third_is_a_mistake(capsys):
+    assert main(["scrolls", "scroe"]) == 2
+    assert "did you mean 'score'?" in capsys.readouterr().err

@@ -1,0 +1,107 @@
+"""The tasks of lm-eval: an oracle is right through the whole of its pipeline, a fool is not, and nothing is fetched."""
+
+import json
+from pathlib import Path
+
+import pytest
+from lm_eval import simple_evaluate
+from lm_eval.api.model import LM
+from lm_eval.tasks import TaskManager
+
+from tape_ds.data.scrolls import examples, prompts
+from tape_ds.data.scrolls.datasets import DATASETS
+from tape_ds.errors import UserError
+from tests.evaluation.scrolls.conftest import DATA, known_answers
+
+TASKS = Path(__file__).resolve().parents[3] / "evaluation" / "tasks" / "scrolls"
+
+
+class Says(LM):
+    """Continues a prompt by a rule, and remembers what it was asked."""
+
+    def __init__(self, rule):
+        super().__init__()
+        self.rule, self.asked = rule, []
+
+    def generate_until(self, requests, disable_tqdm=False):
+        self.asked += [each.args for each in requests]
+        return [self.rule(prompt) for prompt, _ in self.asked[-len(requests) :]]
+
+    def loglikelihood(self, requests, disable_tqdm=False):
+        raise AssertionError("nothing here asks for likelihoods")
+
+    loglikelihood_rolling = loglikelihood
+
+
+@pytest.fixture(scope="module")
+def manager():
+    return lambda **metadata: TaskManager(
+        include_path=str(TASKS), include_defaults=False, metadata={"data_dir": str(DATA)} | metadata
+    )
+
+
+def evaluate(model, manager, *tasks):
+    found = simple_evaluate(model=model, tasks=list(tasks), task_manager=manager, log_samples=False)["results"]
+    return {name: {key: value for key, value in entry.items() if "," in key} for name, entry in found.items()}
+
+
+def oracle():
+    known = known_answers(*DATASETS)
+    return Says(lambda prompt: next(answer for text, answer in known.items() if text in prompt))
+
+
+@pytest.fixture(scope="module")
+def evaluated(manager):
+    """An oracle that answered every task, and its results."""
+    model = oracle()
+    return model, evaluate(model, manager(), "tape_scrolls", "tape_scrolls_quality_hard")
+
+
+def test_an_oracle_is_right_in_every_task(evaluated):
+    model, found = evaluated
+    for name, dataset in {**DATASETS, "quality_hard": DATASETS["quality"]}.items():
+        assert found[f"tape_scrolls_{name}"][f"{dataset.metric},none"] == pytest.approx(1.0), name
+    hard = sum(each.hard for each in examples.read("quality", "validation", DATA))
+    assert hard > 0
+    assert len(model.asked) == hard + sum(len(examples.read(name, "validation", DATA)) for name in DATASETS)
+
+
+def test_a_fool_is_not(manager):
+    found = evaluate(Says(lambda prompt: "qqq"), manager(), "tape_scrolls")
+    assert {
+        name: found[f"tape_scrolls_{name}"][f"{each.metric},none"] for name, each in DATASETS.items()
+    } == dict.fromkeys(DATASETS, 0.0)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_prompts_and_limits_are_the_command_s(name, evaluated):
+    asked, dataset = dict(evaluated[0].asked), DATASETS[name]
+    for each in examples.read(name, "validation", DATA):
+        summary = dataset.kind == "summary"
+        settings = asked[f"{prompts.BEFORE}{each.input}{prompts.REQUEST}" if summary else each.input]
+        assert (settings["max_gen_toks"], settings["do_sample"]) == (dataset.answer_tokens, False)
+        assert not settings["until"]
+
+
+def test_a_long_prompt_is_cut_here_and_counted(manager, llama, capsys):
+    """lm-eval itself would cut it from the left, where the question stands."""
+    model = Says(lambda prompt: "")
+    evaluate(model, manager(max_tokens=301, tokenizer=str(llama)), "tape_scrolls_qasper")
+    rows = examples.read("qasper", "validation", DATA)
+    assert [prompt for prompt, _ in model.asked] == [row.input[:99] for row in rows]  # 301 - 201, and <s>
+    assert all(len(row.input) > 99 for row in rows)
+    said = capsys.readouterr().out
+    cut = sum(len(row.input) - 99 for row in rows)
+    assert f"qasper: {len(rows)} of {len(rows)} prompts were cut, by {cut:,} tokens together" in said
+
+
+def test_mistakes_are_told(manager, tmp_path):
+    with pytest.raises(UserError, match="there is no tokenizer"):
+        evaluate(oracle(), manager(max_tokens=301), "tape_scrolls_qasper")
+    with pytest.raises(UserError, match="reference answers are not published"):
+        evaluate(oracle(), manager(split="test"), "tape_scrolls_qasper")
+    (tmp_path / "quality").mkdir()
+    row = {"id": "1", "pid": "1_0", "input": "Which?", "output": "That"}
+    (tmp_path / "quality" / "validation.jsonl").write_text(json.dumps(row))
+    with pytest.raises(UserError, match="no row of it is marked as hard"):
+        evaluate(oracle(), manager(data_dir=str(tmp_path)), "tape_scrolls_quality_hard")

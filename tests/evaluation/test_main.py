@@ -1,0 +1,41 @@
+"""``python -m evaluation``: which commands there are, and what a wrong one is told."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from evaluation import __main__ as start
+
+
+def test_without_a_command_it_says_which_there_are(capsys):
+    assert start.main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(re.search(rf"-m evaluation {name}\b", shown) for name in start.COMMANDS)
+
+
+def test_every_command_is_a_module():
+    folder = Path(start.__file__).parent
+    assert [
+        name for name in start.COMMANDS if not (folder / name).is_dir() and not (folder / f"{name}.py").is_file()
+    ] == []
+
+
+@pytest.mark.parametrize("name", start.COMMANDS)
+def test_every_command_explains_itself(name, capsys):
+    """argparse leaves by itself; a command with commands of its own comes back."""
+    try:
+        code = start.main([name, "--help"])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 0
+    assert f"python -m evaluation {name}" in capsys.readouterr().out
+
+
+def test_an_unknown_command(capsys):
+    assert start.main(["perplexty"]) == 2
+    assert "did you mean 'perplexity'?" in capsys.readouterr().err
+
+
+def test_the_argument_of_a_launcher_is_not_a_command(capsys):
+    assert start.main(["--local_rank=1"]) == 0

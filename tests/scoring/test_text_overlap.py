@@ -1,0 +1,133 @@
+"""F1, exact match and ROUGE against arithmetic done by hand, and against the example in the official scorer's text."""
+
+import math
+
+import pytest
+
+from tape_ds.scoring.text_overlap import METRICS, exact_match, f1, normalised, rouge, score
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("The  Cat, a dog!", "cat dog"),
+        ("An apple; THE end.", "apple end"),
+        ("theatre and another", "theatre and another"),  # articles are whole words
+        ("state-of-the-art", "stateoftheart"),  # punctuation goes first, so no article is left inside
+        ("“quoted” —", "“quoted” —"),  # only ASCII punctuation
+        ("a an the", ""),
+    ],
+)
+def test_normalisation(text, same):
+    assert normalised(text) == same
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "expected"),
+    [
+        # "cat sat on mat" against "cat is on mat": 3 shared, precision 3/4, recall 3/4
+        ("The cat sat on the mat.", "the cat is on a mat", 3 / 4),
+        # 1 shared of 1 and 3 words: precision 1, recall 1/3: 2 * (1/3) / (4/3) = 1/2
+        ("budget", "the secret service budget", 1 / 2),
+        # bags: "no no no" shares 2 of its 3 with "no no": precision 2/3, recall 1: 2 * (2/3) / (5/3) = 4/5
+        ("no no no", "no, no", 4 / 5),
+        ("yes", "no", 0.0),
+        ("", "no", 0.0),
+        ("the", "a", 0.0),  # nothing left on either side shares nothing
+    ],
+)
+def test_f1(text, reference, expected):
+    assert f1(text, reference) == pytest.approx(expected, abs=1e-15)
+
+
+def test_exact_match_is_after_normalisation():
+    assert exact_match("Entailment.", "entailment") == 1
+    assert exact_match("the", "a") == 1  # as SQuAD's: both are empty
+    assert exact_match("Not mentioned", "Entailment") == 0
+
+
+def test_rouge_by_hand():
+    # reference: the cat sat on the mat (6 words, 5 pairs); text: the cat is on the mat
+    # ROUGE-1: the cat on the mat, 5 of 6 and 6. ROUGE-2: the-cat, on-the, the-mat, 3 of 5 and 5.
+    # ROUGE-L: the cat on the mat, 5 of 6 and 6.
+    assert rouge("The cat is on the mat!", "the cat sat on the mat") == pytest.approx((5 / 6, 3 / 5, 5 / 6))
+    # mat on sat: 3 words of which all are in the reference; no pair in order; longest common subsequence 1
+    # ROUGE-1: precision 1, recall 3/6: 2 * (1/2) / (3/2) = 2/3. ROUGE-L: 1/3 and 1/6: 2 * (1/18) / (1/2) = 2/9
+    assert rouge("mat on sat", "the cat sat on the mat") == pytest.approx((2 / 3, 0, 2 / 9))
+
+
+def test_rouge_stems_nothing():
+    assert rouge("he walked", "he walks") == pytest.approx((1 / 2, 0, 1 / 2))
+
+
+# The example that the official scorer's own text gives.
+TEXTS = ["exact match example", "hello there", "general kenobi"]
+REFERENCES = [["exact match example"], ["hello", "hi there"], ["commander kenobi"]]
+
+
+def test_the_official_example_of_exact_match_and_f1():
+    assert round(score("exact_match", TEXTS, REFERENCES).score, 4) == 33.3333
+    # "hello there" against "hello" and "hi there": 2/3 and 1/2; "general kenobi": 1/2. (1 + 2/3 + 1/2) / 3 = 13/18
+    assert round(score("f1", TEXTS, REFERENCES).score, 4) == 72.2222
+
+
+def test_the_official_example_of_rouge():
+    found = score("rouge", TEXTS, REFERENCES)
+    assert {name: round(value, 4) for name, value in found.parts.items()} == {
+        "rouge/rouge1": 72.2222,
+        "rouge/rouge2": 33.3333,
+        "rouge/rougeL": 72.2222,
+    }
+    assert round(found.score, 4) == 55.8136
+    assert found.score == pytest.approx(100 * (13 / 18 * 1 / 3 * 13 / 18) ** (1 / 3))
+
+
+def test_the_geometric_mean_is_of_averages_and_not_an_average():
+    """An example without a shared pair of words has ROUGE-2 = 0; its other two still count."""
+    found = score("rouge", ["a b", "a c"], [["a b"], ["b a"]])
+    # ROUGE-1: 1 and 1/2, ROUGE-2: 1 and 0, ROUGE-L: 1 and 1/2
+    assert found.score == pytest.approx(100 * (3 / 4 * 1 / 2 * 3 / 4) ** (1 / 3))
+    assert found.score > 50  # the average of the two examples' geometric means
+
+
+def test_each_part_chooses_its_own_reference():
+    """One reference shares more words, another more pairs: ROUGE-1 and ROUGE-2 need not agree on the best."""
+    references = ["d c b a", "a b x y z u v w"]
+    # a b c d against the first: 1, 0, 1/4. Against the second: 2 of 4 and 8: 1/3; 1 pair of 3 and 7: 1/5; 1/3
+    assert METRICS["rouge"].best("a b c d", references) == pytest.approx((1, 1 / 5, 1 / 3))
+
+
+def test_the_best_reference_counts():
+    assert METRICS["f1"].best("no", ["yes", "No.", "maybe not"]) == (1,)
+
+
+def test_the_standard_error_of_an_average_is_the_usual_one():
+    found = score("exact_match", ["a1", "b", "c", "d"], [["a1"], ["b"], ["c"], ["x"]])
+    # three ones and a zero: mean 3/4, sample variance (3 * 1/16 + 9/16) / 3 = 1/4, error sqrt(1/4 / 4) = 1/4
+    assert (found.score, found.examples) == (75, 4)
+    assert found.standard_error == pytest.approx(25)
+
+
+def test_the_standard_error_of_rouge_leaves_one_out():
+    found = score("rouge", ["a1 b", "a1 c", "x y"], [["a1 b"], ["b a1"], ["x y"]])
+    # parts: (1, 1, 1), (1/2, 0, 1/2), (1, 1, 1). Without the first or third: means 3/4, 1/2, 3/4; without the second: 1
+    with_zero = (3 / 4 * 1 / 2 * 3 / 4) ** (1 / 3)
+    scores = [with_zero, 1, with_zero]
+    mean = sum(scores) / 3
+    expected = math.sqrt(2 / 3 * sum((each - mean) ** 2 for each in scores))
+    assert found.standard_error == pytest.approx(100 * expected)
+
+
+def test_one_example_has_no_error():
+    assert score("f1", ["no"], [["no"]]).standard_error is None
+
+
+def test_what_cannot_be_scored():
+    with pytest.raises(ValueError, match="nothing to score"):
+        score("f1", [], [])
+    with pytest.raises(ValueError, match="without a reference"):
+        score("f1", ["x"], [[]])
+    with pytest.raises(ValueError, match="shorter"):
+        score("f1", ["x", "y"], [["x"]])
+    with pytest.raises(KeyError):
+        score("bleu", ["x"], [["x"]])
