@@ -18,6 +18,7 @@ Exit codes: 0 done; 2 something to mend, all of it in one message, nothing was s
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 
 from tape_ds.errors import Problem, UserError, command, did_you_mean
 
@@ -28,8 +29,7 @@ COMMANDS = ("generate", "perplexity", "passkey", "scrolls", "harness", "report")
 def main(argv: list[str] | None = None) -> int:
     """Hand over to the command's own ``main``."""
     words = sys.argv[1:] if argv is None else argv
-    # DeepSpeed's launcher puts its own argument first
-    words = [word for word in words if not word.startswith("--local_rank")]
+    words = without_local_rank(words)
     if not words or words[0] in ("-h", "--help"):
         print(__doc__, end="")
         return 0
@@ -38,6 +38,14 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     code: int = importlib.import_module(f"evaluation.{words[0]}").main(words[1:])
     return code
+
+
+def without_local_rank(words: Sequence[str]) -> list[str]:
+    """The command line without what launchers put first: ``--local_rank=0``, or the two words ``--local_rank 0``."""
+    name, _, value = words[0].partition("=") if words else ("", "", "")
+    if name not in ("--local_rank", "--local-rank"):
+        return list(words)
+    return list(words[1:] if value else words[2:])
 
 
 if __name__ == "__main__":

@@ -18,8 +18,9 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 from transformers.cache_utils import DynamicCache
 
+from evaluation.models import used_at
 from tape_ds.model import positions
-from tape_ds.model.llama import TapeForCausalLM, evaluated_at
+from tape_ds.model.llama import TapeForCausalLM
 from tape_ds.scoring.generation import ends_of
 from tape_ds.scoring.passkey import CHUNK, reads_in_pieces
 
@@ -141,8 +142,7 @@ class Conversation:
         )
         stream = _Stream(self.text.tokenizer)
         whole_1T = torch.tensor([ids], device=self.model.device)
-        length = len(ids) + self.new_tokens
-        used = evaluated_at(self.model, length) if isinstance(self.model, TapeForCausalLM) else contextlib.nullcontext()
+        used = used_at(self.model, len(ids) + self.new_tokens)
         with used, _interrupted() as stop, torch.no_grad():
             out_1T = self.model.generate(
                 whole_1T,

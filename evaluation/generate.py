@@ -13,6 +13,7 @@ Exit codes: 0 done; 2 something to mend.
 """
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -55,7 +56,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     group = parser.add_argument_group("prompt")
     given = group.add_mutually_exclusive_group()
     given.add_argument("--prompt", help="text; default: standard input, where it is no terminal")
-    given.add_argument("--prompt_file", help="a text file")
+    given.add_argument("--prompt_file", help="a text file (of files and pipes the last line's end is left out)")
     group.add_argument("-i", "--interactive", action="store_true", help="go on: each line is the next prompt")
     group.add_argument("--chat", action="store_true", help="prompts are messages of the tokenizer's chat template")
     group = parser.add_argument_group("reply")
@@ -88,7 +89,10 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, PreTrainedTokenize
     if no_template:
         problems.append(Problem("--chat", True, "the tokenizer has no chat template", "leave it out"))
     elif prompt is not None and options.max_new_tokens > 0:
-        problems += room(found, len(Text(tokenizer, options.chat).with_turn(prompt)), options.max_new_tokens)
+        tokens = len(Text(tokenizer, options.chat).with_turn(prompt))
+        if tokens == 0:
+            problems.append(Problem("prompt", prompt, "the tokenizer makes no token of it", "give another text"))
+        problems += room(found, tokens, options.max_new_tokens)
     raise_if_any(problems)
     return found, tokenizer, prompt
 
@@ -97,7 +101,7 @@ def check(options: argparse.Namespace) -> list[Problem]:
     """What is wrong whatever the model."""
     bounds = {
         "max_new_tokens": (options.max_new_tokens < 1, "give 1 or more"),
-        "temperature": ((options.temperature or 0) < 0, "give 0 or more"),
+        "temperature": (not 0 <= (options.temperature or 0) < math.inf, "give 0 or more"),
         "top_p": (options.top_p is not None and not 0 < options.top_p <= 1, "give more than 0, at most 1"),
         "top_k": (options.top_k is not None and options.top_k < 1, "give 1 or more"),
     }
@@ -128,21 +132,37 @@ def read_prompt(options: argparse.Namespace) -> str | None:
         wrong = "there is none"
         raise UserError(Problem("prompt", None, wrong, "give --prompt or --prompt_file, pipe a text in, or add -i"))
     else:
-        field, prompt = "standard input", sys.stdin.read()
+        field, prompt = "standard input", _piped()
     if not prompt.strip():
         raise UserError(Problem(field, prompt, "no text", "give some text to go on from"))
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:  # Python keeps the bytes of an argument that is no UTF-8 as surrogates
+        raise UserError(Problem(field, repr(prompt), f"is not UTF-8 ({error})", "give a text in UTF-8")) from error
     return prompt
 
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return _without_last_newline(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(
             Problem("--prompt_file", path, error.strerror or str(error), "name a readable text file")
         ) from error
     except UnicodeDecodeError as error:
         raise UserError(Problem("--prompt_file", path, f"is not UTF-8 ({error})", "name a text file")) from error
+
+
+def _piped() -> str:
+    try:
+        return _without_last_newline(sys.stdin.read())
+    except UnicodeDecodeError as error:
+        raise UserError(Problem("standard input", "", f"is not UTF-8 ({error})", "pipe a text in")) from error
+
+
+def _without_last_newline(text: str) -> str:
+    """It ends the last line, as files and ``echo`` do; the model is to go on in that line."""
+    return text.removesuffix("\n")
 
 
 def room(found: FoundModel, tokens: int, new_tokens: int) -> list[Problem]:

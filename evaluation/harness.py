@@ -16,7 +16,6 @@ Exit codes: 0 done; 2 something to mend.
 
 import argparse
 import sys
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
             journal.folder(options, found),
             model=found.about(),
             config=harness_options.settings(options, config),
-            data=tasks.fingerprints(),
+            data=tasks.fingerprints(config.num_fewshot),
             seed=config.seed[0],
         )
         raise_if_any(evaluation.check(options.overwrite))
@@ -85,7 +84,8 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig
         problems += error.problems
     raise_if_any(problems)
     assert found is not None and config is not None
-    config.metadata = {"tokenizer": found.tokenizer_address} | config.metadata
+    if options.trust_remote_code or not found.tokenizer_has_code:
+        config.metadata = {"tokenizer": found.tokenizer_address} | config.metadata
     return found, config
 
 
@@ -97,12 +97,11 @@ def evaluate(
     tasks: "Loaded",
 ) -> dict[str, Any]:
     """Answer every request that no earlier start has answered, and store what lm-eval makes of it."""
-    from evaluation import harness_results, job
+    from evaluation import harness_results
+    from evaluation.cost import Cost
     from evaluation.language_model import LanguageModel
-    from tape_ds.training import metrics
 
-    started = time.monotonic()
-    metrics.reset_peak_memory(found.device)
+    cost = Cost(found.device)
     lm = LanguageModel(
         found,
         batch_size=options.batch_size if options.batch_size == "auto" else int(options.batch_size),
@@ -115,11 +114,11 @@ def evaluate(
     )
     lm.lengths.tasks = tasks.tasks
     results = ask(lm, config, tasks, evaluation)
-    peak = max(job.gather(metrics.peak_memory_bytes(found.device)))
+    taken = cost.taken()
     if results is None:
         return {}
     figures = harness_results.figures(results, lm.lengths.cut)
-    figures["cost"] = {"seconds": time.monotonic() - started, "peak_memory_bytes": peak}
+    figures["cost"] = taken
     evaluation.finish(figures)
     return figures
 

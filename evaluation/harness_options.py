@@ -110,6 +110,10 @@ def check(options: argparse.Namespace) -> list[Problem]:
     problems = []
     if options.chunk < 1:
         problems.append(Problem("--chunk", options.chunk, "too few", "give 1 or more"))
+    if options.limit is not None and options.limit <= 0:
+        problems.append(Problem("--limit", options.limit, "leaves no question", "give a number, or a share below 1"))
+    if options.num_fewshot is not None and options.num_fewshot < 0:
+        problems.append(Problem("--num_fewshot", options.num_fewshot, "less than none", "give 0 or more"))
     if not (options.batch_size == "auto" or (options.batch_size.isdecimal() and int(options.batch_size) > 0)):
         problems.append(Problem("--batch_size", options.batch_size, "no number of rows", "give 1 or more, or auto"))
     return problems
@@ -120,7 +124,8 @@ def settings(options: argparse.Namespace, config: "EvaluatorConfig") -> dict[str
     theirs = {name: getattr(config, name) for name in NUMBERS}
     ours = {name: vars(options)[name] for name in ("batch_size", "max_length", "truncate", "use_cache", "chunk")}
     tasks = [each if isinstance(each, str) else str(each) for each in config.tasks]
-    return {"tasks": tasks, **theirs, **ours, "metadata": config.metadata}
+    told = {name: each for name, each in config.metadata.items() if name != "tokenizer"}  # the model's hash has it
+    return {"tasks": tasks, **theirs, **ours, "metadata": told}
 
 
 def _theirs(description: str) -> argparse.ArgumentParser:

@@ -2,11 +2,14 @@
 
 import hashlib
 import json
+import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import handle_non_serializable
 
@@ -17,6 +20,10 @@ if TYPE_CHECKING:
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
     from evaluation.models import FoundModel
+
+
+TOKENIZER = "tokenizer"
+"""What tasks that make texts of a given length look for in the metadata; they load it with the code it carries."""
 
 
 class Loaded:
@@ -44,9 +51,12 @@ class Loaded:
         tasks: dict[str, Any] = self.found["tasks"]
         return tasks
 
-    def fingerprints(self) -> dict[str, str]:
-        """SHA-256 of each task: its documents, its shots' documents, and what it makes of them."""
-        return {name: _fingerprint(task) for name, task in sorted(self.tasks.items())}
+    def fingerprints(self, num_fewshot: int | None) -> dict[str, str]:
+        """SHA-256 of each task: its documents, its shots' documents, and what it makes of them.
+
+        ``num_fewshot`` is lm-eval's option, which does not reach tasks that say 0 themselves.
+        """
+        return {name: _fingerprint(task, num_fewshot) for name, task in sorted(self.tasks.items())}
 
 
 def load(config: "EvaluatorConfig", found: "FoundModel") -> Loaded:
@@ -55,18 +65,34 @@ def load(config: "EvaluatorConfig", found: "FoundModel") -> Loaded:
     Raises:
         UserError: names that are unknown, tasks whose data or packages cannot be had.
     """
+    _seed(config.seed)
     include = [TASKS, *([Path(config.include_path)] if config.include_path else [])]
     manager = TaskManager(include_path=[str(each) for each in include], metadata=config.metadata)
     names = match(config.tasks, manager)
     try:
-        return Loaded(manager, manager.load(names))
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        if isinstance(error, UserError):
-            raise
+        loaded = Loaded(manager, manager.load(names))
+        problems = [
+            problem for name, task in loaded.tasks.items() for problem in _check(name, task, config.num_fewshot)
+        ]
+    except UserError:
+        raise
+    except Exception as error:  # tasks are code and data of others, whose mistakes have every class there is
         reason = " ".join(str(error).split())[:400]
         wrong = f"cannot be loaded ({type(error).__name__}: {reason})"
-        remedy = "see what it needs: the hub, a package, --metadata, or each task in one group alone"
+        remedy = "see what it needs: the hub, a package, data with a row, --metadata, or each task in one group alone"
+        if TOKENIZER not in config.metadata:
+            remedy += "; the model's tokenizer carries code, which texts made for it need --trust_remote_code for"
         raise UserError(Problem("--tasks", " ".join(config.tasks), wrong, remedy)) from error
+    raise_if_any(problems)
+    return loaded
+
+
+def _seed(seeds: Sequence[int | None]) -> None:
+    """As lm-eval does before it loads tasks: some draw their texts, which have to be the same in every process."""
+    takers: tuple[Callable[[int], Any], ...] = (random.seed, np.random.seed, torch.manual_seed)
+    for seed, take in zip(seeds, takers, strict=False):  # lm-eval's fourth seed is that of the shots alone
+        if seed is not None:
+            take(seed)
 
 
 def match(asked: Sequence[str] | str, manager: TaskManager) -> list[str]:
@@ -88,14 +114,29 @@ def match(asked: Sequence[str] | str, manager: TaskManager) -> list[str]:
     return names
 
 
-def _fingerprint(task: Any) -> str:
+def _shots(task: Any, num_fewshot: int | None) -> int:
+    """Examples before each question: a task's own number where that is 0 or nothing else is asked for."""
+    own: int | None = getattr(task.config, "num_fewshot", None)
+    return (own or 0) if own == 0 or num_fewshot is None else num_fewshot
+
+
+def _check(name: str, task: Any, num_fewshot: int | None) -> list[Problem]:
+    """A task with fewer examples than shots."""
+    shots = _shots(task, num_fewshot)
+    there = len(list(task.fewshot_docs())) if shots else 0
+    if there >= shots:
+        return []
+    return [Problem("--num_fewshot", shots, f"{name} has {there} examples to show", f"give {there} or less")]
+
+
+def _fingerprint(task: Any, num_fewshot: int | None) -> str:
     """SHA-256 over a task's configuration and documents; paths and addresses in memory do not count."""
     told = task.dump_config()
-    told["metadata"] = {name: each for name, each in (told.get("metadata") or {}).items() if name != "config_source"}
+    places = ("config_source", "tokenizer")
+    told["metadata"] = {name: each for name, each in (told.get("metadata") or {}).items() if name not in places}
     described = json.dumps(told, sort_keys=True, default=handle_non_serializable)
     digest = hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", described).encode())
-    shots = task.fewshot_docs() if getattr(task.config, "num_fewshot", None) != 0 and task.has_training_docs() else []
-    for documents in (task.eval_docs, shots or []):
+    for documents in (task.eval_docs, task.fewshot_docs() if _shots(task, num_fewshot) else []):
         for document in documents:
             digest.update(json.dumps(document, sort_keys=True, default=handle_non_serializable).encode())
     return digest.hexdigest()

@@ -82,7 +82,7 @@ def draw(cells: Sequence[Cell], path: Path, *, title: str, native_length: int | 
     axes.grid(which="minor", color="white", lw=1)
     axes.tick_params(which="minor", length=0)
     axes.set(xlabel="length (tokens)", ylabel="depth of the key")
-    axes.set_title(title, fontsize="medium", wrap=True)
+    axes.set_title(title, fontsize="medium", wrap=True, parse_math=False)
     beyond = [column for column, length in enumerate(lengths) if native_length is not None and length > native_length]
     if beyond and native_length is not None:
         axes.axvline(beyond[0] - 0.5, color="#D55E00", linestyle="--", lw=2)

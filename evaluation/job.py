@@ -8,7 +8,9 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+
+from tape_ds.errors import UserError
 
 Found = TypeVar("Found")
 
@@ -44,16 +46,27 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def from_first(make: Callable[[], Found]) -> Found:
-    """What ``make`` gives on the first process, on all of them; it is called there alone."""
+    """What ``make`` gives on the first process, on all of them; it is called there alone, and all must call this.
+
+    Raises:
+        UserError: what ``make`` raised, on all of them: nobody waits for a process that has left.
+    """
     import torch
 
     rank, world = rank_and_world()
     if world == 1:
         return make()
-    box = [make() if rank == 0 else None]
+    box: list[Any] = [None, None]
+    if rank == 0:
+        try:
+            box[0] = make()
+        except UserError as error:
+            box[1] = error
     torch.distributed.broadcast_object_list(box)
-    found: Any = box[0]
-    return found
+    found, mistake = box
+    if mistake is not None:
+        raise mistake
+    return cast(Found, found)
 
 
 def gather(mine: Found) -> list[Found]:

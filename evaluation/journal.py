@@ -29,7 +29,7 @@ from tape_ds.training.run import TRAINED
 
 Job = TypeVar("Job")
 
-COMPUTING = ("tape_ds", "torch", "transformers", "lm-eval")
+COMPUTING = ("tape_ds", "torch", "transformers", "lm-eval", "rouge-score")
 """Packages another version of which may compute other numbers."""
 HERE = "evaluation"
 """Folder of the results inside a run's folder, and of all others below ``runs``."""
@@ -81,17 +81,25 @@ class Evaluation:
         return self.folder / f".{cache.key(self.name, **self.identity)}"
 
     def stored(self) -> results.Result | None:
-        """The finished result of this very evaluation, if the folder holds it.
+        """The finished result of this very evaluation, if the folder holds it; every process must call it.
 
         Raises:
             UserError: the file is no result.
         """
-        found = results.load(self.path) if self.path.is_file() else None
-        same = found is not None and found.finished and _identity(found) == self.identity
-        return found if same else None
+
+        def look() -> results.Result | None:
+            found = results.load(self.path) if self.path.is_file() else None
+            same = found is not None and found.finished and _identity(found) == self.identity
+            return found if same else None
+
+        return job.from_first(look)  # a disk that not all see must not send them different ways
 
     def check(self, overwrite: bool) -> list[Problem]:
-        """Whether the folder can take the result: it holds none of this name, this very one, or may be overwritten."""
+        """Whether the folder can take the result: it can be written to, and holds none of this name, this very one, or
+        may be overwritten. Every process must call it."""
+        return job.from_first(lambda: _unwritable(self.folder) or self._taken(overwrite))
+
+    def _taken(self, overwrite: bool) -> list[Problem]:
         if overwrite or not self.path.exists():
             return []
         try:
@@ -118,8 +126,9 @@ class Evaluation:
         keys = [key for key, _ in jobs]
         assert len(set(keys)) == len(keys), "every job has a key of its own"
         rank, world = job.rank_and_world()
-        with self._lock(rank):
-            known, part = job.from_first(lambda: (self._read(), self._begin()))
+        with contextlib.ExitStack() as held:
+            known, part = job.from_first(lambda: (held.enter_context(self._lock()), self._read(), self._begin())[1:])
+            self.journal.mkdir(parents=True, exist_ok=True)  # where the first process's disk is not this one's
             pending = [(key, each) for key, each in jobs if key not in known]
             if len(pending) < len(keys) and rank == 0:
                 print(f"{self.name}: {len(keys) - len(pending):,} of {len(keys):,} pieces are known", flush=True)
@@ -148,22 +157,21 @@ class Evaluation:
         return self.path
 
     @contextlib.contextmanager
-    def _lock(self, rank: int) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         """One evaluation at a time writes to a journal; rank 0 holds the lock for its job."""
         self.journal.mkdir(parents=True, exist_ok=True)
         with open(self.journal / "lock", "w", encoding="utf-8") as file:
-            if rank == 0:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError as error:
-                    wrong = "another process carries out this very evaluation there"
-                    problem = Problem("--output", str(self.folder), wrong, "wait for it, or name another folder")
-                    raise UserError(problem) from error
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                wrong = "another process carries out this very evaluation there"
+                problem = Problem("--output", str(self.folder), wrong, "wait for it, or name another folder")
+                raise UserError(problem) from error
             yield
 
     def _begin(self) -> int:
-        """The number of this start."""
-        return sum(1 for _ in self.journal.glob("*-0000.jsonl"))
+        """The number of this start: behind every earlier one's, whichever of its processes came to write."""
+        return 1 + max((int(file.name[:4]) for file in self.journal.glob("*.jsonl")), default=-1)
 
     def _read(self) -> dict[str, Any]:
         """What earlier starts found; a line that was being written when one was killed is none."""
@@ -188,6 +196,18 @@ def default_folder(model: FoundModel) -> Path:
 def folder(options: argparse.Namespace, model: FoundModel) -> Path:
     """The folder that the options of :func:`evaluation.options.add_output` name."""
     return Path(options.output) if options.output is not None else default_folder(model)
+
+
+def _unwritable(folder: Path) -> list[Problem]:
+    """Why no file can be written to a folder that need not be there yet."""
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not there.is_dir():
+        wrong = f"{there} is a file"
+    elif not os.access(there, os.W_OK | os.X_OK):
+        wrong = f"{there} may not be written to"
+    else:
+        return []
+    return [Problem("--output", str(folder), wrong, "name another folder")]
 
 
 def _identity(result: results.Result) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import argparse
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, cast
 
@@ -32,7 +32,6 @@ from evaluation import models
 from evaluation.harness_options import CHUNK
 from evaluation.models import FoundModel
 from evaluation.request_lengths import Lengths
-from tape_ds.model.llama import TapeForCausalLM, evaluated_at
 from tape_ds.scoring import continuations
 from tape_ds.scoring.continuations import Row
 from tape_ds.scoring.generation import continue_prompts, ends_of
@@ -258,8 +257,7 @@ class LanguageModel(TemplateLM):
 
     def _as_used(self) -> AbstractContextManager[None]:
         """All requests are answered as a text of ``max_length`` would be, so that no answer depends on its batch."""
-        model = self.model
-        return evaluated_at(model, self.max_length) if isinstance(model, TapeForCausalLM) else nullcontext()
+        return models.used_at(self.model, self.max_length)
 
 
 def generation_settings(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,17 +6,18 @@ before anything heavy is read), then loaded: whole, adapters merged, in evaluati
 
 import argparse
 import hashlib
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import HTTPError, StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from tape_ds.data import packing
@@ -25,11 +26,13 @@ from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.export import source_model
 from tape_ds.export.cuts import FAMILIES
 from tape_ds.model import convert, extendable
+from tape_ds.model.llama import TapeForCausalLM, evaluated_at
 from tape_ds.training import checkpoint
 from tape_ds.training.run import TRAINED
 
 ADAPTER = "adapter_config.json"
 _SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "*.py")
+_TOKENIZER_CODE = ("tokenizer_config.json", "config.json")
 _WEIGHTS = ("*.safetensors", "*.bin")
 _REMEDY = "give a run's folder, a model folder, a hub id that can be reached, an adapter, a .gguf file, or smollm2"
 
@@ -47,6 +50,8 @@ class FoundModel(ABC):
     tokenizer_address: str
     dtype: torch.dtype
     device: torch.device
+    trust_remote_code: bool
+    """Whether code that came with the model or the tokenizer may run."""
 
     @property
     @abstractmethod
@@ -79,7 +84,13 @@ class FoundModel(ABC):
         Raises:
             UserError: there is none.
         """
-        return tokenizers.load(self.tokenizer_address)
+        return tokenizers.load(self.tokenizer_address, trust_remote_code=self.trust_remote_code)
+
+    @property
+    def tokenizer_has_code(self) -> bool:
+        """Whether a class for the tokenizer lies beside it, or on the hub: code that only those run who trust it."""
+        folder = Path(convert.resolve(self.tokenizer_address))
+        return not folder.is_dir() or any(_names_tokenizer_code(folder / name) for name in _TOKENIZER_CODE)
 
     @property
     def native_length(self) -> int:
@@ -147,8 +158,6 @@ class OwnModel(FoundModel):
 class PlainModel(FoundModel):
     """Whatever ``AutoModelForCausalLM`` loads."""
 
-    trust_remote_code: bool
-
     @property
     def kind(self) -> str:
         """Its class is transformers' own, or its own code's."""
@@ -188,6 +197,12 @@ class Adapter(FoundModel):
         base = self.base.whole().float()
         merged: PreTrainedModel = PeftModel.from_pretrained(base, str(self.folder)).merge_and_unload(safe_merge=True)
         return merged
+
+
+def used_at(model: PreTrainedModel, length: int) -> AbstractContextManager[None]:
+    """Within the block, ``model`` computes as its encoding says for texts of ``length`` tokens; see
+    :func:`tape_ds.model.llama.evaluated_at`. Models that are not ours are the same at every length."""
+    return evaluated_at(model, length) if isinstance(model, TapeForCausalLM) else nullcontext()
 
 
 def find(options: argparse.Namespace) -> FoundModel:
@@ -241,6 +256,7 @@ def _find(address: str, tokenizer: str | None, dtype: str, device: torch.device,
             tokenizer_address=tokenizer or str(source.folder),
             dtype=asked or source.dtype,
             device=device,
+            trust_remote_code=trust_remote_code,
             source=source,
         )
     folder = _local(address)
@@ -289,7 +305,7 @@ def _download(name: str) -> Path:
         folder = Path(snapshot_download(name, allow_patterns=[*_SMALL, "*.safetensors"]))
         if not any(folder.glob("*.safetensors")):
             folder = Path(snapshot_download(name, allow_patterns=[*_SMALL, *_WEIGHTS]))
-    except (OSError, ValueError, httpx.HTTPError) as error:
+    except (OSError, ValueError, HTTPError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(Problem("model", name, f"no such folder, and not to be had ({reason})", _REMEDY)) from error
     return folder
@@ -319,6 +335,7 @@ def _find_adapter(
         tokenizer_address=base.tokenizer_address,
         dtype=base.dtype,
         device=device,
+        trust_remote_code=trust_remote_code,
         base=base,
     )
 
@@ -342,6 +359,15 @@ def _read_config(address: str, folder: Path, trust_remote_code: bool) -> PreTrai
         remedy = "--trust_remote_code runs the code it carries" if own_code else "give a causal language model"
         raise UserError(Problem("model", address, wrong, remedy))
     return config
+
+
+def _names_tokenizer_code(file: Path) -> bool:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    named = content.get("auto_map") or {}
+    return isinstance(named, list) or "AutoTokenizer" in named  # a list is how tokenizers once said it
 
 
 def _native_length(config: PreTrainedConfig) -> int | None:

@@ -15,10 +15,8 @@ Exit codes: 0 done; 2 something to mend.
 """
 
 import argparse
-import contextlib
 import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,15 +27,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from evaluation import heat_map, job, journal, models, passkey_options
 from evaluation import options as shared
+from evaluation.cost import Cost
 from evaluation.models import FoundModel
 from tape_ds.data import passkey_protocols
 from tape_ds.data.passkey import LARGEST_KEY, answer_ids
 from tape_ds.data.passkey_protocols import Question
 from tape_ds.errors import Problem, UserError, command, raise_if_any
-from tape_ds.model.llama import TapeForCausalLM, evaluated_at
 from tape_ds.scoring import passkey
 from tape_ds.scoring.passkey import Passkey, Reply
-from tape_ds.training import metrics
 
 NAME = "passkey"
 
@@ -55,8 +52,8 @@ def main(argv: list[str] | None = None) -> int:
         data={f"passkey:{options.form}": passkey_protocols.fingerprint(options.form)},
         seed=None if options.protocol == "published" else options.seed,
     )
-    raise_if_any(evaluation.check(options.overwrite))
     with job.joined() as (rank, _):
+        raise_if_any(evaluation.check(options.overwrite))
         stored = evaluation.stored()
         figures = stored.figures if stored is not None else ask_all(evaluation, options, model, tokenizer, questions)
         if rank == 0:
@@ -133,21 +130,16 @@ def ask_all(
     questions: Sequence[Question],
 ) -> dict[str, Any]:
     """Load the model, ask every question that no earlier start has asked, store what it replied."""
-    started = time.monotonic()
     model = found.load()
+    cost = Cost(found.device)
     if options.use_cache and not passkey.reads_in_pieces(model) and job.rank_and_world()[0] == 0:
         print("prompts are read in one piece: this model does not promise that pieces give the same", flush=True)
     longest_first = sorted(questions, key=lambda question: -question.length)
     jobs = [(question.name, question) for question in longest_first]
-    metrics.reset_peak_memory(found.device)
     replies = evaluation.carry_out(jobs, partial(reply, model, tokenizer, options))
     pairs = [(question, Reply(**replies[question.name])) for question in questions]
-    cost = {
-        "seconds": time.monotonic() - started,
-        "prompt_tokens": sum(given.tokens for _, given in pairs),
-        "peak_memory_bytes": max(job.gather(metrics.peak_memory_bytes(found.device))),
-    }
-    figures = {**summarise(pairs, options.form), "cost": cost}
+    prompts = sum(given.tokens for _, given in pairs)
+    figures = {**summarise(pairs, options.form), "cost": cost.taken(prompt_tokens=prompts)}
     evaluation.finish(figures)
     return figures
 
@@ -157,8 +149,8 @@ def reply(
 ) -> dict[str, Any]:
     """What the model says to one question."""
     prompt = question.write()
-    used = evaluated_at(model, question.length) if isinstance(model, TapeForCausalLM) else contextlib.nullcontext()
-    with used:
+    length = max(question.length, len(prompt.ids) + options.new_tokens)  # a nominal length may be less than the tokens
+    with models.used_at(model, length):
         (found,) = passkey.score(
             model,
             tokenizer,

@@ -115,4 +115,4 @@ def depths(words: Sequence[str]) -> list[float]:
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """Every option that decides numbers."""
     names = ("protocol", "form", "lengths", "depths", "trials", "new_tokens", "use_cache", "chunk")
-    return {name: vars(options)[name] for name in names}
+    return {name: vars(options)[name] for name in names} | {"lengths": sorted(options.lengths)}

@@ -16,7 +16,6 @@ Test sets as one file of token ids are made by tools/prepare_test_set.py. Writte
 
 import argparse
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,12 +23,13 @@ from transformers import PreTrainedTokenizerBase
 
 from evaluation import job, journal, models, perplexity_options, texts, window_jobs
 from evaluation import options as shared
+from evaluation.cost import Cost
 from evaluation.models import FoundModel
 from evaluation.window_jobs import Jobs, Scoring, Texts, WindowsJob
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, command, raise_if_any
 from tape_ds.scoring.loss_by_position import SpanLosses, unscorable
-from tape_ds.training import metrics, tables
+from tape_ds.training import tables
 
 NAME = "perplexity"
 
@@ -39,7 +39,6 @@ def main(argv: list[str] | None = None) -> int:
     """Check, read, score, write, print."""
     options = perplexity_options.parse(argv, __doc__)
     model, sources = prepare(options)
-    tokenizer = model.tokenizer()
     evaluation = journal.Evaluation(
         NAME,
         journal.folder(options, model),
@@ -48,13 +47,10 @@ def main(argv: list[str] | None = None) -> int:
         data={source.address: source.fingerprint() for source in sources},
         seed=None,
     )
-    raise_if_any(evaluation.check(options.overwrite))
-    stored = evaluation.stored()
-    scoring = perplexity_options.scoring_of(options, tokenizer)
-    parts = read(sources, tokenizer, options) if stored is None else {}
-    jobs = plan(parts, options, scoring, model)
     with job.joined() as (rank, _):
-        figures = stored.figures if stored is not None else score(evaluation, options, model, parts, scoring, jobs)
+        raise_if_any(evaluation.check(options.overwrite))
+        stored = evaluation.stored()
+        figures = stored.figures if stored is not None else score(evaluation, options, model, sources)
         if rank == 0:
             report(figures, model.address, (evaluation.started.model or {}).get("native_length"))
             print(f"{'complete already' if stored is not None else 'written'}: {evaluation.path}", flush=True)
@@ -135,22 +131,23 @@ def score(
     evaluation: journal.Evaluation,
     options: argparse.Namespace,
     found: FoundModel,
-    parts: Texts,
-    scoring: Scoring,
-    jobs: Jobs,
+    sources: list[Source],
 ) -> dict[str, Any]:
-    """Load the model, do the jobs that no earlier start has done, store the figures."""
-    started = time.monotonic()
+    """Read the texts, load the model, do the jobs that no earlier start has done, store the figures.
+
+    Raises:
+        UserError: texts that cannot be read, or are too short; the model is not loaded then.
+    """
+    tokenizer = found.tokenizer()
+    parts = read(sources, tokenizer, options)
+    scoring = perplexity_options.scoring_of(options, tokenizer)
+    jobs = plan(parts, options, scoring, found)
     model = found.load()
-    metrics.reset_peak_memory(found.device)
+    cost = Cost(found.device)
     worker = window_jobs.Worker(model, parts, scoring, batch=options.batch_size, chunk=options.chunk)
     done = evaluation.carry_out(list(jobs.items()), worker)
     figures = window_jobs.figures(parts, sorted(set(options.lengths)), scoring, jobs, done)
-    figures["cost"] = {
-        "seconds": time.monotonic() - started,
-        "tokens": window_jobs.tokens(jobs),
-        "peak_memory_bytes": max(job.gather(metrics.peak_memory_bytes(found.device))),
-    }
+    figures["cost"] = cost.taken(tokens=window_jobs.tokens(jobs))
     evaluation.finish(figures)
     return figures
 
@@ -181,7 +178,8 @@ def _line(entry: Mapping[str, Any]) -> str:
     for names, wrong in ((entry["shorter"], "shorter than a window"), (out, "too short, left out")):
         if names["documents"]:
             more = ", ..." if names["documents"] > len(names["names"]) else ""
-            words.append(f"{names['documents']:,} documents {wrong}: {', '.join(names['names'])}{more}")
+            shown = ", ".join(map(str, names["names"]))  # a stored result gives back the words nan and inf as numbers
+            words.append(f"{names['documents']:,} documents {wrong}: {shown}{more}")
     if out["tokens"]:
         words.append(f"{out['tokens']:,} tokens in no window")
     return "; ".join(words)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 STRIDE = 256
 """The published one of all_tokens."""
+SPLIT = "heldout"
 SHORTEST = 2
 """Tokens of the shortest window and document: one to start from and one to predict."""
 
@@ -35,7 +36,7 @@ def parse(argv: Sequence[str] | None, description: str | None) -> argparse.Names
 
 def _add_data(group: Any) -> None:
     group.add_argument("--data", nargs="+", default=["stdlib"], metavar="ADDRESS", help="as in recipes, or bin:FILE")
-    group.add_argument("--split", default="heldout", choices=SPLITS, help="of stdlib and hub: (default: %(default)s)")
+    group.add_argument("--split", default=SPLIT, choices=SPLITS, help="of stdlib and hub: (default: %(default)s)")
     group.add_argument("--min_tokens", type=shared.length, default=SHORTEST, metavar="N", help="shorter documents out")
     group.add_argument("--max_tokens", type=shared.length, metavar="N", help="documents are cut to this length")
     group.add_argument("--max_documents", type=int, metavar="N", help="of each address, the first long enough")

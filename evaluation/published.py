@@ -48,6 +48,8 @@ class Table:
     """Method -> the standard error of each number."""
     convention: str | None = None
     """Of perplexity: how it was scored, as ``python -m evaluation perplexity`` names it."""
+    scoring: str = ""
+    """The convention's stride and options."""
     caveats: tuple[str, ...] = ()
     source: str = PAPER
 
@@ -165,6 +167,7 @@ TABLE_2 = Table(
         "TAPE": (3.641, 3.196, 2.901, 2.708, 8.226, 7.642, 7.278, 7.063),
     },
     convention="all_tokens",
+    scoring="stride 256",
     caveats=(_TABLE_2_CAVEAT,),
 )
 TABLE_3 = Table(
@@ -197,7 +200,10 @@ TABLE_4 = Table(
     caveats=("Too short for a whole model at 1,024 tokens: probably one layer's attention.",),
 )
 _GITHUB = _by_length(["github"], "perplexity", (128, 256, 512, 1024))
-_BLOCKS = "Disjoint blocks; the mean is over batches; the training state is another than that of other tables."
+_BLOCKS = (
+    "Disjoint blocks of 1,000 documents joined, one block of each such text left out (--join 1000 --drop_last); the "
+    "mean is over batches."
+)
 TABLE_6 = Table(
     "Table 6",
     "TAPE's parts, perplexity of the Pile's GitHub test set",
@@ -214,6 +220,7 @@ TABLE_6 = Table(
         "TAPE": (132.0, 86.6, 63.9, 52.2),
     },
     convention="blocks",
+    scoring="--join 1000 --drop_last",
     caveats=(_BLOCKS,),
 )
 TABLE_7 = Table(
@@ -230,6 +237,7 @@ TABLE_7 = Table(
         "I = 192": (133.0, 87.3, 64.5, 53.0),
     },
     convention="blocks",
+    scoring="--join 1000 --drop_last",
     caveats=(_BLOCKS,),
 )
 
@@ -292,8 +300,8 @@ TABLE_9 = Table(
         "TAPE": (0.69, 0.88, 0.83, 0.88, 1.46, 0.90),
     },
     caveats=(
-        "Neither the number of shots nor whether accuracy is normalised by length is published; the values are what "
-        "such a model has without shots.",
+        "Neither the number of shots nor whether accuracy is normalised by length is published; "
+        "evaluation/tasks/table9 says why they are taken for accuracies without shots.",
     ),
 )
 TABLES = (
@@ -305,14 +313,16 @@ TABLES = (
 TEXTS = {
     "proof_pile": re.compile(r"proof[-_]?pile", re.I),
     "pg19": re.compile(r"pg[-_]?19", re.I),
-    "github": re.compile(r"(^|[/_.:-])github([-_]?test)?([/_.:-][^/]*)?$", re.I),
+    "github": re.compile(r"((^|[/_.:-])github([-_]?test)?(\.\w+|/[^/]*)?|pile_set_name=github)$", re.I),
 }
 """Published test set -> how the address of a source of it looks."""
+_FIELD = re.compile(r"#[^?]*")
+"""The part of an address that names a column, not data."""
 
 
 def text_of(address: str) -> str | None:
     """The published test set that a data source's address names, if it names one."""
-    return next((name for name, looks in TEXTS.items() if looks.search(address.split("#")[0])), None)
+    return next((name for name, looks in TEXTS.items() if looks.search(_FIELD.sub("", address))), None)
 
 
 def tables_for(wanted: Iterable[Quantity]) -> Iterator[Table]:

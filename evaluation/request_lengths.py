@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig
 
-from tape_ds.errors import Problem, did_you_mean, raise_if_any
+from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 
 if TYPE_CHECKING:
     from evaluation.language_model import LanguageModel
@@ -67,6 +67,9 @@ class Lengths:
     def _check_task(self, name: str, task: Any) -> list[Problem]:
         """The problems of one task's requests; counts what will be cut."""
         longest, longest_alone, unknown = 0, 0, set()
+        if any(each.request_type == "loglikelihood" and not each.args[1] for each in task.instances):
+            wrong = "it asks how likely an empty answer is"
+            return [Problem("--tasks", name, wrong, "see its choices, and leave empty ones out")]
         for instance in task.instances:
             if instance.request_type == "loglikelihood_rolling":
                 continue  # windows of the right length, nothing is cut
@@ -96,7 +99,12 @@ class Lengths:
 
         if instance.request_type == "generate_until":
             prompt, told = instance.args
-            settings = generation_settings(told)
+            try:
+                settings = generation_settings(told)
+            except (ValueError, TypeError) as error:
+                raise UserError(
+                    Problem("--gen_kwargs", told, str(error), "write name=value, numbers as such")
+                ) from error
             new_tokens = settings["new_tokens"]
             unknown = {each for each in settings if each not in ("new_tokens", "until")} - _FIELDS
             return len(self.lm.tok_encode(prompt)) + new_tokens, new_tokens, unknown

@@ -36,7 +36,7 @@ class Choice:
 
     split: str
     min_tokens: int
-    """Documents with fewer are left out."""
+    """Documents with fewer are left out; what ``bare`` takes off does not count."""
     max_tokens: int | None
     """Documents are cut to this many."""
     max_documents: int | None
@@ -59,7 +59,7 @@ def read(source: Source, tokenizer: "PreTrainedTokenizerBase", choice: Choice) -
             tokenizer,
             choice.split,
             CACHE.expanduser(),
-            min_tokens=choice.min_tokens,
+            min_tokens=choice.min_tokens + (_ends(tokenizer) if choice.bare and not source.tokenised else 0),
             max_documents=choice.max_documents,
         )
     except UserError as error:
@@ -71,6 +71,12 @@ def read(source: Source, tokenizer: "PreTrainedTokenizerBase", choice: Choice) -
     if choice.join is None:
         return texts
     return [_joined(texts[at : at + choice.join]) for at in range(0, len(texts), choice.join)]
+
+
+def _ends(tokenizer: "PreTrainedTokenizerBase") -> int:
+    """How many of BOS and EOS the tokenizer puts around a text."""
+    ids = np.asarray(tokenizer("")["input_ids"], np.int32)
+    return len(ids) - len(packing.without_ends(ids, tokenizer))
 
 
 def _as_typed(error: UserError, source: Source) -> Iterator[Problem]:

@@ -5,7 +5,6 @@ How windows are dealt into jobs follows from the texts and the options alone, so
 ones; sums are exact, so that figures depend on neither the jobs' order nor the number of processes.
 """
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +12,8 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
+from evaluation.models import used_at
 from evaluation.texts import Text
-from tape_ds.model.llama import TapeForCausalLM, evaluated_at
 from tape_ds.scoring import loss_by_position, perplexity, windows
 from tape_ds.scoring.loss_by_position import SpanLosses
 from tape_ds.scoring.perplexity import WindowLoss
@@ -132,8 +131,7 @@ class Worker:
 
     def __call__(self, job: Job) -> Any:
         """``[nll, foreseen]`` of each window, or loss by position; at the job's length, as the encoding says."""
-        own = isinstance(self.model, TapeForCausalLM)
-        with evaluated_at(self.model, job.length) if own else contextlib.nullcontext():
+        with used_at(self.model, job.length):
             return self._windows(job) if isinstance(job, WindowsJob) else self._spans(job)
 
     def _windows(self, job: WindowsJob) -> list[tuple[float, int]]:

@@ -41,6 +41,7 @@ PACKAGES = (
     "gguf",
     "numpy",
     "lm-eval",
+    "rouge-score",
     "wandb",
     "flash-attn",
     "liger-kernel",

@@ -53,12 +53,7 @@ TEST_SETS = {
         min_tokens=32_768,
         max_documents=128,
     ),
-    "gov_report": TestSet(
-        (
-            "jsonl:zip://gov_report/test.jsonl::"
-            "hf://datasets/tau/scrolls@fd1aa83070c138b7b7f381388d3b59f1f70a0fa7/gov_report.zip#input",
-        )
-    ),
+    "gov_report": TestSet(("jsonl:zip://gov_report/test.jsonl::hf://datasets/tau/scrolls/gov_report.zip#input",)),
     "github": TestSet(
         (
             "jsonl:hf://datasets/monology/pile-uncopyrighted@3be90335b66f24456a5d6659d9c8d208c0357119/"
@@ -123,7 +118,11 @@ def check(options: argparse.Namespace) -> tuple[list[Source], Path]:
     ]
     if path.suffix != ".bin":
         problems.append(Problem("--output", options.output, "the file's name does not end in .bin", "call it NAME.bin"))
-    if not options.overwrite and (path.exists() or token_file.record_path(path).exists()):
+    taken = next((each for each in path.absolute().parents if each.exists() and not each.is_dir()), None)
+    if taken is not None or path.is_dir():
+        wrong = "it is a folder" if taken is None else f"{taken} is a file"
+        problems.append(Problem("--output", options.output, wrong, "name another file"))
+    elif not options.overwrite and (path.exists() or token_file.record_path(path).exists()):
         problems.append(Problem("--output", options.output, "exists", "name another file, or replace it: --overwrite"))
     sources: list[Source] = []
     try:

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from evaluation import published
+from evaluation import perplexity_options, published
 from evaluation.pages import beside, numbers
 from evaluation.pages.columns import RUN, Column
-from evaluation.pages.parts import Cell, Chart, Grid, Head, Line, Note, Part, Section, Table
+from evaluation.pages.parts import Cell, Chart, Folded, Grid, Head, Line, Note, Part, Section, Table
 
 CONVENTIONS = {
     "all_tokens": "every token of every window is a target",
@@ -25,12 +25,19 @@ class Scoring:
     fingerprint: str
     convention: str
     stride: int | None
+    options: str = ""
+    """Those that change which tokens are read and scored, as they are typed."""
 
     def __str__(self) -> str:
         said = CONVENTIONS.get(self.convention)
         words = [f"{self.convention} ({said})" if said else self.convention]
-        words += [] if self.stride is None else [f"stride {self.stride:,}"]
-        return ", ".join([self.source, *words])
+        return ", ".join([self.source, *words, *([self.details] if self.details else [])])
+
+    @property
+    def details(self) -> str:
+        """Stride and options."""
+        words = [] if self.stride is None else [f"stride {self.stride}"]
+        return ", ".join(words + ([self.options] if self.options else []))
 
 
 ERRORS = (
@@ -51,7 +58,7 @@ def section(columns: Sequence[Column]) -> Section | None:
             scores.setdefault(scoring, {}).setdefault(run, {})[entry["length"]] = entry
     parts: list[Part] = []
     addresses = [scoring.source for scoring in scores]
-    for scoring in sorted(scores, key=lambda each: (each.source, each.convention, each.stride or 0, each.fingerprint)):
+    for scoring in sorted(scores, key=lambda e: (e.source, e.convention, e.stride or 0, e.options, e.fingerprint)):
         many = len({each.fingerprint for each in scores if each.source == scoring.source}) > 1
         parts += _part(columns, scoring, scores[scoring], addresses.count(scoring.source) > 1 and many)
     return Section("Perplexity by length", parts) if parts else None
@@ -63,13 +70,22 @@ def _entries(column: Column) -> Iterator[tuple[Scoring, Entry]]:
     for each in result.figures["perplexity"] if result else []:
         assert result is not None
         stride = None if each["convention"] == "blocks" else each.get("stride")
-        yield Scoring(each["source"], result.data.get(each["source"], ""), each["convention"], stride), each
+        fingerprint = result.data.get(each["source"], "")
+        yield Scoring(each["source"], fingerprint, each["convention"], stride, _options(result.config)), each
     own = column.result(RUN)
     if own is not None:
         sources = own.config.get("eval_data") or []
         prints = "".join(own.data.get(source, "") for source in sources)
         for each in (own.figures.get("perplexity") or {}).values():
             yield Scoring(f"{', '.join(sources)}, by the run itself", prints, "blocks", None), each
+
+
+def _options(config: Mapping[str, Any]) -> str:
+    """What was not left at its default."""
+    flags = [f"--{name}" for name in ("bos", "first_window", "drop_last") if config.get(name)]
+    values = {name: config.get(name) for name in ("join", "min_tokens", "max_tokens", "max_documents", "split")}
+    defaults = (None, perplexity_options.SHORTEST, perplexity_options.SPLIT)
+    return " ".join([*(f"--{name} {value}" for name, value in values.items() if value not in defaults), *flags])
 
 
 def _part(
@@ -80,7 +96,7 @@ def _part(
     lengths = sorted({length for entries in found.values() for length in entries})
     text = published.text_of(scoring.source)
     wanted = [published.Quantity(text, "perplexity", length) for length in lengths] if text else []
-    others = beside.find(wanted, places=3, convention=scoring.convention)
+    others = beside.find(wanted, places=3, convention=scoring.convention, scoring=scoring.details)
     lines = [
         Line(columns[run].name, [(float(n), float(entries[n]["perplexity"])) for n in sorted(entries)], run)
         for run, entries in found.items()
@@ -105,7 +121,28 @@ def _part(
         rows.append((numbers.length(length), [*cells, *(others.cells[at] if text else [])]))
     heads = [Head("length"), *(Head(columns[run].name, run) for run in found), *others.heads]
     notes = [*_unlike(columns, found, lengths), *others.notes]
-    return [Grid([chart, Table(f"Perplexity: {title}; lowest in bold", heads, rows)]), *notes]
+    table = Table(f"Perplexity: {title}; lowest in bold", heads, rows)
+    return [Grid([chart, table]), *notes, *_accuracies(columns, title, found, lengths)]
+
+
+def _accuracies(
+    columns: Sequence[Column], title: str, found: Mapping[int, Mapping[int, Entry]], lengths: Sequence[int]
+) -> list[Part]:
+    """A table on request; nothing where no accuracy is stored."""
+    if not any("accuracy" in entry for entries in found.values() for entry in entries.values()):
+        return []
+    rows = [
+        (
+            numbers.length(length),
+            [
+                numbers.measured(entries.get(length, {}).get("accuracy"), None, 2, scale=100)
+                for entries in found.values()
+            ],
+        )
+        for length in lengths
+    ]
+    heads = [Head("length"), *(Head(columns[run].name, run) for run in found)]
+    return [Folded("Accuracy of the next token", [Table(f"Most likely token right, %: {title}", heads, rows)])]
 
 
 def _row(entries: Sequence[Entry | None]) -> list[Cell]:

@@ -19,6 +19,8 @@ HEADLINE = {
     "window": "window",
 }
 """Fields of a recipe that are shown even where all runs agree."""
+OF_STEPS = ("max_steps", "global_batch_size", "learning_rate", "window")
+"""Those that say nothing of a run that made no step."""
 FOLDERS = {"output_dir", "resume_from_checkpoint", "data_cache"}
 WHICH_ROWS = {"evaluation", "lengths", "depths", "data", "datasets", "tasks", "spans"}
 """Options that decide which numbers there are, not what they are; a page's rows show them."""
@@ -44,6 +46,8 @@ def _training(columns: Sequence[Column]) -> list[Table]:
         return []
     flat = {run: flatten(_short(result.config), FOLDERS) for run, result in found.items()}
     for run, result in found.items():
+        if result.figures.get("steps") == 0:
+            flat[run] |= dict.fromkeys(OF_STEPS)
         flat[run] |= {"tokens trained": result.figures.get("tokens")}
         flat[run] |= {"parameters trained": (result.figures.get("parameters") or {}).get("trained")}
     names = [name for name in HEADLINE if any(name in each for each in flat.values())]

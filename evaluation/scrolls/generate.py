@@ -12,32 +12,29 @@ its texts again: --sample_summaries does that with one, and is not the default.
 
 Written to the folder of results: scrolls.json, and for each data set scrolls/NAME.json (texts by id) and
 scrolls/NAME_metrics.json, both as the official scorer has them. Questions of quality that are marked as hard are also
-scored by themselves. Exit codes: 0 done; 2 something to mend.
+scored by themselves. Of a split without published answers (test) the texts are written and nothing is scored: they are
+what the benchmark's own tools make a submission of. Exit codes: 0 done; 2 something to mend.
 """
 
 import argparse
-import contextlib
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from evaluation import job, journal, models
 from evaluation import options as shared
+from evaluation.cost import Cost
 from evaluation.models import FoundModel
-from evaluation.scrolls import official, writing
+from evaluation.scrolls import official, outcome, writing
 from evaluation.scrolls.writing import Asked, Limits
 from tape_ds.data.scrolls import datasets, examples
 from tape_ds.data.scrolls.datasets import SPLITS
 from tape_ds.errors import Problem, UserError, command, raise_if_any
-from tape_ds.model.llama import TapeForCausalLM, evaluated_at
 from tape_ds.scoring.generation import ends_of
-from tape_ds.training import metrics
 
 NAME = "scrolls"
 EVERY = "all"
@@ -61,15 +58,16 @@ def main(argv: list[str] | None = None) -> int:
         },
         seed=options.seed if options.sample_summaries else None,
     )
-    raise_if_any(evaluation.check(options.overwrite))
     with job.joined() as (rank, _):
-        stored = evaluation.stored()
+        raise_if_any(evaluation.check(options.overwrite))
+        texts = [evaluation.folder / NAME / f"{each.dataset.name}.json" for each in asked]
+        stored = evaluation.stored() if all(path.is_file() for path in texts) else None
         if stored is None:
             figures = write_all(evaluation, options, model, tokenizer, asked)
         else:
             figures = stored.figures
         if rank == 0:
-            print(table(figures, limits_of(options)))
+            print(outcome.table(figures, limits_of(options)))
             print(f"{'complete already' if stored is not None else 'written'}: {evaluation.path}", flush=True)
     return 0
 
@@ -82,23 +80,20 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, PreTrainedTokenize
     """
     problems = check(options)
     asked: list[Asked] = []
-    for name in dict.fromkeys(options.datasets):
+    for name in options.datasets:
         try:
             dataset = datasets.find(name)
-            rows = official.read_examples(name, options.split, options.data_dir, options.limit)
+            rows = official.read_examples(name, options.split, options.data_dir, options.limit, unanswered=True)
             asked.append(Asked(dataset, tuple(rows)))
         except UserError as error:
             names = {"dataset": "--datasets"}
             found = [replace(each, field=names.get(each.field, f"--{each.field}")) for each in error.problems]
             problems += [each for each in found if each not in problems]
-    model = None
     try:
         model = models.find(options)
+        tokenizer = model.tokenizer()
     except UserError as error:
-        problems += error.problems
-    if model is None:
-        raise UserError(problems)
-    tokenizer = model.tokenizer()
+        raise UserError([*problems, *error.problems]) from error
     problems += shared.check_lengths("--max_tokens", [options.max_tokens], model)
     problems += writing.check([each.dataset for each in asked], tokenizer, limits_of(options))
     raise_if_any(problems)
@@ -124,89 +119,32 @@ def write_all(
     asked: Sequence[Asked],
 ) -> dict[str, Any]:
     """Load the model, write what no earlier start has written, score it, store everything."""
-    started = time.monotonic()
     limits = limits_of(options)
     model = found.load()
-    metrics.reset_peak_memory(found.device)
-    used = evaluated_at(model, limits.max_tokens) if isinstance(model, TapeForCausalLM) else contextlib.nullcontext()
-    with used:
+    cost = Cost(found.device)
+    with models.used_at(model, limits.max_tokens):
         work = partial(writing.write, model, tokenizer, ends_of(model, tokenizer), limits)
         batches = writing.batches(asked, options.batch_size, alone=limits.top_k is not None)
         done = evaluation.carry_out([(batch.key, batch) for batch in batches], work)
-    peak = max(job.gather(metrics.peak_memory_bytes(found.device)))
     by_name: dict[str, dict[str, dict[str, Any]]] = {each.dataset.name: {} for each in asked}
     for batch in batches:
         by_name[batch.dataset.name] |= done[batch.key]
-    scored = {each.dataset.name: summarise(each, by_name[each.dataset.name]) for each in asked}
+    native = (evaluation.started.model or {}).get("native_length")
+    scored = {each.dataset.name: outcome.summarise(each, by_name[each.dataset.name], native) for each in asked}
     if job.rank_and_world()[0] == 0:
-        for each in asked:
-            store(each, by_name[each.dataset.name], evaluation.folder / NAME)
+        kept = [
+            path.name
+            for each in asked
+            for path in outcome.store(each, by_name[each.dataset.name], evaluation.folder / NAME)
+        ]
+        official.remove(kept, evaluation.folder / NAME)
     figures = {
         "split": options.split,
         "datasets": {name: entry for entries in scored.values() for name, entry in entries.items()},
-        "cost": {"seconds": time.monotonic() - started, "peak_memory_bytes": peak, **writing.tokens(by_name)},
+        "cost": cost.taken(**writing.tokens(by_name)),
     }
     evaluation.finish(figures)
     return figures
-
-
-def parts(asked: Asked) -> dict[str, list[examples.Example]]:
-    """What a data set is scored on, by the name of the score: all of it, and for quality its hard questions too."""
-    found = {asked.dataset.name: list(asked.examples)}
-    hard = official.hard(asked.examples) if asked.dataset.name == official.WHOLE else []
-    return found | ({official.HARD: hard} if hard else {})
-
-
-def summarise(asked: Asked, written: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """A data set's scores with what was cut to get them, by the name of the score."""
-    texts = {name: entry["text"] for name, entry in written.items()}
-    found = {}
-    for name, rows in parts(asked).items():
-        score = official.score(name, texts, rows)
-        cut = [written[row.id]["cut_tokens"] for row in rows]
-        found[name] = {
-            "metric": score.metric,
-            "score": score.score,
-            "standard_error": score.standard_error,
-            "parts": score.parts,
-            "examples": score.examples,
-            "cut_examples": sum(tokens > 0 for tokens in cut),
-            "cut_tokens": sum(cut),
-            "unfinished": sum(not written[row.id]["ended"] for row in rows),
-            "mean_prediction_characters": official.mean_characters([texts[row.id] for row in rows]),
-        }
-    return found
-
-
-def store(asked: Asked, written: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
-    """The official scorer's files."""
-    texts = {row.id: written[row.id]["text"] for row in asked.examples}
-    official.write(texts, folder / f"{asked.dataset.name}.json")
-    for name, rows in parts(asked).items():
-        content = official.metrics_file(name, official.score(name, texts, rows), texts, rows)
-        official.write(content, folder / f"{name}_metrics.json", indent=4)
-
-
-def table(figures: Mapping[str, Any], limits: Limits) -> str:
-    """The scores for people, and what was cut."""
-    lines = [
-        "",
-        f"| SCROLLS, {figures['split']} | metric | score | +- | examples | characters |",
-        "|---|---|---|---|---|---|",
-    ]
-    notes = []
-    for name, entry in figures["datasets"].items():
-        error = "" if entry["standard_error"] is None else f"{entry['standard_error']:.2f}"
-        cells = (name, entry["metric"], f"{entry['score']:.2f}", error, f"{entry['examples']:,}")
-        lines.append(f"| {' | '.join(cells)} | {entry['mean_prediction_characters']:,.0f} |")
-        if entry["cut_examples"]:
-            notes.append(
-                f"{name}: {entry['cut_examples']:,} of {entry['examples']:,} prompts were cut to fit into "
-                f"{limits.max_tokens:,} tokens with their answers, by {entry['cut_tokens']:,} tokens together"
-            )
-        if entry["unfinished"]:
-            notes.append(f"{name}: {entry['unfinished']:,} of {entry['examples']:,} texts reached their limit unended")
-    return "\n".join([*lines, "", *notes])
 
 
 def limits_of(options: argparse.Namespace) -> Limits:
@@ -240,9 +178,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add_data(parser.add_argument_group("questions"))
     add_texts(parser.add_argument_group("texts"))
     options = parser.parse_args(argv)
-    if EVERY in options.datasets:
-        options.datasets = list(datasets.DATASETS)
-    options.datasets = list(dict.fromkeys(options.datasets))
+    given = [each for name in options.datasets for each in (datasets.DATASETS if name == EVERY else [name])]
+    options.datasets = list(dict.fromkeys(given))
     return options
 
 

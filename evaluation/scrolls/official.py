@@ -10,7 +10,7 @@ scored on the predictions of ``quality``, and enters no overall score.
 import json
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,16 @@ def names() -> list[str]:
     return [*datasets.available(), HARD]
 
 
-def read_examples(name: str, split: str, data_dir: str | Path | None, limit: int | None = None) -> list[Example]:
+def read_examples(
+    name: str, split: str, data_dir: str | Path | None, limit: int | None = None, *, unanswered: bool = False
+) -> list[Example]:
     """The questions that ``name`` is scored on, of the first ``limit`` of its file.
+
+    Args:
+        name: of :func:`names`.
+        split, data_dir: as for :func:`tape_ds.data.scrolls.examples.read`.
+        limit: None for all.
+        unanswered: a split may have no reference answers at all, to be written for and not scored.
 
     Raises:
         UserError: an unknown name, whatever reading finds, questions without published answers, none that is hard.
@@ -46,7 +54,7 @@ def read_examples(name: str, split: str, data_dir: str | Path | None, limit: int
         wrong = f"no row of {WHOLE}, {split}, is marked as hard (is_hard)"
         raise UserError(Problem("dataset", name, wrong, f"score {WHOLE}, or give files that mark them"))
     without = sum(not example.outputs for example in found)
-    if without:
+    if without and not (unanswered and without == len(found)):
         wrong = f"{without} of {len(found)} questions of {name} have no reference answer in this split"
         raise UserError(Problem("split", split, wrong, "take validation, whose answers are published"))
     return found
@@ -110,6 +118,14 @@ def score(name: str, predictions: Mapping[str, str], asked: Sequence[Example]) -
     return text_overlap.score(metric, texts, [example.outputs for example in asked])
 
 
+def remove(names_kept: Collection[str], folder: Path) -> None:
+    """Remove the files of the official form that an earlier evaluation left in ``folder``, but for those named."""
+    for name in names():
+        for path in (folder / f"{name}.json", folder / f"{name}_metrics.json"):
+            if path.name not in names_kept:
+                path.unlink(missing_ok=True)
+
+
 def mean_characters(texts: Sequence[str]) -> float:
     """Mean length of predictions in characters."""
     return statistics.fmean(map(len, texts))
@@ -135,7 +151,7 @@ def write(content: Mapping[str, Any], path: Path, indent: int | None = None) -> 
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        aside.write_text(json.dumps(content, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8")
+        aside.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)

@@ -27,6 +27,12 @@ class Asked:
 
     dataset: Dataset
     examples: tuple[Example, ...]
+    """All of them with reference answers, or none."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether the texts can be scored."""
+        return bool(self.examples[0].outputs)
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,7 @@ def write(
     texts = continue_prompts(model, given, new_tokens=most, ends=ends, use_cache=limits.use_cache, draw=draw)
     return {
         example.id: {
-            "text": tokenizer.decode(ids, skip_special_tokens=True),
+            "text": tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
             "prompt_tokens": len(prompt.ids),
             "cut_tokens": prompt.cut_tokens,
             "new_tokens": len(ids),

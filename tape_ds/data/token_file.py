@@ -22,6 +22,7 @@ FORMAT = 1
 WIDTHS: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 BARE = "uint16"
 """The width of a file without a record."""
+_REMEDY = "name data that hold text, or ask for fewer --min_tokens"
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,8 @@ def write(
             file.flush()
             os.fsync(file.fileno())
         if tokens == 0:
-            raise UserError(Problem("--data", list(sources), "no document has a token", "name data that hold text"))
+            wrong = "no document has a token, or none as many as are asked for"
+            raise UserError(Problem("--data", list(sources), wrong, _REMEDY))
         found = Record(name, tokens, count, tokenizer, vocabulary, digest.hexdigest(), dict(sources), dict(choice))
         _write_record(found, record_path(path))
         os.replace(aside, path)

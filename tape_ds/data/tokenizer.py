@@ -116,18 +116,23 @@ def cached(
     return AutoTokenizer.from_pretrained(cache.folder(cache_dir, name, build))
 
 
-def load(address: str, field: str = "tokenizer") -> "PreTrainedTokenizerBase":
+def load(address: str, field: str = "tokenizer", *, trust_remote_code: bool = False) -> "PreTrainedTokenizerBase":
     """The tokenizer of a folder, a hub id, a ``.gguf`` file or ``smollm2``.
 
+    Args:
+        address: of it.
+        field: where the address stands.
+        trust_remote_code: whether a class that lies beside it may be run. transformers itself would stop and ask.
+
     Raises:
-        UserError: there is none, or it cannot be read; ``field`` is where the address stands.
+        UserError: there is none, it cannot be read, or it needs such a class.
     """
     from transformers import AutoTokenizer
 
     from tape_ds.model import convert
 
     try:
-        return AutoTokenizer.from_pretrained(convert.resolve(address))
+        return AutoTokenizer.from_pretrained(convert.resolve(address), trust_remote_code=trust_remote_code)
     except UserError as error:
         raise UserError([replace(problem, field=field) for problem in error.problems]) from error
     except (OSError, ValueError) as error:

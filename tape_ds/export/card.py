@@ -6,6 +6,7 @@ missing. Folders of the machine that trained are cut down to their last part.
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from tape_ds.export.source_model import SourceModel
 from tape_ds.model import convert
 from tape_ds.results import Result
 from tape_ds.training.names import summarise
+from tape_ds.training.run import TRAINED
 
 HUB_BASES = {
     convert.SMOLLM2: (
@@ -75,6 +77,8 @@ def _base(source: SourceModel) -> str | None:
     base = source.record.base if source.record is not None else None
     if base is None:
         return None
+    if Path(base).is_absolute() and Path(base).name == TRAINED:
+        return Path(base).parent.name  # every run's folder has one of this name
     return HUB_BASES[base][0] if base in HUB_BASES else shown(base)
 
 

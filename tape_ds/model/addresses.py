@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-import httpx
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HTTPError  # of the library that the hub's client is made with
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from tape_ds.errors import Problem, UserError
@@ -94,7 +94,7 @@ def _convert_baichuan(address: str, models: Path) -> str:
     if not source.is_dir():
         try:
             source = Path(snapshot_download(address, allow_patterns=list(baichuan.FILES)))
-        except (OSError, ValueError, httpx.HTTPError) as error:
+        except (OSError, ValueError, HTTPError) as error:
             reason = " ".join(str(error).split())[:300]
             remedy = "give a hub id that can be reached, or a folder that holds a copy of it"
             raise UserError(Problem("model", address, f"it could not be downloaded ({reason})", remedy)) from error

@@ -66,8 +66,9 @@ def test_the_fingerprint_follows_the_ids_and_not_the_name(tmp_path):
     [
         (b"\1\0\2", "3 bytes are no whole number of ids of 2 bytes"),
         (b"", "the file is empty"),
-        (np.arange(9, dtype="<u4").tobytes(), "every second id is 0: these are ids of 32 or 64 bits"),
-        (np.arange(9, dtype="<i8").tobytes(), "every second id is 0"),
+        (np.arange(9, dtype="<u4").tobytes(), "every second id is at most 0: these are ids of 32 or 64 bits"),
+        (np.arange(9, dtype="<i8").tobytes(), "every second id is at most 0"),
+        (np.arange(60_000, 150_000, 997, dtype="<u4").tobytes(), "every second id is at most 2"),
     ],
 )
 def test_files_of_another_width_are_refused(tmp_path, contents, said):

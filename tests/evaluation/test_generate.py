@@ -33,7 +33,7 @@ def expected(folder, prompt, count=8):
             if ids[0, -1] == 2:
                 ids = ids[:, :-1]
                 break
-    return tokenizer.decode(ids[0, start:])
+    return tokenizer.decode(ids[0, start:], skip_special_tokens=True)
 
 
 def test_the_reply_alone_on_standard_output(base, capfd):
@@ -138,6 +138,9 @@ def test_all_that_is_wrong_is_told_at_once(base, tmp_path, monkeypatch, capfd):
         (["--prompt", " "], "no text"),
         (["--prompt", "w7", "--chat"], "no chat template"),
         (["--prompt_file", "."], "Is a directory"),
+        (["--prompt", "w7 \udcff"], "is not UTF-8"),
+        (["--prompt", "w7", "--temperature", "nan"], "--temperature = nan"),
+        (["--prompt", "w7", "--temperature", "inf"], "--temperature = inf"),
     ],
 )
 def test_refusals(base, words, expected_words, capfd):
@@ -157,3 +160,31 @@ def test_a_file_that_is_no_text(base, tmp_path, capfd):
     (tmp_path / "a.bin").write_bytes(b"\xff\xfe\x00")
     assert generate.main([str(base), "--prompt_file", str(tmp_path / "a.bin")]) == 2
     assert "is not UTF-8" in capfd.readouterr().err
+
+
+def test_a_pipe_that_holds_no_text(base, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"w7 \xff"), encoding="utf-8"))
+    assert generate.main([str(base)]) == 2
+    assert "standard input" in (said := capfd.readouterr().err) and "is not UTF-8" in said
+
+
+@pytest.mark.parametrize(("given", "prompt"), [("w7\n", "w7"), ("w7\n\n", "w7\n"), (" w7 \nw8", " w7 \nw8")])
+def test_the_end_of_the_last_line_is_no_part_of_a_prompt(given, prompt, tmp_path, monkeypatch):
+    """``echo 'The sky is' | ...``: the model is to go on in that line."""
+    (tmp_path / "prompt.txt").write_text(given)
+    named = generate.parse(["model", "--prompt_file", str(tmp_path / "prompt.txt")])
+    assert generate.read_prompt(named) == prompt
+    monkeypatch.setattr(sys, "stdin", io.StringIO(given))
+    assert generate.read_prompt(generate.parse(["model"])) == prompt
+    assert generate.read_prompt(generate.parse(["model", "--prompt", given])) == given
+
+
+def test_a_prompt_without_a_token_is_refused(base, tmp_path, capfd):
+    """A tokenizer that drops what it does not know."""
+    from tokenizers import normalizers
+
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("\u200b", "")
+    tokenizer.save_pretrained(tmp_path)
+    assert generate.main([str(base), "--tokenizer", str(tmp_path), "--prompt", "\u200b"]) == 2
+    assert "makes no token of it" in capfd.readouterr().err

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 
 import datasets
 import pytest
@@ -11,7 +12,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from evaluation import harness, harness_tasks, models, request_lengths
+from evaluation import harness, harness_options, harness_tasks, models, request_lengths
 from evaluation.language_model import LanguageModel
 from tape_ds.errors import UserError
 from tape_ds.scoring import continuations
@@ -125,6 +126,29 @@ def test_options_of_generation_that_nobody_knows(base):
         lm.generate_until(requests("generate_until", ("w5", GREEDY)), True)
 
 
+def test_an_empty_answer_is_told(base):
+    """As a choice of a task of one's own may be: there is nothing to score."""
+    lm = lengths_of(base, None, "loglikelihood", ("w5", " w6"), ("w5", ""))
+    with pytest.raises(UserError, match="long_task': it asks how likely an empty answer is"):
+        lm.loglikelihood(requests("loglikelihood", ("w5", " w6")), True)
+
+
+@pytest.mark.parametrize(("words", "given"), [([], False), (["--trust_remote_code"], True)])
+def test_a_tokenizer_with_code_reaches_no_task_unasked(base, tmp_path, words, given):
+    """RULER loads the tokenizer that it is told of with all the code it carries."""
+    folder = shutil.copytree(base, tmp_path / "coded")
+    content = json.loads((folder / "config.json").read_text())
+    content["auto_map"] = {"AutoTokenizer": [None, "tokenizer.Own"]}
+    (folder / "config.json").write_text(json.dumps(content))
+    code = "from transformers import PreTrainedTokenizerFast\n\n\nclass Own(PreTrainedTokenizerFast):\n    pass\n"
+    (folder / "tokenizer.py").write_text(code)
+    for where, expected in ((base, True), (folder, given)):
+        options = harness_options.parse([str(where), "--tasks", "a", *words], "")
+        _, config = harness.prepare(options)
+        assert ("tokenizer" in config.metadata) == expected
+        assert "tokenizer" not in harness_options.settings(options, config)["metadata"]
+
+
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
     root = tmp_path_factory.mktemp("hub")
@@ -214,6 +238,10 @@ def test_a_finished_evaluation_is_not_repeated(command, tmp_path, monkeypatch, c
         (["--max_length", "7"], ["own_write"], ["longest request has 15 tokens", "--truncate left|middle"]),
         (["--chunk", "0", "--batch_size", "x"], ["own_write"], ["--chunk = 0", "--batch_size = 'x'", "2 problems"]),
         (["--model_args", "pretrained=x"], ["own_write"], ["--model_args", "use --dtype, --device, --tokenizer"]),
+        (["--limit", "0"], ["own_write"], ["--limit = 0.0: leaves no question"]),
+        (["--num_fewshot", "-1"], ["own_write"], ["--num_fewshot = -1"]),
+        (["--num_fewshot", "50"], ["mmlu_stem"], ["--num_fewshot = 50: mmlu_anatomy has 6 examples"]),
+        (["--gen_kwargs", "temperature=x"], ["own_write"], ["--gen_kwargs", "could not convert"]),
         (["--samples", '{"own_write": [0]}'], ["own_write"], ["--limit must be None"]),
     ],
 )
@@ -228,8 +256,6 @@ def test_mistakes_are_told_before_a_model_is_loaded(command, tmp_path, monkeypat
 def test_every_option_of_lm_eval_is_known():
     """But for those that have another name here, and say so."""
     from lm_eval._cli.run import Run
-
-    from evaluation import harness_options
 
     theirs = Run(argparse.ArgumentParser().add_subparsers())._parser
     ours = harness_options._theirs("")

@@ -1,13 +1,17 @@
 """The groups of this project through lm-eval's pipeline, with models whose scores are known beforehand."""
 
+import json
 import random
+from types import SimpleNamespace
 
 import datasets
+import nltk
 import pytest
 from lm_eval import evaluator, simple_evaluate
 from lm_eval.tasks import TaskManager
 
-from evaluation import harness_results
+from evaluation import harness_results, harness_tasks
+from tape_ds.errors import UserError
 from tests.evaluation import local_tasks
 
 ITEMS = 100
@@ -70,9 +74,103 @@ def test_an_oracle_scores_all_of_poses_benchmarks(scored):
     }
 
 
-def test_the_long_context_groups_name_tasks_that_exist():
-    ruler = local_tasks.THEIRS / "ruler"
-    manager = TaskManager(include_path=[str(ruler), str(local_tasks.OURS / "long_context")], include_defaults=False)
-    for group in ("tape_needle", "tape_ruler"):
-        children = manager.task_index[group].cfg["task"]
-        assert children and set(children) <= set(manager.all_subtasks)
+@pytest.fixture
+def load(base, tmp_path, monkeypatch):
+    """Loads tasks as the command does, from an index of RULER and of ``tmp_path`` alone."""
+    included = [local_tasks.THEIRS / "ruler", local_tasks.OURS / "long_context", tmp_path]
+
+    def manager(include_path, metadata):
+        return TaskManager(include_path=[str(each) for each in included], include_defaults=False, metadata=metadata)
+
+    monkeypatch.setattr(harness_tasks, "TaskManager", manager)
+
+    def start(*names, seed=3, **metadata):
+        told = {"tokenizer": str(base)} | metadata
+        config = SimpleNamespace(tasks=list(names), include_path=None, metadata=told, seed=[seed] * 4, num_fewshot=None)
+        return harness_tasks.load(config, None)
+
+    return start
+
+
+@pytest.mark.parametrize(("group", "count"), [("tape_needle", 3), ("tape_ruler", 8)])
+def test_an_oracle_finds_all_that_ruler_hides(load, group, count, monkeypatch):
+    """And a reply that has half of what is asked for scores so: the share found."""
+    local_tasks.shorten_ruler(monkeypatch, samples=4)
+    monkeypatch.setattr(evaluator, "add_env_info", lambda results: None)
+    loaded = load(group)
+    scores = []
+    for answer in (lambda told: told, lambda told: told[::2], lambda told: ["nothing"]):
+        told = local_tasks.Answering(lambda request, answer=answer: ", ".join(answer(request.doc["outputs"])))
+        found = simple_evaluate(told, tasks=[group], task_manager=loaded, bootstrap_iters=0)
+        scores.append(harness_results.figures(found, {"requests": 0, "tokens": 0})["tasks"])
+    whole, half, nothing = scores
+    assert len(whole) == count
+    assert {(each["metric"], each["value"], each["samples"]) for each in whole.values()} == {("4096", 1.0, 4)}
+    assert {each["value"] for each in nothing.values()} == {0.0}
+    for name in {"niah_multiquery", "niah_multivalue", "ruler_cwe"} & set(half):
+        assert half[name]["value"] == 0.5
+
+
+def test_drawn_texts_follow_the_seed(load, monkeypatch):
+    """Otherwise no interrupted evaluation would know its own tasks again, and every process would have other ones."""
+    local_tasks.shorten_ruler(monkeypatch, samples=2)
+    one, again, other = (load("niah_multikey_2", seed=seed).fingerprints(None) for seed in (3, 3, 4))
+    assert one == again != other
+
+
+def test_shots_count_only_where_there_are_any(load, tmp_path):
+    def fingerprint(shot, number):
+        for name, text in (("rows", "a question"), ("shots", shot)):
+            (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": text, "wanted": "w"}) + "\n")
+        files = {split: str(tmp_path / f"{name}.jsonl") for split, name in (("test", "rows"), ("dev", "shots"))}
+        task = {"task": "own_shots", "dataset_path": "json", "dataset_kwargs": {"data_files": files}}
+        task |= {"test_split": "test", "fewshot_split": "dev", "output_type": "generate_until"}
+        task |= {"doc_to_text": "{{prompt}}", "doc_to_target": "{{wanted}}"}
+        (tmp_path / "own_shots.yaml").write_text(json.dumps(task))
+        return load("own_shots").fingerprints(number)
+
+    assert fingerprint("one", 2) != fingerprint("another", 2)
+    assert fingerprint("one", None) == fingerprint("another", None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "changed", "told"),
+    [
+        ('{"prompt": "a"\n', {}, "Dataset"),
+        ("", {}, ""),
+        ('{"prompt": "a"}\n', {"test_split": "nowhere"}, "nowhere"),
+        ('{"prompt": "a"}\n', {"output_tipe": "x"}, "output_tipe"),
+        ('{"prompt": "a"}\n', {"doc_to_text": "{{prompt"}, ""),
+    ],
+)
+def test_a_task_that_cannot_be_loaded_is_told(load, tmp_path, rows, changed, told):
+    (tmp_path / "rows.jsonl").write_text(rows)
+    task = {"task": "own_broken", "dataset_path": "json", "test_split": "test", "output_type": "generate_until"}
+    task |= {"dataset_kwargs": {"data_files": {"test": str(tmp_path / "rows.jsonl")}}}
+    (tmp_path / "own_broken.yaml").write_text(
+        json.dumps(task | {"doc_to_text": "{{prompt}}", "doc_to_target": "x"} | changed)
+    )
+    with pytest.raises(UserError, match=f"own_broken.*cannot be loaded.*{told}"):
+        load("own_broken")
+
+
+def test_a_task_without_questions_is_told(load, tmp_path):
+    """As one whose own filter leaves nothing."""
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "nothing.py").write_text("def keep(rows):\n    return rows.select([])\n")
+    (tmp_path / "own_empty.yaml").write_text(
+        f"{{task: own_empty, dataset_path: json, test_split: test, output_type: generate_until, doc_to_target: x,\n"
+        f" doc_to_text: prompt, process_docs: !function nothing.keep,\n"
+        f" dataset_kwargs: {{data_files: {{test: {tmp_path / 'rows.jsonl'}}}}}}}\n"
+    )
+    with pytest.raises(UserError, match=r"own_empty'.*cannot be loaded.*\n.*data with a row"):
+        load("own_empty")
+
+
+def test_ruler_says_what_it_cannot_fetch(load, monkeypatch):
+    """The essays come from the hub; the repeated sentences of niah_single_1 from nowhere."""
+    local_tasks.shorten_ruler(monkeypatch, samples=2)
+    monkeypatch.setattr(nltk, "sent_tokenize", lambda text: nltk.data.find("tokenizers/none"))
+    assert len(load("niah_single_1").tasks["niah_single_1"].eval_docs) == 2
+    with pytest.raises(UserError, match=r"niah_single_2.*cannot be loaded \(LookupError: .*nltk.download"):
+        load("niah_single_2")

@@ -145,6 +145,25 @@ def test_a_file_that_is_no_result_is_a_problem(tmp_path):
     assert "is no result" in problem.wrong
 
 
+def test_a_start_never_writes_over_an_earlier_one_of_its_own(tmp_path):
+    """The first process of that start was killed before it wrote, the second one after."""
+    mine = evaluation(tmp_path)
+    mine.journal.mkdir(parents=True)
+    (mine.journal / "0000-0001.jsonl").write_text(json.dumps(["job 1", WHOLE["job 1"]]) + "\n")
+    work = Work()
+    assert mine.carry_out(JOBS, work) == WHOLE and work.seen == [0, 2, 3, 4, 5]
+    assert sorted(file.name for file in mine.journal.glob("*.jsonl")) == ["0000-0001.jsonl", "0001-0000.jsonl"]
+
+
+def test_a_folder_that_cannot_be_written_to_is_a_problem(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    (problem,) = evaluation(tmp_path / "file" / "out").check(overwrite=True)
+    assert problem.field == "--output" and problem.wrong == f"{tmp_path / 'file'} is a file"
+    monkeypatch.setattr(journal.os, "access", lambda path, mode: False)
+    (problem,) = evaluation(tmp_path / "new" / "out").check(overwrite=False)
+    assert problem.wrong == f"{tmp_path} may not be written to"
+
+
 def test_two_at_once_in_one_folder_are_refused(tmp_path):
     mine = evaluation(tmp_path)
     mine.journal.mkdir(parents=True)

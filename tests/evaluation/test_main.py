@@ -37,5 +37,7 @@ def test_an_unknown_command(capsys):
     assert "did you mean 'perplexity'?" in capsys.readouterr().err
 
 
-def test_the_argument_of_a_launcher_is_not_a_command(capsys):
-    assert start.main(["--local_rank=1"]) == 0
+@pytest.mark.parametrize("put", [["--local_rank=1"], ["--local_rank", "1"], ["--local-rank=1"]], ids=str)
+def test_the_argument_of_a_launcher_is_not_a_command(put, capsys):
+    assert start.main([*put, "perplexty"]) == 2
+    assert "command = 'perplexty'" in capsys.readouterr().err

@@ -191,6 +191,23 @@ def test_remote_code_runs_only_when_asked(base, tmp_path):
         found(folder)
 
 
+def test_a_tokenizer_s_code_runs_only_when_asked(base, tmp_path, monkeypatch):
+    """Nor does transformers stop to ask, as it does on a terminal where nobody said."""
+    monkeypatch.setattr("builtins.input", lambda *text: pytest.fail("nobody is asked"))
+    folder = Path(shutil.copytree(base, tmp_path / "coded"))
+    assert not found(folder).tokenizer_has_code
+    content = json.loads((folder / "tokenizer_config.json").read_text())
+    content |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "code.Own"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(content))
+    (folder / "code.py").write_text(
+        "from transformers import PreTrainedTokenizerFast\n\n\nclass Own(PreTrainedTokenizerFast):\n    ran = True\n"
+    )
+    with pytest.raises(UserError, match="no tokenizer could be read"):
+        found(folder)
+    model = found(folder, "--trust_remote_code")
+    assert model.tokenizer_has_code and model.tokenizer().ran
+
+
 def test_a_missing_tokenizer_is_told(base, tmp_path):
     AutoModelForCausalLM.from_pretrained(base).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="no tokenizer could be read"):

@@ -1,5 +1,6 @@
 """``python -m evaluation passkey``: from the command line to the stored heat map, with models whose answers we know."""
 
+import contextlib
 import csv
 import json
 from dataclasses import dataclass, field
@@ -7,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from evaluation import passkey
+from evaluation import models, passkey
 from tape_ds import results
 from tests.data.letters import Letters
 from tests.scoring.readers import Reader
@@ -142,7 +143,7 @@ def test_the_same_command_again_asks_nothing(ask, tmp_path, capsys):
     ask(Reader(100_000), *SMALL)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     capsys.readouterr()
-    code, found = ask(Counted(100_000), *SMALL)
+    code, found = ask(Counted(100_000), *SMALL[:1], "1000", "400", *SMALL[3:])  # in which order makes no difference
     assert (code, found.loads, found.model.prompts) == (0, [], [])
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     shown = capsys.readouterr().out
@@ -275,3 +276,14 @@ def test_a_real_model_replies_the_same_with_and_without_a_cache(run, tmp_path):
     assert cached == whole
     replies = [each["reply"] for found in cached["passkeys"] for each in found["replies"]]
     assert len(replies) == 4 and all(len(reply.split()) > 1 for reply in replies)
+
+
+@pytest.mark.parametrize("protocol", ["grid", "published"])
+def test_an_encoding_is_used_for_the_tokens_that_there_are(ask, tmp_path, monkeypatch, protocol):
+    """A published length is a name: its prompts have a token a letter here, 3.75 times as many as it says."""
+    used = []
+    monkeypatch.setattr(models, "used_at", lambda model, length: used.append(length) or contextlib.nullcontext())
+    ask(Reader(100_000), "--protocol", protocol, "--lengths", "1200", "--trials", "1")
+    tokens = {each["tokens"] for each in figures(tmp_path)["passkeys"][0]["replies"]}
+    assert set(used) == ({1200} if protocol == "grid" else {max(tokens) + 10})
+    assert protocol == "grid" or max(tokens) > 4096

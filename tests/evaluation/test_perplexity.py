@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from evaluation import models, perplexity, texts, window_jobs
-from tape_ds import results
+from tape_ds import errors, results
 from tape_ds.data import token_file
 from tape_ds.data.packing import tokenizer_fingerprint
 from tape_ds.scoring import loss_by_position
@@ -208,6 +208,31 @@ def test_the_same_command_again_repeats_nothing(evaluate, address, tmp_path, mon
     assert (tmp_path / "one" / "perplexity.json").read_bytes() == before
 
 
+def test_documents_called_like_numbers_are_named_again(evaluate, tmp_path, capsys):
+    """A stored result gives back the word nan as a number."""
+    (tmp_path / "nan").write_text("w7 w8")
+    (tmp_path / "other").write_text(" ".join(["w9"] * 40))
+    for _ in range(2):
+        evaluate("--data", f"text:{tmp_path}/[no]*[nr]", "--lengths", 16, output=tmp_path / "out")
+        assert "left out: nan" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_broken_model_is_stored_and_shown_as_it_is(evaluate, address, base, tmp_path, capsys):
+    model = LlamaForCausalLM.from_pretrained(base)
+    model.model.norm.weight.data[0] = math.nan
+    model.save_pretrained(tmp_path / "broken")
+    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "broken")
+    for _ in range(2):
+        arguments = ("--data", address, "--lengths", 16, "--spans", 8)
+        found = evaluate(*arguments, model=tmp_path / "broken", output=tmp_path / "out")
+        assert "16  nan; nan +- nan nats per token" in capsys.readouterr().out
+    assert math.isnan(found["perplexity"][0]["perplexity"]) and math.isnan(found["perplexity"][0]["nll"])
+    stored = json.loads((tmp_path / "out" / "perplexity.json").read_text())["figures"]
+    assert stored["perplexity"][0]["nll"] == "nan" and set(stored["loss_by_position"][address]["a.txt"]["nll"]) == {
+        "nan"
+    }
+
+
 def test_an_interrupted_evaluation_goes_on(evaluate, address, tmp_path, monkeypatch):
     """Killed behind its third job, it does the others and stores what an undisturbed one does."""
     monkeypatch.setattr(window_jobs, "TOKENS_A_JOB", 40)
@@ -307,3 +332,11 @@ def test_a_model_of_fewer_embeddings_than_the_tokenizer(refused, address, base, 
 def test_a_head_that_cannot_be_reproduced(refused, address, monkeypatch):
     monkeypatch.setattr(perplexity, "unscorable", lambda config: "softcapping of this model")
     assert "softcapping of this model" in refused("--data", address, "--lengths", 16)
+
+
+def test_one_process_speaks_for_all(refused, monkeypatch):
+    monkeypatch.setattr(errors, "GRACE_SECONDS", 0)
+    monkeypatch.setenv("RANK", "1")
+    assert refused("--data", "bin:none", "--lengths", 16) == ""
+    monkeypatch.setenv("RANK", "0")
+    assert refused("--data", "bin:none", "--lengths", 16).count("1 problem found") == 1

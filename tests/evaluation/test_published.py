@@ -65,6 +65,8 @@ def test_a_table_with_a_number_too_few_is_refused():
         ("text:/home/me/github/project/a/*.py", None),
         ("stdlib", None),
         ("jsonl:a.jsonl#pg19", None),
+        ("jsonl:pile/test.jsonl.zst#text?meta.pile_set_name=Github", "github"),
+        ("hub:codeparrot/github-code-clean::train", None),
     ],
 )
 def test_which_address_names_a_published_test_set(address, expected):

@@ -110,9 +110,53 @@ def test_perplexity_stands_beside_the_published_value_of_its_length():
     assert loud(built, "Perplexity by length") == ""
 
 
-def test_another_convention_than_the_published_one_is_said():
-    built = page(("mine", {"perplexity": examples.perplexity(convention="new_tokens")}))
-    assert "another convention (all_tokens) than the runs (new_tokens)" in loud(built, "Perplexity by length")
+@pytest.mark.parametrize("convention", ["new_tokens", "blocks"])
+def test_published_numbers_of_another_convention_are_left_out_and_that_is_said(convention):
+    built = page(("mine", {"perplexity": examples.perplexity(convention=convention)}))
+    assert list(table(built, "Perplexity by length", "pg19")["8k"]) == ["mine"]
+    notes = [part.text for part in section(built, "Perplexity by length") if isinstance(part, Note)]
+    assert any("Table 2" in note and "another convention, all_tokens" in note for note in notes)
+
+
+def test_published_numbers_scored_with_other_options_are_said():
+    made = examples.perplexity()
+    made.config["bos"] = True
+    said = loud(page(("mine", {"perplexity": made})), "Perplexity by length")
+    assert "Table 2 was scored with stride 256, the runs with stride 256, --bos" in said
+
+
+@pytest.mark.parametrize("option", [{"bos": True}, {"join": 1000}, {"drop_last": True}, {"max_tokens": 64}])
+def test_perplexities_scored_with_other_options_share_no_table(option):
+    other = examples.perplexity(source="stdlib")
+    other.config.update(option)
+    built = page(("a", {"perplexity": examples.perplexity(source="stdlib")}), ("b", {"perplexity": other}))
+    found = [part for part in section(built, "Perplexity by length") if isinstance(part, Table)]
+    assert [[head.text for head in part.heads if head.run is not None] for part in found] == [["a"], ["b"]]
+    assert f"--{next(iter(option))}" in found[1].caption
+
+
+def test_accuracies_are_shown_where_they_are_stored():
+    made = examples.perplexity(source="stdlib")
+    assert not any(isinstance(part, Folded) for part in page(("a", {"perplexity": made})).sections[-3].parts)
+    made.figures["perplexity"][0]["accuracy"] = 0.52448
+    rows = table(page(("a", {"perplexity": made})), "Perplexity by length", "token right")
+    assert (rows["1k"]["a"].text, rows["2k"]["a"].text) == ("52.45", "–")
+
+
+def test_a_perplexity_that_is_no_number_is_shown():
+    """A broken model's loss is stored as a word and comes back as NaN; it is neither hidden nor the lowest."""
+    broken = examples.perplexity(source="stdlib")
+    broken.figures["perplexity"][0] |= {"nll": math.nan, "perplexity": math.nan, "standard_error": math.nan}
+    built = page(("a", {"perplexity": examples.perplexity(source="stdlib")}), ("b", {"perplexity": broken}))
+    row = table(built, "Perplexity by length", "stdlib")["1k"]
+    assert row["b"].text == "NaN" and not row["b"].best
+
+
+def test_a_run_that_made_no_step_has_no_settings_of_steps():
+    untrained = examples.run()
+    untrained.figures.update(steps=0, tokens=0, train_loss=[])
+    rows = table(page(("a", {"run": examples.run()}), ("b", {"run": untrained})), "What was run", "main")
+    assert (rows["steps"]["a"].text, rows["steps"]["b"].text, rows["learning rate"]["b"].text) == ("3", "–", "–")
 
 
 def test_nothing_is_published_for_other_texts():

@@ -3,10 +3,12 @@
 import datasets
 import numpy as np
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from evaluation import texts
 from evaluation.texts import Choice, read
 from tape_ds.data.sources import parse
+from tape_ds.errors import UserError
 from tests.data.conftest import build_tokenizer
 
 ALL = {"split": "heldout", "min_tokens": 1, "max_tokens": None, "max_documents": None, "join": None, "bare": False}
@@ -60,3 +62,23 @@ def test_the_first_that_are_long_enough(source):
 def test_a_file_of_ids_is_a_stream(tmp_path):
     np.array([5, 6, 7], "<u2").tofile(tmp_path / "x.bin")
     assert found(parse(f"bin:{tmp_path}/x.bin", "--data")) == [("x.bin", [5, 6, 7], True)]
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_so_many_tokens_of_text_are_enough_whatever_is_put_around_them(bare, tmp_path):
+    """PoSE asks for 32,768 tokens of text, and reads each window behind a BOS of its own."""
+    tokenizer = build_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    (tmp_path / "x.txt").write_text("a b")
+    (text,) = read(parse(f"text:{tmp_path}/x.txt", "--data"), tokenizer, Choice(**ALL))
+    assert (text.ids[0], text.ids[-1]) == (0, 1)
+    size = len(text.ids) - 2 * bare
+    for enough in (True, False):
+        choice = Choice(**ALL | {"bare": bare, "min_tokens": size + (not enough)})
+        if enough:
+            assert len(read(parse(f"text:{tmp_path}/x.txt", "--data"), tokenizer, choice)[0].ids) == size
+        else:
+            with pytest.raises(UserError, match="none of 1 documents"):
+                read(parse(f"text:{tmp_path}/x.txt", "--data"), tokenizer, choice)

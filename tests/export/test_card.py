@@ -1,6 +1,7 @@
 """The model card: what a reader finds in it, that every number is the run's, and that no path of this machine is."""
 
 import json
+import shutil
 
 import pytest
 import yaml
@@ -129,3 +130,11 @@ def test_a_fine_tuned_model_is_said_to_be_one(run, tmp_path):
     assert "`tiny-base` fine-tuned on the answers of the data set `qasper`, for up to 128 tokens" in text
     assert "| data | `scrolls:qasper` |" in text and "| batch | 8 rows of up to 128 tokens |" in text
     assert "context extended" not in text
+    record = run_folder / "trained" / "trained.json"
+    first = tmp_path / "c4_155m_tape" / "trained"
+    shutil.copytree(json.loads(record.read_text())["base"], first)
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"base": str(first)}))
+    source = source_model.find(str(run_folder))
+    text = card.text(source, tiny_model(), card.Wishes("x"), plain=True)
+    assert "`c4_155m_tape` fine-tuned on" in text, "not `trained`, as every run's folder is called"
+    assert "base_model" not in text and str(tmp_path) not in text

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 import torch
+from lm_eval.tasks import TaskManager
 
-from evaluation import harness
+from evaluation import harness, harness_tasks
 from tape_ds import TapeConfig, TapeForCausalLM
 from tests.evaluation.test_harness import WRITE
 from tests.integration.conftest import ROOT, launch
@@ -39,6 +40,16 @@ def own(tmp_path_factory):
     for name, text in (("choose", CHOOSE), ("write", WRITE)):
         (folder / f"{name}.yaml").write_text(text.format(folder / "rows.jsonl"))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def short_index(own, monkeypatch):
+    """In this process the index of tasks holds those of ``own`` alone: lm-eval's own ones are many thousands."""
+
+    def manager(include_path, metadata):
+        return TaskManager(include_path=str(own), include_defaults=False, metadata=metadata)
+
+    monkeypatch.setattr(harness_tasks, "TaskManager", manager)
 
 
 def test_two_processes_give_what_one_gives(tiny, own, tmp_path):

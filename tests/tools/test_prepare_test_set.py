@@ -17,7 +17,7 @@ from tools.prepare_test_set import TEST_SETS
 
 PROOF = "datasets/hoskinson-center/proof-pile@490b980249446f2f3bd2df3a8cf085d0f2de240a/test/proofpile_test.jsonl.gz"
 PILE = "datasets/monology/pile-uncopyrighted@3be90335b66f24456a5d6659d9c8d208c0357119/test.jsonl.zst"
-REPORTS = "datasets/tau/scrolls@fd1aa83070c138b7b7f381388d3b59f1f70a0fa7/gov_report.zip"
+REPORTS = "datasets/tau/scrolls/gov_report.zip"
 
 
 @pytest.fixture
@@ -100,11 +100,15 @@ def test_mistakes_come_together_and_leave_nothing(make, tmp_path, capsys):
         assert prepare_test_set.main(command) == 2
         return capsys.readouterr().err
 
+    (tmp_path / "folder.bin").mkdir()
     before = sorted(path.name for path in tmp_path.iterdir())
     said = refused("--output", tmp_path / "new.txt", "--min_tokens", 0, "--max_documents", -1)
     assert "4 problems" in said and "does not end in .bin" in said and "not a list of addresses" in said
     ids = refused("--output", tmp_path / "old.bin", "--data", f"bin:{tmp_path}/old.bin", f"text:{tmp_path}/x.txt")
     assert "exists" in ids and "3 bytes are no whole number" in ids
+    text = ("--data", f"text:{tmp_path}/x.txt")
+    assert "old.bin is a file" in refused("--output", tmp_path / "old.bin" / "new.bin", *text)
+    assert "it is a folder" in refused("--output", tmp_path / "folder.bin", *text, "--overwrite")
     assert "no document has a token" in refused(
         *("--output", tmp_path / "new.bin", "--data", f"text:{tmp_path}/x.txt", "--min_tokens", 1000)
     )

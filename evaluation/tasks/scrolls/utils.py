@@ -55,6 +55,9 @@ def load(
         raise UserError(Problem("split", split, wrong, "take a split that has what the task needs"))
     counts = None
     if max_tokens is not None:
+        if type(max_tokens) is not int:  # it comes from JSON
+            remedy = "give a number: --metadata '{\"max_tokens\": 8192}'"
+            raise UserError(Problem("max_tokens", max_tokens, "is no whole number", remedy))
         counts = _tokenizer(tokenizer or pretrained)
     rows = [_document(dataset, each, counts, max_tokens) for each in found]
     cut = [row["cut_tokens"] for row in rows if row["cut_tokens"]]
@@ -76,7 +79,8 @@ def _document(
         )
         cut = made.cut_tokens
         if cut:  # a character of several tokens may have lost some
-            prompt = tokenizer.decode(made.ids, skip_special_tokens=True).rstrip(REPLACEMENT)
+            prompt = tokenizer.decode(made.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            prompt = prompt.rstrip(REPLACEMENT)
     outputs = list(example.outputs)
     return {"id": example.id, "prompt": prompt, "outputs": outputs, "metric": dataset.metric, "cut_tokens": cut}
 

@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Any
 
 from tape_ds.data.scrolls import made
@@ -90,7 +90,7 @@ def rows(name: str, split: str, data_dir: str | Path | None = None) -> Iterator[
                     yield _row(line, location, number, split)
     except UserError:
         raise
-    except (*UNREADABLE, zipfile.BadZipFile) as error:
+    except (*UNREADABLE, RuntimeError) as error:  # RuntimeError: an encrypted archive, an unknown compression
         raise UserError(location.problem(f"cannot be read: {error}", "repair the file, or fetch it again")) from error
     if not found:
         raise UserError(location.problem("holds no rows", "give a file with a JSON object on each line"))
@@ -133,13 +133,13 @@ class _Location:
 
     @contextmanager
     def open(self) -> Iterator[IO[str]]:
-        """Its text, UTF-8."""
+        """Its text, UTF-8, with or without the mark that some editors put before it."""
         if self.member is None:
-            with self.path.open(encoding="utf-8") as file:
+            with self.path.open(encoding="utf-8-sig") as file:
                 yield file
             return
         with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as raw:
-            yield io.TextIOWrapper(raw, encoding="utf-8")
+            yield io.TextIOWrapper(raw, encoding="utf-8-sig")
 
     def identity(self) -> str:
         """What stands for the contents."""
@@ -168,34 +168,36 @@ def _locate(dataset: Dataset, split: str, data_dir: str | Path | None) -> _Locat
         UserError: there is none.
     """
     if data_dir is None:
-        return _member(_download(dataset), split)
+        return _member(_download(dataset), dataset, split)
     given = Path(data_dir).expanduser()
     plain, archive = given / dataset.name / f"{split}.jsonl", given / f"{dataset.hub_name}.zip"
     if plain.is_file():
         return _Location(plain, None)
     if given.is_file():
-        return _member(given, split)
+        return _member(given, dataset, split)
     if archive.is_file():
-        return _member(archive, split)
-    wrong = f"no {dataset.name}/{split}.jsonl and no {archive.name} there" if given.is_dir() else "no such folder"
-    remedy = f"give a folder with {dataset.name}/{split}.jsonl or {archive.name}, or leave it out to use the hub's"
-    raise UserError(Problem("data_dir", str(data_dir), wrong, remedy))
+        return _member(archive, dataset, split)
+    if not given.is_dir():  # the same words for every data set and split: one problem
+        remedy = "give a folder with NAME/SPLIT.jsonl or NAME.zip, or leave it out to use the hub's"
+        raise UserError(Problem("data_dir", str(data_dir), "no such folder", remedy))
+    wrong = f"no {dataset.name}/{split}.jsonl and no {archive.name} there"
+    raise UserError(Problem("data_dir", str(data_dir), wrong, "add one of the two, or leave it out to use the hub's"))
 
 
-def _member(path: Path, split: str) -> _Location:
-    """The one member of an archive that is this split's file."""
+def _member(path: Path, dataset: Dataset, split: str) -> _Location:
+    """The one member of an archive that is this split of this data set, by its whole name as it is published: an
+    archive of another data set is none, and nothing else in one is read."""
+    member = f"{dataset.hub_name}/{split}.jsonl"
     try:
         with zipfile.ZipFile(path) as archive:
-            names = [PurePosixPath(name) for name in archive.namelist()]
+            count = archive.namelist().count(member)
     except (OSError, zipfile.BadZipFile) as error:
         remedy = "give the zip file as SCROLLS publishes it"
         raise UserError(Problem("data_dir", str(path), f"not a readable zip file ({error})", remedy)) from error
-    # a Mac's archiver adds a shadow of each file in a folder of this name
-    fitting = [str(name) for name in names if name.name == f"{split}.jsonl" and "__MACOSX" not in name.parts]
-    if len(fitting) != 1:
-        wrong = f"{len(fitting)} files called {split}.jsonl in it"
-        raise UserError(Problem("data_dir", str(path), wrong, f"give an archive with one: DATASET/{split}.jsonl"))
-    return _Location(path, fitting[0])
+    if count != 1:
+        wrong = f"{count} files called {member} in it"
+        raise UserError(Problem("data_dir", str(path), wrong, "give the zip file as SCROLLS publishes it"))
+    return _Location(path, member)
 
 
 def _download(dataset: Dataset) -> Path:
@@ -229,6 +231,12 @@ def _row(line: str, location: _Location, number: int, split: str) -> Row:
     wrong = [name for name in wanted if not isinstance(fields.get(name), str)]
     if wrong:
         raise UserError(location.problem(f"line {number} has no text under {', '.join(wrong)}", remedy))
+    if not fields["input"].strip():
+        raise UserError(location.problem(f"line {number} has an empty input", "remove the line, or give its text"))
     output = fields.get("output")
-    answer = output if isinstance(output, str) else None
-    return Row(fields["id"], fields["input"], answer, hard=bool(fields.get("is_hard", False)))
+    row = Row(fields["id"], fields["input"], output if isinstance(output, str) else None, fields.get("is_hard") is True)
+    try:
+        f"{row.id}{row.input}{row.output}".encode()
+    except UnicodeEncodeError as error:  # half of a character, as "\ud83d": no tokenizer and no file takes it
+        raise UserError(location.problem(f"line {number} is no Unicode text ({error.reason})", remedy)) from error
+    return row

@@ -8,8 +8,9 @@ As TAPE's code has it (fine-tuning and generation alike, at ``max_tokens`` 8,192
 
 So a prompt has ``max_tokens`` less what is kept free for the answer (``reserve``), which is how other lengths follow.
 The text begins as the tokenizer begins one (Llama: with BOS) and the answer goes on in it. ``reference_format`` gives
-the ids of the published code instead: the answer begins with a BOS of its own, which is the first target, and a text
-is cut to its first 20,000 words before anything else.
+the ids of the published code instead: the answer begins with a BOS of its own, which is the first target; a text to
+answer from is cut to its first 20,000 words before anything else; and the last 7 ids of a summary's prompt are put
+behind its first 7,184 even where nothing was cut, so that a short prompt has them twice.
 """
 
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def prompt_ids(
         raise UserError(Problem("max_tokens", max_tokens, wrong, f"give more than {reserve + kept_at_end}"))
     ids = _encode(text_input, tokenizer)
     cut = max(0, len(ids) - room)
-    if cut:
+    if cut or (summary and reference_format):  # the published code repeats the end of a short prompt, too
         ids = ids[: room - kept_at_end] + ids[len(ids) - kept_at_end :]
     return Prompt(ids, cut + beyond)
 
@@ -118,8 +119,11 @@ def _encode(text: str, tokenizer: "PreTrainedTokenizerBase", begin: bool = True)
 
 
 def _request_tokens(tokenizer: "PreTrainedTokenizerBase") -> int:
-    """Ids that the request takes at the end of a text."""
-    return len(_encode(f".{REQUEST}", tokenizer, begin=False)) - len(_encode(".", tokenizer, begin=False))
+    """Ids that the request takes at the end of a text, its line break among them, which some join to a full stop."""
+    return max(
+        len(_encode(f"{end}{REQUEST}", tokenizer, begin=False)) - len(_encode(end, tokenizer, begin=False))
+        for end in (".", "a")
+    )
 
 
 def _first_words(text: str, tokenizer: "PreTrainedTokenizerBase", count: int) -> tuple[str, int]:

@@ -10,8 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-import httpx
 import numpy as np
+from huggingface_hub.errors import HTTPError  # of the library that the hub's client is made with
 
 from tape_ds.errors import Problem, UserError
 
@@ -19,7 +19,7 @@ SPLITS = ("train", "heldout")
 
 Item = TypeVar("Item")
 
-UNREADABLE = (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile, httpx.HTTPError)
+UNREADABLE = (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile, HTTPError)
 """What reading a damaged file raises: a cut ``.gz`` EOFError, a flipped byte zlib.error, a hub that does not answer
 HTTPError, and pyarrow's ArrowInvalid is a ValueError (a UserError too: let that pass first)."""
 

@@ -63,7 +63,7 @@ def find(pattern: str) -> dict[str, File]:
     looked for before it is opened.
 
     Raises:
-        OSError, ValueError, httpx.HTTPError: a remote file system that does not answer, or not so.
+        OSError, ValueError, huggingface_hub.errors.HTTPError: a remote file system that does not answer, or not so.
     """
     if not is_remote(pattern):
         matches = [Path(match) for match in glob.glob(pattern, recursive=True)]

@@ -12,6 +12,10 @@ from tape_ds.errors import Problem, UserError
 
 _LOOKED_AT = 65_536
 """Ids at the beginning of a file that are looked at before it is read."""
+_HIGH = 16
+"""Upper halves of 32-bit ids are below this: no vocabulary has 2^20 entries."""
+_ENOUGH = 64
+"""Ids of which not every one is below ``_HIGH`` by chance."""
 
 
 class TokenFile(TokenSource):
@@ -46,8 +50,9 @@ class TokenFile(TokenSource):
             wrong = f"{size:,} bytes are no whole number of ids of {width.itemsize} bytes"
             return [self.problem(wrong, "bin: reads unsigned 16-bit token ids; write them so")]
         ids = np.fromfile(self.path, width, _LOOKED_AT)
-        if record is None and len(ids) > 1 and not ids[1::2].any():
-            wrong = "every second id is 0: these are ids of 32 or 64 bits, read as 16"
+        seconds = ids[1::2]
+        if record is None and len(seconds) and seconds.max() < (_HIGH if len(seconds) >= _ENOUGH else 1):
+            wrong = f"every second id is at most {seconds.max()}: these are ids of 32 or 64 bits, read as 16"
             return [self.problem(wrong, "write 16-bit ids, or use tools/prepare_test_set.py, which notes the width")]
         return []
 

@@ -39,7 +39,7 @@ class DataSection:
     answer_tokens: int = DERIVED
     """Tokens of an answer without EOS; default 200, 1,000 for a summary."""
     reference_format: bool = False
-    """Rows exactly as the published code has them: another BOS before each answer, and its first target."""
+    """Rows as the published code has them, but for its padding: another BOS before each answer, its first target."""
     eval_examples: int = 200
     """Questions of the split ``validation``, spread over it, whose answers are scored before and after; 0: none."""
     data_cache: str = "~/.cache/tape_ds/data"

@@ -95,6 +95,9 @@ def test_the_published_archive():
     ("lines", "wrong"),
     [
         ((row(), "{not JSON"), "line 2 is no JSON"),
+        ((row(), row(text=" \n")), "line 2 has an empty input"),
+        ((row(text="half of a pair: \ud83d"),), "line 1 is no Unicode text"),
+        ((row(name="\udc00"),), "line 1 is no Unicode text"),
         (("[1]",), "line 1 is no JSON object"),
         ((row(), row(output=None)), "line 2 has no text under output"),
         (({"pid": "a", "input": 3, "output": "x"},), "line 1 has no text under id, input"),
@@ -122,6 +125,29 @@ def test_a_flipped_byte_in_an_archive_is_found(tmp_path):
     assert "cannot be read" in problem("qasper", "train", tmp_path / "damaged.zip").wrong
 
 
+@pytest.mark.parametrize(("at", "value"), [(6, 1), (8, 99)], ids=["encrypted", "an unknown compression"])
+def test_an_archive_that_cannot_be_unpacked_is_said(tmp_path, at, value):
+    """zipfile raises RuntimeError for either."""
+    with zipfile.ZipFile(tmp_path / "qasper.zip", "w") as archive:
+        archive.writestr("qasper/train.jsonl", json.dumps(row()))
+    data = bytearray((tmp_path / "qasper.zip").read_bytes())
+    data[at] = data[data.index(b"PK\x01\x02") + at + 2] = value  # in the file's own header, and in the directory
+    (tmp_path / "qasper.zip").write_bytes(data)
+    assert "qasper/train.jsonl cannot be read" in problem("qasper", "train", tmp_path).wrong
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    write(tmp_path, row())
+    path = tmp_path / "qasper" / "train.jsonl"
+    path.write_bytes("\ufeff".encode() + path.read_bytes())
+    assert examples.read("qasper", "train", tmp_path)[0].id == "a"
+
+
+@pytest.mark.parametrize(("mark", "hard"), [(True, True), (False, False), ("False", False), (None, False)])
+def test_only_true_marks_a_hard_question(tmp_path, mark, hard):
+    assert examples.read("qasper", "train", write(tmp_path, row() | {"is_hard": mark}))[0].hard is hard
+
+
 @pytest.mark.parametrize(
     ("make", "wrong"),
     [
@@ -134,17 +160,30 @@ def test_missing_files_are_named(tmp_path, make, wrong):
     assert wrong in problem("qasper", "train", make(tmp_path)).wrong
 
 
-def test_an_archive_has_each_split_once(tmp_path):
-    """A Mac's shadow files do not count; a second file of the name does."""
+def test_an_archive_has_each_split_once_and_by_its_whole_name(tmp_path):
+    """A Mac's shadow files, other folders and paths that lead elsewhere are none of it; a second one is too many."""
     path = tmp_path / "qasper.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("qasper/train.jsonl", json.dumps(row()))
-        archive.writestr("__MACOSX/qasper/train.jsonl", "shadow")
+        for other in (
+            "__MACOSX/qasper/train.jsonl",
+            "other/train.jsonl",
+            "../qasper/train.jsonl",
+            "./qasper/test.jsonl",
+        ):
+            archive.writestr(other, "shadow")
     assert len(examples.read("qasper", "train", path)) == 1
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("other/train.jsonl", json.dumps(row()))
-    assert "2 files called train.jsonl" in problem("qasper", "train", path).wrong
-    assert "0 files called test.jsonl" in problem("qasper", "test", path).wrong
+    assert "0 files called qasper/test.jsonl" in problem("qasper", "test", path).wrong
+    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("qasper/train.jsonl", json.dumps(row()))
+    assert "2 files called qasper/train.jsonl" in problem("qasper", "train", path).wrong
+
+
+def test_another_data_set_s_archive_is_not_taken_for_this_one():
+    """With one archive as data_dir, each of several data sets would else be answered with the same rows."""
+    archive = ASSETS / "gov_report.zip"
+    assert len(examples.read("gov_report", "train", archive)) == 4
+    assert "0 files called qmsum/train.jsonl" in problem("qmsum", "train", archive).wrong
 
 
 def test_unknown_names_and_splits():
@@ -166,5 +205,6 @@ def test_what_the_disk_can_tell_is_checked_without_reading(tmp_path):
     assert examples.check("qasper", ("train",), folder) == []
     assert [each.field for each in examples.check("qasper", ("train", "validation"), folder)] == ["data_dir"]
     assert [each.field for each in examples.check("quasper", ("train",), folder)] == ["dataset"]
+    assert [each.wrong for each in examples.check("qasper", ("train", "validation"), "./nowhere")] == ["no such folder"]
     assert examples.check("qasper", ("train",), None) == []
     assert "made on the spot" in examples.check("stdlib", ("train",), folder)[0].wrong

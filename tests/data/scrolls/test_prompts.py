@@ -1,6 +1,9 @@
 """What is kept of a long text, what is cut, and where an answer begins and ends."""
 
+import json
+
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from tape_ds.data.scrolls.datasets import DATASETS
 from tape_ds.data.scrolls.prompts import answer_ids, prompt_ids, reserved
@@ -51,6 +54,33 @@ def test_published_limits():
     whole = tokenizer(f"Context:\n{text}\n Please summarize this report:").input_ids
     found = prompt(tokenizer, SUMMARY, text, 8192, SUMMARY.answer_tokens, reference_format=True)
     assert found.ids == whole[:7184] + whole[-7:] and found.cut_tokens == len(whole) - 7191
+
+
+def test_the_published_code_repeats_the_end_of_a_short_summary_s_prompt(tokenizer):
+    """Its last seven ids are put behind the first 7,184 whether or not anything lies between."""
+    whole = tokenizer("Context:\na b c\n Please summarize this report:").input_ids
+    own, published = (prompt(tokenizer, SUMMARY, "a b c", 200, reference_format=each) for each in (False, True))
+    assert own.ids == whole and published.ids == whole + whole[-7:]
+    assert own.cut_tokens == published.cut_tokens == 0
+    close = prompt(tokenizer, SUMMARY, "a b c", len(whole) + 3 + 11, reference_format=True)  # three ids to spare
+    assert close.ids == whole[:-4] + whole[-7:] and close.cut_tokens == 0
+
+
+def test_the_request_keeps_its_line_break_where_a_token_joins_it_to_a_full_stop(tokenizer):
+    """As Llama-3's vocabulary does."""
+    from tokenizers import Tokenizer
+
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    content["pre_tokenizer"]["use_regex"] = False
+    content["model"]["vocab"] |= {".\u010a": 300}
+    content["model"]["merges"].append([".", "\u010a"])
+    joining = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(content)), bos_token="<s>", eos_token="</s>"
+    )
+    assert joining.tokenize(".\n") == [".\u010a"]
+    for end in ("a", "."):
+        text = joining.decode(prompt(joining, SUMMARY, "b" * 80 + end, 80).ids)
+        assert text.endswith("\n Please summarize this report:"), end
 
 
 def test_words_are_cut_in_the_published_format_alone(tokenizer):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from evaluation import report
 from evaluation.scrolls import generate, writing
 from tape_ds import results
 from tape_ds.data.scrolls import datasets, examples
@@ -82,6 +83,10 @@ def test_twice_is_once(llama, tmp_path, oracle, capsys):
     assert run(llama, tmp_path, "--datasets", "contract_nli") == 0
     assert len(asked) == count and (tmp_path / "scrolls.json").read_bytes() == before
     assert "complete already" in capsys.readouterr().out
+    (tmp_path / "scrolls" / "contract_nli.json").unlink()
+    assert run(llama, tmp_path, "--datasets", "contract_nli") == 0
+    assert len(asked) == 2 * count, "the texts stand nowhere else, so they are written again"
+    assert (tmp_path / "scrolls" / "contract_nli.json").exists()
     assert run(llama, tmp_path / "again", "--datasets", "contract_nli") == 0
     assert text(tmp_path) == text(tmp_path / "again")
 
@@ -145,6 +150,55 @@ def test_without_a_download(llama, tmp_path):
     assert figures(tmp_path)["datasets"]["stdlib"]["examples"] == 3
 
 
+def test_a_split_without_answers_is_written_for_and_not_scored(llama, tmp_path, capsys):
+    """What the benchmark's own tools make a submission of; scores of an earlier evaluation do not stay beside it."""
+    words = ("--datasets", "quality", "gov_report", *TINY)
+    assert run(llama, tmp_path, *words) == 0
+    assert (tmp_path / "scrolls" / "quality_hard_metrics.json").exists()
+    capsys.readouterr()
+    assert run(llama, tmp_path, "--datasets", "quality", *TINY, "--split", "test", "--overwrite") == 0
+    (row,) = examples.read("quality", "test", DATA)
+    assert [path.name for path in (tmp_path / "scrolls").iterdir()] == ["quality.json"]
+    assert list(json.loads((tmp_path / "scrolls" / "quality.json").read_text())) == [row.id]
+    entry = figures(tmp_path)["datasets"]["quality"]
+    assert [entry[name] for name in ("score", "standard_error", "parts", "examples")] == [None, None, None, 1]
+    said = capsys.readouterr().out
+    assert "| quality | exact_match | not scored |" in said and "the split test has no reference answers" in said
+    assert report.main([str(tmp_path), "--output", str(tmp_path / "page")]) == 0
+
+
+def test_answers_of_some_questions_alone_are_refused(llama, tmp_path, capsys):
+    """An average over those that happen to have one would be no score of the split."""
+    rows = [{"id": str(number), "input": "Which?", "output": output} for number, output in enumerate(["a", None])]
+    (tmp_path / "qasper").mkdir()
+    (tmp_path / "qasper" / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert run(llama, tmp_path / "out", "--datasets", "qasper", "--split", "test", *TINY, data=tmp_path) == 2
+    assert "1 of 2 questions of qasper have no reference answer" in capsys.readouterr().err
+
+
+def test_prompts_beyond_what_the_model_is_made_for_are_counted(llama, tmp_path, capsys):
+    """Such a score says more about the model's length than about its answers."""
+    rows = [{"id": str(number), "input": "x" * length, "output": "a"} for number, length in enumerate([1022, 1023])]
+    (tmp_path / "qasper").mkdir()
+    (tmp_path / "qasper" / "validation.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ("--datasets", "qasper", "--max_tokens", "2k", "--answer_tokens", "1")
+    assert run(llama, tmp_path / "out", *words, data=tmp_path) == 0  # with <s> and an answer of one token: 1,024, 1,025
+    assert figures(tmp_path / "out")["datasets"]["qasper"]["beyond_native"] == 1
+    assert (
+        "qasper: 1 of 2 prompts with their texts are longer than what the model is made for" in capsys.readouterr().out
+    )
+
+
+def test_all_stands_for_the_seven_beside_others(llama):
+    options = generate.parse([str(llama), "--datasets", "stdlib", "all", "qasper"])
+    assert options.datasets == ["stdlib", *datasets.DATASETS]
+
+
+def test_a_wrong_folder_is_one_problem(llama, tmp_path, capsys):
+    assert run(llama, tmp_path / "out", "--datasets", "all", data="./nowhere") == 2
+    assert "1 problem found" in capsys.readouterr().err
+
+
 def test_everything_wrong_is_told_at_once(llama, tmp_path, capsys):
     words = ("--datasets", "quasper", "qasper", "--split", "test", "--limit", "0", "--batch_size", "0")
     assert run("./nowhere", tmp_path / "out", *words) == 2
@@ -163,7 +217,6 @@ def test_everything_wrong_is_told_at_once(llama, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "wrong"),
     [
-        (("--datasets", "qasper", "--split", "test"), "have no reference answer in this split"),
         (("--datasets", "gov_report", "--max_tokens", "1k"), "--max_tokens = 1024: 1001 of them are kept"),
         (("--datasets", "quality_hard"), "--datasets = 'quality_hard': no such data set"),
         (("--datasets", "qasper", "--data_dir", "./nowhere"), "--data_dir = './nowhere': no such folder"),

@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 from lm_eval import simple_evaluate
 from lm_eval.api.model import LM
+from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
+from transformers import AutoTokenizer
 
-from tape_ds.data.scrolls import examples, prompts
+from evaluation.language_model import LanguageModel
+from evaluation.scrolls.writing import Limits
+from tape_ds.data.scrolls import examples, prompts, rows
 from tape_ds.data.scrolls.datasets import DATASETS
 from tape_ds.errors import UserError
 from tests.evaluation.scrolls.conftest import DATA, known_answers
@@ -83,6 +87,25 @@ def test_prompts_and_limits_are_the_command_s(name, evaluated):
         assert not settings["until"]
 
 
+@pytest.mark.parametrize("room", [7191, 120], ids=["whole", "cut"])
+@pytest.mark.parametrize("name", DATASETS)
+def test_training_generation_and_lm_eval_read_the_same_ids(name, room, manager, llama, tmp_path):
+    """Token for token."""
+    dataset, tokenizer = DATASETS[name], AutoTokenizer.from_pretrained(llama)
+    max_tokens = room + prompts.reserved(dataset.answer_tokens)
+    form = rows.Form(max_tokens, dataset.answer_tokens)
+    trained = rows.tokenized(name, "validation", DATA, tokenizer, form, tmp_path, questions=3)
+    limits = Limits(max_tokens, 200, 1000, reference_format=False, use_cache=True, top_k=None, seed=0)
+    asked = [limits.prompt(dataset, each.input, tokenizer) for each in examples.read(name, "validation", DATA)]
+    assert [row["input_ids"][: -row["targets"]] for row in trained] == [each.ids for each in asked]
+    assert {each.cut_tokens > 0 for each in asked} == {room == 120}
+    model, plain = Says(lambda prompt: ""), HFLM(pretrained=str(llama), device="cpu")
+    evaluate(model, manager(max_tokens=max_tokens, tokenizer=str(llama)), f"tape_scrolls_{name}")
+    ours = LanguageModel(str(llama), device="cpu")
+    for prompt, each in zip([prompt for prompt, _ in model.asked], asked, strict=True):
+        assert plain.tok_encode(prompt) == ours.tok_encode(prompt) == each.ids
+
+
 def test_a_long_prompt_is_cut_here_and_counted(manager, llama, capsys):
     """lm-eval itself would cut it from the left, where the question stands."""
     model = Says(lambda prompt: "")
@@ -96,6 +119,8 @@ def test_a_long_prompt_is_cut_here_and_counted(manager, llama, capsys):
 
 
 def test_mistakes_are_told(manager, tmp_path):
+    with pytest.raises(UserError, match="is no whole number"):
+        evaluate(oracle(), manager(max_tokens="8k"), "tape_scrolls_qasper")
     with pytest.raises(UserError, match="there is no tokenizer"):
         evaluate(oracle(), manager(max_tokens=301), "tape_scrolls_qasper")
     with pytest.raises(UserError, match="reference answers are not published"):

@@ -30,7 +30,7 @@ def problems_of(*argv):
 # (what to change, expected field, part of the problem, part of the remedy)
 MALFORMED = {
     "unknown data set": ({"dataset": "quasper"}, "dataset", "no such data set", "qasper"),
-    "no such folder": ({"data_dir": "nowhere"}, "data_dir", "no such folder", "qasper.zip"),
+    "no such folder": ({"data_dir": "nowhere"}, "data_dir", "no such folder", "NAME.zip"),
     "data for what is made": ({"dataset": "stdlib"}, "data_dir", "made on the spot", "remove"),
     "no model there": ({"model": "runs/none/trained"}, "model", "no such folder", "a folder"),
     "no room for a text": ({"max_tokens": 210}, "max_tokens", "answer_tokens = 200", "217"),
