@@ -61,7 +61,7 @@ class Evaluation:
         self.folder = Path(folder)
         processes = int(os.environ.get("WORLD_SIZE", "1"))
         self.started = results.collect(
-            command=sys.argv,
+            command=_typed(sys.argv),
             seed=seed,
             model=model,
             config={"evaluation": name, **config},
@@ -182,6 +182,13 @@ class Evaluation:
                     key, value = json.loads(line)
                     known[key] = value
         return known
+
+
+def _typed(words: Sequence[str]) -> list[str]:
+    """The command as it was typed: Python gives the path of a module that ``-m`` ran."""
+    if Path(words[0]).parts[-2:] != ("evaluation", "__main__.py"):
+        return list(words)
+    return ["python", "-m", "evaluation", *(word for word in words[1:] if not word.startswith("--local_rank="))]
 
 
 def default_folder(model: FoundModel) -> Path:

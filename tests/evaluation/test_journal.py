@@ -184,3 +184,16 @@ def test_where_results_go(run, base):
     assert journal.default_folder(found(folder / "checkpoint-8")) == folder / "evaluation" / "checkpoint-8"
     plain = found(base)
     assert journal.default_folder(plain) == Path("runs/evaluation") / str(base).strip("/").replace("/", "--")
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["/home/me/tape-ds/evaluation/__main__.py", "passkey", "x"], ["python", "-m", "evaluation", "passkey", "x"]),
+        (["evaluation/__main__.py", "--local_rank=1", "passkey"], ["python", "-m", "evaluation", "passkey"]),
+        (["/home/me/mine.py", "passkey"], ["/home/me/mine.py", "passkey"]),
+    ],
+)
+def test_the_command_is_stored_as_it_was_typed(tmp_path, monkeypatch, words, command):
+    monkeypatch.setattr("sys.argv", words)
+    assert evaluation(tmp_path).started.command == command
