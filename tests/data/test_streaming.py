@@ -324,10 +324,21 @@ def test_unreadable_line_is_named(open_rows, folder, workers):
 
 
 def test_cut_archive_is_named(open_rows, folder):
+    """Longer than what is looked at before work starts, where a shorter one is refused."""
+    write(folder / "3.jsonl.gz", [*texts_of(3, 6), *("tape " * length for length in range(2000, 2100, 10))])
     raw = (folder / "3.jsonl.gz").read_bytes()
     (folder / "3.jsonl.gz").write_bytes(raw[:-9])
     with pytest.raises(StreamError, match=r"3\.jsonl\.gz cannot be read: Compressed file ended"):
         list(open_rows(samples=400))
+
+
+def test_a_short_cut_archive_is_refused_before_work_starts(open_rows, folder):
+    raw = (folder / "3.jsonl.gz").read_bytes()
+    (folder / "3.jsonl.gz").write_bytes(raw[:-9])
+    with pytest.raises(
+        UserError, match=r"nothing was started(.|\n)*3\.jsonl\.gz cannot be read: Compressed file ended"
+    ):
+        open_rows(samples=400)
 
 
 def test_reading_does_not_go_on_after_an_error(open_rows, folder):
