@@ -73,8 +73,9 @@ class FoundModel(ABC):
             UserError: weights that are missing or do not fit.
         """
         model = self.whole()
-        for parameter in model.parameters():  # not the module: its cast would round the angles' frequencies, too
-            parameter.data = parameter.data.to(self.dtype)
+        if getattr(model.config, "quantization_config", None) is None:  # packed weights are no numbers to round
+            for parameter in model.parameters():  # not the module: its cast would round the angles' frequencies, too
+                parameter.data = parameter.data.to(self.dtype)
         model.to(self.device)
         return model.eval()
 

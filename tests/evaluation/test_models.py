@@ -119,6 +119,15 @@ def test_16_bit_weights_keep_exact_angles(base):
     assert model.model.rotary_emb.inv_freq.dtype == torch.float32
 
 
+def test_packed_weights_are_not_cast(base, monkeypatch):
+    """Two 4-bit weights to a byte are no numbers that another dtype could hold."""
+    packed = AutoModelForCausalLM.from_pretrained(base)
+    head = torch.nn.Parameter(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
+    packed.lm_head.weight, packed.config.quantization_config = head, {"quant_method": "bitsandbytes"}
+    monkeypatch.setattr(models.PlainModel, "whole", lambda self: packed)
+    assert found(base, "--dtype", "bfloat16").load().lm_head.weight.dtype == torch.uint8
+
+
 def test_the_dtype_is_the_stored_one_unless_asked(base, tmp_path):
     AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
     shutil.copy(base / "tokenizer.json", tmp_path / "half")
