@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +81,15 @@ class FoundModel(ABC):
         return model.eval()
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's tokenizer, or the one that was asked for.
+        """The model's tokenizer, or the one that was asked for; read once.
 
         Raises:
             UserError: there is none.
         """
+        return self._tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
         return tokenizers.load(self.tokenizer_address, trust_remote_code=self.trust_remote_code)
 
     @property

@@ -102,7 +102,7 @@ def _until_end(ids: list[int], ends: set[int]) -> list[int]:
 
 @contextmanager
 def _no_settings_of_its_own(causal_lm: Any) -> Iterator[None]:
-    """``generate`` fills every field that is not given from the model's own settings: for now it has none."""
+    """``generate`` fills every field that is not given from the model's own settings: within the block it has none."""
     own = causal_lm.generation_config
     causal_lm.generation_config = GenerationConfig()
     try:
