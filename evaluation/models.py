@@ -28,7 +28,7 @@ from tape_ds.export import source_model
 from tape_ds.export.cuts import FAMILIES
 from tape_ds.model import convert, extendable
 from tape_ds.model.llama import TapeForCausalLM, evaluated_at
-from tape_ds.training import checkpoint
+from tape_ds.training import trained
 from tape_ds.training.run import TRAINED
 
 ADAPTER = "adapter_config.json"
@@ -149,7 +149,7 @@ class OwnModel(FoundModel):
         """With those of the base that a run trained on."""
         yield from _model_files(self.source.folder)
         record = self.source.record
-        if record is not None and record.base is not None and not any(self.folder.glob(checkpoint.WHOLE_WEIGHTS)):
+        if record is not None and record.base is not None and not any(self.folder.glob(trained.WHOLE_WEIGHTS)):
             base = convert.resolve(record.base)
             yield from _model_files(Path(base) if Path(base).is_dir() else _download(base))
 
@@ -283,7 +283,7 @@ def _find(address: str, tokenizer: str | None, dtype: str, device: torch.device,
 def _is_ours(address: str) -> bool:
     """Whether the address leads to a folder that a run, a conversion or an export of this project made."""
     folder = Path(address)
-    records = (folder / checkpoint.RECORD, folder / TRAINED / checkpoint.RECORD)
+    records = (folder / trained.RECORD, folder / TRAINED / trained.RECORD)
     return any(record.is_file() for record in records) or source_model.model_type(folder) in FAMILIES
 
 
@@ -383,7 +383,7 @@ def _native_length(config: PreTrainedConfig) -> int | None:
 
 def _model_files(folder: Path) -> list[Path]:
     """Configuration and weights of a folder; pickled weights where there are no others."""
-    patterns: Sequence[str] = ("config.json", ADAPTER, checkpoint.RECORD, "*.safetensors")
+    patterns: Sequence[str] = ("config.json", ADAPTER, trained.RECORD, "*.safetensors")
     found = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
     if not any(file.suffix == ".safetensors" for file in found):
         found += sorted(folder.glob("*.bin"))

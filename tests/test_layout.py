@@ -15,14 +15,15 @@ SCRIPTS = ("launchers", "evaluation", "tools", "benchmarks")
 # For each room under tape_ds/, the rooms and single files it may import; arrows point one way.
 MAY_IMPORT = {
     "errors": set(),
-    "results": {"errors"},
+    "storage": set(),
+    "results": {"errors", "storage"},
     "kernels": {"errors"},
     "model": {"kernels", "errors"},
-    "data": {"model", "errors"},
+    "data": {"model", "errors", "storage"},
     "parallel": {"model", "kernels", "errors"},
     "scoring": {"data", "model", "errors"},
-    "training": {"scoring", "data", "parallel", "model", "kernels", "errors", "results"},
-    "export": {"training", "scoring", "data", "model", "errors", "results", "__init__"},
+    "training": {"scoring", "data", "parallel", "model", "kernels", "errors", "results", "storage"},
+    "export": {"training", "scoring", "data", "model", "errors", "results", "storage", "__init__"},
     "__init__": {"model", "errors"},
 }
 # The model is told about parallelism, adapters and trackers from outside.

@@ -36,9 +36,9 @@ def main(argv: list[str] | None = None) -> int:
 
     from tape_ds.data import cache
     from tape_ds.data import tokenizer as tokenizers
-    from tape_ds.training import checkpoint, merging
+    from tape_ds.training import merging, trained
 
-    record = checkpoint.read_record(options.trained)
+    record = trained.read_record(options.trained)
     tokenizer = tokenizers.load(options.trained, "trained")
     model = merging.merge(options.trained)
     dtype = merging.original_dtype(options.trained) if options.dtype == "auto" else getattr(torch, options.dtype)

@@ -13,7 +13,7 @@ from tape_ds.errors import Problem, UserError
 from tape_ds.export.cuts import FAMILIES
 from tape_ds.model import extendable
 from tape_ds.results import Result
-from tape_ds.training import checkpoint, merging
+from tape_ds.training import merging, trained
 from tape_ds.training.run import RESULTS, TRAINED
 
 CONFIG = "config.json"
@@ -28,7 +28,7 @@ class SourceModel:
     folder: Path
     """Configuration, tokenizer and weights, or what was trained of them."""
     config: extendable.Config
-    record: checkpoint.Record | None
+    record: trained.Record | None
     """Of what was trained; None: a whole model that no run made."""
     result: Result | None
     """What the run stored; None: nothing that belongs to these weights."""
@@ -61,9 +61,9 @@ def find(address: str) -> SourceModel:
     """
     given = Path(address)
     inner = given / TRAINED
-    folder = inner if (inner / checkpoint.RECORD).is_file() else given
-    if (folder / checkpoint.RECORD).is_file():
-        record = checkpoint.read_record(folder)
+    folder = inner if (inner / trained.RECORD).is_file() else given
+    if (folder / trained.RECORD).is_file():
+        record = trained.read_record(folder)
         result, reason = _result_of(folder, record)
         return SourceModel(folder, _config(folder), record, result, reason, merging.original_dtype(folder))
     found = model_type(folder)
@@ -89,7 +89,7 @@ def model_type(folder: Path) -> str | None:
         return None
 
 
-def _result_of(folder: Path, record: checkpoint.Record) -> tuple[Result | None, str]:
+def _result_of(folder: Path, record: trained.Record) -> tuple[Result | None, str]:
     """The run's stored result where it is of these weights, else why not."""
     path = folder.parent / RESULTS / "run.json"
     if folder.name != TRAINED:

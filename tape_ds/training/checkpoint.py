@@ -1,278 +1,244 @@
-"""What a run leaves behind of its weights: only what was trained, and the way back to a whole model.
+"""Checkpoints on a disk: folders that are whole, or are none.
 
-A *trained folder* holds ``trained.json`` (format, base model, method, exact parameter names), the configuration, the
-tokenizer and the trained tensors as safetensors (with adapters: peft's two files, which hold the groups trained whole
-as well as the adapters). ``load_trained`` puts them onto the base model; with every parameter trained, the folder is an
-ordinary model folder itself.
+A checkpoint is a folder ``checkpoint-N`` of a run's folder, N its step, with a ``manifest.json`` that names every file
+in it with size and SHA-256. It is written as ``checkpoint-N.writing`` and gets its name, manifest included, by one
+rename when all of it lies on the disk: a save that was cut short never looks like a checkpoint, and whatever happened
+to a committed one since then shows in its manifest. This module knows nothing of ranks: :mod:`.saving` writes,
+:mod:`.resume` chooses.
+
+    trained.json, config.json, *.safetensors, tokenizer files    a trained folder (tape_ds.training.trained)
+    global_stepN/                                                the engine's state, a file for each rank
+    optimizer.pt, scheduler.pt, scaler.pt                        without an engine; the scheduler in either case
+    rng_state[_R].pth, rank_state_R.json                         of rank R: random numbers, and sums not yet logged
+    trainer_state.json                                           steps, history
+    manifest.json
 """
 
-import contextlib
-import copy
+import hashlib
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import re
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
-from peft.utils import SAFETENSORS_WEIGHTS_NAME as ADAPTER_WEIGHTS
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
-
-from tape_ds.errors import Problem, UserError
-from tape_ds.model import convert, extendable
+from tape_ds import storage
 
 FORMAT = 1
-RECORD = "trained.json"
-WEIGHTS = "trained.safetensors"
-WHOLE_WEIGHTS = "model*.safetensors"
+"""Raised when a checkpoint of before can no longer be gone on with."""
+MANIFEST = "manifest.json"
+WRITING, REPLACED, REMOVED = ".writing", ".replaced", ".removed"
+
+_COMMITTED = re.compile(r"checkpoint-(\d+)")
 
 
 @dataclass(frozen=True)
-class Record:
-    """Contents of ``trained.json``."""
+class Entry:
+    """A file of a checkpoint, as it was when it was written."""
 
-    base: str | None
-    """Address of the model that was extended, as :func:`tape_ds.model.convert.resolve` takes it; None where there was
-    none: a model trained from scratch, whose folder is whole."""
-    method: str
-    names: tuple[str, ...]
-    """Exact names of the trained parameters; none where only the configuration differs from the base's."""
+    size: int
+    """Bytes."""
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Contents of ``manifest.json``."""
+
+    step: int
+    """Optimizer steps taken."""
+    processes: int
+    stage: int | None
+    """ZeRO stage; None: trained without an engine."""
+    files: Mapping[str, Entry]
+    """By path within the folder, "/" between its parts."""
+    identity: Mapping[str, Any]
+    """All that decides the numbers of the run, see :mod:`tape_ds.training.identity`."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of the packages that computed."""
+    name: str | None = None
+    """Given by a person who asked for it; a named checkpoint is never removed."""
+    universal: bool = False
+    """Whether the engine's state is in DeepSpeed's universal form, which any number of ranks can read."""
     format: int = FORMAT
 
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.files.values())
 
-def gather(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
-    """Whole CPU copies of these parameters on rank 0, an empty dict elsewhere. Every rank must call it.
+    def write(self, folder: Path) -> None:
+        """Make ``folder`` say of itself what it is; comes last."""
+        content = asdict(self)
+        storage.write_json(folder / MANIFEST, {**content, "check": _hash(content)})
 
-    Parameters that ZeRO-3 has partitioned are gathered one at a time.
+
+def read(folder: Path) -> Manifest:
+    """The manifest of a checkpoint.
 
     Raises:
-        RuntimeError: a gathered tensor is empty: nothing is ever saved that cannot be loaded.
+        ValueError: there is none, or it is damaged or of another format; says which.
     """
-    parameters = dict(model.named_parameters())
-    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    gathered = {}
-    for name in names:
-        with _whole(parameters[name]):
-            if rank == 0:
-                gathered[name] = parameters[name].detach().to("cpu", copy=True).contiguous()
-    if empty := [name for name, tensor in gathered.items() if tensor.numel() == 0]:
-        raise RuntimeError(f"gathered without content: {', '.join(empty)}")
-    return gathered
-
-
-def _whole(parameter: nn.Parameter) -> contextlib.AbstractContextManager:
-    if not hasattr(parameter, "ds_id"):
-        return contextlib.nullcontext()
-    import deepspeed
-
-    return deepspeed.zero.GatheredParameters([parameter])
-
-
-def save_trained(folder: str | Path, model: PreTrainedModel | PeftModel, record: Record, tokenizer: Any = None) -> None:
-    """Write a trained folder from rank 0; every rank must call it."""
-    folder = Path(folder)
-    tensors = gather(model, record.names)
-    if torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    _remove_weights(folder)
-    if isinstance(model, PeftModel):
-        _save_adapter(folder, model, record.base, tensors)
-    elif _is_whole_model(model, record.names):
-        _save_whole(folder, model, tensors)
-    else:
-        model.config.save_pretrained(folder)
-        if tensors:
-            _write_aside(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
-    _write_aside(folder / RECORD, lambda path: path.write_text(json.dumps(asdict(record), indent=2) + "\n"))
-
-
-def _save_whole(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor]) -> None:
-    """An ordinary model folder. Training keeps no key/value cache; whoever loads this to generate wants one."""
-    training = model.config.use_cache
-    model.config.use_cache = True
     try:
-        model.save_pretrained(folder, state_dict=tensors)
-    finally:
-        model.config.use_cache = training
-
-
-def _save_adapter(folder: Path, model: PeftModel, base: str | None, tensors: dict[str, Tensor]) -> None:
-    """peft's two files. Its own ``save_pretrained`` asks the hub about the base's vocabulary and adds a blank model
-    card, and both files would name the folder where this machine keeps the base."""
-    tensors = {name: tensors[first] for name, first in _first_names(model).items() if first in tensors}
-    saved = get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)
-    saved = {name: tensor.clone() for name, tensor in saved.items()}  # tied ones must not share memory in a file
-    _write_aside(folder / ADAPTER_WEIGHTS, lambda path: save_file(saved, path, metadata={"format": "pt"}))
-    config = copy.copy(model.peft_config["default"])
-    config.base_model_name_or_path, config.inference_mode = base, True
-    config.save_pretrained(folder)
-    _unquantised(model.get_base_model().config).save_pretrained(folder)
-
-
-def _unquantised(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration without how a base was held while it trained: what was trained goes onto the base itself."""
-    if getattr(config, "quantization_config", None) is None:
-        return config
-    plain = copy.deepcopy(config)
-    del plain.quantization_config
-    return plain
-
-
-def _remove_weights(folder: Path) -> None:
-    """Remove what an earlier run left here: trained by another method, its files would be loaded instead of the new."""
-    for pattern in (
-        RECORD,
-        WEIGHTS,
-        ADAPTER_WEIGHTS,
-        "adapter_config.json",
-        WHOLE_WEIGHTS,
-        "model.safetensors.index.json",
-    ):
-        for file in folder.glob(pattern):
-            file.unlink()
-
-
-def _first_names(model: nn.Module) -> dict[str, str]:
-    """Every name of every parameter -> the name that ``named_parameters`` gives it: tied ones have several."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {name: names[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
-
-
-def read_record(folder: str | Path) -> Record:
-    """``trained.json`` of a folder.
-
-    Raises:
-        UserError: there is none, or it is not of this format.
-    """
-    path = Path(folder) / RECORD
-    remedy = "give the folder 'trained' of a run, or one of its checkpoints"
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"it has no {MANIFEST}: its save did not come to its end") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"its {MANIFEST} cannot be read ({error})") from error
     try:
-        fields = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise UserError(Problem("trained folder", str(folder), f"no readable {RECORD} ({error})", remedy)) from error
-    if (
-        not isinstance(fields, dict)
-        or fields.keys() != Record.__dataclass_fields__.keys()
-        or fields["format"] != FORMAT
-    ):
-        raise UserError(Problem("trained folder", str(folder), f"{RECORD} is not of format {FORMAT}", remedy))
-    return Record(**(fields | {"names": tuple(fields["names"])}))
+        if content.pop("check") != _hash(content):
+            raise ValueError(f"its {MANIFEST} is damaged: its check sum is another")
+        if content["format"] != FORMAT:
+            raise ValueError(f"its format is {content['format']}, this version reads {FORMAT}")
+        files = {name: Entry(**entry) for name, entry in content.pop("files").items()}
+        if unsafe := [name for name in files if name.startswith("/") or ".." in Path(name).parts]:
+            raise ValueError(f"its {MANIFEST} names files outside of it: {', '.join(unsafe)}")
+        return Manifest(files=files, **content)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"its {MANIFEST} is damaged ({type(error).__name__}: {error})") from error
 
 
-def differing_fields(folder: str | Path, config: extendable.Config) -> list[str]:
-    """Names of the fields in which a trained folder's model differs from ``config``; what only describes how it is
-    held or saved is left out.
-
-    Raises:
-        UserError: the folder's configuration is impossible.
-    """
-    saved, own = extendable.read_config(folder).to_dict(), config.to_dict()
-    names = (saved.keys() | own.keys()) - _NOT_THE_MODEL
-    return sorted(name for name in names if saved.get(name) != own.get(name))
-
-
-_NOT_THE_MODEL = {
-    *("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"),
-    "quantization_config",  # of a base that trains in 4 bits; a trained folder says nothing of it
-}
+def misfits(folder: Path, manifest: Manifest) -> list[str]:
+    """What a look at the directory tells against a checkpoint: files missing, of another size, or foreign."""
+    found = []
+    present = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
+    for name, entry in manifest.files.items():
+        path = present.pop(name, None)
+        if path is None or path.is_symlink():
+            found.append(f"{name} is missing")
+        elif path.stat().st_size != entry.size:
+            found.append(f"{name} has {path.stat().st_size:,} bytes instead of {entry.size:,}")
+    present.pop(MANIFEST, None)
+    return found + [f"{name} does not belong to it" for name in sorted(present)]
 
 
-def differing_adapters(folder: str | Path, model: PeftModel) -> list[str]:
-    """Names of the recipe's fields in which the adapters of a trained folder have another shape or scale than those of
-    ``model``; their targets are told by the names of what is trained."""
-    saved, own = PeftConfig.from_pretrained(folder), model.peft_config["default"]
-    fields = {"lora_r": "r", "lora_alpha": "lora_alpha"}
-    return [field for field, name in fields.items() if getattr(saved, name) != getattr(own, name)]
-
-
-def check_whole(field: str, address: str, folder: str | Path) -> list[Problem]:
-    """Whether ``folder`` (what ``address`` leads to) is a whole model and not what a run trained of one."""
-    folder = Path(folder)
-    if not (folder / RECORD).exists() or any(folder.glob(WHOLE_WEIGHTS)):
-        return []
-    remedy = f"make a whole model of it: python tools/merge_adapter.py {address} OUT"
-    return [Problem(field, address, "it holds only what a run trained of its base", remedy)]
-
-
-def load_trained(
-    folder: str | Path, models: str | Path | None = None, **arguments: Any
-) -> extendable.Model | PeftModel:
-    """The base model with what was trained on it; a ``PeftModel`` where the method was LoRA.
+def damage(folder: Path, manifest: Manifest, names: Collection[str] | None = None) -> list[str]:
+    """What reading files whole tells against them.
 
     Args:
-        folder: a trained folder.
-        models: where unpacked base models are kept (see :func:`tape_ds.model.convert.resolve`).
-        arguments: for ``from_pretrained`` of the base, such as ``dtype``.
+        folder: of the checkpoint.
+        manifest: its own.
+        names: of the files that are read; all by default.
+    """
+    found = []
+    for name in manifest.files if names is None else names:
+        try:
+            same = storage.digest(folder / name) == manifest.files[name].sha256
+        except OSError as error:
+            found.append(f"{name} cannot be read ({error.strerror})")
+            continue
+        if not same:
+            found.append(f"{name} is damaged: its SHA-256 is another")
+    return found
+
+
+def entry(path: Path) -> Entry:
+    """The entry of a file as it lies there now."""
+    return Entry(path.stat().st_size, storage.digest(path))
+
+
+def commit(aside: Path, folder: Path, manifest: Manifest) -> None:
+    """Turn the complete folder ``aside`` into the checkpoint ``folder``: the one rename that counts.
+
+    A checkpoint of this name steps aside first, and goes when the new one has its place; :func:`tidy` puts it back
+    where that was cut short.
 
     Raises:
-        UserError: no such folder, or tensors that do not fit the base model exactly.
+        ValueError: ``aside`` does not hold exactly what the manifest says.
+        OSError: the disk.
     """
-    folder = Path(folder)
-    record = read_record(folder)
-    config = extendable.read_config(folder)
-    if any(folder.glob(WHOLE_WEIGHTS)):
-        return extendable.load(folder, config, **arguments)
-    if record.base is None:
-        remedy = "restore its model*.safetensors; there is no base to put anything onto"
-        raise UserError(Problem("trained folder", str(folder), "a model trained from scratch, without weights", remedy))
-    model: Any = extendable.load(convert.resolve(record.base, models), config, **arguments)
-    if (folder / "adapter_config.json").exists():
-        # not PeftModel.from_pretrained, which only warns of a tensor that is missing
-        adapters = PeftConfig.from_pretrained(folder)
-        adapters.base_model_name_or_path = None
-        model = get_peft_model(model, adapters, autocast_adapter_dtype=False)
-    if record.names:
-        apply_trained(folder, model, record.names)
-    return model
+    if wrong := misfits(aside, manifest):
+        raise ValueError(f"{aside.name} is not complete: {'; '.join(wrong)}")
+    manifest.write(aside)
+    for inner in [path for path in aside.rglob("*") if path.is_dir()]:
+        storage.sync(inner)
+    replaced = folder.with_name(folder.name + REPLACED)
+    if folder.exists():
+        os.rename(folder, replaced)
+    os.rename(aside, folder)
+    storage.sync(folder.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
-def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) -> None:
-    """Copy the tensors of a trained folder into ``model``, exactly these names and shapes.
+def committed(output: Path) -> list[Path]:
+    """Folders named and sealed as checkpoints, the oldest first; whether they are whole is another question."""
+    return [folder for folder in numbered(output) if (folder / MANIFEST).is_file()]
 
-    Raises:
-        UserError: a tensor is missing, left over or of another shape.
+
+def numbered(output: Path) -> list[Path]:
+    """Folders named as checkpoints, the oldest first."""
+    found = [(int(match[1]), path) for path in output.glob("checkpoint-*") if (match := _COMMITTED.fullmatch(path.name))]
+    return [path for _, path in sorted(found) if path.is_dir()]
+
+
+def step_of(folder: Path) -> int:
+    """N of a folder ``checkpoint-N``."""
+    match = _COMMITTED.fullmatch(folder.name)
+    assert match is not None, folder
+    return int(match[1])
+
+
+def tidy(output: Path) -> list[str]:
+    """Clear away what a killed save, replacement or removal left, and put a checkpoint back that nothing replaced.
+
+    Only for whoever holds the run's lock. Returns what was done, in words.
     """
-    tensors = _read_weights(Path(folder))
-    own = dict(model.named_parameters(remove_duplicate=False))
-    parameters: dict[str, Tensor] = {name: own[name] for name in names if name in own}
-    if isinstance(model, PeftModel):  # peft's files leave the adapter's name out of every key
-        first = _first_names(model)
-        parameters = {name: own[name] for name in own if first[name] in parameters}
-        parameters = get_peft_model_state_dict(model, state_dict=parameters, save_embedding_layers=False)
-    wrong = sorted(
-        {*(tensors.keys() ^ parameters.keys()), *(set(names) - own.keys())}
-        or {n for n, tensor in tensors.items() if tensor.shape != parameters[n].shape}
-    )
-    if wrong:
-        wrong_text = f"tensors that do not fit this model: {', '.join(wrong[:8])}"
-        raise UserError(Problem("trained folder", str(folder), wrong_text, "use the folder with the base it names"))
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            parameters[name].copy_(tensor)
+    done = []
+    for path in _left(output, REPLACED):
+        original = path.with_name(path.name.removesuffix(REPLACED))
+        if original.exists():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.rename(path, original)
+            done.append(f"{original.name} put back: what was to replace it was not finished")
+    for path in [*_left(output, WRITING), *_left(output, REMOVED)]:
+        shutil.rmtree(path, ignore_errors=True)
+        if path.name.endswith(WRITING):
+            done.append(f"{path.name} removed: a save that was not finished")
+    return done
 
 
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a trained folder, by the names in its files."""
-    files = [file for pattern in (WEIGHTS, ADAPTER_WEIGHTS, WHOLE_WEIGHTS) for file in sorted(folder.glob(pattern))]
-    if not files:
-        remedy = "give the folder 'trained' of a run, or one of its checkpoints"
-        raise UserError(Problem("trained folder", str(folder), "it holds no weights", remedy))
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+def _left(output: Path, ending: str) -> Iterator[Path]:
+    return (path for path in output.glob(f"checkpoint-*{ending}") if path.is_dir())
 
 
-def _is_whole_model(model: nn.Module, names: Sequence[str]) -> bool:
-    return len(names) == sum(1 for _ in model.named_parameters())
+def remove(folder: Path) -> None:
+    """Take a checkpoint away: no longer one from its rename on, however long the rest takes."""
+    removed = folder.with_name(folder.name + REMOVED)
+    os.rename(folder, removed)
+    shutil.rmtree(removed, ignore_errors=True)
 
 
-def _write_aside(path: Path, write: Any) -> None:
-    """Write next to ``path`` and rename, so that a file is whole or absent."""
-    aside = path.with_name(path.name + ".partial")
-    write(aside)
-    os.replace(aside, path)
+def retain(output: Path, limit: int | None, every: int | None = None, steps: Collection[int] = ()) -> list[Path]:
+    """Remove all checkpoints but the newest ``limit``, those of steps that ``every`` divides, of ``steps``, and named
+    ones. Returns what is gone.
+
+    Args:
+        output: the run's folder.
+        limit: 1 or more; None keeps all.
+        every: 1 or more; None: no such rule.
+        steps: kept for ever.
+    """
+    if limit is None:
+        return []
+    gone = []
+    for folder in committed(output)[:-limit]:
+        step = step_of(folder)
+        if step in steps or (every and step % every == 0) or _is_named(folder):
+            continue
+        remove(folder)
+        gone.append(folder)
+    return gone
+
+
+def _is_named(folder: Path) -> bool:
+    try:
+        return read(folder).name is not None
+    except ValueError:
+        return False
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

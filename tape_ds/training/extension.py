@@ -23,12 +23,12 @@ from tape_ds.scoring.loss_by_position import SpanLosses
 from tape_ds.scoring.passkey import Passkey
 from tape_ds.training import methods, plots, tables
 from tape_ds.training.callbacks import LossByPosition, PasskeyRetrieval
-from tape_ds.training.checkpoint import Record, check_whole
 from tape_ds.training.held_out import HeldOut, Scores, read_passkeys, read_scores
 from tape_ds.training.recipe.extension import ExtensionRecipe
 from tape_ds.training.recipe.extension_checks import check_against_model
 from tape_ds.training.recipe.method_checks import targets_of
 from tape_ds.training.run import RESULTS, Run, find_checkpoint, sample_count, start, weights_dtype
+from tape_ds.training.trained import Record, check_whole
 
 SCORES = "results/loss_by_position.json"
 PASSKEYS = "results/passkey.json"

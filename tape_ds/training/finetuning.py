@@ -19,10 +19,10 @@ from tape_ds.model.flops import training_flops_per_token
 from tape_ds.scoring.answers import Asked
 from tape_ds.training import answer_scores, methods, tables
 from tape_ds.training.answer_scores import AnswerScores
-from tape_ds.training.checkpoint import Record, check_whole
 from tape_ds.training.extension import base_address
 from tape_ds.training.recipe.finetuning import HELD_OUT, TRAIN, FinetuningRecipe, data_origin
 from tape_ds.training.run import Run, find_checkpoint, sample_count, start, weights_dtype
+from tape_ds.training.trained import Record, check_whole
 
 SCORES = "results/answers.json"
 PLAIN = "rope"

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tape_ds.model import convert
-from tape_ds.training.checkpoint import load_trained, read_record
+from tape_ds.training.trained import load_trained, read_record
 
 PROBE = (2, 64)
 """Rows and tokens that both models are compared on."""
@@ -28,7 +28,7 @@ def merge(folder: str | Path, models: str | Path | None = None, **arguments: Any
         arguments: for ``from_pretrained`` of the base. Merging in 16 bit loses bits: cast the result instead.
 
     Raises:
-        UserError: as :func:`tape_ds.training.checkpoint.load_trained`.
+        UserError: as :func:`tape_ds.training.trained.load_trained`.
         RuntimeError: the merged model's logits are not the adapter model's.
     """
     model = load_trained(folder, models, **({"dtype": torch.float32} | arguments)).eval()

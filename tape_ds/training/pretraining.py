@@ -14,10 +14,10 @@ from tape_ds.data.streaming import StreamedRows
 from tape_ds.errors import Problem, UserError
 from tape_ds.training import fresh, methods, tables
 from tape_ds.training.callbacks import PerplexityByLength
-from tape_ds.training.checkpoint import Record
 from tape_ds.training.held_out import HeldOut, read_perplexities
 from tape_ds.training.recipe.pretraining import PretrainingRecipe
 from tape_ds.training.run import Run, find_checkpoint, sample_count, start, weights_dtype
+from tape_ds.training.trained import Record
 
 SCORES = "results/perplexity.json"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 
 from tape_ds.errors import Problem, UserError
-from tape_ds.training.checkpoint import RECORD
+from tape_ds.training.trained import RECORD
 
 FIELD = "resume_from_checkpoint"
 

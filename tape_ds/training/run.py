@@ -23,9 +23,9 @@ from tape_ds.model import extendable, liger
 from tape_ds.model.flops import training_flops_per_token
 from tape_ds.training import resume
 from tape_ds.training.callbacks import Progress, SaveTrained
-from tape_ds.training.checkpoint import Record
 from tape_ds.training.environment import join_process_group, keep_trackers_in
 from tape_ds.training.recipe.recipe import Recipe
+from tape_ds.training.trained import Record
 from tape_ds.training.trainer import TapeTrainer
 
 logger = logging.getLogger(__name__)

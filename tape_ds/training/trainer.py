@@ -19,9 +19,9 @@ from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from transformers.trainer import SCHEDULER_NAME
 
 from tape_ds.errors import Problem, UserError
-from tape_ds.training import checkpoint, metrics
-from tape_ds.training.checkpoint import Record
+from tape_ds.training import metrics, trained
 from tape_ds.training.methods import assert_trainable
+from tape_ds.training.trained import Record
 
 
 class TapeTrainer(Trainer):
@@ -91,15 +91,15 @@ class TapeTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Without an engine the weights come back from the trained folder."""
         self._require_same_record(resume_from_checkpoint)
-        checkpoint.apply_trained(resume_from_checkpoint, self.model if model is None else model, self.record.names)
+        trained.apply_trained(resume_from_checkpoint, self.model if model is None else model, self.record.names)
 
     def _require_same_record(self, folder: str) -> None:
-        saved = checkpoint.read_record(folder)
+        saved = trained.read_record(folder)
         fields = [name for name in ("base", "method", "names") if getattr(saved, name) != getattr(self.record, name)]
         bare = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-        fields += checkpoint.differing_fields(folder, bare.config)
+        fields += trained.differing_fields(folder, bare.config)
         if isinstance(self.model, PeftModel) and saved.method == self.record.method:
-            fields += checkpoint.differing_adapters(folder, self.model)
+            fields += trained.differing_adapters(folder, self.model)
         if fields:
             wrong = f"it was saved by a run that differs in {', '.join(fields)}"
             remedy = "resume with the recipe of that run, or start in another output_dir"
@@ -108,7 +108,7 @@ class TapeTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write a trained folder; every rank takes part in gathering it."""
         folder = output_dir or self.args.output_dir
-        checkpoint.save_trained(folder, self.model, self.record, self.processing_class)
+        trained.save_trained(folder, self.model, self.record, self.processing_class)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if not self.is_deepspeed_enabled:

@@ -16,7 +16,7 @@ from tape_ds.errors import UserError
 from tape_ds.export import folder as export_folder
 from tape_ds.export import source_model
 from tape_ds.export.card import Wishes
-from tape_ds.training import checkpoint
+from tape_ds.training import trained
 from tests.model.helpers import tokens
 
 
@@ -53,7 +53,7 @@ def test_a_run_is_its_base_and_what_was_trained(run, inner):
     model = found(folder / inner)
     assert (model.kind, model.native_length) == ("trained", 128)
     assert (model.about()["encoding"], model.about()["model_type"]) == ("tape", "tape")
-    assert same(model.load(), checkpoint.load_trained(folder / "trained").eval())
+    assert same(model.load(), trained.load_trained(folder / "trained").eval())
 
 
 def test_an_exported_folder_loads_without_its_code(run, tmp_path):

@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from tape_ds import results
 from tape_ds.export import modules
 from tape_ds.model import convert
-from tape_ds.training import checkpoint
+from tape_ds.training.trained import Record, save_trained
 from tests.model.helpers import VOCABULARY, randomised, tiny_model
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
@@ -66,8 +66,8 @@ def run(base, tmp_path_factory):
         torch.manual_seed(3)
         model = randomised(convert.load(base, config), seed=5)
         names = tuple(n for n, _ in model.named_parameters() if any(part in n for part in trained))
-        record = checkpoint.Record(base=str(base), method=method, names=names, **fields)
-        checkpoint.save_trained(folder / "trained", model, record, AutoTokenizer.from_pretrained(base))
+        record = Record(base=str(base), method=method, names=names, **fields)
+        save_trained(folder / "trained", model, record, AutoTokenizer.from_pretrained(base))
         config = {
             "train_data": [f"text:{base}/text.txt", "hub:allenai/c4:en"],
             "window": 32,

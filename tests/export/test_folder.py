@@ -11,7 +11,8 @@ from tape_ds.errors import UserError
 from tape_ds.export import folder, source_model
 from tape_ds.export.card import Wishes
 from tape_ds.model import convert
-from tape_ds.training import checkpoint, methods
+from tape_ds.training import methods
+from tape_ds.training.trained import Record, save_trained
 from tests.export.conftest import YARN
 from tests.model.helpers import ENCODINGS, tiny_config, tokens
 
@@ -85,8 +86,8 @@ def test_adapters_are_merged_into_a_plain_folder(base, tmp_path):
         for name, weight in trained.model.named_parameters():
             if "lora_" in name:
                 weight.copy_(0.2 * torch.randn(weight.shape))
-    record = checkpoint.Record(base=str(base), method="lora", names=trained.names)
-    checkpoint.save_trained(tmp_path / "trained", trained.model, record, AutoTokenizer.from_pretrained(base))
+    record = Record(base=str(base), method="lora", names=trained.names)
+    save_trained(tmp_path / "trained", trained.model, record, AutoTokenizer.from_pretrained(base))
     write(tmp_path / "trained", tmp_path / "out")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     ids = tokens(2, 100)

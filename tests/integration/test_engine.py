@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tape_ds.model.configuration import TapeConfig
-from tape_ds.training import checkpoint, merging
+from tape_ds.training import merging, trained
 from tests.integration.conftest import launch
 
 ZERO = (".position.attend.weight", ".position.expand.weight")
@@ -102,8 +102,8 @@ def test_resumed_equals_uninterrupted_under_every_stage(everything, outcomes):
 )
 def test_what_was_trained_loads_again(folder, name):
     """Small for tape and lora, whole for full; never an empty tensor out of ZeRO-3."""
-    record = checkpoint.read_record(folder / name)
-    model = checkpoint.load_trained(folder / name)
+    record = trained.read_record(folder / name)
+    model = trained.load_trained(folder / name)
     assert isinstance(model.config, TapeConfig)
     whole = sum(file.stat().st_size for file in (folder / "base").glob("*.safetensors"))
     saved = sum(file.stat().st_size for file in (folder / name).glob("*.safetensors"))

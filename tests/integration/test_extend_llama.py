@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tape_ds.training import checkpoint
+from tape_ds.training import trained
 from tests.integration.conftest import ROOT, launch
 
 SCRIPT = "launchers/extend_llama.py"
@@ -82,7 +82,7 @@ def test_one_process_trains_the_same(two, tiny, tmp_path):
     assert ended.code == 0, ended.output[-4000:]
     mine, theirs = ([entry["loss"] for entry in metrics(output)] for output in (tmp_path, two[0]))
     assert mine == pytest.approx(theirs, abs=1e-4)
-    one, other = (checkpoint.load_trained(output / "trained") for output in (tmp_path, two[0]))
+    one, other = (trained.load_trained(output / "trained") for output in (tmp_path, two[0]))
     for (name, a), b in zip(one.named_parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=2e-3, rtol=0, msg=name)
 
@@ -97,7 +97,7 @@ def test_angles_alone_are_scored_without_an_engine_as_within_one(two, tiny, tmp_
     for name, spans in before.items():
         assert scored[name]["nll"] == pytest.approx(spans["nll"], abs=1e-5)
     assert mine["figures"]["steps"] == 0 and len(mine["figures"]["passkey"][0]["replies"]) == 3
-    assert checkpoint.read_record(tmp_path / "trained").names == () and not list(tmp_path.glob("checkpoint-*"))
+    assert trained.read_record(tmp_path / "trained").names == () and not list(tmp_path.glob("checkpoint-*"))
 
 
 def test_resumed_equals_uninterrupted_to_the_last_digit(two, tiny, tmp_path):
@@ -114,8 +114,8 @@ def test_resumed_equals_uninterrupted_to_the_last_digit(two, tiny, tmp_path):
 def test_checkpoints_are_small(two, tiny):
     """Frozen weights are in no checkpoint: neither in the trained folder nor in the engine's files."""
     whole = (tiny / "model" / "model.safetensors").stat().st_size
-    trained = two[0] / "checkpoint-3" / checkpoint.WEIGHTS
-    assert trained.stat().st_size < whole / 4
+    file = two[0] / "checkpoint-3" / trained.WEIGHTS
+    assert file.stat().st_size < whole / 4
     engine = [file for file in (two[0] / "checkpoint-3").glob("global_step3/*") if "model_states" in file.name]
     assert engine and all(file.stat().st_size < whole for file in engine)
 
@@ -134,7 +134,7 @@ def test_the_result_merges_reloads_and_generates(two, tmp_path):
     ids = tokenizer("def function_7(value):", return_tensors="pt").input_ids
     made = model.generate(ids, max_new_tokens=90, do_sample=False, eos_token_id=None)
     assert made.shape[1] == ids.shape[1] + 90 > 64
-    direct = checkpoint.load_trained(two[0] / "trained").eval()
+    direct = trained.load_trained(two[0] / "trained").eval()
     with torch.no_grad():
         torch.testing.assert_close(model(made).logits, direct(made).logits, atol=2e-6, rtol=0)
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from tape_ds.training import checkpoint
+from tape_ds.training import trained
 from tape_ds.training.finetuning import assemble
 from tape_ds.training.recipe.finetuning import load
 from tape_ds.training.run import build_trainer
@@ -112,7 +112,7 @@ def test_resumed_equals_uninterrupted_to_the_last_digit(two, tiny, data, tmp_pat
     ended = launch(SCRIPT, *arguments(tiny, data, tmp_path), "--resume_from_checkpoint", start)
     assert ended.code == 0, ended.output[-4000:]
     assert metrics(tmp_path) == metrics(two[0])[SAVED:]
-    mine, other = (checkpoint.load_trained(output / "trained") for output in (tmp_path, two[0]))
+    mine, other = (trained.load_trained(output / "trained") for output in (tmp_path, two[0]))
     for (name, a), b in zip(mine.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b), name
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tape_ds.training import checkpoint
+from tape_ds.training import trained
 from tape_ds.training.pretraining import assemble
 from tape_ds.training.recipe.pretraining import load
 from tape_ds.training.run import build_trainer
@@ -122,7 +122,7 @@ def test_killed_between_saves_and_resumed_equals_uninterrupted_to_the_last_digit
     ended = launch(SCRIPT, *arguments(texts, tmp_path), "--resume_from_checkpoint", "true")
     assert ended.code == 0, ended.output[-4000:]
     assert metrics(tmp_path) == metrics(two[0])
-    mine, other = (checkpoint.load_trained(output / "trained") for output in (tmp_path, two[0]))
+    mine, other = (trained.load_trained(output / "trained") for output in (tmp_path, two[0]))
     for (name, a), b in zip(mine.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b), name
 

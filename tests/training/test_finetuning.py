@@ -10,7 +10,7 @@ from tape_ds import TapeForCausalLM
 from tape_ds.data.dataset import collate
 from tape_ds.errors import UserError
 from tape_ds.model import positions
-from tape_ds.training import checkpoint, finetuning, report
+from tape_ds.training import finetuning, report, trained
 from tape_ds.training.recipe.finetuning import load
 from tape_ds.training.run import build_trainer
 from tests.data.conftest import build_tokenizer
@@ -152,7 +152,7 @@ def test_a_run_from_end_to_end(place, tmp_path, capsys):
     assert again.config.position_encoding == "tape" and again.config.max_position_embeddings == 80
     for (name, weight), other in zip(again.named_parameters(), run.model.parameters(), strict=True):
         assert torch.equal(weight, other), name
-    assert checkpoint.read_record(tmp_path / "trained").base == str(place / "tape")
+    assert trained.read_record(tmp_path / "trained").base == str(place / "tape")
 
 
 def test_resumed_equals_uninterrupted_to_the_last_digit(place, tmp_path):

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from tape_ds import TapeConfig, TapeForCausalLM
 from tape_ds.model import convert
-from tape_ds.training import checkpoint, merging, methods
-from tape_ds.training.checkpoint import Record
+from tape_ds.training import merging, methods, trained
+from tape_ds.training.trained import Record
 from tests.model.helpers import VOCABULARY, tiny_config
 from tests.training.test_methods import settings
 
@@ -41,7 +41,7 @@ def trained_folder(tmp_path, method, tied):
             if name in prepared.names:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     record = Record(base=str(tmp_path / "base"), method=method, names=prepared.names)
-    checkpoint.save_trained(tmp_path / "trained", prepared.model, record)
+    trained.save_trained(tmp_path / "trained", prepared.model, record)
     return prepared.model.eval(), tmp_path / "trained"
 
 
@@ -55,7 +55,7 @@ def logits(model):
 def test_merged_computes_what_was_trained(tmp_path, method, tied):
     """Nothing is lost on the way: adapters, norms, embeddings and position updates, and the scaled angles."""
     model, folder = trained_folder(tmp_path, method, tied)
-    torch.testing.assert_close(logits(checkpoint.load_trained(folder)), logits(model), atol=0, rtol=0)
+    torch.testing.assert_close(logits(trained.load_trained(folder)), logits(model), atol=0, rtol=0)
     merged = merging.merge(folder)
     assert type(merged) is TapeForCausalLM and merged.config.rope_parameters == LINEAR
     assert (merged.lm_head.weight is merged.model.embed_tokens.weight) == tied
@@ -64,7 +64,7 @@ def test_merged_computes_what_was_trained(tmp_path, method, tied):
 
 def test_a_method_that_trains_nothing_leaves_a_configuration(tmp_path):
     _, folder = trained_folder(tmp_path, "linear", tied=True)
-    assert checkpoint.read_record(folder).names == () and not list(folder.glob("*.safetensors"))
+    assert trained.read_record(folder).names == () and not list(folder.glob("*.safetensors"))
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     assert not torch.equal(logits(merging.merge(folder)), logits(plain))
 
@@ -109,7 +109,7 @@ def test_the_tool_writes_a_whole_folder_or_none(tmp_path):
     torch.testing.assert_close(logits(whole), logits(model), atol=1e-5, rtol=0)
     assert "name a new folder" in tool(folder, tmp_path / "whole").stderr
 
-    file = folder / checkpoint.ADAPTER_WEIGHTS
+    file = folder / trained.ADAPTER_WEIGHTS
     tensors = load_file(file)
     missing = sorted(tensors)[0]
     del tensors[missing]

@@ -11,7 +11,7 @@ from tape_ds.data.streaming import StreamedRows
 from tape_ds.errors import UserError
 from tape_ds.model.llama import evaluated_at
 from tape_ds.scoring import perplexity
-from tape_ds.training import checkpoint, pretraining, report
+from tape_ds.training import pretraining, report, trained
 from tape_ds.training.held_out import perplexities, read_perplexities
 from tape_ds.training.recipe.pretraining import load
 from tape_ds.training.run import build_trainer
@@ -119,14 +119,14 @@ def test_a_run_trains_scores_and_leaves_a_whole_model(texts, tmp_path, capsys):
     figures = json.loads((tmp_path / "results" / "run.json").read_text())["figures"]
     assert list(figures["perplexity"]) == ["32", "64", "128"] and figures["steps"] == 3
     assert figures["perplexity"]["64"]["perplexity"] < 300
-    assert checkpoint.read_record(tmp_path / "trained").base is None
+    assert trained.read_record(tmp_path / "trained").base is None
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "trained")
     assert isinstance(model, TapeForCausalLM) and model.config.use_cache and model.config.max_position_embeddings == 32
     assert tokenizer("def f").input_ids == run.tokenizer("def f").input_ids
     documents = [document.input_ids_1T for document in run.held_out]
     assert perplexity.score(model, documents, 64).nll == pytest.approx(figures["perplexity"]["64"]["nll"], abs=1e-6)
-    for name, weight in checkpoint.load_trained(tmp_path / "trained").named_parameters():
+    for name, weight in trained.load_trained(tmp_path / "trained").named_parameters():
         assert torch.equal(weight, dict(trainer.model.named_parameters())[name]), name
 
 

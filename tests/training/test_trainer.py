@@ -12,10 +12,10 @@ from tape_ds.data.dataset import collate
 from tape_ds.data.passkey import Prompt
 from tape_ds.errors import UserError
 from tape_ds.scoring.passkey import score
-from tape_ds.training import checkpoint, methods
+from tape_ds.training import methods, trained
 from tape_ds.training.callbacks import LossByPosition, PasskeyRetrieval, Progress
-from tape_ds.training.checkpoint import Record
 from tape_ds.training.held_out import HeldOut, read_passkeys, read_scores
+from tape_ds.training.trained import Record
 from tape_ds.training.trainer import TapeTrainer
 from tests.data.letters import Letters
 from tests.model.helpers import tiny_config, tokens
@@ -144,7 +144,7 @@ def test_a_sharded_matrix_decays_as_a_whole_one(tmp_path):
 
 def test_checkpoints_are_trained_folders(tmp_path):
     build(tmp_path).train()
-    assert checkpoint.read_record(tmp_path / "checkpoint-3").method == "tape"
+    assert trained.read_record(tmp_path / "checkpoint-3").method == "tape"
     assert not (tmp_path / "checkpoint-3" / "model.safetensors").exists()
 
 

@@ -14,10 +14,12 @@ from tape_ds.training.recipe import (
     kernel_checks,
     loading,
     method_checks,
+    safety,
     trainer_checks,
 )
 from tape_ds.training.recipe.checks import Checks
 from tape_ds.training.recipe.recipe import DERIVED, Recipe
+from tape_ds.training.recipe.safety import Safety
 
 SPAN = 2048
 """Default tokens per mean of loss by position."""
@@ -146,6 +148,7 @@ class ExtensionRecipe(Recipe):
         "data": DataSection,
         "method": MethodSection,
         "evaluation": EvaluationSection,
+        "safety": Safety,
     }
     REQUIRED: ClassVar[tuple[str, ...]] = ("model", "target_length", "train_data")
     STAND_INS: ClassVar[Mapping[str, Any]] = {
@@ -162,7 +165,7 @@ class ExtensionRecipe(Recipe):
     }
     CHECKS: ClassVar[tuple[Checks, ...]] = (
         *(extension_checks.CHECKS, data_checks.CHECKS, method_checks.CHECKS, address_checks.CHECKS),
-        *(kernel_checks.CHECKS, trainer_checks.CHECKS),
+        *(kernel_checks.CHECKS, trainer_checks.CHECKS, safety.CHECKS),
     )
 
     model: ModelSection

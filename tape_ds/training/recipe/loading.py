@@ -32,7 +32,7 @@ def field_hints(kind: type[Recipe]) -> dict[str, Any]:
         types = get_type_hints(section)
         optional = {each.name for each in dataclasses.fields(section) if each.default is DERIVED}
         found |= {name: hint | None if name in optional else hint for name, hint in types.items()}
-    return found | {"global_batch_size": int}
+    return found | {"global_batch_size": int, "resume": trainer_fields.RESUME}
 
 
 def load(argv: list[str], kind: type[R], world_size: int | None = None) -> R:
@@ -157,8 +157,9 @@ def _build(
         given=frozenset(converted),
         world_size=world_size,
         written_accumulation=accumulation,
+        print_config=switches["print_config"],
+        dry_run=switches["dry_run"],
         **_sections(kind, flat),
-        **switches,
     )
 
 

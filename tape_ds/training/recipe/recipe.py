@@ -17,6 +17,7 @@ import yaml
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.training.recipe import trainer_checks, trainer_fields
 from tape_ds.training.recipe.checks import Checks
+from tape_ds.training.recipe.safety import Safety
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -52,6 +53,8 @@ class Recipe(ABC):
     """The section that says what the model is; every kind's has ``liger``."""
     data: Any
     """The section that says what is read."""
+    safety: Safety
+    """The section that says how a run stays alive."""
     global_batch_size: int
     """Rows per optimizer step over all processes; accumulation follows from it."""
     training_kwargs: dict[str, Any]
@@ -96,7 +99,7 @@ class Recipe(ABC):
 
     @property
     def resume_from_checkpoint(self) -> str | bool:
-        """A checkpoint's path, True for the newest of output_dir, False for none; what ``Trainer.train`` takes."""
+        """A checkpoint's path, True for the newest of output_dir, "auto" for that if there is one, False for none."""
         return self.training_kwargs.get("resume_from_checkpoint") or False
 
     def accumulation(self, world_size: int | None = None) -> int:

@@ -125,15 +125,15 @@ def _output(recipe: "Recipe") -> Iterator[Problem]:
 
 @CHECKS.reads("resume_from_checkpoint", "output_dir")
 def _resume(recipe: "Recipe") -> Iterator[Problem]:
-    """A path, or true / false: the newest checkpoint of output_dir, or none."""
+    """A path; true, the newest checkpoint of output_dir; auto, the same if there is one; false for none."""
     given = recipe.training_kwargs.get("resume_from_checkpoint")
-    if given in (None, True, False):
+    if given in (None, True, False, "auto"):
         return
     path = Path(given).expanduser()
     if not path.is_dir():
         folder = Path(recipe.training_kwargs["output_dir"]).expanduser()
         found = sorted(place.name for place in folder.glob("checkpoint-*")) if folder.is_dir() else []
-        remedy = f"{folder} has {', '.join(found)}" if found else "give a folder checkpoint-N, or remove it"
+        remedy = f"{folder} has {', '.join(found)}" if found else "give a folder checkpoint-N, or auto for the newest"
         yield Problem("resume_from_checkpoint", given, "no such folder", remedy)
 
 

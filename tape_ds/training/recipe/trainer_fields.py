@@ -42,6 +42,12 @@ OWNED: dict[str, Owned] = {
         "sequential", "the data order follows from the seed and the sample's number", "change seed for another order"
     ),
     "data_seed": Owned(None, "seed decides the data order as well", "change seed"),
+    "save_only_model": Owned(
+        False, "a checkpoint is what a run can go on from", "take the weights from OUTPUT_DIR/trained"
+    ),
+    "save_on_each_node": Owned(False, "a checkpoint is one folder, on a disk that all nodes see"),
+    "enable_jit_checkpoint": Owned(False, "signals are answered by a committed checkpoint anyway"),
+    "restore_callback_states_from_checkpoint": Owned(False, "a checkpoint holds what its run needs to go on"),
     "ignore_data_skip": Owned(False, "a resumed run would see its first samples again"),
     "average_tokens_across_devices": Owned(True, "the loss must not depend on the number of processes"),
     "auto_find_batch_size": Owned(
@@ -112,6 +118,9 @@ _AT_LEAST_ZERO = ("give 0 or more", lambda number: number >= 0)
 _AT_LEAST_ONE = ("give 1 or more", lambda number: number >= 1)
 _BELOW_ONE = ("give a number from 0 to below 1", lambda number: 0 <= number < 1)
 
+RESUME: Any = str | bool | None
+"""A checkpoint's path, true for the newest, auto for the newest if there is one."""
+
 RANGES = {
     "learning_rate": _ABOVE_ZERO,
     "weight_decay": _AT_LEAST_ZERO,
@@ -133,10 +142,11 @@ RANGES = {
     "seed": ("give 0 to 4294967295", lambda number: 0 <= number < 2**32),
 }
 
-# Deprecated there, and renamed without a change of meaning: both names are read, one is used.
+# Short, or deprecated there and renamed without a change of meaning: both names are read, one is used.
 RENAMED = {
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
+    "resume": "resume_from_checkpoint",
 }
 
 
@@ -154,7 +164,7 @@ def hints() -> dict[str, Any]:
     del found["local_rank"]
     mappings = ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs", "lr_scheduler_kwargs")
     found |= dict.fromkeys((*mappings, "accelerator_config"), dict | None)
-    return found | {"deepspeed": str | dict | None, "resume_from_checkpoint": str | bool | None}
+    return found | {"deepspeed": str | dict | None, "resume_from_checkpoint": RESUME}
 
 
 @functools.cache

@@ -14,9 +14,9 @@ from transformers import set_seed
 
 from tape_ds.data.dataset import collate
 from tape_ds.model import positions
-from tape_ds.training import checkpoint, fresh, methods
-from tape_ds.training.checkpoint import Record
+from tape_ds.training import fresh, methods, trained
 from tape_ds.training.environment import leave_process_group, prepare_process
+from tape_ds.training.trained import Record
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, Rows, arguments, end
 from tests.model.helpers import tiny_config
@@ -31,7 +31,7 @@ def train(folder: Path, encoding: str, stage: int) -> dict:
     set_seed(5)
     model = fresh.build(tiny_config(encoding=encoding), 5, torch.float32)
     names = [name for name, _ in model.named_parameters()]
-    before = checkpoint.gather(model, names)
+    before = trained.gather(model, names)
     prepared = methods.prepare("full", model, None)
     trainer = TapeTrainer(
         record=Record(base=None, method="full", names=prepared.names),
@@ -44,7 +44,7 @@ def train(folder: Path, encoding: str, stage: int) -> dict:
     )
     set_seed(6)  # for the encodings that draw in training
     trainer.train()
-    after = checkpoint.gather(trainer.model, names)
+    after = trained.gather(trainer.model, names)
     outcome = {
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
         "still": sorted(name for name in after if torch.equal(after[name], before[name])),

@@ -14,10 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 from tape_ds.data.dataset import collate
 from tape_ds.model import convert
-from tape_ds.training import checkpoint, methods
+from tape_ds.training import methods, trained
 from tape_ds.training.callbacks import Progress
-from tape_ds.training.checkpoint import Record
 from tape_ds.training.environment import leave_process_group, prepare_process
+from tape_ds.training.trained import Record
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, end
 
@@ -80,7 +80,7 @@ def train(
         Settings.train_position = False
     model = convert.load(base, config, dtype=torch.bfloat16 if bf16 else torch.float32)
     everything = [name for name, _ in model.named_parameters()]
-    fresh = checkpoint.gather(model, everything)
+    fresh = trained.gather(model, everything)
     prepared = methods.prepare(method, model, Settings)
     Settings.train_position = True
     record = Record(base=str(base), method=method, names=prepared.names)
@@ -94,17 +94,17 @@ def train(
         data_collator=collate,
     )
     trainer.add_callback(Progress(trainer, folder / f"metrics-{stage}-{special}.jsonl"))
-    before = checkpoint.gather(trainer.model, [name for name, _ in trainer.model.named_parameters()])
+    before = trained.gather(trainer.model, [name for name, _ in trainer.model.named_parameters()])
     half_way = Path(plan.output_dir) / "checkpoint-2"
     trainer.train(resume_from_checkpoint=str(half_way) if special == "resumed" else None)
-    after = checkpoint.gather(trainer.model, [name for name, _ in trainer.model.named_parameters()])
+    after = trained.gather(trainer.model, [name for name, _ in trainer.model.named_parameters()])
     moved = sorted(name for name in after if not torch.equal(after[name], before[name]))
     bare = trainer.model.get_base_model() if method == "lora" else trainer.model
     distinct = {}
     for length in (8192, 131072):
         start = bare.model.encoding.start(torch.arange(length)[None, :, None])[0, 0]
         distinct[str(length)] = len(torch.unique(start, dim=0))
-    checkpoint.save_trained(folder / f"trained-{stage}-{checkpointing}-{method}", trainer.model, record)
+    trained.save_trained(folder / f"trained-{stage}-{checkpointing}-{method}", trainer.model, record)
     outcome = {
         "stage": stage,
         "checkpointing": checkpointing,

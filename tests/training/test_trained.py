@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from tape_ds import TapeForCausalLM
 from tape_ds.errors import UserError
-from tape_ds.training import checkpoint, merging, methods
-from tape_ds.training.checkpoint import Record
+from tape_ds.training import merging, methods, trained
+from tape_ds.training.trained import Record
 from tests.model.helpers import randomised, tiny_config, tokens
 from tests.training.test_methods import settings
 
@@ -33,7 +33,7 @@ def trained_folder(base, tmp_path, method, encoding="tape", **changes):
             if name in prepared.names:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     record = Record(base=str(base), method=method, names=prepared.names)
-    checkpoint.save_trained(tmp_path / "trained", prepared.model, record)
+    trained.save_trained(tmp_path / "trained", prepared.model, record)
     return prepared.model.eval(), tmp_path / "trained"
 
 
@@ -46,7 +46,7 @@ def test_what_was_trained_comes_back(base, tmp_path, method, embeddings):
     ids = tokens(2, 20)
     with torch.no_grad():
         expected = model(ids).logits
-        assert torch.equal(checkpoint.load_trained(folder).eval()(ids).logits, expected)
+        assert torch.equal(trained.load_trained(folder).eval()(ids).logits, expected)
         merged = merging.merge(folder).eval()
         assert type(merged) is TapeForCausalLM
         torch.testing.assert_close(merged(ids).logits, expected, atol=2e-6, rtol=0)
@@ -54,8 +54,8 @@ def test_what_was_trained_comes_back(base, tmp_path, method, embeddings):
 
 def test_a_tape_folder_holds_only_what_was_trained(base, tmp_path):
     _, folder = trained_folder(base, tmp_path, "tape")
-    record = checkpoint.read_record(folder)
-    assert set(load_file(folder / checkpoint.WEIGHTS)) == set(record.names)
+    record = trained.read_record(folder)
+    assert set(load_file(folder / trained.WEIGHTS)) == set(record.names)
     assert not list(folder.glob("model*.safetensors")) and not list(folder.glob("*.partial"))
 
 
@@ -64,7 +64,7 @@ def test_a_tape_folder_holds_only_what_was_trained(base, tmp_path):
 def test_tensors_that_do_not_fit_are_refused(base, tmp_path, method, damage):
     """peft by itself only warns of an adapter that lacks a tensor, and goes on without it."""
     _, folder = trained_folder(base, tmp_path, method)
-    file = folder / (checkpoint.WEIGHTS if method == "tape" else checkpoint.ADAPTER_WEIGHTS)
+    file = folder / (trained.WEIGHTS if method == "tape" else trained.ADAPTER_WEIGHTS)
     tensors = load_file(file)
     name = "model.norm.weight" if method == "tape" else "base_model.model.model.norm.weight"
     if damage == "missing":
@@ -76,7 +76,7 @@ def test_tensors_that_do_not_fit_are_refused(base, tmp_path, method, damage):
         tensors[name] = torch.zeros(5)
     save_file(tensors, file)
     with pytest.raises(UserError, match=name.replace(".", r"\.")):
-        checkpoint.load_trained(folder)
+        trained.load_trained(folder)
 
 
 @pytest.mark.parametrize(("first", "then"), [("full", "tape"), ("lora", "tape"), ("tape", "lora"), ("tape", "full")])
@@ -86,14 +86,14 @@ def test_an_earlier_run_leaves_nothing_that_would_be_loaded(base, tmp_path, firs
     model, folder = trained_folder(base, tmp_path, then)
     ids = tokens(2, 20)
     with torch.no_grad():
-        assert torch.equal(checkpoint.load_trained(folder).eval()(ids).logits, model(ids).logits)
-    assert checkpoint.read_record(folder).method == then
+        assert torch.equal(trained.load_trained(folder).eval()(ids).logits, model(ids).logits)
+    assert trained.read_record(folder).method == then
 
 
 def test_an_adapter_names_its_base_as_the_recipe_does(base, tmp_path):
     """Not by the folder where this machine keeps what it unpacked."""
     prepared = methods.prepare("lora", TapeForCausalLM.from_pretrained(base), settings())
-    checkpoint.save_trained(tmp_path / "trained", prepared.model, Record("smollm2", "lora", prepared.names))
+    trained.save_trained(tmp_path / "trained", prepared.model, Record("smollm2", "lora", prepared.names))
     saved = [file.read_text() for file in (tmp_path / "trained").iterdir() if file.suffix != ".safetensors"]
     assert '"base_model_name_or_path": "smollm2"' in "".join(saved)
     assert not any(str(tmp_path) in text for text in saved)
@@ -101,10 +101,10 @@ def test_an_adapter_names_its_base_as_the_recipe_does(base, tmp_path):
 
 def test_a_folder_without_a_record_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"trained\.json"):
-        checkpoint.read_record(tmp_path)
-    (tmp_path / checkpoint.RECORD).write_text(json.dumps({"format": 99}))
+        trained.read_record(tmp_path)
+    (tmp_path / trained.RECORD).write_text(json.dumps({"format": 99}))
     with pytest.raises(UserError, match="not of format"):
-        checkpoint.read_record(tmp_path)
+        trained.read_record(tmp_path)
 
 
 def test_an_empty_tensor_is_never_saved(tmp_path):
@@ -112,7 +112,7 @@ def test_an_empty_tensor_is_never_saved(tmp_path):
     model = randomised(TapeForCausalLM(tiny_config()))
     model.model.norm.weight = torch.nn.Parameter(torch.empty(0))
     with pytest.raises(RuntimeError, match=r"model\.norm\.weight"):
-        checkpoint.gather(model, ["model.norm.weight"])
+        trained.gather(model, ["model.norm.weight"])
 
 
 def test_an_adapter_is_an_ordinary_one(base, tmp_path):
@@ -129,7 +129,7 @@ def test_a_whole_model_is_an_ordinary_folder_that_generates_with_a_cache(base, t
     model = TapeForCausalLM.from_pretrained(base)
     model.config.use_cache = False
     names = methods.prepare("full", model, settings()).names
-    checkpoint.save_trained(tmp_path / "trained", model, Record(None, "full", names))
+    trained.save_trained(tmp_path / "trained", model, Record(None, "full", names))
     assert model.config.use_cache is False
     loaded = TapeForCausalLM.from_pretrained(tmp_path / "trained")
     assert loaded.config.use_cache is True
@@ -141,20 +141,20 @@ def test_a_whole_model_is_an_ordinary_folder_that_generates_with_a_cache(base, t
 def test_a_model_trained_from_scratch_needs_no_base_and_has_none(base, tmp_path):
     model = TapeForCausalLM.from_pretrained(base)
     names = methods.prepare("full", model, settings()).names
-    checkpoint.save_trained(tmp_path / "trained", model, Record(None, "full", names))
-    record = checkpoint.read_record(tmp_path / "trained")
+    trained.save_trained(tmp_path / "trained", model, Record(None, "full", names))
+    record = trained.read_record(tmp_path / "trained")
     assert (record.base, record.method, record.names) == (None, "full", names)
     for mine, other in zip(merging.merge(tmp_path / "trained").parameters(), model.parameters(), strict=True):
         assert torch.equal(mine, other)
     (tmp_path / "trained" / "model.safetensors").unlink()
     with pytest.raises(UserError, match="trained from scratch, without weights"):
-        checkpoint.load_trained(tmp_path / "trained")
+        trained.load_trained(tmp_path / "trained")
 
 
 def test_what_makes_another_model_is_told_from_how_it_is_held(base, tmp_path):
     config = tiny_config(tie_word_embeddings=True)
     config.use_cache, config.dtype = False, torch.bfloat16
     config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    assert checkpoint.differing_fields(base, config) == []
+    assert trained.differing_fields(base, config) == []
     other = tiny_config(tie_word_embeddings=True, position_options={"feed_forward": False}, max_position_embeddings=128)
-    assert checkpoint.differing_fields(base, other) == ["max_position_embeddings", "position_options"]
+    assert trained.differing_fields(base, other) == ["max_position_embeddings", "position_options"]
