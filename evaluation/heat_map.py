@@ -7,13 +7,14 @@ token ids; None where there are none) and ``mean_tokens`` (of the prompts).
 
 import csv
 import io
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from tape_ds import storage
 
 Cell = Mapping[str, Any]
 
@@ -25,11 +26,11 @@ COLOURS = "cividis"
 def write(cells: Sequence[Cell], folder: Path, *, title: str, native_length: int | None) -> list[Path]:
     """``passkey.png``, ``passkey.csv`` and ``passkey.md`` in ``folder``, each whole or not at all."""
     table = f"# {title}\n\n{markdown(cells)}"
-    return [
-        _aside(folder / "passkey.csv", lambda path: path.write_text(to_csv(cells), encoding="utf-8")),
-        _aside(folder / "passkey.md", lambda path: path.write_text(table, encoding="utf-8")),
-        _aside(folder / "passkey.png", lambda path: draw(cells, path, title=title, native_length=native_length)),
-    ]
+    csv_file, table_file, picture = (folder / f"passkey.{kind}" for kind in ("csv", "md", "png"))
+    storage.write_text(csv_file, to_csv(cells))
+    storage.write_text(table_file, table)
+    storage.write_file(picture, lambda path: draw(cells, path, title=title, native_length=native_length))
+    return [csv_file, table_file, picture]
 
 
 def to_csv(cells: Sequence[Cell]) -> str:
@@ -134,15 +135,3 @@ def _rate(cell: Cell | None) -> float:
 def _padded(row: Sequence[str], widths: Sequence[int]) -> list[str]:
     first, *rest = [(cell, width) for cell, width in zip(row, widths, strict=True)]
     return [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]
-
-
-def _aside(path: Path, make: Callable[[Path], Any]) -> Path:
-    """``path`` made under another name, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        make(aside)
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-    return path

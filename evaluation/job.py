@@ -65,6 +65,7 @@ def from_first(make: Callable[[], Found]) -> Found:
     torch.distributed.broadcast_object_list(box)
     found, mistake = box
     if mistake is not None:
+        mistake.on_one_rank = False  # all have it now
         raise mistake
     return cast(Found, found)
 

@@ -24,7 +24,7 @@ from evaluation import job
 from evaluation.models import FoundModel, OwnModel
 from tape_ds import results
 from tape_ds.data import cache
-from tape_ds.errors import Problem, UserError
+from tape_ds.errors import Problem, UserError, disk_error
 from tape_ds.training.run import TRAINED
 
 Job = TypeVar("Job")
@@ -122,28 +122,63 @@ class Evaluation:
 
         Raises:
             UserError: another process evaluates the same thing in this folder.
+            DiskError: the disk is full or read-only; what was found until then stays.
         """
         keys = [key for key, _ in jobs]
         assert len(set(keys)) == len(keys), "every job has a key of its own"
         rank, world = job.rank_and_world()
         with contextlib.ExitStack() as held:
-            known, part = job.from_first(lambda: (held.enter_context(self._lock()), self._read(), self._begin())[1:])
-            self.journal.mkdir(parents=True, exist_ok=True)  # where the first process's disk is not this one's
+            known, part = job.from_first(lambda: self._take_up(held))
             pending = [(key, each) for key, each in jobs if key not in known]
             if len(pending) < len(keys) and rank == 0:
                 print(f"{self.name}: {len(keys) - len(pending):,} of {len(keys):,} pieces are known", flush=True)
             own = pending[rank::world]
-            with open(self.journal / f"{part:04}-{rank:04}.jsonl", "w", encoding="utf-8") as file:
+            with self._page(f"{part:04}-{rank:04}.jsonl") as write_down:
                 for key, each in _shown(own, self.name, rank):
                     line = json.dumps([key, work(each)])
                     known[key] = json.loads(line)[1]
-                    file.write(line + "\n")
-                    file.flush()
-                    os.fsync(file.fileno())
+                    write_down(line + "\n")
             mine = {key: known[key] for key, _ in own}
             for others in job.gather(mine):
                 known |= others
         return {key: known[key] for key in keys}
+
+    def _take_up(self, held: contextlib.ExitStack) -> tuple[dict[str, Any], int]:
+        """What earlier starts found, and the number of this one; the journal is locked until ``held`` is left."""
+        with self._disk():
+            held.enter_context(self._lock())
+            return self._read(), self._begin()
+
+    @contextlib.contextmanager
+    def _page(self, name: str) -> Iterator[Callable[[str], None]]:
+        """Writes lines into a new file of the journal, each on the disk before the next."""
+        with self._disk():
+            self.journal.mkdir(parents=True, exist_ok=True)  # where the first process's disk is not this one's
+            page = os.open(self.journal / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+
+        def write_down(line: str) -> None:
+            raw = memoryview(line.encode())
+            with self._disk():
+                while raw:
+                    raw = raw[os.write(page, raw) :]
+                os.fsync(page)
+
+        try:
+            yield write_down
+        finally:
+            os.close(page)
+
+    @contextlib.contextmanager
+    def _disk(self) -> Iterator[None]:
+        """What the disk refuses becomes a message; wraps nothing of the work, whose errors are others."""
+        try:
+            yield
+        except OSError as error:
+            remedy = "start the same command again: it goes on behind the pieces that were finished"
+            refused = disk_error(error, "--output", self.folder, remedy)
+            if refused is None:
+                raise
+            raise refused from error
 
     def finish(self, figures: Mapping[str, Any]) -> Path:
         """Write the result and remove the journal; rank 0 alone.
@@ -152,7 +187,8 @@ class Evaluation:
             figures: the same for the same identity, but for what stands under ``cost``.
         """
         if job.rank_and_world()[0] == 0:
-            results.save(self.started.finish(figures), self.path)
+            with self._disk():
+                results.save(self.started.finish(figures), self.path)
             shutil.rmtree(self.journal, ignore_errors=True)
         return self.path
 

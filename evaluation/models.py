@@ -8,6 +8,7 @@ import argparse
 import hashlib
 import json
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,12 +22,13 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError, StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from tape_ds import storage
 from tape_ds.data import packing
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.export import source_model
 from tape_ds.export.cuts import FAMILIES
-from tape_ds.model import convert, extendable
+from tape_ds.model import convert, extendable, weights
 from tape_ds.model.llama import TapeForCausalLM, evaluated_at
 from tape_ds.training import trained
 from tape_ds.training.run import TRAINED
@@ -175,9 +177,11 @@ class PlainModel(FoundModel):
 
     def whole(self) -> PreTrainedModel:
         """As transformers loads it."""
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            self.folder, dtype=self.dtype, trust_remote_code=self.trust_remote_code
-        )
+        raise_if_any(weights.check_folder(self.folder))
+        with weights.reading(self.folder):
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                self.folder, dtype=self.dtype, trust_remote_code=self.trust_remote_code
+            )
         return model
 
 
@@ -201,7 +205,16 @@ class Adapter(FoundModel):
         from peft import PeftModel
 
         base = self.base.whole().float()
-        merged: PreTrainedModel = PeftModel.from_pretrained(base, str(self.folder)).merge_and_unload(safe_merge=True)
+        with weights.reading(self.folder), warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Found missing adapter keys")
+            try:
+                model = PeftModel.from_pretrained(base, str(self.folder))
+            except UserWarning as error:  # peft would go on without them
+                wrong = f"it has not all of the tensors that its {ADAPTER} asks for ({str(error)[:200]})"
+                raise UserError(
+                    Problem("model", self.address, wrong, "give the whole folder of the adapter")
+                ) from error
+        merged: PreTrainedModel = model.merge_and_unload(safe_merge=True)
         return merged
 
 
@@ -325,10 +338,15 @@ def _find_adapter(
     if (folder / "trainable_params.bin").is_file():
         wrong = "trainable_params.bin beside the adapter (embeddings and norms) would be left out"
         raise UserError(Problem("model", address, wrong, "merge both into a model folder first, as LongLoRA does"))
+    raise_if_any(weights.check_adapter(folder))
     try:
-        named = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
-    except (OSError, ValueError, TypeError) as error:
+        config = PeftConfig.from_pretrained(str(folder))
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(Problem("model", address, f"{ADAPTER} cannot be read ({error})", _REMEDY)) from error
+    if config.is_prompt_learning:
+        wrong = f"{ADAPTER} is of the kind {config.peft_type}, which is not merged into weights"
+        raise UserError(Problem("model", address, wrong, "give an adapter such as LoRA"))
+    named = config.base_model_name_or_path
     if not named:
         wrong = f"{ADAPTER} names no base"
         raise UserError(Problem("model", address, wrong, "write base_model_name_or_path into it"))
@@ -394,6 +412,5 @@ def _digest(files: Iterable[Path]) -> str:
     """SHA-256 over names and contents."""
     digest = hashlib.sha256()
     for file in files:
-        with open(file, "rb") as content:
-            digest.update(f"{file.name} {hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
+        digest.update(f"{file.name} {storage.digest(file)}\n".encode())
     return digest.hexdigest()

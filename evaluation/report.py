@@ -9,7 +9,6 @@ Nothing is computed anew and no model is loaded. The same results give the same 
 """
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from evaluation.pages import (
     tasks,
 )
 from evaluation.pages.parts import Page, Section
+from tape_ds import storage
 from tape_ds.errors import Problem, UserError, command, is_main_process, raise_if_any
 
 HTML, MARKDOWN = "report.html", "report.md"
@@ -83,18 +83,9 @@ def build(
 
 def write(page: Page, folder: Path) -> None:
     """Both files in ``folder``, each whole or as it was before."""
-    folder.mkdir(parents=True, exist_ok=True)
-    aside = []
-    try:
-        for name, text in ((HTML, html.page(page)), (MARKDOWN, markdown.page(page, HTML))):
-            path = folder / f".{name}.{os.getpid()}.tmp"
-            aside.append((path, folder / name))
-            path.write_text(text, encoding="utf-8")
-        for path, target in aside:
-            path.replace(target)
-    finally:
-        for path, _ in aside:
-            path.unlink(missing_ok=True)
+    texts = {HTML: html.page(page), MARKDOWN: markdown.page(page, HTML)}
+    for name, text in texts.items():
+        storage.write_text(folder / name, text)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -28,10 +28,10 @@ def pretrain(recipe: pretraining.PretrainingRecipe) -> NoReturn:
     from tape_ds.training.environment import end_process, prepare_process
 
     prepare_process()
-    from tape_ds.training.execution import carry_out
+    from tape_ds.training.execution import launch
     from tape_ds.training.pretraining import assemble
 
-    end_process(carry_out(assemble(recipe)))
+    end_process(launch(recipe, assemble))
 
 
 if __name__ == "__main__":

@@ -3,21 +3,48 @@
 A check never stops at its first finding: it collects :class:`Problem` objects and raises them together, so that one
 message names every field to mend. Commands run their ``main`` under :func:`command`, which turns a
 :class:`UserError` into that message and exit code 2, once per job whatever the number of ranks, without a traceback.
+So is a disk that refuses what a command writes (:class:`DiskError`), wherever it happens.
+
+What looks like a credential is taken out of everything that is shown or stored: :func:`redacted`.
 """
 
 import difflib
 import functools
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from tape_ds import storage
 
 EXIT_CODE = 2
 GRACE_SECONDS = 5
 """How long other ranks wait before they exit: a launcher kills the whole job at the first exit code that is not 0, and
 rank 0 must have spoken by then."""
+
+REDACTED = "<redacted>"
+# Whole words only: `hub_token` is a credential, `min_document_tokens` is not.
+SECRET_NAME = re.compile(r"(^|[_-])(hub_token|auth_token|access_token|api_key|apikey|password|secret)$|^token$", re.I)
+"""Names of options and fields that hold a credential."""
+_SECRET_VARIABLE = re.compile(r"(^|_)(TOKEN|API_?KEY|PASSWORD|PASSWD|SECRET|(ACCESS|ACCOUNT|PRIVATE|SECRET)_KEY)$")
+"""Names of environment variables that do: ``HF_TOKEN``, ``WANDB_API_KEY``, ``AWS_SECRET_ACCESS_KEY``."""
+_SHORTEST_SECRET = 8
+"""Characters of a variable's value that is worth hiding: ``1`` or ``true`` is not."""
+_SECRET_VALUE = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{16,}"
+    r"|wandb_v1_[A-Za-z0-9_]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16})\b"
+)
+_IN_ADDRESS = re.compile(r"""(?<=://)[^\s/@:"']*:[^\s/@"']*(?=@)|((?<=https://)|(?<=http://))[^\s/@"']+(?=@)""")
+"""Who asks, and with which password, in the address of something elsewhere."""
+_IN_QUERY = re.compile(
+    r"(://[^\s#\"']*?[?&](?:[\w-]*(?:signature|credential|token|secret|password|api_?key|accesskeyid)|sig|key)=)"
+    rf"(?!{REDACTED})[^&\s#\"']+",
+    re.I,
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +57,7 @@ class Problem:
     remedy: str
 
     def __str__(self) -> str:
-        shown = repr(self.value)
+        shown = repr(REDACTED) if self.value and SECRET_NAME.search(self.field) else redacted(repr(self.value))
         if len(shown) > 120:
             shown = shown[:117] + "..."
         return f"{self.field} = {shown}: {self.wrong}\n      remedy: {self.remedy}"
@@ -41,6 +68,8 @@ class UserError(ValueError):
 
     on_one_rank = False
     """Whether a single rank may have found it, so that this rank has to speak for itself."""
+    stands = "nothing was started"
+    """What has become of the work."""
 
     def __init__(self, problems: Problem | Iterable[Problem]):
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
@@ -50,13 +79,66 @@ class UserError(ValueError):
         count = len(self.problems)
         head = "1 problem found" if count == 1 else f"{count} problems found"
         lines = [f"  {number}. {problem}" for number, problem in enumerate(self.problems, 1)]
-        return "\n".join([f"{head}; nothing was started:", *lines])
+        return "\n".join([f"{head}; {self.stands}:", *lines])
+
+
+class DiskError(UserError):
+    """Raised where a disk is full, read-only or not this user's, and work had begun."""
+
+    on_one_rank = True
+    stands = "what was written before stays, and nothing is half written"
 
 
 def raise_if_any(problems: list[Problem]) -> None:
     """Raise one :class:`UserError` holding all ``problems``, if there are any."""
     if problems:
         raise UserError(problems)
+
+
+def disk_error(
+    error: BaseException, field: str = "disk", folder: str | Path | None = None, remedy: str | None = None
+) -> DiskError | None:
+    """What to raise for a disk that refused, where one is behind ``error`` (:func:`tape_ds.storage.refusal`), else
+    None.
+
+    Args:
+        error: that was met in writing.
+        field: what names the folder.
+        folder: what was written to; None: where the refused file lies, if the error says so.
+        remedy: beside making room there; None: to name another place and start again.
+    """
+    refused = storage.refusal(error)
+    if refused is None:
+        return None
+    make = f"make room on that disk{'' if refused.errno in storage.FULL else ', or let this user write to it'}; "
+    remedy = make + (remedy or "or name another place, and start it again")
+    file = Path(os.fsdecode(refused.filename)) if isinstance(refused.filename, str | bytes) else None
+    if folder is None and file is None:
+        wrong = f"it refused what was written, and the error does not say which file ({refused.strerror or refused})"
+        return DiskError(Problem(field, None, wrong, remedy))
+    if file is not None and (folder is None or not storage.same_disk(file, Path(folder))):
+        folder = file.parent
+    assert folder is not None
+    return DiskError(Problem(field, str(folder), storage.explain(refused, Path(folder)), remedy))
+
+
+def redacted(text: str) -> str:
+    """``text`` with ``<redacted>`` for everything in it that is, or looks like, a credential: the values of this
+    process's variables such as ``HF_TOKEN`` and ``WANDB_API_KEY``, keys of known forms, and what stands before the
+    ``@`` or is signed in the query of a URL."""
+    for secret in _secrets():
+        text = text.replace(secret, REDACTED)
+    text = _SECRET_VALUE.sub(REDACTED, text)
+    text = _IN_ADDRESS.sub(REDACTED, text)
+    while (shorter := _IN_QUERY.sub(rf"\g<1>{REDACTED}", text)) != text:  # one of an address at a time
+        text = shorter
+    return text
+
+
+def _secrets() -> list[str]:
+    """Values of the environment's variables that hold a credential, the longest first: one may be part of another."""
+    found = {value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name)}
+    return sorted((value for value in found if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
@@ -75,17 +157,27 @@ def is_main_process() -> bool:
 
 def command(main: Callable[..., int | None]) -> Callable[..., int]:
     """Wrap a command's ``main``: a :class:`UserError` is printed by rank 0 alone (or where it was found) and becomes
-    exit code 2."""
+    exit code 2, and so does a disk that refuses what is written."""
 
     @functools.wraps(main)
     def wrapped(*args: Any, **kwargs: Any) -> int:
         try:
             return main(*args, **kwargs) or 0
         except UserError as error:
-            if is_main_process() or error.on_one_rank:
-                print(f"\nerror: {error}", file=sys.stderr, flush=True)
-            else:
-                time.sleep(GRACE_SECONDS)
-            return EXIT_CODE
+            return _tell(error)
+        except Exception as error:
+            refused = disk_error(error)
+            if refused is None:
+                raise
+            return _tell(refused)
 
     return wrapped
+
+
+def _tell(error: UserError) -> int:
+    """Say what is wrong, if it is this process's to say, and give the exit code."""
+    if is_main_process() or error.on_one_rank:
+        print(f"\nerror: {redacted(str(error))}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(GRACE_SECONDS)
+    return EXIT_CODE

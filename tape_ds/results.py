@@ -12,7 +12,6 @@ import json
 import math
 import os
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,8 @@ from typing import Any
 
 import psutil
 
-from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
+from tape_ds import storage
+from tape_ds.errors import REDACTED, SECRET_NAME, Problem, UserError, did_you_mean, raise_if_any, redacted
 
 SCHEMA = 1
 PACKAGES = (
@@ -46,10 +46,6 @@ PACKAGES = (
     "flash-attn",
     "liger-kernel",
 )
-REDACTED = "<redacted>"
-# Whole words only: `hub_token` is a credential, `min_document_tokens` is not.
-SECRET_NAME = re.compile(r"(^|[_-])(hub_token|auth_token|access_token|api_key|apikey|password|secret)$|^token$", re.I)
-SECRET_VALUE = re.compile(r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,})\b")
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -85,7 +81,7 @@ class Result:
 
     def finish(self, figures: Mapping[str, Any]) -> "Result":
         """This result with its ``figures`` and the time of now as its end."""
-        return dataclasses.replace(self, figures=_plain(figures), finished=now())
+        return dataclasses.replace(self, figures=_each_text(_plain(figures)), finished=now())
 
 
 def now() -> str:
@@ -113,9 +109,9 @@ def collect(
         versions=versions(),
         hardware={**hardware(), "processes": processes},
         commit=commit(),
-        model=None if model is None else _plain(model),
-        config=_redact(_plain(config or {})),
-        data=dict(data or {}),
+        model=None if model is None else _each_text(_plain(model)),
+        config=redact(config or {}),
+        data=_each_text(dict(data or {})),
     )
 
 
@@ -194,17 +190,8 @@ def save(result: Result, path: str | Path) -> Path:
     Raises OSError when the disk refuses; what was at ``path`` before is then untouched.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(_plain(dataclasses.asdict(result)), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(aside, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    storage.write_text(path, text)
     return path
 
 
@@ -279,15 +266,30 @@ def _with_numbers(value: Any) -> Any:
     return NON_FINITE.get(value, value) if isinstance(value, str) else value
 
 
-def _redact(value: Any, name: str = "") -> Any:
-    """Plain data with every credential replaced, found by the name it goes under or by what it looks like."""
+def redact(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as plain data with every credential replaced, found by the name it goes under or by what it
+    looks like."""
+    plain: dict[str, Any] = _by_name(_plain(config))
+    return plain
+
+
+def _by_name(value: Any, name: str = "") -> Any:
     if isinstance(value, dict):
-        return {key: _redact(entry, key) for key, entry in value.items()}
+        return {redacted(key): _by_name(entry, key) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_redact(entry, name) for entry in value]
+        return [_by_name(entry, name) for entry in value]
     if value and isinstance(value, str) and SECRET_NAME.search(name):
         return REDACTED
-    return SECRET_VALUE.sub(REDACTED, value) if isinstance(value, str) else value
+    return redacted(value) if isinstance(value, str) else value
+
+
+def _each_text(value: Any) -> Any:
+    """Plain data with what looks like a credential replaced in each of its texts, keys among them."""
+    if isinstance(value, dict):
+        return {redacted(key): _each_text(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_each_text(entry) for entry in value]
+    return redacted(value) if isinstance(value, str) else value
 
 
 def _redact_command(command: Sequence[str]) -> list[str]:
@@ -302,6 +304,6 @@ def _redact_command(command: Sequence[str]) -> list[str]:
         elif names_secret and equals and value:
             shown.append(f"{option}={REDACTED}")
         else:
-            shown.append(SECRET_VALUE.sub(REDACTED, argument))
+            shown.append(redacted(argument))
         secret_follows = names_secret and not equals
     return shown

@@ -8,28 +8,53 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
+_BY_TORCH = (errno.EIO, "torch could not write, as it is when a disk is full")
+_SAID: dict[str, tuple[int, str]] = {
+    **{os.strerror(number): (number, os.strerror(number)) for number in (*FULL, errno.EROFS)},
+    **dict.fromkeys(("iostream error", "file write failed", "unexpected pos"), _BY_TORCH),
+}
+"""Words by which libraries that hide the system's error tell of a disk that refused: safetensors and tokenizers repeat
+the system's own, torch does not say which it was."""
+_WORDS = re.compile("|".join(map(re.escape, _SAID)))
+
 
 def write_file(path: Path, write: Callable[[Path], Any]) -> None:
     """Let ``write`` fill a file beside ``path`` and give it this name when it lies on the disk.
 
+    It gets the permissions of the file that it replaces, or those of any new file: safetensors alone would let nobody
+    else read it.
+
     Args:
         path: its folder is made if it is not there; a file of this name is replaced.
-        write: given the path of the file aside; what it raises is passed on, and nothing is left.
+        write: given the path of the file aside, empty; what it raises is passed on, and nothing is left.
+
+    Raises:
+        OSError: the disk refused; names ``path``, whatever the library that wrote said of it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.writing")
     try:
+        aside.touch()
+        mode = stat.S_IMODE((path if path.is_file() else aside).stat().st_mode)
         write(aside)
+        aside.chmod(mode)
         sync(aside)
         os.replace(aside, path)
+    except Exception as error:
+        refused = refusal(error)
+        if refused is None:
+            raise
+        raise OSError(refused.errno, refused.strerror, str(path)) from error
     finally:
         aside.unlink(missing_ok=True)
     sync(path.parent)
@@ -41,8 +66,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """:func:`write_file` of ``content`` as JSON."""
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    """:func:`write_file` of ``content`` as JSON; in ASCII, since names of files need not be Unicode."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def sync(path: Path) -> None:
@@ -65,8 +90,53 @@ def digest(path: Path) -> str:
 
 def free_bytes(folder: Path) -> int:
     """Bytes that this user can still write where ``folder`` is, or will be."""
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    return shutil.disk_usage(existing).free
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def same_disk(one: Path, other: Path) -> bool:
+    """Whether two files or folders, there already or not, are on the same file system."""
+    return _existing(one).stat().st_dev == _existing(other).stat().st_dev
+
+
+def _existing(path: Path) -> Path:
+    """``path``, or the nearest folder around it that is there."""
+    return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+
+
+def refusal(error: BaseException) -> OSError | None:
+    """What of the disk is behind ``error``: that it is full, read-only, or not this user's to write; None: nothing.
+
+    Libraries wrap it, or repeat it as words alone: the causes of ``error`` are followed, and what they say is read. A
+    file that may not be *read* is no refusal.
+    """
+    for each in _causes(error):
+        if isinstance(each, OSError) and each.errno is not None:
+            if each.errno in (*FULL, errno.EROFS) or (each.errno in READ_ONLY and _for_writing(each)):
+                return each
+        elif found := _WORDS.search(str(each)):
+            return OSError(*_SAID[found.group()])
+    return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """``error`` and all that led to it."""
+    met: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in met:
+            continue
+        met.add(id(each))
+        yield each
+        waiting += [each.__context__, each.__cause__]
+
+
+def _for_writing(error: OSError) -> bool:
+    """Whether a permission that is missing is one to write: the file can be read, or is not there to be read."""
+    if not isinstance(error.filename, str | bytes):
+        return False
+    path = Path(os.fsdecode(error.filename))
+    return os.access(path, os.R_OK) or (os.access(path.parent, os.X_OK) and not os.access(path.parent, os.W_OK))
 
 
 def explain(error: OSError, folder: Path) -> str:
@@ -78,7 +148,19 @@ def explain(error: OSError, folder: Path) -> str:
             return f"the disk of {folder} is full"
     if error.errno in READ_ONLY:
         return f"{error.filename or folder} cannot be written ({error.strerror})"
+    if error.errno == errno.EIO:
+        return f"{error.filename or folder}: {error.strerror} ({size(free_bytes(folder))} free)"
     return f"{error.filename or folder}: {error.strerror or error}"
+
+
+def trouble(error: BaseException, folder: Path) -> str | None:
+    """:func:`explain` of the trouble with a disk behind ``error``, any error of the system's; None where there is none.
+
+    Libraries that write by themselves (torch, safetensors, tokenizers, arrow) tell of it by errors of their own, with
+    the system's words in their text.
+    """
+    found = refusal(error) or next((each for each in _causes(error) if isinstance(each, OSError)), None)
+    return None if found is None else explain(found, folder)
 
 
 def size(count: float) -> str:

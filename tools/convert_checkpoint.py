@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
 
-    cache.build_aside(Path(options.out), write)
+    cache.build_aside(Path(options.out), write, "out")
     print(f"{options.out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters")
     return 0
 
@@ -150,15 +150,14 @@ def from_reference_folder(folder: Path, variant: str) -> Any:
     Raises:
         UserError: one of them is not there.
     """
-    from safetensors.torch import load_file
-
+    from tape_ds.model import weights
     from tape_ds.model.reference_checkpoint import from_reference
 
     files = sorted(folder.glob("*.safetensors"))
     if not files or not (folder / "config.json").is_file():
         remedy = "give a folder with config.json and *.safetensors (no pickles are read)"
         raise UserError(Problem("source", str(folder), "no reference checkpoint", remedy))
-    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    tensors = {name: tensor for file in files for name, tensor in weights.read(file, "source").items()}
     return from_reference(tensors, json.loads((folder / "config.json").read_text()), variant)
 
 

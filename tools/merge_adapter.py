@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
-    cache.build_aside(out, write)
+    cache.build_aside(out, write, "out")
     origin = record.base or "from scratch"
     print(f"{options.out}: {origin} + {record.method}, {model.num_parameters() / 1e6:,.2f} M parameters")
     return 0

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tape_ds import results
+from tape_ds import results, storage
 from tape_ds.data import coverage, sources
 from tape_ds.data.dataset import TrainingRows
 from tape_ds.data.rows import FILL
@@ -128,9 +128,8 @@ def write(found: coverage.Coverage, recipe: ExtensionRecipe, started: results.Re
     skips = f", {recipe.data.pose_skips} skips" if chunks > 2 else ""
     rows = f"PoSE, {chunks} chunks{skips}" if chunks > 1 else f"packing {recipe.data.packing}"
     label = f"{recipe.name}: {found.rows:,} rows, {rows}"
-    folder.mkdir(parents=True, exist_ok=True)
     plots.coverage(bins, folder / f"{NAME}.png", label=label, window=window, target=target)
-    (folder / f"{NAME}.csv").write_text(as_csv(bins), encoding="utf-8")
+    storage.write_text(folder / f"{NAME}.csv", as_csv(bins))
     figures = {"rows": found.rows, "queries": found.queries, "window": window, **counted}
     results.save(started.finish(figures), folder / f"{NAME}.json")
     print(label)

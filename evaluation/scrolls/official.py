@@ -8,12 +8,12 @@ scored on the predictions of ``quality``, and enters no overall score.
 """
 
 import json
-import os
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tape_ds import storage
 from tape_ds.data.scrolls import datasets, examples
 from tape_ds.data.scrolls.examples import Example
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
@@ -148,13 +148,7 @@ def metrics_file(name: str, found: Score, predictions: Mapping[str, str], asked:
 
 def write(content: Mapping[str, Any], path: Path, indent: int | None = None) -> Path:
     """Write a JSON file that is complete or absent."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        aside.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    storage.write_text(path, json.dumps(content, indent=indent) + "\n")
     return path
 
 

@@ -4,6 +4,8 @@ A folder's name is a hash of everything that decides its contents. On one machin
 the rest wait. The lock only saves work: a folder is written aside and renamed when it is complete, so that no reader
 ever sees half of one, and two machines that share a disk whose locks do not reach across can at worst build the same
 thing twice.
+
+A disk that is full leaves the cache as it was, and a cache that may only be read serves what it holds.
 """
 
 import glob
@@ -17,6 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tape_ds import storage
+from tape_ds.errors import DiskError, disk_error
+
+_ANOTHER = "or name another data_cache: nothing of it was kept, and what the cache holds already stays"
+
 
 def key(kind: str, **parts: Any) -> str:
     """A folder's name, ``kind-HASH``: equal for equal ``parts`` (anything JSON can hold), in every process."""
@@ -24,29 +31,67 @@ def key(kind: str, **parts: Any) -> str:
     return f"{kind}-{hashlib.sha256(described.encode()).hexdigest()[:32]}"
 
 
-def folder(cache_dir: str | Path, name: str, build: Callable[[Path], None]) -> Path:
+def folder(cache_dir: str | Path, name: str, build: Callable[[Path], None], needed: int | None = None) -> Path:
     """The finished folder ``cache_dir/name``, built by whoever comes first.
 
     Args:
-        cache_dir: made if it is not there.
+        cache_dir: made if it is not there; one that holds the folder need not be this user's to write.
         name: of :func:`key`.
         build: given the path of a folder that is not there yet; makes and fills it. Its parent is there, for this
             build alone, and goes with all else in it. What ``build`` raises is passed on, and nothing is kept.
-    """
-    from filelock import FileLock
+        needed: bytes that building takes, roughly, where that is known; for the message.
 
+    Raises:
+        DiskError: the folder has to be built, and the disk is full or read-only.
+    """
     cache_dir = Path(cache_dir)
     finished = cache_dir / name
     if not finished.exists():
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        with FileLock(cache_dir / f"{name}.lock"):
-            if not finished.exists():
-                build_aside(finished, build)
+        try:
+            _build_locked(finished, build)
+        except Exception as error:
+            told = disk_error(error, "data_cache", cache_dir, _remedy(needed))
+            if told is None or isinstance(error, DiskError):
+                raise
+            raise told from error
     return finished
 
 
-def build_aside(finished: Path, build: Callable[[Path], None]) -> None:
-    """Build elsewhere, then rename. Nobody else on this machine may be building ``finished`` at the same time."""
+def _build_locked(finished: Path, build: Callable[[Path], None]) -> None:
+    """Build, or wait for whoever does."""
+    from filelock import FileLock
+
+    finished.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(finished.with_name(f"{finished.name}.lock")):
+        if not finished.exists():
+            _build(finished, build)
+
+
+def _remedy(needed: int | None) -> str:
+    return _ANOTHER if needed is None else f"about {storage.size(needed)} are needed there; {_ANOTHER}"
+
+
+def build_aside(finished: Path, build: Callable[[Path], None], field: str = "output") -> None:
+    """Build elsewhere, then rename. Nobody else on this machine may be building ``finished`` at the same time.
+
+    Args:
+        finished: the folder's name; its parents are made.
+        build: as for :func:`folder`.
+        field: what names the folder on the command line.
+
+    Raises:
+        DiskError: the disk is full or read-only; nothing is left of the folder.
+    """
+    try:
+        _build(finished, build)
+    except Exception as error:
+        told = disk_error(error, field, finished)
+        if told is None or isinstance(error, DiskError):
+            raise
+        raise told from error
+
+
+def _build(finished: Path, build: Callable[[Path], None]) -> None:
     finished.parent.mkdir(parents=True, exist_ok=True)
     here = f"{finished.name}.building-{socket.gethostname()}-"
     for left_over in finished.parent.glob(f"{glob.escape(here)}*"):  # of a build that was killed
@@ -54,7 +99,10 @@ def build_aside(finished: Path, build: Callable[[Path], None]) -> None:
     aside = Path(tempfile.mkdtemp(prefix=here, dir=finished.parent))
     try:
         build(aside / "done")
+        for path in (aside / "done").rglob("*"):
+            storage.sync(path)
         _rename(aside / "done", finished)
+        storage.sync(finished.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

@@ -5,19 +5,24 @@ tokens a document has. So each document's characters and tokens are kept, 8 byte
 lane reads them, with a mark at the end of every shard: whole shards are then left out unread, and the documents of the
 one in question are read but not tokenised.
 
-The record saves work and decides nothing: without it, or with an earlier state of it, the same rows come out later. A
+The record saves work and decides nothing: without it, or with an earlier state of it, the same rows come out later. So
+a disk that is full or read-only is no reason to stop: it is told once, and training goes on without the record. A
 lane's documents are a pure function of what names the record's folder, so whoever writes entry ``n`` writes the same
 bytes at the same place, and any number of processes may do so at once. Characters are compared on the way, which tells
 data that changed since.
 """
 
+import logging
 import os
 from pathlib import Path
 
 import numpy as np
 
+from tape_ds import storage
 from tape_ds.data.sources import Document
 from tape_ds.errors import Problem, UserError
+
+logger = logging.getLogger(__name__)
 
 # An entry is (characters + 1, tokens), so that a hole in the file, all 0, is none.
 _ENTRY = np.dtype(("<i4", 2))
@@ -33,6 +38,7 @@ class LaneRecord:
         self._known = _read(path) if path is not None and path.exists() else np.empty((0, 2), np.int32)
         self._ends = np.flatnonzero(self._known[:, 0] == _END_OF_SHARD[0])
         self._at = 0
+        self._kept = path is not None
         self._new: list[tuple[int, int]] = []
 
     def ahead(self) -> tuple[list[int], bool]:
@@ -82,13 +88,12 @@ class LaneRecord:
         self._at += 1
 
     def _flush(self) -> None:
-        if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
+        if self.path is not None and self._kept:
             try:
-                os.pwrite(file, np.array(self._new, "<i4").tobytes(), (self._at - len(self._new)) * _ENTRY.itemsize)
-            finally:
-                os.close(file)
+                _write_at(self.path, self._new, self._at - len(self._new))
+            except OSError as error:
+                self._kept = False  # nothing may follow behind what could not be written
+                _tell(self.path.parent, error)
         self._new.clear()
 
     def _changed(self, document: Document | None) -> Problem:
@@ -99,6 +104,31 @@ class LaneRecord:
             f"the training data are not those this record was made of: {met}",
             "bring the data back (for the hub name a commit, @REV), or delete this folder and start the run anew",
         )
+
+
+def _write_at(path: Path, entries: list[tuple[int, int]], place: int) -> None:
+    """Write ``entries`` as the ones from ``place`` on; a full disk may take a part of them before it refuses."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    raw, offset = memoryview(np.array(entries, "<i4").tobytes()), place * _ENTRY.itemsize
+    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        while raw:
+            written = os.pwrite(file, raw, offset)
+            raw, offset = raw[written:], offset + written
+    finally:
+        os.close(file)
+
+
+_told: set[Path] = set()
+"""Folders of which :func:`_tell` has spoken."""
+
+
+def _tell(folder: Path, error: OSError) -> None:
+    """Say it once in a process, however many lanes have a record in the folder."""
+    if folder not in _told:
+        _told.add(folder)
+        lost = "the lengths of documents are no longer kept, so a resumed run tokenises them again"
+        logger.warning("%s; %s", storage.explain(error, folder), lost)
 
 
 def _read(path: Path) -> np.ndarray:

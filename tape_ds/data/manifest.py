@@ -12,12 +12,12 @@ only ``tools/prepare_data.py --check`` does it.
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tape_ds import storage
 from tape_ds.errors import Problem
 
 FORMAT = 1
@@ -108,9 +108,9 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Make ``folder`` a finished one; the shards and ``dataset_info.json`` are there."""
-        write_json(folder / STATE, self.state())
+        storage.write_json(folder / STATE, self.state())
         content = {"documents": self.documents, "tokens": self.tokens, **asdict(self)}
-        write_json(folder / MANIFEST, {**content, "check": _hash(content)})
+        storage.write_json(folder / MANIFEST, {**content, "check": _hash(content)})
 
 
 def is_prepared(folder: Path) -> bool:
@@ -173,26 +173,10 @@ def misfit(folder: Path, shard: Entry) -> str | None:
 def damage(folder: Path, shard: Entry) -> str | None:
     """What reading the whole shard tells against it."""
     wrong = misfit(folder, shard)
-    if wrong is None and digest(folder / shard.file) != shard.sha256:
+    if wrong is None and storage.digest(folder / shard.file) != shard.sha256:
         wrong = f"shard {shard.file} is damaged: its SHA-256 is another"
     return wrong
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _hash(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a file that a reader sees whole or not at all, even after a loss of power."""
-    aside = path.with_name(f"{path.name}.{os.getpid()}.writing")
-    with aside.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tape_ds import storage
 from tape_ds.data import cache
 from tape_ds.data.rows import FILL, Packing, ended
 from tape_ds.data.sources import SPLITS, ArrowFolder, Document, Source, TokenSource, parse_all
@@ -39,6 +40,8 @@ FORMAT = 1
 # A batch of texts for the tokenizer ends at either; the ids do not depend on it.
 _BATCH_DOCUMENTS = 256
 _BATCH_CHARACTERS = 2**21
+# datasets writes the rows that it is given, and then the folder from those.
+_COPIES = 2
 
 FIELD_OF = {"train": "train_data", "heldout": "eval_data"}
 
@@ -115,7 +118,9 @@ def pack(
         arrays = _token_arrays(documents)
         return some(FILL[packing](arrays if end is None else ended(arrays, end), length), too_few)
 
-    return _cached(Path(cache_dir), key, features, rows)
+    share = len(documents) / max(1, len(documents.data))  # of what is stored, where some documents were selected
+    needed = round(_COPIES * 2 * documents.data.nbytes * share)  # two columns, each as wide as the ids
+    return _cached(Path(cache_dir), key, features, rows, needed)
 
 
 def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
@@ -145,7 +150,7 @@ def _vocabulary_files(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     """Hashes of the files of a tokenizer without a fast backend."""
     with tempfile.TemporaryDirectory() as folder:
         paths = sorted(tokenizer.save_vocabulary(folder))
-        return [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths]
+        return [storage.digest(Path(path)) for path in paths]
 
 
 def tokenized(
@@ -165,7 +170,9 @@ def tokenized(
             found = encoded_rows(source.documents(split), tokenizer)
         return some(found, source.problem("no document has any token", "name data that hold text"))
 
-    return _cached(cache_dir, key, document_features(), rows)
+    size = source.size()
+    # a token is as many bytes of text as of an id, roughly
+    return _cached(cache_dir, key, document_features(), rows, None if size is None else _COPIES * size)
 
 
 def document_features() -> "Features":
@@ -244,11 +251,17 @@ def _token_arrays(documents: "Dataset") -> Iterator[np.ndarray]:
             yield row.values.to_numpy()
 
 
-def _cached(cache_dir: Path, key: str, features: "Features", rows: Callable[[], Iterator[dict[str, Any]]]) -> "Dataset":
-    """The rows of ``rows()``, read from their folder in the cache."""
+def _cached(
+    cache_dir: Path,
+    key: str,
+    features: "Features",
+    rows: Callable[[], Iterator[dict[str, Any]]],
+    needed: int | None,
+) -> "Dataset":
+    """The rows of ``rows()``, read from their folder in the cache; ``needed`` as for :func:`cache.folder`."""
     from datasets import load_from_disk
 
-    return load_from_disk(str(cache.folder(cache_dir, key, partial(write, key, features, rows))))
+    return load_from_disk(str(cache.folder(cache_dir, key, partial(write, key, features, rows), needed)))
 
 
 def write(key: str, features: "Features", rows: Callable[[], Iterator[dict[str, Any]]], folder: Path) -> None:

@@ -15,8 +15,9 @@ PoSE, can be cut from one folder.
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -25,12 +26,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tape_ds import storage
 from tape_ds.data import manifest, shard_file, workers
 from tape_ds.data.manifest import MANIFEST, Entry, Manifest, Settings
 from tape_ds.data.packing import encode, tokenizer_fingerprint
 from tape_ds.data.sources import SPLITS, Shard, Source, parse_all
 from tape_ds.data.unfinished import Part, Unfinished
-from tape_ds.errors import Problem, raise_if_any
+from tape_ds.errors import Problem, disk_error, raise_if_any, redacted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,7 +82,7 @@ def prepare(
         split=split,
         tokenizer=tokenizer_fingerprint(tokenizer),
         tokenizer_name=tokenizer.name_or_path,
-        addresses=list(addresses),
+        addresses=[redacted(address) for address in addresses],
         sources=[source.fingerprint() for source in sources],
         inputs=hashlib.sha256("\0".join(shard.name for shard in inputs).encode()).hexdigest(),
         shard_tokens=shard_tokens,
@@ -90,11 +92,23 @@ def prepare(
     work.check(settings)
     if (folder / MANIFEST).is_file() and not manifest.check(folder, "output", str(folder)):
         return manifest.read(folder)
-    with work.claimed():
+    with _disk(folder), work.claimed():
         tasks = work.take_up(settings, _dealt(inputs, parts))
         write = partial(_write_part, tokenizer=tokenizer, folder=folder, limit=shard_tokens)
         workers.run(write, [part for part in tasks if not part.done], processes, report)
         return work.finish(settings, [work.recorded(part) for part in tasks])
+
+
+@contextmanager
+def _disk(folder: Path) -> Iterator[None]:
+    """What the disk refuses of plans, records and the manifest becomes a message."""
+    try:
+        yield
+    except OSError as error:
+        refused = disk_error(error, "output", folder, shard_file.GOES_ON)
+        if refused is None:
+            raise
+        raise refused from error
 
 
 def _write_part(
@@ -120,7 +134,7 @@ def _write_part(
             aside.unlink()
             work.record(part)
             return
-        size, sha256 = aside.stat().st_size, manifest.digest(aside)
+        size, sha256 = aside.stat().st_size, storage.digest(aside)
         entry = Entry(name, part.number, written.documents, written.tokens, size, sha256, end)
         part = replace(part, entries=(*part.entries, entry))
         work.record(part)

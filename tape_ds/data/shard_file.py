@@ -4,7 +4,6 @@ The bytes depend on the documents and the limit alone, not on how they were batc
 again after a crash, or by another number of workers, is the same file.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,13 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from tape_ds import storage
 from tape_ds.data.packing import document_features
 from tape_ds.data.sources import Document
-from tape_ds.errors import Problem, UserError
+from tape_ds.errors import Problem, UserError, disk_error
 
 # A record batch ends at either; larger ones would cost memory, smaller ones time when single documents are read.
 _BATCH_DOCUMENTS = 256
 _BATCH_TOKENS = 2**20
+
+GOES_ON = "started again, the preparation goes on where it was"
+"""What a person is told whose disk refused."""
 
 
 @dataclass
@@ -38,13 +41,22 @@ def write(path: Path, rows: Iterator[tuple[Document, np.ndarray]], limit: int) -
     """Write rows ``{name, input_ids}`` until they hold ``limit`` tokens or none are left; documents stay whole.
 
     Args:
-        path: made or written over; on the disk for good when this returns.
+        path: made or written over; on the disk for good when this returns, and gone when it raises.
         rows: of :func:`tape_ds.data.packing.encode`; what is raised in reading them is passed on.
         limit: tokens, 1 or more.
 
     Raises:
         UserError: the disk is full or refuses, or gives back something else than was written.
     """
+    try:
+        return _write(path, rows, limit)
+    except Exception:
+        if path.is_file():
+            path.unlink()  # it would keep the disk full
+        raise
+
+
+def _write(path: Path, rows: Iterator[tuple[Document, np.ndarray]], limit: int) -> Written:
     written = Written()
     with _disk(path):
         file = pa.OSFile(str(path), "wb")
@@ -56,7 +68,7 @@ def write(path: Path, rows: Iterator[tuple[Document, np.ndarray]], limit: int) -
         with _disk(path):
             stream.close()
     with _disk(path):
-        _to_disk(path)
+        storage.sync(path)
         found = measure(path)
     if found != (written.documents, written.tokens):
         wrong = f"{path.name} reads back as {found} documents and tokens, not as what was written"
@@ -108,18 +120,14 @@ def _schema() -> pa.Schema:
     return document_features().arrow_schema
 
 
-def _to_disk(path: Path) -> None:
-    """Have the system write what it still holds in memory."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
 @contextmanager
 def _disk(path: Path) -> Iterator[None]:
     """What the disk refuses becomes a message; wraps no reading of data, whose errors are others."""
     try:
         yield
     except OSError as error:
+        refused = disk_error(error, "output", path.parent, GOES_ON)
+        if refused is not None:
+            raise refused from error
         wrong = f"cannot be written ({error.strerror or error})"
-        remedy = "make room or choose another disk; started again, the preparation goes on where it was"
-        raise UserError(Problem("output", str(path.parent), wrong, remedy)) from error
+        raise UserError(Problem("output", str(path.parent), wrong, f"check the disk; {GOES_ON}")) from error

@@ -8,7 +8,6 @@ for LongLoRA's: 16 bits, of whatever tokenizer it is read with.
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from tape_ds.errors import Problem, UserError
+from tape_ds import storage
+from tape_ds.errors import Problem, UserError, redacted
 
 FORMAT = 1
 WIDTHS: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -92,30 +92,23 @@ def write(
         UserError: no document has a token.
     """
     width = WIDTHS[name := width_for(vocabulary)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    digest, tokens, count = hashlib.sha256(), 0, 0
-    try:
+    record: list[Record] = []
+
+    def both(aside: Path) -> None:
+        digest, tokens, count = hashlib.sha256(), 0, 0
         with open(aside, "wb") as file:
             for ids in documents:
                 raw = ids.astype(width).tobytes()
                 file.write(raw)
                 digest.update(raw)
                 tokens, count = tokens + len(ids), count + 1
-            file.flush()
-            os.fsync(file.fileno())
         if tokens == 0:
             wrong = "no document has a token, or none as many as are asked for"
             raise UserError(Problem("--data", list(sources), wrong, _REMEDY))
-        found = Record(name, tokens, count, tokenizer, vocabulary, digest.hexdigest(), dict(sources), dict(choice))
-        _write_record(found, record_path(path))
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-    return found
+        shown = {redacted(address): fingerprint for address, fingerprint in sources.items()}
+        record.append(Record(name, tokens, count, tokenizer, vocabulary, digest.hexdigest(), shown, dict(choice)))
+        storage.sync(aside)
+        storage.write_json(record_path(path), dataclasses.asdict(record[0]))
 
-
-def _write_record(record: Record, path: Path) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    aside.write_text(json.dumps(dataclasses.asdict(record), indent=2) + "\n", encoding="utf-8")
-    os.replace(aside, path)
+    storage.write_file(path, both)
+    return record[0]

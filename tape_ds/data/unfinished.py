@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from tape_ds import storage
 from tape_ds.data import manifest
 from tape_ds.data.manifest import MANIFEST, UNFINISHED, Entry, Manifest, Settings
 from tape_ds.data.packing import document_features
@@ -107,7 +108,7 @@ class Unfinished:
         taken = [self._present(part) for part in found]
         for part in taken:
             self.record(part)
-        manifest.write_json(self.inner / _PLAN, asdict(settings))
+        storage.write_json(self.inner / _PLAN, asdict(settings))
         (self.folder / MANIFEST).unlink(missing_ok=True)
         return taken
 
@@ -141,7 +142,7 @@ class Unfinished:
     def record(self, part: Part) -> None:
         """Note what of ``part`` is there."""
         entries = [asdict(entry) for entry in part.entries]
-        manifest.write_json(self._record(part), {"entries": entries, "done": part.done})
+        storage.write_json(self._record(part), {"entries": entries, "done": part.done})
 
     def _record(self, part: Part) -> Path:
         return self.inner / f"{part.number:05d}.json"

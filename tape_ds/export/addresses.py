@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tape_ds.data.sources.hub import HubDataset
+from tape_ds.errors import redacted
 
 _PATH = re.compile(r"(?<![\w/.])(?:~[^/\s:#\"',\]]*|\.{1,2})?/[^:#\"',\]]*")
 """A path from the root, from a home, or from ``.`` or ``..``, up to what ends one in an address or a list of them;
@@ -13,8 +14,9 @@ blanks may be part of it."""
 
 
 def shown(text: str) -> str:
-    """``text`` with every such path cut down to its last part; relative ones such as ``runs/demo`` stay."""
-    return _PATH.sub(lambda path: Path(path.group()).name, text)
+    """``text`` without credentials, and with every such path cut down to its last part; relative ones such as
+    ``runs/demo`` stay."""
+    return _PATH.sub(lambda path: Path(path.group()).name, redacted(text))
 
 
 def command_line(words: Iterable[str]) -> str:

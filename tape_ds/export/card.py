@@ -15,6 +15,7 @@ import yaml
 from transformers import PreTrainedModel
 
 import tape_ds
+from tape_ds.errors import redacted
 from tape_ds.export import card_results
 from tape_ds.export.addresses import command_line, hub_names, shown
 from tape_ds.export.card_results import table
@@ -45,7 +46,7 @@ class Wishes(NamedTuple):
 
 
 def text(source: SourceModel, model: PreTrainedModel, wishes: Wishes, *, plain: bool) -> str:
-    """The card as Markdown with its YAML header.
+    """The card as Markdown with its YAML header, credentials replaced.
 
     Args:
         source: what was exported.
@@ -69,7 +70,7 @@ def text(source: SourceModel, model: PreTrainedModel, wishes: Wishes, *, plain: 
         "## Made with",
         _made_with(source.result),
     ]
-    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+    return redacted("\n\n".join(part.strip() for part in parts if part) + "\n")
 
 
 def _base(source: SourceModel) -> str | None:

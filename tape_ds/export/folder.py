@@ -74,7 +74,7 @@ def write(source: SourceModel, out: Path, wishes: card.Wishes, dtype: torch.dtyp
         text = card.text(source, model, wishes, plain=plain)
         (folder / "README.md").write_text(text, encoding="utf-8")
 
-    cache.build_aside(out, build)
+    cache.build_aside(out, build, "out")
     return model
 
 

@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import importlib.util
 import shutil
+import struct
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -18,12 +19,13 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError  # of the library that the hub's client is made with
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
-from tape_ds.errors import Problem, UserError
+from tape_ds.errors import Problem, UserError, disk_error
 from tape_ds.model import baichuan
 from tape_ds.model.filling import fill
 
 SMOLLM2 = "smollm2"
 """Address of the small pretrained model that the demonstration extends."""
+_ELSEWHERE = "or set HOME to a place with room: models that were unpacked are kept below it"
 
 
 def resolve(address: str, models: str | Path | None = None) -> str:
@@ -64,7 +66,12 @@ def unpack_gguf(file: str | Path, folder: str | Path) -> Path:
 
 def _write_gguf(file: Path, folder: Path) -> None:
     place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    loaded = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
+    except (ValueError, IndexError, KeyError, OverflowError, struct.error) as error:
+        reason = " ".join(str(error).split())[:200]
+        remedy = "fetch the file again, or give another GGUF file of a model that transformers knows"
+        raise UserError(Problem("model", str(file), f"could not be read ({reason})", remedy)) from error
     # transformers refuses to save the object it made from a GGUF file: the same weights in a fresh one
     config = copy.deepcopy(loaded.config)
     del config.quantization_config
@@ -113,13 +120,33 @@ def _stamp(files: Iterable[Path]) -> str:
 
 
 def _build_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    """``folder``, which ``build`` writes where it is not there; half a folder is never seen under its name."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.parent / f".{folder.name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            aside = folder.with_name(folder.name + ".partial")
-            shutil.rmtree(aside, ignore_errors=True)
-            build(aside)
-            aside.rename(folder)
+    """``folder``, which ``build`` writes where it is not there; half a folder is never seen under its
+    name, nor left.
+
+    Raises:
+        DiskError: the disk is full or read-only.
+    """
+    if folder.exists():  # also where nothing may be written beside it
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with open(folder.parent / f".{folder.name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                _build(folder, build)
+    except Exception as error:
+        refused = disk_error(error, "model", folder.parent, _ELSEWHERE)
+        if refused is None:
+            raise
+        raise refused from error
     return folder
+
+
+def _build(folder: Path, build: Callable[[Path], None]) -> None:
+    aside = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        build(aside)
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

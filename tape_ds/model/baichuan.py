@@ -9,20 +9,17 @@ lets them.
 """
 
 import json
-import pickle
 import shutil
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.model import sentencepiece_tokenizer
+from tape_ds.model import sentencepiece_tokenizer, weights
 from tape_ds.model.filling import fill, require_exact
 
 MODEL_TYPE = "baichuan"
@@ -167,14 +164,8 @@ def _read(source: Path) -> dict[str, Tensor]:
 
 def _read_file(file: Path) -> dict[str, Tensor]:
     if file.suffix == ".safetensors":
-        return load_file(file)
-    mapped = zipfile.is_zipfile(file)  # torch's older format cannot be
-    try:
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = " ".join(str(error).split())[:300]
-        remedy = "give a file that holds tensors alone (nothing in it is ever run), or safetensors"
-        raise UserError(Problem("model", str(file), f"could not be read ({reason})", remedy)) from error
+        return weights.read(file)
+    return weights.read_torch_file(file)
 
 
 def _special_tokens(source: Path) -> dict[str, Any]:

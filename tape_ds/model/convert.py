@@ -21,7 +21,7 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, Qwen2Config, Qwen2ForCausalLM
 
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.model import baichuan, positions
+from tape_ds.model import baichuan, positions, weights
 from tape_ds.model.addresses import SMOLLM2 as SMOLLM2
 from tape_ds.model.addresses import resolve as resolve
 from tape_ds.model.addresses import unpack_gguf as unpack_gguf
@@ -68,8 +68,8 @@ def load(source: str | Path, config: TapeConfig, **arguments: Any) -> TapeForCau
     """Load a Llama's (or TAPE model's) folder or hub id as ``config`` says; arguments go to ``from_pretrained``.
 
     Raises:
-        UserError: the source is not Llama-shaped, a parameter is missing (a kind that belongs to the encoding may be,
-            in every layer), or a tensor has no place or another shape.
+        UserError: the source is not Llama-shaped, a file of its weights is damaged, a parameter is missing (a kind that
+            belongs to the encoding may be, in every layer), or a tensor has no place or another shape.
     """
     hub_arguments = {name: value for name, value in arguments.items() if name in _HUB_ARGUMENTS}
     native = read_config(source, **hub_arguments)
@@ -77,7 +77,8 @@ def load(source: str | Path, config: TapeConfig, **arguments: Any) -> TapeForCau
     if native.model_type == baichuan.MODEL_TYPE:
         remedy = "load what tape_ds.model.convert.resolve makes of it"
         raise UserError(Problem("model", str(source), "a Baichuan as published, not yet converted", remedy))
-    with _quiet_loading():
+    raise_if_any(weights.check_folder(source))
+    with _quiet_loading(), weights.reading(source):
         model, info = TapeForCausalLM.from_pretrained(
             source, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **arguments
         )

@@ -48,6 +48,10 @@ class Agreement:
         distributed.all_gather_object(found, own, group=self._group)
         return found
 
+    def any(self, own: str | None) -> str | None:
+        """What some rank says, the lowest that says anything; None where none does."""
+        return next((text for text in self.objects(own) if text is not None), None)
+
     def first(self, own: Any) -> Any:
         """Rank 0's object, on every rank."""
         if self.world == 1:

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerState
 
+from tape_ds import storage
 from tape_ds.scoring import answers
 from tape_ds.scoring.answers import AnswerLoss, Asked
 from tape_ds.training.shared_work import share_out
@@ -43,8 +44,7 @@ class AnswerScores(TrainerCallback):
 
 def write(path: Path, found: dict[str, AnswerLoss]) -> None:
     """Store scores as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({when: each.to_dict() for when, each in found.items()}, indent=2) + "\n")
+    storage.write_json(path, {when: each.to_dict() for when, each in found.items()})
 
 
 def read(path: Path) -> dict[str, AnswerLoss]:

@@ -8,6 +8,7 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
+from tape_ds import storage
 from tape_ds.data.passkey import Prompt
 from tape_ds.training import metrics
 from tape_ds.training.held_out import (
@@ -22,25 +23,23 @@ from tape_ds.training.held_out import (
     write_scores,
 )
 from tape_ds.training.shared_work import share_out
+from tape_ds.training.trained import replace_trained
 from tape_ds.training.trainer import TapeTrainer
 
 
 class Progress(TrainerCallback):
-    """One line per logging step on the terminal, the same dict as a line of ``metrics.jsonl``, and a progress bar.
-
-    A step that the engine skipped is said at once, on whichever rank the bad gradient was.
-    """
+    """One line per logging step on the terminal, the same dict as a line of ``metrics.jsonl``, and a progress bar."""
 
     def __init__(self, trainer: TapeTrainer, file: Path):
         self.trainer = trainer
         self.file = file
         self.bar: tqdm | None = None
-        self.skipped = 0
         self.peak = 0
+        self.lost = 0
+        """Lines that could not be stored."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Open the bar; start the clock."""
-        self.skipped = self.trainer.skipped_steps
         self.trainer.start_clock()
         if state.is_world_process_zero:
             self.line = metrics.MetricsLine(state.max_steps)
@@ -49,17 +48,10 @@ class Progress(TrainerCallback):
             self.bar = tqdm(total=state.max_steps, initial=state.global_step, disable=hidden, unit="step")
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Advance the bar; say a skipped step aloud. Memory is read here, before scoring can need more."""
+        """Advance the bar. Memory is read here, before scoring can need more."""
         self.peak = metrics.peak_memory_bytes(args.device)
-        if self.bar is None:
-            return
-        self.bar.update(1)
-        if self.trainer.skipped_steps > self.skipped:
-            self.skipped = self.trainer.skipped_steps
-            self._say(
-                f"step {state.global_step}: SKIPPED, a gradient was not finite on some rank "
-                f"({self.skipped} skipped so far); weights unchanged"
-            )
+        if self.bar is not None:
+            self.bar.update(1)
 
     def on_log(
         self,
@@ -73,8 +65,7 @@ class Progress(TrainerCallback):
         if self.bar is None or not logs or "loss" not in logs:
             return
         entry = {"step": state.global_step, "mfu": None, **logs}  # every line has every key
-        with self.file.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
+        self._store(entry)
         shown = {"lr" if key == "learning_rate" else key: value for key, value in entry.items()}
         self._say(self.line.format({key: value for key, value in shown.items() if key not in ("epoch", "tokens")}))
 
@@ -84,16 +75,34 @@ class Progress(TrainerCallback):
         if self.bar is not None:
             self.bar.close()
 
+    def _store(self, entry: dict[str, Any]) -> None:
+        """A line of the file; a disk that takes none costs the line and is said once, and the run goes on."""
+        try:
+            with self.file.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+        except OSError as error:
+            if not self.lost:
+                self._say(f"METRICS NOT STORED: {storage.explain(error, self.file.parent)}; the run goes on")
+            self.lost += 1
+
     def _begin_file(self, step: int) -> None:
         """Keep the lines up to ``step``: what comes after belongs to an earlier run, or will be run again."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         lines = self.file.read_text().splitlines(keepends=True) if step and self.file.exists() else []
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-        self.file.write_text("".join(kept))
+        kept = [line for line in lines if line.endswith("\n") and _step_of(line) <= step]
+        storage.write_text(self.file, "".join(kept))
 
     def _say(self, text: str) -> None:
         self.bar.write(text, file=sys.stdout) if self.bar is not None else None
         sys.stdout.flush()
+
+
+def _step_of(line: str) -> float:
+    """The step of a line of metrics; of one that a full disk cut off, one that no run reaches."""
+    try:
+        return json.loads(line)["step"]
+    except ValueError:
+        return float("inf")
 
 
 class SaveTrained(TrainerCallback):
@@ -111,7 +120,8 @@ class SaveTrained(TrainerCallback):
         """Save, on every rank together."""
         if state.is_world_process_zero:
             self.outdated.unlink(missing_ok=True)
-        self.trainer.save_model(str(self.folder))
+        trainer = self.trainer
+        replace_trained(self.folder, trainer.model, trainer.record, trainer.processing_class)
 
 
 class LossByPosition(TrainerCallback):

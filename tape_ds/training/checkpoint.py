@@ -60,8 +60,6 @@ class Manifest:
     """Of the packages that computed."""
     name: str | None = None
     """Given by a person who asked for it; a named checkpoint is never removed."""
-    universal: bool = False
-    """Whether the engine's state is in DeepSpeed's universal form, which any number of ranks can read."""
     format: int = FORMAT
 
     @property
@@ -169,7 +167,9 @@ def committed(output: Path) -> list[Path]:
 
 def numbered(output: Path) -> list[Path]:
     """Folders named as checkpoints, the oldest first."""
-    found = [(int(match[1]), path) for path in output.glob("checkpoint-*") if (match := _COMMITTED.fullmatch(path.name))]
+    found = [
+        (int(match[1]), path) for path in output.glob("checkpoint-*") if (match := _COMMITTED.fullmatch(path.name))
+    ]
     return [path for _, path in sorted(found) if path.is_dir()]
 
 

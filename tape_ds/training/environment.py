@@ -6,14 +6,17 @@ Called once, first thing in a launcher. A value that the user has set is left al
 import atexit
 import logging
 import os
+import secrets
 import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
+from tqdm.auto import tqdm
 
 from tape_ds.errors import is_main_process
+from tape_ds.training import run_folder, stopping
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -46,6 +49,12 @@ def show_log() -> None:
         log.setLevel(logging.INFO)
 
 
+def say(text: str) -> None:
+    """Show a line on the terminal, above a progress bar where there is one."""
+    tqdm.write(text, file=sys.stdout)
+    sys.stdout.flush()
+
+
 def share_cores() -> None:
     """Give each process of a CPU machine its share of the cores.
 
@@ -72,11 +81,20 @@ def skip_shared_memory_build() -> None:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
-def keep_trackers_in(output: str | Path) -> None:
-    """Let W&B write its (offline) runs into the run's folder, not into whatever folder the launcher stands in."""
-    if "WANDB_DIR" not in os.environ:
-        Path(output).mkdir(parents=True, exist_ok=True)  # W&B turns to a temporary folder where it finds none
-        os.environ["WANDB_DIR"] = str(output)
+def keep_trackers_in(output: str | Path, resumed: bool = False) -> None:
+    """Let trackers write into the run's folder, not into whatever folder the launcher stands in, and have a run that
+    goes on be the same run there: W&B's by its id, TensorBoard's by its folder. On rank 0, which alone has trackers."""
+    output = Path(output)
+    output.mkdir(parents=True, exist_ok=True)  # W&B turns to a temporary folder where it finds none
+    os.environ.setdefault("WANDB_DIR", str(output))
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(output / "tensorboard"))
+    if "WANDB_RUN_ID" in os.environ or not is_main_process():
+        return
+    known = run_folder.tracker_id(output) if resumed else None
+    if known is None:
+        known = secrets.token_hex(4)
+        run_folder.store_tracker_id(output, known)
+    os.environ |= {"WANDB_RUN_ID": known, "WANDB_RESUME": "allow"}
 
 
 def join_process_group(arguments: "TrainingArguments") -> None:
@@ -97,6 +115,7 @@ def end_process(code: int) -> NoReturn:
     In that a thread that torch or gloo left behind now and then aborts the process, and its launcher then takes a job
     that went well for one that failed.
     """
+    stopping.kill_children()  # workers of a loader that was not read to its end; interpreter exit would wait for them
     logging.shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -1,19 +1,131 @@
-"""A run carried out: announced, trained, scored, stored, and the process group left in order."""
+"""A run carried out: announced, trained, scored, stored, and the process group left in order.
 
-from tape_ds.training import report, run
-from tape_ds.training.environment import leave_process_group
+It ends in one of these ways, each with its exit code (docs/staying_alive.md): done, or stopped on request with a
+committed checkpoint (0); stopped on request while a disk kept it from saving (1); stopped by a guard (3). Whatever
+else is an error (1), or the user's to mend (2).
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from tape_ds.errors import UserError
+from tape_ds.training import checkpoint, guards, report, run, run_folder, run_lock, shared_work, stopping
+from tape_ds.training.agreement import Agreement
+from tape_ds.training.environment import leave_process_group, say
+from tape_ds.training.guards import StoppedByGuard
+from tape_ds.training.recipe.recipe import Recipe
+from tape_ds.training.stopping import StopRequest
+from tape_ds.training.trainer import Stopped
+from tape_ds.training.watchdog import Watchdog
 
 
-def carry_out(prepared: run.Run) -> int:
+def launch(recipe: Recipe, assemble: Callable[..., run.Run]) -> int:
+    """Assemble the run of a recipe and carry it out; returns the exit code. Signals are answered from here on, and so
+    is the launcher's death."""
+    stop = StopRequest()
+    stop.listen()
+    stopping.watch_launcher(stop)
+    stopping.tolerate_lost_terminal()
+    try:
+        prepared = assemble(recipe)
+    except UserError:
+        _leave_no_trace(Path(recipe.trainer_value("output_dir")).expanduser())
+        raise
+    except run.NothingToDo as nothing:
+        if Agreement().rank == 0:
+            say(str(nothing))
+        leave_process_group()
+        return 0
+    return carry_out(prepared, stop)
+
+
+def carry_out(prepared: run.Run, stop: StopRequest | None = None) -> int:
     """Train what was prepared (a method that only scales angles has nothing to train) and report it; returns the exit
     code."""
-    trainer = run.build_trainer(prepared)
+    agreement = Agreement()
+    _begin(prepared, agreement)
+    trainer = run.build_trainer(prepared, stop)
     started = report.begin(prepared) if trainer.is_world_process_zero() else None
-    if prepared.names:
-        trainer.train(resume_from_checkpoint=prepared.resume)
-    else:
-        trainer.go_without_training()
+
+    def look() -> None:
+        """Between pieces of scoring, where nothing can be lost."""
+        trainer.beat("scoring")
+        if (reason := agreement.any(None if stop is None else stop.reason)) is not None:
+            raise Stopped(trainer.state.global_step, reason)
+
+    shared_work.look_between(look)
+    try:
+        look()
+        with _watching(prepared, agreement) as trainer.watchdog:
+            if prepared.names:
+                folder = None if prepared.resumed is None else str(prepared.resumed.folder)
+                trainer.train(resume_from_checkpoint=folder)
+                trainer.beat("saving")
+                trainer.saver.finish()
+            else:
+                trainer.go_without_training()
+    except Stopped as stopped:
+        return _end_early(prepared, agreement, stopped)
+    except StoppedByGuard as stopped:
+        if agreement.rank == 0:
+            say(str(stopped))
+        _leave(prepared, agreement)
+        return guards.EXIT_CODE
+    finally:
+        shared_work.look_between(None)
     if started is not None:
         report.conclude(prepared, trainer, started)
-    leave_process_group()
+        run_folder.mark_finished(prepared.output, trainer.state.global_step, dict(prepared.identity))
+    _leave(prepared, agreement)
     return 0
+
+
+def _watching(prepared: run.Run, agreement: Agreement) -> Watchdog:
+    siblings = dict(enumerate(agreement.objects((socket.gethostname(), os.getpid()))))
+    seconds = prepared.recipe.safety.watchdog_seconds
+    folder = prepared.output / run_folder.STACKS
+    return Watchdog(folder, agreement.rank, agreement.world, seconds, siblings=siblings)
+
+
+def _leave_no_trace(output: Path) -> None:
+    """Nothing was started: the lock goes, and folders that were made for it."""
+    run_lock.RunLock(output, Agreement().rank).release()
+    for folder in (output / run_folder.RANKS, output):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _begin(prepared: run.Run, agreement: Agreement) -> None:
+    """Take back what the folder says of an earlier end, and with ``start_anew`` its checkpoints."""
+    if agreement.rank == 0:
+        run_folder.clear_markers(prepared.output)
+        if prepared.resumed is None and prepared.recipe.safety.start_anew:
+            for folder in checkpoint.numbered(prepared.output):
+                checkpoint.remove(folder)
+    agreement.first(None)
+
+
+def _end_early(prepared: run.Run, agreement: Agreement, stopped: Stopped) -> int:
+    if agreement.rank == 0:
+        if stopping.was_asked(stopped.reason):
+            run_folder.mark_stopped(prepared.output, stopped.step, stopped.reason)
+        say(f"{stopped}; {_what_is_left(prepared, stopped)}")
+    _leave(prepared, agreement)
+    return 1 if stopped.lost else 0
+
+
+def _what_is_left(prepared: run.Run, stopped: Stopped) -> str:
+    newest = checkpoint.committed(prepared.output)[-1:]
+    if stopped.lost:
+        return f"NO checkpoint could be saved; {newest[0].name if newest else 'there is none'} is the newest"
+    return f"--resume auto goes on from {newest[0].name}" if newest else "nothing was trained yet"
+
+
+def _leave(prepared: run.Run, agreement: Agreement) -> None:
+    """Let go of the folder when everybody is done with it."""
+    agreement.first(None)
+    run_lock.RunLock(Path(prepared.output), agreement.rank).release()
+    leave_process_group()

@@ -21,13 +21,13 @@ from tape_ds.model.flops import training_flops_per_token
 from tape_ds.model.positions import scaling
 from tape_ds.scoring.loss_by_position import SpanLosses
 from tape_ds.scoring.passkey import Passkey
-from tape_ds.training import methods, plots, tables
+from tape_ds.training import identity, methods, plots, tables
 from tape_ds.training.callbacks import LossByPosition, PasskeyRetrieval
 from tape_ds.training.held_out import HeldOut, Scores, read_passkeys, read_scores
 from tape_ds.training.recipe.extension import ExtensionRecipe
 from tape_ds.training.recipe.extension_checks import check_against_model
 from tape_ds.training.recipe.method_checks import targets_of
-from tape_ds.training.run import RESULTS, Run, find_checkpoint, sample_count, start, weights_dtype
+from tape_ds.training.run import RESULTS, Run, fingerprints, require_same, sample_count, start, weights_dtype
 from tape_ds.training.trained import Record, check_whole
 
 SCORES = "results/loss_by_position.json"
@@ -153,15 +153,17 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
     Raises:
         UserError: whatever only the model's own files or the data can tell, on every rank alike.
     """
-    resumed = find_checkpoint(recipe)
     base = convert.resolve(base_address(recipe.model.model))
     raise_if_any(check_whole("model", recipe.model.model, base))
     native = extendable.read_config(base)
     fitting = [*check_against_model(recipe, native), *targets_of(recipe.chosen, native.model_type, recipe.method)]
     raise_if_any([*extendable.check(native), *fitting])
-    arguments = start(recipe)
+    started = start(recipe)
+    arguments = started.arguments
     tokenizer = tokenizers.load(base, "model")
     raise_if_any(rows_of_vocabulary.check_rows(native, tokenizer))
+    decides = identity.of(recipe, tokenizer, fingerprints(recipe.data.train_data if recipe.trains else []), base)
+    require_same(recipe, started, decides)
     rows: Any = training_rows(recipe, tokenizer) if recipe.trains else []
     held_out, prompts = held_out_documents(recipe, tokenizer), passkey_prompts(recipe, tokenizer)
     encoding = recipe.model.position_encoding
@@ -190,7 +192,8 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
         rows=rows,
         held_out=held_out,
         prompts=prompts,
-        resume=resumed,
+        identity=decides,
+        resumed=started.resumed,
     )
 
 

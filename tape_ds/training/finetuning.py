@@ -17,11 +17,11 @@ from tape_ds.model import rows as rows_of_vocabulary
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.flops import training_flops_per_token
 from tape_ds.scoring.answers import Asked
-from tape_ds.training import answer_scores, methods, tables
+from tape_ds.training import answer_scores, identity, methods, tables
 from tape_ds.training.answer_scores import AnswerScores
 from tape_ds.training.extension import base_address
 from tape_ds.training.recipe.finetuning import HELD_OUT, TRAIN, FinetuningRecipe, data_origin
-from tape_ds.training.run import Run, find_checkpoint, sample_count, start, weights_dtype
+from tape_ds.training.run import Run, require_same, sample_count, start, weights_dtype
 from tape_ds.training.trained import Record, check_whole
 
 SCORES = "results/answers.json"
@@ -112,15 +112,19 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
     Raises:
         UserError: whatever only the model's own files or the data can tell, on every rank alike.
     """
-    resumed = find_checkpoint(recipe)
     base = convert.resolve(base_address(recipe.model.model))
     raise_if_any(check_whole("model", recipe.model.model, base))
     native = extendable.read_config(base)
     raise_if_any(extendable.check(native))
     config = model_config(recipe, native)
-    arguments = start(recipe)
+    started = start(recipe)
+    arguments = started.arguments
     tokenizer = tokenizers.load(base, "model")
     raise_if_any([*rows_of_vocabulary.check_rows(native, tokenizer), *check_end(recipe, tokenizer)])
+    data = recipe.data
+    read = {f"scrolls:{data.dataset}/{TRAIN}": examples.fingerprint(data.dataset, TRAIN, data.data_dir)}
+    decides = identity.of(recipe, tokenizer, read, base)
+    require_same(recipe, started, decides)
     train = tokenized(recipe, tokenizer, TRAIN)
     held_out = tokenized(recipe, tokenizer, HELD_OUT, recipe.data.eval_examples) if recipe.data.eval_examples else None
     model = extendable.load(base, config, dtype=weights_dtype(arguments))
@@ -140,7 +144,8 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
         ),
         asked=[Asked(torch.tensor([row["input_ids"]]), row["targets"]) for row in held_out or []],
         cut={"train": rows.cut(train)} | ({"held out": rows.cut(held_out)} if held_out is not None else {}),
-        resume=resumed,
+        identity=decides,
+        resumed=started.resumed,
     )
 
 

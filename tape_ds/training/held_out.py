@@ -16,6 +16,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from tape_ds import storage
 from tape_ds.data.passkey import Prompt
 from tape_ds.model import extendable
 from tape_ds.model.llama import TapeForCausalLM, evaluated_at
@@ -73,7 +74,7 @@ def _score_one(model: Model, document: HeldOut, angles: dict[str, Any] | None, s
 def write_scores(path: Path, scores: Scores) -> None:
     """Store scores as JSON."""
     plain = {variant: {name: losses.to_dict() for name, losses in part.items()} for variant, part in scores.items()}
-    _write(path, plain)
+    storage.write_json(path, plain)
 
 
 def read_scores(path: Path) -> Scores:
@@ -102,7 +103,7 @@ def perplexities(model: TapeForCausalLM, documents: Sequence[HeldOut], lengths: 
 
 def write_perplexities(path: Path, scores: Mapping[int, Perplexity]) -> None:
     """Store perplexities as JSON, by length."""
-    _write(path, {length: found.to_dict() for length, found in scores.items()})
+    storage.write_json(path, {length: found.to_dict() for length, found in scores.items()})
 
 
 def read_perplexities(path: Path) -> dict[int, Perplexity]:
@@ -118,14 +119,9 @@ def passkeys(model: Model, tokenizer: PreTrainedTokenizerBase, prompts: Sequence
 
 def write_passkeys(path: Path, found: Sequence[Passkey]) -> None:
     """Store replies as JSON."""
-    _write(path, [each.to_dict() for each in found])
+    storage.write_json(path, [each.to_dict() for each in found])
 
 
 def read_passkeys(path: Path) -> list[Passkey]:
     """Replies stored by :func:`write_passkeys`; empty when there are none."""
     return [Passkey.from_dict(each) for each in json.loads(path.read_text())] if path.exists() else []
-
-
-def _write(path: Path, plain: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(plain, indent=2) + "\n")

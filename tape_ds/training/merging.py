@@ -8,7 +8,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tape_ds.model import convert
+from tape_ds.model import convert, weights
 from tape_ds.training.trained import load_trained, read_record
 
 PROBE = (2, 64)
@@ -28,10 +28,11 @@ def merge(folder: str | Path, models: str | Path | None = None, **arguments: Any
         arguments: for ``from_pretrained`` of the base. Merging in 16 bit loses bits: cast the result instead.
 
     Raises:
-        UserError: as :func:`tape_ds.training.trained.load_trained`.
+        UserError: as :func:`tape_ds.training.trained.load_trained`, or a file of weights that is damaged.
         RuntimeError: the merged model's logits are not the adapter model's.
     """
-    model = load_trained(folder, models, **({"dtype": torch.float32} | arguments)).eval()
+    with weights.reading(folder, "trained folder"):
+        model = load_trained(folder, models, **({"dtype": torch.float32} | arguments)).eval()
     if not isinstance(model, PeftModel):
         return model
     expected = _logits(model)

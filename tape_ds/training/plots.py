@@ -17,6 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullLocator
 
+from tape_ds import storage
 from tape_ds.scoring.loss_by_position import SpanLosses
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
@@ -256,6 +257,5 @@ def _position_ticks(axes: Axes, end: int) -> None:
 def _write(figure: Figure, path: str | Path) -> Path:
     """Save ``figure`` as PNG and give its path back; the folder is made."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DPI, format="png")
+    storage.write_file(path, lambda aside: figure.savefig(aside, dpi=DPI, format="png"))
     return path

@@ -12,11 +12,11 @@ from tape_ds.data.dataset import TrainingRows
 from tape_ds.data.packing import pack, tokenize
 from tape_ds.data.streaming import StreamedRows
 from tape_ds.errors import Problem, UserError
-from tape_ds.training import fresh, methods, tables
+from tape_ds.training import fresh, identity, methods, tables
 from tape_ds.training.callbacks import PerplexityByLength
 from tape_ds.training.held_out import HeldOut, read_perplexities
 from tape_ds.training.recipe.pretraining import PretrainingRecipe
-from tape_ds.training.run import Run, find_checkpoint, sample_count, start, weights_dtype
+from tape_ds.training.run import Run, fingerprints, require_same, sample_count, start, weights_dtype
 from tape_ds.training.trained import Record
 
 SCORES = "results/perplexity.json"
@@ -77,10 +77,12 @@ def assemble(recipe: PretrainingRecipe) -> Pretraining:
     Raises:
         UserError: whatever only the tokenizer's files or the data can tell, on every rank alike.
     """
-    resumed = find_checkpoint(recipe)
     tokenizer = choose_tokenizer(recipe)
     config = recipe.model_config(tokenizer)
-    arguments = start(recipe)
+    started = start(recipe)
+    arguments = started.arguments
+    decides = identity.of(recipe, tokenizer, fingerprints(recipe.data.train_data))
+    require_same(recipe, started, decides)
     rows = training_rows(recipe, tokenizer)
     held_out, left_out = held_out_documents(recipe, tokenizer)
     model = fresh.build(config, arguments.seed, weights_dtype(arguments))
@@ -95,7 +97,8 @@ def assemble(recipe: PretrainingRecipe) -> Pretraining:
         rows=rows,
         held_out=held_out,
         left_out=left_out,
-        resume=resumed,
+        identity=decides,
+        resumed=started.resumed,
     )
 
 

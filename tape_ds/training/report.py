@@ -46,15 +46,9 @@ def announce(run: Run) -> None:
         "memory": f"about {estimate.total / GIB:.2f} GiB a process: weights {estimate.weights / GIB:.2f}, gradients "
         f"{estimate.gradients / GIB:.2f}, optimizer {estimate.optimizer / GIB:.2f}, activations "
         f"{estimate.activations / GIB:.2f}, logits {estimate.logits / GIB:.2f} (arithmetic, not measured)",
-        "results": str(run.output) + _earlier(run),
+        "results": str(run.output),
     }
     tables.print_rows(rows)
-
-
-def _earlier(run: Run) -> str:
-    """What the run's folder already holds and a new run leaves there."""
-    found = sorted(folder.name for folder in run.output.glob("checkpoint-*")) if run.resume is None else []
-    return f" (still holds an earlier run's {', '.join(found)})" if found else ""
 
 
 def engine_stage(arguments: Any) -> int:

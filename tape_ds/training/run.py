@@ -7,9 +7,10 @@ what is scored; the rest is here, in :mod:`.trainer`, :mod:`.callbacks` and :mod
 import functools
 import logging
 import math
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,35 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainingArgum
 
 from tape_ds.data import sources
 from tape_ds.data.dataset import collate
+from tape_ds.errors import Problem, raise_if_any
 from tape_ds.model import extendable, liger
 from tape_ds.model.flops import training_flops_per_token
-from tape_ds.training import resume
+from tape_ds.training import checkpoint, identity, resume, run_lock
+from tape_ds.training.agreement import Agreement
 from tape_ds.training.callbacks import Progress, SaveTrained
-from tape_ds.training.environment import join_process_group, keep_trackers_in
+from tape_ds.training.environment import join_process_group, keep_trackers_in, say
+from tape_ds.training.recipe import deepspeed_config
 from tape_ds.training.recipe.recipe import Recipe
+from tape_ds.training.resume import Resumed
+from tape_ds.training.run_folder import METRICS, RESULTS, TRAINED, finished
+from tape_ds.training.stopping import StopRequest
 from tape_ds.training.trained import Record
 from tape_ds.training.trainer import TapeTrainer
 
 logger = logging.getLogger(__name__)
 
-METRICS = "metrics.jsonl"
-TRAINED = "trained"
-RESULTS = "results"
+
+class NothingToDo(Exception):  # noqa: N818 - nothing went wrong
+    """Raised on all ranks where ``resume: auto`` meets a run that has come to its end."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A job that has joined, holds its run's folder, and knows what it goes on from."""
+
+    arguments: TrainingArguments
+    agreement: Agreement
+    resumed: Resumed | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +65,9 @@ class Run(ABC):
     tokenizer: PreTrainedTokenizerBase
     rows: Any
     """The run's samples by number, as :class:`tape_ds.data.dataset.TrainingRows` serves them."""
-    resume: str | None = None
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    """All that decides its numbers, see :mod:`.identity`."""
+    resumed: Resumed | None = None
     """The checkpoint it goes on from."""
 
     @property
@@ -75,8 +93,7 @@ class Run(ABC):
 
     def fingerprints(self) -> dict[str, str]:
         """Fingerprint of each data source, by its address, for the record of the run."""
-        addresses = [*self.recipe.data.train_data, *self.recipe.data.eval_data]
-        return {address: sources.parse(address).fingerprint() for address in addresses}
+        return fingerprints([*self.recipe.data.train_data, *self.recipe.data.eval_data])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -122,33 +139,79 @@ def _numel(parameter: nn.Parameter) -> int:
     return packed.shape.numel() if packed is not None else getattr(parameter, "ds_numel", parameter.numel())
 
 
-def find_checkpoint(recipe: Recipe) -> str | None:
-    """The checkpoint that a run of ``recipe`` goes on from, see :func:`tape_ds.training.resume.find`.
-
-    Raises:
-        UserError: there is none, or it cannot be resumed.
-    """
-    return resume.find(
-        recipe.resume_from_checkpoint,
-        recipe.trainer_value("output_dir"),
-        deepspeed=recipe.deepspeed is not None,
-        processes=recipe.world_size,
-    )
-
-
-def start(recipe: Recipe) -> TrainingArguments:
-    """The trainer's arguments, the process joined to its job and seeded.
+def start(recipe: Recipe) -> Started:
+    """Join the job, take hold of the run's folder, and choose the checkpoint to go on from.
 
     It comes before a model is built: under ZeRO-3 the DeepSpeed configuration must exist, so that weights are sharded
     as they are made or loaded.
 
     Raises:
-        UserError: transformers refuses a value on this machine.
+        UserError: transformers refuses a value on this machine; another job is at work in the folder; there is no
+            checkpoint to go on from, or none that this job can read; the folder holds another run's. On all ranks.
     """
     arguments = recipe.training_arguments()
     join_process_group(arguments)
+    agreement, output = Agreement(), Path(arguments.output_dir)
+    _claim(output, agreement)
+    resumed = None
+    if recipe.trains:
+        resumed = resume.choose(recipe.resume_from_checkpoint, output, agreement)
+        stage = None if recipe.deepspeed is None else deepspeed_config.stage(recipe.deepspeed)
+        resume.require_fitting(resumed, agreement.world, stage)
+        raise_if_any(agreement.first(_of_another_run(recipe, output, resumed)))
     set_seed(arguments.seed)
-    return arguments
+    return Started(arguments, agreement, resumed)
+
+
+def _claim(output: Path, agreement: Agreement) -> None:
+    """Be the only job in the run's folder, and clear away what a killed one left half done."""
+    others = agreement.rank == 0 and any(holder.pid != os.getpid() for holder in run_lock.living(output))
+    raise_if_any(agreement.first(run_lock.refuse(output) if others else []))
+    run_lock.RunLock(output, agreement.rank).acquire()
+    if agreement.rank == 0:
+        for done in checkpoint.tidy(output):
+            say(done)
+    agreement.first(None)  # nobody looks before it is tidy
+
+
+def _of_another_run(recipe: Recipe, output: Path, resumed: Resumed | None) -> list[Problem]:
+    """A new run in a folder with checkpoints would leave two runs' in it, and a later resume would take either."""
+    found = [folder.name for folder in checkpoint.numbered(output)]
+    if resumed is not None or recipe.safety.start_anew or not found:
+        return []
+    wrong = f"it holds checkpoints of an earlier run: {', '.join(found)}"
+    remedy = "--resume auto to go on with it, --start_anew to remove them, or another output_dir"
+    return [Problem("output_dir", str(output), wrong, remedy)]
+
+
+def require_same(recipe: Recipe, started: Started, now: Mapping[str, Any]) -> None:
+    """Whether the checkpoint that was chosen is of this very run; says what may differ and does.
+
+    Args:
+        recipe: of the run.
+        started: the job.
+        now: its identity.
+
+    Raises:
+        UserError: naming every field that differs and must not; on all ranks alike.
+        NothingToDo: ``resume: auto``, and the run has come to its end.
+    """
+    resumed = started.resumed
+    if resumed is None:
+        return
+    found = identity.differences(resumed.manifest.identity, now)
+    raise_if_any(identity.problems(resumed.folder, found, recipe.safety.resume_anyway))
+    ended = finished(Path(started.arguments.output_dir))
+    if recipe.resume_from_checkpoint == resume.AUTO and ended is not None and not found:
+        raise NothingToDo(f"{started.arguments.output_dir}: finished already, at step {ended['step']}")
+    if started.agreement.rank == 0:
+        for line in resume.describe(resumed, found):
+            say(line)
+
+
+def fingerprints(addresses: Sequence[str]) -> dict[str, str]:
+    """Fingerprint of each data source, by its address."""
+    return {address: sources.parse(address).fingerprint() for address in addresses}
 
 
 def weights_dtype(arguments: TrainingArguments, trains: bool = True) -> torch.dtype:
@@ -171,9 +234,9 @@ def sample_count(recipe: Recipe, rows: int) -> int:
     return steps * recipe.global_batch_size
 
 
-def build_trainer(run: Run) -> TapeTrainer:
-    """The trainer with this project's callbacks instead of transformers' printing ones."""
-    keep_trackers_in(run.output)
+def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
+    """The trainer with this project's callbacks instead of transformers' printing ones; ``stop`` asks it to stop."""
+    keep_trackers_in(run.output, resumed=run.resumed is not None)
     _use_liger(run)
     # the rows hold every epoch already; the trainer would otherwise run its epochs over all of them
     run.arguments.max_steps = run.steps
@@ -181,6 +244,9 @@ def build_trainer(run: Run) -> TapeTrainer:
         record=run.record,
         tokens_per_step=run.tokens_per_step,
         flops_per_token=run.flops_per_token,
+        safety=run.recipe.safety,
+        identity=run.identity,
+        stop=stop,
         model=run.model,
         args=run.arguments,
         train_dataset=run.rows,

@@ -3,7 +3,9 @@
     metrics.jsonl, results/, trained/     what a person looks at
     checkpoint-N/                         committed checkpoints (see tape_ds.training.checkpoint)
     finished                              marker, written last of all: nothing is left to do here
+    stopped                               marker of a run that ended early because somebody asked for it
     save_now                              put there by a person: save at the next step; its text names the checkpoint
+    trackers.json                         by which a tracker knows the run again
     ranks/                                a file for each living rank (see tape_ds.training.run_lock)
     nonfinite.jsonl, stacks/              what guards and watchdog have found
 
@@ -21,6 +23,8 @@ METRICS = "metrics.jsonl"
 TRAINED = "trained"
 RESULTS = "results"
 FINISHED = "finished"
+STOPPED = "stopped"
+TRACKERS = "trackers.json"
 SAVE_NOW = "save_now"
 RANKS = "ranks"
 NONFINITE = "nonfinite.jsonl"
@@ -29,19 +33,48 @@ STACKS = "stacks"
 
 def mark_finished(output: Path, step: int, identity: dict[str, Any]) -> None:
     """Say that the run of this ``identity`` has done all its ``step`` steps and everything after them."""
-    when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    storage.write_json(output / FINISHED, {"step": step, "finished": when, "identity": identity})
+    storage.write_json(output / FINISHED, {"step": step, "finished": _now(), "identity": identity})
 
 
 def finished(output: Path) -> dict[str, Any] | None:
     """What :func:`mark_finished` wrote; None where the run has not come to its end."""
+    return _read(output / FINISHED)
+
+
+def mark_stopped(output: Path, step: int, reason: str) -> None:
+    """Say that the run ended after ``step`` steps because of ``reason``, and goes on where it is resumed."""
+    storage.write_json(output / STOPPED, {"step": step, "stopped": _now(), "reason": reason})
+
+
+def stopped(output: Path) -> dict[str, Any] | None:
+    """What :func:`mark_stopped` wrote; None where the run was not stopped."""
+    return _read(output / STOPPED)
+
+
+def clear_markers(output: Path) -> None:
+    """Take both markers back: there is something to do again."""
+    for name in (FINISHED, STOPPED):
+        (output / name).unlink(missing_ok=True)
+
+
+def tracker_id(output: Path) -> str | None:
+    """The run's id at W&B; None where it has none yet."""
+    found = (_read(output / TRACKERS) or {}).get("wandb")
+    return found if isinstance(found, str) else None
+
+
+def store_tracker_id(output: Path, known: str) -> None:
+    """Keep the run's id at W&B for whoever goes on with it."""
+    storage.write_json(output / TRACKERS, {"wandb": known})
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads((output / FINISHED).read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def clear_finished(output: Path) -> None:
-    """Take the marker back: there is something to do again."""
-    (output / FINISHED).unlink(missing_ok=True)

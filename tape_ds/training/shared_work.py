@@ -5,6 +5,8 @@ from typing import TypeVar
 
 import torch
 
+_between: list[Callable[[], None]] = []
+
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -18,6 +20,8 @@ def share_out(work: Callable[[Job], Result], jobs: Sequence[Job]) -> list[Result
     rank, world = _rank_and_world()
     mine: list[Result] = []
     for first in range(0, len(jobs), world):
+        for look in _between:
+            look()
         own = first + rank < len(jobs)
         result = work(jobs[first + rank if own else first])
         if own:
@@ -27,6 +31,12 @@ def share_out(work: Callable[[Job], Result], jobs: Sequence[Job]) -> list[Result
     gathered: list[list[Result]] = [[] for _ in range(world)]
     torch.distributed.all_gather_object(gathered, mine)
     return [gathered[number % world][number // world] for number in range(len(jobs))]
+
+
+def look_between(look: Callable[[], None] | None) -> None:
+    """Have all ranks call ``look`` before each round of every :func:`share_out` from now on, which may end the work by
+    an exception; None: nothing more."""
+    _between[:] = [look] if look is not None else []
 
 
 def _rank_and_world() -> tuple[int, int]:

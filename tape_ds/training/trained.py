@@ -9,7 +9,7 @@ ordinary model folder itself.
 import contextlib
 import copy
 import json
-import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.utils import SAFETENSORS_WEIGHTS_NAME as ADAPTER_WEIGHTS
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tape_ds.errors import Problem, UserError
-from tape_ds.model import convert, extendable
+from tape_ds import storage
+from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.model import convert, extendable, weights
 
 FORMAT = 1
 RECORD = "trained.json"
@@ -87,10 +88,29 @@ def save_trained(folder: str | Path, model: PreTrainedModel | PeftModel, record:
     else:
         model.config.save_pretrained(folder)
         if tensors:
-            _write_aside(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
+            storage.write_file(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-    _write_aside(folder / RECORD, lambda path: path.write_text(json.dumps(asdict(record), indent=2) + "\n"))
+    storage.write_json(folder / RECORD, asdict(record))
+
+
+def replace_trained(folder: Path, model: PreTrainedModel | PeftModel, record: Record, tokenizer: Any = None) -> None:
+    """:func:`save_trained` where another trained folder may lie, which stays whole until the new one is; every rank
+    must call it."""
+    aside, replaced = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".replaced")
+    speaks = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    if speaks:
+        for left_over in (aside, replaced):
+            shutil.rmtree(left_over, ignore_errors=True)
+    save_trained(aside, model, record, tokenizer)
+    if speaks:
+        for path in aside.iterdir():
+            storage.sync(path)
+        if folder.exists():
+            folder.rename(replaced)
+        aside.rename(folder)
+        storage.sync(folder.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _save_whole(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor]) -> None:
@@ -109,7 +129,7 @@ def _save_adapter(folder: Path, model: PeftModel, base: str | None, tensors: dic
     tensors = {name: tensors[first] for name, first in _first_names(model).items() if first in tensors}
     saved = get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)
     saved = {name: tensor.clone() for name, tensor in saved.items()}  # tied ones must not share memory in a file
-    _write_aside(folder / ADAPTER_WEIGHTS, lambda path: save_file(saved, path, metadata={"format": "pt"}))
+    storage.write_file(folder / ADAPTER_WEIGHTS, lambda path: save_file(saved, path, metadata={"format": "pt"}))
     config = copy.copy(model.peft_config["default"])
     config.base_model_name_or_path, config.inference_mode = base, True
     config.save_pretrained(folder)
@@ -224,6 +244,7 @@ def load_trained(
         raise UserError(Problem("trained folder", str(folder), "a model trained from scratch, without weights", remedy))
     model: Any = extendable.load(convert.resolve(record.base, models), config, **arguments)
     if (folder / "adapter_config.json").exists():
+        raise_if_any(weights.check_adapter(folder, "trained folder"))
         # not PeftModel.from_pretrained, which only warns of a tensor that is missing
         adapters = PeftConfig.from_pretrained(folder)
         adapters.base_model_name_or_path = None
@@ -264,15 +285,8 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
     if not files:
         remedy = "give the folder 'trained' of a run, or one of its checkpoints"
         raise UserError(Problem("trained folder", str(folder), "it holds no weights", remedy))
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+    return {name: tensor for file in files for name, tensor in weights.read(file, "trained folder").items()}
 
 
 def _is_whole_model(model: nn.Module, names: Sequence[str]) -> bool:
     return len(names) == sum(1 for _ in model.named_parameters())
-
-
-def _write_aside(path: Path, write: Any) -> None:
-    """Write next to ``path`` and rename, so that a file is whole or absent."""
-    aside = path.with_name(path.name + ".partial")
-    write(aside)
-    os.replace(aside, path)

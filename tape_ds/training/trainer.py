@@ -1,27 +1,63 @@
-"""transformers' ``Trainer``, fitted to this project in seven places and nowhere else.
+"""transformers' ``Trainer``, fitted to this project and nowhere else.
 
-Samples come in their own order; saved folders hold only what was trained; an engine checkpoint leaves frozen weights
-out and is resumed that way; one dict of metrics per logging step; a step that the engine skips is counted; what decays
-goes by shape; a schedule finds the learning rate that it starts from.
+Samples come in their own order; saved folders hold only what was trained; a checkpoint is committed by :mod:`.saving`,
+leaves frozen weights out and is resumed to the last digit; one dict of metrics per logging step; what decays goes by
+shape; a schedule finds the learning rate that it starts from. At the end of every step all ranks tell each other how
+it went (:mod:`.agreement`), so that they stop, save, skip and report together.
 """
 
+import functools
+import json
+import math
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import DeepSpeedSchedulerWrapper
+from deepspeed.checkpoint.constants import (
+    UNIVERSAL_CHECKPOINT_INFO,
+    UNIVERSAL_CHECKPOINT_VERSION_KEY,
+    UNIVERSAL_CHECKPOINT_VERSION_VALUE,
+)
 from peft import PeftModel
 from torch import nn
 from torch.utils.data import Sampler, SequentialSampler
-from transformers import Trainer, TrainerControl
-from transformers.integrations.deepspeed import deepspeed_load_checkpoint
-from transformers.trainer import SCHEDULER_NAME
+from transformers import Trainer, TrainerControl, set_seed
+from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 
+from tape_ds import results, storage
 from tape_ds.errors import Problem, UserError
-from tape_ds.training import metrics, trained
+from tape_ds.training import guards, metrics, run_folder, saving, trained
+from tape_ds.training.agreement import Agreement
+from tape_ds.training.environment import say
+from tape_ds.training.guards import NonFinite, SkipCounter
 from tape_ds.training.methods import assert_trainable
+from tape_ds.training.recipe.safety import Safety
+from tape_ds.training.saving import Saver
+from tape_ds.training.spikes import Spike, SpikeDetector
+from tape_ds.training.stopping import StopRequest, answered, asked_to_save, shield_worker
 from tape_ds.training.trained import Record
+from tape_ds.training.watchdog import Watchdog
+
+_WITHIN = ("data", "forward", "backward", "step")
+
+
+class Stopped(Exception):  # noqa: N818 - nothing went wrong
+    """Raised on all ranks together when a run ends before its last step because somebody asked for it.
+
+    Args:
+        step: steps taken.
+        reason: what asked, in words.
+        lost: whether a disk kept the checkpoint from being committed that holds these steps.
+    """
+
+    def __init__(self, step: int, reason: str, *, lost: bool = False):
+        super().__init__(f"stopped at step {step}: {reason}")
+        self.step = step
+        self.reason = reason
+        self.lost = lost
 
 
 class TapeTrainer(Trainer):
@@ -31,10 +67,23 @@ class TapeTrainer(Trainer):
         record: what goes into every saved folder; its names are asserted against the model.
         tokens_per_step: tokens of one optimizer step, over all ranks.
         flops_per_token: training FLOPs of the model per token, for MFU.
+        safety: which checkpoints are kept, and what ends a run.
+        identity: of the run, for its checkpoints (see :mod:`.identity`).
+        stop: what asks this process to stop; without one nothing does.
         arguments: for ``Trainer``; the training set serves samples in order (see ``tape_ds.data.dataset``).
     """
 
-    def __init__(self, *, record: Record, tokens_per_step: int, flops_per_token: float, **arguments: Any):
+    def __init__(
+        self,
+        *,
+        record: Record,
+        tokens_per_step: int,
+        flops_per_token: float,
+        safety: Safety | None = None,
+        identity: Mapping[str, Any] | None = None,
+        stop: StopRequest | None = None,
+        **arguments: Any,
+    ):
         super().__init__(**arguments)
         assert_trainable(self.model, record.names)
         self.record = record
@@ -42,13 +91,38 @@ class TapeTrainer(Trainer):
         self.flops_per_token = flops_per_token
         self.peak_memory_bytes: int | None = None
         """The most that any rank needed while it trained; known when training has ended."""
+        self.safety = Safety() if safety is None else safety
+        self.agreement = Agreement()
+        self.saver = self._make_saver(identity or {})
+        self.nonfinite = NonFinite(self.safety.nonfinite_limit, self._nonfinite_file(), self._samples_of)
+        self.spikes = SpikeDetector(self.safety.spike_sigma, self.safety.spike_window)
+        self._protection: SkipCounter | None = None
+        """Of an optimizer that would step on gradients which are not finite."""
+        self._skipped = 0
+        """Steps left out up to the last one."""
+        self._spike: Spike | None = None
+        """What the loss of this step is."""
+        self._spared: torch.Tensor | None = None
+        """This rank's loss of a spike whose step is being left out."""
+        self.watchdog: Watchdog | None = None
+        """Ends the process where it makes no progress; whoever trains sets it."""
+        self._stop = stop
+        self._stop_reason: str | None = None
+        self._save_name: str | None = None
+        self.saved: Path | None = None
+        """The checkpoint of the last save, if it was committed."""
+        self._agreed = 0
+        """The last step at whose end the ranks spoke."""
+        self._own_loss = torch.zeros((), device=self.args.device)
+        """Of this rank's part of the step that is being taken."""
         self._clock: tuple[int, float] | None = None
         self._begin: tuple[int, float] | None = None
 
     @property
     def skipped_steps(self) -> int:
-        """Optimizer steps the engine has skipped so far, on all ranks alike, because a gradient was not finite."""
-        return int(getattr(self.model_wrapped, "skipped_steps", 0))
+        """Optimizer steps left out so far, on all ranks alike."""
+        own = 0 if self._protection is None else self._protection.total
+        return own + int(getattr(self.model_wrapped, "skipped_steps", 0))
 
     def go_without_training(self) -> None:
         """What surrounds training (scoring, saving), without a step between: for a method that trains nothing."""
@@ -71,22 +145,92 @@ class TapeTrainer(Trainer):
             engine.defaults = engine.optimizer.defaults
         return super().create_scheduler(num_training_steps, optimizer)
 
+    def get_train_dataloader(self) -> Any:
+        """As the base class's; its workers live through signals that are meant for their rank."""
+        loader = super().get_train_dataloader()
+        inner = getattr(loader, "base_dataloader", loader)  # accelerate's adapter iterates this one
+        inner.worker_init_fn = functools.partial(shield_worker, init=inner.worker_init_fn)
+        return loader
+
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler:
         # sample i is already a function of (seed, i): any shuffling here would undo what makes a run resumable
         return SequentialSampler(self.train_dataset if train_dataset is None else train_dataset)
 
+    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """How often is logged and saved is this run's to say, not its checkpoint's."""
+        where = super()._init_training_state(max_steps, *args, **kwargs)
+        self.state.compute_steps(self.args, max_steps)
+        self._agreed = self.state.global_step
+        return where
+
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
     ) -> tuple[Any, Any]:
-        """Resume an engine without frozen weights: the base class would ask for every weight of the model."""
-        if resume_from_checkpoint is None or not self.is_deepspeed_enabled:
-            return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        self._require_same_record(resume_from_checkpoint)
+        """An engine saves and loads by our files, and is resumed without frozen weights: the base class would ask for
+        every weight of the model."""
+        if not self.is_deepspeed_enabled:
+            prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+            self._protection = guards.protect(self.optimizer)
+            return prepared
+        if resume_from_checkpoint is not None:
+            self._require_same_record(resume_from_checkpoint)
         prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
-        deepspeed_load_checkpoint(self.model_wrapped, resume_from_checkpoint, load_module_strict=False)
-        self._load_optimizer_and_scheduler(resume_from_checkpoint)
-        self._load_scaler(resume_from_checkpoint)
+        saving.adopt(self.model_wrapped)
+        if not guards.protects_itself(self.model_wrapped):
+            self._protection = guards.protect(self.model_wrapped.optimizer)
+        if resume_from_checkpoint is not None:
+            self._load_engine(resume_from_checkpoint)
+            self._load_optimizer_and_scheduler(resume_from_checkpoint)
+            self._load_scaler(resume_from_checkpoint)
         return prepared
+
+    def _load_engine(self, folder: str) -> None:
+        tag = f"global_step{self.state.global_step}"
+        found, _ = self.model_wrapped.load_checkpoint(folder, tag=tag, load_module_strict=False)
+        if found is None:
+            raise RuntimeError(f"the engine did not load {folder}/{tag}")
+
+    def _run_epoch(self, **arguments: Any) -> None:
+        """Take up the sums that were not logged yet when the checkpoint was saved."""
+        if arguments["resume_from_checkpoint"] is not None and arguments["epoch"] == arguments["epochs_trained"]:
+            self._take_up(Path(arguments["resume_from_checkpoint"]) / f"rank_state_{self.agreement.rank}.json")
+        super()._run_epoch(**arguments)
+
+    def _take_up(self, file: Path) -> None:
+        if not file.is_file():  # saved by another number of ranks
+            return
+        left = json.loads(file.read_text(encoding="utf-8"))
+        self._tr_loss.fill_(float.fromhex(left["loss"]))
+        self._total_loss_scalar = float.fromhex(left["total_loss"])
+        self._globalstep_last_logged = left["last_logged"]
+        self.nonfinite.load_state(left["nonfinite"])
+        self.spikes.load_state(left["spikes"])
+        if self._protection is not None and left["protection"] is not None:
+            self._protection.load_state(left["protection"])
+        self._skipped = self.skipped_steps
+
+    def _leave(self) -> dict[str, Any]:
+        """What :meth:`_take_up` takes up; numbers to the last digit."""
+        logged = self._globalstep_last_logged == self.state.global_step
+        return {
+            "loss": (0.0 if logged else self._tr_loss.item()).hex(),
+            "total_loss": float(self._total_loss_scalar).hex(),
+            "last_logged": self._globalstep_last_logged,
+            "nonfinite": self.nonfinite.state(),
+            "spikes": self.spikes.state(),
+            "protection": None if self._protection is None else self._protection.state(),
+        }
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Where another number of ranks saved, every rank starts from the seed, the step and its own number."""
+        if checkpoint is None or (Path(checkpoint) / self._rng_file).is_file():
+            super()._load_rng_state(checkpoint)
+            return
+        set_seed((self.args.seed + 1_000_003 * self.state.global_step + 7919 * self.agreement.rank) % 2**32)
+
+    @property
+    def _rng_file(self) -> str:
+        return f"rng_state_{self.args.process_index}.pth" if self.args.world_size > 1 else "rng_state.pth"
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Without an engine the weights come back from the trained folder."""
@@ -110,21 +254,179 @@ class TapeTrainer(Trainer):
         folder = output_dir or self.args.output_dir
         trained.save_trained(folder, self.model, self.record, self.processing_class)
 
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not self.is_deepspeed_enabled:
-            super()._save_optimizer_and_scheduler(output_dir)
-            return
-        Path(output_dir).mkdir(parents=True, exist_ok=True)
-        self.model_wrapped.save_checkpoint(output_dir, exclude_frozen_parameters=True)
-        if self.args.should_save and not isinstance(self.lr_scheduler, DeepSpeedSchedulerWrapper):
-            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+    def _make_saver(self, identity: Mapping[str, Any]) -> Saver:
+        plugin = getattr(self.args, "hf_deepspeed_config", None)
+        stage = None if plugin is None else int(plugin.config.get("zero_optimization", {}).get("stage", 0))
+        about = {"processes": self.agreement.world, "stage": stage, "identity": dict(identity)}
+        return Saver(
+            Path(self.args.output_dir),
+            self.agreement,
+            about | {"versions": results.versions()},
+            {
+                "limit": self.args.save_total_limit,
+                "every": self.safety.keep_every,
+                "steps": tuple(self.safety.keep_steps),
+            },
+            say=say,
+            background=self.safety.async_save,
+        )
 
-    def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """Start each mean at zero: the base class subtracts the sum from itself, and NaN - NaN stays NaN for good."""
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Write this rank's part of a checkpoint, and commit it with all others."""
+        name, self._save_name, self.saved = self._save_name, None, None
+        counted = [getattr(p, "ds_numel", p.numel()) for p in self.model.parameters() if p.requires_grad]
+        element = next(self.model.parameters()).element_size()
+        self.beat("saving")
+        self.store_flos()
+        part = self.saver.begin(
+            self.state.global_step, saving.need(sum(counted), element, self.is_deepspeed_enabled), name
+        )
+        if part is None:
+            return
+        folder = part.folder
+        part.attempt(lambda: self.save_model(str(folder)))  # first: its collectives meet no rank in trouble
+        if self.is_deepspeed_enabled:
+            self._save_engine(part)
+        elif self.args.should_save:
+            part.attempt(lambda: torch.save(self.optimizer.state_dict(), folder / OPTIMIZER_NAME))
+        if self.args.should_save:
+            if not isinstance(self.lr_scheduler, DeepSpeedSchedulerWrapper):
+                part.attempt(lambda: torch.save(self.lr_scheduler.state_dict(), folder / SCHEDULER_NAME))
+            if getattr(self.accelerator, "scaler", None) is not None:
+                part.attempt(lambda: torch.save(self.accelerator.scaler.state_dict(), folder / SCALER_NAME))
+            part.attempt(lambda: self.state.save_to_json(str(folder / TRAINER_STATE_NAME)))
+        part.attempt(lambda: self._save_rng_state(str(folder)))
+        left = folder / f"rank_state_{self.agreement.rank}.json"
+        part.attempt(lambda: storage.write_json(left, self._leave()))
+        part.go()
+        if not self.saver.background:
+            self.saved = self.saver.finish()
+
+    def _save_engine(self, part: saving.Part) -> None:
+        engine = self.model_wrapped
+        engine.checkpoint_engine.part = part
+        info = {UNIVERSAL_CHECKPOINT_VERSION_KEY: UNIVERSAL_CHECKPOINT_VERSION_VALUE}
+        engine.save_checkpoint(
+            str(part.folder),
+            tag=f"global_step{self.state.global_step}",
+            client_state={UNIVERSAL_CHECKPOINT_INFO: info},
+            save_latest=False,
+            exclude_frozen_parameters=True,
+        )
+        engine.checkpoint_engine.part = None
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As the base class's; remembers this rank's loss."""
+        loss = super().training_step(*args, **kwargs)
+        self.beat("step")
+        if self._spared is not None:
+            loss, self._spared = self._spared, None
+        self._own_loss += loss
+        return loss
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """As the base class's."""
+        self.beat("data")
+        return super().get_batch_samples(*args, **kwargs)
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """As the base class's. Where spikes are left out, all ranks look at the step's loss before the last backward
+        pass of it; a loss times NaN is what every engine leaves out."""
+        self.beat("forward")
+        loss = super().compute_loss(*args, **kwargs)
+        self.beat("backward")
+        if self.safety.spike_action != "skip" or not self.accelerator.gradient_state.sync_gradients:
+            return loss
+        own = (self._own_loss + loss.detach()).item()
+        self._judge([numbers[0] for numbers in self.agreement.numbers([own])])
+        if self._spike is None:
+            return loss
+        self._spared = loss.detach()
+        return loss * math.nan
+
+    def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
+        """End a step: agree, log, save, and stop if that was agreed.
+
+        Each mean starts at zero: the base class subtracts the sum from itself, and NaN - NaN stays NaN for good.
+        """
+        if self.state.global_step > self._agreed:
+            self._agreed = self.state.global_step
+            self._agree(grad_norm)
         logged = self._globalstep_last_logged
-        super()._maybe_log_save_evaluate(tr_loss, *args, **kwargs)
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
         if self._globalstep_last_logged != logged:
             tr_loss.zero_()
+        if self._stop_reason is not None:
+            folder = self.saver.finish() or self.saved
+            raise Stopped(self.state.global_step, self._stop_reason, lost=folder is None)
+
+    def _agree(self, grad_norm: Any) -> None:
+        """Tell all ranks how the step went here, hear how it went there, and decide alike."""
+        self.beat("agreement")
+        asked = asked_to_save(Path(self.args.output_dir)) if self.agreement.rank == 0 else None
+        reason = self._stop.reason if self._stop is not None else None
+        loss, self._own_loss = self._own_loss.item(), torch.zeros_like(self._own_loss)
+        norm = math.nan if grad_norm is None else float(grad_norm)
+        norm = math.inf if grad_norm is not None and math.isnan(norm) else norm
+        own = [float(reason is not None), float(asked is not None), float(self.saver.done), loss, norm]
+        stops, saves, done, losses, norms = zip(*self.agreement.numbers(own), strict=True)
+        self._guard(losses, norms)
+        if self.saver.pending and all(done):
+            self.saver.finish()
+        if any(saves):
+            self._save_name = self.agreement.first(asked) or None
+            self.control.should_save = True
+            if self.agreement.rank == 0:
+                answered(Path(self.args.output_dir))
+        if self.state.global_step in self.safety.keep_steps:
+            self.control.should_save = True
+        if any(stops):
+            self._stop_reason = self.agreement.any(reason)
+            self.control.should_save = self.control.should_training_stop = True
+
+    def _judge(self, losses: Sequence[float]) -> None:
+        self._spike = self.spikes.observe(sum(losses) / len(losses))
+
+    def _guard(self, losses: Sequence[float], norms: Sequence[float]) -> None:
+        """Say what was wrong with the step.
+
+        Raises:
+            StoppedByGuard: it has been wrong too often.
+        """
+        step, before = self.state.global_step, self._skipped
+        self._skipped = self.skipped_steps
+        scaled = getattr(self.accelerator, "scaler", None) is not None
+        skipped = self._skipped > before or (scaled and bool(self.accelerator.optimizer_step_was_skipped))
+        if self.safety.spike_action == "warn":
+            self._judge(losses)
+        elif self._spike is not None:  # left out for that, and not for a gradient of its own
+            self._tell(f"step {step}: {self._spike}; step SKIPPED, weights unchanged")
+            self._spike = None
+            return
+        if self._spike is not None:
+            self._tell(f"step {step}: {self._spike}")
+            self._spike = None
+        rescaled = skipped and (scaled or bool(getattr(self.model_wrapped, "fp16_enabled", lambda: False)()))
+        message = self.nonfinite.observe(step, losses, norms, skipped, rescaled=rescaled)
+        if message is not None:
+            self._tell(message)
+
+    def beat(self, phase: str) -> None:
+        """Tell the watchdog what this rank is about to do, in which step: the next, until that is counted."""
+        if self.watchdog is not None:
+            self.watchdog.beat(self.state.global_step + (phase in _WITHIN), phase)
+
+    def _tell(self, text: str) -> None:
+        if self.agreement.rank == 0:
+            say(text)
+
+    def _nonfinite_file(self) -> Path | None:
+        return Path(self.args.output_dir) / run_folder.NONFINITE if self.agreement.rank == 0 else None
+
+    def _samples_of(self, step: int, rank: int) -> list[int]:
+        each, world = self.args.per_device_train_batch_size, self.agreement.world
+        batch = each * world * self.args.gradient_accumulation_steps
+        return guards.samples_of_step(step, rank, global_batch=batch, micro_batch=each, world=world)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add speed, use of the hardware, memory and skipped steps to the metrics of a logging step."""

@@ -1,11 +1,15 @@
 """Folders built once: names, builds that fail, other machines, and processes that ask at the same time."""
 
+import errno
 import multiprocessing
 import os
 
 import pytest
 
-from tape_ds.data import cache
+from tape_ds import storage
+from tape_ds.data import cache, packing
+from tape_ds.errors import DiskError
+from tests.disks import files, make_read_only, mounted
 
 
 def write(text):
@@ -92,3 +96,65 @@ def test_of_several_processes_one_builds(tmp_path):
         assert asker.exitcode == 0
     assert (tmp_path / "a" / "file").read_text() == built.get(timeout=10)
     assert built.empty()
+
+
+def full(folder):
+    folder.mkdir()
+    (folder / "file").write_text("half")
+    raise RuntimeError("a library's own words") from OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_names_the_cache_and_leaves_it_as_it_was(tmp_path):
+    cache.folder(tmp_path / "cache", "a", write("x"))
+    with pytest.raises(DiskError) as caught:
+        cache.folder(tmp_path / "cache", "b", full, needed=3 * 2**30)
+    (problem,) = caught.value.problems
+    assert (problem.field, problem.value) == ("data_cache", str(tmp_path / "cache"))
+    assert "is full" in problem.wrong and "about 3.00 GiB are needed" in problem.remedy
+    assert names(tmp_path / "cache") == ["a"]
+
+
+def test_a_folder_beside_no_cache_is_named_as_on_the_command_line(tmp_path):
+    with pytest.raises(DiskError) as caught:
+        cache.build_aside(tmp_path / "out", full, "out")
+    assert [(each.field, each.value) for each in caught.value.problems] == [("out", str(tmp_path / "out"))]
+    assert files(tmp_path) == []
+
+
+def test_what_is_built_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(storage, "sync", lambda path: synced.append((path.name, (tmp_path / "a").exists())))
+    cache.folder(tmp_path, "a", write("x"))
+    assert synced == [("file", False), (tmp_path.name, True)]
+
+
+def tokenise_onto(disk, texts, tokenizer):
+    (texts / "a.txt").write_text("for letter in text:\n    pass\n" * 20_000)
+    return packing.tokenize([f"text:{texts}/*.txt"], tokenizer, "train", disk / "cache")
+
+
+def test_tokenising_onto_a_disk_that_is_too_small(tmp_path, tokenizer):
+    with mounted(tmp_path / "disk") as disk:
+        with pytest.raises(DiskError, match="are needed there") as caught:
+            tokenise_onto(disk, tmp_path, tokenizer)
+        assert f"the disk of {disk}/cache is full" in str(caught.value)
+        assert names(disk / "cache") == []
+
+
+def test_a_finished_folder_is_read_from_a_cache_that_takes_nothing(tmp_path, tokenizer):
+    with mounted(tmp_path / "disk", "64m") as disk:
+        made = tokenise_onto(disk, tmp_path, tokenizer)
+        make_read_only(disk)
+        again = tokenise_onto(disk, tmp_path, tokenizer)
+        assert again[0] == made[0]
+        with pytest.raises(DiskError, match=r"data_cache = .*cannot be written .Read-only file system"):
+            packing.pack(again, 64, disk / "cache")
+        del made, again
+
+
+def test_a_finished_folder_needs_no_lock(tmp_path, monkeypatch):
+    import filelock
+
+    cache.folder(tmp_path, "a", write("x"))
+    monkeypatch.setattr(filelock, "FileLock", lambda path: pytest.fail("nothing may be written here"))
+    assert cache.folder(tmp_path, "a", write("y")).is_dir()

@@ -1,5 +1,8 @@
 """The record of a lane: what is written, read again, and noticed."""
 
+import errno
+import os
+
 import numpy as np
 import pytest
 
@@ -113,3 +116,38 @@ def test_other_data_are_noticed(tmp_path):
     first = (lambda record: record.add(document("one"), 3), lambda record: record.add(document("three"), 0))
     assert "doc:more is not" in fails(*first, lambda record: record.add(document("more"), 1))
     assert "the shard ends earlier" in fails(first[0], lambda record: record.end())
+
+
+def refuses_after(count, monkeypatch):
+    """A disk that takes ``count`` bytes more."""
+    write, left = os.pwrite, [count]
+
+    def limited(file, raw, offset):
+        if left[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = write(file, raw[: left[0]], offset)
+        left[0] -= written
+        return written
+
+    monkeypatch.setattr(os, "pwrite", limited)
+
+
+@pytest.mark.parametrize(
+    ("count", "kept"), [(0, []), (12, [([3], False)]), (24, [([3, 0], True)]), (28, [([3, 0], True)])]
+)
+def test_a_full_disk_ends_the_record_and_not_the_run(tmp_path, monkeypatch, caplog, count, kept):
+    """An entry that is cut short counts for nothing, and nothing is written behind it."""
+    refuses_after(count, monkeypatch)
+    write(tmp_path / "lane")
+    monkeypatch.undo()
+    assert known(tmp_path / "lane") == kept
+    write(tmp_path / "lane")
+    assert known(tmp_path / "lane") == [([3, 0], True), ([], True), ([7], True)]
+
+
+def test_it_is_said_once_for_all_lanes(tmp_path, monkeypatch, caplog):
+    refuses_after(0, monkeypatch)
+    for lane in range(3):
+        write(tmp_path / f"lane-{lane}")
+    (said,) = caplog.messages
+    assert "is full" in said and "no longer kept" in said

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from tape_ds import storage
 from tape_ds.data import manifest
 from tape_ds.data.manifest import Entry, Manifest, Settings
 
@@ -18,7 +19,7 @@ def folder(tmp_path):
     for number, content in enumerate([b"one", b"three"]):
         path = tmp_path / f"0000{number}-00000.arrow"
         path.write_bytes(content)
-        entries.append(Entry(path.name, number, 1, 10 + number, len(content), manifest.digest(path), 1))
+        entries.append(Entry(path.name, number, 1, 10 + number, len(content), storage.digest(path), 1))
     Manifest(SETTINGS, tuple(entries)).write(tmp_path)
     return tmp_path
 

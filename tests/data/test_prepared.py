@@ -1,5 +1,6 @@
 """Preparing a corpus: the same shards however it is done, going on after a crash, damage found and mended, and use."""
 
+import errno
 import hashlib
 import json
 import multiprocessing
@@ -18,8 +19,9 @@ from tape_ds.data import manifest, packing, prepared
 from tape_ds.data.packing import pack, tokenize
 from tape_ds.data.prepared import prepare, verify
 from tape_ds.data.sources import parse
-from tape_ds.errors import UserError
+from tape_ds.errors import DiskError, UserError
 from tests.data.conftest import CountingTokenizer, build_tokenizer
+from tests.disks import files, mounted
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"shard_tokens": 200, "parts": 3}
@@ -457,3 +459,26 @@ def _session(stat):
     except OSError:
         return -1
     return -1 if state == "Z" else int(session)
+
+
+def test_a_disk_that_fills_up_is_told_and_gone_on_from(tmp_path, address, silent):
+    """No half of a shard stays to keep the disk full, and what is made with room is what would have been made."""
+    settings = {"shard_tokens": 4000, "parts": 2}
+    with open(tmp_path / "texts" / "7.jsonl", "w", encoding="utf-8") as file:
+        file.writelines(json.dumps({"t": f"def f{n}(a, b): return {n}"}) + "\n" for n in range(3000))
+    whole = prepare([address], silent, tmp_path / "whole", **settings)
+    with mounted(tmp_path / "disk", "128k") as disk:
+        with pytest.raises(DiskError, match=r"output = .* is full"):
+            prepare([address], silent, disk / "out", **settings)
+        assert not [name for name in files(disk) if name.endswith(".writing")]
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        assert prepare([address], silent, disk / "out", **settings) == whole
+
+
+def test_a_plan_that_finds_no_room_names_the_folder(tmp_path, address, silent, monkeypatch):
+    def refuse(file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(DiskError, match=f"output = '{tmp_path / 'out'}': the disk of {tmp_path / 'out'} is full"):
+        prepare([address], silent, tmp_path / "out", **SETTINGS)

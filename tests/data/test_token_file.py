@@ -1,6 +1,9 @@
 """Files of token ids and their records: what is written, what is read back, what is refused."""
 
+import contextlib
+import errno
 import json
+import os
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from tape_ds.data.packing import tokenize, tokenizer_fingerprint
 from tape_ds.data.sources import parse, parse_all
 from tape_ds.errors import UserError
 from tests.data.conftest import build_tokenizer
+from tests.disks import files, mounted
 
 PARTS = [[5, 6, 7], [], [8, 299]]
 
@@ -117,3 +121,20 @@ def test_there_is_no_text_in_it(tmp_path):
         parse_all([f"bin:{tmp_path}/y.bin"])
     with pytest.raises(UserError, match="no such file"):
         parse_all(["bin:"])
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_a_full_disk_leaves_neither_file(tmp_path, monkeypatch, real):
+    with contextlib.ExitStack() as held:
+        if real:
+            disk = held.enter_context(mounted(tmp_path / "disk"))
+        else:
+            disk = tmp_path
+
+            def refuse(file):
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            monkeypatch.setattr(os, "fsync", refuse)
+        with pytest.raises(OSError, match="No space left"):
+            write(disk / "x.bin", [range(300)] * 2000)
+        assert files(disk) == []

@@ -1,7 +1,9 @@
 """An evaluation goes on where it was killed, is not repeated, and replaces nobody else's result."""
 
+import errno
 import fcntl
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,8 @@ import pytest
 from evaluation import journal
 from evaluation.journal import Evaluation
 from tape_ds import results
-from tape_ds.errors import UserError
+from tape_ds.errors import DiskError, UserError
+from tests.disks import mounted
 
 MODEL = {"address": "here", "kind": "trained", "sha256": "abc", "dtype": "float32"}
 
@@ -197,3 +200,46 @@ def test_where_results_go(run, base):
 def test_the_command_is_stored_as_it_was_typed(tmp_path, monkeypatch, words, command):
     monkeypatch.setattr("sys.argv", words)
     assert evaluation(tmp_path).started.command == command
+
+
+def test_a_disk_that_fills_up_keeps_what_was_found(tmp_path, monkeypatch):
+    sync, left = os.fsync, [3]
+
+    def refuse(file):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(DiskError, match=r"--output = .* is full .*\n.*goes on behind the pieces that were finished"):
+        evaluation(tmp_path).carry_out(JOBS, Work())
+    monkeypatch.undo()
+    work = Work()
+    assert evaluation(tmp_path).carry_out(JOBS, work) == WHOLE
+    assert work.seen in ([3, 4, 5], [4, 5])  # what was not known to be on the disk may be there all the same
+
+
+def test_a_disk_that_really_is_full(tmp_path):
+    wide = [(f"job {number}", number) for number in range(6)]
+    with mounted(tmp_path / "disk") as disk:
+        with pytest.raises(DiskError, match=f"--output = '{disk}'"):
+            evaluation(disk).carry_out(wide, lambda number: "x" * 100_000)
+        seen = []
+        with pytest.raises(DiskError):
+            evaluation(disk).carry_out(wide, lambda number: seen.append(number) or "x" * 100_000)
+        assert seen == [2]
+
+
+def test_a_result_that_finds_no_room_is_told(tmp_path, monkeypatch):
+    begun = evaluation(tmp_path)
+    begun.carry_out(JOBS, Work())
+
+    def refuse(file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(DiskError, match="--output"):
+        begun.finish({})
+    assert not begun.path.exists()
+    assert begun.journal.is_dir()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from evaluation import models, options
@@ -87,6 +88,50 @@ def test_an_adapter_whose_embeddings_lie_beside_it_is_refused(base, tmp_path):
     torch.save({}, folder / "trainable_params.bin")
     with pytest.raises(UserError, match="would be left out"):
         found(folder)
+
+
+def without_one(file):
+    tensors = load_file(file)
+    del tensors[sorted(tensors)[0]]
+    save_file(tensors, file)
+
+
+@pytest.mark.parametrize(
+    ("damage", "wrong"),
+    [
+        (lambda file: file.write_bytes(b""), "could not be read as safetensors"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-4]), "could not be read as safetensors"),
+        (lambda file: save_file({}, file), "holds no tensor"),
+        (without_one, "has not all of the tensors"),
+        (lambda file: file.unlink(), "there is no adapter_model.safetensors"),
+    ],
+    ids=["empty", "cut", "no tensors", "one missing", "gone"],
+)
+def test_a_damaged_adapter_is_refused(base, tmp_path, damage, wrong):
+    """peft warns of what is missing, and goes on with the numbers that the adapter was born with."""
+    folder = adapter(base, tmp_path / "adapter")
+    damage(folder / "adapter_model.safetensors")
+    with pytest.raises(UserError, match=wrong):
+        found(folder).load()
+
+
+def test_an_adapter_of_another_kind_is_refused(base, tmp_path):
+    folder = adapter(base, tmp_path / "adapter")
+    content = {"peft_type": "PROMPT_TUNING", "base_model_name_or_path": str(base), "num_virtual_tokens": 4}
+    (folder / models.ADAPTER).write_text(json.dumps(content))
+    with pytest.raises(UserError, match="is not merged into weights"):
+        found(folder)
+    (folder / models.ADAPTER).write_text(json.dumps(content | {"peft_type": "UNHEARD_OF"}))
+    with pytest.raises(UserError, match="cannot be read"):
+        found(folder)
+
+
+def test_damaged_weights_are_refused(base, tmp_path):
+    shutil.copytree(base, tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(UserError, match=r"model\.safetensors.*could not be read as safetensors"):
+        found(tmp_path / "model").load()
 
 
 def test_the_hash_is_of_the_weights(base, run, tmp_path):

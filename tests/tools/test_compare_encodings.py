@@ -1,7 +1,6 @@
 """``tools/compare_encodings.py``: what is run, what is not run again, and what is written of it."""
 
 import csv
-import json
 
 import pytest
 
@@ -96,18 +95,13 @@ def test_what_is_complete_is_not_repeated_and_what_changed_is(runs, capsys):
     assert results.load(runs / "rope" / "results" / "run.json").config["max_steps"] == 7
 
 
-def test_a_run_that_was_cut_short_goes_on_from_its_checkpoint(runs):
-    """A checkpoint is one once its last file is there."""
+def test_a_run_that_was_cut_short_goes_on_where_it_can(runs):
+    """The launcher finds the newest whole checkpoint of the folder, if there is one."""
     compare(runs, "rope")
-    folder = runs / "rope" / "checkpoint-3"
-    folder.mkdir()
-    (folder / "trained.json").write_text("{}")
-    for last_file, resumed in ((False, False), (True, True)):
-        (runs / "rope" / "results" / "run.json").unlink()
-        if last_file:
-            (folder / "trainer_state.json").write_text(json.dumps({"global_step": 3}))
-        compare(runs, "rope")
-        assert ("--resume_from_checkpoint" in (runs / "rope" / "log.txt").read_text()) is resumed
+    (runs / "rope" / "results" / "run.json").unlink()
+    (runs / "rope" / "checkpoint-3").mkdir()
+    compare(runs, "rope")
+    assert "--resume auto" in (runs / "rope" / "log.txt").read_text() and (runs / "rope" / "checkpoint-3").is_dir()
 
 
 def test_a_run_that_fails_is_named_and_the_others_are_compared(runs, capsys):

@@ -38,6 +38,29 @@ def test_trackers_write_into_the_run(monkeypatch, tmp_path):
     assert os.environ["WANDB_DIR"] == str(tmp_path / "run") and (tmp_path / "run").is_dir()
 
 
+def test_a_run_that_goes_on_is_the_same_run_to_its_trackers(tmp_path, monkeypatch):
+    """A new one in the same folder is another; a person's own id stays."""
+    ids = []
+    for resumed in (False, True, True, False):
+        for name in ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_DIR", "TENSORBOARD_LOGGING_DIR"):
+            monkeypatch.delenv(name, raising=False)
+        environment.keep_trackers_in(tmp_path, resumed)
+        ids.append(os.environ["WANDB_RUN_ID"])
+        assert os.environ["WANDB_RESUME"] == "allow"
+        assert os.environ["TENSORBOARD_LOGGING_DIR"] == str(tmp_path / "tensorboard")
+    assert ids[0] == ids[1] == ids[2] != ids[3]
+    monkeypatch.setenv("WANDB_RUN_ID", "mine")
+    environment.keep_trackers_in(tmp_path)
+    assert os.environ["WANDB_RUN_ID"] == "mine"
+
+
+def test_other_ranks_have_no_trackers(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
+    monkeypatch.setenv("RANK", "1")
+    environment.keep_trackers_in(tmp_path)
+    assert "WANDB_RUN_ID" not in os.environ and not (tmp_path / "trackers.json").exists()
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="cores are shared out on CPU machines only")
 def test_ranks_share_the_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)

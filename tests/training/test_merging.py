@@ -11,9 +11,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tape_ds import TapeConfig, TapeForCausalLM
+from tape_ds.errors import UserError
 from tape_ds.model import convert
 from tape_ds.training import merging, methods, trained
 from tape_ds.training.trained import Record
+from tests.disks import files, mounted
 from tests.model.helpers import VOCABULARY, tiny_config
 from tests.training.test_methods import settings
 
@@ -117,3 +119,34 @@ def test_the_tool_writes_a_whole_folder_or_none(tmp_path):
     refused = tool(folder, tmp_path / "damaged")
     assert refused.returncode == 2 and missing in refused.stderr and "Traceback" not in refused.stderr
     assert not list(tmp_path.glob("damaged*"))
+
+
+def test_the_tool_on_a_full_disk_leaves_nothing_and_says_so(tmp_path, monkeypatch, capsys):
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    from tools import merge_adapter
+
+    _, folder = trained_folder(tmp_path, "lora", tied=True)
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}))).save_pretrained(folder)
+    with mounted(tmp_path / "disk", "16k") as disk:
+        assert merge_adapter.main([str(folder), str(disk / "whole")]) == 2
+        assert files(disk) == []
+        assert f"out = '{disk / 'whole'}': the disk of {disk / 'whole'} is full (" in capsys.readouterr().err
+
+    def refuse(self, *arguments, **options):
+        raise RuntimeError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(TapeForCausalLM, "save_pretrained", refuse)
+    assert merge_adapter.main([str(folder), str(tmp_path / "whole")]) == 2
+    assert not list(tmp_path.glob("whole*"))
+    assert "is full" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", [lambda raw: b"", lambda raw: raw[:-4]], ids=["empty", "cut"])
+def test_damaged_adapters_are_refused(tmp_path, damage):
+    _, folder = trained_folder(tmp_path, "lora", tied=True)
+    file = folder / trained.ADAPTER_WEIGHTS
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(UserError, match=r"trained folder = .*could not be read"):
+        merging.merge(folder)

@@ -166,7 +166,7 @@ def test_resumed_equals_uninterrupted_to_the_last_digit(texts, tmp_path, encodin
     changes["resume_from_checkpoint"] = tmp_path / "whole" / "checkpoint-3"
     run = pretraining.assemble(recipe(texts, output_dir=tmp_path / "rest", **changes))
     rest = build_trainer(run)
-    rest.train(resume_from_checkpoint=run.resume)
+    rest.train(resume_from_checkpoint=str(run.resumed.folder))
     mine, theirs = ([entry["loss"] for entry in one.state.log_history if "loss" in entry] for one in (rest, whole))
     assert len(theirs) == 6 and mine[-3:] == theirs[-3:]
     for (name, a), b in zip(rest.model.named_parameters(), whole.model.parameters(), strict=True):

@@ -1,59 +1,82 @@
-"""What can be resumed is told from what only looks like it, before a run starts."""
-
-import json
+"""What can be gone on with is told from what only looks like it, before a run starts."""
 
 import pytest
 
 from tape_ds.errors import UserError
 from tape_ds.training import resume
+from tape_ds.training.agreement import Agreement
+from tape_ds.training.checkpoint import Manifest
+from tests.training.test_checkpoint import delete, flip, sealed
 
 
-def saved(output, step, *, processes=0, whole=True):
-    """A checkpoint folder, of an engine where ``processes`` is not 0."""
-    folder = output / f"checkpoint-{step}"
-    folder.mkdir(parents=True)
-    (folder / "trained.json").write_text("{}")
-    if processes:
-        (folder / f"global_step{step}").mkdir()
-        for rank in range(processes):
-            (folder / f"global_step{step}" / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").touch()
-    else:
-        (folder / "optimizer.pt").touch()
-        (folder / "scheduler.pt").touch()
-    state = json.dumps({"global_step": step})
-    (folder / "trainer_state.json").write_text(state if whole else state[:5])
-    return folder
+def choose(given, output):
+    return resume.choose(given, output, Agreement())
 
 
 @pytest.mark.parametrize("given", [None, False, ""])
 def test_nothing_asked_is_a_fresh_start(tmp_path, given):
-    saved(tmp_path, 3)
-    assert resume.find(given, tmp_path, deepspeed=False, processes=1) is None
+    sealed(tmp_path, 3)
+    assert choose(given, tmp_path) is None
 
 
-def test_true_is_the_newest_whole_one(tmp_path):
-    """By number, not by name; a save that was cut short is passed over."""
-    for step in (8, 16):
-        saved(tmp_path, step, processes=2)
-    saved(tmp_path, 24, processes=2, whole=False)
-    (tmp_path / "checkpoint-old").mkdir()
-    assert resume.find(True, tmp_path, deepspeed=True, processes=2) == str(tmp_path / "checkpoint-16")
+def test_auto_starts_anew_where_there_is_nothing(tmp_path):
+    assert choose("auto", tmp_path) is None
+
+
+@pytest.mark.parametrize("given", [True, "auto"])
+def test_the_newest_whole_one_is_found_and_others_named(tmp_path, given):
+    """By number, not by name; damaged ones are passed over, each with its reason."""
+    for step in (8, 16, 24, 100):
+        sealed(tmp_path, step)
+    flip(tmp_path / "checkpoint-24")
+    (tmp_path / "checkpoint-100" / "manifest.json").unlink()
+    found = choose(given, tmp_path)
+    assert found.folder == tmp_path / "checkpoint-16" and found.manifest.step == 16
+    assert [each.partition(":")[0] for each in found.passed_over] == ["checkpoint-100", "checkpoint-24"]
+    assert "did not come to its end" in found.passed_over[0] and "a.txt is damaged" in found.passed_over[1]
+    assert "not used: checkpoint-24: a.txt is damaged" in "\n".join(resume.describe(found, []))
+
+
+def test_a_folder_that_is_named_must_be_whole_and_another_is_offered(tmp_path):
+    for step in (8, 16, 24):
+        sealed(tmp_path, step)
+    flip(tmp_path / "checkpoint-16")
+    delete(tmp_path / "checkpoint-24")
+    with pytest.raises(UserError) as caught:
+        choose(str(tmp_path / "checkpoint-24"), tmp_path)
+    (problem,) = caught.value.problems
+    assert problem.field == "resume_from_checkpoint" and problem.wrong == "inner/b.txt is missing"
+    assert f"use {tmp_path / 'checkpoint-8'}, which is whole" in problem.remedy
 
 
 @pytest.mark.parametrize(
-    ("kept", "given", "deepspeed", "processes", "wrong"),
+    ("harm", "given", "said"),
+    [(None, True, "holds no committed checkpoint"), (flip, "auto", "none of its checkpoints is whole")],
+)
+def test_where_nothing_can_be_gone_on_with(tmp_path, harm, given, said):
+    """Damaged checkpoints alone are no reason to start anew over them."""
+    if harm is not None:
+        harm(sealed(tmp_path, 3))
+    with pytest.raises(UserError, match=said):
+        choose(given, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("saved", "job", "said"),
     [
-        ({}, True, True, 2, "holds no complete checkpoint"),
-        ({"processes": 2, "whole": False}, "checkpoint-3", True, 2, "no complete checkpoint"),
-        ({"processes": 2}, "checkpoint-3", True, 4, "saved by 2 processes, this job has 4"),
-        ({"processes": 2}, "checkpoint-3", False, 2, "not saved by a run without DeepSpeed"),
-        ({"processes": 0}, "checkpoint-3", True, 1, "not saved by DeepSpeed"),
+        ((2, 1), (4, 1), "saved by 2 processes, this job has 4.*start 2 processes.*--processes 4"),
+        ((2, 2), (2, 3), "saved at ZeRO stage 2, and this job's is 3.*zero2.*--stage 3"),
+        ((2, None), (2, 3), "saved without an engine"),
+        ((2, 3), (2, None), "saved with DeepSpeed"),
     ],
 )
-def test_what_cannot_be_resumed_is_refused(tmp_path, kept, given, deepspeed, processes, wrong):
-    if kept:
-        saved(tmp_path, 3, **kept)
-    address = given if given is True else str(tmp_path / given)
-    with pytest.raises(UserError, match=wrong) as caught:
-        resume.find(address, tmp_path, deepspeed=deepspeed, processes=processes)
-    assert caught.value.problems[0].field == "resume_from_checkpoint"
+def test_a_job_that_cannot_read_it(tmp_path, saved, job, said):
+    manifest = Manifest(step=3, processes=saved[0], stage=saved[1], files={}, identity={})
+    with pytest.raises(UserError, match=f"(?s){said}"):
+        resume.require_fitting(resume.Resumed(tmp_path, manifest), *job)
+
+
+@pytest.mark.parametrize("stage", [None, 0])
+def test_without_shards_any_number_of_processes_will_do(tmp_path, stage):
+    manifest = Manifest(step=3, processes=2, stage=stage, files={}, identity={})
+    resume.require_fitting(resume.Resumed(tmp_path, manifest), 5, stage)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from tape_ds.data import archives
 from tape_ds.data.scrolls import made
 from tape_ds.data.scrolls.datasets import HUB_REPOSITORY, MADE, SPLITS, Dataset, find
 from tape_ds.data.sources.base import UNREADABLE, file_identity
@@ -190,7 +191,10 @@ def _member(path: Path, dataset: Dataset, split: str) -> _Location:
     member = f"{dataset.hub_name}/{split}.jsonl"
     try:
         with zipfile.ZipFile(path) as archive:
+            archives.check_zip(archive)
             count = archive.namelist().count(member)
+    except archives.UnsafeArchiveError as error:
+        raise UserError(Problem("data_dir", str(path), str(error), archives.REMEDY)) from error
     except (OSError, zipfile.BadZipFile) as error:
         remedy = "give the zip file as SCROLLS publishes it"
         raise UserError(Problem("data_dir", str(path), f"not a readable zip file ({error})", remedy)) from error

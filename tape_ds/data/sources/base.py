@@ -1,6 +1,5 @@
 """What every kind of address has in common: :class:`Document`, :class:`Shard`, the interface :class:`Source`."""
 
-import hashlib
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
@@ -13,6 +12,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 from huggingface_hub.errors import HTTPError  # of the library that the hub's client is made with
 
+from tape_ds import storage
 from tape_ds.errors import Problem, UserError
 
 SPLITS = ("train", "heldout")
@@ -87,6 +87,10 @@ class Source(ABC):
     def identities(self, split: str) -> set[str]:
         """Names of what ``split`` reads, comparable across sources: two that share one read the same data."""
 
+    def size(self) -> int | None:
+        """Bytes of the text, roughly, as far as a look at the files tells; None: it does not."""
+        return None
+
     def reading(self, items: Iterator[Item], wrong: str, remedy: str) -> Iterator[Item]:
         """``items``; where a damaged file ends them, a :class:`UserError` of ``wrong``, the reason and ``remedy``."""
         try:
@@ -141,5 +145,4 @@ def file_identity(path: Path) -> str:
     status = path.stat()
     if status.st_size > _HASHED_WHOLE:
         return f"{status.st_size}@{status.st_mtime_ns}"
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return storage.digest(path)

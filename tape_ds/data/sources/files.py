@@ -10,12 +10,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tape_ds.data import archives
 from tape_ds.data.sources import opening
 from tape_ds.data.sources.base import UNREADABLE, Document, Shard, Source, file_identity
 from tape_ds.data.sources.opening import File, open_binary
 from tape_ds.errors import Problem, UserError, did_you_mean
 
 _PEEKED_FILES = 32
+_COMPRESSED = (".gz", ".zst", ".parquet")
 _REPAIR = "repair the file, or leave it out of the glob"
 _CONNECT = "check the address and the network"
 
@@ -40,6 +42,8 @@ class _Files(Source):
         """
         try:
             found = opening.find(self.pattern)
+        except archives.UnsafeArchiveError as error:
+            raise UserError(self.problem(str(error), archives.REMEDY)) from error
         except UNREADABLE as error:
             raise UserError(self.problem(f"cannot be looked for: {error}", _CONNECT)) from error
         if self.remote and not found:
@@ -107,6 +111,13 @@ class _Files(Source):
         else:
             parts += [f"{name}={file_identity(path)}" for name, path in self._here().items()]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    def size(self) -> int | None:
+        """Of the files together, where they are here and not compressed."""
+        here = self._here().values()
+        if self.remote or any(path.suffix in _COMPRESSED for path in here):
+            return None
+        return sum(path.stat().st_size for path in here)
 
     def identities(self, split: str) -> set[str]:
         """The files, links resolved; of remote ones the pattern."""

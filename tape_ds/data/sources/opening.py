@@ -3,6 +3,9 @@
 A pattern with ``://`` is one of fsspec: ``hf://datasets/NAME[@REVISION]/PATH`` is a file of a repository of the
 Hugging Face hub, whether or not the hub can show it as a dataset; ``zip://MEMBER::hf://...`` is a file inside an
 archive there. Nothing is downloaded but what is read. All others are paths of this machine.
+
+What comes from outside may be made to do harm: archives are checked (:mod:`tape_ds.data.archives`), and a compressed
+file is read no further when more comes out of it than of any data.
 """
 
 import glob
@@ -11,6 +14,8 @@ import io
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, cast
+
+from tape_ds.data import archives
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -63,6 +68,7 @@ def find(pattern: str) -> dict[str, File]:
     looked for before it is opened.
 
     Raises:
+        UnsafeArchiveError: an archive with a member that none should have.
         OSError, ValueError, huggingface_hub.errors.HTTPError: a remote file system that does not answer, or not so.
     """
     if not is_remote(pattern):
@@ -72,6 +78,7 @@ def find(pattern: str) -> dict[str, File]:
     from fsspec.core import url_to_fs
 
     filesystem, path = url_to_fs(pattern)
+    archives.check_filesystem(filesystem)
     names = sorted(filesystem.glob(path)) if glob.has_magic(path) else [path]
     root = _fixed_part(path)
     return {
@@ -82,7 +89,8 @@ def find(pattern: str) -> dict[str, File]:
 
 
 def open_binary(file: File) -> IO[bytes]:
-    """``file`` for reading, decompressed when it is called ``.gz`` or ``.zst``."""
+    """``file`` for reading, decompressed when it is called ``.gz`` or ``.zst``; reading raises
+    :class:`tape_ds.data.archives.UnsafeArchiveError` where absurdly much comes out."""
     raw = file.open("rb")
     if file.suffix == ".gz":
         return cast(IO[bytes], _Closing(gzip.GzipFile(fileobj=raw), raw))
@@ -93,11 +101,38 @@ def open_binary(file: File) -> IO[bytes]:
     return cast(IO[bytes], raw)
 
 
+class _Bounded(io.RawIOBase):
+    """A decompressed stream that ends with an error when it gives more than data can."""
+
+    def __init__(self, stream: Any, below: Any):
+        self._stream = stream
+        self._below = below
+        self._given = 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """As the stream's."""
+        count: int = self._stream.readinto(buffer)
+        self._given += count
+        if self._given > archives.LARGE and archives.too_much(self._given, self._below.tell()):
+            wrong = f"more than {self._given:,} bytes come out of {self._below.tell():,}"
+            raise archives.UnsafeArchiveError(wrong)
+        return count
+
+    def close(self) -> None:
+        """The stream's, too."""
+        super().close()
+        self._stream.close()
+
+
 class _Closing(io.BufferedReader):
     """A decompressed stream that closes the file below it, too."""
 
     def __init__(self, stream: Any, below: Any):
-        super().__init__(stream)
+        super().__init__(_Bounded(stream, below))
         self._below = below
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tape_ds import storage
 from tape_ds.data import token_file
 from tape_ds.data.sources.base import OTHER_TOKENIZER, TokenSource, file_identity
 from tape_ds.errors import Problem, UserError
@@ -63,7 +64,7 @@ class TokenFile(TokenSource):
             UserError: the bytes are not those of the record.
         """
         record = token_file.read_record(self.path)
-        if record is not None and self._digest() != record.sha256:
+        if record is not None and storage.digest(self.path) != record.sha256:
             raise UserError(self.problem("its contents are not those of its record", "write it anew"))
         width = token_file.WIDTHS[record.width if record else token_file.BARE]
         yield self.path.name, np.memmap(self.path, width, mode="r")
@@ -82,7 +83,3 @@ class TokenFile(TokenSource):
     def identities(self, split: str) -> set[str]:
         """The file, links resolved."""
         return {self.path.resolve().as_posix()}
-
-    def _digest(self) -> str:
-        with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()

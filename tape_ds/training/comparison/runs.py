@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tape_ds import results
+from tape_ds import results, storage
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.training import resume
 from tape_ds.training.recipe.recipe import Recipe
 
 RECIPE = "recipe.json"
@@ -68,8 +67,7 @@ class Planned:
             self.folder.rename(aside)
             print(f"{self.label}: what lay in its folder is of another recipe, now in {aside}", flush=True)
         self.folder.mkdir(parents=True, exist_ok=True)
-        record = self.folder / RECIPE
-        record.write_text(json.dumps(_plain(self.recipe), indent=2) + "\n", encoding="utf-8")
+        storage.write_json(self.folder / RECIPE, _plain(self.recipe))
 
     def _is_begun(self) -> bool:
         """Whether the folder says that this recipe's run was begun there; one that says nothing is somebody else's."""
@@ -83,9 +81,9 @@ class Planned:
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
-    """A recipe as JSON gives it back."""
+    """A recipe as a stored result gives it back, without credentials."""
     plain: dict[str, Any] = json.loads(json.dumps(recipe.as_dict(), default=str))
-    return plain
+    return results.redact(plain)
 
 
 def check_processes(count: int | None) -> list[Problem]:
@@ -127,9 +125,7 @@ def carry_out(run: Planned) -> bool:
         print(f"{run.label}: complete, not repeated", flush=True)
         return True
     run.prepare_folder()
-    arguments = list(run.arguments)
-    if resume.newest(run.folder) is not None:
-        arguments += ["--resume_from_checkpoint", "true"]
+    arguments = [*run.arguments, "--resume", "auto"]
     print(f"{run.label}: training, see {run.log}", flush=True)
     return launch(run.launcher, arguments, run.recipe.world_size, run.log) == 0 and run.result() is not None
 

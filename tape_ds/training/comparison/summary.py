@@ -2,14 +2,13 @@
 
 import csv
 import io
-import os
 import shlex
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tape_ds import results
+from tape_ds import results, storage
 
 
 def collect(command: Sequence[str], found: Sequence[results.Result]) -> results.Result:
@@ -36,12 +35,9 @@ def differences(found: Sequence[results.Result]) -> list[str]:
 
 def write(summary: results.Result, folder: Path, name: str, text: str, table: str) -> None:
     """``name``.json, .md (``text``) and .csv (``table``) in ``folder``, each complete or as it was before."""
-    folder.mkdir(parents=True, exist_ok=True)
     results.save(summary, folder / f"{name}.json")
-    for file, content in ((folder / f"{name}.md", text), (folder / f"{name}.csv", table)):
-        aside = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-        aside.write_text(content, encoding="utf-8")
-        aside.replace(file)
+    storage.write_text(folder / f"{name}.md", text)
+    storage.write_text(folder / f"{name}.csv", table)
 
 
 def as_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

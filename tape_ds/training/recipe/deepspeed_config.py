@@ -14,6 +14,7 @@ from typing import Any
 
 from tape_ds.errors import Problem, did_you_mean
 from tape_ds.training.recipe import deepspeed_schema as schema
+from tape_ds.training.recipe import paths
 from tape_ds.training.recipe.files import ROOT
 
 FOLDER = ROOT / "ds_configs"
@@ -40,8 +41,8 @@ def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, A
 
 def find(name: str) -> Path | None:
     """The file that ``name`` means."""
-    candidates = [FOLDER / f"{name}.json", Path(name).expanduser(), FOLDER / name]
-    return next((path for path in candidates if path.is_file()), None)
+    candidates = [FOLDER / f"{name}.json", paths.of(name), FOLDER / name]
+    return next((path for path in candidates if paths.is_file(path)), None)
 
 
 def _read_file(name: str, problems: list[Problem]) -> dict[str, Any] | None:
@@ -64,7 +65,7 @@ def _read_file(name: str, problems: list[Problem]) -> dict[str, Any] | None:
         wrong = f"not readable as JSON, line {error.lineno} column {error.colno}: {error.msg}"
         problems.append(Problem("deepspeed", str(path), wrong, "mend the JSON there (no comments, no trailing commas)"))
         return None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         problems.append(Problem("deepspeed", str(path), f"cannot be read ({error})", "make it a readable UTF-8 file"))
         return None
     problems += [
@@ -172,6 +173,10 @@ def check_itself(config: Mapping[str, Any]) -> Iterator[Problem]:
         if device == "nvme" and not lookup(config, f"zero_optimization.{name}.nvme_path"):
             field = f"deepspeed.zero_optimization.{name}.nvme_path"
             yield Problem(field, None, "missing for device nvme", "give a folder on a local NVMe disk")
+    for name in ("bf16.check_grad_overflow", "zero_optimization.compute_grad_norm"):
+        if lookup(config, name) is False:
+            wrong = "a gradient that is not finite would go into the weights unseen"
+            yield Problem(f"deepspeed.{name}", False, wrong, "remove it")
     block = config.get("activation_checkpointing")
     if isinstance(block, Mapping) and any(block.values()):
         wrong = "only models written for DeepSpeed's own checkpointing read this block; it would do nothing"

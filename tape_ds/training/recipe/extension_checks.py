@@ -3,11 +3,10 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds.errors import Problem, did_you_mean
-from tape_ds.training.recipe import address_checks
+from tape_ds.training.recipe import address_checks, paths
 from tape_ds.training.recipe.checks import Checks
 
 if TYPE_CHECKING:
@@ -87,12 +86,12 @@ def _model_has_the_length(recipe: "ExtensionRecipe") -> Iterator[Problem]:
     if recipe.model.model == address_checks.SMOLLM2:
         yield from check_against_model(recipe, {"max_position_embeddings": SMOLLM2_LENGTH})
         return
-    file = Path(recipe.model.model).expanduser() / "config.json"
-    if not file.is_file():
+    file = paths.of(recipe.model.model) / "config.json"
+    if not paths.is_file(file):
         return
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         yield Problem("model", recipe.model.model, f"config.json is not readable ({error})", "repair the folder")
         return
     yield from check_against_model(recipe, config if isinstance(config, dict) else {})

@@ -13,11 +13,13 @@ from typing import Any, get_args, get_origin
 import yaml
 
 from tape_ds.errors import Problem, UserError, did_you_mean
-from tape_ds.training.recipe import values
+from tape_ds.training.recipe import paths, values
 
 ROOT = Path(__file__).resolve().parents[3]
 LAUNCHERS = ROOT / "launchers"
 RECIPES = LAUNCHERS / "recipes"
+LARGEST = 100_000
+"""Values that a recipe may hold."""
 
 
 @dataclass
@@ -72,7 +74,7 @@ def require_launcher(name: str, collected: Collected, launcher: str) -> None:
     said = collected.pop("launcher", None)
     if said is None or said.value == launcher:
         return
-    known = sorted(file.stem for file in LAUNCHERS.glob("*.py"))
+    known = sorted(file.stem for file in LAUNCHERS.glob("*.py") if file.stem != "keep_alive")
     if said.value not in known:
         raise UserError(
             Problem("launcher", said.value, f"no such launcher ({said.where})", f"one of: {', '.join(known)}")
@@ -121,10 +123,10 @@ def find(name: str, folder: Path) -> Path | None:
     if not name:
         return None
     if name.endswith((".yaml", ".yml")):
-        candidates = [Path(name).expanduser(), folder / name]
+        candidates = [paths.of(name), folder / name]
     else:
         candidates = [folder / f"{name}.yaml", shipped().get(name, RECIPES / f"{name}.yaml")]
-    return next((path.resolve() for path in candidates if path.is_file()), None)
+    return next((path.resolve() for path in candidates if paths.is_file(path)), None)
 
 
 def _read_yaml(path: Path, field: str, problems: list[Problem]) -> Collected:
@@ -143,6 +145,8 @@ def _read_yaml(path: Path, field: str, problems: list[Problem]) -> Collected:
         loader = _Loader(text)
         node = loader.get_single_node()
         content = loader.construct_document(node) if node is not None else None
+        if not _is_small(content):
+            return refuse(f"it stands for more than {LARGEST:,} values", "write it without aliases (& and *)")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f"line {mark.line + 1}" if mark else "somewhere"
@@ -151,6 +155,10 @@ def _read_yaml(path: Path, field: str, problems: list[Problem]) -> Collected:
         return refuse(f"not readable as YAML, {line}: {error.problem}", hint)
     except yaml.YAMLError as error:  # characters that YAML does not allow at all
         return refuse(f"not readable as YAML: {str(error).splitlines()[0]}", "remove the strange character")
+    except RecursionError:
+        return refuse("not readable as YAML: its brackets lie too deep in one another", "write it flat")
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # a tag that does not fit
+        return refuse(f"not readable as YAML: a value that its own form or tag forbids ({error})", "write it in quotes")
     finally:
         if loader is not None:
             loader.dispose()
@@ -166,6 +174,20 @@ def _read_yaml(path: Path, field: str, problems: list[Problem]) -> Collected:
         str(name): Given(value, f"{path.name} line {lines[str(name)]}" if str(name) in lines else path.name)
         for name, value in content.items()
     }
+
+
+def _is_small(content: Any) -> bool:
+    """Whether a document stands for no more than :data:`LARGEST` values once its aliases are followed. A few lines of
+    aliases of aliases can stand for billions."""
+    waiting, count = [content], 0
+    while waiting and count <= LARGEST:
+        value = waiting.pop()
+        count += 1
+        if isinstance(value, dict):
+            waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple | set):
+            waiting += value
+    return count <= LARGEST
 
 
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
@@ -225,10 +247,19 @@ def _flag_value(name: str, texts: list[str], hint: Any, problems: list[Problem],
     if len(texts) == 1 or takes_list:
         if len(texts) == 1:
             return Given(texts[0], _COMMAND_LINE, text=True)
-        return Given([part for text in texts for part in values.convert(text, list[str], text=True)], _COMMAND_LINE)
+        return Given([part for text in texts for part in _parts(name, text, problems)], _COMMAND_LINE)
     if len(set(texts)) > 1:
         problems.append(Problem(name, " ".join(texts), "one value is wanted, several are given", "keep one of them"))
     return Given(texts[0], _COMMAND_LINE, text=True)
+
+
+def _parts(name: str, text: str, problems: list[Problem]) -> list[str]:
+    """The items that one of several words of a list stands for."""
+    try:
+        return values.convert(text, list[str], text=True)
+    except values.MismatchError as mismatch:
+        problems.append(Problem(name, text, f"wrong type ({_COMMAND_LINE})", str(mismatch)))
+        return []
 
 
 def _override_key(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
-from tape_ds.training.recipe import deepspeed_config, files, trainer_fields, values
+from tape_ds.training.recipe import deepspeed_config, files, paths, trainer_fields, values
 from tape_ds.training.recipe.recipe import DERIVED, Recipe
 
 R = TypeVar("R", bound=Recipe)
@@ -109,7 +109,7 @@ def _convert_all(
             problems.append(Problem(name, given.value, f"wrong type ({given.where})", str(mismatch)))
             broken.add(name)
             continue
-        found = list(trainer_fields.check_value(name, converted[name]))
+        found = [*paths.check(name, converted[name]), *trainer_fields.check_value(name, converted[name])]
         if found:
             problems += found
             broken.add(name)

@@ -119,7 +119,7 @@ def _angles(recipe: "ExtensionRecipe") -> Iterator[Problem]:
 @CHECKS.reads("method", "resume_from_checkpoint")
 def _nothing_to_resume(recipe: "ExtensionRecipe") -> Iterator[Problem]:
     name, given = recipe.method.method, recipe.resume_from_checkpoint
-    if given and name in METHODS and not recipe.trains:
+    if given and given != "auto" and name in METHODS and not recipe.trains:  # auto: if there is something to go on with
         wrong = f"method = {name!r} takes no steps: there is nothing to go on with"
         yield Problem("resume_from_checkpoint", given, wrong, "remove it")
 

@@ -5,11 +5,10 @@ For every kind of run: batch and processes, duration, precision, checkpointing, 
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tape_ds.errors import Problem, did_you_mean
-from tape_ds.training.recipe import deepspeed_config, trainer_fields
+from tape_ds.training.recipe import deepspeed_config, paths, trainer_fields
 from tape_ds.training.recipe.checks import Checks
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def _trackers(recipe: "Recipe") -> Iterator[Problem]:
 
 @CHECKS.reads("output_dir")
 def _output(recipe: "Recipe") -> Iterator[Problem]:
-    folder = Path(recipe.training_kwargs["output_dir"]).expanduser().absolute()
+    folder = paths.of(recipe.training_kwargs["output_dir"]).absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     shown = recipe.training_kwargs["output_dir"]
     if not existing.is_dir():
@@ -129,10 +128,10 @@ def _resume(recipe: "Recipe") -> Iterator[Problem]:
     given = recipe.training_kwargs.get("resume_from_checkpoint")
     if given in (None, True, False, "auto"):
         return
-    path = Path(given).expanduser()
-    if not path.is_dir():
-        folder = Path(recipe.training_kwargs["output_dir"]).expanduser()
-        found = sorted(place.name for place in folder.glob("checkpoint-*")) if folder.is_dir() else []
+    path = paths.of(given)
+    if not paths.is_dir(path):
+        folder = paths.of(recipe.training_kwargs["output_dir"])
+        found = sorted(place.name for place in folder.glob("checkpoint-*")) if paths.is_dir(folder) else []
         remedy = f"{folder} has {', '.join(found)}" if found else "give a folder checkpoint-N, or auto for the newest"
         yield Problem("resume_from_checkpoint", given, "no such folder", remedy)
 

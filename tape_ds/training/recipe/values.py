@@ -94,8 +94,8 @@ def _convert_bool(value: Any, hint: Any, text: bool) -> bool:
 
 def _convert_int(value: Any, hint: Any, text: bool) -> int:
     number = _number(value)
-    if number is None or number != int(number):
-        raise MismatchError("give a whole number")
+    if number is None or number != int(number) or abs(number) >= 2**63:
+        raise MismatchError("give a whole number" if number is None or abs(number) < 2**63 else "give one of 64 bits")
     return int(number)
 
 
@@ -115,7 +115,10 @@ def _number(value: Any) -> int | float | None:
             value = float(value) if set(value) & set(".eE") else int(value)
         except ValueError:
             return None
-    return value if isinstance(value, NUMBERS) and math.isfinite(value) else None
+    try:
+        return value if isinstance(value, NUMBERS) and math.isfinite(value) else None
+    except OverflowError:  # a whole number beyond every float
+        return None
 
 
 def _convert_str(value: Any, hint: Any, text: bool) -> str:
@@ -157,6 +160,8 @@ def _json(value: str, kind: type, example: str) -> Any:
         found = json.loads(value)
     except json.JSONDecodeError as error:
         raise MismatchError(f"give JSON such as {example} ({error.msg}, character {error.pos})") from None
+    except (ValueError, RecursionError):  # thousands of digits, or of brackets
+        raise MismatchError(f"give JSON such as {example}") from None
     if not isinstance(found, kind):
         raise MismatchError(f"give JSON such as {example}")
     return found
@@ -173,7 +178,7 @@ def plain(text: str) -> Any:
     if text[:1] in "[{" and text:
         try:
             return json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             return text
     return text
 

@@ -11,6 +11,7 @@ from tape_ds.errors import UserError
 from tape_ds.training.comparison import runs
 from tape_ds.training.recipe import pretraining
 
+AUTO = ["--output_dir", "out", "--resume", "auto"]
 LAUNCHER = Path("launchers/pretrain_c4.py")
 
 
@@ -46,7 +47,7 @@ def test_a_run_that_ends_well_without_its_result_has_failed(monkeypatch):
     assert runs.carry_out(planned()) is False
     monkeypatch.setattr(runs, "launch", lambda *call: store(planned()) or 0)
     assert runs.carry_out(planned()) is True
-    assert started == [(LAUNCHER, ["--output_dir", "out"], 2, Path("out/log.txt"))]
+    assert started == [(LAUNCHER, AUTO, 2, Path("out/log.txt"))]
 
 
 def test_folders_set_aside_do_not_meet(monkeypatch, capsys):
@@ -62,19 +63,16 @@ def test_a_folder_that_says_nothing_is_not_gone_on_from(monkeypatch, capsys):
     and its losses reported as this recipe's."""
     started = []
     monkeypatch.setattr(runs, "launch", lambda launcher, own, *rest: started.append(own) or 1)
-    checkpoint = Path("out/checkpoint-3")
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "trained.json").write_text("{}")
-    (checkpoint / "trainer_state.json").write_text('{"global_step": 3}')
+    Path("out/checkpoint-3").mkdir(parents=True)
     runs.carry_out(planned())
-    assert started == [["--output_dir", "out"]] and Path("out.1/checkpoint-3").is_dir()
+    assert started == [AUTO] and Path("out.1/checkpoint-3").is_dir() and not Path("out/checkpoint-3").exists()
     assert "now in out.1" in capsys.readouterr().out
     Path("out.1/checkpoint-3").rename("out/checkpoint-3")
     runs.carry_out(planned())
-    assert started[1] == ["--output_dir", "out", "--resume_from_checkpoint", "true"], "its own it goes on from"
+    assert started[1] == AUTO and Path("out/checkpoint-3").is_dir(), "its own it goes on from"
     Path("out/recipe.json").write_text('{"seed"')
     runs.carry_out(planned())
-    assert started[2] == ["--output_dir", "out"] and Path("out.2/checkpoint-3").is_dir()
+    assert started[2] == AUTO and Path("out.2/checkpoint-3").is_dir()
 
 
 def test_all_recipes_are_checked_and_a_shared_mistake_is_said_once():
@@ -112,3 +110,14 @@ def test_deepspeeds_launcher_is_started_on_a_free_port(monkeypatch):
     assert first[:5] == [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "3"]
     assert first[-3:] == [str(LAUNCHER), "--seed", "1"] and first != second, "two ports"
     assert Path("log.txt").read_text() == "what the run prints\n"
+
+
+def test_a_recipe_with_a_credential_is_stored_without_it_and_still_the_runs_own():
+    token = "hf_" + "a" * 30
+    run = planned("--run_name", token)
+    run.prepare_folder()
+    assert token not in Path("out", runs.RECIPE).read_text()
+    store(run)
+    assert run.result() is not None
+    run.prepare_folder()
+    assert Path("out/results/run.json").is_file(), "it was not set aside as another recipe's"

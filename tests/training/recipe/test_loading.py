@@ -26,6 +26,8 @@ MALFORMED = {
     "text for list": ({"eval_data": {"a": 1}}, "eval_data", "{'a': 1}", "give a list"),
     "text for mapping": ({"rope_parameters": "yarn"}, "rope_parameters", "yarn", "mapping"),
     "number for text": ({"run_name": 7}, "run_name", "7", "give a text"),
+    "not of 64 bits": ({"max_steps": 2**63}, "max_steps", "9223372036854775808", "64 bits"),
+    "beyond every float": ({"weight_decay": 10**400}, "weight_decay", "1000", "give a number"),
     "not finite": ({"weight_decay": float("nan")}, "weight_decay", "nan", "give a number"),
     "negative rate": ({"learning_rate": -1.0}, "learning_rate", "-1.0", "above 0"),
     "seed": ({"seed": 2**32}, "seed", "4294967296", "4294967295"),
@@ -52,6 +54,17 @@ FILES = {
     "an object": ("model: !!python/object/apply:os.system [echo]\n", "line 1", "mend"),
     "two documents": ("model: a\n---\nmodel: b\n", "line 2", "mend"),
     "a strange character": ("model: a\x07\n", "not readable as YAML", "remove"),
+    "a truth that is none": ("bf16: !!bool x\n", "tag forbids", "quotes"),
+    "a number that is none": ("seed: !!int x\n", "tag forbids", "quotes"),
+    "a date that is none": ("seed: 2001-99-99\n", "form or tag forbids", "quotes"),
+    "brackets without end": ("lora_targets: " + "[" * 3000 + "]" * 3000 + "\n", "too deep", "flat"),
+    "a list of itself": ("lora_targets: &a [*a]\n", "recursive", "mend"),
+    "a billion laughs": (
+        "a: &a [x,x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\n"
+        "d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\nlora_targets: [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d]\n",
+        "stands for more than 100,000 values",
+        "aliases",
+    ),
 }
 
 
@@ -116,6 +129,10 @@ COMMAND_LINE = {
     "stray": (["fast"], "command line", "fast", "--field value"),
     "a recipe without its flag": (["demo"], "command line", "demo", "--recipe demo"),
     "key inside a named file": (["--deepspeed.bf16.enabled", "false"], "deepspeed.bf16.enabled", "false", "file"),
+    "brackets without end": (["--train_data", "[" * 5000], "train_data", "[[[", "JSON"),
+    "braces without end": (["--rope_parameters", '{"a":' * 5000], "rope_parameters", "{", "JSON"),
+    "a number without end": (["--max_steps", "9" * 5000], "max_steps", "999", "whole number"),
+    "no texts in a list of several": (["--label_names", "[null]", "a"], "label_names", "null", "give a text"),
     "switch": (["--dry_run", "maybe"], "dry_run", "maybe", "true or false"),
 }
 

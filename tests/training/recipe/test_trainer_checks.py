@@ -22,7 +22,7 @@ MALFORMED = {
     "columns": ({"remove_unused_columns": True}, "remove_unused_columns", "True", "remove it"),
     "sampling": ({"train_sampling_strategy": "random"}, "train_sampling_strategy", "random", "seed"),
     "fsdp": ({"fsdp": "full_shard"}, "fsdp", "full_shard", "deepspeed"),
-    "token": ({"hub_token": "hf_x"}, "hub_token", "hf_x", "HF_TOKEN"),
+    "token": ({"hub_token": "hf_x"}, "hub_token", "<redacted>", "HF_TOKEN"),
     "reentrant": (
         {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": True}},
         "activation_checkpointing_kwargs.use_reentrant",

@@ -1,0 +1,143 @@
+"""Files of weights from outside: what is wrong with one is told by its name, and nothing in one is ever run.
+
+Weights are safetensors, whose header is held to the file before a tensor is read: an empty file, one that was cut, or a
+header that lies about sizes is refused at once. Published models that have torch's own files alone are read with
+``weights_only``, so that a pickle that would call something is refused as well.
+"""
+
+import contextlib
+import json
+import pickle
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tape_ds.errors import Problem, UserError, raise_if_any
+
+WHOLE, PICKLED = "model.safetensors", "pytorch_model.bin"
+_PICKLE = b"\x80"  # how a pickle of any protocol since 2 begins: torch's older format
+ADAPTER, PICKLED_ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_model.bin", "adapter_config.json"
+"""peft's names."""
+_NOT_TORCH = "is no file that torch saved"
+REMEDY = "fetch or copy the file again, or take it from an earlier checkpoint"
+
+
+def read(file: Path, field: str = "model") -> dict[str, Tensor]:
+    """The tensors of a safetensors file.
+
+    Raises:
+        UserError: it is not there, is damaged, or holds no tensor.
+    """
+    raise_if_any(check_file(file, field))
+    return load_file(file)
+
+
+def check_file(file: Path, field: str = "model") -> list[Problem]:
+    """What is wrong with a safetensors file as far as its header and its size tell; no tensor is read."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            empty = not opened.keys()
+    except (SafetensorError, OSError) as error:
+        return [Problem(field, str(file), f"could not be read as safetensors ({_reason(error)})", REMEDY)]
+    return [Problem(field, str(file), "holds no tensor", REMEDY)] if empty else []
+
+
+def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
+    """The same for every file of weights in a folder (torch's own files only where they would be read); none for what
+    is no folder here."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        return []
+    safe, pickled = sorted(folder.glob("*.safetensors")), sorted(folder.glob("pytorch_model*.bin"))
+    problems = _check_index(folder, WHOLE if safe else PICKLED, field)
+    if not (safe or pickled or problems):
+        return [Problem(field, str(folder), "no weights in it", f"give a folder with {WHOLE}, or its shards")]
+    if safe:
+        return problems + [problem for file in safe for problem in check_file(file, field)]
+    strange = [file for file in pickled if not _is_torch_file(file)]
+    return problems + [Problem(field, str(file), _NOT_TORCH, REMEDY) for file in strange]
+
+
+def _check_index(folder: Path, whole: str, field: str) -> list[Problem]:
+    """Whether every shard that the index of a folder names, if it has one, lies beside it."""
+    index = folder / f"{whole}.index.json"
+    if not index.is_file() or (folder / whole).is_file():
+        return []
+    try:
+        names = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return [Problem(field, str(index), f"could not be read ({_reason(error)})", REMEDY)]
+    wrong = [f"the shard {name!r} that it names is not a file beside it" for name in names if Path(name).name != name]
+    missing = [name for name in names if Path(name).name == name and not (folder / name).is_file()]
+    wrong += [f"weights are missing: {', '.join(missing)}"] if missing else []
+    return [Problem(field, str(index), each, "give the whole folder, as it was published or saved") for each in wrong]
+
+
+def check_adapter(folder: str | Path, field: str = "model") -> list[Problem]:
+    """What is wrong with peft's two files in a folder: the weights as :func:`check_file` has it, and a configuration
+    that is none, or asks for code to be imported (Megatron's layers are made by a module that it names)."""
+    folder = Path(folder)
+    file, pickled = folder / ADAPTER, folder / PICKLED_ADAPTER
+    if file.is_file():
+        problems = check_file(file, field)
+    elif pickled.is_file():
+        problems = [] if _is_torch_file(pickled) else [Problem(field, str(pickled), _NOT_TORCH, REMEDY)]
+    else:
+        problems = [Problem(field, str(folder), f"there is no {ADAPTER} in it", "give the whole folder of the adapter")]
+    config = folder / ADAPTER_CONFIG
+    try:
+        content = json.loads(config.read_text(encoding="utf-8"))
+        code = content.get("megatron_config")
+    except (OSError, ValueError, AttributeError) as error:
+        return [*problems, Problem(field, str(config), f"could not be read ({_reason(error)})", REMEDY)]
+    if code:
+        wrong = "its megatron_config has a module imported that it names"
+        problems.append(Problem(field, str(config), wrong, "save the adapter from a model without Megatron's layers"))
+    return problems
+
+
+def _is_torch_file(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(1) == _PICKLE or zipfile.is_zipfile(file)
+
+
+def read_torch_file(file: Path, field: str = "model") -> dict[str, Tensor]:
+    """The tensors of one of torch's own files, mapped into memory where its format allows.
+
+    Raises:
+        UserError: it is damaged, or holds something else than tensors, which is not run.
+    """
+    mapped = zipfile.is_zipfile(file)  # torch's older format cannot be
+    with reading(file, field):
+        found: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+    return found
+
+
+@contextlib.contextmanager
+def reading(source: str | Path, field: str = "model") -> Iterator[None]:
+    """Within the block ``source`` is read, by us or by a library; a file of weights that is damaged, or holds something
+    to run, becomes a :class:`UserError`."""
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        wrong = f"holds more than tensors, or is damaged: nothing in it was run ({_reason(error)})"
+        raise UserError(Problem(field, str(source), f"could not be read: {wrong}", _TENSORS_ALONE)) from error
+    except (SafetensorError, EOFError) as error:
+        raise UserError(Problem(field, str(source), f"could not be read ({_reason(error)})", REMEDY)) from error
+    except RuntimeError as error:
+        if "PytorchStreamReader" not in str(error):
+            raise
+        raise UserError(Problem(field, str(source), f"could not be read ({_reason(error)})", REMEDY)) from error
+
+
+_TENSORS_ALONE = "give safetensors, or a file that holds tensors alone"
+
+
+def _reason(error: Exception) -> str:
+    """A library's sentence on one line; torch's goes on with advice that is not to be followed."""
+    return " ".join(str(error).split("Re-running")[0].split())[:200]

@@ -1,0 +1,173 @@
+"""What decides the numbers of a run, field by field: stored with every checkpoint, compared before one is gone on with.
+
+A name is ``recipe.FIELD``, ``data.ADDRESS`` (the fingerprint of what is read), ``tokenizer``, ``base.FILE`` (a file of
+the base model's weights) or ``code.PACKAGE``. What changes no number (folders, logs, trackers, how often is saved, what
+is scored) is not in it; how many processes share the work, and how it is sharded, is the manifest's own business.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from tape_ds import results, storage
+from tape_ds.data.packing import tokenizer_fingerprint
+from tape_ds.errors import Problem, redacted
+from tape_ds.training.recipe import trainer_fields
+from tape_ds.training.recipe.recipe import Recipe
+
+FIXED = ("seed", "optim", "optim_args", "optim_target_modules", "bf16", "fp16")
+"""The trainer's fields that must stay as they are; without ``seed`` the rows would be others, without the rest the
+optimizer's state would not fit."""
+RISKLESS = (
+    *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps", "num_train_epochs"),
+    *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "neftune_noise_alpha"),
+    *("per_device_train_batch_size", "activation_checkpointing", "activation_checkpointing_kwargs"),
+    *("full_determinism", "tf32", "torch_compile", "torch_compile_backend", "torch_compile_mode"),
+    *("attention_backend", "liger", "spike_sigma", "spike_window", "spike_action"),
+)
+"""Fields that may change on the way where somebody wants it: the numbers change from there on, and nothing breaks."""
+FREE = (
+    *("data_cache", "data_dir", "train_data", "eval_data", "model", "tokenizer"),
+    *("eval_before", "eval_length", "eval_lengths", "eval_span", "eval_tokens", "eval_examples"),
+    *("passkey_lengths", "passkey_trials", "passkey_form"),
+    *("keep_every", "keep_steps", "async_save", "resume_anyway", "start_anew", "nonfinite_limit", "watchdog_seconds"),
+)
+"""This stack's own fields that change no number, and those for which a fingerprint stands (of data, tokenizer, base);
+for ``deepspeed`` its stage does. All others of its own must stay as they are, but for the riskless."""
+COMPUTING = (
+    *("accelerate", "deepspeed", "flash-attn", "liger-kernel", "peft", "python", "tape_ds", "torch", "transformers"),
+    *("bitsandbytes", "triton"),
+)
+"""Packages another version of which may compute other numbers."""
+COMMIT = "code.commit"
+"""Of this repository's checkout: a difference is said, and refuses nothing, since most commits change no number."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A name whose value is another than it was."""
+
+    name: str
+    saved: Any
+    now: Any
+
+    @property
+    def riskless(self) -> bool:
+        """Whether ``resume_anyway`` may pass over it."""
+        kind, _, rest = self.name.partition(".")
+        return kind == "code" or (kind == "recipe" and rest in RISKLESS)
+
+    def __str__(self) -> str:
+        return f"{self.name} was {_shown(self.saved)} and is {_shown(self.now)}"
+
+
+def of(
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerBase,
+    fingerprints: Mapping[str, str],
+    base: str | Path | None = None,
+) -> dict[str, Any]:
+    """The identity of a run; plain values that JSON keeps.
+
+    Args:
+        recipe: checked.
+        tokenizer: the one that makes its rows.
+        fingerprints: of its training data, by address.
+        base: folder of the pretrained model it starts from.
+    """
+    fields = {name: value for name, value in recipe.as_dict().items() if _counts(name)}
+    found: dict[str, Any] = {f"recipe.{name}": _plain(value) for name, value in sorted(fields.items())}
+    found |= {f"data.{redacted(address)}": value for address, value in fingerprints.items()}
+    found["tokenizer"] = tokenizer_fingerprint(tokenizer)
+    found |= {f"base.{name}": value for name, value in _weights(base)} if base is not None else {}
+    versions = {name: version for name, version in sorted(results.versions().items()) if name in COMPUTING}
+    commit = (results.commit() or {}).get("hash")
+    return found | {f"code.{name}": version for name, version in versions.items()} | {COMMIT: commit}
+
+
+def _counts(name: str) -> bool:
+    """Whether a field of a recipe belongs to its identity."""
+    trainers = name in trainer_fields.hints()
+    return name in FIXED or name in RISKLESS or not (trainers or name in (*FREE, "launcher"))
+
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """Where two identities differ; a trainer's field that one does not mention has transformers' default there.
+
+    Data are compared by what they are, whatever their addresses.
+    """
+    found = [
+        Difference(name, _value(saved, name), _value(now, name))
+        for name in sorted(saved.keys() | now.keys())
+        if not name.startswith("data.") and _value(saved, name) != _value(now, name)
+    ]
+    return found + list(_other_data(saved, now))
+
+
+def _other_data(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+    before, after = ({name: value for name, value in each.items() if name.startswith("data.")} for each in (saved, now))
+    if list(before.values()) == list(after.values()):
+        return
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            yield Difference(name, before.get(name), after.get(name))
+    if before == after:  # the same sources in another order
+        yield Difference("data", list(before), list(after))
+
+
+def problems(folder: Path, found: list[Difference], anyway: bool) -> list[Problem]:
+    """What keeps a run from going on with the checkpoint ``folder``, a problem for each name."""
+    refused = [each for each in found if each.name != COMMIT and not (anyway and each.riskless)]
+    return [
+        Problem(
+            each.name.partition(".")[2] or each.name,
+            _shown(each.now),
+            f"{folder.name} was saved by a run with {_shown(each.saved)} ({each.name.partition('.')[0]})",
+            _remedy(each),
+        )
+        for each in refused
+    ]
+
+
+def _remedy(found: Difference) -> str:
+    kind = found.name.partition(".")[0]
+    if found.riskless:
+        return "go back to what it was, or --resume_anyway to go on with the new value from here"
+    if kind == "data":
+        return "restore the data: rows that the run has not seen would be others; or start in another output_dir"
+    return "go back to what it was, or start in another output_dir"
+
+
+def _weights(base: str | Path) -> Iterator[tuple[str, str]]:
+    """(name, what tells it from another) of each weights file of a model folder, by its size and both its ends."""
+    for path in sorted(Path(base).glob("*.safetensors")) + sorted(Path(base).glob("*.bin")):
+        size, digest = path.stat().st_size, hashlib.sha256()
+        with path.open("rb") as file:
+            digest.update(file.read(2**20))
+            file.seek(max(0, size - 2**20), os.SEEK_SET)
+            digest.update(file.read(2**20))
+        yield path.name, f"{storage.size(size)}, {digest.hexdigest()[:16]}"
+
+
+def _value(identity: Mapping[str, Any], name: str) -> Any:
+    if name in identity:
+        return identity[name]
+    kind, _, rest = name.partition(".")
+    known = kind == "recipe" and rest in trainer_fields.hints()
+    return _plain(trainer_fields.library_default(rest)) if known else None
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as JSON gives it back."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def _shown(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

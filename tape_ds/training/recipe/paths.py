@@ -1,0 +1,74 @@
+"""Paths and texts as a person writes them: looked at without ever failing, and told when they can be none."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tape_ds.errors import Problem
+
+FIELDS = ("output_dir", "data_cache", "data_dir", "resume", "resume_from_checkpoint", "model", "tokenizer")
+"""Fields whose text is, or may be, a path."""
+
+LONGEST_NAME, LONGEST = 255, 4096
+"""Bytes of a name in a folder and of a whole path, at most, on every file system in use."""
+
+
+def of(text: str) -> Path:
+    """The path that ``text`` means, ``~`` included; where no user is called so, ``~`` is a name like any other."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
+
+
+def is_file(path: Path) -> bool:
+    """Whether a file is there; what cannot be a path is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_dir(path: Path) -> bool:
+    """Whether a folder is there; what cannot be a path is none."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def check(name: str, value: Any) -> Iterator[Problem]:
+    """Why the value of field ``name`` cannot be the path that it should be, or cannot be written down at all."""
+    if any("\x00" in text for text in _texts(value)):
+        yield Problem(name, value, "holds a null byte, which ends a text", "remove it")
+    elif any("\ud800" <= character <= "\udfff" for text in _texts(value) for character in text):
+        yield Problem(name, value, "holds bytes that are no UTF-8", "write it in UTF-8")
+    elif name in FIELDS and isinstance(value, str):
+        yield from _path(name, value)
+
+
+def _path(name: str, text: str) -> Iterator[Problem]:
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:
+        user = text.partition("/")[0].removeprefix("~")
+        yield Problem(name, text, f"there is no user {user!r} here", "write the path without ~")
+        return
+    longest = max((len(os.fsencode(part)) for part in path.parts), default=0)
+    if longest > LONGEST_NAME or len(os.fsencode(path)) > LONGEST:
+        wrong = f"longer than a path may be ({LONGEST_NAME} bytes a name, {LONGEST} in all)"
+        yield Problem(name, text, wrong, "give a shorter one")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a value, keys of mappings included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _texts(key)
+            yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)

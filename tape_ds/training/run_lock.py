@@ -1,0 +1,264 @@
+"""Who trains into a run's folder right now: every rank locks a file of its own there as long as it lives.
+
+Two jobs that write into one folder destroy both runs; it happens when ranks outlive their launcher and somebody
+resumes.
+The system gives a lock back when its process ends, however it ends, so that nothing has to be cleared up by hand.
+
+POSIX record locks, because a data-loader worker, forked from a rank, would inherit any other kind and keep it. They
+belong to a process and a file, and have a trap: when a process closes *any* descriptor of the file, its lock is gone.
+So nothing here opens a file that this process has locked.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tape_ds import storage
+from tape_ds.errors import Problem, UserError, redacted
+from tape_ds.training import run_folder
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 1.0
+"""How long :meth:`RunLock.acquire` waits for a lock that may be a look of :func:`living` at the file."""
+
+_TAKEN = (errno.EACCES, errno.EAGAIN)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_FILE = re.compile(r"rank-(\d+)")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A rank that lives in a run's folder, as its file names it."""
+
+    rank: int
+    pid: int | None
+    """None: it had not written it yet."""
+    host: str
+    started: str
+    command: str
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a process of this machine."""
+        return self.host == socket.gethostname()
+
+    def __str__(self) -> str:
+        process = "a process that is just starting" if self.pid is None else f"process {self.pid}"
+        return f"rank {self.rank}: {process} on {self.host or 'an unknown machine'}, since {self.started or 'now'}"
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A file that a process has locked."""
+
+    process: int
+    """Its number: a fork has a copy of this record, and not the lock."""
+    file: int
+    """The open descriptor."""
+    holder: Holder
+
+
+_held: dict[tuple[int, int], _Held] = {}
+"""What this process has locked, by device and inode."""
+_changing = threading.RLock()
+
+
+class RunLock:
+    """One rank's lock. The process has it, not the object: it stays when the object goes, and another object of the
+    same folder and rank gives it back.
+
+    Args:
+        output: the run's folder.
+        rank: this process's.
+    """
+
+    def __init__(self, output: Path, rank: int):
+        self.output = output
+        self.rank = rank
+        self.path = output / run_folder.RANKS / f"rank-{rank}"
+
+    def acquire(self) -> None:
+        """Lock it until :meth:`release` or the end of this process; what it has already it keeps. On a file system
+        without locks it is said, once, and nothing is locked.
+
+        Raises:
+            UserError: another process has it, or the folder cannot be written.
+        """
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        with _changing:
+            while _own(self.path) is None:
+                try:
+                    self._attempt()
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise UserError(self._taken()) from None
+                    time.sleep(0.05)
+                except OSError as error:
+                    wrong, remedy = storage.explain(error, self.output), "make it writable, or name another folder"
+                    raise UserError(Problem("output_dir", str(self.output), wrong, remedy)) from error
+
+    def _attempt(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _lock(file, fcntl.LOCK_EX)
+            found = os.fstat(file)
+            if not self.path.exists() or not os.path.samestat(found, self.path.stat()):
+                raise BlockingIOError(errno.EAGAIN, "its holder of before has just removed it")
+        except BaseException:
+            os.close(file)
+            raise
+        started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        holder = Holder(self.rank, os.getpid(), socket.gethostname(), started, redacted(" ".join(sys.argv)))
+        _held[found.st_dev, found.st_ino] = _Held(os.getpid(), file, holder)
+        try:
+            os.ftruncate(file, 0)
+            os.pwrite(file, (json.dumps(asdict(holder)) + "\n").encode(), 0)
+        except OSError as error:  # the lock is what counts
+            logger.warning("%s: %s", self.path, storage.explain(error, self.output))
+
+    def _taken(self) -> list[Problem]:
+        wrong = f"another process took the place of rank {self.rank} in it just now"
+        return refuse(self.output) or [Problem("output_dir", str(self.output), wrong, "start it once only")]
+
+    def release(self) -> None:
+        """Give it back and take its file away; where this process does not have it, nothing happens."""
+        with _changing:
+            held = _own(self.path)
+            if held is None:
+                return
+            del _held[_key(self.path)]
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            os.close(held.file)
+
+
+def living(output: Path) -> list[Holder]:
+    """The ranks that have this folder locked, by number; those of this process among them."""
+    with _changing:
+        return [holder for holder, is_locked in _look(output) if is_locked]
+
+
+def named(output: Path) -> list[Holder]:
+    """Ranks that have a file in this folder, by number, locked or not: those that were killed as well, and those of a
+    file system without locks."""
+    with _changing:
+        return [holder for holder, _ in _look(output)]
+
+
+def refuse(output: Path, field: str = "output_dir") -> list[Problem]:
+    """A problem that names the process of every rank living in this folder; none where none does.
+
+    Args:
+        output: the run's folder.
+        field: what names it.
+    """
+    holders = living(output)
+    if not holders:
+        return []
+    wrong = f"a run lives in it: {'; '.join(map(str, holders))}"
+    hosts = dict.fromkeys(holder.host for holder in holders if holder.pid is not None)
+    kills = [
+        f"`kill {' '.join(str(holder.pid) for holder in holders if holder.host == host and holder.pid is not None)}`"
+        + ("" if host == socket.gethostname() else f" on {host}")
+        for host in hosts
+    ]
+    remedy = f"wait for its end, or ask it to stop: {', '.join(kills)}; it commits a checkpoint and exits"
+    return [Problem(field, str(output), wrong, remedy if kills else "wait for its end")]
+
+
+def _look(output: Path) -> Iterator[tuple[Holder, bool]]:
+    """Every rank's file, and whether its process lives."""
+    numbered = [(int(match[1]), path) for path in _files(output) if (match := _FILE.fullmatch(path.name))]
+    for rank, path in sorted(numbered):
+        own = _own(path)
+        if own is not None:
+            yield own.holder, True
+            continue
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # released meanwhile
+            continue
+        try:
+            is_locked = _is_locked(file)
+            yield _read(file, rank), is_locked
+        finally:
+            os.close(file)
+
+
+def _files(output: Path) -> list[Path]:
+    try:
+        return list((output / run_folder.RANKS).iterdir())
+    except OSError:
+        return []
+
+
+def _key(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def _own(path: Path) -> _Held | None:
+    """This process's own lock on a file, known without opening it."""
+    try:
+        held = _held.get(_key(path))
+    except OSError:
+        return None
+    return held if held is not None and held.process == os.getpid() else None
+
+
+def _is_locked(file: int) -> bool:
+    """Whether another process has an open file locked; looks share, so that they do not stand in each other's way."""
+    try:
+        _lock(file, fcntl.LOCK_SH)
+    except BlockingIOError:
+        return True
+    fcntl.lockf(file, fcntl.LOCK_UN)
+    return False
+
+
+def _lock(file: int, kind: int) -> None:
+    """``lockf`` without waiting; where the file system knows no locks, that is said once and the file is free.
+
+    Raises:
+        BlockingIOError: another process has it.
+    """
+    try:
+        fcntl.lockf(file, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            raise BlockingIOError(errno.EAGAIN, "locked") from error
+        if error.errno not in _NO_LOCKS:
+            raise
+        _warn_without_locks()
+
+
+_warned = False
+
+
+def _warn_without_locks() -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        logger.warning("this file system knows no locks: nothing keeps two jobs from training into one folder")
+
+
+def _read(file: int, rank: int) -> Holder:
+    """What a rank's file says; a file that is not yet whole says nothing."""
+    try:
+        said = json.loads(os.pread(file, 2**16, 0))
+        return Holder(rank, int(said["pid"]), str(said["host"]), str(said["started"]), str(said["command"]))
+    except (ValueError, KeyError, TypeError):
+        return Holder(rank, None, "", "", "")

@@ -1,0 +1,435 @@
+"""Keeping a run alive: start its command, watch what becomes of it, start it again from its newest checkpoint.
+
+What a command's exit code says is not believed where the run's folder can be asked: DeepSpeed's runner ends with 0
+when its child was killed. A run is done when its marker ``finished`` is new, and stays stopped when its marker
+``stopped`` is. Exit codes count where they tell a reason not to try again.
+
+``launchers/keep_alive.py`` is the command; everything it decides is here.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+import psutil
+
+from tape_ds.errors import EXIT_CODE, Problem, UserError, raise_if_any
+from tape_ds.training import checkpoint, run_folder, run_lock, stopping
+from tape_ds.training.stopping import StopRequest
+
+GUARD_CODE = 3
+"""A run's exit code when a guard has stopped it: started again as it is, it would stop again."""
+WATCHDOG_CODE = 4
+"""A run's exit code when it was stuck."""
+LONGEST_BACKOFF = 300.0
+LONGEST_KILL = 30.0
+STARTING_SECONDS = 5.0
+"""How long ranks that have not yet taken hold of the run's folder may take to stop: they have nothing to lose."""
+
+_POLL_SECONDS = 0.2
+_SCRIPTS = ("extend_llama.py", "finetune_scrolls.py", "pretrain_c4.py")
+_RESUME = ("resume", "resume_from_checkpoint")
+_ANEW = "start_anew"
+_LOOKS = ("dry_run", "print_config")
+_DECISIVE = (*_RESUME, _ANEW, "output_dir")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How often, and how long."""
+
+    restarts: int = 10
+    """In a row without a newer committed checkpoint."""
+    backoff: float = 5.0
+    """Seconds before the first of them; twice as many before each further one, :data:`LONGEST_BACKOFF` at most."""
+    grace: float = 60.0
+    """Seconds that ranks have to commit and leave before they are killed."""
+
+    def problems(self) -> list[Problem]:
+        """What is wrong with them."""
+        least = {"restarts": 0, "backoff": 0, "grace": 1}
+        return [
+            Problem(f"--{name}", getattr(self, name), "too small", f"give {limit} or more")
+            for name, limit in least.items()
+            if not getattr(self, name) >= limit
+        ]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A command that is kept alive."""
+
+    first: list[str]
+    """As it is started first."""
+    again: list[str]
+    """As it is started again: goes on from the newest checkpoint, whatever the first start was to do."""
+    output: Path
+    """The run's folder."""
+    script: str
+    """Name of the launcher's file that the ranks run."""
+
+
+def prepare(command: Sequence[str]) -> Kept:
+    """What a command line means that starts one of this project's launchers, however it starts it.
+
+    Of its recipe only what decides where the run lies and what it goes on from is read; the launcher itself checks all
+    of it, for the number of processes that it gets.
+
+    Raises:
+        UserError: there is not exactly one launcher in it, its recipe cannot be read, or it would train nothing.
+    """
+    places = [number for number, part in enumerate(command) if PurePath(part).name in _SCRIPTS]
+    if len(places) != 1:
+        wrong = "several launchers in it" if places else "no launcher in it"
+        known = ", ".join(f"launchers/{name}" for name in _SCRIPTS)
+        remedy = f"give the command that you would type without keep_alive.py, with one of {known}"
+        raise UserError(Problem("command", " ".join(command), wrong, remedy))
+    script = PurePath(command[places[0]])
+    name, said = _read(script.stem, list(command[places[0] + 1 :]))
+    for switch in _LOOKS:
+        if said.get(switch) is True:
+            raise UserError(Problem(switch, True, "it would train nothing", "leave keep_alive.py away"))
+    resume = [field for field in _RESUME if said.get(field) is not None]
+    anew = said.get(_ANEW) is True
+    first, again = [*command], [*command]
+    if not resume and not anew:
+        first += ["--resume", "auto"]
+    for field in resume or _RESUME[:1]:
+        again += [f"--{field}", "auto"]
+    if anew:
+        again += [f"--{_ANEW}", "false"]
+    output = Path(str(said.get("output_dir", f"runs/{name}"))).expanduser()
+    return Kept(first, again, output, script.name)
+
+
+def _read(launcher: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
+    """The name of the recipe that a launcher is given, and the values of decisive fields that somebody wrote.
+
+    Raises:
+        UserError: there is no such recipe, it is another launcher's, or it is no YAML.
+    """
+    from tape_ds.training.recipe import extension, files, finetuning, loading, pretraining, values
+
+    recipes: tuple[type[loading.Recipe], ...] = (
+        extension.ExtensionRecipe,
+        finetuning.FinetuningRecipe,
+        pretraining.PretrainingRecipe,
+    )
+    kind = next(each for each in recipes if launcher == each.LAUNCHER)
+    problems: list[Problem] = []
+    flags = files.read_command_line(arguments, problems)
+    name = (flags.pop("recipe", []) or [kind.DEFAULT])[0]
+    collected = files.read_recipe(name, kind.LAUNCHER, problems)
+    files.require_launcher(name, collected, kind.LAUNCHER)
+    raise_if_any(problems)
+    switches = {field: flags.pop(field) for field in _LOOKS if field in flags}
+    decisive = {field: texts for field, texts in flags.items() if field in _DECISIVE}
+    collected = files.override(collected, decisive, loading.field_hints(kind), problems)
+    raise_if_any(problems)
+    said: dict[str, Any] = {field: not texts or values.plain(texts[-1]) for field, texts in switches.items()}
+    for field, given in collected.items():
+        if field in _DECISIVE:
+            said[field] = values.plain(given.value) if given.text and field == _ANEW else given.value
+    return Path(name).stem, said
+
+
+class KeepAlive:
+    """A run kept alive until it is done, somebody stops it, or trying again is of no use.
+
+    Args:
+        kept: the command.
+        patience: how often, and how long.
+        request: that this process was asked to stop.
+        say: shows a line to a person.
+    """
+
+    def __init__(self, kept: Kept, patience: Patience, request: StopRequest, say: Callable[[str], None]):
+        self.kept = kept
+        self.patience = patience
+        self.request = request
+        self.say = say
+
+    def run(self) -> int:
+        """Start the command as often as it takes; returns the exit code.
+
+        0: the run is done, or was stopped with a committed checkpoint; 1: it was stopped without one; the command's own
+        where it is started no more, 1 if that was 0 or a signal's.
+
+        Raises:
+            UserError: ranks of another job live in the run's folder, or the command cannot be started.
+        """
+        raise_if_any(run_lock.refuse(self.kept.output))
+        command, in_vain = self.kept.first, 0
+        while self.request.reason is None:
+            attempt = _Attempt(command, self.kept)
+            code = self._see_through(attempt)
+            if code is not None:
+                return code
+            in_vain = 0 if attempt.has_progressed else in_vain + 1
+            if in_vain > self.patience.restarts:
+                self.say(f"{attempt.ended}; {self.patience.restarts} restarts brought no newer checkpoint: giving up")
+                return max(attempt.code, 0) or 1
+            pause = min(self.patience.backoff * 2 ** max(in_vain - 1, 0), LONGEST_BACKOFF)
+            counted = f", restart {in_vain} of {self.patience.restarts} without a newer one" if in_vain else ""
+            self.say(f"{attempt.ended}; starting it again in {pause:g} s from {attempt.newest_name}{counted}")
+            self._wait(pause)
+            command = self.kept.again
+        self.say(f"{self.request.reason} while nothing was running; {self._way_on()}")
+        return 0
+
+    def _see_through(self, attempt: "_Attempt") -> int | None:
+        """Wait for an attempt's end; returns the exit code, None where it should be tried again."""
+        try:
+            while attempt.is_running and self.request.reason is None:
+                time.sleep(_POLL_SECONDS)
+            if attempt.is_running:
+                return self._stop(attempt)
+            left = attempt.settle(self.patience.grace)
+        except KeyboardInterrupt:
+            attempt.kill()
+            self.say("interrupted twice: killed; what was not committed is lost")
+            return 1
+        if left:
+            self.say(f"{left} processes outlived their launcher by {self.patience.grace:g} s and were killed")
+        if attempt.is_finished:
+            self.say("finished")
+            return 0
+        if (reason := attempt.stopped_by) is not None:
+            return self._stays_stopped(attempt, reason)
+        if attempt.code in (EXIT_CODE, GUARD_CODE):
+            why = "something is to be mended" if attempt.code == EXIT_CODE else "a guard stopped it"
+            self.say(f"exit code {attempt.code}, {why}: not started again (see above)")
+            return attempt.code
+        return None
+
+    def _stop(self, attempt: "_Attempt") -> int:
+        """Have the ranks stop, and them alone: a launcher would end them one after the other."""
+        self.say(f"{self.request.reason}: asking the ranks to commit a checkpoint and stop")
+        by_themselves = attempt.ask_to_stop(self.patience.grace)
+        if attempt.is_finished:
+            self.say("finished")
+            return 0
+        if not by_themselves:
+            self.say(f"the ranks did not stop within {self.patience.grace:g} s and were killed; {self._way_on()}")
+            return 1
+        if (reason := attempt.stopped_by) is not None:
+            return self._stays_stopped(attempt, reason)
+        if attempt.had_begun and not attempt.has_progressed:
+            self.say(f"the ranks stopped without a checkpoint; {self._way_on()}")
+            return 1
+        self.say(f"stopped; {self._way_on()}")
+        return 0
+
+    def _stays_stopped(self, attempt: "_Attempt", reason: str) -> int:
+        if attempt.is_committed:
+            self.say(f"the run was stopped ({reason}) and stays stopped; {self._way_on()}")
+            return 0
+        self.say(f"the run was stopped ({reason}), and its last checkpoint is not committed; {self._way_on()}")
+        return 1
+
+    def _way_on(self) -> str:
+        newest = _newest(self.kept.output)
+        where = "from the beginning: there is no checkpoint" if newest is None else f"from checkpoint-{newest}"
+        return f"the same command goes on {where}"
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self.request.reason is None and time.monotonic() < until:
+            time.sleep(min(_POLL_SECONDS, seconds))
+
+
+class _Attempt:
+    """One start of the command, in a session of its own: signals from a terminal do not reach it, and all that it
+    leaves behind can be found."""
+
+    def __init__(self, command: list[str], kept: Kept):
+        self.kept = kept
+        self.had_begun = False
+        """Whether ranks of it were seen that had taken hold of the run's folder."""
+        self._before = {name: _stamp(kept.output / name) for name in (run_folder.FINISHED, run_folder.STOPPED)}
+        self._checkpoints_before = _stamps(kept.output)
+        self._was_clean = False
+        """Whether nothing was left of it when the command ended."""
+        try:
+            self._process = subprocess.Popen(command, start_new_session=True)
+        except OSError as error:
+            remedy = "give its path, or put its folder into PATH (with this project's environment: .venv/bin)"
+            raise UserError(Problem("command", command[0], f"cannot be started: {error.strerror}", remedy)) from error
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the command has not ended, whatever became of the ranks."""
+        return self._process.poll() is None
+
+    @property
+    def code(self) -> int:
+        """The command's exit code, negative for a signal; it has ended, or nothing can end it."""
+        code = self._process.poll()
+        return -signal.SIGKILL if code is None else code
+
+    @property
+    def ended(self) -> str:
+        """How the command ended, in words."""
+        if self.code < 0:
+            how = f"was ended by {signal.Signals(-self.code).name}"
+        else:
+            how = f"ended with exit code {self.code}{', a rank was stuck' if self.code == WATCHDOG_CODE else ''}"
+        return f"the command {how}, and the run is not finished"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run is done. A marker of before counts where the command left in order and left it there: it
+        found nothing to do."""
+        if run_folder.finished(self.kept.output) is None:
+            return False
+        return self._is_new(run_folder.FINISHED) or (self.code == 0 and self._was_clean)
+
+    @property
+    def stopped_by(self) -> str | None:
+        """Why the ranks stopped, if they did because somebody asked them."""
+        said = run_folder.stopped(self.kept.output)
+        return str(said.get("reason")) if said is not None and self._is_new(run_folder.STOPPED) else None
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the step at which the run was stopped has its checkpoint; before the first there need be none."""
+        step = (run_folder.stopped(self.kept.output) or {}).get("step")
+        return step == 0 or any(step == checkpoint.step_of(each) for each in checkpoint.committed(self.kept.output))
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether a checkpoint was committed since it was started, be it in the place of a damaged one."""
+        return bool(_stamps(self.kept.output) - self._checkpoints_before)
+
+    @property
+    def newest_name(self) -> str:
+        """What a restart goes on from, in words."""
+        newest = _newest(self.kept.output)
+        return "the beginning" if newest is None else f"checkpoint-{newest}"
+
+    def ask_to_stop(self, grace: float) -> bool:
+        """SIGTERM for every rank, also for those that come up meanwhile; returns whether they left by themselves within
+        ``grace`` seconds, or had nothing to lose. Nothing is left of the attempt in either case."""
+        asked: set[int] = set()
+        began = time.monotonic()
+        while self.is_running or self._ranks() or self._elsewhere():
+            for rank in self._ranks():
+                if rank.pid not in asked:
+                    asked.add(rank.pid)
+                    _send(rank, signal.SIGTERM)
+            self._look_for_beginning()
+            if time.monotonic() - began > (grace if self.had_begun else min(grace, STARTING_SECONDS)):
+                self.kill()
+                return not self.had_begun
+            time.sleep(_POLL_SECONDS)
+        self._was_clean = not self._left()
+        self.kill()
+        return True
+
+    def settle(self, grace: float) -> int:
+        """The command has ended: let ranks that outlived it commit and leave, for ``grace`` seconds, and kill what is
+        left then; returns how many ranks that were."""
+        self._was_clean = not self._left()
+        until = time.monotonic() + grace
+        while (self._ranks() or self._elsewhere()) and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+        left = len(self._ranks()) + len(self._elsewhere())
+        self.kill()
+        return left
+
+    def kill(self) -> None:
+        """SIGKILL for everything that is left of it on this machine, until nothing is; what waits for a disk that does
+        not answer cannot be killed."""
+        until = time.monotonic() + LONGEST_KILL
+        while (left := {*self._left(), *self._ranks()}) and time.monotonic() < until:
+            for process in left:
+                _send(process, signal.SIGKILL)
+            psutil.wait_procs(left, timeout=_POLL_SECONDS)
+        self._process.poll()
+
+    def _look_for_beginning(self) -> None:
+        if not self.had_begun:
+            own = {process.pid for process in self._ranks()}
+            holders = run_lock.named(self.kept.output)
+            self.had_begun = any(holder.is_here and holder.pid in own for holder in holders) or bool(self._elsewhere())
+
+    def _ranks(self) -> list[psutil.Process]:
+        """Its ranks on this machine: processes of its session that run the launcher's script, without those that they
+        have started (data-loader workers), and those that hold the run's folder (on several machines, ssh starts
+        them)."""
+        found = {process.pid: process for process in self._left() if self._is_of_script(process)}
+        ranks = {pid: process for pid, process in found.items() if _parent(process) not in found}
+        for holder in run_lock.living(self.kept.output):
+            if holder.is_here and holder.pid is not None and holder.pid not in ranks:
+                with contextlib.suppress(psutil.Error):
+                    ranks[holder.pid] = psutil.Process(holder.pid)
+        return list(ranks.values())
+
+    def _elsewhere(self) -> list[run_lock.Holder]:
+        """Ranks on other machines, where the folder's file system tells."""
+        return [holder for holder in run_lock.living(self.kept.output) if not holder.is_here]
+
+    def _is_of_script(self, process: psutil.Process) -> bool:
+        try:
+            return PurePath(stopping.program(process.cmdline())).name == self.kept.script
+        except psutil.Error:
+            return False
+
+    def _left(self) -> list[psutil.Process]:
+        """Its processes that are alive, the command itself among them."""
+        return list(_session(self._process.pid))
+
+    def _is_new(self, marker: str) -> bool:
+        stamp = _stamp(self.kept.output / marker)
+        return stamp is not None and stamp != self._before[marker]
+
+
+def _session(leader: int) -> Iterator[psutil.Process]:
+    """Living processes of a session; without zombies, which nothing can end."""
+    for number in psutil.pids():
+        try:
+            if os.getsid(number) != leader:
+                continue
+            process = psutil.Process(number)
+            if process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+        except (ProcessLookupError, PermissionError, psutil.Error):
+            continue
+
+
+def _parent(process: psutil.Process) -> int | None:
+    try:
+        return process.ppid()
+    except psutil.Error:
+        return None
+
+
+def _send(process: psutil.Process, number: int) -> None:
+    with contextlib.suppress(psutil.Error):  # it has just ended
+        process.send_signal(number)
+
+
+def _newest(output: Path) -> int | None:
+    """Step of the newest committed checkpoint."""
+    found = checkpoint.committed(output)
+    return checkpoint.step_of(found[-1]) if found else None
+
+
+def _stamps(output: Path) -> set[tuple[int, int] | None]:
+    """What tells the committed checkpoints that are there now from any others."""
+    return {_stamp(folder / checkpoint.MANIFEST) for folder in checkpoint.committed(output)}
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What tells a file from the one that had its name before."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns

@@ -1,0 +1,158 @@
+"""Real engines that go on where others stopped: with another number of ranks, at another ZeRO stage, with the same
+numbers."""
+
+import json
+
+import pytest
+import torch
+
+from tape_ds.training import checkpoint, reshaping
+from tape_ds.training.checkpoint import Manifest
+from tape_ds.training.engine_state import EngineState, engine_folder
+from tests.integration.conftest import launch
+
+WORKER = "tests/integration/workers/reshaped.py"
+PRETRAIN = "launchers/pretrain_c4.py"
+KINDS = {
+    "z1": (1, False, None),
+    "z2": (2, False, None),
+    "z3": (3, False, None),
+    "z3-cut": (3, False, 40),
+    "z2-bf16": (2, True, None),
+    "z3-bf16": (3, True, None),
+}
+TOLERANCE = {False: 1e-5, True: 2e-2}
+"""Of a loss, fp32 and bf16: sums over ranks are taken in another order, and a bf16 weight has 8 bits."""
+
+
+def carry_out(folder, jobs, processes):
+    """Have the jobs done; losses of each after its save."""
+    folder.mkdir(exist_ok=True)
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    ended = launch(WORKER, "--folder", str(folder), processes=processes)
+    assert ended.code == 0, ended.output[-4000:]
+    return json.loads((folder / "done.json").read_text())
+
+
+def job(name, kind, resume=None, stage=None):
+    """One for the worker."""
+    before, bf16, size = KINDS[kind]
+    stage = stage or before
+    size = size if stage == before else None
+    fields = {"name": name, "stage": stage, "bf16": bf16, "sub_group_size": size}
+    return fields | {"resume": None if resume is None else str(resume)}
+
+
+def sealed(folder, stage, processes):
+    """What an engine saved, as a committed checkpoint."""
+    files = {
+        path.relative_to(folder).as_posix(): checkpoint.entry(path) for path in folder.rglob("*") if path.is_file()
+    }
+    done = folder.parent / "runs" / folder.name / "checkpoint-3"
+    done.parent.mkdir(parents=True)
+    checkpoint.commit(folder, done, Manifest(step=3, processes=processes, stage=stage, files=files, identity={}))
+    return done
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """By (kind, ranks): an engine's checkpoint and its losses thereafter, for two ranks and for one."""
+    found = {}
+    for processes in (2, 1):
+        folder = tmp_path_factory.mktemp(f"of{processes}")
+        losses = carry_out(folder, [job(kind, kind) for kind in KINDS], processes)
+        for kind, after in losses.items():
+            found[kind, processes] = sealed(folder / kind, KINDS[kind][0], processes), after
+    return found
+
+
+def gone_on(saved, folder, wishes, processes):
+    """Reshape for so many ranks and go on; (kind, ranks, stage) -> new checkpoint, what the engine made of it, losses.
+
+    Args:
+        wishes: (kind, ranks before, stage wanted) of each.
+    """
+    made = {}
+    for kind, before, stage in wishes:
+        name = f"{kind}-{before}-{stage}"
+        made[name] = reshaping.reshape(saved[kind, before][0], folder / "reshaped" / name, processes, stage)
+    jobs = [
+        job(f"{kind}-{before}-{stage}", kind, made[f"{kind}-{before}-{stage}"], stage) for kind, before, stage in wishes
+    ]
+    losses = carry_out(folder, jobs, processes)
+    return {wish: (folder / name, losses[name]) for wish, name in zip(wishes, made, strict=True)}
+
+
+def assert_gone_on_alike(saved, outcomes):
+    """The engine holds what was saved, bit for bit, and computes the losses that would have come."""
+    for (kind, before, stage), (resumed, losses) in outcomes.items():
+        origin, expected = saved[kind, before]
+        was, now = (EngineState(engine_folder(folder)) for folder in (origin, resumed))
+        assert now.stage == stage and was.layout.shapes == now.layout.shapes
+        for name in was.layout.shapes:
+            for key in (None, "exp_avg", "exp_avg_sq"):
+                assert torch.equal(was.whole(name, key), now.whole(name, key)), (kind, before, stage, name, key)
+        assert now.flat_states(0)[0]["step"] == 3 and now.param_groups[0]["weight_decay"] == 0.1
+        assert losses == pytest.approx(expected, abs=TOLERANCE[KINDS[kind][1]]), (kind, before, stage)
+
+
+def test_two_ranks_become_one_at_every_stage(saved, tmp_path):
+    """With and without a change of stage; the losses are those of the two ranks, going on."""
+    wishes = [(kind, 2, stage) for kind in ("z1", "z2", "z3", "z2-bf16", "z3-bf16") for stage in (1, 2, 3)]
+    assert_gone_on_alike(saved, gone_on(saved, tmp_path, [*wishes, ("z3-cut", 2, 3), ("z3-cut", 2, 1)], 1))
+
+
+def test_one_rank_becomes_two_and_stages_change_among_two(saved, tmp_path):
+    wishes = [("z1", 1, 1), ("z2", 1, 2), ("z3", 1, 3), ("z3-cut", 1, 3), ("z3-bf16", 1, 3), ("z2-bf16", 1, 3)]
+    wishes += [("z1", 2, 3), ("z2", 2, 3), ("z3", 2, 1), ("z3", 2, 2), ("z2-bf16", 2, 3), ("z3-bf16", 2, 2)]
+    assert_gone_on_alike(saved, gone_on(saved, tmp_path, wishes, 2))
+
+
+@pytest.mark.slow
+def test_two_ranks_become_four(saved, tmp_path):
+    wishes = [("z1", 2, 1), ("z2", 2, 2), ("z3", 2, 3), ("z3-cut", 2, 3), ("z2", 2, 3), ("z3", 2, 1), ("z3-bf16", 2, 3)]
+    assert_gone_on_alike(saved, gone_on(saved, tmp_path, wishes, 4))
+
+
+def flags(texts, output, stage, resumed=None):
+    """A small pretraining run on streamed text."""
+    model = "--hidden_size 48 --intermediate_size 96 --num_hidden_layers 2 --num_attention_heads 4 --vocab_size 330"
+    data = f"--train_data text:{texts}/*.txt --data_cache {texts}/cache --streaming true --stream_lanes 4 --window 32"
+    learning = "--max_steps 12 --global_batch_size 8 --per_device_train_batch_size 2 --learning_rate 0.01 --bf16 false"
+    outside = f"--save_steps 4 --save_total_limit 4 --logging_steps 3 --deepspeed {stage} --output_dir {output}"
+    given = f"{model} --position_encoding tape {data} {learning} --weight_decay 0.5 {outside}".split()
+    return [*given, "--eval_data", "", *([] if resumed is None else ["--resume_from_checkpoint", str(resumed)])]
+
+
+def metrics(output):
+    """(step, tokens, loss, learning rate) of each line of a run's metrics."""
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line["tokens"], line["loss"], line["learning_rate"]) for line in lines]
+
+
+def test_a_run_goes_on_with_fewer_ranks_and_with_more_at_another_stage(tmp_path):
+    """Two ranks at ZeRO-1, one, two at ZeRO-3: as if nothing had happened.
+
+    The checkpoints lie between logging steps, so that sums of the ranks are on their way. The rows of a step are the
+    same whatever the ranks: a sample twice, or none, would be another loss.
+    """
+    for number in range(4):
+        lines = (f"def function_{i}(value):\n    return value + {i * number}\n" for i in range(200))
+        (tmp_path / f"{number}.txt").write_text("\n".join(lines))
+    run, one, two = tmp_path / "run", tmp_path / "one", tmp_path / "two"
+    end("two ranks", launch(PRETRAIN, *flags(tmp_path, run, "zero1")))
+    fewer = reshaping.reshape(run / "checkpoint-4", run / "reshaped", processes=1)
+    end("one rank", launch(PRETRAIN, *flags(tmp_path, one, "zero1", fewer), processes=1))
+    more = reshaping.reshape(one / "checkpoint-8", one / "reshaped", processes=2, stage=3)
+    end("two again", launch(PRETRAIN, *flags(tmp_path, two, "zero3", more)))
+    expected = metrics(run)
+    assert [step for step, *_ in expected] == [1, 3, 6, 9, 12]
+    for output, since in ((one, 2), (two, 3)):
+        for found, wanted in zip(metrics(output), expected[since:], strict=True):
+            assert found[:2] == wanted[:2] and found[3] == wanted[3]
+            assert found[2] == pytest.approx(wanted[2], abs=1e-5)
+
+
+def end(what, launched):
+    """Hold a launch to a good end."""
+    assert launched.code == 0, f"{what}: {launched.output[-4000:]}"

@@ -1,0 +1,132 @@
+"""Run by two ranks: a loss that is NaN on the second rank alone, under every ZeRO stage, in fp32 and bf16.
+
+Writes one JSON with what the parent test asserts; rank 0 speaks for both, after both agreed.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.state import PartialState
+from transformers import TrainerCallback, set_seed
+
+from tape_ds import TapeForCausalLM
+from tape_ds.data.dataset import collate
+from tape_ds.training import guards, methods
+from tape_ds.training.agreement import Agreement
+from tape_ds.training.callbacks import Progress
+from tape_ds.training.environment import leave_process_group, prepare_process
+from tape_ds.training.guards import StoppedByGuard
+from tape_ds.training.recipe.safety import Safety
+from tape_ds.training.trained import Record
+from tape_ds.training.trainer import TapeTrainer
+from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, end
+from tests.model.helpers import tiny_config
+from tests.training.test_methods import settings
+
+STEPS, BAD, LIMIT = 6, (2, 4, 5), 2
+"""Steps planned; those in which the second rank counts wrong, from 1; so many of them in a row end the run."""
+OPTIMIZER = {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto", "torch_adam": True}}
+
+
+class Poisoned(TapeTrainer):
+    """The second rank's loss is not a number in the bad steps; the first rank's is fine."""
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """The loss, or NaN."""
+        loss = super().compute_loss(*args, **kwargs)
+        poisoned = self.agreement.rank == 1 and self.state.global_step + 1 in BAD
+        return loss * float("nan") if poisoned else loss
+
+
+class Weights(TrainerCallback):
+    """What this rank holds of the weights, before the first step and after each (ZeRO-3: its shards)."""
+
+    def __init__(self) -> None:
+        self.held: list[list[torch.Tensor]] = []
+
+    def on_train_begin(self, *args: Any, model: Any, **kwargs: Any) -> None:
+        """Before the first step."""
+        self.held.append([getattr(each, "ds_tensor", each).detach().clone() for each in model.parameters()])
+
+    def on_step_end(self, *args: Any, model: Any, **kwargs: Any) -> None:
+        """After each."""
+        self.on_train_begin(model=model)
+
+    def moved(self) -> list[bool]:
+        """Whether each step changed any of them."""
+        return [not all(map(torch.equal, new, old)) for old, new in itertools.pairwise(self.held)]
+
+    def finite(self) -> bool:
+        """Whether all of them are numbers after the last step."""
+        return all(bool(torch.isfinite(each).all()) for each in self.held[-1])
+
+
+def train(folder: Path, stage: int, bf16: bool) -> dict[str, Any]:
+    """One engine from birth to death; returns what became of its numbers."""
+    output = folder / f"run-{stage}-{bf16}"
+    plan = arguments(
+        output,
+        stage,
+        engine={"optimizer": OPTIMIZER},
+        per_device_train_batch_size=1,
+        max_steps=STEPS,
+        bf16=bf16,
+        weight_decay=0.1,
+    )
+    set_seed(5)
+    model = TapeForCausalLM(tiny_config(vocab_size=VOCABULARY)).to(torch.bfloat16 if bf16 else torch.float32)
+    prepared = methods.prepare("full", model, settings())
+    trainer = Poisoned(
+        record=Record(base="base", method="full", names=prepared.names),
+        tokens_per_step=2 * LENGTH,
+        flops_per_token=1.0,
+        safety=Safety(nonfinite_limit=LIMIT),
+        model=prepared.model,
+        args=plan,
+        train_dataset=Rows(),
+        data_collator=collate,
+    )
+    weights = Weights()
+    trainer.add_callback(weights)
+    trainer.add_callback(Progress(trainer, output / "metrics.jsonl"))
+    stopped = None
+    try:
+        trainer.train()
+    except StoppedByGuard as error:
+        stopped = str(error)
+    own = {"finite": weights.finite(), "moved": weights.moved(), "stopped": stopped}
+    outcome = {
+        "stage": stage,
+        "bf16": bf16,
+        "ranks": Agreement().objects(own),
+        "protects_itself": guards.protects_itself(trainer.model_wrapped),
+        "skipped": trainer.skipped_steps,
+        "steps": trainer.state.global_step,
+        "output": str(output),
+    }
+    end(trainer)
+    return outcome
+
+
+def main() -> int:
+    """All combinations, one after another."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--local_rank", type=int)
+    parser.add_argument("--folder", type=Path, required=True)
+    folder = parser.parse_args().folder
+    prepare_process()
+    PartialState(cpu=True)
+    outcomes = [train(folder, stage, bf16) for stage in (0, 1, 2, 3) for bf16 in (False, True)]
+    if torch.distributed.get_rank() == 0:
+        (folder / "outcomes.json").write_text(json.dumps(outcomes))
+    leave_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

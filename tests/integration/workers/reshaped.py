@@ -1,0 +1,108 @@
+"""Run by any number of ranks: tiny engines of every ZeRO stage, each begun or gone on with, saved, and trained on.
+
+The jobs are in ``jobs.json``; what each of them computed goes to ``done.json`` beside it.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import deepspeed
+import torch
+from torch import nn
+
+from tape_ds.training.environment import leave_process_group, prepare_process
+
+ROWS, TOKENS, VOCABULARY, STEPS = 8, 6, 11, 3
+
+
+class Odd(nn.Module):
+    """Parameters that no number of ranks divides, a single number, tied and frozen ones, and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.embed = nn.Embedding(VOCABULARY, 7)
+        self.frozen = nn.Linear(7, 7).requires_grad_(False)
+        self.up, self.down = nn.Linear(7, 13), nn.Linear(13, 7)
+        self.norm = nn.LayerNorm(7)
+        self.gain = nn.Parameter(torch.ones(1))
+        self.register_buffer("kept", torch.arange(3.0))
+        self.head = nn.Linear(7, VOCABULARY, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        """Mean loss of the next token."""
+        hidden = self.embed(ids)
+        hidden = hidden + self.gain * self.down(torch.tanh(self.up(self.frozen(hidden))))
+        return nn.functional.cross_entropy(
+            self.head(self.norm(hidden))[:, :-1].float().flatten(0, 1), ids[:, 1:].flatten()
+        )
+
+
+def engine(stage: int, bf16: bool, sub_group_size: int | None):
+    """An engine of two groups, of which the second does not decay."""
+    zero = {"stage": stage} | ({"sub_group_size": sub_group_size} if sub_group_size else {})
+    config = {
+        "train_micro_batch_size_per_gpu": ROWS // torch.distributed.get_world_size(),
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": bf16},
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+    }
+    model = Odd()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [parameter for parameter in trained if parameter.dim() > 1], "weight_decay": 0.1},
+        {"params": [parameter for parameter in trained if parameter.dim() == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, fused=True)
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
+def train(machine, first: int) -> list[float]:
+    """Losses of a few steps, over all ranks; step i has the same rows whatever the number of ranks."""
+    losses, world, rank = [], torch.distributed.get_world_size(), torch.distributed.get_rank()
+    for step in range(first, first + STEPS):
+        ids = torch.randint(0, VOCABULARY, (ROWS, TOKENS), generator=torch.Generator().manual_seed(step))
+        loss = machine(ids.chunk(world)[rank])
+        machine.backward(loss)
+        machine.step()
+        total = loss.detach().double()
+        torch.distributed.all_reduce(total)
+        losses.append(total.item() / world)
+    return losses
+
+
+def carry_out(folder: Path, job: dict) -> list[float]:
+    """Begin or go on, save, train on; losses after the save."""
+    machine = engine(job["stage"], job["bf16"], job["sub_group_size"])
+    if job["resume"] is None:
+        train(machine, 0)
+    else:
+        assert machine.load_checkpoint(job["resume"], load_module_strict=False)[0] is not None
+    machine.save_checkpoint(str(folder / job["name"]), exclude_frozen_parameters=True)
+    losses = train(machine, STEPS)
+    machine.destroy()
+    return losses
+
+
+def main() -> int:
+    """All jobs, one after another."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--local_rank", type=int)
+    parser.add_argument("--folder", type=Path, required=True)
+    folder = parser.parse_args().folder
+    prepare_process()
+    deepspeed.init_distributed("gloo")
+    jobs = json.loads((folder / "jobs.json").read_text())
+    losses = {job["name"]: carry_out(folder, job) for job in jobs}
+    if torch.distributed.get_rank() == 0:
+        (folder / "done.json").write_text(json.dumps(losses))
+    leave_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""What a user reads: every problem at once, a disk that refused, and never a credential."""
+
+import errno
+
+import pytest
+
+from tape_ds import errors, storage
+from tape_ds.errors import DiskError, Problem, UserError, command, disk_error, redacted
+from tests.disks import mounted
+
+TOKEN = "hf_" + "aB3" * 10
+
+
+@pytest.fixture(autouse=True)
+def rank_0(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(errors, "GRACE_SECONDS", 0)
+
+
+def run(error):
+    @command
+    def main():
+        raise error
+
+    return main()
+
+
+def test_a_full_disk_is_a_message_and_not_a_traceback(tmp_path, capsys):
+    error = RuntimeError("the library's own words")
+    error.__cause__ = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "file"))
+    assert run(error) == 2
+    said = capsys.readouterr().err
+    assert f"disk = '{tmp_path}': the disk of {tmp_path} is full (" in said and " free)" in said
+    assert "make room" in said and "what was written before stays" in said and "nothing was started" not in said
+
+
+def test_a_disk_that_really_is_full(tmp_path, capsys):
+    with mounted(tmp_path / "disk") as disk:
+
+        @command
+        def main():
+            storage.write_file(disk / "file", lambda path: path.write_bytes(bytes(2**20)))
+
+        assert main() == 2
+        assert f"the disk of {disk} is full (256.00 KiB free)" in capsys.readouterr().err
+
+
+def test_a_library_that_names_no_file(capsys):
+    assert run(OSError(errno.ENOSPC, "No space left on device")) == 2
+    assert "does not say which file (No space left on device)" in capsys.readouterr().err
+
+
+def test_the_rank_that_met_it_speaks(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    assert run(OSError(errno.EROFS, "Read-only file system", "/x/file")) == 2
+    assert "/x/file cannot be written" in capsys.readouterr().err
+    assert run(UserError(Problem("window", 0, "too small", "1 or more"))) == 2
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "No such file", "/x"), KeyError("x")])
+def test_other_errors_are_nobodys_to_hide(error):
+    with pytest.raises(type(error)):
+        run(error)
+
+
+def test_the_folder_is_named_by_its_field_where_the_disk_is_its_own(tmp_path):
+    error = OSError(errno.ENOSPC, "x", str(tmp_path / "cache" / "file"))
+    found = disk_error(error, "data_cache", tmp_path / "cache", "name another")
+    assert isinstance(found, DiskError)
+    (problem,) = found.problems
+    assert (problem.field, problem.value) == ("data_cache", str(tmp_path / "cache"))
+    assert "name another" in problem.remedy
+    with mounted(tmp_path / "disk") as disk:
+        error = OSError(errno.ENOSPC, "x", str(disk / "file"))
+        assert disk_error(error, "data_cache", tmp_path / "cache").problems[0].value == str(disk)
+
+
+def test_no_disk_behind_it_is_no_disk_error():
+    assert disk_error(ValueError("x")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"see {TOKEN}.", "see <redacted>."),
+        ("sk-" + "a" * 20, "<redacted>"),
+        ("github_pat_" + "a" * 22, "<redacted>"),
+        ("AKIA" + "A" * 16, "<redacted>"),
+        ("https://me:pass@host/x?y=1", "https://<redacted>@host/x?y=1"),
+        (f"https://x-{'a' * 5}@host/x", "https://<redacted>@host/x"),
+        ("s3://key:word@bucket/x", "s3://<redacted>@bucket/x"),
+        (
+            "https://h/x?X-Amz-Credential=a%2Fb&n=1&X-Amz-Signature=cd",
+            "https://h/x?X-Amz-Credential=<redacted>&n=1&X-Amz-Signature=<redacted>",
+        ),
+        ("https://h/x?sv=1&sig=a%3D", "https://h/x?sv=1&sig=<redacted>"),
+        (
+            "https://one/x?token=a https://two/x?token=b",
+            "https://one/x?token=<redacted> https://two/x?token=<redacted>",
+        ),
+    ],
+)
+def test_credentials_are_taken_out(text, expected):
+    assert redacted(text) == expected
+    assert redacted(expected) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "jsonl:hf://datasets/someone/books@490b980249446f2f3bd2df3a8cf085d0f2de240a/x.jsonl#text?meta.token=Github",
+        "jsonl:zip://a/test.jsonl::hf://datasets/tau/scrolls/x.zip#input",
+        "hub:someone/books@main:default:train:100#text",
+        "ssh://git@host/x",
+        "hf_hub_download_and_more",
+        "min_document_tokens = 1024",
+        "https://host:8080/x?page=2",
+    ],
+)
+def test_what_is_no_credential_stays(text):
+    assert redacted(text) == text
+
+
+def test_values_of_the_environments_secrets_are_taken_out(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef" * 2 + "01234567")
+    monkeypatch.setenv("MY_SECRET", "tr-ue secret")
+    monkeypatch.setenv("SOME_TOKEN", "1")
+    monkeypatch.setenv("RUN_NAME", "plain-name")
+    text = f"a {'0123456789abcdef' * 2}01234567 b tr-ue secret c 1 plain-name"
+    assert redacted(text) == "a <redacted> b <redacted> c 1 plain-name"
+
+
+def test_a_message_shows_no_credential(capsys):
+    problems = [
+        Problem("hub_token", "canary", "is refused", "give another"),
+        Problem("data", f"{'x' * 100}https://me:{TOKEN}@host", "does not open", "check it"),
+        Problem("model", "m", f"the hub said {TOKEN}", "log in"),
+    ]
+    assert run(UserError(problems)) == 2
+    said = capsys.readouterr().err
+    assert "canary" not in said and TOKEN[:12] not in said and "me:" not in said
+    assert "1. hub_token = '<redacted>': is refused" in said

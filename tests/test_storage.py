@@ -1,0 +1,179 @@
+"""Files are whole or absent, whatever stops the writing; what a disk refuses is found and said in words."""
+
+import errno
+import json
+import multiprocessing
+import os
+import re
+import stat
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tape_ds import storage
+from tests.disks import files, mounted
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_file_is_made_with_its_folder_and_replaced(tmp_path):
+    for content in ("one", "two"):
+        storage.write_text(tmp_path / "deep" / "file", content)
+        assert (tmp_path / "deep" / "file").read_text() == content
+    assert files(tmp_path) == ["deep", "deep/file"]
+
+
+def test_json_takes_names_that_are_no_unicode(tmp_path):
+    storage.write_json(tmp_path / "file", {"name": "half \udcff", "number": 1})
+    assert json.loads((tmp_path / "file").read_text()) == {"name": "half \udcff", "number": 1}
+
+
+def fails_in_writing(path):
+    path.write_text("ne")
+    raise FULL
+
+
+@pytest.mark.parametrize("where", ["write", "sync", "rename"])
+def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path, monkeypatch, where):
+    def refuse(*arguments):
+        raise FULL
+
+    storage.write_text(tmp_path / "file", "old")
+    write = fails_in_writing if where == "write" else lambda path: path.write_text("new")
+    if where != "write":
+        monkeypatch.setattr(os, {"sync": "fsync", "rename": "replace"}[where], refuse)
+    with pytest.raises(OSError, match="No space left"):
+        storage.write_file(tmp_path / "file", write)
+    assert (tmp_path / "file").read_text() == "old"
+    assert files(tmp_path) == ["file"]
+
+
+def test_a_process_that_is_killed_in_the_middle_leaves_the_old_file(tmp_path):
+    def killed(path):
+        path.write_text("ne")
+        os._exit(9)
+
+    storage.write_text(tmp_path / "file", "old")
+    child = multiprocessing.get_context("fork").Process(target=storage.write_file, args=(tmp_path / "file", killed))
+    child.start()
+    child.join(timeout=60)
+    assert child.exitcode == 9
+    assert (tmp_path / "file").read_text() == "old"
+
+
+def test_contents_reach_the_disk_before_the_name_and_the_name_after_it(tmp_path, monkeypatch):
+    done, sync, replace = [], os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (done.append(os.readlink(f"/proc/self/fd/{file}")), sync(file)))
+    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("renamed"), replace(*paths)))
+    storage.write_text(tmp_path / "file", "new")
+    aside, renamed, folder = done
+    assert aside.endswith(".writing") and renamed == "renamed" and folder == str(tmp_path)
+
+
+@pytest.mark.parametrize(("umask", "expected"), [(0o022, 0o644), (0o027, 0o640)])
+def test_a_new_file_has_the_permissions_of_any_new_file(tmp_path, umask, expected):
+    """safetensors makes files that their owner alone can read."""
+    before = os.umask(umask)
+    try:
+        storage.write_file(tmp_path / "file", lambda path: save_file({"x": torch.zeros(1)}, path))
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "file") == expected
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path):
+    storage.write_text(tmp_path / "file", "old")
+    (tmp_path / "file").chmod(0o604)
+    storage.write_text(tmp_path / "file", "new")
+    assert mode(tmp_path / "file") == 0o604
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: path.write_bytes(bytes(2**20)),
+        lambda path: save_file({"x": torch.zeros(2**18)}, path),
+        lambda path: torch.save(torch.zeros(2**18), path),
+    ],
+    ids=["python", "safetensors", "torch"],
+)
+def test_a_full_disk_keeps_the_old_file_and_is_recognised(tmp_path, write):
+    with mounted(tmp_path / "disk") as disk:
+        storage.write_text(disk / "file", "old")
+        with pytest.raises(Exception) as caught:  # each library raises its own
+            storage.write_file(disk / "file", write)
+        refused = storage.refusal(caught.value)
+        assert refused is not None and "free" in storage.explain(refused, disk)
+        assert (disk / "file").read_text() == "old"
+        assert files(disk) == ["file"]
+
+
+def wrapped(cause):
+    error = RuntimeError("the library's own words")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [
+        (FULL, errno.ENOSPC),
+        (OSError(errno.EDQUOT, "x"), errno.EDQUOT),
+        (OSError(errno.EROFS, "x"), errno.EROFS),
+        (wrapped(wrapped(FULL)), errno.ENOSPC),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), errno.ENOSPC),
+        (wrapped(ValueError("basic_ios::clear: iostream error")), errno.EIO),
+        (OSError(errno.ENOENT, "x"), None),
+        (OSError(errno.EPERM, "no file was named"), None),
+        (ValueError("anything else"), None),
+    ],
+)
+def test_what_of_the_disk_is_behind_an_error(error, number):
+    found = storage.refusal(error)
+    assert (found and found.errno) == number
+
+
+def test_a_permission_counts_where_it_is_one_to_write(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    denied = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "file"))
+    assert storage.refusal(denied) is denied
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.R_OK)
+    assert storage.refusal(denied) is None
+
+
+def test_errors_that_cause_each_other_end(tmp_path):
+    error = ValueError("one")
+    error.__context__ = wrapped(error)
+    assert storage.refusal(error) is None
+    assert storage.trouble(error, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (FULL, r"^the disk of .* is full \([\d.]+ \w+ free\)$"),
+        (OSError(errno.EROFS, "Read-only file system", "/x/file"), r"^/x/file cannot be written \(Read-only"),
+        (OSError(errno.ENOENT, "No such file", "/x/file"), "^/x/file: No such file$"),
+    ],
+)
+def test_why_writing_failed_in_words(tmp_path, error, words):
+    assert re.search(words, storage.explain(error, tmp_path / "not" / "there"))
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.50 KiB"), (3 * 2**30, "3.00 GiB"), (2**41, "2.00 TiB")],
+)
+def test_sizes_as_people_read_them(count, shown):
+    assert storage.size(count) == shown
+
+
+def test_the_same_disk(tmp_path):
+    assert storage.same_disk(tmp_path, tmp_path / "a" / "b")
+    with mounted(tmp_path / "disk") as disk:
+        assert not storage.same_disk(tmp_path, disk / "file")

@@ -1,0 +1,98 @@
+"""Which changes of a run are named when it goes on, and which of them somebody may want."""
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from tape_ds.training import identity
+from tape_ds.training.recipe import extension, pretraining
+
+FOLDER = Path("checkpoint-3")
+RECIPE = ["--recipe", "tiny"]
+TOKENIZER = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+
+
+def of(*arguments, data=None, base=None):
+    recipe = pretraining.load([*RECIPE, *arguments], world_size=2)
+    return identity.of(recipe, TOKENIZER, {"text:a": "1", "text:b": "2"} if data is None else data, base)
+
+
+def named(changed, anyway=False):
+    found = identity.differences(of(), changed)
+    return [problem.field for problem in identity.problems(FOLDER, found, anyway)]
+
+
+@pytest.mark.parametrize(
+    "free",
+    [
+        *(["--output_dir", "x"], ["--save_steps", "7"], ["--logging_steps", "3"], ["--report_to", "none"]),
+        *(["--dataloader_num_workers", "2"], ["--eval_data", ""], ["--data_cache", "x"], ["--keep_every", "5"]),
+        *(["--run_name", "x"], ["--train_data", "stdlib"], ["--resume", "auto"], ["--max_grad_norm", "1.0"]),
+    ],
+)
+def test_what_changes_no_number_is_not_named(free):
+    """The last two say what is so anyway."""
+    assert identity.differences(of(), of(*free)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        *((["--learning_rate", "1e-4"], "learning_rate"), (["--max_steps", "500"], "max_steps")),
+        *((["--adam_beta2", "0.9"], "adam_beta2"), (["--spike_sigma", "3"], "spike_sigma")),
+        (["--per_device_train_batch_size", "2"], "per_device_train_batch_size"),
+    ],
+)
+def test_what_may_change_with_resume_anyway(change, field):
+    assert named(of(*change)) == [field] and named(of(*change), anyway=True) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        *((["--seed", "7"], "seed"), (["--window", "128"], "window"), (["--hidden_size", "64"], "hidden_size")),
+        *((["--global_batch_size", "16"], "global_batch_size"), (["--optim", "adafactor"], "optim")),
+        *((["--position_encoding", "rope"], "position_encoding"), (["--bf16", "true"], "bf16")),
+    ],
+)
+def test_what_may_not(change, field):
+    assert field in named(of(*change)) and field in named(of(*change), anyway=True)
+
+
+def test_data_are_what_they_hold_and_not_where_they_lie():
+    assert named(of(data={"text:moved/a": "1", "text:moved/b": "2"})) == []
+    assert named(of(data={"text:a": "1", "text:b": "another"}), anyway=True) == ["text:b"]
+    assert named(of(data={"text:b": "2", "text:a": "1"}), anyway=True) == ["data"]
+
+
+def test_another_tokenizer_is_named():
+    other = of() | {"tokenizer": "another"}
+    assert named(other, anyway=True) == ["tokenizer"]
+
+
+def test_a_file_of_the_base_model_that_was_changed_is_named(tmp_path):
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(bytes(100))
+    before = of(base=tmp_path)
+    file.write_bytes(bytes(99) + b"1")
+    (found,) = identity.differences(before, of(base=tmp_path))
+    assert found.name == "base.model.safetensors" and not found.riskless
+
+
+def test_versions_may_change_and_a_commit_is_only_said():
+    now = of() | {"code.torch": "9.9", identity.COMMIT: "another"}
+    assert named(now) == ["torch"] and named(now, anyway=True) == []
+    assert [each.name for each in identity.differences(of(), now)] == [identity.COMMIT, "code.torch"]
+
+
+def test_every_field_of_every_kind_is_known():
+    """A field of ours is either free or compared, and the lists name no field that is gone."""
+    recipes = [extension.load(["--recipe", "demo"], world_size=1), pretraining.load(RECIPE, world_size=1)]
+    fields = {name for recipe in recipes for name in recipe.as_dict()}
+    from tape_ds.training.recipe import finetuning, trainer_fields
+    from tape_ds.training.recipe.loading import field_hints
+
+    known = set(field_hints(finetuning.FinetuningRecipe)) | fields | set(trainer_fields.hints())
+    assert {*identity.FIXED, *identity.RISKLESS, *identity.FREE} <= known

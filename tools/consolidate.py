@@ -1,0 +1,71 @@
+"""Write a checkpoint's weights as one folder, in fp32 where the engine trained in 16 bits.
+
+    python tools/consolidate.py runs/demo/checkpoint-8 OUT [--dtype bfloat16]
+
+OUT is a trained folder like the run's own: ``tools/merge_adapter.py``, ``tools/export_hf.py`` and the evaluation take
+it, and a model trained whole loads with ``from_pretrained``. Every byte of the checkpoint is verified first. Any
+machine will do, without a GPU and with a few hundred megabytes of memory, whatever the model's size.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tape_ds.errors import Problem, UserError, command
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    """Verify, put together, write."""
+    options = parse(argv)
+    source, out = Path(options.checkpoint), Path(options.out)
+    if out.exists():
+        raise UserError(Problem("out", options.out, "exists", "name a new folder"))
+    import torch
+
+    from tape_ds.training import checkpoint, consolidation
+    from tape_ds.training.verification import verified
+
+    if (source / checkpoint.MANIFEST).exists() or not source.is_dir():
+        verified(source)
+    else:
+        trust(source, options.unsealed)
+    dtype = None if options.dtype is None else getattr(torch, options.dtype)
+    done = consolidation.consolidate(source, out, dtype)
+    count = sum(form.numel for form in done.forms.values())
+    dtypes = ", ".join(sorted({str(form.dtype).removeprefix("torch.") for form in done.forms.values()}))
+    print(f"{done.file}: {len(done.forms)} tensors, {count / 1e6:,.2f} M parameters, {dtypes or 'none'}; {done.origin}")
+    return 0
+
+
+def trust(source: Path, unsealed: bool) -> None:
+    """Warn of a folder that nothing vouches for.
+
+    Raises:
+        UserError: nobody said that it is to be taken all the same.
+    """
+    wrong = "it has no manifest: nothing tells whether its files are whole and belong together"
+    if not unsealed:
+        remedy = "use a checkpoint whose save came to its end; or --unsealed, for a folder of another program's"
+        raise UserError(Problem("checkpoint", str(source), wrong, remedy))
+    print(f"warning: {source}: {wrong}. Nothing in them is executed", file=sys.stderr)
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", help="a run's folder checkpoint-N")
+    parser.add_argument("out", help="a folder that is not there")
+    parser.add_argument(
+        "--dtype",
+        choices=["float32", "bfloat16", "float16"],
+        help="of the weights; default: float32 from an engine, else as they were saved",
+    )
+    parser.add_argument(
+        "--unsealed", action="store_true", help="take a folder without a manifest, as other programs save them"
+    )
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
