@@ -5,7 +5,8 @@
     deepspeed launchers/extend_llama.py --recipe my.yaml --learning_rate 1e-5 --dry_run
 
 A recipe is one YAML file (see ``launchers/recipes/``); every field can be overridden as ``--field value``. Exit codes:
-0 done; 2 something to mend in recipe, arguments or files, all of it in one message, nothing started.
+0 done, or stopped on request with a committed checkpoint; 2 something to mend in recipe, arguments or files, all of it
+in one message, nothing started; 3 stopped by a guard; 4 stuck; 1 anything else (docs/staying_alive.md).
 """
 
 import sys

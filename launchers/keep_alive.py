@@ -5,7 +5,7 @@
 
 Its own options stand before the command. ``--resume auto`` is added where the command does not say what to go on from.
 SIGTERM, SIGUSR1 or Ctrl-C has all ranks commit a checkpoint and stop; see docs/staying_alive.md. Exit codes: 0 done, or
-stopped with a committed checkpoint; 2 something to mend; 3 a guard stopped the run; 1 or the command's own: given up.
+stopped with a committed checkpoint; 2 something to mend; 3 a guard stopped the run; 1, or the command's own: given up.
 """
 
 import argparse

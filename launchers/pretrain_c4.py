@@ -6,7 +6,9 @@
 
 A recipe is one YAML file (see ``launchers/recipes/``); every field can be overridden as ``--field value``. Without a
 tokenizer, one is trained on the data first. Afterwards perplexity is scored at 1, 2, 4 and 8 times the trained length.
-Exit codes: 0 done; 2 something to mend in recipe, arguments or files, all of it in one message, nothing started.
+Exit codes: 0 done, or stopped on request with a committed checkpoint; 2 something to mend in recipe, arguments or
+files, all of it in one message, nothing started; 3 stopped by a guard; 4 stuck; 1 anything else (see
+docs/staying_alive.md).
 """
 
 import sys

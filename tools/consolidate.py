@@ -8,10 +8,11 @@ machine will do, without a GPU and with a few hundred megabytes of memory, whate
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
-from tape_ds.errors import Problem, UserError, command
+from tape_ds.errors import Problem, UserError, command, raise_if_any
 
 
 @command
@@ -19,17 +20,16 @@ def main(argv: list[str] | None = None) -> int:
     """Verify, put together, write."""
     options = parse(argv)
     source, out = Path(options.checkpoint), Path(options.out)
-    if out.exists():
-        raise UserError(Problem("out", options.out, "exists", "name a new folder"))
     import torch
 
-    from tape_ds.training import checkpoint, consolidation
-    from tape_ds.training.verification import verified
+    from tape_ds.training import checkpoint, consolidation, verification
 
-    if (source / checkpoint.MANIFEST).exists() or not source.is_dir():
-        verified(source)
-    else:
+    unsealed = os.path.isdir(source) and not os.path.lexists(source / checkpoint.MANIFEST)
+    if unsealed:
         trust(source, options.unsealed)
+    raise_if_any(verification.against("out", out, source))
+    if not unsealed:
+        verification.verified(source)
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
     done = consolidation.consolidate(source, out, dtype)
     count = sum(form.numel for form in done.forms.values())
@@ -44,9 +44,11 @@ def trust(source: Path, unsealed: bool) -> None:
     Raises:
         UserError: nobody said that it is to be taken all the same.
     """
+    from tape_ds.training.verification import instead
+
     wrong = "it has no manifest: nothing tells whether its files are whole and belong together"
     if not unsealed:
-        remedy = "use a checkpoint whose save came to its end; or --unsealed, for a folder of another program's"
+        remedy = f"{instead(source)}; or --unsealed, for a folder of another program's"
         raise UserError(Problem("checkpoint", str(source), wrong, remedy))
     print(f"warning: {source}: {wrong}. Nothing in them is executed", file=sys.stderr)
 

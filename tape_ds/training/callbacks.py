@@ -64,7 +64,7 @@ class Progress(TrainerCallback):
         """Show and store the metrics of a logging step."""
         if self.bar is None or not logs or "loss" not in logs:
             return
-        entry = {"step": state.global_step, "mfu": None, **logs}  # every line has every key
+        entry = {"step": state.global_step, "grad_norm": None, "mfu": None, **logs}  # every line has every key
         self._store(entry)
         shown = {"lr" if key == "learning_rate" else key: value for key, value in entry.items()}
         self._say(self.line.format({key: value for key, value in shown.items() if key not in ("epoch", "tokens")}))

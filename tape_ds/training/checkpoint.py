@@ -15,6 +15,7 @@ to a committed one since then shows in its manifest. This module knows nothing o
 """
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -30,6 +31,7 @@ FORMAT = 1
 """Raised when a checkpoint of before can no longer be gone on with."""
 MANIFEST = "manifest.json"
 WRITING, REPLACED, REMOVED = ".writing", ".replaced", ".removed"
+ABANDONED = ".abandoned"
 
 _COMMITTED = re.compile(r"checkpoint-(\d+)")
 
@@ -154,10 +156,16 @@ def commit(aside: Path, folder: Path, manifest: Manifest) -> None:
         storage.sync(inner)
     replaced = folder.with_name(folder.name + REPLACED)
     if folder.exists():
+        _delete(replaced)
         os.rename(folder, replaced)
-    os.rename(aside, folder)
+    try:
+        os.rename(aside, folder)
+    except OSError:
+        if replaced.exists():
+            os.rename(replaced, folder)
+        raise
     storage.sync(folder.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    _delete(replaced)
 
 
 def committed(output: Path) -> list[Path]:
@@ -189,12 +197,12 @@ def tidy(output: Path) -> list[str]:
     for path in _left(output, REPLACED):
         original = path.with_name(path.name.removesuffix(REPLACED))
         if original.exists():
-            shutil.rmtree(path, ignore_errors=True)
+            _delete(path)
         else:
             os.rename(path, original)
             done.append(f"{original.name} put back: what was to replace it was not finished")
     for path in [*_left(output, WRITING), *_left(output, REMOVED)]:
-        shutil.rmtree(path, ignore_errors=True)
+        _delete(path)
         if path.name.endswith(WRITING):
             done.append(f"{path.name} removed: a save that was not finished")
     return done
@@ -208,7 +216,33 @@ def remove(folder: Path) -> None:
     """Take a checkpoint away: no longer one from its rename on, however long the rest takes."""
     removed = folder.with_name(folder.name + REMOVED)
     os.rename(folder, removed)
-    shutil.rmtree(removed, ignore_errors=True)
+    _delete(removed)
+
+
+def _delete(path: Path) -> None:
+    """As far as the disk lets it go, now or when it is next tidied; of a link the link."""
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def abandon(output: Path, resumed: Path, step: int) -> list[Path]:
+    """Move checkpoints out of the way of a run that goes on from ``resumed`` with ``step`` steps taken: those of later
+    steps are damaged, or of steps that are now taken otherwise, and must neither be found as the newest nor crowd out
+    new ones. Named ones as well. Returns their new places; nothing removes them but a person.
+    """
+    moved = []
+    for folder in numbered(output):
+        if step_of(folder) > step and folder.resolve() != resumed.resolve():
+            moved.append(_free_name(folder.with_name(folder.name + ABANDONED)))
+            os.rename(folder, moved[-1])
+    return moved
+
+
+def _free_name(path: Path) -> Path:
+    names = itertools.chain([path], (path.with_name(f"{path.name}-{count}") for count in itertools.count(2)))
+    return next(each for each in names if not each.exists())
 
 
 def retain(output: Path, limit: int | None, every: int | None = None, steps: Collection[int] = ()) -> list[Path]:
@@ -226,18 +260,19 @@ def retain(output: Path, limit: int | None, every: int | None = None, steps: Col
     gone = []
     for folder in committed(output)[:-limit]:
         step = step_of(folder)
-        if step in steps or (every and step % every == 0) or _is_named(folder):
+        if step in steps or (every and step % every == 0) or name_of(folder) is not None:
             continue
         remove(folder)
         gone.append(folder)
     return gone
 
 
-def _is_named(folder: Path) -> bool:
+def name_of(folder: Path) -> str | None:
+    """The name that a person gave a checkpoint; None: none, or it is damaged, or not there."""
     try:
-        return read(folder).name is not None
+        return read(folder).name
     except ValueError:
-        return False
+        return None
 
 
 def _hash(content: Any) -> str:

@@ -37,7 +37,11 @@ def load(path: Path, mmap: bool = True) -> dict[str, Any]:
     except pickle.UnpicklingError as error:
         with torch.serialization.safe_globals(_allowed()):
             foreign = _foreign(path)
-        wrong = f"names {', '.join(foreign)}, and was not loaded" if foreign else f"cannot be read ({error})"
+        wrong = (
+            f"names {', '.join(foreign)}, and was not loaded"
+            if foreign
+            else f"cannot be read ({str(error).partition('. ')[0]})"
+        )
         raise ValueError(f"{path.name} {wrong}") from error
     except (RuntimeError, EOFError, LookupError, TypeError, AttributeError) as error:
         wrong = str(error).partition("\n")[0] or type(error).__name__

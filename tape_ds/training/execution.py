@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from tape_ds import storage
 from tape_ds.errors import UserError
 from tape_ds.training import checkpoint, guards, report, run, run_folder, run_lock, shared_work, stopping
 from tape_ds.training.agreement import Agreement
@@ -63,8 +64,6 @@ def carry_out(prepared: run.Run, stop: StopRequest | None = None) -> int:
             if prepared.names:
                 folder = None if prepared.resumed is None else str(prepared.resumed.folder)
                 trainer.train(resume_from_checkpoint=folder)
-                trainer.beat("saving")
-                trainer.saver.finish()
             else:
                 trainer.go_without_training()
     except Stopped as stopped:
@@ -74,6 +73,12 @@ def carry_out(prepared: run.Run, stop: StopRequest | None = None) -> int:
             say(str(stopped))
         _leave(prepared, agreement)
         return guards.EXIT_CODE
+    except RuntimeError as error:
+        if (reason := _lost_peer(error)) is None:
+            raise
+        step, left = trainer.state.global_step, _what_is_left(prepared)
+        say(f"rank {agreement.rank}: another rank is gone ({reason}), and this one ends with it at step {step}; {left}")
+        return 1
     finally:
         shared_work.look_between(None)
     if started is not None:
@@ -99,10 +104,15 @@ def _leave_no_trace(output: Path) -> None:
 
 
 def _begin(prepared: run.Run, agreement: Agreement) -> None:
-    """Take back what the folder says of an earlier end, and with ``start_anew`` its checkpoints."""
+    """Take back what the folder says of an earlier end, with ``start_anew`` its checkpoints, and on going on those of
+    steps that this run has yet to take."""
     if agreement.rank == 0:
         run_folder.clear_markers(prepared.output)
-        if prepared.resumed is None and prepared.recipe.safety.start_anew:
+        if prepared.resumed is not None:
+            resumed = prepared.resumed
+            for folder in checkpoint.abandon(prepared.output, resumed.folder, resumed.manifest.step):
+                say(f"moved out of the way: {folder.name}; remove it when nobody needs it")
+        elif prepared.recipe.safety.start_anew:
             for folder in checkpoint.numbered(prepared.output):
                 checkpoint.remove(folder)
     agreement.first(None)
@@ -111,15 +121,29 @@ def _begin(prepared: run.Run, agreement: Agreement) -> None:
 def _end_early(prepared: run.Run, agreement: Agreement, stopped: Stopped) -> int:
     if agreement.rank == 0:
         if stopping.was_asked(stopped.reason):
-            run_folder.mark_stopped(prepared.output, stopped.step, stopped.reason)
-        say(f"{stopped}; {_what_is_left(prepared, stopped)}")
+            _mark_stopped(prepared.output, stopped)
+        say(f"{stopped}; {_what_is_left(prepared, stopped.lost)}")
     _leave(prepared, agreement)
     return 1 if stopped.lost else 0
 
 
-def _what_is_left(prepared: run.Run, stopped: Stopped) -> str:
+def _mark_stopped(output: Path, stopped: Stopped) -> None:
+    """Where a disk takes no marker, the exit code says it all."""
+    try:
+        run_folder.mark_stopped(output, stopped.step, stopped.reason)
+    except OSError as error:
+        say(f"{run_folder.STOPPED} cannot be written: {storage.explain(error, output)}")
+
+
+def _lost_peer(error: RuntimeError) -> str | None:
+    """What a collective says when a rank it waits for has died; that one's own words are what there is to read."""
+    said = ("Connection closed by peer", "Connection reset by peer")
+    return next((words for words in said if words in str(error)), None)
+
+
+def _what_is_left(prepared: run.Run, lost: bool = False) -> str:
     newest = checkpoint.committed(prepared.output)[-1:]
-    if stopped.lost:
+    if lost:
         return f"NO checkpoint could be saved; {newest[0].name if newest else 'there is none'} is the newest"
     return f"--resume auto goes on from {newest[0].name}" if newest else "nothing was trained yet"
 

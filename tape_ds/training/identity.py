@@ -164,8 +164,8 @@ def _value(identity: Mapping[str, Any], name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` as JSON gives it back."""
-    return json.loads(json.dumps(value, default=str))
+    """``value`` as JSON gives it back; what JSON has no numbers for (infinity) is a text."""
+    return json.loads(json.dumps(value, default=str), parse_constant=str)
 
 
 def _shown(value: Any) -> str:

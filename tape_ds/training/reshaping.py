@@ -31,7 +31,7 @@ from tape_ds.training.checkpoint import Manifest
 from tape_ds.training.engine_layout import SUB_GROUP_SIZE, Layout, divided, joined, sliced
 from tape_ds.training.engine_state import EngineState
 from tape_ds.training.state_file import Space, write
-from tape_ds.training.verification import verified
+from tape_ds.training.verification import against, verified
 
 STAGES = (1, 2, 3)
 OF_A_RANK = re.compile(r"rng_state(_\d+)?\.pth|rank_state_\d+\.json")
@@ -91,8 +91,7 @@ def _open(
         problems.append(Problem("processes", processes, "a job has ranks", "give 1 or more"))
     if stage is not None and stage not in STAGES and manifest.stage:
         problems.append(Problem("stage", stage, "not a ZeRO stage with shards", "give 1, 2 or 3"))
-    if folder.exists():
-        problems.append(Problem("output", str(folder.parent), f"{folder.name} is there", "remove it or name another"))
+    problems += against("output", folder, source)
     if not manifest.stage:
         wrong = "it has no shards: it was saved " + ("without an engine" if manifest.stage is None else "at stage 0")
         remedy = "resume it as it is, on any number of processes; or begin anew from its weights (tools/consolidate.py)"

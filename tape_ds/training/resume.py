@@ -72,6 +72,8 @@ def _verified(folder: Path, agreement: Agreement) -> tuple[Manifest | None, str]
         found = checkpoint.misfits(folder, read) or checkpoint.damage(folder, read, _share(read, agreement))
     except ValueError as error:
         found = [str(error)]
+    except OSError as error:  # seen by one rank, it may be: the others must hear of it
+        found = [f"it cannot be read ({error.strerror or error})"]
     everyones = [wrong for own in agreement.objects(found) for wrong in own]
     if everyones or manifest is None:
         return None, "; ".join(dict.fromkeys(everyones))
@@ -120,9 +122,13 @@ def require_fitting(resumed: Resumed | None, processes: int, stage: int | None) 
         wrong = f"it was saved at ZeRO stage {manifest.stage}, and this job's is {stage}"
         refuse(wrong, f"deepspeed: zero{manifest.stage}, or {tool} --stage {stage}")
     if manifest.stage and manifest.processes != processes:
-        wrong = f"saved by {manifest.processes} processes, this job has {processes}"
-        refuse(wrong, f"start {manifest.processes} processes, or {tool} --processes {processes}")
+        wrong = f"it was saved by {_processes(manifest.processes)}, and this job has {processes}"
+        refuse(wrong, f"start {_processes(manifest.processes)}, or {tool} --processes {processes}")
     raise_if_any(problems)
+
+
+def _processes(count: int) -> str:
+    return f"{count} process{'es' if count > 1 else ''}"
 
 
 def describe(resumed: Resumed, differences: list[Any]) -> list[str]:

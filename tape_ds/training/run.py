@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainingArgum
 
 from tape_ds.data import sources
 from tape_ds.data.dataset import collate
-from tape_ds.errors import Problem, raise_if_any
+from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import extendable, liger
 from tape_ds.model.flops import training_flops_per_token
 from tape_ds.training import checkpoint, identity, resume, run_lock
@@ -167,11 +167,25 @@ def _claim(output: Path, agreement: Agreement) -> None:
     """Be the only job in the run's folder, and clear away what a killed one left half done."""
     others = agreement.rank == 0 and any(holder.pid != os.getpid() for holder in run_lock.living(output))
     raise_if_any(agreement.first(run_lock.refuse(output) if others else []))
-    run_lock.RunLock(output, agreement.rank).acquire()
+    raise_if_any(_everyones(_locked(output, agreement.rank), agreement))
     if agreement.rank == 0:
         for done in checkpoint.tidy(output):
             say(done)
     agreement.first(None)  # nobody looks before it is tidy
+
+
+def _locked(output: Path, rank: int) -> list[Problem]:
+    """Lock this rank's file of the run's folder; what was in the way."""
+    try:
+        run_lock.RunLock(output, rank).acquire()
+    except UserError as error:
+        return error.problems
+    return []
+
+
+def _everyones(own: list[Problem], agreement: Agreement) -> list[Problem]:
+    """The problems of all ranks, each once: a rank that refused alone would leave the others waiting for it."""
+    return list({str(problem): problem for problems in agreement.objects(own) for problem in problems}.values())
 
 
 def _of_another_run(recipe: Recipe, output: Path, resumed: Resumed | None) -> list[Problem]:
@@ -199,12 +213,14 @@ def require_same(recipe: Recipe, started: Started, now: Mapping[str, Any]) -> No
     resumed = started.resumed
     if resumed is None:
         return
-    found = identity.differences(resumed.manifest.identity, now)
-    raise_if_any(identity.problems(resumed.folder, found, recipe.safety.resume_anyway))
-    ended = finished(Path(started.arguments.output_dir))
-    if recipe.resume_from_checkpoint == resume.AUTO and ended is not None and not found:
+    agreement, found = started.agreement, identity.differences(resumed.manifest.identity, now)
+    own = identity.problems(resumed.folder, found, recipe.safety.resume_anyway)
+    raise_if_any(_everyones(own, agreement))
+    same = all(each.name == identity.COMMIT for each in found)
+    ended = agreement.first(finished(Path(started.arguments.output_dir)) if same else None)
+    if recipe.resume_from_checkpoint == resume.AUTO and ended is not None:
         raise NothingToDo(f"{started.arguments.output_dir}: finished already, at step {ended['step']}")
-    if started.agreement.rank == 0:
+    if agreement.rank == 0:
         for line in resume.describe(resumed, found):
             say(line)
 

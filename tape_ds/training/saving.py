@@ -9,6 +9,7 @@ a thread while training goes on; the trainer asks at each step's end whether all
 save is on its way at a time: the next one, and the end of the run, wait for it.
 """
 
+import copy
 import shutil
 import threading
 import time
@@ -21,7 +22,8 @@ import torch
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
 from tape_ds import storage
-from tape_ds.training import checkpoint
+from tape_ds.errors import Problem, UserError
+from tape_ds.training import checkpoint, engine_state
 from tape_ds.training.agreement import Agreement
 from tape_ds.training.checkpoint import Entry, Manifest
 
@@ -48,9 +50,9 @@ class Part:
         self._tasks: list[tuple[str, Callable[[Path], Any]]] = []
         self._thread: threading.Thread | None = None
 
-    def write(self, name: str, task: Callable[[Path], Any]) -> None:
-        """Write a file of its own, now or in the background: ``task`` is given its path."""
-        if self.background:
+    def write(self, name: str, task: Callable[[Path], Any], *, at_once: bool = False) -> None:
+        """Write a file of its own, in the background if there is one, but for ``at_once``: ``task`` gets its path."""
+        if self.background and not at_once:
             self._tasks.append((name, task))
         else:
             self._carry_out(name, task)
@@ -133,16 +135,27 @@ class EngineFiles(TorchCheckpointEngine):
         assert self.part is not None
         content = _copied(state_dict) if self.part.background else state_dict
         name = Path(path).relative_to(self.part.folder).as_posix()
-        self.part.write(name, lambda target: _save(content, target))
+        self.part.write(name, lambda target: save(content, target))
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """The contents of one of its files; tensors on the CPU, where the engine asks for them."""
-        from tape_ds.training import engine_state
+        """The contents of one of its files; tensors on the CPU, where the engine asks for them.
 
-        return engine_state.load(Path(path), mmap=False)
+        Raises:
+            UserError: it holds more than states.
+        """
+        try:
+            return engine_state.load(Path(path), mmap=False)
+        except ValueError as error:
+            problem = Problem(
+                "resume_from_checkpoint", path, str(error), "use another checkpoint, of a run of your own"
+            )
+            refusal = UserError(problem)
+            refusal.on_one_rank = True
+            raise refusal from error
 
 
-def _save(content: Any, path: Path) -> None:
+def save(content: Any, path: Path) -> None:
+    """``torch.save``."""
     with path.open("wb") as file:  # by an open file, so that a full disk is an OSError
         torch.save(content, file)
 
@@ -155,7 +168,7 @@ def _copied(content: Any) -> Any:
         return type(content)((key, _copied(value)) for key, value in content.items())
     if type(content) in (list, tuple):
         return type(content)(_copied(value) for value in content)
-    return content
+    return copy.deepcopy(content)  # a loss scaler, for one
 
 
 def adopt(engine: Any) -> EngineFiles:
@@ -276,14 +289,15 @@ class Saver:
             if troubles:
                 shutil.rmtree(aside, ignore_errors=True)
                 return None, "; ".join(troubles)
-            files = {name: entry for _, entries in parts for name, entry in entries.items()}
+            files = {file: entry for _, entries in parts for file, entry in entries.items()}
             for path in sorted(path for path in aside.rglob("*") if path.is_file()):
-                name = path.relative_to(aside).as_posix()
-                if name not in files:
+                file = path.relative_to(aside).as_posix()
+                if file not in files:
                     storage.sync(path)
-                    files[name] = checkpoint.entry(path)
-            manifest = Manifest(step=pending.step, files=files, name=pending.name, **self.about)
+                    files[file] = checkpoint.entry(path)
             folder = self.output / f"checkpoint-{pending.step}"
+            name = pending.name or checkpoint.name_of(folder)
+            manifest = Manifest(step=pending.step, files=files, name=name, **self.about)
             checkpoint.commit(aside, folder, manifest)
         except (OSError, ValueError) as error:
             shutil.rmtree(aside, ignore_errors=True)

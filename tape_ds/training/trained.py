@@ -10,7 +10,7 @@ import contextlib
 import copy
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from peft.utils import SAFETENSORS_WEIGHTS_NAME as ADAPTER_WEIGHTS
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
 
 from tape_ds import storage
 from tape_ds.errors import Problem, UserError, raise_if_any
@@ -118,9 +119,22 @@ def _save_whole(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor]
     training = model.config.use_cache
     model.config.use_cache = True
     try:
-        model.save_pretrained(folder, state_dict=tensors)
+        with _without_bar():
+            model.save_pretrained(folder, state_dict=tensors)
     finally:
         model.config.use_cache = training
+
+
+@contextlib.contextmanager
+def _without_bar() -> Iterator[None]:
+    """transformers shows a bar for the files that it writes, also where there is one and where nobody looks."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _save_adapter(folder: Path, model: PeftModel, base: str | None, tensors: dict[str, Tensor]) -> None:

@@ -6,11 +6,13 @@ shape; a schedule finds the learning rate that it starts from. At the end of eve
 it went (:mod:`.agreement`), so that they stop, save, skip and report together.
 """
 
+import contextlib
 import functools
 import json
 import math
+import pickle
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from deepspeed.checkpoint.constants import (
 from peft import PeftModel
 from torch import nn
 from torch.utils.data import Sampler, SequentialSampler
-from transformers import Trainer, TrainerControl, set_seed
+from transformers import Trainer, TrainerCallback, TrainerControl, set_seed
 from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 
 from tape_ds import results, storage
@@ -32,8 +34,9 @@ from tape_ds.errors import Problem, UserError
 from tape_ds.training import guards, metrics, run_folder, saving, trained
 from tape_ds.training.agreement import Agreement
 from tape_ds.training.environment import say
-from tape_ds.training.guards import NonFinite, SkipCounter
+from tape_ds.training.guards import NonFinite, SkipCounter, StoppedByGuard
 from tape_ds.training.methods import assert_trainable
+from tape_ds.training.own_settings import OwnSettings
 from tape_ds.training.recipe.safety import Safety
 from tape_ds.training.saving import Saver
 from tape_ds.training.spikes import Spike, SpikeDetector
@@ -42,6 +45,58 @@ from tape_ds.training.trained import Record
 from tape_ds.training.watchdog import Watchdog
 
 _WITHIN = ("data", "forward", "backward", "step")
+
+
+@contextlib.contextmanager
+def _nothing_executed(folder: str | None, *names: str) -> Iterator[None]:
+    """transformers reads its files so that nothing in them is executed; say which one wanted that.
+
+    Args:
+        folder: the checkpoint.
+        names: of the files in it that are read.
+
+    Raises:
+        UserError: one of them names a function.
+    """
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        guilty = [name for name in names if len(names) == 1 or _names_functions(Path(str(folder)) / name)]
+        reason = str(error).partition(". ")[0]
+        wrong = f"{' and '.join(guilty)} in it holds more than states, and was not loaded ({reason})"
+        problem = Problem("resume_from_checkpoint", folder, wrong, "use another checkpoint, of a run of your own")
+        refusal = UserError(problem)
+        refusal.on_one_rank = True
+        raise refusal from error
+
+
+def _rank_states(folder: Path) -> list[dict[str, Any]]:
+    """What each rank left in a checkpoint, by rank."""
+    count = len(list(folder.glob("rank_state_*.json")))
+    return [json.loads((folder / f"rank_state_{rank}.json").read_text(encoding="utf-8")) for rank in range(count)]
+
+
+class _TakeUp(TrainerCallback):
+    """Has a trainer take up what its checkpoint left, when the base class has set all of it to zero; where no step is
+    left as well."""
+
+    def __init__(self, trainer: "TapeTrainer"):
+        self.trainer = trainer
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Before the first step."""
+        self.trainer.take_up()
+
+
+def _names_functions(path: Path) -> bool:
+    """Whether a file of tensors and plain values is not only that."""
+    try:
+        torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError:
+        return True
+    except (OSError, RuntimeError):
+        return False
+    return False
 
 
 class Stopped(Exception):  # noqa: N818 - nothing went wrong
@@ -106,6 +161,9 @@ class TapeTrainer(Trainer):
         """This rank's loss of a spike whose step is being left out."""
         self.watchdog: Watchdog | None = None
         """Ends the process where it makes no progress; whoever trains sets it."""
+        self.add_callback(_TakeUp(self))
+        self._resumed: Path | None = None
+        """The checkpoint that training goes on from."""
         self._stop = stop
         self._stop_reason: str | None = None
         self._save_name: str | None = None
@@ -156,11 +214,14 @@ class TapeTrainer(Trainer):
         # sample i is already a function of (seed, i): any shuffling here would undo what makes a run resumable
         return SequentialSampler(self.train_dataset if train_dataset is None else train_dataset)
 
-    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
+    def _init_training_state(
+        self, max_steps: int, steps: int, epochs: int, resume_from_checkpoint: str | None, trial: Any
+    ) -> tuple[int, int]:
         """How often is logged and saved is this run's to say, not its checkpoint's."""
-        where = super()._init_training_state(max_steps, *args, **kwargs)
+        where = super()._init_training_state(max_steps, steps, epochs, resume_from_checkpoint, trial)
         self.state.compute_steps(self.args, max_steps)
         self._agreed = self.state.global_step
+        self._resumed = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
         return where
 
     def _prepare_for_training(
@@ -179,8 +240,10 @@ class TapeTrainer(Trainer):
         if not guards.protects_itself(self.model_wrapped):
             self._protection = guards.protect(self.model_wrapped.optimizer)
         if resume_from_checkpoint is not None:
+            own = OwnSettings.of(self.optimizer, self.lr_scheduler)
             self._load_engine(resume_from_checkpoint)
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
+            own.put_back(self.optimizer, self.lr_scheduler)
             self._load_scaler(resume_from_checkpoint)
         return prepared
 
@@ -190,17 +253,21 @@ class TapeTrainer(Trainer):
         if found is None:
             raise RuntimeError(f"the engine did not load {folder}/{tag}")
 
-    def _run_epoch(self, **arguments: Any) -> None:
-        """Take up the sums that were not logged yet when the checkpoint was saved."""
-        if arguments["resume_from_checkpoint"] is not None and arguments["epoch"] == arguments["epochs_trained"]:
-            self._take_up(Path(arguments["resume_from_checkpoint"]) / f"rank_state_{self.agreement.rank}.json")
-        super()._run_epoch(**arguments)
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        """A save on its way is committed before anything that could still fail."""
+        self.beat("saving")
+        self.saver.finish()
+        return super()._finalize_training(*args, **kwargs)
 
-    def _take_up(self, file: Path) -> None:
-        if not file.is_file():  # saved by another number of ranks
+    def take_up(self) -> None:
+        """Go on with what :meth:`_leave` left. What all ranks hold alike comes from one file; where another number of
+        ranks saved, their sums become the mean."""
+        states = [] if self._resumed is None else _rank_states(self._resumed)
+        if not states:
             return
-        left = json.loads(file.read_text(encoding="utf-8"))
-        self._tr_loss.fill_(float.fromhex(left["loss"]))
+        left = states[0]
+        own = [states[self.agreement.rank]] if len(states) == self.agreement.world else states
+        self._tr_loss.fill_(sum(float.fromhex(state["loss"]) for state in own) / len(own))
         self._total_loss_scalar = float.fromhex(left["total_loss"])
         self._globalstep_last_logged = left["last_logged"]
         self.nonfinite.load_state(left["nonfinite"])
@@ -210,7 +277,7 @@ class TapeTrainer(Trainer):
         self._skipped = self.skipped_steps
 
     def _leave(self) -> dict[str, Any]:
-        """What :meth:`_take_up` takes up; numbers to the last digit."""
+        """What :meth:`take_up` takes up; numbers to the last digit."""
         logged = self._globalstep_last_logged == self.state.global_step
         return {
             "loss": (0.0 if logged else self._tr_loss.item()).hex(),
@@ -223,10 +290,24 @@ class TapeTrainer(Trainer):
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Where another number of ranks saved, every rank starts from the seed, the step and its own number."""
-        if checkpoint is None or (Path(checkpoint) / self._rng_file).is_file():
-            super()._load_rng_state(checkpoint)
+        if checkpoint is None or len(list(Path(checkpoint).glob("rng_state*.pth"))) == self.agreement.world:
+            with _nothing_executed(checkpoint, self._rng_file):
+                super()._load_rng_state(checkpoint)
             return
         set_seed((self.args.seed + 1_000_003 * self.state.global_step + 7919 * self.agreement.rank) % 2**32)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Without an engine the base class calls this at every start."""
+        if checkpoint is None:
+            return
+        own = OwnSettings.of(self.optimizer, self.lr_scheduler)
+        with _nothing_executed(checkpoint, OPTIMIZER_NAME, SCHEDULER_NAME):
+            super()._load_optimizer_and_scheduler(checkpoint)
+        own.put_back(self.optimizer, self.lr_scheduler)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        with _nothing_executed(checkpoint, SCALER_NAME):
+            super()._load_scaler(checkpoint)
 
     @property
     def _rng_file(self) -> str:
@@ -287,20 +368,27 @@ class TapeTrainer(Trainer):
         part.attempt(lambda: self.save_model(str(folder)))  # first: its collectives meet no rank in trouble
         if self.is_deepspeed_enabled:
             self._save_engine(part)
-        elif self.args.should_save:
-            part.attempt(lambda: torch.save(self.optimizer.state_dict(), folder / OPTIMIZER_NAME))
-        if self.args.should_save:
-            if not isinstance(self.lr_scheduler, DeepSpeedSchedulerWrapper):
-                part.attempt(lambda: torch.save(self.lr_scheduler.state_dict(), folder / SCHEDULER_NAME))
-            if getattr(self.accelerator, "scaler", None) is not None:
-                part.attempt(lambda: torch.save(self.accelerator.scaler.state_dict(), folder / SCALER_NAME))
-            part.attempt(lambda: self.state.save_to_json(str(folder / TRAINER_STATE_NAME)))
-        part.attempt(lambda: self._save_rng_state(str(folder)))
-        left = folder / f"rank_state_{self.agreement.rank}.json"
-        part.attempt(lambda: storage.write_json(left, self._leave()))
+        for file, task in self._small_files().items():
+            part.write(file, task, at_once=True)
         part.go()
         if not self.saver.background:
             self.saved = self.saver.finish()
+
+    def _small_files(self) -> dict[str, Callable[[Path], Any]]:
+        """What this rank writes of a checkpoint beside the trained folder and the engine's files, by name."""
+        files: dict[str, Callable[[Path], Any]] = {
+            self._rng_file: lambda path: self._save_rng_state(str(path.parent)),
+            f"rank_state_{self.agreement.rank}.json": lambda path: storage.write_json(path, self._leave()),
+        }
+        if not self.args.should_save:
+            return files
+        states = {OPTIMIZER_NAME: None if self.is_deepspeed_enabled else self.optimizer}
+        states[SCHEDULER_NAME] = None if isinstance(self.lr_scheduler, DeepSpeedSchedulerWrapper) else self.lr_scheduler
+        states[SCALER_NAME] = getattr(self.accelerator, "scaler", None)
+        for name, state in states.items():
+            if state is not None:
+                files[name] = functools.partial(saving.save, state.state_dict())
+        return files | {TRAINER_STATE_NAME: lambda path: self.state.save_to_json(str(path))}
 
     def _save_engine(self, part: saving.Part) -> None:
         engine = self.model_wrapped
@@ -370,7 +458,11 @@ class TapeTrainer(Trainer):
         norm = math.inf if grad_norm is not None and math.isnan(norm) else norm
         own = [float(reason is not None), float(asked is not None), float(self.saver.done), loss, norm]
         stops, saves, done, losses, norms = zip(*self.agreement.numbers(own), strict=True)
-        self._guard(losses, norms)
+        try:
+            self._guard(losses, norms)
+        except StoppedByGuard:
+            self.saver.finish()  # of a step before, and good
+            raise
         if self.saver.pending and all(done):
             self.saver.finish()
         if any(saves):
@@ -432,6 +524,8 @@ class TapeTrainer(Trainer):
         """Add speed, use of the hardware, memory and skipped steps to the metrics of a logging step."""
         if "loss" in logs:  # trackers warn of a None each time, so what is not available is left out
             logs = logs | {name: value for name, value in self._measure().items() if value is not None}
+        if "train_loss" in logs:  # the base class divides the sum over all steps by those since the resume
+            logs = logs | {"train_loss": self._total_loss_scalar / max(self.state.global_step, 1)}
         super().log(logs, start_time)
 
     def _measure(self) -> dict[str, Any]:

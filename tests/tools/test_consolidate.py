@@ -61,7 +61,19 @@ def test_a_folder_without_a_manifest_is_taken_only_when_asked(run, tmp_path, cap
     assert "warning" in capsys.readouterr().err and (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("source", "out", "said"), [("nowhere", "out", "no such folder"), (".", ".", "exists")])
-def test_mistakes_are_told(tmp_path, capsys, source, out, said):
-    assert consolidate.main([str(tmp_path / source), str(tmp_path / out)]) == 2
+@pytest.mark.parametrize(
+    ("source", "out", "said"),
+    [
+        ("nowhere", "out", "no such folder"),
+        ("{run}", "{run}", "exists"),
+        ("{run}", "{run}/out", "lies in the checkpoint"),
+        ("{run}", "{run}/model.safetensors/out", "is no folder"),
+        ("{run}/..", "out", "one of the checkpoints in it: checkpoint-7"),
+        ("y" * 300, "out", "no such folder"),
+    ],
+)
+def test_mistakes_are_told(run, tmp_path, capsys, source, out, said):
+    arguments = [str(tmp_path / each.format(run=run[0])) for each in (source, out)]
+    assert consolidate.main(arguments) == 2
     assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists() and not (run[0] / "out").exists()

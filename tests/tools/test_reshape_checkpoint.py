@@ -33,3 +33,9 @@ def test_a_wish_is_needed(source, capsys):
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path, capsys):
     assert reshape_checkpoint.main([str(tmp_path), "--stage", "1"]) == 2
     assert "no manifest.json" in capsys.readouterr().err
+
+
+def test_it_does_not_write_into_the_checkpoint(source, capsys):
+    assert reshape_checkpoint.main([str(source), "--processes", "1", "--output", str(source)]) == 2
+    assert "lies in the checkpoint" in capsys.readouterr().err
+    assert not (source / "checkpoint-7").exists()

@@ -1,5 +1,6 @@
 """A folder is a checkpoint or is none, whenever its save, its replacement or its removal was cut short."""
 
+import errno
 import json
 import os
 import shutil
@@ -188,3 +189,41 @@ def test_a_removal_that_is_killed_leaves_no_half_checkpoint(tmp_path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         checkpoint.remove(folder)
     assert checkpoint.committed(tmp_path) == []
+
+
+def test_a_checkpoint_that_cannot_be_replaced_is_put_back(tmp_path, monkeypatch):
+    """At once, and not when the run is started again."""
+    sealed(tmp_path, 3, content="old one")
+    rename = os.rename
+
+    def fails(source, target):
+        if source.name.endswith(checkpoint.WRITING):
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, target)
+
+    monkeypatch.setattr(checkpoint.os, "rename", fails)
+    with pytest.raises(OSError, match="Input/output"):
+        sealed(tmp_path, 3, content="new one")
+    assert (tmp_path / "checkpoint-3" / "a.txt").read_text() == "old one"
+
+
+def test_of_a_link_only_the_link_goes(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    sealed(elsewhere, 2)
+    (tmp_path / "checkpoint-2").symlink_to(elsewhere / "checkpoint-2")
+    sealed(tmp_path, 4)
+    checkpoint.retain(tmp_path, 1)
+    assert names(tmp_path) == ["checkpoint-4", "elsewhere"] and names(elsewhere) == ["checkpoint-2"]
+
+
+def test_later_checkpoints_are_moved_and_none_is_lost(tmp_path):
+    """Twice, as when somebody goes back twice; named ones as well, and the one that is gone on with never."""
+    for _ in range(2):
+        for step in (2, 4, 6):
+            if not (tmp_path / f"checkpoint-{step}").exists():
+                sealed(tmp_path, step, name="mine" if step == 6 else None)
+        checkpoint.abandon(tmp_path, tmp_path / "checkpoint-4", 3)
+    assert names(tmp_path) == [
+        *("checkpoint-2", "checkpoint-4", "checkpoint-6.abandoned", "checkpoint-6.abandoned-2"),
+    ]

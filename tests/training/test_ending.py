@@ -1,15 +1,21 @@
 """How a run ends before its last step, and how it goes on: in one process, without an engine."""
 
+import dataclasses
+import errno
 import json
 import math
+import time
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from transformers import Trainer
 
+from tape_ds import storage
 from tape_ds.errors import UserError
 from tape_ds.training import checkpoint, execution, extension, run_folder, shared_work, spikes
 from tape_ds.training.run import NothingToDo
+from tape_ds.training.saving import Saver
 from tape_ds.training.stopping import StopRequest
 from tape_ds.training.trainer import TapeTrainer
 from tests.training.test_extension import model, recipe
@@ -130,9 +136,9 @@ def test_steps_that_are_kept(train):
 
 
 def poison(trainer):
-    """Make every gradient of the step that is being taken NaN."""
+    """Make every gradient NaN from the step on that is being taken."""
     parameter = next(parameter for parameter in trainer.model.parameters() if parameter.requires_grad)
-    parameter.register_hook(lambda gradient: gradient * math.nan)
+    return parameter.register_hook(lambda gradient: gradient * math.nan)
 
 
 def test_steps_that_are_not_finite_end_the_run(train, monkeypatch, capsys):
@@ -164,3 +170,151 @@ def test_a_spike_is_said_and_left_out_where_that_is_wanted(train, monkeypatch, c
     assert lines[4]["loss"] > 50, "the loss itself is logged"
     assert [line["skipped"] for line in lines] == [0, 0, 0, 0, *([1, 1] if action == "skip" else [0, 0])]
     assert not (train.folder / "run" / run_folder.NONFINITE).exists()
+
+
+class Harm:
+    """What a pickle would run."""
+
+    def __reduce__(self):
+        return print, ("executed",)
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_malicious_file_is_never_executed(train, name, capsys):
+    """Also where somebody has sealed the checkpoint anew."""
+    assert train() == 0
+    folder = train.folder / "run" / "checkpoint-4"
+    torch.save({"state": Harm()}, folder / name)
+    manifest = checkpoint.read(folder)
+    files = {**manifest.files, name: checkpoint.entry(folder / name)}
+    dataclasses.replace(manifest, files=files).write(folder)
+    capsys.readouterr()
+    with pytest.raises(UserError, match=f"{name} in it holds more than states, and was not loaded"):
+        train(resume=str(folder), output="other")
+    assert "executed" not in capsys.readouterr().out
+
+
+def slow(monkeypatch):
+    """Let every save be on its way until somebody waits for it, as one in the background is."""
+    begin = Saver.begin
+
+    def start(self, *args, **kwargs):
+        part = begin(self, *args, **kwargs)
+        part.write("late.txt", lambda path: (time.sleep(0.3), path.write_text("late")))
+        return part
+
+    monkeypatch.setattr(Saver, "begin", start)
+
+
+def test_a_save_on_its_way_is_committed_when_a_guard_stops_the_run(train, monkeypatch):
+    slow(monkeypatch)
+    at_step(monkeypatch, 3, poison)
+    assert train(async_save=True, nonfinite_limit=1) == 3
+    assert [folder.name for folder in checkpoint.committed(train.folder / "run")] == ["checkpoint-2"]
+
+
+def test_a_save_on_its_way_is_committed_before_what_comes_after_training(train, monkeypatch):
+    """A stop while it scores finds the last step committed."""
+    slow(monkeypatch)
+    (train.folder / "held.txt").write_text("three one two " * 60)
+    stop = StopRequest()
+
+    def score(*_):
+        return shared_work.share_out(lambda _: stop.request("SIGTERM"), range(5))
+
+    monkeypatch.setattr("tape_ds.training.callbacks.score_variants", score)
+    fields = {"async_save": True, "eval_data": f"text:{train.folder}/held.txt", "eval_before": False}
+    assert train("run", stop, **fields) == 0
+    assert checkpoint.committed(train.folder / "run")[-1].name == "checkpoint-6"
+
+
+@pytest.mark.parametrize("harm", [False, True])
+def test_what_lies_behind_the_checkpoint_that_is_gone_on_with_moves_out_of_the_way(train, monkeypatch, harm):
+    """Named older ones, and those that are damaged: the next ``auto`` must not find them, nor retention count them."""
+    folder = train.folder / "run"
+    assert train(save_total_limit=3) == 0
+    whole = told(folder)
+    run_folder.clear_markers(folder)
+    if harm:
+        for step in (4, 6):
+            (folder / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+    stop = StopRequest()
+    at_step(monkeypatch, 3, lambda _: stop.request("SIGTERM"))
+    asked = "auto" if harm else str(folder / "checkpoint-2")
+    assert train("run", stop, resume=asked, save_total_limit=1) == 0
+    assert [each.name for each in checkpoint.committed(folder)] == ["checkpoint-3"]
+    assert all((folder / f"checkpoint-{step}.abandoned").is_dir() for step in (4, 6))
+    assert train("run", resume="auto") == 0
+    assert told(folder) == whole
+
+
+def test_a_stop_on_a_full_disk_is_no_error_of_another_kind(train, monkeypatch, capsys):
+    """Neither checkpoint nor marker can be written: exit code 1, and it is said."""
+    stop = StopRequest()
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fill(_):
+        stop.request("SIGTERM")
+        monkeypatch.setattr(storage, "write_text", full)
+
+    at_step(monkeypatch, 3, fill)
+    assert train("run", stop) == 1
+    printed = capsys.readouterr().out
+    assert "NO checkpoint could be saved; checkpoint-2 is the newest" in printed
+    assert "stopped cannot be written: the disk" in printed
+
+
+def test_another_commit_is_no_reason_to_begin_a_finished_run_again(train, monkeypatch):
+    assert train() == 0
+    monkeypatch.setattr("tape_ds.results.commit", lambda: {"hash": "another"})
+    with pytest.raises(NothingToDo):
+        train(resume="auto")
+
+
+def test_a_run_that_is_resumed_behind_its_last_step_reports_all_of_it(train, monkeypatch):
+    """Skipped steps and the mean loss, where no step is left to be taken."""
+    at_step(monkeypatch, 3, lambda trainer: setattr(trainer, "hook", poison(trainer)))
+    at_step(monkeypatch, 4, lambda trainer: trainer.hook.remove())
+    logged = []
+    monkeypatch.setattr(Trainer, "log", lambda self, logs, start_time=None: logged.append(logs))
+    assert train() == 0
+    whole = result(train.folder / "run"), logged[-1]["train_loss"]
+    run_folder.clear_markers(train.folder / "run")
+    assert train(resume="auto") == 0
+    assert (result(train.folder / "run"), logged[-1]["train_loss"]) == whole
+    assert whole[0] == 1 and train(resume=str(train.folder / "run" / "checkpoint-4")) == 0
+    assert (result(train.folder / "run"), logged[-1]["train_loss"]) == whole
+
+
+def result(folder):
+    return json.loads((folder / "results" / "run.json").read_text())["figures"]["skipped_steps"]
+
+
+def test_a_setting_that_may_change_takes_effect(train):
+    """Optimizer and scheduler bring the old ones back: another rate was announced, and never used."""
+    plain = {"learning_rate": 0.01, "lr_scheduler_type": "constant", "warmup_steps": 0, "logging_steps": 1}
+    assert train(**plain, max_steps=2) == 0
+    changed = plain | {"learning_rate": 0.002, "weight_decay": 0.25}
+    with pytest.raises(UserError) as caught:
+        train(**changed, resume="auto")
+    assert {problem.field for problem in caught.value.problems} == {"learning_rate", "weight_decay", "max_steps"}
+    assert train(**changed, resume="auto", resume_anyway=True) == 0
+    lines = [json.loads(line) for line in (train.folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["learning_rate"] for line in lines] == [0.01] * 2 + [0.002] * 4
+    groups = torch.load(train.folder / "run" / "checkpoint-6" / "optimizer.pt", weights_only=True)["param_groups"]
+    assert {group["weight_decay"] for group in groups} <= {0.25, 0.0}
+
+
+def test_a_rank_that_lost_another_says_so_in_a_line(train, monkeypatch, capsys):
+    """Thirty lines of a collective's own words hide the other rank's, which are what matters."""
+
+    def dies(_):
+        raise RuntimeError("[../gloo/transport/tcp/pair.cc:538] Read error [127.0.0.1]:4711: Connection reset by peer")
+
+    at_step(monkeypatch, 4, dies)
+    assert train() == 1
+    printed = capsys.readouterr().out
+    assert "another rank is gone (Connection reset by peer)" in printed
+    assert "ends with it at step 3; --resume auto goes on from checkpoint-2" in printed

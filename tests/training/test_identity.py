@@ -1,5 +1,6 @@
 """Which changes of a run are named when it goes on, and which of them somebody may want."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,11 @@ def test_every_field_of_every_kind_is_known():
 
     known = set(field_hints(finetuning.FinetuningRecipe)) | fields | set(trainer_fields.hints())
     assert {*identity.FIXED, *identity.RISKLESS, *identity.FREE} <= known
+
+
+def test_an_identity_is_plain_json_whatever_a_recipe_holds():
+    """JSON knows no infinity; and a number that is not itself would differ from what it was."""
+    unlimited = of("--lr_scheduler_kwargs", '{"power": NaN, "lr_end": Infinity}')
+    json.dumps(unlimited, allow_nan=False)
+    assert identity.differences(unlimited, json.loads(json.dumps(unlimited))) == []
+    assert unlimited["recipe.lr_scheduler_kwargs"] == {"power": "NaN", "lr_end": "Infinity"}

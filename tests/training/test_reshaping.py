@@ -146,7 +146,7 @@ def test_what_a_failed_attempt_wrote_goes(tmp_path, monkeypatch):
 
 def test_a_folder_that_is_there_is_not_replaced(tmp_path):
     source = saved(tmp_path)
-    with pytest.raises(UserError, match=re.escape("checkpoint-7 is there")):
+    with pytest.raises(UserError, match=re.escape("exists")):
         reshaping.reshape(source, tmp_path / "run", 3)
 
 

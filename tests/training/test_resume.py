@@ -1,9 +1,11 @@
 """What can be gone on with is told from what only looks like it, before a run starts."""
 
+import errno
+
 import pytest
 
 from tape_ds.errors import UserError
-from tape_ds.training import resume
+from tape_ds.training import checkpoint, resume
 from tape_ds.training.agreement import Agreement
 from tape_ds.training.checkpoint import Manifest
 from tests.training.test_checkpoint import delete, flip, sealed
@@ -64,7 +66,7 @@ def test_where_nothing_can_be_gone_on_with(tmp_path, harm, given, said):
 @pytest.mark.parametrize(
     ("saved", "job", "said"),
     [
-        ((2, 1), (4, 1), "saved by 2 processes, this job has 4.*start 2 processes.*--processes 4"),
+        ((2, 1), (4, 1), "saved by 2 processes, and this job has 4.*start 2 processes.*--processes 4"),
         ((2, 2), (2, 3), "saved at ZeRO stage 2, and this job's is 3.*zero2.*--stage 3"),
         ((2, None), (2, 3), "saved without an engine"),
         ((2, 3), (2, None), "saved with DeepSpeed"),
@@ -80,3 +82,20 @@ def test_a_job_that_cannot_read_it(tmp_path, saved, job, said):
 def test_without_shards_any_number_of_processes_will_do(tmp_path, stage):
     manifest = Manifest(step=3, processes=2, stage=stage, files={}, identity={})
     resume.require_fitting(resume.Resumed(tmp_path, manifest), 5, stage)
+
+
+def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path, monkeypatch):
+    """What one rank alone meets on its machine is no error of its own: the others would wait for it."""
+    for step in (8, 16):
+        sealed(tmp_path, step)
+    misfits = checkpoint.misfits
+
+    def stale(folder, manifest):
+        if folder.name == "checkpoint-16":
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return misfits(folder, manifest)
+
+    monkeypatch.setattr(checkpoint, "misfits", stale)
+    found = choose("auto", tmp_path)
+    assert found.folder.name == "checkpoint-8"
+    assert found.passed_over == ["checkpoint-16: it cannot be read (Stale file handle)"]

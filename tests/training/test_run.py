@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tape_ds.errors import Problem, UserError
 from tape_ds.training import run
+from tape_ds.training.run_lock import RunLock
 
 
 def test_weights_are_16_bit_only_under_an_engine():
@@ -46,3 +48,27 @@ def test_liger_is_used_where_it_is_wanted_and_can_be(wanted, reason, used, monke
     assert models == [model] * used
     said = [record.message for record in caplog.records if "Liger" in record.message]
     assert said == ["Liger's kernels in place of: RMSNorm (7), SwiGLU (3)"] * used
+
+
+class TwoRanks:
+    """The agreement of a job whose other rank has said something already."""
+
+    rank, world = 0, 2
+
+    def __init__(self, other):
+        self.other = other
+
+    def objects(self, own):
+        return [own, self.other]
+
+    def first(self, own):
+        return own
+
+
+def test_what_one_rank_is_refused_all_are(tmp_path):
+    """A rank that went on would wait for it for ever; what both say is said once."""
+    problem = Problem("output_dir", str(tmp_path), "rank 1 lives in it", "wait")
+    with pytest.raises(UserError, match=r"(?s)1 problem found.*rank 1 lives in it"):
+        run._claim(tmp_path, TwoRanks([problem]))
+    assert run._everyones([problem], TwoRanks([problem])) == [problem]
+    RunLock(tmp_path, 0).release()

@@ -147,3 +147,35 @@ def test_a_checkpoint_that_cannot_even_be_begun(saver, tmp_path, said, monkeypat
     monkeypatch.setattr(os, "mkdir", read_only)
     assert mine.begin(1, need=100) is None
     assert "cannot be written (Read-only file system)" in said[-1] and "no earlier checkpoint" in said[-1]
+
+
+def test_a_name_stays_when_its_step_is_saved_again(saver, tmp_path):
+    mine = saver()
+    save(mine, 1, name="first")
+    save(mine, 1, content="again")
+    assert checkpoint.read(tmp_path / "checkpoint-1").name == "first"
+
+
+class Scale:
+    """As the engine's loss scaler: an object that training changes."""
+
+    def __init__(self):
+        self.value = 8
+
+
+def test_a_state_in_the_background_is_that_of_the_save(tmp_path):
+    part, files, state = Part(tmp_path, True), EngineFiles(), {"scaler": Scale()}
+    files.part = part
+    files.save(state, str(tmp_path / "state.pt"))
+    state["scaler"].value = 4
+    part.go()
+    part.wait()
+    with torch.serialization.safe_globals([Scale]):
+        found = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert found["scaler"].value == 8
+
+
+def test_what_is_written_at_once_is_so_in_the_background_too(tmp_path):
+    part = Part(tmp_path, True)
+    part.write("now.txt", lambda path: path.write_text("now"), at_once=True)
+    assert (tmp_path / "now.txt").read_text() == "now" and part.entries["now.txt"].size == 3

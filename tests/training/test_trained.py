@@ -6,6 +6,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from transformers.utils import logging
 
 from tape_ds import TapeForCausalLM
 from tape_ds.errors import UserError
@@ -136,6 +137,15 @@ def test_a_whole_model_is_an_ordinary_folder_that_generates_with_a_cache(base, t
     ids = tokens(2, 20)
     with torch.no_grad():
         assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
+
+
+def test_a_whole_model_is_saved_without_a_bar(base, tmp_path, capfd):
+    model = TapeForCausalLM.from_pretrained(base)
+    names = methods.prepare("full", model, settings()).names
+    capfd.readouterr()
+    trained.save_trained(tmp_path / "trained", model, Record(None, "full", names))
+    assert capfd.readouterr().err == ""
+    assert logging.is_progress_bar_enabled()
 
 
 def test_a_model_trained_from_scratch_needs_no_base_and_has_none(base, tmp_path):

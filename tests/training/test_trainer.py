@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from transformers import TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from tape_ds import TapeForCausalLM
 from tape_ds.data.dataset import collate
@@ -248,3 +248,36 @@ def test_half_precision_without_an_engine_trains(tmp_path):
     trainer.train()
     assert losses(trainer)[-1] < losses(trainer)[0]
     assert next(trainer.model.parameters()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_ranks_go_on_alike_whatever_their_number_was(tmp_path, world):
+    """A rank that counted otherwise than the others would leave them alone in a collective. Two ranks had saved: as two
+    again each has its own sum, else all have the mean."""
+    trainer = build(tmp_path / "new")
+    for rank, loss in enumerate((1.0, 4.0)):
+        left = {**trainer.nonfinite.state(), "in_a_row": 2, "total": 3 + rank}
+        content = {"loss": loss.hex(), "total_loss": (8.0).hex(), "last_logged": 2, "nonfinite": left}
+        content |= {"spikes": trainer.spikes.state(), "protection": None}
+        (tmp_path / f"rank_state_{rank}.json").write_text(json.dumps(content))
+    trainer._resumed, trainer._tr_loss = tmp_path, torch.zeros(())
+    for rank in range(world):
+        vars(trainer.agreement).update(rank=rank, world=world)
+        trainer.take_up()
+        assert trainer._tr_loss.item() == ((1.0, 4.0)[rank] if world == 2 else 2.5)
+        assert trainer.nonfinite.state() == {"total": 3, "in_a_row": 2}
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [(2, [0, 1]), (1, []), (3, [])])
+def test_random_numbers_of_another_number_of_ranks_are_nobodys(tmp_path, monkeypatch, saved, loaded):
+    """Then all begin anew, each with its own: some with old ones and some with new ones could be given the same."""
+    trainer, found, drawn = build(tmp_path / "new"), [], []
+    for rank in range(saved):
+        torch.save({}, tmp_path / f"rng_state_{rank}.pth")
+    monkeypatch.setattr(Trainer, "_load_rng_state", lambda self, checkpoint: found.append(self.agreement.rank))
+    for rank in range(2):
+        vars(trainer.agreement).update(rank=rank, world=2)
+        monkeypatch.setattr(type(trainer), "_rng_file", f"rng_state_{rank}.pth")
+        trainer._load_rng_state(str(tmp_path))
+        drawn.append(torch.rand(()).item())
+    assert found == loaded and len(set(drawn)) == 2

@@ -45,10 +45,11 @@ def check(name: str, value: Any) -> Iterator[Problem]:
     elif any("\ud800" <= character <= "\udfff" for text in _texts(value) for character in text):
         yield Problem(name, value, "holds bytes that are no UTF-8", "write it in UTF-8")
     elif name in FIELDS and isinstance(value, str):
-        yield from _path(name, value)
+        yield from check_path(name, value)
 
 
-def _path(name: str, text: str) -> Iterator[Problem]:
+def check_path(name: str, text: str) -> Iterator[Problem]:
+    """Why ``text`` can be no path on this machine, whatever lies there."""
     try:
         path = Path(text).expanduser()
     except RuntimeError:

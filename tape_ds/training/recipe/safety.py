@@ -54,6 +54,13 @@ def _keeping(recipe: "Recipe") -> Iterator[Problem]:
                 yield Problem(name, value, "save_strategy is no: nothing is saved", "remove one of the two")
 
 
+@CHECKS.reads("start_anew", "resume_from_checkpoint")
+def _anew(recipe: "Recipe") -> Iterator[Problem]:
+    if recipe.safety.start_anew and recipe.resume_from_checkpoint:
+        wrong = f"it removes what resume_from_checkpoint = {recipe.resume_from_checkpoint!r} would go on from"
+        yield Problem("start_anew", True, wrong, "remove one of the two")
+
+
 @CHECKS.reads("nonfinite_limit", "spike_sigma", "spike_window", "watchdog_seconds")
 def _limits(recipe: "Recipe") -> Iterator[Problem]:
     safety = recipe.safety

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from tape_ds.errors import Problem, did_you_mean
+from tape_ds.training import checkpoint
 from tape_ds.training.recipe import deepspeed_config, paths, trainer_fields
 from tape_ds.training.recipe.checks import Checks
 
@@ -131,7 +132,7 @@ def _resume(recipe: "Recipe") -> Iterator[Problem]:
     path = paths.of(given)
     if not paths.is_dir(path):
         folder = paths.of(recipe.training_kwargs["output_dir"])
-        found = sorted(place.name for place in folder.glob("checkpoint-*")) if paths.is_dir(folder) else []
+        found = [place.name for place in checkpoint.numbered(folder)] if paths.is_dir(folder) else []
         remedy = f"{folder} has {', '.join(found)}" if found else "give a folder checkpoint-N, or auto for the newest"
         yield Problem("resume_from_checkpoint", given, "no such folder", remedy)
 

@@ -188,6 +188,14 @@ def test_what_transformers_refuses_is_a_user_error():
         recipe.training_arguments()
 
 
+def test_a_checkpoint_that_is_not_there_names_those_that_are(tmp_path):
+    for name in ("checkpoint-10", "checkpoint-9", "checkpoint-12.abandoned", "checkpoint-11.writing"):
+        (tmp_path / "out" / name).mkdir(parents=True)
+    recipe = write(resume_from_checkpoint="checkpoint-8", output_dir=str(tmp_path / "out"))
+    problems, _ = problems_of("--recipe", recipe)
+    assert problems["resume_from_checkpoint"].remedy.endswith("has checkpoint-9, checkpoint-10")
+
+
 def test_resuming_takes_true_or_a_path(tmp_path):
     assert load(["--recipe", write(), "--resume_from_checkpoint"]).resume_from_checkpoint is True
     assert load(["--recipe", write()]).resume_from_checkpoint is False
