@@ -84,7 +84,7 @@ def _lose_the_launcher(attempt: Attempt) -> None:
 SIGTERM = Campaign(
     "sigterm",
     count=10,
-    tenth=2,
+    tenth=1,
     means="SIGTERM, SIGUSR1 or SIGINT to one rank, to all, or to keep_alive at a random moment, loader workers "
     "running: a checkpoint of the very step is committed and all processes are gone within 30 s, exit code 0; the "
     "resume is exact.",

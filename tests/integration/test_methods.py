@@ -6,6 +6,7 @@ import torch
 from tape_ds import TapeConfig
 from tape_ds.model import convert
 from tape_ds.training import merging, methods
+from tape_ds.training.trained import load_trained
 from tests.integration.conftest import launch
 from tests.integration.workers.methods import TIED, name_of, probe
 
@@ -32,5 +33,5 @@ def test_merged_computes_what_two_ranks_trained(folder, method, tying):
     at_the_end = torch.load(trained / "logits.pt")
     untrained = convert.load(folder / tying, TapeConfig.from_pretrained(trained))
     assert not torch.allclose(logits(untrained), at_the_end, atol=1e-2), "three steps leave their mark"
-    torch.testing.assert_close(logits(trained.load_trained(trained)), at_the_end, atol=2e-5, rtol=0)
+    torch.testing.assert_close(logits(load_trained(trained)), at_the_end, atol=2e-5, rtol=0)
     torch.testing.assert_close(logits(merging.merge(trained)), at_the_end, atol=2e-5, rtol=0)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tape_ds.training import execution, extension, merging
+from tape_ds.training.trained import read_record
 from tests.training.test_extension import model, recipe
 
 __all__ = ["model"]  # the fixture
@@ -38,7 +39,7 @@ def test_adapters_train_over_four_bits_and_merge_onto_the_base(model, method, mo
     assert "quantization_config" not in json.loads((trained / "config.json").read_text())
     merged = merging.merge(trained)
     assert {parameter.dtype for parameter in merged.parameters()} == {torch.float32}
-    assert set(trained.read_record(trained).names) == set(full.names)
+    assert set(read_record(trained).names) == set(full.names)
     resumed = recipe(model, load_in_4bit=True, resume_from_checkpoint=run.output / "checkpoint-2", **settings)
     assert execution.carry_out(extension.assemble(resumed)) == 0
     assert train_losses(run) == losses, "no checkpoint of such a run could be resumed: its base is held otherwise"

@@ -15,7 +15,7 @@ from tape_ds.data.dataset import collate
 from tape_ds.model import convert
 from tape_ds.training import methods
 from tape_ds.training.environment import leave_process_group, prepare_process
-from tape_ds.training.trained import Record
+from tape_ds.training.trained import Record, save_trained
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, end
 from tests.training.test_methods import settings
@@ -63,7 +63,7 @@ def train(folder: Path, method: str, tying: str) -> None:
     )
     trainer.train()
     trained = folder / name_of(method, tying)
-    trained.save_trained(trained, trainer.model, record)
+    save_trained(trained, trainer.model, record)
     with torch.no_grad():
         logits = trainer.model.eval()(input_ids=probe()).logits
     if PartialState().is_main_process:
