@@ -27,7 +27,7 @@ from peft import PeftModel
 from torch import nn
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainerControl, set_seed
-from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME, safe_globals
 
 from tape_ds import results, storage
 from tape_ds.errors import Problem, UserError
@@ -229,6 +229,8 @@ class TapeTrainer(Trainer):
     ) -> tuple[Any, Any]:
         """An engine saves and loads by our files, and is resumed without frozen weights: the base class would ask for
         every weight of the model."""
+        if resume_from_checkpoint is not None:
+            self._check_random_numbers(resume_from_checkpoint)
         if not self.is_deepspeed_enabled:
             prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
             self._protection = guards.protect(self.optimizer)
@@ -287,6 +289,13 @@ class TapeTrainer(Trainer):
             "spikes": self.spikes.state(),
             "protection": None if self._protection is None else self._protection.state(),
         }
+
+    def _check_random_numbers(self, folder: str) -> None:
+        """They are taken up when the first rows are read; a file that is none must be refused before."""
+        path = Path(folder) / self._rng_file
+        if path.is_file():
+            with _nothing_executed(folder, self._rng_file), safe_globals():
+                torch.load(path, weights_only=True)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Where another number of ranks saved, every rank starts from the seed, the step and its own number."""
