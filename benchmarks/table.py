@@ -2,7 +2,7 @@
 
 import csv
 import dataclasses
-import os
+import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.contest import BASELINE, REFUSED, TIMED, WRONG, Finding, Setting
 from benchmarks.shapes import parse
-from tape_ds import results
+from tape_ds import results, storage
 from tape_ds.errors import Problem, UserError
 
 PARTS = ("forward", "backward", "total")
@@ -107,14 +107,12 @@ def stem(group: str, device: torch.device) -> str:
 
 def write(rows: Sequence[Row], path: Path) -> None:
     """The CSV at ``path`` and the markdown beside it; a reader finds whole files or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".csv.tmp")
-    with open(aside, "w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in dataclasses.fields(Row)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(dataclasses.asdict(row) for row in rows)
-    os.replace(aside, path)
-    path.with_suffix(".md").write_text(markdown(read(path)), encoding="utf-8")
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, [field.name for field in dataclasses.fields(Row)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(dataclasses.asdict(row) for row in rows)
+    storage.write_text(path, text.getvalue())
+    storage.write_text(path.with_suffix(".md"), markdown(read(path)))
 
 
 def read(path: Path) -> list[Row]:

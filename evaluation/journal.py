@@ -25,7 +25,7 @@ from evaluation.models import FoundModel, OwnModel
 from tape_ds import results
 from tape_ds.data import cache
 from tape_ds.errors import Problem, UserError, disk_error
-from tape_ds.training.run import TRAINED
+from tape_ds.training.run_folder import TRAINED
 
 Job = TypeVar("Job")
 

@@ -31,7 +31,7 @@ from tape_ds.export.cuts import FAMILIES
 from tape_ds.model import convert, extendable, weights
 from tape_ds.model.llama import TapeForCausalLM, evaluated_at
 from tape_ds.training import trained
-from tape_ds.training.run import TRAINED
+from tape_ds.training.run_folder import TRAINED
 
 ADAPTER = "adapter_config.json"
 _SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "*.py")

@@ -14,7 +14,7 @@ from tape_ds.export.cuts import FAMILIES
 from tape_ds.model import extendable
 from tape_ds.results import Result
 from tape_ds.training import merging, trained
-from tape_ds.training.run import RESULTS, TRAINED
+from tape_ds.training.run_folder import RESULTS, TRAINED
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer_config.json"

@@ -27,7 +27,8 @@ from tape_ds.training.held_out import HeldOut, Scores, read_passkeys, read_score
 from tape_ds.training.recipe.extension import ExtensionRecipe
 from tape_ds.training.recipe.extension_checks import check_against_model
 from tape_ds.training.recipe.method_checks import targets_of
-from tape_ds.training.run import RESULTS, Run, fingerprints, require_same, sample_count, start, weights_dtype
+from tape_ds.training.run import Run, fingerprints, require_same, sample_count, start, weights_dtype
+from tape_ds.training.run_folder import RESULTS
 from tape_ds.training.trained import Record, check_whole
 
 SCORES = "results/loss_by_position.json"

@@ -7,7 +7,8 @@ from typing import Any
 from tape_ds import results
 from tape_ds.training import memory, plots, tables
 from tape_ds.training.names import summarise
-from tape_ds.training.run import RESULTS, TRAINED, Run
+from tape_ds.training.run import Run
+from tape_ds.training.run_folder import RESULTS, TRAINED
 from tape_ds.training.trainer import TapeTrainer
 
 GIB = 2**30
