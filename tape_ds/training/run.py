@@ -32,6 +32,7 @@ from tape_ds.training.recipe.recipe import Recipe
 from tape_ds.training.resume import Resumed
 from tape_ds.training.run_folder import METRICS, RESULTS, TRAINED, finished
 from tape_ds.training.stopping import StopRequest
+from tape_ds.training.trackers import make_expendable
 from tape_ds.training.trained import Record
 from tape_ds.training.trainer import TapeTrainer
 
@@ -271,6 +272,7 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     )
     for callback in [c for c in trainer.callback_handler.callbacks if type(c).__name__ in _REPLACED]:
         trainer.remove_callback(callback)
+    make_expendable(trainer, run.output)
     trainer.add_callback(SaveTrained(trainer, run.output / TRAINED, outdated=run.output / RESULTS / "run.json"))
     for callback in run.scoring():
         trainer.add_callback(callback)

@@ -20,7 +20,7 @@ from tests.faults import report
 from tests.faults.campaign import Campaign
 from tests.faults.campaigns import ALL
 from tests.faults.journal import Journal
-from tests.faults.runs import ROOT
+from tests.processes import ROOT
 
 
 def main(argv: list[str] | None = None) -> int:

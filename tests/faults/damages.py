@@ -20,6 +20,7 @@ from tape_ds.training import checkpoint, run_folder
 from tests.faults import jobs, runs
 from tests.faults.campaign import Attempt, Campaign
 from tests.faults.runs import SETTINGS, STEPS, Setting
+from tests.processes import ROOT, Forked
 
 SETTING, TWO = SETTINGS["packed"], SETTINGS["streamed"]
 """Of jobs of one process, and of two."""
@@ -373,8 +374,8 @@ def _empty_adapter(attempt: Attempt) -> None:
     shutil.copytree(original / run_folder.TRAINED, folder)
     file = folder / "adapter_model.safetensors"
     os.truncate(file, attempt.draw.choice((0, 4, 8, 100)))
-    tool = runs.ROOT / "tools" / "merge_adapter.py"
-    with jobs.Forked(tool, [str(folder), str(attempt.folder / "out")], attempt.folder / "merge.log") as job:
+    tool = ROOT / "tools" / "merge_adapter.py"
+    with Forked(tool, [str(folder), str(attempt.folder / "out")], attempt.folder / "merge.log") as job:
         _assert_refused(Ended(job.wait(), job.printed), file.name)
     assert not (attempt.folder / "out").exists(), "something was written"
     attempt.seen.append(f"refused, naming {file.name}")

@@ -15,6 +15,7 @@ from tape_ds.training import checkpoint, run_folder
 from tests.faults import jobs, runs
 from tests.faults.campaign import Attempt, Campaign
 from tests.faults.runs import SETTINGS, STEPS
+from tests.processes import LAUNCH_SECONDS, Job
 
 SETTING = SETTINGS["streamed"]
 KINDS = ("calls", "full", "calls", "read-only", "calls", "full", "calls", "slow", "calls", "full")
@@ -45,7 +46,7 @@ def _calls(attempt: Attempt) -> None:
         _assert_survived(attempt, job, output, original)
 
 
-def _assert_survived(attempt: Attempt, job: jobs.Job, output: Path, original: Path) -> None:
+def _assert_survived(attempt: Attempt, job: Job, output: Path, original: Path) -> None:
     """It ran to its end, said what it could not save, and what it saved is whole."""
     code, printed = job.wait(), job.printed
     assert code == 0, f"it ended with {code}\n{printed[-5000:]}"
@@ -144,15 +145,15 @@ def _slow(attempt: Attempt) -> None:
     attempt.seen.append("exit 0, every save whole")
 
 
-def _wait_for_save(job: jobs.Job, output: Path) -> None:
-    deadline = time.monotonic() + jobs.LAUNCH_SECONDS
+def _wait_for_save(job: Job, output: Path) -> None:
+    deadline = time.monotonic() + LAUNCH_SECONDS
     while not checkpoint.committed(output):
         assert not job.ended and time.monotonic() < deadline, job.printed[-3000:]
         time.sleep(0.01)
 
 
-def _wait_for_words(job: jobs.Job, words: str) -> None:
-    deadline = time.monotonic() + jobs.LAUNCH_SECONDS
+def _wait_for_words(job: Job, words: str) -> None:
+    deadline = time.monotonic() + LAUNCH_SECONDS
     while words not in job.printed:
         assert not job.ended and time.monotonic() < deadline, job.printed[-5000:]
         time.sleep(0.02)

@@ -25,9 +25,9 @@ from tape_ds.errors import EXIT_CODE, command
 from tape_ds.training.recipe import extension, files, finetuning, plan, pretraining
 from tape_ds.training.recipe.loading import field_hints
 from tests.faults.campaign import Attempt, Campaign
-from tests.faults.runs import ROOT
 from tests.faults.strange import BYTES, STRANGE, TEXTS, WORDS
 from tests.faults.writes import watched
+from tests.processes import ROOT
 
 KINDS: dict[str, tuple[Any, Callable[..., Any]]] = {
     "extend_llama": (extension.ExtensionRecipe, extension.load),

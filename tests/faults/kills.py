@@ -9,8 +9,8 @@ import psutil
 from tape_ds.training import run_folder
 from tests.faults import jobs, runs
 from tests.faults.campaign import Attempt, Campaign
-from tests.faults.jobs import Launch
 from tests.faults.runs import SAVE_STEPS, SETTINGS, STEPS, Setting
+from tests.processes import Launch
 
 RACING = "os.mkdir"
 """Which rank makes a folder that all of them need is not decided, and so is how often one tries."""

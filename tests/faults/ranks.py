@@ -5,7 +5,8 @@ from pathlib import Path
 from tests.faults import jobs, runs
 from tests.faults.campaign import Attempt, Campaign
 from tests.faults.kills import random_step
-from tests.faults.runs import ROOT, SETTINGS, STEPS
+from tests.faults.runs import SETTINGS, STEPS
+from tests.processes import ROOT, Forked
 
 TOLERANCE = 1e-5
 """Of a loss in fp32: sums are taken in another order."""
@@ -41,7 +42,7 @@ def _run(attempt: Attempt, processes: int, output: Path, **changed: object) -> N
 def _reshape(attempt: Attempt, output: Path, step: int, processes: int) -> Path:
     """The tool, as the refusal names it."""
     words = [str(output / f"checkpoint-{step}"), "--processes", str(processes)]
-    with jobs.Forked(ROOT / "tools" / "reshape_checkpoint.py", words, attempt.folder / "reshape.log") as job:
+    with Forked(ROOT / "tools" / "reshape_checkpoint.py", words, attempt.folder / "reshape.log") as job:
         assert job.wait() == 0, job.printed[-4000:]
     return output / "reshaped" / f"checkpoint-{step}"
 

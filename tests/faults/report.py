@@ -8,7 +8,7 @@ from typing import Any
 from tape_ds import results, storage
 from tape_ds.results import Result
 from tests.faults.campaign import Campaign, Outcome
-from tests.faults.runs import ROOT
+from tests.processes import ROOT
 
 PAGE = ROOT / "docs" / "results" / "faults.md"
 INTRODUCTION = (

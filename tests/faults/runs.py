@@ -13,7 +13,6 @@ from typing import Any
 
 from tape_ds.training import checkpoint, run_folder
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS, SAVE_STEPS = 14, 4
 
 Words = dict[str, Any]

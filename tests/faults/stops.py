@@ -10,7 +10,8 @@ from tape_ds.training import run_folder
 from tests.faults import jobs, runs
 from tests.faults.campaign import Attempt, Campaign
 from tests.faults.kills import find, go_on, kill, random_step, setting_of
-from tests.faults.runs import ROOT, Setting
+from tests.faults.runs import Setting
+from tests.processes import ORPHAN_SECONDS, ROOT
 
 STOP_SECONDS = 30
 """From a signal to the job's end."""
@@ -73,7 +74,7 @@ def _lose_the_launcher(attempt: Attempt) -> None:
         assert process is not None, launch.printed[-2000:]
         kill(process)
         launch.wait()
-        attempt.seen.append(f"no process {launch.gone(jobs.ORPHAN_SECONDS):.1f} s later")
+        attempt.seen.append(f"no process {launch.gone(ORPHAN_SECONDS):.1f} s later")
         assert "Traceback" not in launch.printed, launch.printed[-4000:]
     if run_folder.finished(output) is None:
         newest = runs.newest(output)

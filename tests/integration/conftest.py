@@ -2,11 +2,10 @@
 
 import contextlib
 import os
-import re
 import signal
-import socket
 import subprocess
-import sys
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,58 +13,57 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.processes import ROOT, Forked, Launch, deepspeed
+
+__all__ = ["ROOT", "Ended", "forked", "kill", "launch", "start"]
+
+SECONDS = 300
+"""Longer than any job of these tests takes, on a busy machine as well."""
 TEXT = "\n".join(f"def function_{i}(value):\n    return value + {i}\n" for i in range(400))
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A launch that has ended."""
+    """A job that has ended."""
 
     code: int
     output: str
 
 
-def start(script: str, *arguments: str, processes: int = 2) -> subprocess.Popen[str]:
-    """``deepspeed --num_accelerators N script arguments`` as a user types it, on the CPU, in a process group of its own
-    to which every process of the run belongs."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {
-        "DS_ACCELERATOR": "cpu",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }
-    command = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", str(processes)]
-    return subprocess.Popen(
-        [*command, "--master_port", str(port), script, *arguments],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+def start(log: Path, *words: str, processes: int = 2, environment: Mapping[str, str] | None = None) -> Launch:
+    """``deepspeed --num_accelerators N words`` as a user types it, on the CPU."""
+    return Launch([*deepspeed(processes), *words], log, environment)
 
 
-def launch(script: str, *arguments: str, processes: int = 2, timeout: float = 300) -> Ended:
-    """:func:`start`, and wait for its end."""
-    running = start(script, *arguments, processes=processes)
-    try:
-        output, _ = running.communicate(timeout=timeout)
-    finally:
-        kill(running)
-    return Ended(running.returncode, re.sub(r"\x1b\[[0-9;]*m", "", output))
+def launch(*words: str, processes: int = 2) -> Ended:
+    """:func:`start`, and wait for its end: for what is about launching."""
+    with tempfile.TemporaryDirectory() as folder, start(Path(folder) / "log", *words, processes=processes) as running:
+        return Ended(running.wait(SECONDS), running.printed)
+
+
+def forked(script: str, *words: str, processes: int = 2) -> Ended:
+    """The same script on as many ranks, without a launcher and a quarter of a minute sooner."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Forked(ROOT / script, words, Path(folder) / "log", processes) as running,
+    ):
+        return Ended(running.wait(SECONDS), running.printed)
 
 
 def kill(running: subprocess.Popen[str]) -> None:
-    """``kill -9`` for everything that is left of a launch, all at once."""
+    """``kill -9`` for everything that is left of a process group, all at once."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(running.pid, signal.SIGKILL)
     running.wait()
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """A trainer that a test builds in this process sets variables, which a later job would inherit."""
+    kept = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(kept)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.integration.conftest import launch
+from tests.integration.conftest import forked
 from tests.integration.workers.encodings import ENCODINGS
 
 
@@ -12,7 +12,7 @@ from tests.integration.workers.encodings import ENCODINGS
 def outcomes(tmp_path_factory) -> dict:
     """What two ranks made of every encoding, by stage."""
     folder = tmp_path_factory.mktemp("encodings")
-    ended = launch("tests/integration/workers/encodings.py", "--folder", str(folder))
+    ended = forked("tests/integration/workers/encodings.py", "--folder", str(folder))
     assert ended.code == 0, ended.output[-4000:]
     return json.loads((folder / "outcomes.json").read_text())
 

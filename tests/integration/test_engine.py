@@ -8,7 +8,7 @@ import pytest
 
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.training import merging, trained
-from tests.integration.conftest import launch
+from tests.integration.conftest import forked
 
 ZERO = (".position.attend.weight", ".position.expand.weight")
 
@@ -17,7 +17,7 @@ ZERO = (".position.attend.weight", ".position.expand.weight")
 def launched(tmp_path_factory):
     """One launch for the whole module: its folder and what it printed."""
     folder = tmp_path_factory.mktemp("engine")
-    ended = launch("tests/integration/workers/engine.py", "--folder", str(folder))
+    ended = forked("tests/integration/workers/engine.py", "--folder", str(folder))
     assert ended.code == 0, ended.output[-4000:]
     return folder, ended.output
 

@@ -12,7 +12,7 @@ from lm_eval.tasks import TaskManager
 from evaluation import harness, harness_tasks
 from tape_ds import TapeConfig, TapeForCausalLM
 from tests.evaluation.test_harness import WRITE
-from tests.integration.conftest import ROOT, launch
+from tests.integration.conftest import ROOT, forked
 from tests.model.helpers import randomised
 from tools import export_hf
 
@@ -56,7 +56,7 @@ def test_two_processes_give_what_one_gives(tiny, own, tmp_path):
     """17 questions in batches of 3, read by both processes of DeepSpeed's launcher; then all of them in this one."""
     tasks = ["--tasks", "own_choose", "own_write", "--include_path", str(own)]
     words = [str(tiny / "model"), *tasks, "--batch_size", "3", "--output"]
-    two = launch("--module", "evaluation", "harness", *words, str(tmp_path / "two"))
+    two = forked("evaluation/__main__.py", "harness", *words, str(tmp_path / "two"))
     assert two.code == 0, two.output
     assert two.output.count("written: ") == 1, "one process speaks"
     assert harness.main([*words, str(tmp_path / "one")]) == 0

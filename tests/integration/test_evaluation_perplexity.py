@@ -7,9 +7,7 @@ import pytest
 
 from evaluation import perplexity
 from tape_ds import results
-from tests.integration.conftest import kill, launch, start
-
-COMMAND = ("--module", "evaluation", "perplexity")
+from tests.integration.conftest import forked, start
 
 
 @pytest.fixture
@@ -29,14 +27,12 @@ def figures(folder):
 
 def test_two_processes_that_were_killed_find_what_one_does(arguments, tmp_path):
     killed, alone = tmp_path / "killed", tmp_path / "alone"
-    running = start(*COMMAND, *arguments, "--output", str(killed))
-    try:
-        while running.poll() is None and not any(path.stat().st_size for path in killed.glob(".*/*.jsonl")):
+    words = ["perplexity", *arguments, "--output", str(killed)]
+    with start(tmp_path / "log", "--module", "evaluation", *words) as running:
+        while not running.ended and not any(path.stat().st_size for path in killed.glob(".*/*.jsonl")):
             time.sleep(0.01)
-    finally:
-        kill(running)
     assert not (killed / "perplexity.json").exists(), "it was killed at its first line"
-    ended = launch(*COMMAND, *arguments, "--output", str(killed))
+    ended = forked("evaluation/__main__.py", *words)
     assert ended.code == 0 and "pieces are known" in ended.output, ended.output
     assert perplexity.main([*arguments, "--output", str(alone)]) == 0
     assert figures(killed) == figures(alone)

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tape_ds.training import trained
-from tests.integration.conftest import ROOT, launch
+from tests.integration.conftest import ROOT, forked, launch
 
 SCRIPT = "launchers/extend_llama.py"
 
@@ -78,7 +78,7 @@ def test_loss_falls(two):
 
 def test_one_process_trains_the_same(two, tiny, tmp_path):
     """The global batch and the data are the recipe's: the number of ranks changes rounding, to 1e-4 in fp32."""
-    ended = launch(SCRIPT, *arguments(tiny, tmp_path), processes=1)
+    ended = forked(SCRIPT, *arguments(tiny, tmp_path), processes=1)
     assert ended.code == 0, ended.output[-4000:]
     mine, theirs = ([entry["loss"] for entry in metrics(output)] for output in (tmp_path, two[0]))
     assert mine == pytest.approx(theirs, abs=1e-4)
@@ -89,7 +89,7 @@ def test_one_process_trains_the_same(two, tiny, tmp_path):
 
 def test_angles_alone_are_scored_without_an_engine_as_within_one(two, tiny, tmp_path):
     """The start that a trained run scores first is what the method that trains nothing ends with."""
-    ended = launch(SCRIPT, *arguments(tiny, tmp_path), "--method", "yarn", "--eval_before", "false")
+    ended = forked(SCRIPT, *arguments(tiny, tmp_path), "--method", "yarn", "--eval_before", "false")
     assert ended.code == 0, ended.output[-4000:]
     assert ended.output.count("nothing is trained") == 1 and ended.output.count("scoring yarn x2") == 1
     mine, theirs = (json.loads((output / "results" / "run.json").read_text()) for output in (tmp_path, two[0]))
@@ -104,7 +104,7 @@ def test_resumed_equals_uninterrupted_to_the_last_digit(two, tiny, tmp_path):
     """As after a kill behind step 3: only the checkpoint is there."""
     source = two[0] / "checkpoint-3"
     shutil.copytree(source, tmp_path / "checkpoint-3")
-    ended = launch(SCRIPT, *arguments(tiny, tmp_path), "--resume_from_checkpoint", str(tmp_path / "checkpoint-3"))
+    ended = forked(SCRIPT, *arguments(tiny, tmp_path), "--resume_from_checkpoint", str(tmp_path / "checkpoint-3"))
     assert ended.code == 0, ended.output[-4000:]
     mine = [(entry["step"], entry["loss"], entry["grad_norm"]) for entry in metrics(tmp_path)]
     theirs = [(entry["step"], entry["loss"], entry["grad_norm"]) for entry in metrics(two[0])]
@@ -159,7 +159,7 @@ def test_a_mistake_is_one_message_on_two_ranks(tiny, tmp_path):
     ],
 )
 def test_looking_only_starts_nothing(flag, shown, tiny, tmp_path):
-    ended = launch(SCRIPT, *arguments(tiny, tmp_path / "never"), flag)
+    ended = forked(SCRIPT, *arguments(tiny, tmp_path / "never"), flag)
     assert ended.code == 0 and ended.output.count(shown) == 1
     assert not (tmp_path / "never").exists()
 

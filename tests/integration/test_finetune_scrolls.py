@@ -11,7 +11,7 @@ from tape_ds.training import trained
 from tape_ds.training.finetuning import assemble
 from tape_ds.training.recipe.finetuning import load
 from tape_ds.training.run import build_trainer
-from tests.integration.conftest import ROOT, launch
+from tests.integration.conftest import ROOT, forked, launch
 
 SCRIPT = "launchers/finetune_scrolls.py"
 STEPS, SAVED = 24, 12
@@ -109,7 +109,7 @@ def test_one_process_learns_what_two_do(two, tiny, data, tmp_path):
 def test_resumed_equals_uninterrupted_to_the_last_digit(two, tiny, data, tmp_path):
     """From the first half's checkpoint, in a folder of its own."""
     start = str(two[0] / f"checkpoint-{SAVED}")
-    ended = launch(SCRIPT, *arguments(tiny, data, tmp_path), "--resume_from_checkpoint", start)
+    ended = forked(SCRIPT, *arguments(tiny, data, tmp_path), "--resume_from_checkpoint", start)
     assert ended.code == 0, ended.output[-4000:]
     assert metrics(tmp_path) == metrics(two[0])[SAVED:]
     mine, other = (trained.load_trained(output / "trained") for output in (tmp_path, two[0]))
@@ -119,7 +119,7 @@ def test_resumed_equals_uninterrupted_to_the_last_digit(two, tiny, data, tmp_pat
 
 def test_sharded_weights_are_scored_and_learn_alike(two, tiny, data, tmp_path):
     """ZeRO-3: all ranks gather the weights of every answer that is scored, nine on two ranks."""
-    ended = launch(SCRIPT, *arguments(tiny, data, tmp_path, "zero3"), "--max_steps", "2")
+    ended = forked(SCRIPT, *arguments(tiny, data, tmp_path, "zero3"), "--max_steps", "2")
     assert ended.code == 0, ended.output[-4000:]
     scores = [json.loads((output / "results" / "answers.json").read_text()) for output in (tmp_path, two[0])]
     assert scores[0]["before"]["nll"] == pytest.approx(scores[1]["before"]["nll"], rel=1e-5)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tape_ds.training.run_folder import METRICS, NONFINITE
-from tests.integration.conftest import launch
+from tests.integration.conftest import forked
 from tests.integration.workers.guards import BAD, LIMIT
 
 
@@ -15,7 +15,7 @@ from tests.integration.workers.guards import BAD, LIMIT
 def launched(tmp_path_factory) -> tuple[list[dict[str, Any]], str]:
     """One launch for the whole module: what each engine did, and what was printed."""
     folder = tmp_path_factory.mktemp("guards")
-    ended = launch("tests/integration/workers/guards.py", "--folder", str(folder))
+    ended = forked("tests/integration/workers/guards.py", "--folder", str(folder))
     assert ended.code == 0, ended.output[-4000:]
     return json.loads((folder / "outcomes.json").read_text()), ended.output
 

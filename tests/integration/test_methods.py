@@ -7,7 +7,7 @@ from tape_ds import TapeConfig
 from tape_ds.model import convert
 from tape_ds.training import merging, methods
 from tape_ds.training.trained import load_trained
-from tests.integration.conftest import launch
+from tests.integration.conftest import forked
 from tests.integration.workers.methods import TIED, name_of, probe
 
 
@@ -15,7 +15,7 @@ from tests.integration.workers.methods import TIED, name_of, probe
 def folder(tmp_path_factory):
     """One launch for the whole module."""
     folder = tmp_path_factory.mktemp("methods")
-    ended = launch("tests/integration/workers/methods.py", "--folder", str(folder))
+    ended = forked("tests/integration/workers/methods.py", "--folder", str(folder))
     assert ended.code == 0, ended.output[-4000:]
     return folder
 

@@ -18,7 +18,7 @@ from tape_ds.training import trained
 from tape_ds.training.pretraining import assemble
 from tape_ds.training.recipe.pretraining import load
 from tape_ds.training.run import build_trainer
-from tests.integration.conftest import ROOT, kill, launch, start
+from tests.integration.conftest import ROOT, forked, start
 
 SCRIPT = "launchers/pretrain_c4.py"
 STEPS, SAVED, KILLED = 45, 15, 20
@@ -79,7 +79,7 @@ def metrics(output) -> list[tuple]:
 def two(texts, tmp_path_factory):
     """ZeRO-1 on two processes, from beginning to end; folder and output of the launch."""
     output = tmp_path_factory.mktemp("two")
-    ended = launch(SCRIPT, *arguments(texts, output))
+    ended = forked(SCRIPT, *arguments(texts, output))
     assert ended.code == 0, ended.output[-4000:]
     return output, ended.output
 
@@ -110,16 +110,13 @@ def test_the_result_is_a_whole_model_that_generates(two):
 
 def test_killed_between_saves_and_resumed_equals_uninterrupted_to_the_last_digit(two, texts, tmp_path):
     """kill -9 for every process at once, a few steps after a save; what the run has written by then is all there is."""
-    running = start(SCRIPT, *arguments(texts, tmp_path))
     deadline = time.monotonic() + 200
-    try:
+    with start(tmp_path / "log", SCRIPT, *arguments(texts, tmp_path)) as running:
         while not reached(tmp_path / "metrics.jsonl", KILLED):
-            assert running.poll() is None and time.monotonic() < deadline, "it ended before it could be killed"
+            assert not running.ended and time.monotonic() < deadline, running.printed[-3000:]
             time.sleep(0.01)
-    finally:
-        kill(running)
     assert not (tmp_path / "trained").exists() and (tmp_path / f"checkpoint-{SAVED}").exists()
-    ended = launch(SCRIPT, *arguments(texts, tmp_path), "--resume_from_checkpoint", "true")
+    ended = forked(SCRIPT, *arguments(texts, tmp_path), "--resume_from_checkpoint", "true")
     assert ended.code == 0, ended.output[-4000:]
     assert metrics(tmp_path) == metrics(two[0])
     mine, other = (trained.load_trained(output / "trained") for output in (tmp_path, two[0]))
@@ -135,7 +132,7 @@ def reached(file, step) -> bool:
 
 def test_sharded_weights_start_alike_and_learn_alike(two, texts, tmp_path):
     """ZeRO-3 makes the model in pieces; initial weights, data and what decays are those of ZeRO-1 all the same."""
-    ended = launch(SCRIPT, *arguments(texts, tmp_path, "zero3"), "--max_steps", "12")
+    ended = forked(SCRIPT, *arguments(texts, tmp_path, "zero3"), "--max_steps", "12")
     assert ended.code == 0, ended.output[-4000:]
     alike(tmp_path, two[0])
     assert json.loads((tmp_path / "results" / "run.json").read_text())["figures"]["perplexity"]["256"]["blocks"] > 1

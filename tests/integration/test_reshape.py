@@ -9,7 +9,7 @@ import torch
 from tape_ds.training import checkpoint, reshaping
 from tape_ds.training.checkpoint import Manifest
 from tape_ds.training.engine_state import EngineState, engine_folder
-from tests.integration.conftest import launch
+from tests.integration.conftest import forked
 
 WORKER = "tests/integration/workers/reshaped.py"
 PRETRAIN = "launchers/pretrain_c4.py"
@@ -29,7 +29,7 @@ def carry_out(folder, jobs, processes):
     """Have the jobs done; losses of each after its save."""
     folder.mkdir(exist_ok=True)
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    ended = launch(WORKER, "--folder", str(folder), processes=processes)
+    ended = forked(WORKER, "--folder", str(folder), processes=processes)
     assert ended.code == 0, ended.output[-4000:]
     return json.loads((folder / "done.json").read_text())
 
@@ -140,11 +140,11 @@ def test_a_run_goes_on_with_fewer_ranks_and_with_more_at_another_stage(tmp_path)
         lines = (f"def function_{i}(value):\n    return value + {i * number}\n" for i in range(200))
         (tmp_path / f"{number}.txt").write_text("\n".join(lines))
     run, one, two = tmp_path / "run", tmp_path / "one", tmp_path / "two"
-    end("two ranks", launch(PRETRAIN, *flags(tmp_path, run, "zero1")))
+    end("two ranks", forked(PRETRAIN, *flags(tmp_path, run, "zero1")))
     fewer = reshaping.reshape(run / "checkpoint-4", run / "reshaped", processes=1)
-    end("one rank", launch(PRETRAIN, *flags(tmp_path, one, "zero1", fewer), processes=1))
+    end("one rank", forked(PRETRAIN, *flags(tmp_path, one, "zero1", fewer), processes=1))
     more = reshaping.reshape(one / "checkpoint-8", one / "reshaped", processes=2, stage=3)
-    end("two again", launch(PRETRAIN, *flags(tmp_path, two, "zero3", more)))
+    end("two again", forked(PRETRAIN, *flags(tmp_path, two, "zero3", more)))
     expected = metrics(run)
     assert [step for step, *_ in expected] == [1, 3, 6, 9, 12]
     for output, since in ((one, 2), (two, 3)):

@@ -1,0 +1,328 @@
+"""Jobs of several ranks: as a user launches them, or without a launcher, from a process that has all imported already.
+
+A launch is DeepSpeed's own: its runner, its launch.py, and a Python for every rank, which takes a quarter of a minute
+to import what it needs. A forked rank becomes the script's ``main`` at once, with the same command line, engine,
+process group and exit: for whatever is not about launching. It comes from a server that never computes anything
+itself, since whoever has trained cannot be forked.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import NoReturn, Protocol, Self
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+LAUNCH_SECONDS = 180
+"""Longer than any job takes, on a busy machine as well."""
+ORPHAN_SECONDS = 30
+"""What the ranks of a job have to be gone within when one of them, or their launcher, was killed."""
+LIBRARIES = [f"tape_ds.training.{name}" for name in ("execution", "extension", "finetuning", "merging", "pretraining")]
+"""What the server imports, with all that these import."""
+
+
+class Job(Protocol):
+    """What a launch and a forked job have in common."""
+
+    @property
+    def printed(self) -> str:
+        """What it has printed so far, without colours."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+
+    def wait(self, seconds: float = LAUNCH_SECONDS) -> int:
+        """Its exit code."""
+
+
+def _plain(log: Path) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(encoding="utf-8", errors="replace"))
+
+
+class Launch:
+    """A job that was started as a user starts it, in a session of its own to which all its processes belong.
+
+    Args:
+        command: the whole command line.
+        log: file for what it prints.
+        environment: variables beyond those of this process.
+    """
+
+    def __init__(self, command: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None):
+        self.log = log
+        own = {"HF_HUB_OFFLINE": "1", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(
+                [str(part) for part in command],
+                cwd=ROOT,
+                env=_variables() | own | dict(environment or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def printed(self) -> str:
+        """What it has printed so far, without colours."""
+        return _plain(self.log)
+
+    @property
+    def ended(self) -> bool:
+        """Whether what was started has ended; ranks may yet live."""
+        return self.process.poll() is not None
+
+    def members(self) -> list[psutil.Process]:
+        """Every living process of the job, orphans and loader workers included."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def launcher(self) -> psutil.Process | None:
+        """DeepSpeed's launch.py, while it lives."""
+        return next((each for each in self.members() if "deepspeed.launcher.launch" in _words(each)), None)
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        """The ranks that live, by number; loader workers look alike and are their children."""
+        found: dict[int, psutil.Process] = {}
+        for process in sorted(self.members(), key=lambda each: each.pid):
+            number = next((word for word in _words(process) if word.startswith("--local_rank=")), None)
+            if number is not None:
+                found.setdefault(int(number.partition("=")[2]), process)
+        return found
+
+    def wait(self, seconds: float = LAUNCH_SECONDS) -> int:
+        """The exit code of what was started; everything is killed where it takes longer than ``seconds``.
+
+        Raises:
+            AssertionError: it took longer.
+        """
+        try:
+            return self.process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            stuck = [(each.pid, each.status()) for each in self.members()]
+            self.kill()
+            raise AssertionError(f"no end after {seconds:.0f} s: {stuck}\n{self.printed[-3000:]}") from None
+
+    def gone(self, seconds: float = ORPHAN_SECONDS) -> float:
+        """Wait until no process of the job lives; returns how long that took.
+
+        Raises:
+            AssertionError: some live after ``seconds``; they are killed.
+        """
+        begin = time.monotonic()
+        self._reap()
+        while living := self.members():
+            if time.monotonic() - begin > seconds:
+                names = [f"{each.pid} {' '.join(_words(each))[-160:]}" for each in living]
+                self.kill()
+                raise AssertionError(f"after {seconds:.0f} s these still lived: {names}\n{self.printed[-3000:]}")
+            time.sleep(0.1)
+            self._reap()
+        return time.monotonic() - begin
+
+    def _reap(self) -> None:
+        self.process.poll()
+
+    def kill(self) -> None:
+        """``kill -9`` for everything that is left of it."""
+        for process in self.members():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+class Forked:
+    """A job whose ranks come from the server.
+
+    Args:
+        script: whose ``main`` they become.
+        words: its command line.
+        log: file for what they print.
+        processes: ranks.
+        environment: variables beyond those of this process.
+    """
+
+    def __init__(
+        self,
+        script: Path,
+        words: Sequence[str],
+        log: Path,
+        processes: int = 1,
+        environment: Mapping[str, str] | None = None,
+    ):
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
+        job = {"WORLD_SIZE": str(processes), "LOCAL_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1"}
+        job |= {"MASTER_PORT": str(free_port()), "HF_HUB_OFFLINE": "1", **(environment or {})}
+        told = [_variables() | job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+        words = [str(word) for word in words]
+        self._processes = [_server().Process(target=_become, args=(script, words, log, own)) for own in told]
+        for process in self._processes:
+            process.start()
+
+    @property
+    def ranks(self) -> list[int]:
+        """Process ids."""
+        return [process.pid for process in self._processes if process.pid is not None]
+
+    @property
+    def codes(self) -> dict[int, int]:
+        """Exit codes of the ranks that have ended, by their process ids."""
+        ended = {process.pid: process.exitcode for process in self._processes}
+        return {pid: code for pid, code in ended.items() if pid is not None and code is not None}
+
+    @property
+    def printed(self) -> str:
+        """What it has printed so far, without colours."""
+        return _plain(self.log)
+
+    @property
+    def ended(self) -> bool:
+        """Whether all ranks have ended."""
+        return len(self.codes) == len(self._processes)
+
+    def wait(self, seconds: float = LAUNCH_SECONDS) -> int:
+        """The exit code of the job: 0 if that is every rank's, else that of the first one that failed; the others are
+        then given :data:`ORPHAN_SECONDS` to end.
+
+        Raises:
+            AssertionError: it took longer than ``seconds``, or a rank outlived the failed one.
+        """
+        deadline, failed = time.monotonic() + seconds, 0
+        while not self.ended:
+            if not failed and (failed := next((code for code in self.codes.values() if code), 0)):
+                deadline = min(deadline, time.monotonic() + ORPHAN_SECONDS)
+            if time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(f"exit codes {list(self.codes.values())}, then no end\n{self.printed[-3000:]}")
+            time.sleep(0.02)
+        return failed or next((code for code in self.codes.values() if code), 0)
+
+    def kill(self) -> None:
+        """``kill -9`` for every rank that is left, and its loader workers."""
+        while not self.ended:
+            for pid in set(self.ranks) - set(self.codes):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+def _variables() -> dict[str, str]:
+    """The environment of every job's processes."""
+    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return inherited | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+@functools.cache
+def _server() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(LIBRARIES)
+    with _environment(_variables()):
+        multiprocessing.forkserver.ensure_running()
+    return context
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    kept = dict(os.environ)
+    _set_environment(variables)
+    try:
+        yield
+    finally:
+        _set_environment(kept)
+
+
+def _set_environment(variables: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+
+
+def _become(script: Path, words: Sequence[str], log: Path, environment: Mapping[str, str]) -> NoReturn:
+    """Be a rank, until its end."""
+    code = 1
+    try:
+        os.setsid()
+        output = os.open(log, os.O_WRONLY | os.O_APPEND)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+        _set_environment(environment)
+        sys.argv = [str(script), *words]
+        os.chdir(ROOT)
+        code = _main_of(script)() or 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _main_of(script: Path) -> Callable[[], int | None]:
+    specification = importlib.util.spec_from_file_location(script.stem, script)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    main: Callable[[], int | None] = module.main
+    return main
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def deepspeed(processes: int = 2) -> list[str]:
+    """The words before the script: DeepSpeed's runner, on a port of its own."""
+    runner = [sys.executable, "-m", "deepspeed.launcher.runner"]
+    return [*runner, "--num_accelerators", str(processes), "--master_port", str(free_port())]
