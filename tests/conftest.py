@@ -1,6 +1,7 @@
 """What every test shares: one thread, no network, hardware marks and Triton's mode decided in one place."""
 
 import os
+import signal
 
 # Before any library reads them. One thread: two workers share two cores, and sums come out in one order.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -14,6 +15,9 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+# A shell's background job ignores SIGINT, and nohup SIGHUP; tests of signals need what a terminal gives.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Kernel tests run on the GPU where there is one, else in Triton's interpreter. Triton asks when it decorates a kernel,
 # its own included, so this comes before anything of it is imported; torch by itself imports none of it.
 if not torch.cuda.is_available():

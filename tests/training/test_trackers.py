@@ -69,8 +69,9 @@ def test_tensorboard_on_a_full_disk(tmp_path, capsys, monkeypatch):
     arguments = SimpleNamespace(logging_dir=str(tmp_path), to_json_string=lambda: "{}")
     handler.on_train_begin(arguments, state, control)
     writer = callback.tb_writer._get_file_writer().event_writer._async_writer._writer
-    writer._writer.close()
-    writer._writer = open("/dev/full", "wb", buffering=0)  # noqa: SIM115 - the writer closes it
+    callback.tb_writer.flush()
+    before, writer._writer = writer._writer, open("/dev/full", "wb", buffering=0)  # noqa: SIM115 - the writer closes it
+    before.close()
     for _ in range(3):
         handler.on_log(arguments, state, control, {"loss": 1.0})
     assert capsys.readouterr().out.count("TensorBoard GETS NOTHING MORE") == 1
