@@ -2,6 +2,7 @@
 # make test    the default test suite (CPU only)
 # make check   format, lint, types
 # make faults  every fault campaign in full (an hour or more; killed, it goes on): docs/results/faults.md
+# make scale   losses and gradients of every layout of processes against one process, in full: docs/results/scale.md
 # make compile-kernels    compile the Triton kernels without a GPU; TRITON=3.6.0 does it with another version of Triton
 # make setup   what the others do first: .venv with the pinned packages and this package; skipped when it is there
 # make clean   remove caches and build leftovers; `make distclean` removes .venv as well
@@ -30,7 +31,7 @@ on_linux = $(if $(filter Linux,$(shell uname -s)),$(1))
 export TOKENIZERS_PARALLELISM := false
 export ARGS
 
-.PHONY: demo test check faults compile-kernels format setup clean distclean
+.PHONY: demo test check faults scale compile-kernels format setup clean distclean
 
 # Two processes where there is no GPU, else one for each GPU: as many as divide the demo's batch of 8. A free port lets two
 # demos share a machine.
@@ -50,9 +51,10 @@ demo: $(STAMP)
 # Each part says how long it took. Parts that start processes of their own run one test at a time. A part that holds none
 # of the tests ARGS asks for (pytest's exit code 5) is no failure.
 test: $(STAMP) $(call on_linux,$(call triton,$(NEWEST_TRITON)))
-	@$(call part,core,tests --ignore=tests/integration --ignore=tests/kernels --ignore=tests/faults -n $(WORKERS))
+	@$(call part,core,tests --ignore=tests/integration --ignore=tests/kernels --ignore=tests/faults --ignore=tests/parallel -n $(WORKERS))
 	@$(call part,kernels,tests/kernels -n $(WORKERS))
 	@if [ -d tests/integration ]; then $(call part,integration,tests/integration); fi
+	@$(call part,scale,tests/parallel)
 	@$(call part,faults,tests/faults -m "not slow")
 
 define part
@@ -71,6 +73,9 @@ check: $(STAMP)
 # What was survived is kept in .cache/faults and not tried again; remove that folder to begin anew.
 faults: $(STAMP)
 	PATH="$(BIN):$$PATH" $(BIN)/python -m tests.faults $(ARGS)
+
+scale: $(STAMP)
+	PATH="$(BIN):$$PATH" DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 $(BIN)/python -m tests.parallel $(ARGS)
 
 compile-kernels: $(STAMP) $(call triton,$(TRITON))
 	env -u TRITON_INTERPRET PYTHONPATH="$(call triton,$(TRITON))" $(BIN)/python -m tools.compile_kernels $(ARGS)

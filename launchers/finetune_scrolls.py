@@ -14,10 +14,12 @@ import sys
 from typing import NoReturn
 
 from tape_ds.errors import command
+from tape_ds.training.cluster.roll_call import answering
 from tape_ds.training.recipe import finetuning, plan
 
 
 @command
+@answering
 def main() -> int:
     """Check the recipe, then build, train, score and report."""
     recipe = finetuning.load(sys.argv[1:])

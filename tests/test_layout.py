@@ -21,8 +21,9 @@ MAY_IMPORT = {
     "model": {"kernels", "errors"},
     "data": {"model", "errors", "storage"},
     "parallel": {"model", "kernels", "errors"},
+    "planning": {"model", "kernels", "errors"},
     "scoring": {"data", "model", "errors"},
-    "training": {"scoring", "data", "parallel", "model", "kernels", "errors", "results", "storage"},
+    "training": {"scoring", "data", "parallel", "planning", "model", "kernels", "errors", "results", "storage"},
     "export": {"training", "scoring", "data", "model", "errors", "results", "storage", "__init__"},
     "__init__": {"model", "errors"},
 }

@@ -27,7 +27,7 @@ from tape_ds.errors import raise_if_any
 from tape_ds.kernels.rotate import rotate
 from tape_ds.model import weights
 from tape_ds.model.attention import attend, attend_with_weights
-from tape_ds.model.attention.shifted_groups import attend_in_groups
+from tape_ds.model.attention.shifted_groups import attend_in_groups, require_every_head
 from tape_ds.model.filling import require_exact
 from tape_ds.model.gptj_configuration import ScaledGPTJConfig
 from tape_ds.model.inputs import (
@@ -42,6 +42,7 @@ from tape_ds.model.language_model import LanguageModel
 from tape_ds.model.output_head import OutputHead
 from tape_ds.model.positions.base import Options
 from tape_ds.model.positions.rope import RopeEncoding
+from tape_ds.model.sharding import Shards, ShareRows, keep_own, shards_of
 
 
 class _Angles(NamedTuple):
@@ -80,24 +81,34 @@ class ScaledGPTJAttention(nn.Module):
         document_ids: Tensor | None,
         offset: int | Tensor,
         past_key_values: Cache | None,
+        shards: Shards | None,
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the output [B, T, D] and the weights [B, H, T, S] (``reference`` backend only, not within groups,
-        else None)."""
+        else None); with ``shards`` as :meth:`tape_ds.model.llama.TapeAttention.forward`.
+
+        Raises:
+            ValueError: attention within groups with a cache that is not empty, or with ``shards``.
+        """
         heads = (*x_BTD.shape[:2], -1, self.config.head_dim)
         q_BHTK = rotate_pairs(self.q_proj(x_BTD).view(heads).transpose(1, 2), start_B1TR)
         k_BHSK = rotate_pairs(self.k_proj(x_BTD).view(heads).transpose(1, 2), start_B1TR)
         v_BHSK = self.v_proj(x_BTD).view(heads).transpose(1, 2)
+        if shards is not None:
+            q_BHTK, k_BHSK, v_BHSK = shards.to_heads(q_BHTK, k_BHSK, v_BHSK)
         if past_key_values is not None:
             k_BHSK, v_BHSK = past_key_values.update(k_BHSK, v_BHSK, self.layer_index)
         places: dict[str, Any] = {"document_ids": document_ids, "offset": offset}
         backend, weights = resolve_backend(self.config), None
         if self.training and self.group_tokens is not None:
+            require_every_head(shards)
             groups: dict[str, Any] = {"group": self.group_tokens, "document_ids": document_ids, "backend": backend}
             out_BHTK = attend_in_groups(q_BHTK, k_BHSK, v_BHSK, **groups)
         elif backend == "reference":
             out_BHTK, weights = attend_with_weights(q_BHTK, k_BHSK, v_BHSK, **places)
         else:
             out_BHTK = attend(q_BHTK, k_BHSK, v_BHSK, **places, backend=backend)
+        if shards is not None:
+            out_BHTK = shards.to_tokens(out_BHTK)
         return self.out_proj(out_BHTK.transpose(1, 2).flatten(2)), weights
 
 
@@ -132,11 +143,12 @@ class ScaledGPTJBlock(GradientCheckpointingLayer):
         offset: int | Tensor = 0,
         past_key_values: Cache | None = None,
         use_cache: bool = False,
+        shards: Shards | None = None,
     ) -> Tensor:
         """Returns the hidden states."""
         x_BTD = self.ln_1(hidden_BTD)
         past_key_values = past_key_values if use_cache else None
-        attended_BTD, _ = self.attn(x_BTD, start_B1TR, document_ids, offset, past_key_values)
+        attended_BTD, _ = self.attn(x_BTD, start_B1TR, document_ids, offset, past_key_values, shards)
         return attended_BTD + self.mlp(x_BTD) + hidden_BTD
 
 
@@ -157,6 +169,9 @@ class ScaledGPTJPreTrainedModel(PreTrainedModel):
 
 class ScaledGPTJModel(ScaledGPTJPreTrainedModel):
     """Embedding, blocks and final norm."""
+
+    share_rows: ShareRows | None = None
+    """See :attr:`tape_ds.model.llama.TapeModel.share_rows`."""
 
     def __init__(self, config: ScaledGPTJConfig):
         super().__init__(config)
@@ -193,16 +208,21 @@ class ScaledGPTJModel(ScaledGPTJPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         require_weights(self.config, kwargs)
-        hidden_BTD = self.wte(input_ids) if inputs_embeds is None else inputs_embeds
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        assert given is not None
+        tokens = given.shape[1]
+        shards = shards_of(self, tokens, bool(use_cache) or past_key_values is not None)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         offset = past_length(past_key_values)
-        tokens = hidden_BTD.shape[1]
         if position_ids is None:
-            position_ids = torch.arange(tokens, device=hidden_BTD.device)[None] + offset
+            position_ids = torch.arange(tokens, device=given.device)[None] + offset
         documents = merge_masks(attention_mask, document_ids, tokens, offset)
-        hidden_BTD = blank_padding(hidden_BTD, documents, offset)
-        start_B1TR = self.encoding.start(rows_that_differ(position_ids)[..., None])
+        places_BT1 = rows_that_differ(position_ids)[..., None]
+        own, own_documents, own_places = keep_own(shards, given, documents, places_BT1)
+        hidden_BTD = self.wte(own) if inputs_embeds is None else own
+        hidden_BTD = blank_padding(hidden_BTD, own_documents, offset)
+        start_B1TR = self.encoding.start(own_places)
         for block in self.h:
             hidden_BTD = block(
                 hidden_BTD,
@@ -211,6 +231,7 @@ class ScaledGPTJModel(ScaledGPTJPreTrainedModel):
                 offset=offset,
                 past_key_values=past_key_values,
                 use_cache=past_key_values is not None,
+                shards=shards,
             )
         return BaseModelOutputWithPast(last_hidden_state=self.ln_f(hidden_BTD), past_key_values=past_key_values)
 

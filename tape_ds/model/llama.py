@@ -25,7 +25,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from tape_ds.model import flops, place_memory, positions
 from tape_ds.model.attention import attend, attend_with_weights
-from tape_ds.model.attention.shifted_groups import attend_in_groups
+from tape_ds.model.attention.shifted_groups import attend_in_groups, require_every_head
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.inputs import (
     blank_padding,
@@ -37,6 +37,7 @@ from tape_ds.model.inputs import (
 )
 from tape_ds.model.language_model import LanguageModel
 from tape_ds.model.output_head import OutputHead
+from tape_ds.model.sharding import Shards, ShareRows, keep_own, shards_of
 
 
 class TapeAttention(nn.Module):
@@ -66,15 +67,21 @@ class TapeAttention(nn.Module):
         state: Tensor | None,
         document_ids: Tensor | None,
         offset: int | Tensor,
+        query_places: Tensor | None,
         key_places: Tensor | None,
         past_key_values: Cache | None,
         remembered: Tensor | None,
+        shards: Shards | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Returns the output [B, T, D], the weights [B, H, T, S] (``reference`` backend only, not within groups,
         else None) and what became of the carried columns [B, H, T, C].
 
+        With ``shards``, inputs and outputs are of this process's tokens, and the weights of its heads; masks, the
+        queries' places and the keys' are of whole rows.
+
         Raises:
-            ValueError: attention within groups with a bias on the scores, or with a cache that is not empty.
+            ValueError: attention within groups with a bias on the scores, with a cache that is not empty, or with
+                ``shards``.
         """
         heads = (*x_BTD.shape[:2], -1, self.config.head_dim)
         q_BHTK = self.q_proj(x_BTD).view(heads).transpose(1, 2)
@@ -84,18 +91,24 @@ class TapeAttention(nn.Module):
         carried_BGTC = position.carry(start, state, v_BGTV)
         if carried_BGTC is not None:
             v_BGTV = torch.cat((v_BGTV, carried_BGTC), dim=-1)
+        width, heads_read = self.config.head_dim, slice(None)
+        if shards is not None:
+            q_BHTK, k_BGTK, v_BGTV = shards.to_heads(q_BHTK, k_BGTK, v_BGTV)
+            carried_BGTC = None if carried_BGTC is None else v_BGTV[..., width:]
+            heads_read = shards.heads(self.config.num_attention_heads)
 
-        k_BGSK, v_BGSV, width = k_BGTK, v_BGTV, self.config.head_dim
+        k_BGSK, v_BGSV = k_BGTK, v_BGTV
         if past_key_values is not None:
             k_BGTK = k_BGTK if remembered is None else place_memory.attach(k_BGTK, remembered)
             k_BGSK, v_BGSV = past_key_values.update(k_BGTK, v_BGTV, self.layer_index)
             k_BGSK = k_BGSK[..., :width]
         carried_BGSC = None if carried_BGTC is None else v_BGSV[..., width:]
-        score_bias = position.score_bias(start, state, key_places, carried_BGSC)
+        score_bias = position.score_bias(query_places, carried_BGTC, key_places, carried_BGSC, heads_read)
         arguments: dict[str, Any] = {"document_ids": document_ids, "offset": offset, "score_bias": score_bias}
         backend = resolve_backend(self.config)
         weights = None
         if self.training and self.group_tokens is not None:
+            require_every_head(shards)
             if score_bias is not None:
                 raise ValueError(
                     f"{self.config.position_encoding} adds a bias to the scores, which attention within groups cannot: "
@@ -108,6 +121,8 @@ class TapeAttention(nn.Module):
         else:
             out_BHTV = attend(q_BHTK, k_BGSK, v_BGSV, **arguments, backend=backend)
 
+        if shards is not None:
+            out_BHTV = shards.to_tokens(out_BHTV)
         out_BHTK, moved_BHTC = out_BHTV, None
         if carried_BGTC is not None:
             out_BHTK, moved_BHTC = out_BHTV.split((width, carried_BGTC.shape[-1]), dim=-1)
@@ -132,16 +147,19 @@ class TapeDecoderLayer(GradientCheckpointingLayer):
         start: Tensor | None = None,
         document_ids: Tensor | None = None,
         offset: int | Tensor = 0,
+        query_places: Tensor | None = None,
         key_places: Tensor | None = None,
         past_key_values: Cache | None = None,
         remembered: Tensor | None = None,
         use_cache: bool = False,
+        shards: Shards | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the hidden states and the position state; both are flat tensors, so checkpointing tracks both."""
         x_BTD = self.input_layernorm(hidden_BTD)
         past_key_values = past_key_values if use_cache else None
+        places = (document_ids, offset, query_places, key_places)
         attended_BTD, _, moved_BHTC = self.self_attn(
-            x_BTD, self.position, start, state, document_ids, offset, key_places, past_key_values, remembered
+            x_BTD, self.position, start, state, *places, past_key_values, remembered, shards
         )
         hidden_BTD = hidden_BTD + attended_BTD
         y_BTD = self.mlp(self.post_attention_layernorm(hidden_BTD))
@@ -175,6 +193,9 @@ class TapePreTrainedModel(PreTrainedModel):
 class TapeModel(TapePreTrainedModel):
     """Embedding, blocks and final norm."""
 
+    share_rows: ShareRows | None = None
+    """In training mode the tokens of a row are shared with other processes, see :mod:`tape_ds.model.sharding`."""
+
     def __init__(self, config: TapeConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
@@ -197,7 +218,7 @@ class TapeModel(TapePreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Hidden states of one call.
+        """Hidden states of one call; of this process's tokens, where rows are shared (``share_rows``).
 
         Args:
             input_ids: int64 [B, T]; or ``inputs_embeds`` [B, T, D].
@@ -209,28 +230,34 @@ class TapeModel(TapePreTrainedModel):
 
         Raises:
             ValueError: neither or both of ids and embeddings, a 4D mask, masks of the wrong length, attention
-                weights asked of a backend that has none.
+                weights asked of a backend that has none, a cache where rows are shared.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         require_weights(self.config, kwargs)
-        hidden_BTD = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        assert given is not None
+        tokens = given.shape[1]
+        shards = shards_of(self, tokens, bool(use_cache) or past_key_values is not None)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         offset = past_length(past_key_values)
-        tokens = hidden_BTD.shape[1]
         if position_ids is None:
-            position_ids = torch.arange(tokens, device=hidden_BTD.device)[None] + offset
+            position_ids = torch.arange(tokens, device=given.device)[None] + offset
         position_ids = rows_that_differ(position_ids)
         documents = merge_masks(attention_mask, document_ids, tokens, offset)
-        hidden_BTD = blank_padding(hidden_BTD, documents, offset)
         remembers = self.encoding.remembers
         past_places = place_memory.recall(past_key_values, offset, remembers, self.config.head_dim)
         text = positions.Text(input_ids, documents, offset, past_places)
+        if shards is not None and self.encoding.draws:
+            shards.agree_on_draws(given.device)
         places_BTN = self.encoding.locate(position_ids, text)
         key_places = text.whole(places_BTN) if remembers else None
-        hidden_BTD = self.encoding.embed(hidden_BTD, places_BTN)
-        start = self.encoding.start(places_BTN)
+        own, own_documents, own_places = keep_own(shards, given, documents, places_BTN)
+        hidden_BTD = self.embed_tokens(own) if inputs_embeds is None else own
+        hidden_BTD = blank_padding(hidden_BTD, own_documents, offset)
+        hidden_BTD = self.encoding.embed(hidden_BTD, own_places)
+        start = self.encoding.start(own_places)
         state = None
         for layer in self.layers:
             hidden_BTD, state = layer(
@@ -239,10 +266,12 @@ class TapeModel(TapePreTrainedModel):
                 start=start,
                 document_ids=documents,
                 offset=offset,
+                query_places=places_BTN if remembers else None,
                 key_places=key_places,
                 past_key_values=past_key_values,
                 remembered=places_BTN if remembers and layer is self.layers[0] else None,
                 use_cache=past_key_values is not None,
+                shards=shards,
             )
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_BTD), past_key_values=past_key_values)
 

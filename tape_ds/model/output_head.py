@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tape_ds.kernels.linear_cross_entropy import linear_cross_entropy
+from tape_ds.model.sharding import Shards
 
 logger = logging.getLogger(__name__)
 
@@ -115,11 +116,35 @@ def causal_lm_loss(
     if (reason := why_not(head)) is not None:
         _say_once(reason)
         return None
-    targets_BT = F.pad(labels_BT, (0, 1), value=ignore_index)[..., 1:] if shift_labels is None else shift_labels
+    targets_BT = shifted(labels_BT, ignore_index) if shift_labels is None else shift_labels
     targets_BT = targets_BT.to(hidden_BTD.device)
     loss = head(hidden_BTD, targets=targets_BT, ignore_index=ignore_index)
     items = (targets_BT != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
     return loss / (items.to(loss.device) if isinstance(items, Tensor) else items)
+
+
+def shifted(labels_BT: Tensor, ignore_index: int = -100) -> Tensor:
+    """What each token predicts: the label of the next one, of the last one none."""
+    return F.pad(labels_BT, (0, 1), value=ignore_index)[..., 1:]
+
+
+def own_targets(
+    shards: Shards,
+    labels_BT: Tensor,
+    num_items_in_batch: Tensor | int | None = None,
+    ignore_index: int = -100,
+    shift_labels: Tensor | None = None,
+    **_: Any,
+) -> dict[str, Any]:
+    """What the loss of one process's tokens takes beside labels: its targets, and the number that divides their sum.
+
+    The number is of whole rows; where nobody gives it, it is counted there. So the parts of all processes add up to the
+    loss, and a part without a target is 0. Arguments are those of :func:`causal_lm_loss`.
+    """
+    targets_BT = shifted(labels_BT, ignore_index) if shift_labels is None else shift_labels
+    items = (targets_BT != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
+    own_BT = shards.mine(targets_BT, filling=ignore_index).contiguous()  # transformers' loss takes a view of it
+    return {"shift_labels": own_BT, "num_items_in_batch": items}
 
 
 def why_not(head: nn.Module) -> str | None:

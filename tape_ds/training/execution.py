@@ -13,8 +13,9 @@ from pathlib import Path
 
 from tape_ds import storage
 from tape_ds.errors import UserError
-from tape_ds.training import checkpoint, guards, report, run, run_folder, run_lock, shared_work, stopping
+from tape_ds.training import checkpoint, guards, report, run, run_folder, run_lock, shared_work, stopping, verdict
 from tape_ds.training.agreement import Agreement
+from tape_ds.training.allocator import expand_segments
 from tape_ds.training.environment import leave_process_group, say
 from tape_ds.training.guards import StoppedByGuard
 from tape_ds.training.recipe.recipe import Recipe
@@ -26,6 +27,7 @@ from tape_ds.training.watchdog import Watchdog
 def launch(recipe: Recipe, assemble: Callable[..., run.Run]) -> int:
     """Assemble the run of a recipe and carry it out; returns the exit code. Signals are answered from here on, and so
     is the launcher's death."""
+    expand_segments(recipe.memory.expandable_segments)
     stop = StopRequest()
     stop.listen()
     stopping.watch_launcher(stop)
@@ -71,6 +73,7 @@ def carry_out(prepared: run.Run, stop: StopRequest | None = None) -> int:
     except StoppedByGuard as stopped:
         if agreement.rank == 0:
             say(str(stopped))
+        verdict.leave(guards.EXIT_CODE)
         _leave(prepared, agreement)
         return guards.EXIT_CODE
     except RuntimeError as error:

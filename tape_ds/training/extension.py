@@ -27,6 +27,7 @@ from tape_ds.training.held_out import HeldOut, Scores, read_passkeys, read_score
 from tape_ds.training.recipe.extension import ExtensionRecipe
 from tape_ds.training.recipe.extension_checks import check_against_model
 from tape_ds.training.recipe.method_checks import targets_of
+from tape_ds.training.recipe.scale import check_model
 from tape_ds.training.run import Run, fingerprints, require_same, sample_count, start, weights_dtype
 from tape_ds.training.run_folder import RESULTS
 from tape_ds.training.trained import Record, check_whole
@@ -158,12 +159,13 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
     raise_if_any(check_whole("model", recipe.model.model, base))
     native = extendable.read_config(base)
     fitting = [*check_against_model(recipe, native), *targets_of(recipe.chosen, native.model_type, recipe.method)]
-    raise_if_any([*extendable.check(native), *fitting])
-    started = start(recipe)
+    raise_if_any([*extendable.check(native), *fitting, *check_model(recipe.scale, native)])
+    read = fingerprints(recipe.data.train_data if recipe.trains else [])
+    started = start(recipe, read)
     arguments = started.arguments
     tokenizer = tokenizers.load(base, "model")
     raise_if_any(rows_of_vocabulary.check_rows(native, tokenizer))
-    decides = identity.of(recipe, tokenizer, fingerprints(recipe.data.train_data if recipe.trains else []), base)
+    decides = identity.of(recipe, tokenizer, read, base)
     require_same(recipe, started, decides)
     rows: Any = training_rows(recipe, tokenizer) if recipe.trains else []
     held_out, prompts = held_out_documents(recipe, tokenizer), passkey_prompts(recipe, tokenizer)

@@ -21,6 +21,7 @@ from tape_ds.training import answer_scores, identity, methods, tables
 from tape_ds.training.answer_scores import AnswerScores
 from tape_ds.training.extension import base_address
 from tape_ds.training.recipe.finetuning import HELD_OUT, TRAIN, FinetuningRecipe, data_origin
+from tape_ds.training.recipe.scale import check_model
 from tape_ds.training.run import Run, require_same, sample_count, start, weights_dtype
 from tape_ds.training.trained import Record, check_whole
 
@@ -115,14 +116,14 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
     base = convert.resolve(base_address(recipe.model.model))
     raise_if_any(check_whole("model", recipe.model.model, base))
     native = extendable.read_config(base)
-    raise_if_any(extendable.check(native))
+    raise_if_any([*extendable.check(native), *check_model(recipe.scale, native)])
     config = model_config(recipe, native)
-    started = start(recipe)
+    data = recipe.data
+    read = {f"scrolls:{data.dataset}/{TRAIN}": examples.fingerprint(data.dataset, TRAIN, data.data_dir)}
+    started = start(recipe, read)
     arguments = started.arguments
     tokenizer = tokenizers.load(base, "model")
     raise_if_any([*rows_of_vocabulary.check_rows(native, tokenizer), *check_end(recipe, tokenizer)])
-    data = recipe.data
-    read = {f"scrolls:{data.dataset}/{TRAIN}": examples.fingerprint(data.dataset, TRAIN, data.data_dir)}
     decides = identity.of(recipe, tokenizer, read, base)
     require_same(recipe, started, decides)
     train = tokenized(recipe, tokenizer, TRAIN)

@@ -30,6 +30,7 @@ RISKLESS = (
     *("per_device_train_batch_size", "activation_checkpointing", "activation_checkpointing_kwargs"),
     *("full_determinism", "tf32", "torch_compile", "torch_compile_backend", "torch_compile_mode"),
     *("attention_backend", "liger", "spike_sigma", "spike_window", "spike_action"),
+    *("checkpoint_layers", "checkpoint_offload", "mlp_tiles"),
 )
 """Fields that may change on the way where somebody wants it: the numbers change from there on, and nothing breaks."""
 FREE = (
@@ -37,6 +38,8 @@ FREE = (
     *("eval_before", "eval_length", "eval_lengths", "eval_span", "eval_tokens", "eval_examples"),
     *("passkey_lengths", "passkey_trials", "passkey_form"),
     *("keep_every", "keep_steps", "async_save", "resume_anyway", "start_anew", "nonfinite_limit", "watchdog_seconds"),
+    *("sequence_parallel_size", "expandable_segments"),
+    *("profile", "profile_start", "profile_steps", "profile_ranks"),
 )
 """This stack's own fields that change no number, and those for which a fingerprint stands (of data, tokenizer, base);
 for ``deepspeed`` its stage does. All others of its own must stay as they are, but for the riskless."""

@@ -79,9 +79,10 @@ def assemble(recipe: PretrainingRecipe) -> Pretraining:
     """
     tokenizer = choose_tokenizer(recipe)
     config = recipe.model_config(tokenizer)
-    started = start(recipe)
+    read = fingerprints(recipe.data.train_data)
+    started = start(recipe, read)
     arguments = started.arguments
-    decides = identity.of(recipe, tokenizer, fingerprints(recipe.data.train_data))
+    decides = identity.of(recipe, tokenizer, read)
     require_same(recipe, started, decides)
     rows = training_rows(recipe, tokenizer)
     held_out, left_out = held_out_documents(recipe, tokenizer)

@@ -5,13 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tape_ds import results
-from tape_ds.training import memory, plots, tables
+from tape_ds.training import forecast, plots, tables
 from tape_ds.training.names import summarise
 from tape_ds.training.run import Run
 from tape_ds.training.run_folder import RESULTS, TRAINED
 from tape_ds.training.trainer import TapeTrainer
-
-GIB = 2**30
 
 
 def announce(run: Run) -> None:
@@ -19,17 +17,8 @@ def announce(run: Run) -> None:
     recipe, arguments = run.recipe, run.arguments
     total, trained = run.parameter_counts
     stage = engine_stage(arguments)
-    micro = arguments.per_device_train_batch_size
-    estimate = memory.estimate(
-        run.config,
-        parameters=total,
-        trained=trained,
-        tokens=micro * recipe.window,
-        ranks=arguments.world_size,
-        stage=stage,
-        element_bytes=run.dtype.itemsize,
-        checkpointing=arguments.gradient_checkpointing,
-    )
+    micro, layout = arguments.per_device_train_batch_size, recipe.layout(arguments.world_size)
+    asked = forecast.job(recipe, run.config, arguments.world_size, forecast.gpu_at_hand())
     own = run.outline()
     rows = {
         "model": own.pop("model"),
@@ -38,15 +27,13 @@ def announce(run: Run) -> None:
         "trained": summarise(run.names) or "nothing",
         **own,
         "batch": f"{recipe.global_batch_size} rows x {run.row_tokens} = {run.tokens_per_step:,} tokens a step "
-        f"({micro} per device x {arguments.world_size} processes x "
+        f"({micro} per device x {layout.data} {layout.readers} x "
         f"{arguments.gradient_accumulation_steps} accumulation)",
         "steps": f"{run.steps:,}, learning rate {arguments.learning_rate:g}, seed {arguments.seed}",
         "engine": f"{'ZeRO-' + str(stage) if arguments.deepspeed else 'no DeepSpeed'}, "
         f"{'bf16' if arguments.bf16 else 'fp16' if arguments.fp16 else 'fp32'}, checkpointing "
         f"{'on' if arguments.gradient_checkpointing else 'off'}",
-        "memory": f"about {estimate.total / GIB:.2f} GiB a process: weights {estimate.weights / GIB:.2f}, gradients "
-        f"{estimate.gradients / GIB:.2f}, optimizer {estimate.optimizer / GIB:.2f}, activations "
-        f"{estimate.activations / GIB:.2f}, logits {estimate.logits / GIB:.2f} (arithmetic, not measured)",
+        "memory": forecast.told(asked),
         "results": str(run.output),
     }
     tables.print_rows(rows)

@@ -26,7 +26,10 @@ from tape_ds.model.flops import training_flops_per_token
 from tape_ds.training import checkpoint, identity, resume, run_lock
 from tape_ds.training.agreement import Agreement
 from tape_ds.training.callbacks import Progress, SaveTrained
+from tape_ds.training.cluster import start_up
 from tape_ds.training.environment import join_process_group, keep_trackers_in, say
+from tape_ds.training.levers import ApplyLevers
+from tape_ds.training.profiling import StepProfiler
 from tape_ds.training.recipe import deepspeed_config
 from tape_ds.training.recipe.recipe import Recipe
 from tape_ds.training.resume import Resumed
@@ -140,16 +143,22 @@ def _numel(parameter: nn.Parameter) -> int:
     return packed.shape.numel() if packed is not None else getattr(parameter, "ds_numel", parameter.numel())
 
 
-def start(recipe: Recipe) -> Started:
+def start(recipe: Recipe, read: Mapping[str, str]) -> Started:
     """Join the job, take hold of the run's folder, and choose the checkpoint to go on from.
 
     It comes before a model is built: under ZeRO-3 the DeepSpeed configuration must exist, so that weights are sharded
     as they are made or loaded.
 
+    Args:
+        recipe: checked.
+        read: fingerprint of each source of training data, by address.
+
     Raises:
-        UserError: transformers refuses a value on this machine; another job is at work in the folder; there is no
-            checkpoint to go on from, or none that this job can read; the folder holds another run's. On all ranks.
+        UserError: a machine of the job differs, or does not come; transformers refuses a value on this machine; another
+            job is at work in the folder; there is no checkpoint to go on from, or none that this job can read; the
+            folder holds another run's. On all ranks.
     """
+    start_up.check(recipe, read, say)
     arguments = recipe.training_arguments()
     join_process_group(arguments)
     agreement, output = Agreement(), Path(arguments.output_dir)
@@ -260,6 +269,7 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     trainer = TapeTrainer(
         record=run.record,
         tokens_per_step=run.tokens_per_step,
+        layout=run.recipe.layout(run.arguments.world_size),
         flops_per_token=run.flops_per_token,
         safety=run.recipe.safety,
         identity=run.identity,
@@ -273,6 +283,10 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     for callback in [c for c in trainer.callback_handler.callbacks if type(c).__name__ in _REPLACED]:
         trainer.remove_callback(callback)
     make_expendable(trainer, run.output)
+    if run.names:
+        trainer.add_callback(ApplyLevers(run.recipe.memory))
+    if run.recipe.profile.profile:
+        trainer.add_callback(StepProfiler(trainer, run.recipe.profile, run.output))
     trainer.add_callback(SaveTrained(trainer, run.output / TRAINED, outdated=run.output / RESULTS / "run.json"))
     for callback in run.scoring():
         trainer.add_callback(callback)

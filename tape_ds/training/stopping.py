@@ -38,6 +38,7 @@ LAUNCHER = "the launcher"
 _LAUNCH = ("deepspeed.launcher.launch",)
 _RUNNER = ("deepspeed", "ds", "deepspeed.launcher.runner")
 _LAUNCHERS = (*_RUNNER, *_LAUNCH, "keep_alive.py", "launchers.keep_alive", "torchrun", "torch.distributed.run")
+_CONNECTION = re.compile(r"sshd(-session)?: \S+@notty\b")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*")
 _STARTED_BY_LAUNCH = "CROSS_RANK"
 """A variable that DeepSpeed's launch.py, and nobody else, sets for its ranks."""
@@ -98,7 +99,8 @@ def watch_launcher(request: StopRequest, poll: float = 1.0) -> threading.Thread 
     """Ask for a stop as soon as a launcher above this process is gone.
 
     DeepSpeed's runner leaves its ranks alive when it dies, and so does its launch.py when it is killed; they would
-    train on where nobody sees them and hold their GPUs. Shells and schedulers above are not watched.
+    train on where nobody sees them and hold their GPUs. On a machine that the runner reaches by ssh, the connection
+    stands for it. Shells and schedulers above are not watched.
 
     Args:
         request: that is made.
@@ -152,15 +154,26 @@ def _runs(command_line: Sequence[str], launchers: Iterable[str] = _LAUNCHERS) ->
 
 def _launchers_above() -> dict[psutil.Process, list[str]]:
     """Launchers among the ancestors of this process, with their command lines."""
-    found = {}
+    found: dict[psutil.Process, list[str]] = {}
     for process in psutil.Process().parents():
         try:
             line = process.cmdline()
         except psutil.Error:  # of another user, or just gone: seen below as missing
             continue
-        if _runs(line):
+        if _runs(line) or (_is_connection(line) and _is_remote(found.values())):
             found[process] = line
     return found
+
+
+def _is_connection(line: Sequence[str]) -> bool:
+    """Whether a process is sshd's for one command: it ends with the connection, what it has started does not."""
+    return bool(_CONNECTION.match(" ".join(line)))
+
+
+def _is_remote(lines: Iterable[list[str]]) -> bool:
+    """Whether these launchers are those of a machine that DeepSpeed's runner reaches from another one."""
+    lines = list(lines)
+    return any(_runs(line, _LAUNCH) for line in lines) and not any(_runs(line, _RUNNER) for line in lines)
 
 
 def _one_is_missing(above: dict[psutil.Process, list[str]]) -> bool:

@@ -7,10 +7,12 @@ when its child was killed. A run is done when its marker ``finished`` is new, an
 ``launchers/keep_alive.py`` is the command; everything it decides is here.
 """
 
+import argparse
 import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,9 @@ from typing import Any
 import psutil
 
 from tape_ds.errors import EXIT_CODE, Problem, UserError, raise_if_any
-from tape_ds.training import checkpoint, run_folder, run_lock, stopping
+from tape_ds.training import checkpoint, run_folder, run_lock, stopping, verdict
+from tape_ds.training.cluster import hostfile, reach
+from tape_ds.training.cluster.hostfile import Host
 from tape_ds.training.stopping import StopRequest
 
 GUARD_CODE = 3
@@ -29,6 +33,8 @@ WATCHDOG_CODE = 4
 """A run's exit code when it was stuck."""
 LONGEST_BACKOFF = 300.0
 LONGEST_KILL = 30.0
+SSH_SECONDS = 10.0
+"""How long a machine may take to let ssh in."""
 STARTING_SECONDS = 5.0
 """How long ranks that have not yet taken hold of the run's folder may take to stop: they have nothing to lose."""
 
@@ -73,6 +79,10 @@ class Kept:
     """The run's folder."""
     script: str
     """Name of the launcher's file that the ranks run."""
+    hosts: Sequence[Host] = ()
+    """Machines that its ranks are started on by ssh."""
+    ssh_port: int | None = None
+    """Of their ssh servers; None: ssh's own choice."""
 
 
 def prepare(command: Sequence[str]) -> Kept:
@@ -82,7 +92,8 @@ def prepare(command: Sequence[str]) -> Kept:
     of it, for the number of processes that it gets.
 
     Raises:
-        UserError: there is not exactly one launcher in it, its recipe cannot be read, or it would train nothing.
+        UserError: there is not exactly one launcher in it, its recipe or hostfile cannot be read, or it would train
+            nothing.
     """
     places = [number for number, part in enumerate(command) if PurePath(part).name in _SCRIPTS]
     if len(places) != 1:
@@ -105,7 +116,21 @@ def prepare(command: Sequence[str]) -> Kept:
     if anew:
         again += [f"--{_ANEW}", "false"]
     output = Path(str(said.get("output_dir", f"runs/{name}"))).expanduser()
-    return Kept(first, again, output, script.name)
+    hosts, port = _machines(command[: places[0]])
+    return Kept(first, again, output, script.name, hosts, port)
+
+
+def _machines(options: Sequence[str]) -> tuple[list[Host], int | None]:
+    """The machines of a command's hostfile that it reaches by ssh, and the port; none where it starts one by one."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("-H", "--hostfile", type=Path)
+    parser.add_argument("--ssh_port", type=int)
+    parser.add_argument("--no_ssh", action="store_true")
+    try:
+        found, _ = parser.parse_known_args(list(options))
+    except argparse.ArgumentError:  # DeepSpeed will say it
+        return [], None
+    return ([], None) if found.hostfile is None or found.no_ssh else (hostfile.read(found.hostfile), found.ssh_port)
 
 
 def _read(launcher: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
@@ -256,8 +281,11 @@ class _Attempt:
         self._checkpoints_before = _stamps(kept.output)
         self._was_clean = False
         """Whether nothing was left of it when the command ended."""
+        folder = tempfile.TemporaryDirectory(prefix="keep_alive-")
+        self._verdict = folder, Path(folder.name) / "code"
+        environment = {**os.environ, verdict.FILE: str(self._verdict[1])}
         try:
-            self._process = subprocess.Popen(command, start_new_session=True)
+            self._process = subprocess.Popen(command, env=environment, start_new_session=True)
         except OSError as error:
             remedy = "give its path, or put its folder into PATH (with this project's environment: .venv/bin)"
             raise UserError(Problem("command", command[0], f"cannot be started: {error.strerror}", remedy)) from error
@@ -269,8 +297,11 @@ class _Attempt:
 
     @property
     def code(self) -> int:
-        """The command's exit code, negative for a signal; it has ended, or nothing can end it."""
+        """The command's exit code, negative for a signal; it has ended, or nothing can end it. Where it is that of any
+        failure (torchrun's is 1 whatever its ranks' were), rank 0 may know better."""
         code = self._process.poll()
+        if code == 1 and (left := verdict.read(self._verdict[1])) is not None:
+            return left
         return -signal.SIGKILL if code is None else code
 
     @property
@@ -344,14 +375,23 @@ class _Attempt:
         return left
 
     def kill(self) -> None:
-        """SIGKILL for everything that is left of it on this machine, until nothing is; what waits for a disk that does
-        not answer cannot be killed."""
+        """SIGKILL for everything that is left of it, until nothing is: on this machine, and on those of the hostfile as
+        far as they can be reached. What waits for a disk that does not answer cannot be killed."""
         until = time.monotonic() + LONGEST_KILL
+        self._kill_elsewhere()
         while (left := {*self._left(), *self._ranks()}) and time.monotonic() < until:
             for process in left:
                 _send(process, signal.SIGKILL)
             psutil.wait_procs(left, timeout=_POLL_SECONDS)
         self._process.poll()
+
+    def _kill_elsewhere(self) -> None:
+        left: dict[str, list[int]] = {}
+        for holder in self._elsewhere() if self.kept.hosts else ():
+            if holder.pid is not None:
+                left.setdefault(holder.host, []).append(holder.pid)
+        if left:
+            reach.kill(self.kept.hosts, self.kept.ssh_port, SSH_SECONDS, left, self.kept.script)
 
     def _look_for_beginning(self) -> None:
         if not self.had_begun:

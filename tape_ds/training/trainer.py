@@ -31,6 +31,8 @@ from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TR
 
 from tape_ds import results, storage
 from tape_ds.errors import Problem, UserError
+from tape_ds.parallel.layout import Layout
+from tape_ds.parallel.ulysses import use_sequence_parallel
 from tape_ds.training import guards, metrics, run_folder, saving, trained
 from tape_ds.training.agreement import Agreement
 from tape_ds.training.environment import say
@@ -122,6 +124,7 @@ class TapeTrainer(Trainer):
         record: what goes into every saved folder; its names are asserted against the model.
         tokens_per_step: tokens of one optimizer step, over all ranks.
         flops_per_token: training FLOPs of the model per token, for MFU.
+        layout: which ranks share rows; default none do.
         safety: which checkpoints are kept, and what ends a run.
         identity: of the run, for its checkpoints (see :mod:`.identity`).
         stop: what asks this process to stop; without one nothing does.
@@ -134,6 +137,7 @@ class TapeTrainer(Trainer):
         record: Record,
         tokens_per_step: int,
         flops_per_token: float,
+        layout: Layout | None = None,
         safety: Safety | None = None,
         identity: Mapping[str, Any] | None = None,
         stop: StopRequest | None = None,
@@ -142,12 +146,15 @@ class TapeTrainer(Trainer):
         super().__init__(**arguments)
         assert_trainable(self.model, record.names)
         self.record = record
+        self.agreement = Agreement()
+        self.layout = Layout(self.agreement.world) if layout is None else layout
+        if self.layout.sequence > 1:
+            use_sequence_parallel(self.model, self.layout, self.agreement.rank)
         self.tokens_per_step = tokens_per_step
         self.flops_per_token = flops_per_token
         self.peak_memory_bytes: int | None = None
         """The most that any rank needed while it trained; known when training has ended."""
         self.safety = Safety() if safety is None else safety
-        self.agreement = Agreement()
         self.saver = self._make_saver(identity or {})
         self.nonfinite = NonFinite(self.safety.nonfinite_limit, self._nonfinite_file(), self._samples_of)
         self.spikes = SpikeDetector(self.safety.spike_sigma, self.safety.spike_window)
@@ -204,8 +211,12 @@ class TapeTrainer(Trainer):
         return super().create_scheduler(num_training_steps, optimizer)
 
     def get_train_dataloader(self) -> Any:
-        """As the base class's; its workers live through signals that are meant for their rank."""
+        """As the base class's; ranks that share rows read the same ones, and its workers live through signals that are
+        meant for their rank."""
         loader = super().get_train_dataloader()
+        if self.layout.sequence > 1:  # accelerate has dealt the batches to all ranks in turn
+            dealt = loader.batch_sampler
+            dealt.num_processes, dealt.process_index = self.layout.data, self.layout.data_rank(self.agreement.rank)
         inner = getattr(loader, "base_dataloader", loader)  # accelerate's adapter iterates this one
         inner.worker_init_fn = functools.partial(shield_worker, init=inner.worker_init_fn)
         return loader
@@ -422,9 +433,18 @@ class TapeTrainer(Trainer):
         return loss
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """As the base class's."""
+        """As the base class's, which counts the targets of a row once for every rank that reads it."""
         self.beat("data")
-        return super().get_batch_samples(*args, **kwargs)
+        samples, targets = super().get_batch_samples(*args, **kwargs)
+        return samples, targets if targets is None else targets / self.layout.sequence
+
+    def get_total_train_batch_size(self, args: Any) -> int:
+        """Rows of an optimizer step, each counted once."""
+        return super().get_total_train_batch_size(args) // self.layout.sequence
+
+    def floating_point_ops(self, inputs: Any) -> float:
+        """This rank's share of them."""
+        return super().floating_point_ops(inputs) / self.layout.sequence
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         """As the base class's. Where spikes are left out, all ranks look at the step's loss before the last backward
@@ -525,9 +545,10 @@ class TapeTrainer(Trainer):
         return Path(self.args.output_dir) / run_folder.NONFINITE if self.agreement.rank == 0 else None
 
     def _samples_of(self, step: int, rank: int) -> list[int]:
-        each, world = self.args.per_device_train_batch_size, self.agreement.world
-        batch = each * world * self.args.gradient_accumulation_steps
-        return guards.samples_of_step(step, rank, global_batch=batch, micro_batch=each, world=world)
+        each, readers = self.args.per_device_train_batch_size, self.layout.data
+        batch = each * readers * self.args.gradient_accumulation_steps
+        reader = self.layout.data_rank(rank)
+        return guards.samples_of_step(step, reader, global_batch=batch, micro_batch=each, world=readers)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add speed, use of the hardware, memory and skipped steps to the metrics of a logging step."""

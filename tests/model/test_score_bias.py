@@ -45,8 +45,8 @@ def biased(name, queries=S, offset=0, heads="gqa", keys=S, dtype=torch.float32):
         return qkv, bias, list(layer.parameters())
     start, state = torch.rand(1, count[1], keys, K), torch.rand(B, count[1], keys, K, requires_grad=True)
     first = name.endswith("first layer")
-    carried = start.expand(B, -1, -1, -1) if first else start + state
-    bias = layer.score_bias(start[:, :, at], None if first else state[:, :, at], None, carried.to(dtype))
+    carried = (start.expand(B, -1, -1, -1) if first else start + state).to(dtype)
+    bias = layer.score_bias(None, carried[:, :, at], None, carried)
     return qkv, bias, [] if first else [state]
 
 

@@ -134,6 +134,38 @@ def test_a_launcher_that_died_while_libraries_loaded(variable, above, missing, m
     assert not missing or not stopping.was_asked(request.reason)
 
 
+LAUNCH = ["python", "-u", "-m", "deepspeed.launcher.launch", "--node_rank=1", "train.py"]
+
+
+class Above:
+    """A process above this one."""
+
+    def __init__(self, *line):
+        self.line = list(line)
+
+    def cmdline(self):
+        return self.line
+
+
+@pytest.mark.parametrize(
+    ("chain", "watched"),
+    [
+        ([LAUNCH, ["bash", "-c", "cd x; python"], ["sshd: me@notty"], ["sshd: me [priv]"]], 2),
+        ([LAUNCH, ["sshd-session: me@notty"]], 2),
+        ([LAUNCH, ["deepspeed", "--no_ssh", "train.py"], ["-bash"], ["sshd: me@notty"]], 2),
+        ([LAUNCH, ["-bash"], ["sshd: me@pts/0"]], 1),
+        ([["-bash"], ["sshd: me@notty"]], 0),
+    ],
+    ids=["over ssh", "a newer sshd", "with a runner here", "from a terminal", "no launcher"],
+)
+def test_a_connection_stands_for_the_runner_on_another_machine(chain, watched, monkeypatch):
+    """Killed there, the runner leaves launch.py and the ranks alive here; with a runner here, somebody logged in and
+    may log out again."""
+    above = [Above(*line) for line in chain]
+    monkeypatch.setattr(stopping.psutil, "Process", lambda: type("Own", (), {"parents": lambda self: above})())
+    assert len(stopping._launchers_above()) == watched
+
+
 def test_no_launcher_above_is_no_thread(monkeypatch):
     monkeypatch.delenv("CROSS_RANK", raising=False)
     monkeypatch.setattr(stopping, "_launchers_above", dict)

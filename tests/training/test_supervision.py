@@ -4,6 +4,7 @@ The command is a small program that behaves like a launcher with ranks: it takes
 dies, hangs, or leaves ranks behind.
 """
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 from tape_ds.errors import UserError
 from tape_ds.training import guards, run_folder, run_lock, supervision, watchdog
+from tape_ds.training.cluster.hostfile import Host
 from tape_ds.training.stopping import StopRequest
 from tape_ds.training.supervision import KeepAlive, Kept, Patience
 
@@ -123,6 +125,31 @@ def test_what_becomes_of_a_run_decides(plan, code, starts, said, tmp_path):
     assert told.run() == code
     assert told.starts() == ["first", "again"][:starts]
     assert any(said in line for line in told.lines), told.lines
+
+
+@pytest.mark.parametrize(("left", "end", "code"), [(2, 1, 2), (3, 1, 3), (2, 9, 9)])
+def test_rank_0_knows_better_than_a_launcher_that_always_fails_alike(left, end, code, tmp_path, monkeypatch):
+    """torchrun ends with 1 whatever its ranks ended with."""
+    monkeypatch.delenv("RANK", raising=False)
+    told = Told(tmp_path, [f"from tape_ds.training import verdict; verdict.leave({left}); sys.exit({end})"], restarts=0)
+    assert told.run() == code and told.starts() == ["first"]
+
+
+def test_ranks_on_other_machines_that_do_not_leave_are_killed_there(tmp_path, monkeypatch):
+    """A start of the same run would meet their locks, and be refused."""
+    told = Told(tmp_path, ["killed()", "finish()"], grace=1)
+    holders = [run_lock.Holder(1, 71, "far", "now", "x"), run_lock.Holder(2, 72, "far", "now", "x")]
+    told.kept = dataclasses.replace(told.kept, hosts=[Host("far.away", 2, 1)], ssh_port=2222)
+    killed = []
+
+    def kill(hosts, port, seconds, processes, of):
+        killed.append(([host.name for host in hosts], port, processes, of))
+        holders.clear()
+
+    monkeypatch.setattr(supervision.reach, "kill", kill)
+    monkeypatch.setattr(supervision.run_lock, "refuse", lambda output: [])
+    monkeypatch.setattr(supervision.run_lock, "living", lambda output: list(holders))
+    assert told.run() == 0 and killed == [(["far.away"], 2222, {"far": [71, 72]}, "pretrain_c4.py")]
 
 
 def test_markers_of_before_do_not_count(tmp_path):
@@ -351,6 +378,19 @@ def test_where_the_run_lies(arguments, output, tmp_path):
 def test_what_cannot_be_kept_alive(command, wrong):
     with pytest.raises(UserError, match=re.escape(wrong)):
         supervision.prepare(command)
+
+
+def test_machines_are_those_of_the_hostfile_unless_each_is_started_by_itself(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("a slots=2\nb slots=2\n")
+    runner = ["deepspeed", "--hostfile", str(path), "--ssh_port", "2222"]
+    kept = supervision.prepare([*runner, "launchers/pretrain_c4.py", "--recipe", "tiny"])
+    assert [host.name for host in kept.hosts] == ["a", "b"] and kept.ssh_port == 2222
+    kept = supervision.prepare([*runner, "--no_ssh", "launchers/pretrain_c4.py", "--recipe", "tiny"])
+    assert list(kept.hosts) == []
+    path.write_text("a:2\n")
+    with pytest.raises(UserError, match="behind a colon"):
+        supervision.prepare([*runner, "launchers/pretrain_c4.py", "--recipe", "tiny"])
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tape_ds.model.attention import attend
+from tape_ds.model.sharding import Shards
 
 
 def attend_in_groups(
@@ -88,6 +89,15 @@ def use_groups(model: nn.Module, group_tokens: int | None) -> None:
         raise ValueError(f"{type(model).__name__} has no attention that could work within groups")
     for block in blocks:
         block.group_tokens = group_tokens
+
+
+def require_every_head(shards: Shards | None) -> None:
+    """Raise ValueError where a process computes some of the heads only: which half a head is of goes by its number."""
+    if shards is not None:
+        raise ValueError(
+            "attention within groups needs every head in one process, and processes that share rows share the heads: "
+            "train without sequence parallelism, or with attention over everything"
+        )
 
 
 def check_group(group: int) -> None:

@@ -32,10 +32,6 @@ class AlibiEncoding(base.PositionEncoding):
 
     remembers = 1
 
-    def start(self, places_BTN: Tensor) -> Tensor:
-        """The places themselves, int64 [B, T, 1]."""
-        return places_BTN
-
 
 class AlibiLayer(base.PositionLayer):
     """Adds ``-slope_h (n - m)`` to the score of query n and key m."""
@@ -47,10 +43,17 @@ class AlibiLayer(base.PositionLayer):
         super().__init__()
         self.slopes = [self.steepness * slope for slope in slopes(config.num_attention_heads)]
 
-    def score_bias(self, start: Tensor, state: None, key_places_BSN: Tensor, carried_BGSC: None) -> ScoreBias:
+    def score_bias(
+        self,
+        query_places_BTN: Tensor,
+        carried_BGTC: None,
+        key_places_BSN: Tensor,
+        carried_BGSC: None,
+        heads: slice = base.EVERY_HEAD,
+    ) -> ScoreBias:
         """Distances in integers, products in fp32."""
-        slopes_H = torch.tensor(self.slopes, device=start.device)
-        heads_H = torch.arange(len(self.slopes), device=start.device)
+        slopes_H = torch.tensor(self.slopes[heads], device=query_places_BTN.device)
+        heads_H = torch.arange(len(slopes_H), device=query_places_BTN.device)
 
         def element(query: Tensor, key: Tensor, head: Tensor) -> Tensor:
             return slopes_H[head] * (key - query)
@@ -58,4 +61,4 @@ class AlibiLayer(base.PositionLayer):
         def block(queries: Tensor, keys: Tensor) -> Tensor:
             return elementwise(element, queries, keys, heads_H)
 
-        return ScoreBias(start[:, None, :, :1], key_places_BSN[:, None, :, :1], block, element)
+        return ScoreBias(query_places_BTN[:, None, :, :1], key_places_BSN[:, None, :, :1], block, element)

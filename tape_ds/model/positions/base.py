@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
 
 
+EVERY_HEAD = slice(None)
+
+
 @dataclass(frozen=True)
 class Options:
     """Settings of one encoding, as the user writes them under ``position_options``; subclasses add the fields."""
@@ -110,6 +113,11 @@ class PositionEncoding(nn.Module):
         super().__init__()
         self.random_shift = options.random_shift
 
+    @property
+    def draws(self) -> bool:
+        """Whether a forward in training draws random numbers, by torch's CPU generator."""
+        return self.random_shift > 0
+
     def locate(self, positions_BT: Tensor, text: Text) -> Tensor:
         """Where the tokens stand as this encoding counts: integers [B or 1, T, N], 0 or more.
 
@@ -148,15 +156,21 @@ class PositionLayer(nn.Module):
         return None
 
     def score_bias(
-        self, start: Tensor | None, state: Tensor | None, key_places_BSN: Tensor | None, carried_BGSC: Tensor | None
+        self,
+        query_places_BTN: Tensor | None,
+        carried_BGTC: Tensor | None,
+        key_places_BSN: Tensor | None,
+        carried_BGSC: Tensor | None,
+        heads: slice = EVERY_HEAD,
     ) -> ScoreBias | None:
         """What is added to the scores.
 
         Args:
-            start: of this call's tokens, see :meth:`PositionEncoding.start`.
-            state: of this call's tokens.
-            key_places_BSN: places of all keys, for an encoding that remembers them; else None.
-            carried_BGSC: the columns of :meth:`carry` for all keys, cached ones included.
+            query_places_BTN: places of the queries, for an encoding that remembers places; else None.
+            carried_BGTC: the columns of :meth:`carry` for the queries' tokens.
+            key_places_BSN: places of all keys, cached ones included; as for the queries.
+            carried_BGSC: the columns for all keys.
+            heads: of the model's query heads, those that this call computes; the columns are of their groups.
         """
         return None
 

@@ -132,9 +132,9 @@ class BipeRopeEncoding(RopeEncoding):
 class BipeAlibiEncoding(BipeRopeEncoding):
     """The segments' numbers as they are."""
 
-    def start(self, places_BTN: Tensor) -> Tensor:
-        """The places themselves, int64 [B, T, 3]."""
-        return places_BTN
+    def start(self, places_BTN: Tensor) -> None:
+        """Nothing turns: the layers read the places."""
+        return None
 
 
 class BipeAlibiLayer(AlibiLayer):

@@ -95,9 +95,17 @@ class FireLayer(base.PositionLayer):
         super().__init__()
         self.network = FireNetwork(options, config.num_attention_heads)
 
-    def score_bias(self, start: Tensor, state: None, key_places_BSN: Tensor, carried_BGSC: None) -> ScoreBias:
+    def score_bias(
+        self,
+        query_places_BTN: Tensor,
+        carried_BGTC: None,
+        key_places_BSN: Tensor,
+        carried_BGSC: None,
+        heads: slice = base.EVERY_HEAD,
+    ) -> ScoreBias:
         """Logarithms and the network in fp32."""
         c, threshold, weight_in_J, bias_in_J, weight_out_HJ, bias_out_H = self.network()
+        weight_out_HJ, bias_out_H = weight_out_HJ[heads], bias_out_H[heads]
 
         def normalised(query: Tensor, key: Tensor) -> Tensor:
             distance, place = (query - key).abs().to(c.dtype), query.to(c.dtype)
@@ -114,7 +122,7 @@ class FireLayer(base.PositionLayer):
             x_BtsJ = torch.relu(normalised(queries, keys.transpose(-1, -2))[:, 0, ..., None] * weight_in_J + bias_in_J)
             return (x_BtsJ @ weight_out_HJ.T + bias_out_H).permute(0, 3, 1, 2)
 
-        marks = start[:, None, :, :1], key_places_BSN[:, None, :, :1]
+        marks = query_places_BTN[:, None, :, :1], key_places_BSN[:, None, :, :1]
         return ScoreBias(*marks, block, element, learned=True, inner=len(weight_in_J))
 
     def multiplications_per_token(self, keys: float) -> float:

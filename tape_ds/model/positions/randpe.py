@@ -64,6 +64,7 @@ class RandpeEncoding(RopeEncoding):
     """RoPE's cosines and sines at drawn positions."""
 
     translation_invariant = False
+    draws = True
 
     def __init__(self, config: TapeConfig, options: RandpeOptions):
         super().__init__(config, options)

@@ -84,9 +84,16 @@ class T5Layer(base.PositionLayer):
         self.buckets = buckets_by_distance(options.buckets, options.max_distance)
         self.table = BucketTable(options.buckets, config.num_attention_heads)
 
-    def score_bias(self, start: Tensor, state: None, key_places_BSN: Tensor, carried_BGSC: None) -> ScoreBias:
+    def score_bias(
+        self,
+        query_places_BTN: Tensor,
+        carried_BGTC: None,
+        key_places_BSN: Tensor,
+        carried_BGSC: None,
+        heads: slice = base.EVERY_HEAD,
+    ) -> ScoreBias:
         """Distances look up a table of max_distance + 1 rows; a key ahead of its query counts as distance 0."""
-        by_distance_RH = self.table(torch.from_numpy(self.buckets).to(start.device))
+        by_distance_RH = self.table(torch.from_numpy(self.buckets).to(query_places_BTN.device))[:, heads]
         farthest = len(self.buckets) - 1
 
         def element(query: Tensor, key: Tensor, head: Tensor) -> Tensor:
@@ -96,5 +103,5 @@ class T5Layer(base.PositionLayer):
             distances_Bts = (queries - keys.transpose(-1, -2))[:, 0].clamp(0, farthest)
             return nn.functional.embedding(distances_Bts, by_distance_RH).permute(0, 3, 1, 2)
 
-        marks = start[:, None, :, :1], key_places_BSN[:, None, :, :1]
+        marks = query_places_BTN[:, None, :, :1], key_places_BSN[:, None, :, :1]
         return ScoreBias(*marks, block, element, learned=True)

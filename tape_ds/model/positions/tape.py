@@ -86,6 +86,11 @@ class TapeEncoding(RopeEncoding):
             self.translation_invariant = False
         self.slopes = slopes(config.num_key_value_heads)
 
+    @property
+    def draws(self) -> bool:
+        """The grids of kernel features, too."""
+        return self.from_alibi or super().draws
+
     def start(self, places_BTN: Tensor) -> Tensor:
         """fp32 [B, 1, T, C] (kernel features: [B, G, T, C])."""
         if self.from_alibi:
@@ -145,14 +150,19 @@ class TapeLayer(base.PositionLayer):
         return current(start, state).to(like.dtype).expand(like.shape[0], like.shape[1], -1, -1)
 
     def score_bias(
-        self, start: Tensor, state: Tensor | None, key_places_BSN: None, carried_BGSC: Tensor | None
+        self,
+        query_places_BTN: None,
+        carried_BGTC: Tensor | None,
+        key_places_BSN: None,
+        carried_BGSC: Tensor | None,
+        heads: slice = base.EVERY_HEAD,
     ) -> ScoreBias | None:
         """``ln(e_n . e_m)`` where the state started from ALiBi; none where it rotates."""
-        if not self.from_alibi or carried_BGSC is None:
+        if not self.from_alibi or carried_BGTC is None or carried_BGSC is None:
             return None
-        e_BGTC = current(start, state).to(carried_BGSC.dtype).expand(carried_BGSC.shape[0], -1, -1, -1)
-        e_BHTC = e_BGTC.repeat_interleave(self.heads // self.groups, dim=1)
-        return ScoreBias(e_BHTC, carried_BGSC, log_kernel, learned=state is not None)
+        of_group = len(range(self.heads)[heads]) // carried_BGTC.shape[1]
+        e_BHTC = carried_BGTC.repeat_interleave(of_group, dim=1)
+        return ScoreBias(e_BHTC, carried_BGSC, log_kernel, learned=carried_BGTC.requires_grad)
 
     def next_state(
         self, start: Tensor, state: Tensor | None, moved_BHTC: Tensor | None, y_BTD: Tensor

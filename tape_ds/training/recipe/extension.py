@@ -9,17 +9,15 @@ from tape_ds.data.rows import Packing
 from tape_ds.training.methods import METHODS, Method
 from tape_ds.training.recipe import (
     address_checks,
+    common,
     data_checks,
     extension_checks,
-    kernel_checks,
     loading,
     method_checks,
-    safety,
-    trainer_checks,
+    scale,
 )
 from tape_ds.training.recipe.checks import Checks
 from tape_ds.training.recipe.recipe import DERIVED, Recipe
-from tape_ds.training.recipe.safety import Safety
 
 SPAN = 2048
 """Default tokens per mean of loss by position."""
@@ -148,7 +146,7 @@ class ExtensionRecipe(Recipe):
         "data": DataSection,
         "method": MethodSection,
         "evaluation": EvaluationSection,
-        "safety": Safety,
+        **common.SECTIONS,
     }
     REQUIRED: ClassVar[tuple[str, ...]] = ("model", "target_length", "train_data")
     STAND_INS: ClassVar[Mapping[str, Any]] = {
@@ -165,7 +163,7 @@ class ExtensionRecipe(Recipe):
     }
     CHECKS: ClassVar[tuple[Checks, ...]] = (
         *(extension_checks.CHECKS, data_checks.CHECKS, method_checks.CHECKS, address_checks.CHECKS),
-        *(kernel_checks.CHECKS, trainer_checks.CHECKS, safety.CHECKS),
+        *(scale.METHOD_CHECKS, *common.CHECKS),
     )
 
     model: ModelSection

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from tape_ds.data.scrolls import datasets
-from tape_ds.training.recipe import finetuning_checks, kernel_checks, loading, safety, trainer_checks
+from tape_ds.training.recipe import common, finetuning_checks, loading
 from tape_ds.training.recipe.checks import Checks
 from tape_ds.training.recipe.recipe import DERIVED, Recipe
-from tape_ds.training.recipe.safety import Safety
 
 TRAIN, HELD_OUT = "train", "validation"
 """The splits that are read."""
@@ -53,7 +52,11 @@ class FinetuningRecipe(Recipe):
 
     LAUNCHER: ClassVar[str] = "finetune_scrolls"
     DEFAULT: ClassVar[str] = "scrolls_tiny"
-    SECTIONS: ClassVar[Mapping[str, type]] = {"model": ModelSection, "data": DataSection, "safety": Safety}
+    SECTIONS: ClassVar[Mapping[str, type]] = {
+        "model": ModelSection,
+        "data": DataSection,
+        **common.SECTIONS,
+    }
     REQUIRED: ClassVar[tuple[str, ...]] = ("model", "dataset")
     STAND_INS: ClassVar[Mapping[str, Any]] = {"model": "smollm2", "dataset": datasets.MADE.name}
     FORMER: ClassVar[Mapping[str, str]] = {
@@ -69,8 +72,8 @@ class FinetuningRecipe(Recipe):
         "window": "max_tokens",
     }
     CHECKS: ClassVar[tuple[Checks, ...]] = (
-        *(finetuning_checks.CHECKS, kernel_checks.CHECKS),
-        *(trainer_checks.CHECKS, safety.CHECKS),
+        finetuning_checks.CHECKS,
+        *common.CHECKS,
     )
     FULL_ROWS: ClassVar[bool] = False
 

@@ -148,10 +148,12 @@ def _build(
     chosen, config = kwargs.pop("deepspeed"), None
     if chosen and "deepspeed" not in broken:
         config = deepspeed_config.read(chosen, problems)
+    sections = _sections(kind, flat)
+    groups = max(1, world_size // max(1, sections["scale"].sequence_parallel_size))
     each = kwargs["per_device_train_batch_size"]
     return kind(
         name=name,
-        global_batch_size=flat.get("global_batch_size", each * world_size * (accumulation or 1)),
+        global_batch_size=flat.get("global_batch_size", each * groups * (accumulation or 1)),
         training_kwargs=kwargs,
         deepspeed=config,
         given=frozenset(converted),
@@ -159,7 +161,7 @@ def _build(
         written_accumulation=accumulation,
         print_config=switches["print_config"],
         dry_run=switches["dry_run"],
-        **_sections(kind, flat),
+        **sections,
     )
 
 

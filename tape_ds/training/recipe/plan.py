@@ -17,13 +17,14 @@ def shown(recipe: Recipe) -> bool:
 def describe(recipe: Recipe) -> str:
     """The plan as lines of ``name: value``, for ``--dry_run``."""
     each, accumulation = recipe.trainer_value("per_device_train_batch_size"), recipe.accumulation()
+    layout = recipe.layout()
     steps, epochs = recipe.trainer_value("max_steps"), recipe.trainer_value("num_train_epochs")
     tokens, at_most = recipe.global_batch_size * recipe.window, "" if recipe.FULL_ROWS else "up to "
     precision = next((name for name in ("bf16", "fp16") if recipe.trainer_value(name)), "fp32")
     engine = f"ZeRO-{deepspeed_config.stage(recipe.deepspeed)}" if recipe.deepspeed else "no DeepSpeed"
     training = {
         "batch": f"{recipe.global_batch_size} rows = {at_most}{tokens:,} tokens a step: {each} per device x "
-        f"{recipe.world_size} processes x {accumulation} accumulation",
+        f"{layout.data} {layout.readers} x {accumulation} accumulation",
         "steps": (f"{steps:,} ({at_most}{steps * tokens:,} tokens)" if steps > 0 else f"{epochs:g} epochs")
         + f", seed {recipe.trainer_value('seed')}",
     }

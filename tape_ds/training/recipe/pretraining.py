@@ -4,10 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from tape_ds.training.recipe import address_checks, kernel_checks, loading, pretraining_checks, safety, trainer_checks
+from tape_ds.training.recipe import (
+    address_checks,
+    common,
+    loading,
+    pretraining_checks,
+    scale,
+)
 from tape_ds.training.recipe.checks import Checks
 from tape_ds.training.recipe.recipe import DERIVED, Recipe
-from tape_ds.training.recipe.safety import Safety
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -98,7 +103,7 @@ class PretrainingRecipe(Recipe):
         "model": ModelSection,
         "data": DataSection,
         "evaluation": EvaluationSection,
-        "safety": Safety,
+        **common.SECTIONS,
     }
     REQUIRED: ClassVar[tuple[str, ...]] = (
         *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "position_encoding"),
@@ -124,8 +129,8 @@ class PretrainingRecipe(Recipe):
         "train_scale": "window",
     }
     CHECKS: ClassVar[tuple[Checks, ...]] = (
-        *(pretraining_checks.CHECKS, address_checks.CHECKS, kernel_checks.CHECKS),
-        *(trainer_checks.CHECKS, safety.CHECKS),
+        *(pretraining_checks.CHECKS, address_checks.CHECKS, scale.HEAD_CHECKS),
+        *common.CHECKS,
     )
 
     model: ModelSection

@@ -15,9 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import yaml
 
 from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.parallel.layout import Layout
 from tape_ds.training.recipe import trainer_checks, trainer_fields
 from tape_ds.training.recipe.checks import Checks
+from tape_ds.training.recipe.memory import Memory
+from tape_ds.training.recipe.profile import Profile
 from tape_ds.training.recipe.safety import Safety
+from tape_ds.training.recipe.scale import Scale, check_groups
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -55,6 +59,12 @@ class Recipe(ABC):
     """The section that says what is read."""
     safety: Safety
     """The section that says how a run stays alive."""
+    scale: Scale
+    """The section that says how processes share the work."""
+    memory: Memory
+    """The section that trades time for memory."""
+    profile: Profile
+    """The section that has steps recorded."""
     global_batch_size: int
     """Rows per optimizer step over all processes; accumulation follows from it."""
     training_kwargs: dict[str, Any]
@@ -102,6 +112,16 @@ class Recipe(ABC):
         """A checkpoint's path, True for the newest of output_dir, "auto" for that if there is one, False for none."""
         return self.training_kwargs.get("resume_from_checkpoint") or False
 
+    def layout(self, world_size: int | None = None) -> Layout:
+        """Who does what among ``world_size`` processes; default those of :func:`load`.
+
+        Raises:
+            UserError: they do not fall into groups that share rows.
+        """
+        world = world_size or self.world_size
+        raise_if_any(list(check_groups(self.scale, world)))
+        return Layout(world, self.scale.sequence_parallel_size)
+
     def accumulation(self, world_size: int | None = None) -> int:
         """Backward passes per optimizer step and process; 1 where there are no steps.
 
@@ -110,9 +130,9 @@ class Recipe(ABC):
         """
         if not self.trains:
             return 1
-        world = world_size or self.world_size
-        raise_if_any(list(trainer_checks.check_batch(self, world)))
-        return self.global_batch_size // (self.training_kwargs["per_device_train_batch_size"] * world)
+        layout = self.layout(world_size)
+        raise_if_any(list(trainer_checks.check_batch(self, layout)))
+        return self.global_batch_size // (self.training_kwargs["per_device_train_batch_size"] * layout.data)
 
     def training_arguments(self, world_size: int | None = None) -> "TrainingArguments":
         """The trainer's arguments; transformers picks the device and starts the process group here.

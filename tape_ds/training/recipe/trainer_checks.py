@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from tape_ds.errors import Problem, did_you_mean
+from tape_ds.parallel.layout import Layout
 from tape_ds.training import checkpoint
 from tape_ds.training.recipe import deepspeed_config, paths, trainer_fields
 from tape_ds.training.recipe.checks import Checks
+from tape_ds.training.recipe.scale import check_groups
 
 if TYPE_CHECKING:
     from tape_ds.training.recipe.recipe import Recipe
@@ -18,29 +20,31 @@ if TYPE_CHECKING:
 CHECKS = Checks()
 
 
-@CHECKS.reads("global_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps")
+@CHECKS.reads(
+    *("global_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps", "sequence_parallel_size")
+)
 def _batch(recipe: "Recipe") -> Iterator[Problem]:
-    if recipe.trains:
-        yield from check_batch(recipe, recipe.world_size)
+    if recipe.trains and not list(check_groups(recipe.scale, recipe.world_size)):  # :mod:`.scale` says what is wrong
+        yield from check_batch(recipe, recipe.layout())
 
 
-def check_batch(recipe: "Recipe", world_size: int) -> Iterator[Problem]:
-    """Whether the global batch can be shared out over ``world_size`` processes."""
+def check_batch(recipe: "Recipe", layout: Layout) -> Iterator[Problem]:
+    """Whether the global batch can be shared out over the processes, or groups of them that share rows."""
     batch, each = recipe.global_batch_size, recipe.training_kwargs["per_device_train_batch_size"]
     if batch < 1:
         yield Problem("global_batch_size", batch, "too small", "give 1 or more")
         return
-    shared = each * world_size
+    shared = each * layout.data
     if batch % shared:
-        wrong = f"not divisible by {each} (per_device_train_batch_size) x {world_size} (processes) = {shared}"
-        fitting = [size for size in range(min(each, 1024), 0, -1) if batch % (size * world_size) == 0]
+        wrong = f"not divisible by {each} (per_device_train_batch_size) x {layout.data} ({layout.readers}) = {shared}"
+        fitting = [size for size in range(min(each, 1024), 0, -1) if batch % (size * layout.data) == 0]
         nearest = max(batch // shared, 1) * shared
         other = f"per_device_train_batch_size: {fitting[0]}, or " if fitting else ""
         yield Problem("global_batch_size", batch, wrong, f"{other}global_batch_size: {nearest}, or other processes")
         return
     written = recipe.written_accumulation
     if written is not None and written != batch // shared:
-        wrong = f"{batch} / ({each} x {world_size} processes) makes {batch // shared}"
+        wrong = f"{batch} / ({each} x {layout.data} {layout.readers}) makes {batch // shared}"
         yield Problem("gradient_accumulation_steps", written, wrong, "remove it: it follows from global_batch_size")
 
 
@@ -139,6 +143,7 @@ def _resume(recipe: "Recipe") -> Iterator[Problem]:
 
 @CHECKS.reads(
     *("deepspeed", "bf16", "fp16", "learning_rate", "per_device_train_batch_size", "global_batch_size"),
+    "sequence_parallel_size",
     *("max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "optim", "lr_scheduler_type"),
 )
 def _deepspeed(recipe: "Recipe") -> Iterator[Problem]:
@@ -148,9 +153,11 @@ def _deepspeed(recipe: "Recipe") -> Iterator[Problem]:
     kwargs = {name: recipe.trainer_value(name) for name in trainer_fields.hints()}
     batch, each = recipe.global_batch_size, kwargs["per_device_train_batch_size"]
     betas = [kwargs["adam_beta1"], kwargs["adam_beta2"]]
+    size = recipe.scale.sequence_parallel_size  # the engine counts a row once for every process that reads it
+    counted = "global_batch_size" if size == 1 else "global_batch_size x sequence_parallel_size"
     expected = {
         "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", each),
-        "train_batch_size": ("global_batch_size", batch),
+        "train_batch_size": (counted, batch * size),
         "gradient_clipping": ("max_grad_norm", kwargs["max_grad_norm"]),
         "bf16.enabled": ("bf16", bool(kwargs["bf16"] or kwargs["bf16_full_eval"])),
         "fp16.enabled": ("fp16", bool(kwargs["fp16"] or kwargs["fp16_full_eval"])),
@@ -160,8 +167,8 @@ def _deepspeed(recipe: "Recipe") -> Iterator[Problem]:
         "optimizer.params.weight_decay": ("weight_decay", kwargs["weight_decay"]),
         "scheduler.params.warmup_max_lr": ("learning_rate", kwargs["learning_rate"]),
     }
-    if batch % (each * recipe.world_size) == 0:
-        accumulation = batch // (each * recipe.world_size)
+    if not list(check_groups(recipe.scale, recipe.world_size)) and batch % (each * recipe.layout().data) == 0:
+        accumulation = batch // (each * recipe.layout().data)
         expected["gradient_accumulation_steps"] = ("gradient_accumulation_steps (derived)", accumulation)
     yield from deepspeed_config.check_against_trainer(config, expected)
     yield from deepspeed_config.check_scheduler(config, str(kwargs["lr_scheduler_type"]))

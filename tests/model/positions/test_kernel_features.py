@@ -92,10 +92,9 @@ def test_layers_share_a_draw_and_the_bias_moves_with_the_state():
     model = tiny_model(encoding="tape from alibi").train()
     starts, biases = [], []
     for layer in model.model.layers:
-        bias = layer.position.score_bias
-        layer.position.score_bias = lambda start, state, places, carried, bias=bias: (
-            starts.append(start) or biases.append(bias(start, state, places, carried)) or biases[-1]
-        )
+        carry, bias = layer.position.carry, layer.position.score_bias
+        layer.position.carry = lambda start, *others, carry=carry: starts.append(start) or carry(start, *others)
+        layer.position.score_bias = lambda *given, bias=bias: biases.append(bias(*given)) or biases[-1]
     model(tokens(1, 9))
     assert all(start is starts[0] for start in starts)
     assert [bias.learned for bias in biases] == [False, True, True]

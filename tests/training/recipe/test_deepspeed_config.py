@@ -7,15 +7,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.llama import TapeForCausalLM
-from tape_ds.training import memory
+from tape_ds.planning import activations, hardware, memory, shape
+from tape_ds.planning.job import Job
+from tape_ds.planning.layout import Engine, Layout
+from tape_ds.planning.shape import Trained
 from tape_ds.training.recipe import deepspeed_config, deepspeed_schema
 from tape_ds.training.recipe.extension import load
 
 FILES = sorted(deepspeed_config.FOLDER.glob("*.json"))
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +64,8 @@ def autos(config):
     return [key for key, value in config.items() if value == "auto"] + [key for keys in nested for key in keys]
 
 
-def test_the_four_files_are_there():
-    assert [path.stem for path in FILES] == ["zero1", "zero2", "zero3", "zero3_offload"]
+def test_the_files_are_there():
+    assert [path.stem for path in FILES] == ["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -201,21 +203,17 @@ def shapes(name):
     return config, 8192, True, True
 
 
-def counts(config, method, embeddings):
-    """(parameters, trained) of a method."""
-    with torch.device("meta"):
-        sizes = {name: each.numel() for name, each in TapeForCausalLM(config).named_parameters()}
-    position = sum(size for name, size in sizes.items() if ".position." in name)
-    chosen = sum(size for name, size in sizes.items() if "norm" in name)
-    chosen += sizes["model.embed_tokens.weight"] if embeddings else 0
-    total = sum(sizes.values())
-    if method == "full":
-        return total, total
-    if method == "TAPE":
-        return total, position + chosen
-    hidden, keys_wide = config.hidden_size, config.num_key_value_heads * config.head_dim
-    adapters = config.num_hidden_layers * 8 * (2 * (hidden + hidden) + 2 * (hidden + keys_wide))
-    return total - position + adapters, adapters + chosen
+def planned(config, tokens, method, embeddings, **layout):
+    """The planner's job for a row of the README, on GPUs."""
+    trained = {
+        "full": Trained.everything(),
+        "TAPE": Trained(norms=True, embeddings=embeddings, positions=True),
+        "LoRA": Trained(norms=True, embeddings=embeddings, adapters=tuple((name, 8) for name in TARGETS)),
+    }[method]
+    if method == "LoRA":
+        config.position_encoding, config.position_options = "rope", None
+    own = {"length": tokens, "global_batch": layout["gpus"], "gpu": hardware.find("a100-80")}
+    return Job(model=shape.sizes(config), trained=trained, layout=Layout(**layout, engine=Engine(persistence=0)), **own)
 
 
 def table():
@@ -225,25 +223,24 @@ def table():
     return [(*row[0].split(", "), [float(cell.replace(",", "")) for cell in row[1:]]) for row in rows]
 
 
+def cells_of(model, method):
+    """What the planner says of a row."""
+    config, tokens, checkpointing, embeddings = shapes(model)
+    policy = 1 if checkpointing else None
+    expected = []
+    for gpus, zero in ((1, 1), (8, 1), (8, 2), (8, 3)):
+        job = planned(config, tokens, method, embeddings, gpus=gpus, zero=zero, checkpoint_layers=policy)
+        moments = memory.estimate(job, reserve=False).moments
+        found = next(each for each in moments if each.moment == "end of the backward")
+        expected.append(round((found.weights + found.gradients + found.optimizer) / 1e9, 2))
+    one = activations.of(planned(config, tokens, method, embeddings, gpus=8, zero=1, checkpoint_layers=policy))
+    kept = one.checkpoints + one.states + one.inside + one.recomputed + one.working
+    return [job.parameters, job.trained_parameters, *expected, round(kept / 1e9, 2), round(one.logits / 1e9, 2)]
+
+
 @pytest.mark.parametrize("model, method, cells", table(), ids=lambda part: part if isinstance(part, str) else "")
 def test_the_memory_table_of_the_readme(model, method, cells):
-    config, tokens, checkpointing, embeddings = shapes(model)
-    parameters, trained = counts(config, method, embeddings)
-    expected = [parameters, trained]
-    for ranks, stage in ((1, 1), (8, 1), (8, 2), (8, 3)):
-        found = memory.estimate(
-            config,
-            parameters=parameters,
-            trained=trained,
-            tokens=tokens,
-            ranks=ranks,
-            stage=stage,
-            element_bytes=2,
-            checkpointing=checkpointing,
-        )
-        expected.append(round((found.weights + found.gradients + found.optimizer) / 1e9, 2))
-    expected += [round(found.activations / 1e9, 2), round(found.logits / 1e9, 2)]
-    assert cells == expected
+    assert cells == cells_of(model, method)
 
 
 def test_the_memory_table_has_its_six_rows():

@@ -1,0 +1,194 @@
+"""What a forward leaves for its backward, and what the backward needs beside it: counted tensor by tensor.
+
+The counts are those of ``tape_ds/model/llama.py`` and the operators it calls: what an operator saves depends on what is
+trained, and a tensor that two of them save is there once. With tensor parallelism a rank has its share of heads and
+inner columns and, between attention and feed-forward, of tokens (sequence-parallel norms); with sequence parallelism it
+has its share of tokens everywhere. Position states are with their heads.
+
+Letters: D hidden size, Q columns of all queries, E of all keys, I inner columns of the feed-forward, C of the position
+state, R of its feed-forward.
+"""
+
+from dataclasses import dataclass
+
+from tape_ds.kernels.linear_cross_entropy import chunk_tokens
+from tape_ds.planning.job import Job
+
+NORM_ELEMENT = 4
+"""torch's RMSNorm computes in fp32 and keeps that copy of what it reads."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One tensor that is kept, per token."""
+
+    name: str
+    bytes: float
+    by: str = ""
+    """"attention" or "product" where that gave it: what selective checkpointing keeps as well."""
+    carried: bool = False
+    """Whether the last block does without: it carries no state, for nobody reads an update of it."""
+
+
+def inside(job: Job) -> list[Kept]:
+    """What is kept of one block without checkpointing, bytes per token; its input, but for the state, is not part."""
+    model, trained, element, ways = job.model, job.trained, job.element, job.layout.tensor
+    query, key, inner = (each / ways * element for each in (model.query, model.key, model.inner))
+    hidden, wide = model.hidden / ways * element, model.carried / model.head_size
+    tiled, positions = job.layout.mlp_tiles > 1, bool(model.state)
+    found = [
+        *_norm(job, "input norm"),
+        Kept("input of q, k, v", _reads(job, "q_proj", "k_proj", "v_proj") * hidden),
+        Kept("q and k as rotated", query + key),
+        Kept("q and k before", positions * (query + key), "product"),
+        Kept("value", key, "" if wide else "product"),
+        Kept("state beside the value", key * wide, carried=True),
+        Kept("attention's output", query, "attention"),
+        Kept("what became of the state", query * wide, "attention", carried=True),
+        Kept("attention's sums", model.heads / ways * 4, "attention"),
+        Kept("input of o", (_reads(job, "o_proj") and bool(wide)) * query),
+        *_norm(job, "norm after attention"),
+        Kept("input of gate and up", (tiled or _reads(job, "gate_proj", "up_proj", "fc_in")) * hidden),
+        Kept("gate of the state", positions * model.rank * element, "product", carried=True),
+        Kept("feed-forward's output", (positions and trained.positions) * hidden, "product", carried=True),
+        Kept("state", model.state / ways * (job.state_element or element)),
+        *(Kept(f"inside the adapter of {name}", rank * element, "product") for name, rank in trained.adapters),
+        *_scores(job),
+    ]
+    if not tiled:
+        found += [
+            Kept("gate, up" if model.gated else "inner columns", (2 if model.gated else 1) * inner, "product"),
+            Kept("activation of the gate", (not job.fused or not model.gated) * inner),
+            Kept("input of down", (model.gated and _reads(job, "down_proj", "fc_out")) * inner),
+        ]
+    if wide and job.gpu is not None and not job.wide_attention:
+        found.append(Kept("output of each half", query * (1 + wide), "attention", carried=True))
+    return [each for each in found if each.bytes]
+
+
+def _reads(job: Job, *names: str) -> bool:
+    """Whether what these linear maps read is kept: where one's weight, or its adapter, is trained; and always by the
+    linear map that ZeRO-3 puts in their place."""
+    return job.layout.zero == 3 or job.trained.linears or any(name in names for name, _ in job.trained.adapters)
+
+
+def _scores(job: Job) -> list[Kept]:
+    """A bias on the scores: inside the kernel on a GPU; on a CPU it is a mask, of which half a row's are held."""
+    if not job.model.biased or job.gpu is not None:
+        return []
+    return [Kept("bias", job.model.heads / job.layout.tensor * job.length / 2 * 4, "attention")]
+
+
+def _norm(job: Job, name: str) -> list[Kept]:
+    """Of an RMSNorm: its input (in fp32, unless a fused kernel reads it as it is), and what its weight multiplies."""
+    hidden = job.model.hidden / job.layout.tensor
+    if job.fused:
+        return [Kept(name, hidden * job.element + 4)]
+    return [Kept(name, hidden * NORM_ELEMENT + 4), Kept(f"{name}, scaled", job.trained.norms * hidden * job.element)]
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes of one rank, of one micro-batch."""
+
+    checkpoints: float
+    """Hidden states that checkpointed layers keep."""
+    states: float
+    """Position states that they keep; without checkpointing all layers' states."""
+    offloaded: float
+    """What of these two waits in the host's memory instead."""
+    inside: float
+    """What is kept of the inside of layers: all of one that is not checkpointed, of another what selective
+    checkpointing keeps."""
+    recomputed: float
+    """The inside of the one layer that is computed again."""
+    working: float
+    """Gradients of activations while a layer is differentiated."""
+    head: float
+    """What lies between the blocks and the loss, gone before a block is differentiated."""
+    head_weight: float
+    """The gradient of a trained head."""
+    logits: float
+    """Of one chunk of the loss, for a moment."""
+
+
+def of(job: Job) -> Activations:
+    """All of it."""
+    layout, model, tokens = job.layout, job.model, job.tokens
+    checkpointed = 0 if layout.every is None else -(-model.layers // layout.every)
+    parts = [each for each in inside(job) if each.name != "state"]
+    last = sum(each.bytes for each in parts if each.carried)
+    whole = sum(each.bytes for each in parts)
+    again, extra = _kept_again(job, parts)
+    hidden = model.hidden / layout.tensor * job.element
+    state = model.state / layout.tensor * (job.state_element or job.element)
+    moved = max(0, checkpointed - 1) * layout.offload_checkpoints
+    return Activations(
+        checkpoints=tokens * hidden * (checkpointed - moved),
+        states=tokens * state * (model.layers - 1 - moved),
+        offloaded=tokens * (hidden + state) * moved,
+        inside=tokens * ((model.layers - checkpointed) * whole - last * (layout.every != 1) + checkpointed * again),
+        recomputed=tokens * (whole - again + extra - last * (model.layers == 1)) * bool(checkpointed),
+        working=tokens * _working(job),
+        head=_head(job),
+        head_weight=_head_weight(job),
+        logits=_logits(job),
+    )
+
+
+def _kept_again(job: Job, parts: list[Kept]) -> tuple[float, float]:
+    """Bytes per token that selective checkpointing keeps of a block, and those of them that it keeps beside what a
+    block keeps anyway: outputs of linear maps that nobody's backward reads."""
+    policy, model, element = job.layout.checkpoint_layers, job.model, job.element
+    if not isinstance(policy, str):
+        return 0.0, 0.0
+    kept = sum(each.bytes for each in parts if each.by == "attention")
+    if policy == "selective":
+        return kept, 0.0
+    kept += sum(each.bytes for each in parts if each.by == "product")
+    given = {each.name for each in parts}
+    extra = model.hidden / job.layout.tensor * element * (2 - ("feed-forward's output" in given))  # of o and down
+    if "q and k before" not in given:
+        extra += (model.query + model.key) / job.layout.tensor * element
+    if model.carried:
+        extra += model.key / job.layout.tensor * element
+    if job.layout.mlp_tiles > 1:
+        extra -= model.hidden / job.layout.tensor * element
+    return kept + extra, extra
+
+
+def _working(job: Job) -> float:
+    """Bytes per token beside what is kept, at the most: gradients of hidden and state, and of the feed-forward's inner
+    columns, less the tensor that was needed first; in tiles, of one tile only, and what is inside that."""
+    model, tiles = job.model, job.layout.mlp_tiles
+    frees = _reads(job, "down_proj", "fc_out")
+    inner = (3 if model.gated else 2) - frees
+    if tiles > 1:
+        inner += (4 if model.gated else 2) - job.fused - (not frees)
+    columns = model.hidden + (model.state + inner * model.inner / tiles) / job.layout.tensor
+    return columns * job.element
+
+
+def _head(job: Job) -> float:
+    """The final norm, and the loss's gradient in what it reads: the loss computes its gradients in the forward."""
+    final_norm = sum(each.bytes for each in _norm(job, "final norm"))
+    return job.tokens * (job.model.hidden * job.element + final_norm)
+
+
+def _head_weight(job: Job) -> float:
+    """The gradient of a trained head, which the loss computes in the forward, too."""
+    model = job.model
+    return _head_is_trained(job) * model.vocabulary / job.layout.tensor * model.hidden * job.element
+
+
+def _head_is_trained(job: Job) -> bool:
+    return job.trained.linears or (job.model.tied and job.trained.embeddings)
+
+
+def _logits(job: Job) -> float:
+    """Of one chunk: logits, fp32 logarithms, and their gradient in the place of the logits; and the fp32 sum of a
+    trained head's gradient."""
+    vocabulary = job.model.vocabulary / job.layout.tensor
+    chunk = min(job.tokens, chunk_tokens(job.model.vocabulary))
+    total = chunk * (vocabulary * (4 + job.element) + 2 * job.model.hidden * job.element)
+    return total + _head_is_trained(job) * vocabulary * job.model.hidden * 4

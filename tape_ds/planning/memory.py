@@ -1,0 +1,193 @@
+"""Memory of one GPU by part, at the moments of a step when most is needed.
+
+Model states follow ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054, Section 3) as DeepSpeed 0.19 lays them out: 16-bit
+weights, for each trained one a 16-bit gradient, and an fp32 master with two moments (12 bytes) that ZeRO-1 shards;
+ZeRO-2 shards the gradients, ZeRO-3 the weights. Beside them stand the engine's buckets, and while the optimizer steps,
+fp32 gradients of what it steps on.
+"""
+
+import functools
+from dataclasses import dataclass, fields, replace
+
+from tape_ds.planning import activations
+from tape_ds.planning.job import Job
+from tape_ds.planning.shape import total
+
+CUDA_BYTES = 1.5e9
+"""Of a process before it allocates anything: CUDA's context, NCCL's channels, cuBLAS's workspaces."""
+FRAGMENTATION = 0.05
+"""Of what comes and goes, lost between blocks (with ``expandable_segments``; without, up to twice that)."""
+OPTIMIZER_BYTES = 8
+"""AdamW's two moments, fp32."""
+MASTER_BYTES = 4
+FOUR_BIT_BYTES = 4.127 / 8
+"""Of a number in double-quantised NormalFloat (QLoRA, Dettmers et al. 2023, arXiv:2305.14314, Section 3)."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one GPU at one moment, by part."""
+
+    moment: str
+    weights: float = 0.0
+    gathered: float = 0.0
+    """ZeRO-3: weights in use, and those on their way; without an engine, autocast's 16-bit copies."""
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    """Masters and moments."""
+    checkpoints: float = 0.0
+    """What checkpointed layers keep of hidden states."""
+    activations: float = 0.0
+    """What the other layers keep, what is computed again, and gradients on their way."""
+    position_states: float = 0.0
+    logits: float = 0.0
+    buckets: float = 0.0
+    """For reducing gradients and gathering weights."""
+    reserve: float = 0.0
+    """CUDA's own, and fragments."""
+
+    def parts(self) -> dict[str, float]:
+        """Name -> bytes."""
+        return {name: getattr(self, name) for name in PARTS}
+
+    @functools.cached_property
+    def total(self) -> float:
+        """All of it."""
+        return sum(self.parts().values())
+
+
+PARTS = tuple(each.name for each in fields(Memory) if each.name != "moment")
+"""Names of the parts."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Memory of a job."""
+
+    moments: tuple[Memory, ...]
+    host: float
+    """Bytes of the host's memory for each GPU, for what is offloaded."""
+    checkpoint: float
+    """Bytes on disk of one checkpoint, all ranks together."""
+
+    @property
+    def peak(self) -> Memory:
+        """The moment when most is needed."""
+        return max(self.moments, key=lambda each: each.total)
+
+
+def estimate(job: Job, *, reserve: bool = True) -> Estimate:
+    """Memory of a job.
+
+    Args:
+        job: what is asked.
+        reserve: whether to add what CUDA and fragments take; without, these are the bytes of tensors alone.
+    """
+    found = activations.of(job)
+    states, host = _states(job)
+    forward = {"checkpoints": found.checkpoints, "position_states": found.states}
+    accumulated = states.pop("accumulated")
+    boundary = states.pop("boundary")
+    step = states.pop("step")
+    moments: tuple[Memory, ...] = (
+        Memory(
+            "loss",
+            **states,
+            **forward,
+            activations=found.inside + found.head,
+            logits=found.logits,
+            gradients=accumulated + found.head_weight,
+        ),
+        Memory(
+            "backward",
+            **states,
+            **forward,
+            activations=found.inside + found.recomputed + found.working,
+            gradients=accumulated + found.head_weight,
+        ),
+        Memory(
+            "end of the backward",
+            **(states if job.layout.zero == 3 else {**states, "gathered": 0.0}),
+            activations=found.recomputed + found.working + (0 if found.recomputed else found.inside / job.model.layers),
+            gradients=boundary,
+        ),
+        Memory("optimizer step", **{**states, "gathered": 0.0}, gradients=step),
+    )
+    if not job.trained.anything:
+        moments = (Memory("forward", weights=states["weights"], gathered=states["gathered"], logits=found.logits),)
+    if reserve:
+        moments = tuple(_with_reserve(each) for each in moments)
+    return Estimate(moments, host + found.offloaded, checkpoint_bytes(job))
+
+
+def _states(job: Job) -> tuple[dict[str, float], float]:
+    """What is there all the time, what gradients take at three moments, and the host's bytes."""
+    layout, engine, element = job.layout, job.layout.engine, job.element
+    weight_element = element if layout.zero is not None else 4
+    trained, everything = total(job.own, trained=True), total(job.own)
+    shared_trained = trained / layout.shared(1)
+    masters = shared_trained * (OPTIMIZER_BYTES + (MASTER_BYTES if job.masters else 0))
+    gradients = trained * weight_element
+    weights = everything * weight_element - _saved_by_four_bits(job, weight_element)
+    copies = everything * element if layout.zero is None and element < 4 else 0.0  # autocast's, kept for the backward
+    states = {"weights": weights, "gathered": copies, "optimizer": masters, "buckets": 0.0}
+    fp32 = shared_trained * 4 if job.masters and element < 4 else 0.0
+    host = 0.0
+    if layout.zero == 3:
+        states |= _zero_3(job, everything, trained)
+        own = trained * element / layout.shards
+        accumulated = boundary = own
+        step = own + min(trained / layout.shards, engine.sub_group) * (4 + element)
+    elif layout.zero == 2:
+        accumulated = gradients / layout.shards * (job.accumulation > 1)
+        boundary = gradients / layout.shards
+        states["buckets"] = (1 + engine.overlap) * engine.reduce_bucket * element
+        step = boundary + max(fp32, shared_trained * element)
+    elif layout.zero == 1:
+        accumulated, boundary = gradients * (job.accumulation > 1), gradients
+        states["buckets"] = (1 + engine.overlap) * engine.reduce_bucket * element
+        step = boundary + shared_trained * element + fp32
+    else:
+        accumulated, boundary = gradients * (job.accumulation > 1), gradients
+        step = boundary + fp32
+    if layout.offload_optimizer != "none":
+        host += masters + shared_trained * 4
+        states["optimizer"] = 0.0
+        step = boundary
+    if layout.offload_weights != "none":
+        host += states["weights"]
+        states["weights"] = 0.0
+    return states | {"accumulated": accumulated, "boundary": boundary, "step": step}, host
+
+
+def _saved_by_four_bits(job: Job, element: float) -> float:
+    """Bytes less where the blocks' frozen linear layers are in 4-bit NormalFloat, its scales quantised too."""
+    if not job.quantised:
+        return 0.0
+    return sum(each.total for each in job.own if each.kind == "linear") * (element - FOUR_BIT_BYTES)
+
+
+def _zero_3(job: Job, everything: int, trained: int) -> dict[str, float]:
+    """Shards, what is never given back, what is gathered, and the bucket that stays."""
+    layout, engine, element = job.layout, job.layout.engine, job.element
+    small = sum(each.total for each in job.own if each.size < engine.persistence)
+    live = min(everything - small, engine.max_live)
+    return {
+        "weights": everything * element / layout.shards + small * element,
+        "gathered": live * element + min(engine.prefetch_bucket, everything - small - live) * element,
+        "buckets": engine.reduce_bucket * element,
+    }
+
+
+def _with_reserve(moment: Memory) -> Memory:
+    comes_and_goes = moment.total - moment.weights - moment.optimizer
+    return replace(moment, reserve=CUDA_BYTES + FRAGMENTATION * comes_and_goes)
+
+
+def checkpoint_bytes(job: Job) -> float:
+    """What a checkpoint holds: only what is trained, as the model computes with it (twice: for the engine, and to be
+    loaded by itself), and the optimizer's 12 bytes."""
+    trained = job.trained_parameters
+    element = job.element if job.layout.zero is not None else 4
+    optimizer = OPTIMIZER_BYTES + (MASTER_BYTES if job.masters else 0)
+    return trained * ((2 if job.layout.zero is not None else 1) * element + optimizer)

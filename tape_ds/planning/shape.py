@@ -1,0 +1,255 @@
+"""What is trained: a model's tensors by kind, counted from its configuration, and which of them get gradients."""
+
+import functools
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from tape_ds.errors import Problem, UserError, did_you_mean
+from tape_ds.model import positions
+from tape_ds.model.configuration import TapeConfig
+from tape_ds.model.gptj_configuration import ScaledGPTJConfig
+
+Config = TapeConfig | ScaledGPTJConfig
+Kind = Literal["linear", "head", "embedding", "norm", "position", "adapter"]
+
+LLAMAS: Mapping[str, Mapping[str, Any]] = {
+    "meta-llama/Llama-2-7b-hf": {},
+    "meta-llama/Llama-2-13b-hf": {
+        "hidden_size": 5120,
+        "intermediate_size": 13824,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+    },
+    "meta-llama/Llama-2-70b-hf": {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+    },
+    "meta-llama/Meta-Llama-3-8B": {
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "vocab_size": 128_256,
+        "max_position_embeddings": 8192,
+    },
+    "meta-llama/Meta-Llama-3-70B": {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "vocab_size": 128_256,
+        "max_position_embeddings": 8192,
+    },
+    "huggyllama/llama-7b": {"max_position_embeddings": 2048},
+    "baichuan-inc/Baichuan2-7B-Base": {"vocab_size": 125_696},
+}
+"""Published sizes where they differ from Llama-2-7B's, by hub name (the models' own ``config.json``), for plans on a
+machine that does not have them. Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288; Grattafiori et al. 2024,
+arXiv:2407.21783; Yang et al. 2023, arXiv:2309.10305."""
+LLAMA_2_7B = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32_000,
+    "max_position_embeddings": 4096,
+}
+SHORT = {
+    "llama2-7b": "meta-llama/Llama-2-7b-hf",
+    "llama2-13b": "meta-llama/Llama-2-13b-hf",
+    "llama2-70b": "meta-llama/Llama-2-70b-hf",
+    "llama3-8b": "meta-llama/Meta-Llama-3-8B",
+    "llama3-70b": "meta-llama/Meta-Llama-3-70B",
+}
+"""What else they are called."""
+GPT_J = "EleutherAI/gpt-j-6b"
+"""Its sizes are the defaults of its class."""
+
+
+def known(name: str) -> str | None:
+    """The hub name of a published model that ``name`` means; None where it means none."""
+    name = SHORT.get(name, name)
+    return name if name in LLAMAS or name == GPT_J else None
+
+
+def published(name: str, **changes: Any) -> Config:
+    """The configuration of a published model; ``changes`` (``position_encoding``, ...) to a Llama's.
+
+    Raises:
+        UserError: its sizes are not in this file.
+    """
+    found = known(name)
+    if found is None:
+        remedy = f"{did_you_mean(name, [*SHORT, *LLAMAS])}, or --model_config FILE"
+        raise UserError(Problem("model", name, "its configuration is not at hand", remedy))
+    if found == GPT_J:
+        return ScaledGPTJConfig()
+    return TapeConfig(**{**LLAMA_2_7B, "position_encoding": "rope", **LLAMAS[found], **changes})
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Parameters of one size and fate."""
+
+    kind: Kind
+    size: int
+    """Numbers in one of them."""
+    count: int
+    """How many there are."""
+    trained: bool
+    split: bool
+    """Whether tensor parallelism gives each rank a part; else every rank has it all."""
+
+    @property
+    def total(self) -> int:
+        """Numbers in all of them."""
+        return self.size * self.count
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Which kinds of parameter are trained."""
+
+    linears: bool = False
+    """The blocks' own matrices and the output head."""
+    norms: bool = False
+    embeddings: bool = False
+    positions: bool = False
+    """The encoding's own parameters."""
+    adapters: tuple[tuple[str, int], ...] = ()
+    """(name, rank) of each linear layer of a block that has a LoRA adapter; of what else is on, whole copies are
+    trained."""
+
+    @classmethod
+    def everything(cls) -> "Trained":
+        """Full training."""
+        return cls(linears=True, norms=True, embeddings=True, positions=True)
+
+    @property
+    def anything(self) -> bool:
+        """Whether there is a backward at all."""
+        return self.linears or self.norms or self.embeddings or self.positions or bool(self.adapters)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A model in plain numbers, so that thousands of layouts can be tried in a second."""
+
+    hidden: int
+    inner: int
+    """Columns inside the feed-forward."""
+    layers: int
+    heads: int
+    groups: int
+    """Key/value heads."""
+    head_size: int
+    vocabulary: int
+    tied: bool
+    """Whether the output head is the embedding's own matrix."""
+    gated: bool
+    """Whether the feed-forward has a gate (three matrices) or not (two)."""
+    state: int
+    """Numbers of position state per token between blocks."""
+    carried: int
+    """Columns for each head that ride along with the value through attention, in every block but the last."""
+    rank: int
+    """Inner width of the position feed-forward."""
+    biased: bool
+    """Whether the encoding adds to the scores of attention."""
+    position_weights: tuple[tuple[int, int], ...]
+    """(numbers in one, how many) of the encoding's own parameters."""
+    position_work: tuple[float, float]
+    """Multiplications that the encoding adds to the blocks per token, all together: whatever is seen, and for every
+    key that is."""
+
+    @property
+    def query(self) -> int:
+        """Columns of all queries."""
+        return self.heads * self.head_size
+
+    @property
+    def key(self) -> int:
+        """Columns of all keys."""
+        return self.groups * self.head_size
+
+    @property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """(columns, rows) of the linear layers of one block, by name."""
+        hidden, inner, query, key = self.hidden, self.inner, self.query, self.key
+        found = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key)}
+        if self.gated:
+            found |= {"o_proj": (query, hidden), "gate_proj": (hidden, inner), "up_proj": (hidden, inner)}
+            return found | {"down_proj": (inner, hidden)}
+        return found | {"out_proj": (query, hidden), "fc_in": (hidden, inner), "fc_out": (inner, hidden)}  # GPT-J's
+
+
+def sizes(config: Config) -> Sizes:
+    """The numbers of a configuration."""
+    state, carried, rank, biased, work = 0, 0, 0, False, (0.0, 0.0)
+    weights: tuple[tuple[int, int], ...] = ()
+    if isinstance(config, TapeConfig):
+        with torch.device("meta"):
+            layers = [positions.build_layer(config, index) for index in range(config.num_hidden_layers)]
+            parts = [positions.build(config), *layers]
+        counted = Counter(weight.numel() for part in parts for weight in part.parameters())
+        weights = tuple(sorted(counted.items()))
+        fixed = sum(layer.multiplications_per_token(0.0) for layer in layers)
+        work = (fixed, sum(layer.multiplications_per_token(1.0) for layer in layers) - fixed)
+        first = layers[0]
+        per_key = first.multiplications_per_token(1.0) - first.multiplications_per_token(0.0)
+        state, carried = first.state_columns(), round(per_key / config.num_attention_heads)
+        rank, biased = getattr(first, "rank", 0), positions.biases_scores(config.position_encoding)
+    return Sizes(
+        hidden=config.hidden_size,
+        inner=config.intermediate_size,
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        groups=config.num_key_value_heads,
+        head_size=config.head_dim,
+        vocabulary=config.vocab_size,
+        tied=config.tie_word_embeddings,
+        gated=config.feed_forward_matrices == 3,
+        state=state,
+        carried=carried,
+        rank=rank,
+        biased=biased and not state,
+        position_weights=weights,
+        position_work=work,
+    )
+
+
+@functools.cache
+def tensors(model: Sizes, trained: Trained) -> tuple[Tensors, ...]:
+    """All parameters of the model, those of adapters and of the whole copies beside them included."""
+    found = [Tensors("linear", a * b, model.layers, trained.linears, True) for a, b in model.linears.values()]
+    whole = [
+        (trained.norms, Tensors("norm", model.hidden, (2 if model.gated else 1) * model.layers + 1, False, False)),
+        (trained.embeddings, Tensors("embedding", model.vocabulary * model.hidden, 1, False, True)),
+        *((trained.positions, Tensors("position", *each, False, False)) for each in model.position_weights),
+    ]
+    for chosen, one in whole:
+        if trained.adapters and chosen:  # peft trains a copy and keeps the frozen original
+            found.append(one)
+        found.append(replace(one, trained=chosen))
+    if not model.tied:
+        found.append(Tensors("head", model.vocabulary * model.hidden, 1, trained.linears, True))
+    for name, rank in trained.adapters:
+        found += [Tensors("adapter", rank * wide, model.layers, True, True) for wide in model.linears[name]]
+    return tuple(found)
+
+
+def total(found: Iterable[Tensors], *, trained: bool | None = None) -> int:
+    """Numbers of all these parameters; only the trained (or frozen) ones if asked."""
+    return sum(each.total for each in found if trained is None or each.trained == trained)
+
+
+@functools.cache
+def of_one_rank(found: tuple[Tensors, ...], ways: int) -> tuple[Tensors, ...]:
+    """What each of the ``ways`` ranks of a tensor-parallel group has."""
+    return tuple(replace(each, size=-(-each.size // ways)) if each.split and ways > 1 else each for each in found)

@@ -1,0 +1,247 @@
+"""A recipe as a question to the planner, and its answer before anything is loaded: memory, and whether it fits.
+
+What a method trains, in which dtype the engine holds it, and how the DeepSpeed JSON shards it is said by the recipe;
+the sizes come from the model's configuration alone.
+"""
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tape_ds.errors import Problem
+from tape_ds.model import convert, extendable, positions
+from tape_ds.model.positions import scaling
+from tape_ds.planning import memory, room, shape
+from tape_ds.planning.hardware import Gpu, of_device
+from tape_ds.planning.job import Job
+from tape_ds.planning.layout import Engine, Layout
+from tape_ds.planning.shape import Config, Trained
+from tape_ds.training.recipe import deepspeed_config
+from tape_ds.training.recipe.extension import ExtensionRecipe
+from tape_ds.training.recipe.pretraining import PretrainingRecipe
+from tape_ds.training.recipe.recipe import Recipe
+
+GIB = 2**30
+CONFIG = "config.json"
+"""What a model's folder calls its configuration."""
+
+
+class _NoTokenizer:
+    """Stands in for a tokenizer that nobody has yet: what an encoding takes from one changes no size."""
+
+    bos_token_id = eos_token_id = None
+
+    def __init__(self, entries: int):
+        self.entries = entries
+
+    def __len__(self) -> int:
+        return self.entries
+
+    def get_vocab(self) -> dict[str, int]:
+        """A full stop and a line's end."""
+        return {".": 0, "\n": 1}
+
+    def convert_tokens_to_string(self, words: list[str]) -> str:
+        """The words."""
+        return "".join(words)
+
+
+def config_of(recipe: Recipe, base: str | None = None) -> Config:
+    """The configuration of the model that a recipe trains, without loading it.
+
+    Args:
+        recipe: checked.
+        base: address of the model to start from, or its ``config.json``, in place of the recipe's.
+
+    Raises:
+        UserError: a base model that is neither at hand nor among the published ones that the planner knows.
+    """
+    if isinstance(recipe, PretrainingRecipe) and base is None:
+        entries = recipe.model.vocab_size or _entries(str(recipe.data.tokenizer))
+        stand_in: Any = _NoTokenizer(entries)
+        return recipe.model_config(stand_in, entries)
+    native = native_config(recipe.model.model if base is None else base)
+    if isinstance(recipe, ExtensionRecipe):
+        return extended(recipe, native)
+    return extendable.configure(native)
+
+
+def _entries(tokenizer: str) -> int:
+    from tape_ds.data import tokenizer as tokenizers
+
+    return len(tokenizers.load(tokenizer))
+
+
+def native_config(model: str) -> Any:
+    """The configuration of a base model: its own where it is at hand or can be fetched, else as published.
+
+    Raises:
+        UserError: there is none.
+    """
+    if shape.known(model) and not Path(model).exists():
+        return shape.published(model)
+    path = Path(model)
+    return extendable.read_config(path.parent if path.is_file() and path.name == CONFIG else convert.resolve(model))
+
+
+def extended(recipe: ExtensionRecipe, native: Any) -> Config:
+    """The configuration of what a recipe makes of a base model.
+
+    Raises:
+        UserError: options or angles that the model cannot have.
+    """
+    model = recipe.model
+    stand_in: Any = _NoTokenizer(native.vocab_size)
+    options = positions.options_for(model.position_encoding, model.position_options, stand_in)
+    return extendable.configure(
+        native,
+        position_encoding=model.position_encoding,
+        position_options=options or None,
+        state_dtype=model.state_dtype,
+        attention_backend=model.attention_backend,
+        max_position_embeddings=model.target_length,
+        rope_parameters=scaling.extended(
+            native.rope_parameters, recipe.angles, native.max_position_embeddings, model.target_length
+        ),
+    )
+
+
+def trained_of(recipe: Recipe) -> Trained:
+    """Which parameters a recipe's method trains."""
+    if not isinstance(recipe, ExtensionRecipe):
+        return Trained.everything()
+    method, kind = recipe.method, recipe.chosen.trains
+    if kind == "everything":
+        return Trained.everything()
+    if kind == "nothing":
+        return Trained()
+    return Trained(
+        norms=method.train_norms,
+        embeddings=method.train_embeddings,
+        positions=method.train_position,
+        adapters=tuple((name, method.lora_r) for name in method.lora_targets) if kind == "adapters" else (),
+    )
+
+
+def job(recipe: Recipe, config: Config, world: int, gpu: Gpu | None, *, tensor: int = 1) -> Job:
+    """The question that a recipe asks.
+
+    Args:
+        recipe: checked.
+        config: of the model that is trained, see :func:`config_of`.
+        world: processes.
+        gpu: what each runs on; None: a CPU.
+        tensor: processes that share each layer.
+    """
+    sixteen = bool(recipe.trainer_value("bf16") or recipe.trainer_value("fp16"))
+    backend, liger = recipe.model.attention_backend, recipe.model.liger
+    fused = gpu is not None and (liger == "on" or (liger == "auto" and _liger_will_be_there()))
+    state = getattr(recipe.model, "state_dtype", None)
+    return Job(
+        model=shape.sizes(config),
+        trained=trained_of(recipe),
+        length=recipe.window,
+        global_batch=recipe.global_batch_size,
+        layout=_layout(recipe, config, world, tensor),
+        gpu=gpu,
+        steps=max(0, int(recipe.trainer_value("max_steps"))),
+        element=2 if sixteen else 4,
+        state_element={None: None, "float32": 4}.get(state, 2),
+        fused=fused,
+        wide_attention=backend == "triton",
+        attention_span=_span(recipe, config),
+        quantised=isinstance(recipe, ExtensionRecipe) and recipe.method.load_in_4bit,
+    )
+
+
+def _liger_will_be_there() -> bool:
+    """A plan for GPUs is often made elsewhere: a machine without one says nothing about theirs."""
+    import torch
+
+    return not torch.cuda.is_available() or importlib.util.find_spec("liger_kernel") is not None
+
+
+def _span(recipe: Recipe, config: Config) -> float | None:
+    if not isinstance(recipe, ExtensionRecipe) or not recipe.chosen.grouped:
+        return None
+    from tape_ds.model.attention.shifted_groups import attention_span
+
+    return attention_span(recipe.window, recipe.method.group_tokens, config.num_attention_heads)
+
+
+def _layout(recipe: Recipe, config: Config, world: int, tensor: int) -> Layout:
+    levers = getattr(recipe, "memory", None)
+    again = recipe.trainer_value("activation_checkpointing")
+    engine = recipe.deepspeed
+    zero = None if engine is None else deepspeed_config.stage(engine)
+
+    def offloaded(name: str) -> bool:
+        found = deepspeed_config.lookup(engine or {}, f"zero_optimization.{name}.device")
+        return found not in (None, "none")
+
+    return Layout(
+        gpus=world,
+        zero=zero,
+        tensor=tensor,
+        sequence=recipe.scale.sequence_parallel_size,
+        micro_batch=int(recipe.trainer_value("per_device_train_batch_size")),
+        checkpoint_layers=(1 if levers is None else levers.checkpoint_layers) if again else None,
+        offload_checkpoints=levers is not None and levers.checkpoint_offload,
+        offload_optimizer="cpu" if offloaded("offload_optimizer") else "none",
+        offload_weights="cpu" if offloaded("offload_param") else "none",
+        mlp_tiles=1 if levers is None else levers.mlp_tiles,
+        engine=_engine(engine or {}, config.hidden_size, zero),
+    )
+
+
+def _engine(settings: dict[str, Any], hidden: int, zero: int | None) -> Engine:
+    """The JSON's sizes: what is "auto" is filled in by transformers, what is left out by DeepSpeed."""
+
+    def size(name: str, left_out: int, auto: float) -> int:
+        found = deepspeed_config.lookup(settings, f"zero_optimization.{name}")
+        return left_out if found is None else int(auto) if found == "auto" else int(found)
+
+    overlap = deepspeed_config.lookup(settings, "zero_optimization.overlap_comm")
+    return Engine(
+        reduce_bucket=size("reduce_bucket_size", 500_000_000, hidden * hidden),
+        overlap=zero == 3 if overlap is None else bool(overlap),
+        prefetch_bucket=size("stage3_prefetch_bucket_size", 50_000_000, 0.9 * hidden * hidden),
+        max_live=size("stage3_max_live_parameters", 1_000_000_000, 1e9),
+        persistence=size("stage3_param_persistence_threshold", 100_000, 10 * hidden),
+        sub_group=size("sub_group_size", 1_000_000_000, 1e9),
+    )
+
+
+def gpu_at_hand() -> Gpu | None:
+    """The GPU of this process with the memory it really has, and its share of the host's; None on a CPU, or for one
+    that the planner does not know."""
+    import psutil
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    found = of_device(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory)
+    host = psutil.virtual_memory().total / torch.cuda.device_count()
+    return None if found is None else replace(found, host_memory=host, per_node=torch.cuda.device_count())
+
+
+def check(recipe: Recipe, config: Config, world: int, gpu: Gpu | None, *, force: bool = False) -> list[Problem]:
+    """What keeps a recipe from fitting the GPUs at hand, with the remedy; empty where it fits, on a CPU, and with
+    ``force``."""
+    return room.check(job(recipe, config, world, gpu), force=force)
+
+
+def told(asked: Job) -> str:
+    """The memory of a job in one line, for a person who is about to start it."""
+    found = memory.estimate(asked, reserve=asked.gpu is not None)
+    shown = sorted(found.peak.parts().items(), key=lambda each: -each[1])
+    parts = ", ".join(
+        f"{name.replace('_', ' ')} {size / GIB:.2f}" for name, size in shown if size >= 0.01 * found.peak.total
+    )
+    where = "a process" if asked.gpu is None else f"a GPU of {asked.gpu.memory / GIB:.1f}"
+    host = f"; {found.host / GIB:.1f} of the host's for each" if found.host else ""
+    return (
+        f"about {found.peak.total / GIB:.2f} GiB {where}, in the {found.peak.moment}"
+        f"{': ' + parts if parts else ''}{host} (predicted)"
+    )

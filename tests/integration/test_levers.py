@@ -1,0 +1,74 @@
+"""Two real DeepSpeed ranks: every memory lever trains what no lever trains, and a profile of both is written."""
+
+import json
+
+import pytest
+
+from tape_ds import results
+from tests.integration.conftest import launch
+from tests.integration.workers.common import LENGTH
+from tests.integration.workers.levers import LEVERS, STEPS
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """One launch for the whole module: its folder and what it printed."""
+    folder = tmp_path_factory.mktemp("levers")
+    ended = launch("tests/integration/workers/levers.py", "--folder", str(folder))
+    assert ended.code == 0, ended.output[-4000:]
+    return folder, ended.output
+
+
+@pytest.fixture(scope="module")
+def outcomes(launched):
+    """(engine, lever) -> what came of it; of the run that was recorded, (3, "recorded")."""
+    found = json.loads((launched[0] / "outcomes.json").read_text())
+    return {(o["engine"], "recorded" if "recorded" in o else o["lever"]): o for o in found}
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("lever", [name for name in LEVERS if name != "nothing"])
+def test_a_lever_changes_no_number(outcomes, stage, lever):
+    """Losses and trained weights after three steps, to the last bit; tiles, whose sums have another order, to 1e-5."""
+    plain, found = outcomes[stage, "nothing"], outcomes[stage, lever]
+    if lever == "tiles":
+        assert found["losses"] == pytest.approx(plain["losses"], rel=1e-5)
+        assert found["norms"] == pytest.approx(plain["norms"], rel=1e-5)
+    else:
+        assert (found["losses"], found["weights"]) == (plain["losses"], plain["weights"])
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_both_states_are_moved_and_come_back(outcomes, stage):
+    """Of three blocks of 32 columns and two groups of 8: with every block, hidden states of two and the state of one,
+    the last block's own staying; with every second (the first and the last), those of the first alone."""
+    hidden, state = (2 * LENGTH * columns * 4 for columns in (32, 16))
+    expected = {"tiles": 2 * hidden + state, "selective, moved": 2 * hidden + state, "second, moved": hidden}
+    for lever, each in expected.items():
+        moved = outcomes[stage, lever]["moved"]
+        assert moved == [STEPS * each, STEPS * each, 0], lever
+    assert outcomes[stage, "selective, moved"]["kept"] == STEPS * 3
+
+
+def test_the_optimizer_may_live_in_the_hosts_memory(outcomes):
+    """ZeRO-Offload at stage 2 trains what stage 1 trains, to 1e-5: the sums of gradients have another order."""
+    found, plain = outcomes["zero2_offload", "nothing"], outcomes[1, "nothing"]
+    assert found["losses"] == pytest.approx(plain["losses"], rel=1e-5)
+    assert found["norms"] == pytest.approx(plain["norms"], rel=1e-5)
+
+
+def test_what_is_recorded_changes_nothing(outcomes):
+    assert outcomes[3, "recorded"]["weights"] == outcomes[3, "selective, moved"]["weights"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_says_what_it_communicated(launched, rank):
+    """ZeRO-3 gathers weights and reduces gradients; gloo, which has no reduction that scatters, reduces for all."""
+    folder, printed = launched
+    stored = results.load(folder / "3-selective, moved" / "profile" / f"summary_rank{rank}.json")
+    collectives = {each["name"]: each for each in stored.figures["collectives"]}
+    assert collectives["all_gather"]["count"] > 10 and collectives["all_gather"]["bytes"] > 10_000
+    assert collectives["all_reduce"]["count"] > 0 and collectives["all_reduce"]["milliseconds"] > 0
+    assert 0 < stored.figures["communicating"] < stored.figures["window"]
+    assert stored.figures["phases"]["optimizer"] > 0 and stored.figures["parts"]["attention"]["backward"] > 0
+    assert printed.count("profile of steps 2 to 3, rank 0") == 1 and "rank 1: " not in printed

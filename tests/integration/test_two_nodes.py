@@ -1,0 +1,288 @@
+"""Two machines for real on one: two launchers with ``--no_ssh``, two torchruns, ssh to two of its addresses."""
+
+import contextlib
+import getpass
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tape_ds.training import checkpoint, run_folder, run_lock
+from tests.processes import ROOT, Launch, free_port
+
+NODES = "tests/integration/workers/nodes.py"
+SECONDS = 240
+"""Longer than any job of these tests takes, on a busy machine as well."""
+ADDRESSES = ("127.0.0.2", "127.0.0.3")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``text.txt``, and ``hosts`` with two machines of one rank each."""
+    made = tmp_path_factory.mktemp("nodes")
+    lines = (f"def function_{i}(value):\n    return value + {i}\n" for i in range(1200))
+    (made / "text.txt").write_text("\n".join(lines))
+    (made / "hosts").write_text("".join(f"{address} slots=1\n" for address in ADDRESSES))
+    return made
+
+
+def flags(folder: Path, output: Path, **changes: object) -> list[str]:
+    """A model of two small layers."""
+    fixed = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "vocab_size": 330,
+        "position_encoding": "rope",
+        "train_data": f"text:{folder}/text.txt",
+        "eval_data": "[]",
+        "data_cache": folder / "cache",
+        "window": 32,
+        "global_batch_size": 4,
+        "per_device_train_batch_size": 1,
+        "max_steps": 4,
+        "save_steps": 2,
+        "logging_steps": 1,
+        "bf16": "false",
+        "deepspeed": "zero1",
+        "output_dir": output,
+    }
+    return [part for name, value in (fixed | changes).items() for part in (f"--{name}", str(value))]
+
+
+def runner(folder: Path, node: int, port: int) -> list[str]:
+    """DeepSpeed's launcher for one machine."""
+    own = ["--no_ssh", "--node_rank", str(node), "--master_addr", "127.0.0.1", "--master_port", str(port)]
+    return [sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", str(folder / "hosts"), *own]
+
+
+def torchrun(folder: Path, node: int, port: int) -> list[str]:
+    """torchrun for one machine."""
+    program = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
+    return [*program, "--node_rank", str(node), "--master_addr", "127.0.0.1", "--master_port", str(port)]
+
+
+def both(
+    tmp_path: Path,
+    folder: Path,
+    words: Sequence[Sequence[str]],
+    start=runner,
+    environments: Sequence[dict[str, str]] = ({}, {}),
+) -> tuple[list[int], list[str]]:
+    """Exit code, and what was printed, of each machine's launcher."""
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        started = [
+            stack.enter_context(Launch([*start(folder, node, port), *own], tmp_path / f"node{node}.log", environment))
+            for node, (own, environment) in enumerate(zip(words, environments, strict=True))
+        ]
+        return [each.wait(SECONDS) for each in started], [each.printed for each in started]
+
+
+def test_two_machines_train_together(tmp_path, folder):
+    words = ["launchers/pretrain_c4.py", *flags(folder, tmp_path / "run")]
+    codes, printed = both(tmp_path, folder, [words, words])
+    assert codes == [0, 0], printed
+    assert run_folder.finished(tmp_path / "run")["step"] == 4 and "2 processes" in printed[0]
+    assert [each.name for each in checkpoint.committed(tmp_path / "run")] == ["checkpoint-2", "checkpoint-4"]
+
+
+def test_a_machine_that_differs_is_named_and_both_end(tmp_path, folder):
+    """Another recipe and another version of the code on the second one."""
+    shutil.copytree(ROOT / "tape_ds", tmp_path / "tape_ds", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "tape_ds" / "training" / "metrics.py").open("a").write("# another version\n")
+    for name in ("launchers", "ds_configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    words = [NODES, *flags(folder, tmp_path / "run")]
+    other = [NODES, *flags(folder, tmp_path / "run", learning_rate=0.5)]
+    codes, printed = both(tmp_path, folder, [words, other], environments=[{}, {"PYTHONPATH": str(tmp_path)}])
+    assert codes == [2, 2], printed
+    assert "code on node_rank 1" in printed[0] and "tape_ds/training/metrics.py" in printed[0]
+    assert "learning_rate on node_rank 1" in printed[0] and "= '0.5'" in printed[0]
+    assert "the run does not start; the first machine says why" in printed[1]
+    assert "Traceback" not in "".join(printed) and not (tmp_path / "run").exists()
+
+
+def test_a_machine_that_refuses_its_recipe_keeps_nobody_waiting(tmp_path, folder):
+    words = [NODES, *flags(folder, tmp_path / "run")]
+    other = [NODES, *flags(folder, tmp_path / "run", per_device_train_batch_size=3)]
+    codes, printed = both(tmp_path, folder, [words, other])
+    assert codes == [2, 2] and "Traceback" not in "".join(printed), printed
+    assert "global_batch_size on node_rank 1" in printed[0] and "not divisible by 3" in printed[0]
+
+
+@pytest.mark.slow
+def test_torchrun_brings_the_machines_together(tmp_path, folder):
+    words = [NODES, *flags(folder, tmp_path / "run")]
+    codes, printed = both(tmp_path, folder, [words, words], torchrun)
+    assert codes == [0, 0] and "together: 2 ranks" in printed[0], printed
+
+
+@pytest.mark.slow
+def test_under_torchrun_a_machine_that_breaks_down_ends_both(tmp_path, folder):
+    words = [NODES, *flags(folder, tmp_path / "run")]
+    codes, printed = both(tmp_path, folder, [words, [*words, "--break_down"]], torchrun)
+    assert codes == [1, 1], printed
+    assert "start on node_rank 1" in printed[0] and "ended with KeyError: 'a library is broken here'" in printed[0]
+
+
+@pytest.mark.slow
+def test_who_does_not_come_is_named(tmp_path, folder):
+    words = [NODES, *flags(folder, tmp_path / "run", ddp_timeout=3)]
+    with Launch([*runner(folder, 0, free_port()), *words], tmp_path / "log") as started:
+        assert started.wait(SECONDS) == 1 and "node_rank 1, rank 1 did not come within 3 s" in started.printed
+
+
+FAKE_SRUN = """#!/bin/bash
+# One task a machine, all on this one; the worst exit code.
+while [[ "$1" == --* ]]; do shift; done
+for node in 0 1; do SLURM_NODEID=$node "$@" & started+=($!); done
+worst=0
+for each in "${started[@]}"; do wait "$each" || { code=$?; (( code > worst )) && worst=$code; }; done
+exit $worst
+"""
+
+
+@pytest.mark.slow
+def test_the_slurm_script_starts_a_launcher_a_machine(tmp_path, folder):
+    for name, text in {
+        "srun": FAKE_SRUN,
+        "scontrol": f"#!/bin/sh\nprintf '{ADDRESSES[0]}\\n{ADDRESSES[1]}\\n'\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    submitted = tmp_path / "checkout"
+    submitted.mkdir()
+    for name in ("launchers", "ds_configs", ".venv"):
+        (submitted / name).symlink_to(ROOT / name)
+    job = {"SLURM_SUBMIT_DIR": str(submitted), "SLURM_JOB_ID": str(free_port()), "SLURM_JOB_NODELIST": "node[1-2]"}
+    job |= {"SLURM_GPUS_ON_NODE": "1", "SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_ON_NODE": "2"}
+    job |= {"PATH": f"{Path(sys.executable).parent}:{tmp_path}:{os.environ['PATH']}"}
+    command = ["bash", "launchers/slurm.sbatch", "launchers/pretrain_c4.py", *flags(folder, tmp_path / "run")]
+    with Launch(command, tmp_path / "log", job) as started:
+        assert started.wait(SECONDS) == 0, started.printed
+        assert "keep_alive: finished" in started.printed and run_folder.finished(tmp_path / "run")["step"] == 4
+
+
+@pytest.fixture(scope="module")
+def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """An ssh server of its own on two addresses of this machine, the second one's logins with another
+    ``TAPE_DS_ATTENTION`` where :file:`differs` is; the variables with which pdsh finds it."""
+    sshd = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
+    if sshd is None or shutil.which("pdsh") is None:
+        pytest.skip("needs sshd and pdsh: apt install openssh-server pdsh")
+    made = tmp_path_factory.mktemp("ssh")
+    for name in ("host", "own"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", made / name], check=True)
+    port, key = free_port(), (made / "host.pub").read_text().split(" ", 1)[1].strip()
+    (made / "known").write_text("".join(f"[{address}]:{port} ssh-ed25519 {key}\n" for address in ADDRESSES))
+    listen = "".join(f"ListenAddress {address}\n" for address in ADDRESSES)
+    (made / "sshd_config").write_text(
+        f"Port {port}\n{listen}HostKey {made}/host\nAuthorizedKeysFile {made}/own.pub\nPidFile none\nStrictModes no\n"
+        f"PasswordAuthentication no\nKbdInteractiveAuthentication no\nUsePAM no\nAllowUsers {getpass.getuser()}\n"
+    )
+    (made / "config").write_text(
+        f"Host *\n  Port {port}\n  IdentityFile {made}/own\n  IdentitiesOnly yes\n  UserKnownHostsFile {made}/known\n"
+    )
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)  # where sshd shuts in the process that speaks to strangers
+    server = subprocess.Popen([sshd, "-D", "-f", made / "sshd_config", "-E", made / "log"])
+    arguments = f"-F {shlex.quote(str(made / 'config'))}"
+    probe = ["ssh", "-F", made / "config", "-o", "BatchMode=yes", ADDRESSES[1], "true"]
+    try:
+        for _ in range(50):
+            if subprocess.run(probe, capture_output=True).returncode == 0:
+                break
+            time.sleep(0.2)
+        else:
+            pytest.skip(f"sshd lets nobody in here: {(made / 'log').read_text()[-500:]}")
+        yield {"PDSH_SSH_ARGS_APPEND": arguments}
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def on_hosts(hosts: Path, *words: str) -> list[str]:
+    """``on_hosts.py deepspeed --hostfile ...`` as a user types it."""
+    own = ["--hostfile", str(hosts), "--master_addr", "127.0.0.1", "--master_port", str(free_port())]
+    return [sys.executable, "launchers/on_hosts.py", sys.executable, "-m", "deepspeed.launcher.runner", *own, *words]
+
+
+@pytest.mark.slow
+def test_tokens_and_arguments_reach_every_machine_and_no_log(tmp_path, folder, ssh):
+    token, words = "hf_" + "never" * 5, ['{"a":1}', "it's $HOME 100%"]
+    command = on_hosts(folder / "hosts", "tests/integration/workers/environment.py", *words)
+    with Launch(command, tmp_path / "log", ssh | {"HF_TOKEN": token}) as started:
+        assert started.wait(SECONDS) == 0, started.printed
+        lines = [line.split("SEEN ")[1] for line in started.printed.splitlines() if "SEEN " in line]
+    seen = sorted((json.loads(line) for line in lines), key=lambda each: each["rank"])
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    assert [each["rank"] for each in seen] == [0, 1] and {each["token"] for each in seen} == {digest}
+    assert all(each["arguments"] == words for each in seen) and token not in started.printed
+    assert {each["path"] for each in seen} == {str(Path(sys.executable).parent)}
+    assert not list(Path("/dev/shm").glob("tape_ds-*.0"))
+
+
+@pytest.mark.slow
+def test_a_machine_that_does_not_answer_is_named_and_nothing_starts(tmp_path, ssh):
+    (tmp_path / "hosts").write_text(f"{ADDRESSES[0]} slots=1\n127.0.0.9 slots=1\nno.such.invalid slots=1\n")
+    command = on_hosts(tmp_path / "hosts", NODES)
+    with Launch(command, tmp_path / "log", ssh) as started:
+        assert started.wait(SECONDS) == 2
+        assert "hosts:2 = '127.0.0.9': no ssh server answers" in started.printed
+        assert "hosts:3 = 'no.such.invalid': no machine of this name" in started.printed
+        assert "Traceback" not in started.printed and "launch.py" not in started.printed
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_killed_ends_the_run_on_every_machine(tmp_path, folder, ssh):
+    """The ranks are sshd's children, and pdsh's connections outlive pdsh: nothing but the end of their input tells."""
+    output = tmp_path / "run"
+    words = ["launchers/pretrain_c4.py", *flags(folder, output, max_steps=5000, save_steps=5000)]
+    with Launch(on_hosts(folder / "hosts", *words), tmp_path / "log", ssh) as started:
+        try:
+            wait_for(started, lambda: (output / run_folder.METRICS).exists())
+            ranks = [psutil.Process(holder.pid) for holder in run_lock.living(output)]
+            assert len(ranks) == 2 and not {rank.pid for rank in ranks} & {each.pid for each in started.members()}
+            os.killpg(started.process.pid, signal.SIGKILL)
+            _, left = psutil.wait_procs(ranks, timeout=60)
+            assert not left and len(checkpoint.committed(output)) == 1
+            assert run_folder.stopped(output) is None, "nobody asked for it, and keep_alive would start it again"
+        finally:
+            for holder in run_lock.living(output):
+                os.kill(holder.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_keep_alive_starts_again_what_ssh_had_started(tmp_path, folder, ssh):
+    output = tmp_path / "run"
+    words = ["launchers/pretrain_c4.py", *flags(folder, output, max_steps=60, save_steps=5)]
+    command = [sys.executable, "launchers/keep_alive.py", "--backoff", "0.5", *on_hosts(folder / "hosts", *words)]
+    with Launch(command, tmp_path / "log", ssh) as started:
+        try:
+            wait_for(started, lambda: checkpoint.committed(output))
+            os.kill(run_lock.living(output)[1].pid, signal.SIGKILL)
+            assert started.wait(SECONDS) == 0, started.printed
+            assert "starting it again in 0.5 s from checkpoint-" in started.printed
+            assert run_folder.finished(output)["step"] == 60
+        finally:
+            for holder in run_lock.living(output):
+                os.kill(holder.pid, signal.SIGKILL)
+
+
+def wait_for(started: Launch, what) -> None:
+    until = time.monotonic() + SECONDS
+    while not what():
+        assert not started.ended and time.monotonic() < until, started.printed[-3000:]
+        time.sleep(0.1)

@@ -1,0 +1,109 @@
+"""Run by two ranks: a few steps under ZeRO-1 and ZeRO-3 with each memory lever and without, and one run recorded.
+
+Writes one JSON with what the parent test asserts; rank 0 speaks for both.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+from accelerate.state import PartialState
+from transformers import set_seed
+
+from tape_ds.data.dataset import collate
+from tape_ds.model import convert
+from tape_ds.training import methods, trained
+from tape_ds.training.environment import leave_process_group, prepare_process
+from tape_ds.training.levers import ApplyLevers
+from tape_ds.training.profiling import StepProfiler
+from tape_ds.training.recipe import deepspeed_config
+from tape_ds.training.recipe.memory import Memory
+from tape_ds.training.recipe.profile import Profile
+from tape_ds.training.trained import Record
+from tape_ds.training.trainer import TapeTrainer
+from tests.integration.workers.common import LENGTH, Rows, arguments, end
+from tests.integration.workers.engine import Settings, base_folder
+
+LEVERS = {
+    "nothing": None,
+    "second, moved": Memory(checkpoint_layers=2, checkpoint_offload=True),
+    "selective, moved": Memory(checkpoint_layers="selective", checkpoint_offload=True),
+    "matmuls": Memory(checkpoint_layers="selective_matmuls"),
+    "tiles": Memory(checkpoint_offload=True, mlp_tiles=5),
+}
+STEPS = 3
+
+
+def train(folder: Path, base: Path, engine: int | str, lever: str, profile: Profile | None = None) -> dict:
+    """One engine from birth to death: a ZeRO stage, or a file of ds_configs."""
+    stage = engine if isinstance(engine, int) else int(engine[4])
+    changes = {} if isinstance(engine, int) else {"deepspeed": deepspeed_config.read(engine, [])}
+    memory, output = LEVERS[lever], folder / f"{engine}-{lever}"
+    plan = arguments(
+        output,
+        stage,
+        max_steps=STEPS,
+        save_strategy="no",
+        activation_checkpointing=memory is not None,
+        activation_checkpointing_kwargs={"use_reentrant": False},
+        **changes,
+    )
+    set_seed(5)
+    model = convert.load(base, convert.tape_config(convert.read_config(base)), dtype=torch.float32)
+    prepared = methods.prepare("tape", model, Settings)
+    trainer = TapeTrainer(
+        record=Record(base=str(base), method="tape", names=prepared.names),
+        tokens_per_step=4 * LENGTH,
+        flops_per_token=1.0,
+        model=prepared.model,
+        args=plan,
+        train_dataset=Rows(),
+        data_collator=collate,
+    )
+    levers = None if memory is None else ApplyLevers(memory)
+    if levers is not None:
+        trainer.add_callback(levers)
+    if profile is not None:
+        trainer.add_callback(StepProfiler(trainer, profile, output))
+    trainer.train()
+    after = trained.gather(trainer.model, list(prepared.names))
+    whole = b"".join(after[name].float().cpu().numpy().tobytes() for name in sorted(after))
+    norms = {name: weight.double().norm().item() for name, weight in after.items()}
+    offload = None if levers is None else levers.levers.offload
+    outcome = {
+        "engine": engine,
+        "lever": lever,
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "weights": hashlib.sha256(whole).hexdigest(),
+        "norms": norms,
+        "moved": None if offload is None else [offload.moved_bytes, offload.restored_bytes, offload.held_bytes],
+        "kept": None if levers is None else levers.levers.recompute.kept,
+    }
+    end(trainer)
+    return outcome
+
+
+def main() -> int:
+    """All combinations, one after another."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--local_rank", type=int)
+    parser.add_argument("--folder", type=Path, required=True)
+    options = parser.parse_args()
+    prepare_process()
+    PartialState(cpu=True)
+    base = base_folder(options.folder)
+    outcomes = [train(options.folder, base, stage, lever) for stage in (1, 3) for lever in LEVERS]
+    outcomes.append(train(options.folder, base, "zero2_offload", "nothing"))
+    recorded = Profile(profile=True, profile_start=2, profile_steps=2, profile_ranks=[0, 1])
+    outcomes.append(train(options.folder, base, 3, "selective, moved", recorded) | {"recorded": True})
+    if torch.distributed.get_rank() == 0:
+        (options.folder / "outcomes.json").write_text(json.dumps(outcomes))
+    leave_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""A launcher as all of them begin: it reads a recipe, calls the machines together, compares them, joins, and leaves."""
+
+import sys
+
+import torch
+from torch import distributed
+
+from tape_ds.errors import command
+from tape_ds.training.cluster import roll_call, start_up
+from tape_ds.training.environment import end_process, leave_process_group, say
+from tape_ds.training.recipe import pretraining
+from tape_ds.training.run import fingerprints
+
+
+@command
+@roll_call.answering
+def main() -> int:
+    words = sys.argv[1:]
+    if breaks := "--break_down" in words:
+        words.remove("--break_down")
+    recipe = pretraining.load(words)
+    if breaks:
+        raise KeyError("a library is broken here")
+    start_up.check(recipe, fingerprints(recipe.data.train_data), say)
+    roll_call.attend()
+    distributed.init_process_group("gloo")
+    summed = torch.ones(1)
+    distributed.all_reduce(summed)
+    say(f"together: {summed.item():g} ranks")
+    leave_process_group()
+    end_process(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,15 @@
+"""The ranks that all tests of this room share."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.parallel.group import Group
+
+
+@pytest.fixture(scope="session")
+def group() -> Iterator[Group]:
+    """One group for the session; it starts with its first case."""
+    living = Group()
+    yield living
+    living.end()

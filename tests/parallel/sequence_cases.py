@@ -1,0 +1,229 @@
+"""What the ranks compute for the tests of sequence parallelism: a step shared by them, beside the same step alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+from unittest import mock
+
+import torch
+from deepspeed import comm
+from peft import LoraConfig, get_peft_model
+from torch import distributed
+
+from tape_ds.data.dataset import IGNORED, PADDING
+from tape_ds.errors import UserError
+from tape_ds.model.attention.shifted_groups import use_groups
+from tape_ds.model.gptj import ScaledGPTJForCausalLM
+from tape_ds.model.gptj_configuration import ScaledGPTJConfig
+from tape_ds.parallel.layout import Layout
+from tape_ds.parallel.ulysses import use_sequence_parallel
+from tests.model.helpers import VOCABULARY, gradients, tiny_model
+from tests.parallel.pairwise import cover
+
+SEED = 11
+
+
+@dataclass(frozen=True)
+class Case:
+    """One step of training."""
+
+    size: int
+    """Processes that share rows; the ranks beside them have rows of their own."""
+    encoding: str = "tape"
+    """An entry of the model room's ``ENCODINGS``, or ``gptj``."""
+    heads: str = "gqa"
+    rows: str = "plain"
+    """A name of :data:`ROWS`."""
+    tokens: int = 12
+    checkpointing: bool = False
+    lora: bool = False
+    logits: bool = False
+    """The loss comes from logits, not from the head's own loss."""
+    dtype: str = "float64"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Changes of the configuration."""
+
+
+def _plain(case: Case, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {}
+
+
+def _packed(case: Case, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Documents of many lengths, borders on and off those of the shares, and padding at some rows' ends."""
+    batch, tokens = ids.shape
+    documents = torch.stack([torch.arange(tokens) // (3 + row) for row in range(batch)])
+    documents[1::2, -3:] = PADDING
+    return {"document_ids": documents.int(), "position_ids": torch.arange(tokens).expand(batch, -1)}
+
+
+def _pose(case: Case, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Positions that jump, elsewhere in every row."""
+    places = torch.arange(ids.shape[1]).expand(len(ids), -1).clone()
+    for row in range(len(ids)):
+        places[row, 2 + row :] += 5 + 3 * row
+    return {"position_ids": places}
+
+
+def _masked(case: Case, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Padding on the left of some rows."""
+    mask = torch.ones_like(ids)
+    mask[::2, :4] = 0
+    return {"attention_mask": mask}
+
+
+ROWS = {"plain": _plain, "packed": _packed, "pose": _pose, "masked": _masked}
+
+
+TOLERANCE = 1e-12
+"""In fp64, relative to the largest entry of each tensor; sums in another order leave some 1e-15."""
+ENTRIES = ("rope", "tape", "tape scale", "alibi", "t5", "fire")
+"""Each way that an encoding enters a model: turned queries and keys, a state that moves, a bias, a learned one."""
+DIMENSIONS: dict[str, Sequence[Any]] = {
+    "size": (2, 4),
+    "encoding": ENTRIES,
+    "heads": ("mha", "gqa", "mqa"),
+    "rows": tuple(ROWS),
+    "tokens": (12, 13),
+    "checkpointing": (False, True),
+}
+PAIRWISE = [Case(**values) for values in cover(DIMENSIONS)]
+PRODUCT = [Case(**dict(zip(DIMENSIONS, values, strict=True))) for values in product(*DIMENSIONS.values())]
+
+
+def step(case: Case) -> dict[str, float]:
+    """On rank 0, how far loss and gradients are from those of one process that reads all rows; each relative to the
+    largest entry of its tensor, or to 0.03 where that is larger."""
+    layout, rank = Layout(distributed.get_world_size(), case.size), distributed.get_rank()
+    batch, items = _batch(case, 2 * layout.data)
+    model = _model(case)
+    use_sequence_parallel(model, layout, rank)
+    first = 2 * layout.data_rank(rank)
+    own = {name: values[first : first + 2] for name, values in batch.items()}
+    torch.manual_seed(SEED if rank % case.size == 0 else 100 + rank)  # what is drawn must be agreed on
+    loss, found = _step(case, model, own, items)
+    distributed.all_reduce(loss)
+    for gradient in found.values():
+        distributed.all_reduce(gradient)
+    if rank:
+        return {}
+    model = _model(case)
+    torch.manual_seed(SEED)
+    alone, expected = _step(case, model, batch, items)
+    assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
+    assert any(gradient.any() for gradient in expected.values())
+    return {"loss": _distance(loss, alone)} | {name: _distance(found[name], expected[name]) for name in expected}
+
+
+def _distance(mine: torch.Tensor, other: torch.Tensor) -> float:
+    assert torch.isfinite(mine).all()
+    return float((mine - other).abs().max() / other.abs().max().clamp_min(0.03))
+
+
+def _step(
+    case: Case, model: torch.nn.Module, batch: Mapping[str, torch.Tensor], items: int
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    skip = False if case.logits else None
+    loss = model(**batch, num_items_in_batch=items, use_cache=False, skip_logits=skip).loss
+    loss.backward()
+    found = gradients(model)
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert found.keys() == trained, trained - found.keys()
+    return loss.detach(), found
+
+
+def _model(case: Case) -> Any:
+    torch.manual_seed(SEED)
+    model: Any
+    if case.encoding == "gptj":
+        sizes = {"vocab_size": VOCABULARY, "n_positions": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 4}
+        model = ScaledGPTJForCausalLM(ScaledGPTJConfig(**sizes))
+    else:
+        model = tiny_model(case.heads, case.encoding, **case.options)
+    if case.lora:
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]))
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, std=0.3)
+            weight.requires_grad_("lora_" in name or ".position." in name or "norm" in name)
+    if case.checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        if case.lora:
+            model.enable_input_require_grads()
+    return model.to(getattr(torch, case.dtype)).train()
+
+
+def _batch(case: Case, rows: int) -> tuple[dict[str, torch.Tensor], int]:
+    """Rows with labels, and how many are targets: in the first row not all, in the second a few at its end."""
+    generator = torch.Generator().manual_seed(SEED)
+    ids = torch.randint(3, VOCABULARY, (rows, case.tokens), generator=generator)
+    labels = ids.clone()
+    labels[0, 3:5] = IGNORED
+    labels[1, : max(case.tokens - 4, 1)] = IGNORED
+    own = ROWS[case.rows](case, ids)
+    if "document_ids" in own:
+        labels[own["document_ids"] < 0] = IGNORED
+    return {"input_ids": ids, "labels": labels, **own}, int((labels[:, 1:] != IGNORED).sum())
+
+
+def moved_bytes(encoding: str, heads: str = "gqa", size: int = 2) -> int:
+    """Bytes that this rank hands to all-to-all in a forward and backward."""
+    case = Case(size, encoding, heads, dtype="float32")
+    layout, rank = Layout(distributed.get_world_size(), size), distributed.get_rank()
+    model = _model(case)
+    use_sequence_parallel(model, layout, rank)
+    batch, items = _batch(case, 2)
+    with mock.patch.object(comm, "all_to_all_single", wraps=comm.all_to_all_single) as called:
+        _step(case, model, batch, items)
+    return sum(call.args[1].nbytes for call in called.call_args_list)
+
+
+def in_evaluation(size: int) -> bool:
+    """Whether a model that shares rows in training has them to itself in evaluation: every rank another row."""
+    case, rank = Case(size), distributed.get_rank()
+    torch.manual_seed(rank)
+    ids = torch.randint(3, VOCABULARY, (1, 5 + rank))
+    alone = _model(case).eval()(ids).logits
+    model = _model(case)
+    use_sequence_parallel(model, Layout(distributed.get_world_size(), size), rank)
+    return torch.equal(model.eval()(ids).logits, alone)
+
+
+def refusal(arguments: Mapping[str, Any]) -> str:
+    """What a model says to a call that its part of a row cannot serve; ``group_tokens`` is set, the rest is given."""
+    case = Case(2, "rope")
+    model = _model(case)
+    use_sequence_parallel(model, Layout(distributed.get_world_size(), 2), distributed.get_rank())
+    given = {"use_cache": False, **arguments}
+    if group := given.pop("group_tokens", None):
+        use_groups(model, group)
+    try:
+        model(**_batch(case, 2)[0], **given)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def refused_heads() -> str:
+    """What is said to processes among which four heads on two cannot be shared."""
+    model = _model(Case(1, "rope"))
+    layout = mock.Mock(sequence=3)
+    try:
+        use_sequence_parallel(model, layout, distributed.get_rank())
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def part_of_a_row(size: int, tokens: int) -> dict[str, Any]:
+    """What a rank's forward gives of its share: shapes, and the loss without a count of targets."""
+    case = Case(size, tokens=tokens)
+    model = _model(case)
+    use_sequence_parallel(model, Layout(distributed.get_world_size(), size), distributed.get_rank())
+    batch, _ = _batch(case, 2)
+    out = model(**batch, use_cache=False, skip_logits=False)
+    loss = out.loss.detach()
+    distributed.all_reduce(loss)
+    groups = distributed.get_world_size() // size
+    alone = _model(case)(**batch, use_cache=False).loss
+    return {"logits": tuple(out.logits.shape), "loss": float(loss / groups), "alone": float(alone)}

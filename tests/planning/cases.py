@@ -1,0 +1,106 @@
+"""The runs whose bytes the planner has to know: stages, lengths, policies, encodings, what is trained."""
+
+from dataclasses import dataclass
+
+from tape_ds import TapeConfig
+from tape_ds.planning import shape
+from tape_ds.planning.job import Job
+from tape_ds.planning.layout import Engine, Layers, Layout
+from tape_ds.planning.shape import Trained
+
+RANKS = 2
+RANK = 4
+"""Of the adapters."""
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
+ENGINE = Engine(reduce_bucket=200_000, prefetch_bucket=150_000, max_live=1_500_000, persistence=1_000, sub_group=10**9)
+METHODS = {
+    "full": Trained.everything(),
+    "frozen": Trained(norms=True, positions=True),
+    "lora": Trained(norms=True, adapters=tuple((name, RANK) for name in TARGETS)),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run."""
+
+    zero: int | None
+    """Stage; None: no engine, fp32 weights, autocast."""
+    encoding: str
+    method: str
+    length: int = 512
+    layers_again: Layers | None = None
+    element: int = 2
+    groups: int = 4
+    rows: int = 1
+    accumulation: int = 1
+    layers: int = 5
+    tiles: int = 1
+
+    @property
+    def name(self) -> str:
+        """What pytest shows."""
+        stage = "plain" if self.zero is None else f"zero{self.zero}"
+        policy = {None: "kept", 1: "recomputed"}.get(self.layers_again, str(self.layers_again))
+        own = f"{stage}-{self.encoding}-{self.method}-{self.length}-{policy}-{8 * self.element}bit"
+        return (
+            own
+            + f"-{self.groups}groups" * (self.groups < 4)
+            + "-tiles" * (self.tiles > 1)
+            + f"-{self.accumulation}x" * (self.accumulation > 1)
+        )
+
+    def config(self) -> TapeConfig:
+        """A small Llama: 4 heads of 64, and 3.9 M parameters."""
+        return TapeConfig(
+            hidden_size=256,
+            intermediate_size=688,
+            num_hidden_layers=self.layers,
+            num_attention_heads=4,
+            num_key_value_heads=self.groups,
+            vocab_size=1_000,
+            position_encoding=self.encoding,
+            max_position_embeddings=4096,
+        )
+
+    def job(self) -> Job:
+        """The same as a question to the planner."""
+        layout = Layout(
+            gpus=1 if self.zero is None else RANKS,
+            zero=self.zero,
+            micro_batch=self.rows,
+            checkpoint_layers=self.layers_again,
+            mlp_tiles=self.tiles,
+            engine=ENGINE,
+        )
+        return Job(
+            model=shape.sizes(self.config()),
+            trained=METHODS[self.method],
+            length=self.length,
+            global_batch=self.rows * layout.replicas * self.accumulation,
+            layout=layout,
+            element=self.element,
+            fused=False,
+        )
+
+
+CASES = (
+    Case(1, "rope", "full"),
+    Case(1, "tape", "full", layers_again=1, length=1024),
+    Case(2, "tape", "frozen", layers_again=1, groups=2, length=1024),
+    Case(2, "rope", "lora", rows=2),
+    Case(3, "tape", "full", layers_again=1, length=768),
+    Case(3, "tape", "frozen", length=640),
+    Case(3, "rope", "lora", layers_again=1, groups=1, length=1536),
+    Case(1, "alibi", "full", element=4, length=384),
+    Case(2, "tape", "full", element=4, accumulation=2),
+    Case(3, "rope", "full", layers_again=1, element=4, length=1024),
+    Case(None, "rope", "full", layers_again=1, length=1024),
+    Case(None, "tape", "frozen"),
+    Case(1, "tape", "full", layers_again=2, length=1024),
+    Case(1, "rope", "frozen", layers_again="selective", length=1024),
+    Case(2, "tape", "full", layers_again="selective_matmuls", length=1024),
+    Case(1, "tape", "full", layers_again=1, length=2048, tiles=4),
+)
+QUICK = CASES[:6:2]
+"""Of these, what every run of the suite looks at."""

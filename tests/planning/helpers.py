@@ -1,0 +1,25 @@
+"""Jobs that tests ask about: Llama-2-7B at 8,192 tokens on eight H100s, with whatever a test changes."""
+
+from dataclasses import replace
+
+from tape_ds.planning import hardware, shape
+from tape_ds.planning.job import Job
+from tape_ds.planning.layout import Layout
+from tape_ds.planning.shape import Trained
+
+FROZEN = Trained(norms=True, positions=True)
+LAYOUT = set(Layout.__dataclass_fields__)
+
+
+def job(encoding="tape", trained=None, model="llama2-7b", gpu="h100-80", **changes):
+    """One job; changes are fields of the layout or of the job."""
+    layout = Layout(**{"gpus": 8, **{name: changes.pop(name) for name in list(changes) if name in LAYOUT}})
+    asked = Job(
+        model=shape.sizes(shape.published(model, position_encoding=encoding)),
+        trained=Trained.everything() if trained is None else trained,
+        length=8192,
+        global_batch=64,
+        layout=layout,
+        gpu=None if gpu is None else hardware.find(gpu),
+    )
+    return replace(asked, **changes)

@@ -1,0 +1,76 @@
+"""The planner against the tensors of real runs: two ranks, DeepSpeed's engine, every live byte counted.
+
+A must: within 10 % at the peak of a step, whatever the stage, length, policy, encoding, and what is trained; and what
+stays between steps to 1 %.
+"""
+
+import json
+
+import pytest
+
+from tape_ds.planning import memory
+from tests.integration.conftest import forked
+from tests.planning.cases import CASES, QUICK
+
+WITHIN = 0.10
+MODULE = "tests/planning/workers/tensor_bytes.py"
+
+
+def run(folder, cases):
+    """Case -> what was counted."""
+    output = folder / "bytes.json"
+    ended = forked(MODULE, "--output", str(output), "--cases", *[case.name for case in cases])
+    assert ended.code == 0, ended.output[-4000:]
+    return json.loads(output.read_text())
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """One job for the quick cases."""
+    return run(tmp_path_factory.mktemp("few"), QUICK)
+
+
+@pytest.fixture(scope="module")
+def rest(tmp_path_factory):
+    """One job for all others."""
+    return run(tmp_path_factory.mktemp("rest"), [case for case in CASES if case not in QUICK])
+
+
+def between_steps(asked):
+    """What a job holds when nothing is going on: weights, masters, moments, and ZeRO-3's own buffers."""
+    first = memory.estimate(asked, reserve=False).moments[0]
+    found = first.weights + first.optimizer
+    if asked.layout.zero == 3:
+        found += first.buckets + asked.trained_parameters * asked.element / asked.layout.shards
+    return found
+
+
+def compare(case, counted):
+    """Both figures of a case."""
+    predicted = memory.estimate(case.job(), reserve=False).peak.total
+    assert predicted == pytest.approx(counted[case.name]["peak"], rel=WITHIN)
+    assert between_steps(case.job()) == pytest.approx(counted[case.name]["idle"], rel=0.01)
+
+
+@pytest.mark.parametrize("case", QUICK, ids=lambda case: case.name)
+def test_bytes_of_a_step(case, few):
+    compare(case, few)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if case not in QUICK], ids=lambda case: case.name)
+def test_bytes_of_more_steps(case, rest):
+    compare(case, rest)
+
+
+def test_the_cases_cover_what_they_must():
+    """Ten runs and more: all stages, both precisions, kept and recomputed, all kinds of training and attention."""
+    assert len(CASES) >= 10
+    assert {case.zero for case in CASES} == {None, 1, 2, 3} and {case.element for case in CASES} == {2, 4}
+    assert {case.layers_again for case in CASES} == {None, 1, 2, "selective", "selective_matmuls"}
+    assert {case.method for case in CASES} == {"full", "frozen", "lora"}
+    assert {case.encoding for case in CASES} == {"rope", "tape", "alibi"} and {case.groups for case in CASES} == {
+        1,
+        2,
+        4,
+    }

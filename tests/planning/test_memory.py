@@ -1,0 +1,118 @@
+"""Memory by part against sums done by hand."""
+
+import pytest
+
+from tape_ds.planning import activations, memory
+from tape_ds.planning.layout import Engine
+from tests.planning.helpers import FROZEN, job
+
+BIG = Engine(persistence=0)
+
+
+def at(moment, **changes):
+    """One moment of a job's memory."""
+    found = memory.estimate(job(engine=BIG, **changes), reserve=False)
+    return next(each for each in found.moments if each.moment == moment)
+
+
+def test_zero_shards_one_thing_after_another():
+    """Rajbhandari et al. 2020, Section 3: 2 P weights, 2 P gradients, 12 P of the optimizer, over 8 GPUs."""
+    parameters = job().parameters
+    found = [at("end of the backward", zero=stage) for stage in (1, 2, 3)]
+    assert [each.optimizer for each in found] == [12 * parameters / 8] * 3
+    assert [each.gradients for each in found] == [2 * parameters, 2 * parameters / 8, 2 * parameters / 8]
+    assert [each.weights for each in found] == [2 * parameters, 2 * parameters, 2 * parameters / 8]
+
+
+def test_without_an_engine_weights_are_fp32_and_their_own_masters():
+    found = at("optimizer step", zero=None)
+    assert found.weights == 4 * job().parameters and found.optimizer == 8 * job().parameters
+
+
+def test_a_checkpointed_block_keeps_its_hidden_and_position_state():
+    """67 MB each at 7B and 8,192 tokens; the state of all layers but the last."""
+    found = activations.of(job(checkpoint_layers=1))
+    assert found.checkpoints == 32 * 8192 * 4096 * 2 and found.states == 31 * 8192 * 4096 * 2
+
+
+def test_only_tape_carries_a_state():
+    assert activations.of(job("rope", checkpoint_layers=1)).states == 0
+
+
+def test_a_frozen_base_keeps_nothing_for_weights_that_nobody_trains():
+    names = {each.name for each in activations.inside(job(trained=FROZEN, zero=1))}
+    assert {"input of q, k, v", "input of o", "input of gate and up", "input of down"}.isdisjoint(names)
+    assert {"q and k as rotated", "gate, up"} <= names
+
+
+def test_zero_3_keeps_what_every_linear_map_reads():
+    """The linear map that it puts in place of torch's saves its input, whatever is trained."""
+    names = {each.name for each in activations.inside(job(trained=FROZEN, zero=3))}
+    assert {"input of q, k, v", "input of o", "input of gate and up", "input of down"} <= names
+
+
+def test_offload_moves_all_but_the_last_blocks_inputs():
+    here, there = (activations.of(job(checkpoint_layers=1, offload_checkpoints=each)) for each in (False, True))
+    moved = 31 * 8192 * (4096 + 4096) * 2
+    assert there.offloaded == moved == here.checkpoints + here.states - there.checkpoints - there.states
+    assert memory.estimate(job(checkpoint_layers=1, offload_checkpoints=True)).host == moved
+
+
+def test_tiles_shrink_what_a_feed_forward_needs():
+    whole, tiled = (activations.of(job(checkpoint_layers=1, mlp_tiles=each)) for each in (1, 8))
+    assert tiled.recomputed + tiled.working < 0.65 * (whole.recomputed + whole.working)
+
+
+@pytest.mark.parametrize("change", [{"sequence": 8}, {"tensor": 8}])
+def test_sharing_a_row_shares_its_activations(change):
+    one, shared = activations.of(job(checkpoint_layers=1)), activations.of(job(checkpoint_layers=1, **change))
+    assert shared.checkpoints == one.checkpoints / 8 and shared.states == one.states / 8
+
+
+def test_optimizer_offload_moves_masters_moments_and_fp32_gradients():
+    found = memory.estimate(job(zero=2, offload_optimizer="cpu"))
+    assert found.peak.optimizer == 0 and found.host == 16 * job().parameters / 8
+
+
+def test_buckets_double_where_communication_overlaps():
+    one, two = (at("loss", zero=2), at("loss", zero=1))
+    assert one.buckets == two.buckets == 2 * 200_000_000 * 2
+    apart = memory.estimate(job(zero=2, engine=Engine(overlap=False)), reserve=False)
+    assert apart.peak.buckets == 200_000_000 * 2
+
+
+def test_zero_3_holds_at_most_what_may_be_live():
+    found = at("loss", zero=3)
+    assert found.gathered == (1_000_000_000 + 50_000_000) * 2
+
+
+def test_four_bits_shrink_the_blocks_alone():
+    whole, packed = at("loss", zero=1, trained=FROZEN), at("loss", zero=1, trained=FROZEN, quantised=True)
+    linears = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
+    assert whole.weights - packed.weights == pytest.approx(linears * (2 - 4.127 / 8))
+
+
+def test_logits_are_those_of_one_chunk():
+    """1,024 tokens of 32,000 entries: in bf16 and fp32, two copies of what the head reads, and the fp32 sum of its
+    gradient where it is trained."""
+    chunk = 1024 * (32_000 * 6 + 2 * 4096 * 2)
+    assert activations.of(job(trained=FROZEN)).logits == chunk
+    assert activations.of(job()).logits == chunk + 32_000 * 4096 * 4
+
+
+def test_a_method_that_trains_nothing_needs_weights_and_logits():
+    from tape_ds.planning.shape import Trained
+
+    (found,) = memory.estimate(job("rope", trained=Trained(), zero=None), reserve=False).moments
+    assert found.moment == "forward" and found.total == found.weights + found.gathered + found.logits
+
+
+def test_a_checkpoint_on_disk_holds_what_is_trained():
+    """Two 16-bit copies, one for the engine and one to be loaded by itself, and 12 bytes of the optimizer."""
+    asked = job(trained=FROZEN)
+    assert memory.estimate(asked).checkpoint == 16 * asked.trained_parameters
+
+
+def test_total_is_the_sum_and_peak_the_largest():
+    found = memory.estimate(job(checkpoint_layers=1))
+    assert found.peak.total == max(each.total for each in found.moments) == sum(found.peak.parts().values())

@@ -1,0 +1,93 @@
+"""Parameters as counted against the models themselves, and which of them a method trains."""
+
+import pytest
+
+from tape_ds import TapeConfig, TapeForCausalLM
+from tape_ds.errors import UserError
+from tape_ds.model import flops, positions
+from tape_ds.planning import shape
+from tape_ds.planning.shape import Trained
+from tape_ds.training import methods
+
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}
+OWN = {
+    "yarn": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 1.0}},
+    "bipe_rope": {"position_options": {"separators": [1]}},
+    "bipe_alibi": {"position_options": {"separators": [1]}},
+}
+
+
+def small(encoding="tape", **changes):
+    """A configuration of a few thousand parameters."""
+    return TapeConfig(**{**SMALL, "position_encoding": encoding, **OWN.get(encoding, {}), **changes})
+
+
+@pytest.mark.parametrize("encoding", positions.available())
+def test_all_parameters_of_every_encoding(encoding):
+    config = small(encoding)
+    found = shape.tensors(shape.sizes(config), Trained.everything())
+    assert shape.total(found) == flops.parameters(config) == shape.total(found, trained=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("llama2-7b", 6.738),
+        ("llama2-13b", 13.016),
+        ("llama2-70b", 68.977),
+        ("llama3-8b", 8.030),
+        ("llama3-70b", 70.554),
+    ],
+)
+def test_published_sizes(name, billions):
+    """The parameter counts of the models' own pages."""
+    model = shape.sizes(shape.published(name))
+    assert round(shape.total(shape.tensors(model, Trained())) / 1e9, 3) == billions
+
+
+class Settings:
+    """A method section."""
+
+    train_position = train_norms = train_embeddings = True
+    lora_r, lora_alpha, lora_dropout, lora_targets = 4, 8, 0.0, ["q_proj", "down_proj"]
+    group_tokens = 16
+
+
+@pytest.mark.parametrize(
+    ("method", "trained"),
+    [
+        ("full", Trained.everything()),
+        ("tape", Trained(norms=True, embeddings=True, positions=True)),
+        (
+            "tape+lora",
+            Trained(norms=True, embeddings=True, positions=True, adapters=(("q_proj", 4), ("down_proj", 4))),
+        ),
+    ],
+)
+def test_what_a_method_trains(method, trained):
+    """Counted on the model that the method really makes; peft keeps a frozen original beside each trained copy."""
+    config = small(tie_word_embeddings=False, num_key_value_heads=2)
+    prepared = methods.prepare(method, TapeForCausalLM(config), Settings)
+    parameters = dict(prepared.model.named_parameters())
+    found = shape.tensors(shape.sizes(config), trained)
+    assert shape.total(found) == sum(each.numel() for each in parameters.values())
+    assert shape.total(found, trained=True) == sum(parameters[name].numel() for name in prepared.names)
+
+
+def test_tensor_parallelism_splits_matrices_and_leaves_norms_whole():
+    model = shape.sizes(small())
+    whole, half = shape.tensors(model, Trained()), shape.of_one_rank(shape.tensors(model, Trained()), 2)
+    for before, after in zip(whole, half, strict=True):
+        assert after.total == (before.total / 2 if before.kind in ("linear", "head", "embedding") else before.total)
+
+
+def test_an_unknown_model_says_what_to_do():
+    with pytest.raises(UserError, match="--model_config"):
+        shape.published("somebody/llama-11b")
+
+
+def test_the_state_lives_with_the_key_value_heads():
+    """70B: 8 groups of 128 columns; nothing of the last layer's."""
+    model = shape.sizes(shape.published("llama2-70b", position_encoding="tape"))
+    assert (model.state, model.carried, model.rank) == (8 * 128, 128, 32)
+    assert shape.sizes(shape.published("llama2-70b")).state == 0

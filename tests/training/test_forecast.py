@@ -1,0 +1,122 @@
+"""Recipes as questions to the planner: what is trained, in which dtype, sharded how; and what the launch is told."""
+
+from dataclasses import replace
+
+import pytest
+
+from tape_ds.errors import UserError
+from tape_ds.model import convert
+from tape_ds.model.llama import TapeForCausalLM
+from tape_ds.planning import hardware, memory, shape
+from tape_ds.training import forecast
+from tape_ds.training.recipe import extension, pretraining
+from tape_ds.training.recipe.files import recipes_of
+
+A100 = hardware.find("a100-80")
+
+
+def asked(*argv, world=8, gpu=A100, load=extension.load):
+    """The job of a recipe."""
+    recipe = load(list(argv), world_size=world)
+    return forecast.job(recipe, forecast.config_of(recipe), world, gpu)
+
+
+def test_the_recipe_says_all_that_decides():
+    job = asked("--recipe", "llama2_7b_8k")
+    layout = job.layout
+    assert (job.length, job.global_batch, job.steps, job.element) == (8192, 64, 1000, 2)
+    assert (layout.gpus, layout.zero, layout.micro_batch, layout.checkpoint_layers) == (8, 3, 1, 1)
+    assert (job.parameters, job.trained_parameters) == (6_754_954_240, 147_876_864)
+    assert layout.engine.reduce_bucket == 4096**2 and layout.engine.persistence == 40_960
+
+
+@pytest.mark.parametrize(
+    ("arguments", "trained"),
+    [
+        (("--method", "lora"), shape.Trained(norms=True, adapters=(("q_proj", 4), ("v_proj", 4)))),
+        (("--method", "full"), shape.Trained.everything()),
+        (("--method", "norms"), shape.Trained(norms=True)),
+        (("--method", "yarn"), shape.Trained()),
+    ],
+)
+def test_the_method_decides_what_is_trained(arguments, trained):
+    own = ("--lora_r", "4", "--lora_targets", "q_proj,v_proj") if "lora" in arguments else ()
+    recipe = extension.load([*arguments, *own, *(("--train_embeddings", "false") if own else ())], world_size=1)
+    found = forecast.trained_of(recipe)
+    assert found == (replace(trained, embeddings=False) if own else trained)
+
+
+def test_an_engine_holds_16_bit_weights_and_nobody_else_does():
+    with_engine, without = asked("--bf16", "true"), asked("--bf16", "true", "--deepspeed", "null")
+    assert with_engine.layout.zero == 3 and without.layout.zero is None
+    assert memory.estimate(without).peak.weights > memory.estimate(with_engine).peak.weights
+
+
+def test_offload_is_read_from_the_json():
+    layout = asked("--recipe", "llama_7b_pose_linear_16k").layout
+    assert (layout.offload_optimizer, layout.offload_weights) == ("cpu", "cpu")
+
+
+FOR_OTHERS_TO_BUILD_ON = "c4_155m"
+"""It names no encoding."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*recipes_of("extend_llama"), *(each for each in recipes_of("pretrain_c4") if each != FOR_OTHERS_TO_BUILD_ON)],
+)
+def test_every_shipped_recipe_can_be_planned_without_its_model(name, monkeypatch):
+    """Hub models by their published sizes; the network is never asked."""
+    monkeypatch.setattr(convert, "resolve", lambda model: pytest.fail(model) if "/" in model else _smollm2(model))
+    load = pretraining.load if name in recipes_of("pretrain_c4") else extension.load
+    job = asked("--recipe", name, world=1, load=load)
+    assert memory.estimate(job).peak.total > 1e8
+
+
+_RESOLVE = convert.resolve
+
+
+def _smollm2(model):
+    return _RESOLVE(model)
+
+
+def test_a_new_model_is_counted_as_it_will_be():
+    recipe = pretraining.load([], world_size=1)
+    config = forecast.config_of(recipe)
+    model = TapeForCausalLM(config)
+    found = forecast.job(recipe, config, 1, None)
+    assert found.parameters == sum(each.numel() for each in model.parameters()) == found.trained_parameters
+
+
+def test_a_model_that_is_not_at_hand_is_refused():
+    recipe = extension.load(["--model", "somebody/llama-11b"], world_size=1)
+    with pytest.raises(UserError):
+        forecast.config_of(recipe)
+
+
+def test_a_folders_configuration_stands_in_for_the_recipes_model(tmp_path):
+    shape.published("llama2-13b").save_pretrained(tmp_path)
+    recipe = extension.load(["--recipe", "llama2_7b_8k"], world_size=8)
+    for given in (tmp_path, tmp_path / "config.json"):
+        assert forecast.config_of(recipe, str(given)).hidden_size == 5120
+
+
+def test_a_launch_that_cannot_fit_is_stopped_with_a_remedy():
+    recipe = extension.load(["--recipe", "llama2_7b_8k", "--activation_checkpointing", "false"], world_size=8)
+    config = forecast.config_of(recipe)
+    small = hardware.find("a100-40")
+    (found,) = forecast.check(recipe, config, 8, small)
+    assert found.field == "memory" and "activation_checkpointing: true" in found.remedy
+    assert forecast.check(recipe, config, 8, small, force=True) == []
+    assert forecast.check(recipe, config, 8, None) == []
+
+
+def test_what_is_told_names_the_parts_and_says_predicted():
+    told = forecast.told(asked("--recipe", "llama2_7b_8k"))
+    assert "GiB a GPU of 79.3" in told and "position states 1.9" in told and told.endswith("(predicted)")
+    assert "a process" in forecast.told(asked(gpu=None, world=1))
+
+
+def test_no_gpu_is_at_hand_on_a_cpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert forecast.gpu_at_hand() is None
