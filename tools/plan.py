@@ -75,16 +75,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a page")
     parser.add_argument("--published", action="store_true", help="published figures beside the planner's")
     parser.add_argument("--table", nargs="?", const=str(STORED), help="write the stored tables into this folder")
-    for name, kind in _LEVERS.items():
-        parser.add_argument(f"--{name}", type=kind, help="in place of the recipe's")
     return parser.parse_known_args(argv)
-
-
-def _layers(text: str) -> int | str:
-    return int(text) if text.isdigit() else text
-
-
-_LEVERS: dict[str, Any] = {"checkpoint_layers": _layers, "mlp_tiles": int}
 
 
 def ask(own: argparse.Namespace, fields: list[str]) -> Job:
@@ -106,8 +97,7 @@ def ask(own: argparse.Namespace, fields: list[str]) -> Job:
     recipe = load(own.recipe, fields, own.gpus // own.tensor_parallel_size)
     config = forecast.config_of(recipe, own.model_config)
     job = forecast.job(recipe, config, own.gpus, gpu, tensor=own.tensor_parallel_size)
-    changes = {name: getattr(own, name) for name in _LEVERS if getattr(own, name) is not None}
-    return replace(job, layout=replace(job.layout, **changes), price=own.price)
+    return replace(job, price=own.price)
 
 
 def load(name: str, fields: list[str], world: int) -> Recipe:

@@ -28,7 +28,7 @@ from tape_ds.training.recipe.extension import ExtensionRecipe
 from tape_ds.training.recipe.extension_checks import check_against_model
 from tape_ds.training.recipe.method_checks import targets_of
 from tape_ds.training.recipe.scale import check_model
-from tape_ds.training.run import Run, fingerprints, require_same, sample_count, start, weights_dtype
+from tape_ds.training.run import Run, fingerprints, require_room, require_same, sample_count, start, weights_dtype
 from tape_ds.training.run_folder import RESULTS
 from tape_ds.training.trained import Record, check_whole
 
@@ -181,6 +181,7 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
             native.rope_parameters, recipe.angles, native.max_position_embeddings, recipe.model.target_length
         ),
     )
+    require_room(recipe, config, started.agreement)
     dtype = weights_dtype(arguments, recipe.trains)
     model = extendable.load(base, config, dtype=dtype, **quantisation(recipe, arguments))
     prepared = methods.prepare(recipe.method.method, model, recipe.method)

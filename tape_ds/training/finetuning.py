@@ -22,7 +22,7 @@ from tape_ds.training.answer_scores import AnswerScores
 from tape_ds.training.extension import base_address
 from tape_ds.training.recipe.finetuning import HELD_OUT, TRAIN, FinetuningRecipe, data_origin
 from tape_ds.training.recipe.scale import check_model
-from tape_ds.training.run import Run, require_same, sample_count, start, weights_dtype
+from tape_ds.training.run import Run, require_room, require_same, sample_count, start, weights_dtype
 from tape_ds.training.trained import Record, check_whole
 
 SCORES = "results/answers.json"
@@ -128,6 +128,7 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
     require_same(recipe, started, decides)
     train = tokenized(recipe, tokenizer, TRAIN)
     held_out = tokenized(recipe, tokenizer, HELD_OUT, recipe.data.eval_examples) if recipe.data.eval_examples else None
+    require_room(recipe, config, started.agreement)
     model = extendable.load(base, config, dtype=weights_dtype(arguments))
     prepared = methods.prepare("full", model, settings=None)
     return Finetuning(

@@ -171,7 +171,7 @@ def _span(recipe: Recipe, config: Config) -> float | None:
 
 
 def _layout(recipe: Recipe, config: Config, world: int, tensor: int) -> Layout:
-    levers = getattr(recipe, "memory", None)
+    levers = recipe.memory
     again = recipe.trainer_value("activation_checkpointing")
     engine = recipe.deepspeed
     zero = None if engine is None else deepspeed_config.stage(engine)
@@ -186,11 +186,11 @@ def _layout(recipe: Recipe, config: Config, world: int, tensor: int) -> Layout:
         tensor=tensor,
         sequence=recipe.scale.sequence_parallel_size,
         micro_batch=int(recipe.trainer_value("per_device_train_batch_size")),
-        checkpoint_layers=(1 if levers is None else levers.checkpoint_layers) if again else None,
-        offload_checkpoints=levers is not None and levers.checkpoint_offload,
+        checkpoint_layers=levers.checkpoint_layers if again else None,
+        offload_checkpoints=levers.checkpoint_offload,
         offload_optimizer="cpu" if offloaded("offload_optimizer") else "none",
         offload_weights="cpu" if offloaded("offload_param") else "none",
-        mlp_tiles=1 if levers is None else levers.mlp_tiles,
+        mlp_tiles=levers.mlp_tiles,
         engine=_engine(engine or {}, config.hidden_size, zero),
     )
 
@@ -226,10 +226,10 @@ def gpu_at_hand() -> Gpu | None:
     return None if found is None else replace(found, host_memory=host, per_node=torch.cuda.device_count())
 
 
-def check(recipe: Recipe, config: Config, world: int, gpu: Gpu | None, *, force: bool = False) -> list[Problem]:
-    """What keeps a recipe from fitting the GPUs at hand, with the remedy; empty where it fits, on a CPU, and with
-    ``force``."""
-    return room.check(job(recipe, config, world, gpu), force=force)
+def check(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> list[Problem]:
+    """What keeps a recipe from fitting the GPUs at hand, with the remedy; empty where it fits, on a CPU, and with the
+    recipe's ``force``."""
+    return room.check(job(recipe, config, world, gpu), force=recipe.memory.force)
 
 
 def told(asked: Job) -> str:

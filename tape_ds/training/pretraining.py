@@ -16,7 +16,7 @@ from tape_ds.training import fresh, identity, methods, tables
 from tape_ds.training.callbacks import PerplexityByLength
 from tape_ds.training.held_out import HeldOut, read_perplexities
 from tape_ds.training.recipe.pretraining import PretrainingRecipe
-from tape_ds.training.run import Run, fingerprints, require_same, sample_count, start, weights_dtype
+from tape_ds.training.run import Run, fingerprints, require_room, require_same, sample_count, start, weights_dtype
 from tape_ds.training.trained import Record
 
 SCORES = "results/perplexity.json"
@@ -86,6 +86,7 @@ def assemble(recipe: PretrainingRecipe) -> Pretraining:
     require_same(recipe, started, decides)
     rows = training_rows(recipe, tokenizer)
     held_out, left_out = held_out_documents(recipe, tokenizer)
+    require_room(recipe, config, started.agreement)
     model = fresh.build(config, arguments.seed, weights_dtype(arguments))
     prepared = methods.prepare("full", model, settings=None)
     return Pretraining(

@@ -23,7 +23,7 @@ from tape_ds.data.dataset import collate
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import extendable, liger
 from tape_ds.model.flops import training_flops_per_token
-from tape_ds.training import checkpoint, identity, resume, run_lock
+from tape_ds.training import checkpoint, forecast, identity, resume, run_lock
 from tape_ds.training.agreement import Agreement
 from tape_ds.training.callbacks import Progress, SaveTrained
 from tape_ds.training.cluster import start_up
@@ -233,6 +233,16 @@ def require_same(recipe: Recipe, started: Started, now: Mapping[str, Any]) -> No
     if agreement.rank == 0:
         for line in resume.describe(resumed, found):
             say(line)
+
+
+def require_room(recipe: Recipe, config: extendable.Config, agreement: Agreement) -> None:
+    """Whether the run would fit the GPUs at hand, before anything is loaded.
+
+    Raises:
+        UserError: it would not, and the recipe does not say ``force``; on all ranks alike.
+    """
+    own = forecast.check(recipe, config, agreement.world, forecast.gpu_at_hand()) if recipe.trains else []
+    raise_if_any(_everyones(own, agreement))
 
 
 def fingerprints(addresses: Sequence[str]) -> dict[str, str]:

@@ -20,7 +20,9 @@ import pytest
 from tape_ds.training import checkpoint, run_folder, run_lock
 from tests.processes import ROOT, Launch, free_port
 
+PRETRAIN = "launchers/pretrain_c4.py"
 NODES = "tests/integration/workers/nodes.py"
+"""Begins as the launchers do, and can break down."""
 SECONDS = 240
 """Longer than any job of these tests takes, on a busy machine as well."""
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
@@ -91,7 +93,7 @@ def both(
 
 
 def test_two_machines_train_together(tmp_path, folder):
-    words = ["launchers/pretrain_c4.py", *flags(folder, tmp_path / "run")]
+    words = [PRETRAIN, *flags(folder, tmp_path / "run")]
     codes, printed = both(tmp_path, folder, [words, words])
     assert codes == [0, 0], printed
     assert run_folder.finished(tmp_path / "run")["step"] == 4 and "2 processes" in printed[0]
@@ -104,8 +106,8 @@ def test_a_machine_that_differs_is_named_and_both_end(tmp_path, folder):
     (tmp_path / "tape_ds" / "training" / "metrics.py").open("a").write("# another version\n")
     for name in ("launchers", "ds_configs"):
         (tmp_path / name).symlink_to(ROOT / name)
-    words = [NODES, *flags(folder, tmp_path / "run")]
-    other = [NODES, *flags(folder, tmp_path / "run", learning_rate=0.5)]
+    words = [PRETRAIN, *flags(folder, tmp_path / "run")]
+    other = [PRETRAIN, *flags(folder, tmp_path / "run", learning_rate=0.5)]
     codes, printed = both(tmp_path, folder, [words, other], environments=[{}, {"PYTHONPATH": str(tmp_path)}])
     assert codes == [2, 2], printed
     assert "code on node_rank 1" in printed[0] and "tape_ds/training/metrics.py" in printed[0]
@@ -115,8 +117,8 @@ def test_a_machine_that_differs_is_named_and_both_end(tmp_path, folder):
 
 
 def test_a_machine_that_refuses_its_recipe_keeps_nobody_waiting(tmp_path, folder):
-    words = [NODES, *flags(folder, tmp_path / "run")]
-    other = [NODES, *flags(folder, tmp_path / "run", per_device_train_batch_size=3)]
+    words = [PRETRAIN, *flags(folder, tmp_path / "run")]
+    other = [PRETRAIN, *flags(folder, tmp_path / "run", per_device_train_batch_size=3)]
     codes, printed = both(tmp_path, folder, [words, other])
     assert codes == [2, 2] and "Traceback" not in "".join(printed), printed
     assert "global_batch_size on node_rank 1" in printed[0] and "not divisible by 3" in printed[0]
@@ -139,7 +141,7 @@ def test_under_torchrun_a_machine_that_breaks_down_ends_both(tmp_path, folder):
 
 @pytest.mark.slow
 def test_who_does_not_come_is_named(tmp_path, folder):
-    words = [NODES, *flags(folder, tmp_path / "run", ddp_timeout=3)]
+    words = [PRETRAIN, *flags(folder, tmp_path / "run", ddp_timeout=3)]
     with Launch([*runner(folder, 0, free_port()), *words], tmp_path / "log") as started:
         assert started.wait(SECONDS) == 1 and "node_rank 1, rank 1 did not come within 3 s" in started.printed
 

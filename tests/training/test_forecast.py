@@ -102,12 +102,13 @@ def test_a_folders_configuration_stands_in_for_the_recipes_model(tmp_path):
 
 
 def test_a_launch_that_cannot_fit_is_stopped_with_a_remedy():
-    recipe = extension.load(["--recipe", "llama2_7b_8k", "--activation_checkpointing", "false"], world_size=8)
+    words = ["--recipe", "llama2_7b_8k", "--activation_checkpointing", "false"]
+    recipe, forced = (extension.load([*words, *more], world_size=8) for more in ([], ["--force"]))
     config = forecast.config_of(recipe)
     small = hardware.find("a100-40")
     (found,) = forecast.check(recipe, config, 8, small)
     assert found.field == "memory" and "activation_checkpointing: true" in found.remedy
-    assert forecast.check(recipe, config, 8, small, force=True) == []
+    assert forecast.check(forced, config, 8, small) == []
     assert forecast.check(recipe, config, 8, None) == []
 
 

@@ -34,6 +34,8 @@ class Memory:
     expandable_segments: bool = True
     """Let CUDA's allocator grow its segments, which keeps memory from breaking into pieces that nothing fits into; an
     allocator that the environment configures is left alone."""
+    force: bool = False
+    """Start although more memory would be needed than the GPUs have, as far as that can be foreseen."""
 
 
 @CHECKS.reads("activation_checkpointing", "checkpoint_layers", "checkpoint_offload")
