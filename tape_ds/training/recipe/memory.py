@@ -61,12 +61,13 @@ def _elsewhere(recipe: "Recipe") -> Iterator[Problem]:
             yield Problem(f"activation_checkpointing_kwargs.{key}", value, wrong, f"use {_OURS[key]}")
 
 
-@CHECKS.reads("mlp_tiles", "window", "activation_checkpointing", "checkpoint_layers")
+@CHECKS.reads("mlp_tiles", "window", "sequence_parallel_size", "activation_checkpointing", "checkpoint_layers")
 def _tiles(recipe: "Recipe") -> Iterator[Problem]:
     tiles, layers = recipe.memory.mlp_tiles, recipe.memory.checkpoint_layers
     checkpointing = recipe.trainer_value("activation_checkpointing")
-    if not 1 <= tiles <= recipe.window:
-        wrong = f"a row has {recipe.window:,} tokens"
+    tokens = -(-recipe.window // max(recipe.scale.sequence_parallel_size, 1))
+    if not 1 <= tiles <= tokens:
+        wrong = f"a process has {tokens:,} tokens of a row"
         yield Problem("mlp_tiles", tiles, wrong, "give 1 (whole rows) or more, up to that")
     elif tiles > 1 and checkpointing and layers == "selective_matmuls":
         wrong = "checkpoint_layers = 'selective_matmuls' would keep what is inside every tile"

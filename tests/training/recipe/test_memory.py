@@ -6,13 +6,18 @@ import pytest
 
 from tape_ds.training.recipe import memory
 from tape_ds.training.recipe.memory import Memory
+from tape_ds.training.recipe.scale import Scale
 
 
-def problems(section=None, window=64, **trainer):
+def problems(section=None, window=64, shared_by=1, **trainer):
     """What the checks say, as {field: text}."""
     values = {"activation_checkpointing": True} | trainer
     recipe = SimpleNamespace(
-        memory=section or Memory(), window=window, training_kwargs=values, trainer_value=values.get
+        memory=section or Memory(),
+        scale=Scale(sequence_parallel_size=shared_by),
+        window=window,
+        training_kwargs=values,
+        trainer_value=values.get,
     )
     return {problem.field: str(problem) for problem in memory.CHECKS.run(recipe, set())}
 
@@ -62,3 +67,8 @@ def test_tiles_of_a_row(tiles, fits):
 def test_tiles_whose_inside_would_be_kept():
     assert set(problems(Memory(mlp_tiles=4, checkpoint_layers="selective_matmuls"))) == {"mlp_tiles"}
     assert problems(Memory(mlp_tiles=4, checkpoint_layers="selective")) == {}
+
+
+def test_tiles_are_of_a_process_s_part_of_a_row():
+    assert "a process has 32 tokens of a row" in problems(Memory(mlp_tiles=33), shared_by=2)["mlp_tiles"]
+    assert problems(Memory(mlp_tiles=32), shared_by=2) == {}
