@@ -48,11 +48,11 @@ NEVER = ("CUDA_VISIBLE_DEVICES", "DS_ENV_FILE", "TORCHELASTIC_ERROR_FILE", verdi
 
 _WATCH = """\
 ( own=$(exec sh -c 'echo $PPID'); cat
-for each in $(pgrep -P $$ -f deepspeed.launcher.launch) $$; do
+for each in $$ $(pgrep -P $$ -f deepspeed.launcher.launch); do
 [ "$each" = "$own" ] || kill -KILL "$each"; done ) <&0 >/dev/null 2>&1 &"""
 """Kills the launch, and nothing else, when its input ends: whoever held the other end of the connection is gone, while
 pdsh's connections outlive pdsh. Its ranks then see that their launcher died, and commit. The shell may have become the
-launch, or have it below."""
+launch, or have it below: it goes first, for it would go on to its next command when the launch dies."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FOLDERS = ("/dev/shm", "/tmp")
 
