@@ -48,15 +48,15 @@ demo: $(STAMP)
 	PATH="$(BIN):$$PATH" $(BIN)/python -m deepspeed.launcher.runner $$processes --master_port $$port \
 	    launchers/extend_llama.py $(ARGS)
 
-# Each part says how long it took. Where a fixture starts processes, a file's tests stay with one worker; where moments
-# matter (kills, groups of four), one test runs at a time. A part that holds none of the tests ARGS asks for (pytest's exit
+# Each part says how long it took. Where a fixture starts processes, a file's tests stay with one worker; where four
+# processes work together, one test runs at a time. A part that holds none of the tests ARGS asks for (pytest's exit
 # code 5) is no failure.
 test: $(STAMP) $(call on_linux,$(call triton,$(NEWEST_TRITON)))
 	@$(call part,core,tests --ignore=tests/integration --ignore=tests/kernels --ignore=tests/faults --ignore=tests/parallel -n $(WORKERS))
 	@$(call part,kernels,tests/kernels -n $(WORKERS))
 	@if [ -d tests/integration ]; then $(call part,integration,tests/integration -n $(WORKERS) --dist loadfile); fi
 	@$(call part,scale,tests/parallel)
-	@$(call part,faults,tests/faults -m "not slow")
+	@$(call part,faults,tests/faults -m "not slow" -n $(WORKERS))
 
 define part
 begin=$$(date +%s); echo "=== tests: $(1)"; \

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from tape_ds.training import run_folder
 from tests.faults.runs import Setting, arguments, last_step
 from tests.processes import LAUNCH_SECONDS, ROOT, Forked, Job, Launch, deepspeed
@@ -67,7 +69,7 @@ def _log_of(output: Path) -> Path:
 
 
 def reference(workspace: Path, setting: Setting, **changed: Any) -> Path:
-    """The folder of a run of ``setting`` that nothing happened to, made once in a workspace.
+    """The folder of a run of ``setting`` that nothing happened to, made once in a workspace, whoever asks first.
 
     It ran under :mod:`.worker`, which counted what a save calls: ``calls-R.json`` of each rank.
     """
@@ -76,10 +78,19 @@ def reference(workspace: Path, setting: Setting, **changed: Any) -> Path:
     if (output / run_folder.FINISHED).exists():
         return output
     counted = {"act": "count", "into": str(workspace / "references" / f"{name}.calls")}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{output}.lock"):
+        if not (output / run_folder.FINISHED).exists():
+            _carry_out(workspace, setting, output, counted, changed)
+    return output
+
+
+def _carry_out(
+    workspace: Path, setting: Setting, output: Path, counted: Mapping[str, Any], changed: Mapping[str, Any]
+) -> None:
     with fork(workspace, setting, output, fault=counted, start_anew="true", **changed) as job:
         code = job.wait()
         assert code == 0 and (output / run_folder.FINISHED).exists(), f"{code}: {job.printed[-4000:]}"
-    return output
 
 
 def calls(workspace: Path, setting: Setting) -> dict[int, dict[str, int]]:

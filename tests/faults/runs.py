@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from tape_ds.training import checkpoint, run_folder
 
 STEPS, SAVE_STEPS = 14, 4
@@ -85,9 +87,14 @@ SETTINGS = {
 def material(workspace: Path) -> Path:
     """Texts, a tokenizer and a small Llama, made once in a workspace; returns their folder."""
     folder = workspace / "material"
-    if (folder / "whole").exists():
-        return folder
     folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock"):
+        if not (folder / "whole").exists():
+            _make_material(folder)
+    return folder
+
+
+def _make_material(folder: Path) -> None:
     texts = []
     for number in range(8):
         lines = (f"def function_{i}(value):\n    return value + {i * number}\n" for i in range(40))
@@ -99,7 +106,6 @@ def material(workspace: Path) -> Path:
         name = Path(launcher).stem
         (folder / f"{name}.yaml").write_text(f"launcher: {name}\n")  # everything is on the command line
     (folder / "whole").touch()
-    return folder
 
 
 def _save_tokenizer(folder: Path, texts: list[str]) -> None:
