@@ -3,8 +3,9 @@
     python tools/consolidate.py runs/demo/checkpoint-8 OUT [--dtype bfloat16]
 
 OUT is a trained folder like the run's own: ``tools/merge_adapter.py``, ``tools/export_hf.py`` and the evaluation take
-it, and a model trained whole loads with ``from_pretrained``. Every byte of the checkpoint is verified first. Any
-machine will do, without a GPU and with a few hundred megabytes of memory, whatever the model's size.
+it, and a model trained whole loads with ``from_pretrained``. However many processes trained it, at whatever ZeRO stage
+and tensor_parallel_size, it holds whole parameters. Every byte of the checkpoint is verified first. Any machine will
+do, without a GPU and with a few hundred megabytes of memory, whatever the model's size.
 """
 
 import argparse

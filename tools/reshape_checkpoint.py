@@ -5,6 +5,7 @@
 
 The new one is ``RUN/reshaped/checkpoint-N``; the old one is verified first, and never touched. Weights and optimizer
 states are the same to the last bit, and the run resumes as from any checkpoint, with the command that is printed.
+Under tensor parallelism --processes stays a multiple of the tensor_parallel_size, which cannot be changed.
 """
 
 import argparse

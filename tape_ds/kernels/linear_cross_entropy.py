@@ -62,10 +62,7 @@ def linear_cross_entropy(
     chunk = chunk_tokens(weight_VD.shape[0]) if chunk is None else chunk
     if chunk < 1:
         raise ValueError(f"chunk = {chunk}: give 1 token or more")
-    dtype, device = hidden_ND.dtype, hidden_ND.device.type
-    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)  # not on meta tensors
-    if autocast and dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(device)
+    dtype = product_dtype(hidden_ND)
     wanted = [torch.is_grad_enabled() and x.requires_grad for x in (hidden_ND, weight_VD)]
     loss, _, _ = _chunked(hidden_ND, weight_VD, labels_N, ignore_index, chunk, dtype, *wanted)
     return loss
@@ -88,7 +85,7 @@ def _chunked(
     d_hidden_ND.zero_()
     weight = weight_VD.to(dtype)
     ignored_N = labels_N == ignore_index
-    blank = _blank_chunks(ignored_N, chunk)
+    blank = blank_chunks(ignored_N, chunk)
     sum_VD: Tensor | None = None
     with torch.autocast(hidden_ND.device.type, enabled=False):
         for at, skipped in zip(range(0, len(labels_N), chunk), blank, strict=False):
@@ -109,13 +106,13 @@ def _chunked(
             if for_hidden:
                 d_hidden_ND[rows] = (d_logits_CV @ weight).masked_fill_(ignored_C1, 0)
             if for_weight:
-                sum_VD = _add_product(sum_VD, d_logits_CV.t(), hidden_CD)
+                sum_VD = add_product(sum_VD, d_logits_CV.t(), hidden_CD)
     if for_weight:
         _store(d_weight_VD, sum_VD)
     return loss, d_hidden_ND, d_weight_VD
 
 
-def _blank_chunks(ignored_N: Tensor, chunk: int) -> list[bool]:
+def blank_chunks(ignored_N: Tensor, chunk: int) -> list[bool]:
     """Which chunks have no label: one wait for the device, whatever their number. A CUDA graph cannot wait, and
     computes them all."""
     chunks = ignored_N.split(chunk)
@@ -143,13 +140,21 @@ def _results(hidden_ND: Tensor, weight_VD: Tensor, for_hidden: bool, for_weight:
 
     The weight's gradient is a sum over all tokens, not a mean yet: fp16 could not hold it, so it stays fp32 there.
     """
-    loss = hidden_ND.new_empty((), dtype=_softmax_dtype(hidden_ND))
+    loss = hidden_ND.new_empty((), dtype=softmax_dtype(hidden_ND))
     d_hidden = hidden_ND.new_empty(hidden_ND.shape if for_hidden else (0,))
     summed = torch.float32 if weight_VD.dtype == torch.float16 else weight_VD.dtype
     return loss, d_hidden, weight_VD.new_empty(weight_VD.shape if for_weight else (0,), dtype=summed)
 
 
-def _softmax_dtype(x: Tensor) -> torch.dtype:
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Of the operands of ``F.linear(x, ...)``: autocast's where it is on."""
+    device = x.device.type
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)  # not on meta tensors
+    return torch.get_autocast_dtype(device) if autocast and x.dtype != torch.float64 else x.dtype
+
+
+def softmax_dtype(x: Tensor) -> torch.dtype:
+    """Of the softmax and the loss."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
@@ -160,7 +165,7 @@ def _slope(log_p_CV: Tensor, labels_C: Tensor) -> Tensor:
     return p_CV
 
 
-def _add_product(sum_VD: Tensor | None, left_VC: Tensor, right_CD: Tensor) -> Tensor:
+def add_product(sum_VD: Tensor | None, left_VC: Tensor, right_CD: Tensor) -> Tensor:
     """``sum + left @ right`` in at least fp32, in the sum's memory where there is one; the product itself stays on
     16-bit operands."""
     if left_VC.dtype in (torch.float32, torch.float64):
@@ -197,7 +202,7 @@ def _scale_gradients(ctx: Any, factor: Tensor | None, *_: None) -> tuple[Tensor 
     if factor is not None:
         for index, gradient in enumerate(ctx.saved_tensors):
             if ctx.wanted[index]:
-                found[index] = _scaled(gradient, factor, ctx.dtypes[index])
+                found[index] = scaled_gradient(gradient, factor, ctx.dtypes[index])
     return (*found, None, None, None, None, None, None)
 
 
@@ -205,7 +210,7 @@ _chunked.register_autograd(_scale_gradients, setup_context=_keep_gradients)
 
 
 @torch.library.custom_op("tape_ds::scaled_gradient", mutates_args=())
-def _scaled(gradient_RD: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+def scaled_gradient(gradient_RD: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     """``gradient * factor`` with the factor unrounded: torch rounds a scalar tensor to the other operand's 16 bits, and
     all gradients of a step would be off by up to 0.4 %."""
     scaled_RD = torch.empty_like(gradient_RD, dtype=dtype)
@@ -215,6 +220,6 @@ def _scaled(gradient_RD: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     return scaled_RD
 
 
-@_scaled.register_fake
+@scaled_gradient.register_fake
 def _(gradient_RD: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty_like(gradient_RD, dtype=dtype)

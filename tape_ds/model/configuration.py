@@ -31,7 +31,8 @@ class TapeConfig(LlamaConfig):
     """
 
     model_type = "tape"
-    # Heads exchange position states: Llama's plan, which splits them over devices, does not apply.
+    # Heads exchange position states: Llama's plan, by which transformers would split them over devices, does not apply;
+    # see TapeForCausalLM.tensor_parallel_plan.
     base_model_tp_plan = None
     feed_forward_matrices = 3
     """Of hidden_size x intermediate_size, in a block: a Llama's feed-forward is gated."""

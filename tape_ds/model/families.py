@@ -79,10 +79,15 @@ def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
     return config
 
 
+def has_llamas_names(config: PreTrainedConfig) -> bool:
+    """Whether a model of this type becomes one whose parameters are Llama's, name for name."""
+    return config.model_type in (*SHAPES, baichuan.MODEL_TYPE)
+
+
 def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
     """What keeps an architecture from being a Llama: one problem listing every difference, or none."""
     differences = []
-    if config.model_type not in (*SHAPES, baichuan.MODEL_TYPE):
+    if not has_llamas_names(config):
         reason = f" ({_REASONS[config.model_type]})" if config.model_type in _REASONS else ""
         differences.append(f"model_type is {config.model_type!r}{reason}, not one of {', '.join(SHAPES)}")
     differences += [f"it has no {name}" for name in _NEEDED if getattr(config, name, None) is None]

@@ -42,7 +42,7 @@ from tape_ds.model.language_model import LanguageModel
 from tape_ds.model.output_head import OutputHead
 from tape_ds.model.positions.base import Options
 from tape_ds.model.positions.rope import RopeEncoding
-from tape_ds.model.sharding import Shards, ShareRows, keep_own, shards_of
+from tape_ds.model.sharding import UNSHARED, Shards, ShareRows, own_tokens, shards_of
 
 
 class _Angles(NamedTuple):
@@ -81,20 +81,19 @@ class ScaledGPTJAttention(nn.Module):
         document_ids: Tensor | None,
         offset: int | Tensor,
         past_key_values: Cache | None,
-        shards: Shards | None,
+        shards: Shards,
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the output [B, T, D] and the weights [B, H, T, S] (``reference`` backend only, not within groups,
-        else None); with ``shards`` as :meth:`tape_ds.model.llama.TapeAttention.forward`.
+        else None); where rows are shared as :meth:`tape_ds.model.llama.TapeAttention.forward`.
 
         Raises:
-            ValueError: attention within groups with a cache that is not empty, or with ``shards``.
+            ValueError: attention within groups with a cache that is not empty, or where rows are shared.
         """
         heads = (*x_BTD.shape[:2], -1, self.config.head_dim)
         q_BHTK = rotate_pairs(self.q_proj(x_BTD).view(heads).transpose(1, 2), start_B1TR)
         k_BHSK = rotate_pairs(self.k_proj(x_BTD).view(heads).transpose(1, 2), start_B1TR)
         v_BHSK = self.v_proj(x_BTD).view(heads).transpose(1, 2)
-        if shards is not None:
-            q_BHTK, k_BHSK, v_BHSK = shards.to_heads(q_BHTK, k_BHSK, v_BHSK)
+        q_BHTK, k_BHSK, v_BHSK = shards.to_heads(q_BHTK, k_BHSK, v_BHSK)
         if past_key_values is not None:
             k_BHSK, v_BHSK = past_key_values.update(k_BHSK, v_BHSK, self.layer_index)
         places: dict[str, Any] = {"document_ids": document_ids, "offset": offset}
@@ -107,8 +106,7 @@ class ScaledGPTJAttention(nn.Module):
             out_BHTK, weights = attend_with_weights(q_BHTK, k_BHSK, v_BHSK, **places)
         else:
             out_BHTK = attend(q_BHTK, k_BHSK, v_BHSK, **places, backend=backend)
-        if shards is not None:
-            out_BHTK = shards.to_tokens(out_BHTK)
+        out_BHTK = shards.to_tokens(out_BHTK)
         return self.out_proj(out_BHTK.transpose(1, 2).flatten(2)), weights
 
 
@@ -143,7 +141,7 @@ class ScaledGPTJBlock(GradientCheckpointingLayer):
         offset: int | Tensor = 0,
         past_key_values: Cache | None = None,
         use_cache: bool = False,
-        shards: Shards | None = None,
+        shards: Shards = UNSHARED,
     ) -> Tensor:
         """Returns the hidden states."""
         x_BTD = self.ln_1(hidden_BTD)
@@ -219,10 +217,13 @@ class ScaledGPTJModel(ScaledGPTJPreTrainedModel):
             position_ids = torch.arange(tokens, device=given.device)[None] + offset
         documents = merge_masks(attention_mask, document_ids, tokens, offset)
         places_BT1 = rows_that_differ(position_ids)[..., None]
-        own, own_documents, own_places = keep_own(shards, given, documents, places_BT1)
-        hidden_BTD = self.wte(own) if inputs_embeds is None else own
-        hidden_BTD = blank_padding(hidden_BTD, own_documents, offset)
-        start_B1TR = self.encoding.start(own_places)
+        own_documents, _ = own_tokens(shards, documents, places_BT1, offset)
+        if inputs_embeds is None:
+            hidden_BTD = shards.embed(self.wte, given)
+        else:
+            hidden_BTD = shards.mine(inputs_embeds, filling=0)
+        hidden_BTD = blank_padding(hidden_BTD, own_documents, offset if shards is UNSHARED else 0)
+        start_B1TR = self.encoding.start(shards.rotated(places_BT1))
         for block in self.h:
             hidden_BTD = block(
                 hidden_BTD,
@@ -233,7 +234,8 @@ class ScaledGPTJModel(ScaledGPTJPreTrainedModel):
                 use_cache=past_key_values is not None,
                 shards=shards,
             )
-        return BaseModelOutputWithPast(last_hidden_state=self.ln_f(hidden_BTD), past_key_values=past_key_values)
+        hidden_BTD = shards.gather(self.ln_f(hidden_BTD))
+        return BaseModelOutputWithPast(last_hidden_state=hidden_BTD, past_key_values=past_key_values)
 
 
 class ScaledGPTJForCausalLM(LanguageModel, ScaledGPTJPreTrainedModel):

@@ -13,7 +13,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 from tape_ds.model.output_head import OutputHead, causal_lm_loss, own_targets
-from tape_ds.model.sharding import shards_of
+from tape_ds.model.sharding import UNSHARED, shards_of
 
 
 class LanguageModel(GenerationMixin):
@@ -47,9 +47,9 @@ class LanguageModel(GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """As the decoder's forward, and:
 
-        Where rows are shared with other processes (:mod:`tape_ds.model.sharding`), the logits are those of this
-        process's tokens, and the loss its part of the sum: divided, as ever, by the targets of whole rows, so that the
-        parts of all processes add up to the loss.
+        Under sequence parallelism (:mod:`tape_ds.model.sharding`) the logits are those of this process's tokens, and
+        the loss its part of the sum: divided, as ever, by the targets of whole rows, so that the parts of all processes
+        add up to the loss. Under tensor parallelism logits and loss are whole in every process.
 
         Args:
             labels: int64 [B, T], -100 where nothing is to be predicted; shifted inside. ``num_items_in_batch``
@@ -60,12 +60,12 @@ class LanguageModel(GenerationMixin):
                 that can only give logits (see :func:`tape_ds.model.output_head.why_not`) returns them all the same.
 
         Raises:
-            ValueError: as there; ``skip_logits`` without labels; ``logits_to_keep`` where rows are shared.
+            ValueError: as there; ``skip_logits`` without labels; ``logits_to_keep`` under sequence parallelism.
         """
         given = input_ids if inputs_embeds is None else inputs_embeds
-        shards = None if given is None else shards_of(self.base_model, given.shape[1])
+        shards = UNSHARED if given is None else shards_of(self.base_model, given.shape[1])
         everything = isinstance(logits_to_keep, int) and logits_to_keep == 0
-        if shards is not None and not everything:
+        if shards.splits_rows and not everything:
             raise ValueError("logits_to_keep counts along a row, and this process has a part of it: leave it out")
         possible = labels is not None and self.loss_function is ForCausalLMLoss
         if skip_logits is None:
@@ -85,7 +85,7 @@ class LanguageModel(GenerationMixin):
             **kwargs,
         )
         hidden_BTD = outputs.last_hidden_state
-        if shards is not None and labels is not None:
+        if shards.splits_rows and labels is not None:
             kwargs |= own_targets(shards, labels, **kwargs)
         loss = logits_BTV = None
         if skip_logits and labels is not None:

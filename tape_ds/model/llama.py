@@ -37,7 +37,7 @@ from tape_ds.model.inputs import (
 )
 from tape_ds.model.language_model import LanguageModel
 from tape_ds.model.output_head import OutputHead
-from tape_ds.model.sharding import Shards, ShareRows, keep_own, shards_of
+from tape_ds.model.sharding import UNSHARED, Shards, ShareRows, own_tokens, shards_of
 
 
 class TapeAttention(nn.Module):
@@ -71,31 +71,32 @@ class TapeAttention(nn.Module):
         key_places: Tensor | None,
         past_key_values: Cache | None,
         remembered: Tensor | None,
-        shards: Shards | None,
+        shards: Shards,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Returns the output [B, T, D], the weights [B, H, T, S] (``reference`` backend only, not within groups,
         else None) and what became of the carried columns [B, H, T, C].
 
-        With ``shards``, inputs and outputs are of this process's tokens, and the weights of its heads; masks, the
-        queries' places and the keys' are of whole rows.
+        Where rows are shared, inputs and outputs are of this process's tokens, and the weights of its heads; masks, the
+        queries' places and the keys' are of whole rows, and ``start`` is of the tokens it rotates.
 
         Raises:
-            ValueError: attention within groups with a bias on the scores, with a cache that is not empty, or with
-                ``shards``.
+            ValueError: attention within groups with a bias on the scores, with a cache that is not empty, or where
+                rows are shared.
         """
+        x_BTD = shards.gather(x_BTD)
+        start, state = shards.to_rotate(start, state)
         heads = (*x_BTD.shape[:2], -1, self.config.head_dim)
         q_BHTK = self.q_proj(x_BTD).view(heads).transpose(1, 2)
-        k_BGTK = self.k_proj(x_BTD).view(heads).transpose(1, 2)
-        v_BGTV = self.v_proj(x_BTD).view(heads).transpose(1, 2)
+        k_BGTK = shards.key_heads(self.k_proj(x_BTD).view(heads).transpose(1, 2))
+        v_BGTV = shards.key_heads(self.v_proj(x_BTD).view(heads).transpose(1, 2))
         q_BHTK, k_BGTK = position.rotate(q_BHTK, k_BGTK, start, state)
         carried_BGTC = position.carry(start, state, v_BGTV)
         if carried_BGTC is not None:
             v_BGTV = torch.cat((v_BGTV, carried_BGTC), dim=-1)
-        width, heads_read = self.config.head_dim, slice(None)
-        if shards is not None:
-            q_BHTK, k_BGTK, v_BGTV = shards.to_heads(q_BHTK, k_BGTK, v_BGTV)
-            carried_BGTC = None if carried_BGTC is None else v_BGTV[..., width:]
-            heads_read = shards.heads(self.config.num_attention_heads)
+        width, heads_read = self.config.head_dim, shards.heads(self.config.num_attention_heads)
+        q_BHTK, k_BGTK, v_BGTV = shards.to_heads(q_BHTK, k_BGTK, v_BGTV)
+        if shards.splits_rows and carried_BGTC is not None:
+            carried_BGTC = v_BGTV[..., width:]
 
         k_BGSK, v_BGSV = k_BGTK, v_BGTV
         if past_key_values is not None:
@@ -121,12 +122,11 @@ class TapeAttention(nn.Module):
         else:
             out_BHTV = attend(q_BHTK, k_BGSK, v_BGSV, **arguments, backend=backend)
 
-        if shards is not None:
-            out_BHTV = shards.to_tokens(out_BHTV)
+        out_BHTV = shards.to_tokens(out_BHTV)
         out_BHTK, moved_BHTC = out_BHTV, None
         if carried_BGTC is not None:
             out_BHTK, moved_BHTC = out_BHTV.split((width, carried_BGTC.shape[-1]), dim=-1)
-        return self.o_proj(out_BHTK.transpose(1, 2).flatten(2)), weights, moved_BHTC
+        return shards.scatter(self.o_proj(out_BHTK.transpose(1, 2).flatten(2))), weights, moved_BHTC
 
 
 class TapeDecoderLayer(GradientCheckpointingLayer):
@@ -152,7 +152,7 @@ class TapeDecoderLayer(GradientCheckpointingLayer):
         past_key_values: Cache | None = None,
         remembered: Tensor | None = None,
         use_cache: bool = False,
-        shards: Shards | None = None,
+        shards: Shards = UNSHARED,
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the hidden states and the position state; both are flat tensors, so checkpointing tracks both."""
         x_BTD = self.input_layernorm(hidden_BTD)
@@ -162,7 +162,8 @@ class TapeDecoderLayer(GradientCheckpointingLayer):
             x_BTD, self.position, start, state, *places, past_key_values, remembered, shards
         )
         hidden_BTD = hidden_BTD + attended_BTD
-        y_BTD = self.mlp(self.post_attention_layernorm(hidden_BTD))
+        y_BTD = shards.scatter(self.mlp(shards.gather(self.post_attention_layernorm(hidden_BTD))))
+        start, moved_BHTC = shards.to_update(start, moved_BHTC)
         state = self.position.next_state(start, state, moved_BHTC, y_BTD)
         return hidden_BTD + y_BTD, state
 
@@ -194,7 +195,7 @@ class TapeModel(TapePreTrainedModel):
     """Embedding, blocks and final norm."""
 
     share_rows: ShareRows | None = None
-    """In training mode the tokens of a row are shared with other processes, see :mod:`tape_ds.model.sharding`."""
+    """How rows are shared with other processes, see :mod:`tape_ds.model.sharding`; None: they are not."""
 
     def __init__(self, config: TapeConfig):
         super().__init__(config)
@@ -218,7 +219,7 @@ class TapeModel(TapePreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Hidden states of one call; of this process's tokens, where rows are shared (``share_rows``).
+        """Hidden states of one call; of this process's tokens under sequence parallelism (``share_rows``).
 
         Args:
             input_ids: int64 [B, T]; or ``inputs_embeds`` [B, T, D].
@@ -249,15 +250,18 @@ class TapeModel(TapePreTrainedModel):
         remembers = self.encoding.remembers
         past_places = place_memory.recall(past_key_values, offset, remembers, self.config.head_dim)
         text = positions.Text(input_ids, documents, offset, past_places)
-        if shards is not None and self.encoding.draws:
+        if self.encoding.draws:
             shards.agree_on_draws(given.device)
         places_BTN = self.encoding.locate(position_ids, text)
         key_places = text.whole(places_BTN) if remembers else None
-        own, own_documents, own_places = keep_own(shards, given, documents, places_BTN)
-        hidden_BTD = self.embed_tokens(own) if inputs_embeds is None else own
-        hidden_BTD = blank_padding(hidden_BTD, own_documents, offset)
+        own_documents, own_places = own_tokens(shards, documents, places_BTN, offset)
+        if inputs_embeds is None:
+            hidden_BTD = shards.embed(self.embed_tokens, given)
+        else:
+            hidden_BTD = shards.mine(inputs_embeds, filling=0)
+        hidden_BTD = blank_padding(hidden_BTD, own_documents, offset if shards is UNSHARED else 0)
         hidden_BTD = self.encoding.embed(hidden_BTD, own_places)
-        start = self.encoding.start(own_places)
+        start = self.encoding.start(shards.rotated(places_BTN))
         state = None
         for layer in self.layers:
             hidden_BTD, state = layer(
@@ -273,7 +277,8 @@ class TapeModel(TapePreTrainedModel):
                 use_cache=past_key_values is not None,
                 shards=shards,
             )
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_BTD), past_key_values=past_key_values)
+        hidden_BTD = shards.gather(self.norm(hidden_BTD))
+        return BaseModelOutputWithPast(last_hidden_state=hidden_BTD, past_key_values=past_key_values)
 
 
 @contextmanager
@@ -326,6 +331,20 @@ class TapeForCausalLM(LanguageModel, TapePreTrainedModel):
     """The language model; a converted Llama gives the Llama's logits until its position updates are trained."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    tensor_parallel_plan = {
+        "model.embed_tokens": "vocabulary",
+        "model.layers.*.self_attn.q_proj": "colwise",
+        "model.layers.*.self_attn.k_proj": "key_value",
+        "model.layers.*.self_attn.v_proj": "key_value",
+        "model.layers.*.self_attn.o_proj": "rowwise",
+        "model.layers.*.mlp.gate_proj": "colwise",
+        "model.layers.*.mlp.up_proj": "colwise",
+        "model.layers.*.mlp.down_proj": "rowwise",
+        "lm_head": "vocabulary",
+    }
+    """What processes share of each module, see :mod:`tape_ds.parallel.tensor`: outputs (by heads; those of keys and
+    values by theirs), inputs, or the vocabulary. Everything else is whole in each. It is not ``base_model_tp_plan``,
+    which transformers would carry out by itself, without what processes tell each other of heads and states."""
 
     def __init__(self, config: TapeConfig):
         super().__init__(config)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tape_ds.kernels.linear_cross_entropy import linear_cross_entropy
-from tape_ds.model.sharding import Shards
+from tape_ds.model.sharding import Shards, VocabularyPart
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ class OutputHead(nn.Linear):
     fused_loss: Loss | None = None
     """A kernel that takes the loss of ``fused_from`` tokens or more, see :mod:`tape_ds.model.liger`."""
     fused_from = 0
+    part: VocabularyPart | None = None
+    """Several processes share the vocabulary, and the weight has this one's rows; None: all of it is here."""
 
     def __init__(
         self,
@@ -66,11 +68,14 @@ class OutputHead(nn.Linear):
             The logits; or the sum of cross-entropies as an fp32 scalar, in nats.
         """
         if targets is None:
-            return super().forward(hidden)
+            own = super().forward(hidden)
+            return own if self.part is None else self.part.logits(own)
         hidden_ND, targets_N = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
         weight_VD = self.weight
         if self.bias is not None:
             hidden_ND, weight_VD = _with_bias(hidden_ND, weight_VD, self.bias)
+        if self.part is not None:
+            return self.part.loss(hidden_ND, weight_VD, targets_N, ignore_index)
         if self.fused_loss is not None and len(targets_N) >= self.fused_from and self._fused_is_right(hidden):
             return self.fused_loss(hidden_ND, weight_VD, targets_N, ignore_index)
         return linear_cross_entropy(hidden_ND, weight_VD, targets_N, ignore_index=ignore_index)

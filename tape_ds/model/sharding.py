@@ -1,65 +1,138 @@
-"""The seam of sequence parallelism: a forward keeps its share of every row's tokens, and trades it for heads.
+"""The seam of sequence and tensor parallelism: what a forward asks where several processes work on the same rows.
 
-Several processes hold the same rows. Each keeps one stretch of their tokens through embeddings, norms, feed-forward,
-position state, output head and loss. Only attention needs a row as a whole: there a process gives its tokens of all
-heads for all tokens of its heads, and gives them back behind it (DeepSpeed-Ulysses, Jacobs et al. 2023,
-arXiv:2309.14509, Section 3). How they do it is not the model's business: :mod:`tape_ds.parallel.ulysses` says.
+They hold the same rows, and each keeps one stretch of their tokens through embeddings, norms, residuals, position
+updates and whatever else looks at one token at a time. There are two kinds:
+
+- *Sequence parallelism* (DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv:2309.14509, Section 3): linear maps are whole and
+  work on the process's tokens. Attention needs a row as a whole: a process gives its tokens of all heads for all tokens
+  of its heads, and gets its tokens back behind it.
+- *Tensor parallelism* with sequence-parallel norms (Megatron-LM, Shoeybi et al. 2019, arXiv:1909.08053, and Korthikanti
+  et al. 2022, arXiv:2205.05198, Section 4.2.2): a process has some heads and columns of every linear map. In front of
+  them the tokens of all processes are gathered, and behind them the parts of the sum are added up where each token is
+  kept. The position state of the process's heads is fetched for the rotation, and what attention made of it goes back:
+  updates across heads then happen where a token is kept, with all of its heads.
+
+How they do it is not the model's business: :mod:`tape_ds.parallel` says. A kind answers some of the questions below;
+:class:`Shards` itself is a process that has everything to itself.
 
 Shape letters: B batch, T tokens of a row, t those of this process, H query heads, G key/value heads, h and g those of
-this process, K head size, V value width.
+this process, K head size, V value width, C columns of the state, D hidden size, N integers that place a token.
 """
 
-from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
-class Shards(Protocol):
-    """How the processes that hold the same rows share them, as one of them sees it; for rows of T tokens."""
+class Shards:
+    """How the processes that hold the same rows share them, as one of them sees it; for rows of T tokens. This one does
+    not share: everything stays what it is."""
 
-    def mine(self, x: Tensor, filling: int | None = None) -> Tensor:
+    splits_rows = False
+    """Whether linear maps, the output head and the loss see this process's tokens only, and the loss is a part."""
+
+    def mine(self, x: Tensor, filling: int | None = None, dim: int = 1) -> Tensor:
         """[B, T, ...] -> [B, t, ...], the tokens of this process. Rows are shared evenly: what lies behind their end is
         ``filling``, or with None their last token again."""
+        return x
 
     def heads(self, count: int) -> slice:
         """Which of a model's ``count`` query heads are this process's."""
-
-    def to_heads(self, q_BHtK: Tensor, k_BGtK: Tensor, v_BGtV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """-> [B, h, T, K], [B, g, T, K], [B, g, T, V]; query head i reads key/value head i // (h / g)."""
-
-    def to_tokens(self, out_BhTV: Tensor) -> Tensor:
-        """-> [B, H, t, V]; 0 behind the rows' end."""
+        return slice(None)
 
     def agree_on_draws(self, device: torch.device) -> None:
         """From here on torch's CPU generator draws the same in all these processes."""
 
+    def embed(self, embedding: nn.Module, ids_BT: Tensor) -> Tensor:
+        """Embeddings [B, t, D] of whole rows."""
+        embedded: Tensor = embedding(ids_BT)
+        return embedded
 
-ShareRows: TypeAlias = Callable[[int], Shards]
-"""T -> shards of rows of T tokens."""
+    def gather(self, x_BtD: Tensor) -> Tensor:
+        """Hidden states as linear maps and the output head read them."""
+        return x_BtD
+
+    def scatter(self, y_BTD: Tensor) -> Tensor:
+        """What linear maps gave, for the tokens of this process."""
+        return y_BTD
+
+    def rotated(self, places_BTN: Tensor) -> Tensor:
+        """Places of the tokens whose queries and keys this process rotates."""
+        return places_BTN
+
+    def to_rotate(self, start: Tensor | None, state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """What queries and keys are rotated by: the start of :meth:`rotated`'s places, and the state
+        [B, G, t, C] -> [B, g, T, C]."""
+        return start, state
+
+    def to_update(self, start: Tensor | None, moved: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """The same start, and what attention made of the state ([B, h, T, C] -> [B, H, t, C]), as updates read them."""
+        return start, moved
+
+    def key_heads(self, x_BGTK: Tensor) -> Tensor:
+        """Keys or values as the linear map gave them -> those of this process's heads, before they are rotated."""
+        return x_BGTK
+
+    def to_heads(self, q_BHtK: Tensor, k_BGtK: Tensor, v_BGtV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """-> [B, h, T, K], [B, g, T, K], [B, g, T, V]; query head i reads key/value head i // (h / g)."""
+        return q_BHtK, k_BGtK, v_BGtV
+
+    def to_tokens(self, out_BhTV: Tensor) -> Tensor:
+        """-> [B, H, t, V]; 0 behind the rows' end."""
+        return out_BhTV
 
 
-def shards_of(decoder: Any, tokens: int, cached: bool = False) -> Shards | None:
-    """How ``decoder`` shares rows of so many tokens; None where it has them to itself, and always outside training: in
-    evaluation mode every process may read rows of its own.
+UNSHARED = Shards()
+
+
+class ShareRows(Protocol):
+    """What a decoder asks how its rows are shared."""
+
+    always: bool
+    """In evaluation too; else every process may read rows of its own there."""
+    caches: bool
+    """Whether a cache may hold this process's part of keys and values."""
+
+    def __call__(self, tokens: int) -> Shards:
+        """How rows of so many tokens are."""
+
+
+def shards_of(decoder: Any, tokens: int, cached: bool = False) -> Shards:
+    """How ``decoder`` shares rows of so many tokens; see :class:`ShareRows`.
 
     Raises:
-        ValueError: rows are shared, and ``cached``: a cache would hold some of the heads only.
+        ValueError: rows are shared so that no cache can be kept, and ``cached``.
     """
-    if not decoder.training or decoder.share_rows is None:
-        return None
-    if cached:
+    share: ShareRows | None = decoder.share_rows
+    if share is None or not (decoder.training or share.always):
+        return UNSHARED
+    if cached and not share.caches:
         raise ValueError("processes that share rows keep no cache: call the model with use_cache=False")
-    return decoder.share_rows(tokens)
+    return share(tokens)
 
 
-def keep_own(
-    shards: Shards | None, given: Tensor, documents_BT: Tensor | None, places_BTN: Tensor
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """What a process reads of whole rows: token ids (or embeddings), documents and places of its own tokens. Behind the
-    rows' end is padding, at the place of the last token."""
-    if shards is None:
-        return given, documents_BT, places_BTN
-    own_documents = None if documents_BT is None else shards.mine(documents_BT, filling=-1)
-    return shards.mine(given, filling=0), own_documents, shards.mine(places_BTN)
+def own_tokens(
+    shards: Shards, documents: Tensor | None, places_BTN: Tensor, offset: int | Tensor
+) -> tuple[Tensor | None, Tensor]:
+    """Documents and places of a process's own tokens. Behind the rows' end is padding, at the place of the last token.
+
+    Args:
+        shards: of rows of T tokens.
+        documents: of all keys, cached ones included.
+        places_BTN: of the tokens of this call.
+        offset: place of the first of them on the key axis.
+    """
+    if documents is not None and shards is not UNSHARED:
+        documents = shards.mine(documents[:, offset : offset + places_BTN.shape[1]], filling=-1)
+    return documents, shards.mine(places_BTN)
+
+
+class VocabularyPart(Protocol):
+    """An output head whose rows several processes share, as one of them sees it."""
+
+    def logits(self, own: Tensor) -> Tensor:
+        """Logits of its rows -> of all."""
+
+    def loss(self, hidden_ND: Tensor, weight: Tensor, targets_N: Tensor, ignore_index: int) -> Tensor:
+        """Sum of cross-entropies over all rows; ``weight`` has its own."""

@@ -1,12 +1,16 @@
 """Which process of a job does what: arithmetic on ranks, which recipes, trainers and planners read alike.
 
-Neighbouring ranks share rows, so that what they exchange in every layer stays within a node where it can.
+Neighbouring ranks work on the same rows, so that what they exchange in every layer stays within a node where it can.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from tape_ds.errors import Problem
+
+SEQUENCE, TENSOR = "sequence_parallel_size", "tensor_parallel_size"
+"""Fields of every recipe."""
 
 
 @dataclass(frozen=True)
@@ -15,42 +19,51 @@ class Layout:
 
     Args:
         world: all of them.
-        sequence: so many share the tokens of the same rows; divides ``world``.
+        sequence: so many share the tokens of the same rows (Ulysses).
+        tensor: so many share every layer's heads and columns. One of the two at a time.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the processes do not fall into groups of so many, or both are above 1.
     """
 
     world: int = 1
     sequence: int = 1
+    tensor: int = 1
 
     def __post_init__(self) -> None:
-        if self.sequence < 1 or self.world % self.sequence:
-            raise ValueError(f"{self.world} processes do not fall into groups of {self.sequence}")
+        if min(self.sequence, self.tensor) < 1 or self.world % self.ways:
+            raise ValueError(f"{self.world} processes do not fall into groups of {self.ways}")
+        if self.sequence > 1 and self.tensor > 1:
+            raise ValueError("processes share either tokens or heads and columns, not both")
+
+    @property
+    def ways(self) -> int:
+        """Processes that work on the same rows."""
+        return self.sequence * self.tensor
 
     @property
     def data(self) -> int:
         """Groups, which read different rows: the data-parallel size."""
-        return self.world // self.sequence
+        return self.world // self.ways
 
     @property
     def readers(self) -> str:
         """What there are :attr:`data` of, in words."""
-        if self.sequence == 1:
+        if self.ways == 1:
             return "processes"
-        return f"group{'s' * (self.data > 1)} of {self.sequence} processes"
+        return f"group{'s' * (self.data > 1)} of {self.ways} processes"
 
     def data_rank(self, rank: int) -> int:
         """Which of them a rank belongs to."""
-        return rank // self.sequence
+        return rank // self.ways
 
-    def sequence_groups(self) -> list[list[int]]:
-        """The ranks of each group, in order of their tokens."""
-        return [list(range(first, first + self.sequence)) for first in range(0, self.world, self.sequence)]
+    def groups(self) -> list[list[int]]:
+        """The ranks of each group, in order of their tokens and heads."""
+        return [list(range(first, first + self.ways)) for first in range(0, self.world, self.ways)]
 
 
-def check_heads(heads: int, key_value_heads: int, size: int) -> Iterator[Problem]:
-    """Whether ``size`` processes that share rows can share a model's heads as well.
+def check_heads(heads: int, key_value_heads: int, size: int, field: str = SEQUENCE) -> Iterator[Problem]:
+    """Whether ``size`` processes that work on the same rows can share a model's heads.
 
     Each takes equally many query heads: whole groups of them, or a part of one group.
     """
@@ -60,7 +73,25 @@ def check_heads(heads: int, key_value_heads: int, size: int) -> Iterator[Problem
     wrong = (
         f"the model's {heads} query heads on {key_value_heads} key/value heads cannot be shared by so many processes"
     )
-    yield Problem("sequence_parallel_size", size, wrong, f"give one of: {', '.join(map(str, fitting))}")
+    yield Problem(field, size, wrong, f"give one of: {', '.join(map(str, fitting))}")
+
+
+def check_cuts(config: Any, size: int) -> Iterator[Problem]:
+    """Whether ``size`` processes can share a model's heads, columns and vocabulary.
+
+    Args:
+        config: a transformers configuration of a Llama's shape.
+        size: of a tensor-parallel group.
+    """
+    if size <= 1:
+        return
+    yield from check_heads(config.num_attention_heads, config.num_key_value_heads, size, TENSOR)
+    for name in ("attention_bias", "mlp_bias"):
+        if getattr(config, name, False):
+            wrong = f"the model has {name}: a bias behind a sum of parts would be added by every process"
+            yield Problem(TENSOR, size, wrong, f"use {SEQUENCE}")
+    if size > min(config.intermediate_size, config.vocab_size):
+        yield Problem(TENSOR, size, "more than the model's columns, or entries of its vocabulary", "give less")
 
 
 def _shares(heads: int, key_value_heads: int, size: int) -> bool:

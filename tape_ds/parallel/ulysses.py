@@ -12,16 +12,14 @@ processes, each sends a head to every process that reads it.
 Shape letters: those of :mod:`tape_ds.model.sharding`, and P processes, C columns of a head.
 """
 
-import functools
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from deepspeed import comm
-from torch import Tensor, distributed, nn
-from torch.nn import functional as F
+from torch import Tensor, nn
 
 from tape_ds.errors import raise_if_any
+from tape_ds.model.sharding import Shards
+from tape_ds.parallel.group import Group, Stretches
 from tape_ds.parallel.layout import Layout, check_heads
 
 
@@ -51,67 +49,45 @@ def use_sequence_parallel(model: nn.Module, layout: Layout, rank: int) -> None:
         config = decoder.config
         key_value_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
         raise_if_any(list(check_heads(config.num_attention_heads, key_value_heads, layout.sequence)))
-    group = Group.of(layout, rank)
+    share = ShareTokens(Group.of(layout, rank))
     for decoder in decoders:
-        decoder.share_rows = group.share
+        decoder.share_rows = share
 
 
-@dataclass(frozen=True)
-class Group:
-    """The processes that share rows with this one."""
+class ShareTokens:
+    """How a decoder shares rows with a group; see :class:`tape_ds.model.sharding.ShareRows`."""
 
-    handle: Any
-    """torch's process group."""
-    size: int
-    index: int
-    """This process's number among them."""
-    first: int
-    """Rank of the group's process 0."""
+    always = caches = False
 
-    @classmethod
-    def of(cls, layout: Layout, rank: int) -> "Group":
-        """The group of ``rank``; the first time it makes the process groups of all, so every process must call it."""
-        handles = _process_groups(layout, distributed.group.WORLD)
-        own = layout.sequence_groups()[layout.data_rank(rank)]
-        return cls(handles[layout.data_rank(rank)], layout.sequence, own.index(rank), own[0])
+    def __init__(self, group: Group):
+        self.group = group
 
-    def share(self, tokens: int) -> "UlyssesShards":
-        """How rows of so many tokens are shared."""
-        return UlyssesShards(self, tokens)
+    def __call__(self, tokens: int) -> "UlyssesShards":
+        """Rows of so many tokens."""
+        return UlyssesShards(self.group, tokens)
 
 
-@functools.cache
-def _process_groups(layout: Layout, world: Any) -> list[Any]:
-    """Of each group of the layout; once for a process group ``world``, since each holds connections and threads."""
-    comm.init_distributed(dist_backend=distributed.get_backend(), verbose=False)  # adopts torch's process group
-    return [comm.new_group(ranks) for ranks in layout.sequence_groups()]
+class UlyssesShards(Shards):
+    """Rows of ``tokens`` tokens, shared by ``group``; methods are those of :class:`tape_ds.model.sharding.Shards`."""
 
+    splits_rows = True
 
-@dataclass(frozen=True)
-class UlyssesShards:
-    """Rows of ``tokens`` tokens in equal stretches, the last ones filled up with padding that never reaches attention.
+    def __init__(self, group: Group, tokens: int):
+        self.group = group
+        self.rows = Stretches(group, tokens)
 
-    Methods are those of :class:`tape_ds.model.sharding.Shards`.
-    """
+    def mine(self, x: Tensor, filling: int | None = None, dim: int = 1) -> Tensor:
+        """A stretch of the row."""
+        return self.rows.mine(x, filling, dim)
 
-    group: Group
-    tokens: int
+    def embed(self, embedding: nn.Module, ids_BT: Tensor) -> Tensor:
+        """Of its tokens alone."""
+        embedded: Tensor = embedding(self.mine(ids_BT, filling=0))
+        return embedded
 
-    @property
-    def own_tokens(self) -> int:
-        """t: T / P, rounded up."""
-        return -(-self.tokens // self.group.size)
-
-    def mine(self, x: Tensor, filling: int | None = None) -> Tensor:
-        """This process's tokens, and ``filling`` (None: the row's last token) for those behind the end."""
-        begin = min(self.group.index * self.own_tokens, self.tokens)
-        own = x[:, begin : min(begin + self.own_tokens, self.tokens)]
-        missing = self.own_tokens - own.shape[1]
-        if not missing:
-            return own
-        last = x[:, self.tokens - 1 : self.tokens]
-        tail = last if filling is None else torch.full_like(last, filling)
-        return torch.cat((own, tail.expand(-1, missing, *tail.shape[2:])), dim=1)
+    def rotated(self, places_BTN: Tensor) -> Tensor:
+        """Its tokens', before they are exchanged."""
+        return self.mine(places_BTN)
 
     def heads(self, count: int) -> slice:
         """Consecutive ones."""
@@ -125,48 +101,15 @@ class UlyssesShards:
         by_head = (q_BHtK, *(x.repeat_interleave(copies, dim=1) if copies > 1 else x for x in (k_BGtK, v_BGtV)))
         shapes = [(x.shape[1] // size, x.shape[3]) for x in by_head]
         parts = [x_BXtC.unflatten(1, (size, -1)).permute(1, 0, 3, 2, 4).flatten(3) for x_BXtC in by_head]
-        received_PBtC = _swap(torch.cat(parts, dim=-1), self.group)
-        whole_BTC = received_PBtC.transpose(0, 1).flatten(1, 2)[:, : self.tokens]
+        whole_BTC = self.rows.join(self.group.swap(torch.cat(parts, dim=-1)), dim=1)
         pieces = whole_BTC.split([heads * width for heads, width in shapes], dim=-1)
         q, k, v = (x.unflatten(-1, shape).transpose(1, 2) for x, shape in zip(pieces, shapes, strict=True))
         return q, k, v
 
     def to_tokens(self, out_BhTV: Tensor) -> Tensor:
         """All heads of this process's tokens."""
-        missing = self.own_tokens * self.group.size - self.tokens
-        padded_BhTV = F.pad(out_BhTV, (0, 0, 0, missing)) if missing else out_BhTV
-        parts_PBthV = padded_BhTV.unflatten(2, (self.group.size, -1)).permute(2, 0, 3, 1, 4)
-        received_PBthV = _swap(parts_PBthV, self.group)
-        return received_PBthV.permute(1, 0, 3, 2, 4).flatten(1, 2)
+        return self.group.swap(self.rows.cut(out_BhTV, dim=2)).movedim(0, 1).flatten(1, 2)
 
     def agree_on_draws(self, device: torch.device) -> None:
         """Take over the generator of the group's process 0."""
-        state = torch.get_rng_state().to(device)
-        comm.broadcast(state, src=self.group.first, group=self.group.handle)
-        torch.set_rng_state(state.cpu())
-
-
-class _AllToAll(torch.autograd.Function):
-    """Entry p of the first dimension goes to process p of the group, and what comes from it takes its place; gradients
-    go back the same way."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return _all_to_all(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _all_to_all(gradients[0], ctx.group), None
-
-
-def _swap(x: Tensor, group: Group) -> Tensor:
-    swapped: Tensor = _AllToAll.apply(x, group.handle)
-    return swapped
-
-
-def _all_to_all(x: Tensor, group: Any) -> Tensor:
-    sent = x.contiguous()
-    received = torch.empty_like(sent)
-    comm.all_to_all_single(received, sent, group=group)
-    return received
+        self.group.agree_on_draws(device)

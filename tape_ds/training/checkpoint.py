@@ -56,6 +56,8 @@ class Manifest:
     """ZeRO stage; None: trained without an engine."""
     files: Mapping[str, Entry]
     """By path within the folder, "/" between its parts."""
+    tensor: int = 1
+    """Processes that shared a model: each set of so many parts of the engine's state is one model's."""
     identity: Mapping[str, Any]
     """All that decides the numbers of the run, see :mod:`tape_ds.training.identity`."""
     versions: Mapping[str, str] = field(default_factory=dict)

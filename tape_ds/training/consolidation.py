@@ -1,8 +1,9 @@
 """A checkpoint's weights as one trained folder, in fp32 where the engine keeps them so, on any machine.
 
-Training in 16 bits keeps fp32 weights beside the 16-bit ones, cut over all ranks. Here they are put together under the
-names and in the file that the checkpoint's own trained folder uses, so that whatever reads that reads this. Elements go
-from the mapped files to the new one a few megabytes at a time: no GPU, no process group, and no tensor in memory whole.
+Training in 16 bits keeps fp32 weights beside the 16-bit ones, cut over all ranks, and over tensor-parallel ones once
+more. Here they are put together under the names and in the file that the checkpoint's own trained folder uses, so that
+whatever reads that reads this. Elements go from the mapped files to the new one a few megabytes at a time: no GPU, no
+process group, and no tensor in memory whole.
 """
 
 import json
@@ -19,7 +20,7 @@ from tape_ds import storage
 from tape_ds.data import cache
 from tape_ds.errors import Problem, UserError
 from tape_ds.training import engine_state, tensor_file, trained
-from tape_ds.training.engine_state import EngineState
+from tape_ds.training.tensor_cuts import WholeState
 from tape_ds.training.tensor_file import CHUNK, Form, TensorFile
 
 KEPT = (".json", ".jinja", ".txt", ".model")
@@ -78,27 +79,33 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
         raise
     except ValueError as error:
         raise _refused(source, error) from error
-    origin = "as they were saved" if state is None else f"masters of ZeRO-{state.stage} on {len(state.parts)} ranks"
-    return Consolidated(out / _file_name(files), forms, origin)
+    return Consolidated(out / _file_name(files), forms, _origin(state))
 
 
 def _refused(source: Path, error: ValueError) -> UserError:
     return UserError(Problem("checkpoint", str(source), str(error), "use another checkpoint, or restore this one"))
 
 
-def _engine(source: Path) -> EngineState | None:
+def _engine(source: Path) -> WholeState | None:
     """The engine's state; None where its weights are no better than those of the trained folder."""
     folder = engine_state.engine_folder(source)
-    return EngineState(folder) if folder is not None and engine_state.is_sharded(folder) else None
+    return WholeState(folder) if folder is not None and engine_state.is_sharded(folder) else None
 
 
-def _engine_names(files: list[TensorFile], state: EngineState, trained_names: set[str]) -> dict[str, str]:
+def _origin(state: WholeState | None) -> str:
+    if state is None:
+        return "as they were saved"
+    cut = f", tensor_parallel_size {len(state.states)}" if len(state.states) > 1 else ""
+    return f"masters of ZeRO-{state.stage} on {state.processes} ranks{cut}"
+
+
+def _engine_names(files: list[TensorFile], state: WholeState, trained_names: set[str]) -> dict[str, str]:
     """The engine's name of each tensor in the trained folder's files.
 
     Raises:
         ValueError: they do not speak of the same parameters.
     """
-    known = {**{name: name for name in state.layout.shapes}, **state.shared}
+    known = {**{name: name for name in state.shapes}, **state.shared}
     by_key = {key_of(name): origin for name, origin in known.items()} | known
     found = {}
     for file in files:
@@ -106,10 +113,10 @@ def _engine_names(files: list[TensorFile], state: EngineState, trained_names: se
             name = by_key.get(key)
             if name is None:
                 raise ValueError(f"{file.path.name} has {key}, and the engine has not trained it")
-            if tuple(state.layout.shapes[name]) != form.shape:
+            if tuple(state.shapes[name]) != form.shape:
                 raise ValueError(f"{key} has another shape in {file.path.name} than in the engine")
             found[key] = name
-    if missing := state.layout.shapes.keys() - found.values():
+    if missing := state.shapes.keys() - found.values():
         raise ValueError(f"the engine has trained {min(missing)}, and no safetensors file holds it")
     if odd := trained_names - known.keys():
         raise ValueError(f"{trained.RECORD} names {min(odd)}, which the engine has not trained")
@@ -153,7 +160,7 @@ def _copy_rest(source: Path, folder: Path, whole: Mapping[str, Form]) -> None:
 
 
 def _weights(
-    file: TensorFile, key: str, names: Mapping[str, str], state: EngineState | None, form: Form
+    file: TensorFile, key: str, names: Mapping[str, str], state: WholeState | None, form: Form
 ) -> Iterator[Tensor]:
     """A tensor's elements in the wanted dtype, a few at a time; masters are held to the weights that were saved.
 

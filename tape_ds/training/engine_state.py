@@ -16,9 +16,29 @@ from torch import Tensor
 
 from tape_ds.training.engine_layout import Layout, joined, sliced
 
-PARTS = re.compile(r"(bf16_)?zero_pp_rank_(\d+)_mp_rank_00_optim_states\.pt")
-MODEL = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
-"""Names of rank 0's file of weights and counters: up to stage 2, and at stage 3."""
+PARTS = re.compile(r"(bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d{2,})_optim_states\.pt")
+TENSOR_PARALLEL = "tensor_parallel"
+"""What a job's files of weights and counters say of tensor parallelism, by this key: ``size``, the processes that hold
+pieces of the same parameters, and ``cuts``, a parameter's name -> [dimension, [size of each one's piece]]. Nothing, or
+an empty dict, where there is none. Written by :func:`tape_ds.parallel.cuts.described`."""
+_OF_TENSOR = re.compile(r"mp_rank_(\d{2,})_")
+
+
+def model_name(stage: int, rank: int = 0, tensor: int = 0) -> str:
+    """Name of a file of weights and counters: one for all ranks up to stage 2, one for each at stage 3.
+
+    Args:
+        stage: of ZeRO.
+        rank: among those that share the optimizer's states.
+        tensor: among those that hold pieces of the same parameters.
+    """
+    return f"{f'zero_pp_rank_{rank}_' if stage == 3 else ''}mp_rank_{tensor:02d}_model_states.pt"
+
+
+def part_name(prefix: str, rank: int, tensor: int = 0) -> str:
+    """Name of a rank's file of optimizer states; ``prefix`` as in :attr:`EngineState.prefix`, ranks as in
+    :func:`model_name`."""
+    return f"{prefix}zero_pp_rank_{rank}_mp_rank_{tensor:02d}_optim_states.pt"
 
 
 def load(path: Path, mmap: bool = True) -> dict[str, Any]:
@@ -85,17 +105,22 @@ def is_sharded(folder: Path) -> bool:
 
 
 class EngineState:
-    """What an engine of ZeRO stage 1, 2 or 3 saved.
+    """What an engine of ZeRO stage 1, 2 or 3 saved; under tensor parallelism, the ranks that hold one piece of each
+    parameter (:mod:`tape_ds.training.tensor_cuts` has all of them).
 
     Args:
         folder: of the engine, ``global_stepN``.
+        tensor: which piece.
+        shared: tied parameters, as :attr:`shared` of the first piece; the files of the others do not tell them.
 
     Raises:
         ValueError: a file is missing, damaged, malicious or of a kind that is not read here.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, tensor: int = 0, shared: Mapping[str, str] | None = None):
         self.folder = folder
+        self.tensor = tensor
+        self._shared = shared
         try:
             self._read(folder)
         except (LookupError, TypeError, AttributeError) as error:
@@ -103,14 +128,20 @@ class EngineState:
             raise ValueError(wrong) from error
 
     def _read(self, folder: Path) -> None:
-        names = _part_names(folder)
+        names = _part_names(folder, self.tensor)
         self.prefix = "bf16_" if names[0].startswith("bf16_") else ""
         """Of the file names of a bf16 engine."""
         self.parts = [load(folder / name)["optimizer_state_dict"] for name in names]
         """The optimizer's state of each rank."""
         self.stage = int(self.parts[0].get("zero_stage", 1))
-        self.model = load(folder / MODEL[self.stage == 3])
+        model = model_name(self.stage, 0, self.tensor)
+        if not (folder / model).exists():
+            raise ValueError(f"{model} is missing")
+        self.model = load(folder / model)
         """Rank 0's other file: counters, settings, and the weights in the model's precision, up to stage 2."""
+        self.tensor_size = self._tensor_size()
+        """Ranks that hold pieces of the same parameters; 1 without tensor parallelism."""
+        self._check_names()
         if self.model.get("frozen_param_fragments"):
             raise ValueError("it holds frozen parameters, which no checkpoint of this project does")
         self.layout = self._layout()
@@ -132,7 +163,7 @@ class EngineState:
     @property
     def shared(self) -> Mapping[str, str]:
         """Names of tied parameters that are kept under another one's, with that one's."""
-        return self.model.get("shared_params") or {}
+        return self.model.get("shared_params") or self._shared or {}
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -195,6 +226,40 @@ class EngineState:
     def _flats(self, part: Mapping[str, Any]) -> Sequence[Tensor]:
         return part["fp32_flat_groups" if self.stage == 3 else "single_partition_of_fp32_groups"]
 
+    def _tensor_size(self) -> int:
+        """What the files say of it, held to which of them there are.
+
+        Raises:
+            ValueError: they say something else.
+        """
+        told = self.model.get(TENSOR_PARALLEL)
+        if not told:
+            return 1
+        held = sorted({int(match[1]) for path in self.folder.iterdir() if (match := _OF_TENSOR.search(path.name))})
+        if told["size"] != len(held) or held != list(range(len(held))):
+            wrong = f"its files are of tensor-parallel ranks {held}, and tensor_parallel_size was {told['size']}"
+            raise ValueError(wrong)
+        if len(held) > 1 and self.stage == 3:
+            raise ValueError("it is of tensor parallelism at ZeRO stage 3, which is not read here")
+        return len(held)
+
+    def _check_names(self) -> None:
+        """Hold the folder to the files that such a job writes.
+
+        Raises:
+            ValueError: some are missing, or belong to a kind of parallelism that is not read here.
+        """
+        present, tensors = {path.name for path in self.folder.iterdir()}, range(self.tensor_size)
+        ranks = {int(match[2]) for name in present if (match := PARTS.fullmatch(name))}
+        needed = {part_name(self.prefix, rank, tensor) for rank in ranks for tensor in tensors}
+        needed |= {model_name(self.stage, 0, tensor) for tensor in tensors}
+        known = {*needed, *(model_name(stage, rank) for stage in (0, 3) for rank in ranks)}
+        if unknown := sorted(present - known):
+            wrong = "saved with a kind of parallelism or offload that is not read here"
+            raise ValueError(f"{', '.join(unknown[:4])}: {wrong}")
+        if missing := sorted(needed - present):
+            raise ValueError(f"{', '.join(missing[:4])}: missing")
+
     def _layout(self) -> Layout:
         shapes, processes = self.model["param_shapes"], len(self.parts)
         if self.stage == 3:
@@ -219,17 +284,14 @@ class EngineState:
             yield flat.size - (self.layout.padding(rank, number) if unpadded else 0)
 
 
-def _part_names(folder: Path) -> list[str]:
-    """Names of the optimizer's files, by rank.
+def _part_names(folder: Path, tensor: int) -> list[str]:
+    """Names of the optimizer's files that hold one piece of each parameter, by rank.
 
     Raises:
-        ValueError: some are missing, or belong to a kind of parallelism that is not read here.
+        ValueError: some are missing.
     """
-    matches = [match for path in folder.iterdir() if (match := PARTS.fullmatch(path.name))]
+    matches = [match for path in folder.iterdir() if (match := PARTS.fullmatch(path.name)) and int(match[3]) == tensor]
     ranks = {int(match[2]): match[0] for match in matches}
     if not ranks or sorted(ranks) != list(range(len(matches))):
         raise ValueError(f"the parts of ranks {sorted(ranks)} are no complete set")
-    known = {*ranks.values(), *MODEL, *(f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in ranks)}
-    if unknown := sorted(path.name for path in folder.iterdir() if path.name not in known):
-        raise ValueError(f"{', '.join(unknown[:4])}: saved with a kind of parallelism or offload that is not read here")
     return [ranks[rank] for rank in sorted(ranks)]

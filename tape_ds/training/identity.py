@@ -38,7 +38,7 @@ FREE = (
     *("eval_before", "eval_length", "eval_lengths", "eval_span", "eval_tokens", "eval_examples"),
     *("passkey_lengths", "passkey_trials", "passkey_form"),
     *("keep_every", "keep_steps", "async_save", "resume_anyway", "start_anew", "nonfinite_limit", "watchdog_seconds"),
-    *("sequence_parallel_size", "expandable_segments", "force"),
+    *("sequence_parallel_size", "tensor_parallel_size", "expandable_segments", "force"),
     *("profile", "profile_start", "profile_steps", "profile_ranks"),
 )
 """This stack's own fields that change no number, and those for which a fingerprint stands (of data, tokenizer, base);

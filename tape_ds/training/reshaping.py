@@ -6,6 +6,9 @@ weight and the optimizer's values for each trained element, and where each lies 
 have saved them, and that job resumes by the ordinary way, verified like every other checkpoint. The original is read
 and never touched; elements go from file to file, and none of the state is ever in memory as a whole.
 
+Tensor-parallel ranks hold pieces of parameters, and an engine sees nothing but its pieces: the ranks that share a piece
+are laid anew by themselves, one piece after another. How parameters were cut, and into how many pieces, stays.
+
 What belongs to a rank alone cannot be divided: its random numbers, which are left out, and its sums since the last
 logging step, of which the mean over all ranks is kept.
 """
@@ -31,11 +34,14 @@ from tape_ds.training.checkpoint import Manifest
 from tape_ds.training.engine_layout import SUB_GROUP_SIZE, Layout, divided, joined, sliced
 from tape_ds.training.engine_state import EngineState
 from tape_ds.training.state_file import Space, write
+from tape_ds.training.tensor_cuts import WholeState
 from tape_ds.training.verification import against, verified
 
 STAGES = (1, 2, 3)
 OF_A_RANK = re.compile(r"rng_state(_\d+)?\.pth|rank_state_\d+\.json")
 """Files of a checkpoint that belong to one rank."""
+ANEW = "begin anew from its weights (tools/consolidate.py)"
+"""The way out where nothing can be converted."""
 
 
 def reshape(source: Path, output: Path, processes: int | None = None, stage: int | None = None) -> Path:
@@ -44,7 +50,7 @@ def reshape(source: Path, output: Path, processes: int | None = None, stage: int
     Args:
         source: a committed checkpoint, ``checkpoint-N``.
         output: folder around the new one, which gets the same name.
-        processes: ranks of the wanted job; None: as many as before.
+        processes: ranks of the wanted job, of all tensor-parallel pieces together; None: as many as before.
         stage: its ZeRO stage; None: as before.
 
     Returns:
@@ -58,7 +64,7 @@ def reshape(source: Path, output: Path, processes: int | None = None, stage: int
     folder = output / source.name
     processes = manifest.processes if processes is None else processes
     stage = manifest.stage if stage is None else stage
-    state, rank_state = _open(source, manifest, folder, processes, stage)
+    states, rank_state = _open(source, manifest, folder, processes, stage)
     assert stage is not None
     aside = folder.with_name(folder.name + checkpoint.WRITING)
     shutil.rmtree(aside, ignore_errors=True)
@@ -68,7 +74,10 @@ def reshape(source: Path, output: Path, processes: int | None = None, stage: int
         if rank_state is not None:
             for rank in range(processes):
                 storage.write_json(aside / f"rank_state_{rank}.json", rank_state)
-        _write_engine(state, aside / state.folder.name, _wanted_layout(state, processes, stage), stage)
+        engine = aside / states[0].folder.name
+        engine.mkdir()
+        for state in states:
+            _write_engine(state, engine, _wanted_layout(state, processes // len(states), stage), stage)
         files = {
             path.relative_to(aside).as_posix(): checkpoint.entry(path) for path in aside.rglob("*") if path.is_file()
         }
@@ -80,8 +89,9 @@ def reshape(source: Path, output: Path, processes: int | None = None, stage: int
 
 def _open(
     source: Path, manifest: Manifest, folder: Path, processes: int, stage: int | None
-) -> tuple[EngineState, dict[str, Any] | None]:
-    """The engine's state of a checkpoint that can be written in the wanted form, and what each new rank is to hold.
+) -> tuple[list[EngineState], dict[str, Any] | None]:
+    """The engine's state of a checkpoint that can be written in the wanted form, by tensor-parallel rank; and what each
+    new rank is to hold.
 
     Raises:
         UserError: with all that is against it.
@@ -92,9 +102,11 @@ def _open(
     if stage is not None and stage not in STAGES and manifest.stage:
         problems.append(Problem("stage", stage, "not a ZeRO stage with shards", "give 1, 2 or 3"))
     problems += against("output", folder, source)
+    problems += _against_pieces(manifest.tensor, processes, stage)
     if not manifest.stage:
         wrong = "it has no shards: it was saved " + ("without an engine" if manifest.stage is None else "at stage 0")
-        remedy = "resume it as it is, on any number of processes; or begin anew from its weights (tools/consolidate.py)"
+        same = f" with tensor_parallel_size {manifest.tensor}" if manifest.tensor > 1 else ""
+        remedy = f"resume it as it is, on any number of processes{same}; or {ANEW}"
         problems.append(Problem("checkpoint", str(source), wrong, remedy))
     elif (processes, stage) == (manifest.processes, manifest.stage):
         wrong = f"it is of {processes} processes and stage {stage} already"
@@ -104,14 +116,26 @@ def _open(
         found = engine_state.engine_folder(source)
         if found is None:
             raise ValueError("there is no engine's folder in it")
-        state = EngineState(found)
-        _check_convertible(state)
+        states = WholeState(found).states
+        if len(states) != manifest.tensor:
+            raise ValueError(f"its engine's files are of tensor_parallel_size {len(states)}, and not {manifest.tensor}")
+        for state in states:
+            _check_convertible(state)
         rank_state = _rank_state(source, manifest)
     except ValueError as error:
-        remedy = "begin anew from its weights (tools/consolidate.py)"
-        raise UserError(Problem("checkpoint", str(source), str(error), remedy)) from error
+        raise UserError(Problem("checkpoint", str(source), str(error), ANEW)) from error
     _check_room(manifest, folder)
-    return state, rank_state
+    return states, rank_state
+
+
+def _against_pieces(size: int, processes: int, stage: int | None) -> Iterator[Problem]:
+    """What keeps a checkpoint of so many tensor-parallel pieces from the wanted form."""
+    saved = f"the checkpoint was saved with tensor_parallel_size {size}"
+    if processes % size:
+        wrong = f"{saved}, and so many processes do not fall into groups of {size}"
+        yield Problem("processes", processes, wrong, f"give a multiple of {size}; or, for more or fewer pieces, {ANEW}")
+    if stage == 3 and size > 1:
+        yield Problem("stage", stage, f"{saved}, which goes with stages 1 and 2", f"give 1 or 2, or {ANEW}")
 
 
 def _check_convertible(state: EngineState) -> None:
@@ -178,14 +202,13 @@ def _paddings(state: EngineState) -> list[list[int]]:
 
 
 def _write_engine(state: EngineState, folder: Path, layout: Layout, stage: int) -> None:
-    folder.mkdir()
     for rank in range(layout.processes):
         if stage == 3 or rank == 0:
-            name = f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" if stage == 3 else engine_state.MODEL[0]
+            name = engine_state.model_name(stage, rank, state.tensor)
             write(folder / name, _model(state, layout, stage, rank))
         part = _joined_part if stage < 3 else _sliced_part
         outside = {"ds_config": _settings(state, stage), "ds_version": state.model["ds_version"]}
-        name = f"{state.prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+        name = engine_state.part_name(state.prefix, rank, state.tensor)
         write(folder / name, {"optimizer_state_dict": part(state, layout, stage, rank), **outside})
 
 
@@ -195,11 +218,11 @@ def _settings(state: EngineState, stage: int) -> dict[str, Any]:
 
 
 def _model(state: EngineState, layout: Layout, stage: int, rank: int) -> dict[str, Any]:
-    """The file of weights and counters: stage 3 keeps no weights there, nor the names of tied ones but on rank 0."""
+    """The file of weights and counters: stage 3 keeps no weights there, and names tied ones on rank 0 alone."""
     changed = {
         "module": _module(state, layout, stage),
         "param_shapes": [OrderedDict(shapes) for shapes in _shapes(layout, stage)],
-        "shared_params": dict(state.shared) if rank == 0 else {},
+        "shared_params": dict(state.shared) if rank == state.tensor == 0 else {},
         "dp_world_size": layout.processes,
         "ds_config": _settings(state, stage),
     }

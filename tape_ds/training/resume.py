@@ -100,8 +100,9 @@ def _instead(folder: Path, agreement: Agreement) -> str:
     return "give another folder checkpoint-N, or restore this one from a copy"
 
 
-def require_fitting(resumed: Resumed | None, processes: int, stage: int | None) -> None:
-    """Whether a job of so many processes at this ZeRO stage can read the engine's state.
+def require_fitting(resumed: Resumed | None, processes: int, stage: int | None, tensor: int = 1) -> None:
+    """Whether a job of so many processes at this ZeRO stage, ``tensor`` of them sharing a model, can read the engine's
+    state.
 
     Raises:
         UserError: it cannot; names the way out.
@@ -118,12 +119,17 @@ def require_fitting(resumed: Resumed | None, processes: int, stage: int | None) 
         without = manifest.stage is None
         wrong = "saved without an engine, and this job has one" if without else "saved with DeepSpeed, not without it"
         refuse(wrong, "resume as it was saved; or start anew from its weights (tools/consolidate.py)")
-    elif manifest.stage != stage:
-        wrong = f"it was saved at ZeRO stage {manifest.stage}, and this job's is {stage}"
-        refuse(wrong, f"deepspeed: zero{manifest.stage}, or {tool} --stage {stage}")
-    if manifest.stage and manifest.processes != processes:
-        wrong = f"it was saved by {_processes(manifest.processes)}, and this job has {processes}"
-        refuse(wrong, f"start {_processes(manifest.processes)}, or {tool} --processes {processes}")
+    elif manifest.tensor != tensor:  # the tool changes what ranks share of a piece, never the pieces
+        wrong = f"it was saved with tensor_parallel_size {manifest.tensor}, and this job's is {tensor}"
+        anew = "start anew from its weights (tools/consolidate.py)"
+        refuse(wrong, f"tensor_parallel_size: {manifest.tensor}, or {anew}")
+    else:
+        if manifest.stage != stage:
+            wrong = f"it was saved at ZeRO stage {manifest.stage}, and this job's is {stage}"
+            refuse(wrong, f"deepspeed: zero{manifest.stage}, or {tool} --stage {stage}")
+        if manifest.stage and manifest.processes != processes:
+            wrong = f"it was saved by {_processes(manifest.processes)}, and this job has {processes}"
+            refuse(wrong, f"start {_processes(manifest.processes)}, or {tool} --processes {processes}")
     raise_if_any(problems)
 
 

@@ -23,6 +23,7 @@ from tape_ds.data.dataset import collate
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import extendable, liger
 from tape_ds.model.flops import training_flops_per_token
+from tape_ds.parallel.cuts import cut_of
 from tape_ds.training import checkpoint, forecast, identity, resume, run_lock
 from tape_ds.training.agreement import Agreement
 from tape_ds.training.callbacks import Progress, SaveTrained
@@ -138,7 +139,10 @@ class Run(ABC):
 
 
 def _numel(parameter: nn.Parameter) -> int:
-    """Numbers that a parameter stands for, however they are held: sharded by ZeRO-3, or two to a byte in 4 bits."""
+    """Numbers that a parameter stands for, however they are held: sharded by ZeRO-3, a piece of it in each process, or
+    two to a byte in 4 bits."""
+    if (cut := cut_of(parameter)) is not None:
+        return cut.numel(parameter)
     packed = getattr(parameter, "quant_state", None)
     return packed.shape.numel() if packed is not None else getattr(parameter, "ds_numel", parameter.numel())
 
@@ -167,7 +171,7 @@ def start(recipe: Recipe, read: Mapping[str, str]) -> Started:
     if recipe.trains:
         resumed = resume.choose(recipe.resume_from_checkpoint, output, agreement)
         stage = None if recipe.deepspeed is None else deepspeed_config.stage(recipe.deepspeed)
-        resume.require_fitting(resumed, agreement.world, stage)
+        resume.require_fitting(resumed, agreement.world, stage, recipe.scale.tensor_parallel_size)
         raise_if_any(agreement.first(_of_another_run(recipe, output, resumed)))
     set_seed(arguments.seed)
     return Started(arguments, agreement, resumed)

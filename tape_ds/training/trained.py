@@ -26,6 +26,7 @@ from transformers.utils import logging
 from tape_ds import storage
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import convert, extendable, weights
+from tape_ds.parallel.cuts import cut_of
 
 FORMAT = 1
 RECORD = "trained.json"
@@ -49,7 +50,7 @@ class Record:
 def gather(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
     """Whole CPU copies of these parameters on rank 0, an empty dict elsewhere. Every rank must call it.
 
-    Parameters that ZeRO-3 has partitioned are gathered one at a time.
+    Parameters that ZeRO-3 has partitioned, or of which ranks have pieces, are gathered one at a time.
 
     Raises:
         RuntimeError: a gathered tensor is empty: nothing is ever saved that cannot be loaded.
@@ -58,9 +59,12 @@ def gather(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     gathered = {}
     for name in names:
-        with _whole(parameters[name]):
+        parameter = parameters[name]
+        with _whole(parameter):
+            found = cut_of(parameter)
+            tensor = parameter.detach() if found is None else found.whole(parameter)
             if rank == 0:
-                gathered[name] = parameters[name].detach().to("cpu", copy=True).contiguous()
+                gathered[name] = tensor.to("cpu", copy=True).contiguous()
     if empty := [name for name, tensor in gathered.items() if tensor.numel() == 0]:
         raise RuntimeError(f"gathered without content: {', '.join(empty)}")
     return gathered

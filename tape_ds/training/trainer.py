@@ -31,9 +31,11 @@ from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TR
 
 from tape_ds import results, storage
 from tape_ds.errors import Problem, UserError
+from tape_ds.parallel import cuts
 from tape_ds.parallel.layout import Layout
+from tape_ds.parallel.tensor import use_tensor_parallelism
 from tape_ds.parallel.ulysses import use_sequence_parallel
-from tape_ds.training import guards, metrics, run_folder, saving, trained
+from tape_ds.training import engine_state, guards, metrics, run_folder, saving, shared_work, trained
 from tape_ds.training.agreement import Agreement
 from tape_ds.training.environment import say
 from tape_ds.training.guards import NonFinite, SkipCounter, StoppedByGuard
@@ -124,7 +126,7 @@ class TapeTrainer(Trainer):
         record: what goes into every saved folder; its names are asserted against the model.
         tokens_per_step: tokens of one optimizer step, over all ranks.
         flops_per_token: training FLOPs of the model per token, for MFU.
-        layout: which ranks share rows; default none do.
+        layout: which ranks work on the same rows; default none do.
         safety: which checkpoints are kept, and what ends a run.
         identity: of the run, for its checkpoints (see :mod:`.identity`).
         stop: what asks this process to stop; without one nothing does.
@@ -148,8 +150,9 @@ class TapeTrainer(Trainer):
         self.record = record
         self.agreement = Agreement()
         self.layout = Layout(self.agreement.world) if layout is None else layout
-        if self.layout.sequence > 1:
-            use_sequence_parallel(self.model, self.layout, self.agreement.rank)
+        self._share_of_flops = 1 / self.layout.ways
+        """What is this rank's of the floating-point operations that transformers counts from its parameters."""
+        self._share_rows()
         self.tokens_per_step = tokens_per_step
         self.flops_per_token = flops_per_token
         self.peak_memory_bytes: int | None = None
@@ -183,6 +186,15 @@ class TapeTrainer(Trainer):
         self._clock: tuple[int, float] | None = None
         self._begin: tuple[int, float] | None = None
 
+    def _share_rows(self) -> None:
+        if self.layout.sequence > 1:
+            use_sequence_parallel(self.model, self.layout, self.agreement.rank)
+        elif self.layout.tensor > 1:
+            whole = self.model.num_parameters(exclude_embeddings=True)
+            use_tensor_parallelism(self.model, self.layout, self.agreement.rank)
+            self._share_of_flops *= whole / self.model.num_parameters(exclude_embeddings=True)
+            shared_work.work_in_teams(self.layout.tensor)
+
     @property
     def skipped_steps(self) -> int:
         """Optimizer steps left out so far, on all ranks alike."""
@@ -211,10 +223,10 @@ class TapeTrainer(Trainer):
         return super().create_scheduler(num_training_steps, optimizer)
 
     def get_train_dataloader(self) -> Any:
-        """As the base class's; ranks that share rows read the same ones, and its workers live through signals that are
-        meant for their rank."""
+        """As the base class's; ranks that work on the same rows read them, and its workers live through signals that
+        are meant for their rank."""
         loader = super().get_train_dataloader()
-        if self.layout.sequence > 1:  # accelerate has dealt the batches to all ranks in turn
+        if self.layout.ways > 1:  # accelerate has dealt the batches to all ranks in turn
             dealt = loader.batch_sampler
             dealt.num_processes, dealt.process_index = self.layout.data, self.layout.data_rank(self.agreement.rank)
         inner = getattr(loader, "base_dataloader", loader)  # accelerate's adapter iterates this one
@@ -359,6 +371,7 @@ class TapeTrainer(Trainer):
         plugin = getattr(self.args, "hf_deepspeed_config", None)
         stage = None if plugin is None else int(plugin.config.get("zero_optimization", {}).get("stage", 0))
         about = {"processes": self.agreement.world, "stage": stage, "identity": dict(identity)}
+        about |= {"tensor": self.layout.tensor}
         return Saver(
             Path(self.args.output_dir),
             self.agreement,
@@ -417,7 +430,7 @@ class TapeTrainer(Trainer):
         engine.save_checkpoint(
             str(part.folder),
             tag=f"global_step{self.state.global_step}",
-            client_state={UNIVERSAL_CHECKPOINT_INFO: info},
+            client_state={UNIVERSAL_CHECKPOINT_INFO: info, engine_state.TENSOR_PARALLEL: cuts.described(engine.module)},
             save_latest=False,
             exclude_frozen_parameters=True,
         )
@@ -433,18 +446,18 @@ class TapeTrainer(Trainer):
         return loss
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """As the base class's, which counts the targets of a row once for every rank that reads it."""
+        """As the base class's, which counts the targets of a row once for every rank that has a part of its loss."""
         self.beat("data")
         samples, targets = super().get_batch_samples(*args, **kwargs)
         return samples, targets if targets is None else targets / self.layout.sequence
 
     def get_total_train_batch_size(self, args: Any) -> int:
-        """Rows of an optimizer step, each counted once."""
+        """Rows of an optimizer step, each counted once; the base class knows of tensor parallelism."""
         return super().get_total_train_batch_size(args) // self.layout.sequence
 
     def floating_point_ops(self, inputs: Any) -> float:
         """This rank's share of them."""
-        return super().floating_point_ops(inputs) / self.layout.sequence
+        return super().floating_point_ops(inputs) * self._share_of_flops
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         """As the base class's. Where spikes are left out, all ranks look at the step's loss before the last backward

@@ -207,14 +207,14 @@ def test_fp16_holds_the_gradient_of_many_tokens():
 def test_the_factor_of_16_bit_gradients_is_not_rounded():
     """Regression: a bf16 gradient times an fp32 scalar tensor rounds the scalar, and all gradients are off alike."""
     gradient, factor = torch.full((64, 2), 3.0, dtype=torch.bfloat16), torch.tensor(1 + 2**-9 + 2**-12)
-    scaled = module._scaled(gradient, factor, torch.float32)
+    scaled = module.scaled_gradient(gradient, factor, torch.float32)
     assert (scaled == 3 * factor).all() and scaled[0, 0] != (gradient * factor)[0, 0]
 
 
 def test_scaling_in_pieces(monkeypatch):
     monkeypatch.setattr(module, "SCALED_ELEMENTS", 100)
     gradient = torch.randn(TOKENS, HIDDEN)
-    assert torch.equal(module._scaled(gradient, torch.tensor(0.3), torch.float32), gradient * 0.3)
+    assert torch.equal(module.scaled_gradient(gradient, torch.tensor(0.3), torch.float32), gradient * 0.3)
 
 
 @pytest.mark.parametrize("for_hidden", [True, False])
@@ -228,7 +228,7 @@ def test_operator_is_registered_as_it_behaves(for_hidden, for_weight):
 
 def test_scaling_operator_is_registered_as_it_behaves():
     gradient = torch.randn(TOKENS, HIDDEN, dtype=torch.bfloat16)
-    torch.library.opcheck(module._scaled, (gradient, torch.tensor(0.3), torch.float32))
+    torch.library.opcheck(module.scaled_gradient, (gradient, torch.tensor(0.3), torch.float32))
 
 
 def test_the_meta_device():

@@ -3,19 +3,23 @@
 Most faults need one value, or two that meet; the product of all dimensions, which finds the others, takes minutes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
 Combination = dict[str, Any]
 
 
-def cover(dimensions: Mapping[str, Sequence[Any]]) -> list[Combination]:
-    """Combinations of one value of each dimension that cover all pairs, the same ones each time.
+def cover(
+    dimensions: Mapping[str, Sequence[Any]], possible: Callable[[Combination], bool] = lambda one: True
+) -> list[Combination]:
+    """Combinations of one value of each dimension that cover all pairs which a ``possible`` one has, the same ones each
+    time.
 
     Greedy: the next one is whichever of the product has the most pairs that none had before it.
     """
     everything = [dict(zip(dimensions, values, strict=True)) for values in product(*dimensions.values())]
+    everything = [one for one in everything if possible(one)]
     missing = {pair for one in everything for pair in pairs(one)}
     chosen = []
     while missing:

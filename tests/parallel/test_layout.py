@@ -8,8 +8,15 @@ from tape_ds.parallel.layout import Layout, check_heads
 def test_neighbours_share_rows():
     layout = Layout(8, 4)
     assert layout.data == 2
-    assert layout.sequence_groups() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert layout.groups() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert [layout.data_rank(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_neighbours_share_a_model():
+    layout = Layout(4, tensor=2)
+    assert (layout.data, layout.ways, layout.groups()) == (2, 2, [[0, 1], [2, 3]])
+    with pytest.raises(ValueError, match="not both"):
+        Layout(4, 2, 2)
 
 
 def test_without_sharing_every_rank_reads_its_own():

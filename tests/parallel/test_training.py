@@ -1,23 +1,25 @@
-"""Whole runs of the real trainer whose rows are shared by processes: twenty steps are those of one process."""
+"""Whole runs of the real trainer whose rows or layers processes share: twenty steps are those of one process."""
 
 import functools
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from tests.parallel.training_cases import GLOBAL_BATCH, PRODUCT, TOLERANCE, Plan, furthest, train
+from tape_ds.training.consolidation import consolidate
+from tests.parallel.training_cases import GLOBAL_BATCH, PAIRWISE, PRODUCT, TOLERANCE, Plan, furthest, train
 
-PLANS = [
-    Plan(size=2, stage=None),
-    Plan(size=2, stage=1),
-    Plan(size=4, stage=2, encoding="alibi"),
-    Plan(size=2, stage=3, encoding="tape scale", checkpointing=True),
-    Plan(size=2, stage=3, method="tape+lora", pose=True, checkpointing=True),
+SPECIAL = [
+    Plan("SP2", stage=None),
+    Plan("TP4", stage=1),
+    Plan("TP2", stage=2, encoding="fire", heads="mqa"),
+    Plan("SP2", stage=3, encoding="t5"),
 ]
 
 
 def named(plan):
     engine = "alone" if plan.stage is None else f"zero{plan.stage}"
-    return f"{plan.size}-{engine}-{plan.encoding}-{plan.method}" + "-recomputed" * plan.checkpointing
+    return "-".join((plan.share, engine, plan.encoding, plan.heads, plan.method, plan.levers))
 
 
 @pytest.fixture(scope="module")
@@ -25,16 +27,18 @@ def by_one_process(tmp_path_factory):
     """The same run by this process, without an engine."""
 
     @functools.cache
-    def run(encoding, method, pose):
-        plan = Plan(encoding=encoding, method=method, pose=pose)
+    def run(plan):
         return train(str(tmp_path_factory.mktemp("alone")), plan)
 
     return run
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=named)
+@pytest.mark.parametrize("plan", [*PAIRWISE, *SPECIAL], ids=named)
 def test_twenty_steps_are_those_of_one_process(group, by_one_process, tmp_path, plan):
-    """Losses as logged, norms of the gradients, and the weights in the end; some parts of rows have no target."""
+    """Losses as logged, norms of the gradients, and the weights in the end; some parts of rows have no target.
+
+    Every two of: tokens or layers shared, ZeRO's stage, encoding, heads, method and rows, recomputed and offloaded.
+    """
     check(group, by_one_process, tmp_path, plan)
 
 
@@ -46,7 +50,7 @@ def test_the_full_product(group, by_one_process, tmp_path, plan):
 
 def check(group, by_one_process, tmp_path, plan):
     """Both runs, and how far they are apart."""
-    alone = by_one_process(plan.encoding, plan.method, plan.pose)
+    alone = by_one_process(plan.numbers)
     shared = group.run(train, str(tmp_path), plan)[0]
     assert shared["rows"] == alone["rows"] == GLOBAL_BATCH
     assert len(shared["losses"]) == plan.steps
@@ -57,20 +61,47 @@ def check(group, by_one_process, tmp_path, plan):
 
 @pytest.fixture(scope="module")
 def interrupted(group, tmp_path_factory):
-    """A run of four steps with a checkpoint half way: what it found, and that folder."""
-    folder = tmp_path_factory.mktemp("whole")
-    return group.run(train, str(folder), Plan(size=2, stage=2, steps=4, save_steps=2))[0], folder / "checkpoint-2"
+    """By what is shared, a run of four steps with a checkpoint half way: what it found, and that folder."""
+
+    @functools.cache
+    def run(share):
+        folder = tmp_path_factory.mktemp("whole")
+        plan = Plan(share, stage=2, steps=4, save_steps=2)
+        return group.run(train, str(folder), plan)[0], folder / "checkpoint-2"
+
+    return run
 
 
-def test_floating_point_operations_are_counted_once(interrupted, tmp_path):
+@pytest.mark.parametrize("share", ["SP2", "TP2"])
+def test_floating_point_operations_are_counted_once(interrupted, tmp_path, share):
     """Four ranks read two batches."""
-    assert interrupted[0]["flos"] == train(str(tmp_path), Plan(steps=4))["flos"]
+    assert interrupted(share)[0]["flos"] == pytest.approx(train(str(tmp_path), Plan(steps=4))["flos"], rel=1e-12)
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_run_goes_on_however_its_rows_were_shared(group, interrupted, tmp_path, size):
+@pytest.mark.parametrize("share", ["SP2", "SP4"])
+def test_a_run_goes_on_however_its_rows_were_shared(group, interrupted, tmp_path, share):
     """ZeRO's files are the same whoever read which row; with the same sharing it goes on to the last digit."""
-    whole, checkpoint = interrupted
-    rest = group.run(train, str(tmp_path / "rest"), Plan(size=size, stage=2, steps=4), resume=str(checkpoint))[0]
-    tolerance = 0 if size == 2 else 1e-6
+    whole, checkpoint = interrupted("SP2")
+    plan = Plan(share, stage=2, steps=4)
+    rest = group.run(train, str(tmp_path / "rest"), plan, resume=str(checkpoint))[0]
+    tolerance = 0 if share == "SP2" else 1e-6
     assert rest["losses"][-2:] == pytest.approx(whole["losses"][-2:], rel=tolerance, abs=0)
+
+
+def test_a_model_in_pieces_goes_on_to_the_last_digit(group, interrupted, tmp_path):
+    whole, checkpoint = interrupted("TP2")
+    plan = Plan("TP2", stage=2, steps=4)
+    rest = group.run(train, str(tmp_path / "rest"), plan, resume=str(checkpoint))[0]
+    assert rest["losses"][-2:] == whole["losses"][-2:]
+    assert all((rest["weights"][name] == weight).all() for name, weight in whole["weights"].items())
+
+
+def test_a_checkpoint_of_pieces_holds_whole_weights(group, interrupted, tmp_path):
+    """The trained folder in it, and what tools/consolidate.py makes of the engine's parts in fp32."""
+    _, checkpoint = interrupted("TP2")
+    half = group.run(train, str(tmp_path / "half"), Plan("TP2", stage=2, steps=2))[0]
+    saved = load_file(checkpoint / "model.safetensors")
+    assert saved and all((saved[name].numpy() == half["weights"][name]).all() for name in saved)
+    consolidate(checkpoint, tmp_path / "one")
+    one = load_file(tmp_path / "one" / "model.safetensors")
+    assert one.keys() == saved.keys() and all(torch.equal(one[name], saved[name]) for name in saved)

@@ -1,23 +1,30 @@
 """What the ranks compute for the tests of whole runs: the real trainer, under DeepSpeed's engine or without one."""
 
 import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+from deepspeed.module_inject.layers import set_autotp_mode
+from deepspeed.runtime.tensor_parallel import init_utils
+from deepspeed.utils import groups
 from torch import distributed
 from transformers import TrainingArguments, set_seed
 
 from tape_ds import TapeForCausalLM
 from tape_ds.data.dataset import IGNORED, collate
 from tape_ds.parallel.layout import Layout
-from tape_ds.training import methods, trained
+from tape_ds.training import methods, shared_work, trained
+from tape_ds.training.levers import ApplyLevers
+from tape_ds.training.recipe.memory import Memory
 from tape_ds.training.trained import Record
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import arguments, end
 from tests.model.helpers import randomised, tiny_config
+from tests.parallel.pairwise import cover
 
 GLOBAL_BATCH = 4
 STEPS = 20
@@ -28,6 +35,12 @@ class Settings:
 
     train_position = train_norms = train_embeddings = True
     lora_r, lora_alpha, lora_dropout, lora_targets = 4, 8, 0.0, ["q_proj", "v_proj"]
+
+
+class WithoutPosition(Settings):
+    """Of a model whose encoding learns nothing."""
+
+    train_position = False
 
 
 class Rows(torch.utils.data.Dataset):
@@ -58,38 +71,73 @@ class Rows(torch.utils.data.Dataset):
 class Plan:
     """One run."""
 
-    size: int = 1
-    """Processes that share rows."""
+    share: str = "none"
+    """What processes share beside ZeRO's shards: ``SP2``, tokens, by two; ``TP2``, heads and columns; ``none``."""
     stage: int | None = None
     """ZeRO's; None: without DeepSpeed."""
     encoding: str = "tape"
+    heads: str = "gqa"
     method: str = "full"
-    pose: bool = False
-    checkpointing: bool = False
+    """``lora``: adapters, norms, embeddings and position updates, on PoSE's rows; ``full``: all, on packed ones."""
+    levers: str = "none"
+    """``recomputed``: every block; ``offloaded``: its inputs wait elsewhere meanwhile."""
     steps: int = STEPS
     save_steps: int = 0
+
+    @property
+    def pose(self) -> bool:
+        """Whether rows have jumps, not documents."""
+        return self.method != "full"
+
+    @property
+    def numbers(self) -> "Plan":
+        """The run of one process that computes the same."""
+        return Plan(encoding=self.encoding, heads=self.heads, method=self.method, steps=self.steps)
+
+    def layout(self, world: int) -> Layout:
+        """Who does what."""
+        size = 1 if self.share == "none" else int(self.share[2:])
+        return Layout(world, tensor=size) if self.share.startswith("T") else Layout(world, size)
 
 
 TOLERANCE = {"losses": 1e-6, "norms": 3e-6, "weights": 1e-5}
 """In fp32, relative, after 20 steps of AdamW; plain data parallelism under ZeRO leaves some 5e-7."""
 
+DIMENSIONS: dict[str, Sequence[Any]] = {
+    "share": ("none", "SP2", "SP4", "TP2"),
+    "stage": (1, 2, 3),
+    "encoding": ("rope", "tape", "tape scale", "alibi"),
+    "heads": ("mha", "gqa", "mqa"),
+    "method": ("full", "lora"),
+    "levers": ("none", "recomputed", "offloaded"),
+}
+
+
+def possible(values: Mapping[str, Any]) -> bool:
+    """ZeRO-3 and pieces of a model are refused together."""
+    return not (values["share"].startswith("TP") and values["stage"] == 3)
+
+
+PAIRWISE = [Plan(**values) for values in cover(DIMENSIONS, possible)]
 PRODUCT = [
-    Plan(size, stage, encoding, method, pose=method != "full", checkpointing=checkpointing)
-    for size, stage, encoding, checkpointing in product((2, 4), (1, 2, 3), ("rope", "tape", "fire"), (False, True))
-    for method in (("full", "tape+lora") if encoding == "tape" else ("full",))
+    Plan(**values)
+    for values in (dict(zip(DIMENSIONS, each, strict=True)) for each in product(*DIMENSIONS.values()))
+    if possible(values)
 ]
 
 
 def train(folder: str, plan: Plan, resume: str | None = None) -> dict[str, Any]:
     """Train; on rank 0, the loss and gradient norm of each step, what was logged beside them, and the weights."""
     world = distributed.get_world_size() if distributed.is_initialized() else 1
-    layout = Layout(world, plan.size)
+    layout = plan.layout(world)
     set_seed(5)
-    model = randomised(TapeForCausalLM(tiny_config("gqa", plan.encoding, tie_word_embeddings=True)))
+    model = randomised(TapeForCausalLM(tiny_config(plan.heads, plan.encoding, tie_word_embeddings=True)))
     given = _arguments(Path(folder), plan, layout)
-    prepared = methods.prepare(plan.method, model, Settings)
+    learns = plan.encoding.startswith("tape")
+    method = plan.method if plan.method == "full" or not learns else "tape+lora"
+    prepared = methods.prepare(method, model, Settings if learns else WithoutPosition)
     trainer = TapeTrainer(
-        record=Record(base="base", method=plan.method, names=prepared.names),
+        record=Record(base="base", method=method, names=prepared.names),
         tokens_per_step=GLOBAL_BATCH * 13,
         flops_per_token=1.0,
         layout=layout,
@@ -98,6 +146,7 @@ def train(folder: str, plan: Plan, resume: str | None = None) -> dict[str, Any]:
         train_dataset=Rows(plan.pose, plan.steps),
         data_collator=collate,
     )
+    trainer.add_callback(ApplyLevers(Memory(checkpoint_offload=plan.levers == "offloaded")))
     trainer.train(resume_from_checkpoint=resume)
     weights = trained.gather(trainer.model, list(prepared.names))
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -109,6 +158,7 @@ def train(folder: str, plan: Plan, resume: str | None = None) -> dict[str, Any]:
         "weights": {name: copy.deepcopy(weight).float().numpy() for name, weight in weights.items()},
     }
     end(trainer)
+    _forget_groups()
     return found if world == 1 or distributed.get_rank() == 0 else {}
 
 
@@ -120,13 +170,24 @@ def _arguments(folder: Path, plan: Plan, layout: Layout) -> TrainingArguments:
         "learning_rate": 3e-3,
         "adam_epsilon": 1e-4,  # else Adam's first steps make a full step of a gradient that is rounding alone
         "logging_nan_inf_filter": False,
-        "gradient_checkpointing": plan.checkpointing,
+        "gradient_checkpointing": plan.levers != "none",
         "save_strategy": "steps" if plan.save_steps else "no",
         "save_steps": plan.save_steps or 1,
     }
     if plan.stage is None:
         changes["deepspeed"] = None
+    if layout.tensor > 1:
+        changes["engine"] = {"tensor_parallel": {"autotp_size": layout.tensor}}
     return arguments(folder, plan.stage or 0, **changes)
+
+
+def _forget_groups() -> None:
+    """The engine keeps a job's groups for as long as its process lives, and what tp_model_init was told."""
+    shared_work.work_in_teams(1)
+    for name in ("_TENSOR_MODEL_PARALLEL_GROUP", "_MODEL_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP", "mpu"):
+        setattr(groups, name, None)
+    init_utils._TP_MODEL_INIT_ARGS = None
+    set_autotp_mode(training=False)
 
 
 def furthest(mine: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from tape_ds.training.trained import Record
 from tests.model.helpers import tiny_config
 from tests.training.engine_files import write_engine
 from tests.training.own_memory import growth
+from tests.training.tensor_parallel_files import write_cut_engine
 from tests.training.test_methods import settings
 
 
@@ -24,8 +25,9 @@ def base_folder(folder):
     return folder
 
 
-def saved_run(folder, method, stage, processes, dtype=torch.bfloat16, scale=1.0, **changes):
-    """A checkpoint as a run saves it, with masters that 16 bits do not hold; (folder, masters by name)."""
+def saved_run(folder, method, stage, processes, dtype=torch.bfloat16, scale=1.0, size=1, **changes):
+    """A checkpoint as a run saves it, with masters that 16 bits do not hold; (folder, masters by name). ``size`` is of
+    tensor parallelism, ``processes`` are those that share a piece."""
     base = base_folder(folder / "base")
     model = TapeForCausalLM.from_pretrained(base, dtype=dtype)
     prepared = methods.prepare(method, model, settings(**changes))
@@ -40,11 +42,26 @@ def saved_run(folder, method, stage, processes, dtype=torch.bfloat16, scale=1.0,
     if stage is not None:
         groups = [{n: m for n, m in masters.items() if (m.dim() > 1) is decays} for decays in (True, False)]
         tied = {name: first for name, first in tied_names(prepared.model).items() if first in masters}
-        write_engine(checkpoint / "global_step7", groups, stage, processes, dtype=dtype, shared=tied)
+        engine, options = checkpoint / "global_step7", {"dtype": dtype, "shared": tied}
+        if size == 1:
+            write_engine(engine, groups, stage, processes, **options)
+        else:
+            write_cut_engine(engine, groups, cuts_of(masters, size), size, stage, processes, **options)
     (checkpoint / "trainer_state.json").write_text("{}")
     (checkpoint / "scheduler.pt").write_bytes(b"")
     (checkpoint / "chat_template.jinja").write_text("{{ messages }}")
     return checkpoint, masters
+
+
+def cuts_of(masters, size):
+    """Matrices by rows and columns in turn, the first piece the largest; vectors are left whole."""
+    matrices = [name for name, master in masters.items() if master.dim() > 1 and min(master.shape) >= size]
+    cuts = {}
+    for number, name in enumerate(matrices):
+        length = masters[name].shape[number % 2]
+        least = length // (size + 1)
+        cuts[name] = (number % 2, [length - (size - 1) * least, *[least] * (size - 1)])
+    return cuts
 
 
 def tied_names(model: nn.Module):
@@ -74,6 +91,36 @@ def test_masters_come_back_in_a_trained_folder(tmp_path, method, changes, stage,
     own = dict(trained.load_trained(tmp_path / "out", dtype=torch.float32).named_parameters())
     for name, master in masters.items():
         assert own[name].dtype is torch.float32 and torch.equal(own[name], master), name
+
+
+@pytest.mark.parametrize(("size", "stage", "processes"), [(2, 1, 1), (2, 2, 2), (3, 2, 3)])
+@pytest.mark.parametrize(
+    ("method", "changes"), [("tape", {"train_embeddings": True}), ("lora", {"train_embeddings": True}), ("full", {})]
+)
+def test_masters_come_back_whole_from_tensor_parallel_pieces(tmp_path, method, changes, size, stage, processes):
+    checkpoint, masters = saved_run(tmp_path, method, stage, processes, size=size, **changes)
+    done = consolidation.consolidate(checkpoint, tmp_path / "out")
+    own = dict(trained.load_trained(tmp_path / "out", dtype=torch.float32).named_parameters())
+    assert masters and all(torch.equal(own[name], master) for name, master in masters.items())
+    assert done.origin == f"masters of ZeRO-{stage} on {size * processes} ranks, tensor_parallel_size {size}"
+
+
+def test_tensor_parallel_pieces_that_are_missing_are_refused(tmp_path):
+    checkpoint, _ = saved_run(tmp_path, "full", 2, 2, size=2)
+    (checkpoint / "global_step7" / "zero_pp_rank_1_mp_rank_01_optim_states.pt").unlink()
+    with pytest.raises(UserError, match=r"zero_pp_rank_1_mp_rank_01_optim_states\.pt: missing"):
+        consolidation.consolidate(checkpoint, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tensor_parallel_piece_of_another_save_is_refused(tmp_path):
+    """It fits by every shape, and is held to the trained folder's weights like every other."""
+    checkpoint, _ = saved_run(tmp_path, "full", 1, 1, size=2)
+    other, _ = saved_run(tmp_path / "other", "full", 1, 1, size=2, scale=2.0)
+    for path in other.glob("global_step7/*mp_rank_01*"):
+        path.replace(checkpoint / "global_step7" / path.name)
+    with pytest.raises(UserError, match="is not what the engine's fp32 weights round to"):
+        consolidation.consolidate(checkpoint, tmp_path / "out")
 
 
 def test_nothing_of_the_run_comes_along(tmp_path):
@@ -149,14 +196,19 @@ def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path, monkey
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_memory_stays_far_below_the_model(tmp_path, stage):
-    """A process's own memory, while three tensors of 64 MiB are put together: it is less than one of them. Pages of
+@pytest.mark.parametrize(("stage", "cuts"), [(2, None), (3, None), (2, {"w0": (0, (3, 5)), "w1": (1, (3, 5))})])
+def test_memory_stays_far_below_the_model(tmp_path, stage, cuts):
+    """A process's own memory, while two tensors of 64 MiB are put together: it is less than one of them. Pages of
     mapped files are the system's, and go when it needs them."""
-    for folder, sizes in (("small", [64]), ("large", [2**24] * 3)):
+    for folder, rows in (("small", 8), ("large", 2**12)):
         checkpoint = tmp_path / folder
-        masters = {f"w{number}": torch.full((size,), number + 0.1) for number, size in enumerate(sizes)}
-        write_engine(checkpoint / "global_step7", [masters], stage, 2, dtype=torch.bfloat16, moments={})
+        masters = {f"w{number}": torch.full((rows, rows), number + 0.1) for number in range(2)}
+        engine, options = checkpoint / "global_step7", {"dtype": torch.bfloat16, "moments": {}}
+        if cuts is None:
+            write_engine(engine, [masters], stage, 2, **options)
+        else:
+            scaled = {name: (dim, [part * rows // 8 for part in parts]) for name, (dim, parts) in cuts.items()}
+            write_cut_engine(engine, [masters], scaled, 2, stage, 2, **options)
         save_file({name: master.bfloat16() for name, master in masters.items()}, checkpoint / trained.WEIGHTS)
         record = {"base": "somewhere", "method": "tape", "names": sorted(masters), "format": trained.FORMAT}
         (checkpoint / trained.RECORD).write_text(json.dumps(record))
@@ -165,4 +217,4 @@ def test_memory_stays_far_below_the_model(tmp_path, stage):
         for name, out in (("small", "first"), ("large", "out"))
     ]
     assert growth(*calls) < 48 * 2**20
-    assert torch.equal(load_file(tmp_path / "out" / trained.WEIGHTS)["w2"], torch.full((2**24,), 2.1))
+    assert torch.equal(load_file(tmp_path / "out" / trained.WEIGHTS)["w1"], torch.full((2**12, 2**12), 1.1))

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,10 @@ from tape_ds.training import checkpoint, reshaping
 from tape_ds.training.engine_state import EngineState, engine_folder, load
 from tests.training.engine_files import MOMENTS, example_groups, seal, write_engine
 from tests.training.own_memory import growth
+from tests.training.tensor_parallel_files import write_cut_engine
+
+CUTS = {"a.weight": (0, (3, 2)), "b.weight": (1, (1, 2)), "c": (0, (0, 11))}
+"""Of :func:`example_groups`, on two tensor-parallel ranks."""
 
 
 def saved(folder, stage=2, processes=2, rank_states=None, **options):
@@ -37,6 +42,71 @@ def test_numbers_stay_and_the_layout_is_the_wanted_jobs(tmp_path, before, wanted
     assert sorted(path.name for path in (made / "global_step7").iterdir()) == names
     for name in names:
         assert_alike(load(expected / name), load(made / "global_step7" / name))
+
+
+def saved_in_pieces(folder, stage=2, processes=2):
+    """A committed checkpoint of two tensor-parallel ranks, each piece's states shared by so many."""
+    made = folder / "run" / "checkpoint-7"
+    options = {"dtype": torch.bfloat16, "shared": {"head": "a.weight"}}
+    write_cut_engine(made / "global_step7", example_groups(), CUTS, 2, stage, processes, **options)
+    for rank in range(2 * processes):
+        (made / f"rank_state_{rank}.json").write_text(json.dumps({"loss": float(rank).hex()}))
+    return told_of_tensor(seal(made, stage, 2 * processes), 2)
+
+
+def told_of_tensor(folder, size):
+    """A committed checkpoint whose manifest says so."""
+    replace(checkpoint.read(folder), tensor=size).write(folder)
+    return folder
+
+
+@pytest.mark.parametrize("wanted", [(1, 2), (2, 2), (3, 1), (5, 2)])
+@pytest.mark.parametrize("before", [(1, 1), (2, 1), (3, 2)])
+def test_tensor_parallel_pieces_are_laid_anew_each_by_itself(tmp_path, before, wanted):
+    """Ranks of a piece and stage change, and the pieces stay."""
+    made = reshaping.reshape(
+        saved_in_pieces(tmp_path, before[1], before[0]), tmp_path / "out", 2 * wanted[0], wanted[1]
+    )
+    expected = tmp_path / "expected"
+    options = {"dtype": torch.bfloat16, "shared": {"head": "a.weight"}}
+    write_cut_engine(expected, example_groups(), CUTS, 2, wanted[1], wanted[0], **options)
+    names = sorted(path.name for path in expected.iterdir())
+    assert sorted(path.name for path in (made / "global_step7").iterdir()) == names
+    for name in names:
+        assert_alike(load(expected / name), load(made / "global_step7" / name))
+    manifest = checkpoint.read(made)
+    assert (manifest.processes, manifest.stage, manifest.tensor) == (2 * wanted[0], wanted[1], 2)
+    sums = [json.loads(path.read_text()) for path in made.glob("rank_state_*.json")]
+    assert sums == [{"loss": (before[0] - 0.5).hex()}] * (2 * wanted[0])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ((3, None), "(?s)processes = 3.*saved with tensor_parallel_size 2.*give a multiple of 2"),
+        ((1, None), "processes = 1"),
+        ((None, 3), "(?s)stage = 3.*saved with tensor_parallel_size 2.*give 1 or 2"),
+        ((5, 3), "(?s)processes = 5.*stage = 3"),
+        ((0, 3), "(?s)a job has ranks.*stage = 3"),
+    ],
+)
+def test_tensor_parallel_pieces_stay_as_many(tmp_path, wanted, said):
+    with pytest.raises(UserError, match=said):
+        reshaping.reshape(saved_in_pieces(tmp_path), tmp_path / "out", *wanted)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_manifest_of_another_tensor_parallel_size_is_refused(tmp_path):
+    source = told_of_tensor(saved(tmp_path, processes=4), 2)
+    with pytest.raises(UserError, match="files are of tensor_parallel_size 1, and not 2"):
+        reshaping.reshape(source, tmp_path / "out", 2)
+
+
+def test_without_shards_only_the_tensor_parallel_size_has_to_stay(tmp_path):
+    (tmp_path / "checkpoint-7").mkdir()
+    source = told_of_tensor(seal(tmp_path / "checkpoint-7", 0, 4), 2)
+    with pytest.raises(UserError, match="on any number of processes with tensor_parallel_size 2"):
+        reshaping.reshape(source, tmp_path / "out", 2)
 
 
 def assert_alike(expected, found):

@@ -25,7 +25,9 @@ def as_ranks(monkeypatch):
             own.rank = rank
             return function()
 
-        monkeypatch.setattr(shared_work, "_rank_and_world", lambda: (own.rank, world))
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: own.rank)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: world)
         monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
         with ThreadPoolExecutor(world) as pool:
             return list(pool.map(as_rank, range(world)))
@@ -47,6 +49,21 @@ def test_every_job_in_order_on_every_rank_and_all_in_step(as_ranks, world, jobs)
         assert found == [job * 10 for job in range(jobs)]
         assert len(done) == -(-jobs // world)
     assert set().union(*(done for _, done in parts)) == set(range(jobs))
+
+
+@pytest.mark.parametrize("world, jobs", [(2, 3), (4, 3), (4, 5)])
+def test_a_team_does_each_job_together(as_ranks, monkeypatch, world, jobs):
+    """Two neighbours do the same jobs in the same order, and every rank gets all results, each once."""
+    monkeypatch.setattr(shared_work, "_team", [2])
+
+    def part():
+        done = []
+        return shared_work.share_out(lambda job: done.append(job) or job * 10, range(jobs)), done
+
+    parts = as_ranks(part, world)
+    assert all(found == [job * 10 for job in range(jobs)] for found, _ in parts)
+    assert all(parts[rank][1] == parts[rank + 1][1] for rank in range(0, world, 2))
+    assert sum(len(done) for _, done in parts[::2]) >= jobs
 
 
 def test_without_a_process_group_one_process_does_it_all():

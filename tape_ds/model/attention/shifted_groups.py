@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tape_ds.model.attention import attend
-from tape_ds.model.sharding import Shards
+from tape_ds.model.sharding import UNSHARED, Shards
 
 
 def attend_in_groups(
@@ -91,12 +91,12 @@ def use_groups(model: nn.Module, group_tokens: int | None) -> None:
         block.group_tokens = group_tokens
 
 
-def require_every_head(shards: Shards | None) -> None:
+def require_every_head(shards: Shards) -> None:
     """Raise ValueError where a process computes some of the heads only: which half a head is of goes by its number."""
-    if shards is not None:
+    if shards is not UNSHARED:
         raise ValueError(
             "attention within groups needs every head in one process, and processes that share rows share the heads: "
-            "train without sequence parallelism, or with attention over everything"
+            "train without sequence or tensor parallelism, or with attention over everything"
         )
 
 

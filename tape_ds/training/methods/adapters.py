@@ -6,10 +6,12 @@ Targets are given to peft by their full names: it matches by suffix, and a short
 from typing import Any
 
 from peft import LoraConfig, get_peft_model
+from peft.utils import ModulesToSaveWrapper
 from torch import nn
 from transformers import PreTrainedModel
 
 from tape_ds.errors import Problem, did_you_mean, raise_if_any
+from tape_ds.model.output_head import OutputHead
 from tape_ds.training.methods import groups
 
 
@@ -41,4 +43,16 @@ def attach(model: PreTrainedModel, settings: Any) -> nn.Module:
         ensure_weight_tying=bool(settings.train_embeddings and model.config.tie_word_embeddings),
     )
     # The engine keeps fp32 masters itself; adapters upcast by peft next to 16-bit copies break ZeRO-3's partitions.
-    return get_peft_model(model, config, autocast_adapter_dtype=False)
+    wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
+    _give_back_the_head(wrapped)
+    return wrapped
+
+
+def _give_back_the_head(wrapped: nn.Module) -> None:
+    """Where a head is tied to trained embeddings, peft's copy of it is a plain ``nn.Linear`` (with its two sizes in the
+    wrong order), which could only give logits."""
+    for module in wrapped.modules():
+        if isinstance(module, ModulesToSaveWrapper) and isinstance(module.original_module, OutputHead):
+            for copied in module.modules_to_save.values():
+                head: Any = OutputHead.of(copied)
+                head.out_features, head.in_features = head.weight.shape

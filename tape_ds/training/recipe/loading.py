@@ -149,7 +149,7 @@ def _build(
     if chosen and "deepspeed" not in broken:
         config = deepspeed_config.read(chosen, problems)
     sections = _sections(kind, flat)
-    groups = max(1, world_size // max(1, sections["scale"].sequence_parallel_size))
+    groups = max(1, world_size // max(1, sections["scale"].ways))
     each = kwargs["per_device_train_batch_size"]
     return kind(
         name=name,

@@ -116,11 +116,11 @@ class Recipe(ABC):
         """Who does what among ``world_size`` processes; default those of :func:`load`.
 
         Raises:
-            UserError: they do not fall into groups that share rows.
+            UserError: they do not fall into groups that work on the same rows.
         """
         world = world_size or self.world_size
         raise_if_any(list(check_groups(self.scale, world)))
-        return Layout(world, self.scale.sequence_parallel_size)
+        return Layout(world, self.scale.sequence_parallel_size, self.scale.tensor_parallel_size)
 
     def accumulation(self, world_size: int | None = None) -> int:
         """Backward passes per optimizer step and process; 1 where there are no steps.
@@ -152,11 +152,18 @@ class Recipe(ABC):
         if not torch.accelerator.is_available() or os.environ.get("DS_ACCELERATOR") == "cpu":
             kwargs["use_cpu"] = True
         try:
-            return TrainingArguments(**kwargs, deepspeed=self.deepspeed)
+            return TrainingArguments(**kwargs, deepspeed=self._engine())
         except (ValueError, TypeError) as error:
             remedy = "change the field that the message names"
             problem = Problem("training arguments", self.name, f"transformers refuses them here: {error}", remedy)
             raise UserError(problem) from error
+
+    def _engine(self) -> dict[str, Any] | None:
+        """The DeepSpeed JSON as the engine gets it: with the groups that share a model."""
+        size = self.scale.tensor_parallel_size
+        if self.deepspeed is None or size <= 1:
+            return self.deepspeed
+        return self.deepspeed | {"tensor_parallel": {"autotp_size": size}}
 
     def as_dict(self) -> dict[str, Any]:
         """The whole recipe flat and plain; written as YAML it is a recipe that loads to the same run.

@@ -1,6 +1,7 @@
-"""The section of every recipe that says how the processes of a job share the work, beside ZeRO: who reads which rows.
+"""The section of every recipe that says how the processes of a job share the work, beside ZeRO.
 
-ZeRO's shards stay spread over all processes, however rows are shared.
+Processes may share the tokens of a row (sequence parallelism; ZeRO's shards stay spread over all processes), or every
+layer's heads and columns (tensor parallelism; ZeRO shards what a process has over those that have the same).
 """
 
 from collections.abc import Iterator
@@ -8,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tape_ds.errors import Problem
-from tape_ds.parallel.layout import check_heads
+from tape_ds.model.families import has_llamas_names
+from tape_ds.parallel.layout import SEQUENCE, TENSOR, check_cuts, check_heads
 from tape_ds.training.recipe import deepspeed_config, trainer_fields
 from tape_ds.training.recipe.checks import Checks
 
@@ -32,6 +34,14 @@ class Scale:
     """Neighbouring processes that share the tokens of the same rows (Ulysses): each holds a part of every row, and
     attends with a part of the heads. Divides the processes and the model's query heads; ``global_batch_size`` and
     ``per_device_train_batch_size`` count whole rows, of one such group the latter."""
+    tensor_parallel_size: int = 1
+    """Neighbouring processes that share every layer's heads and columns, and the vocabulary (Megatron-LM), in training
+    and scoring; with ZeRO-1 or 2. Divides the processes and the model's query heads; batch sizes as above."""
+
+    @property
+    def ways(self) -> int:
+        """Processes that work on the same rows."""
+        return self.sequence_parallel_size * self.tensor_parallel_size
 
 
 def check_model(scale: Scale, config: Any) -> list[Problem]:
@@ -43,45 +53,61 @@ def check_model(scale: Scale, config: Any) -> list[Problem]:
     """
     heads = config.num_attention_heads
     key_value_heads = getattr(config, "num_key_value_heads", None) or heads
-    return list(check_heads(heads, key_value_heads, scale.sequence_parallel_size))
+    found = list(check_heads(heads, key_value_heads, scale.sequence_parallel_size))
+    size = scale.tensor_parallel_size
+    if size > 1 and not has_llamas_names(config):
+        wrong = f"a model of the type {config.model_type} is not cut"
+        return [*found, Problem(TENSOR, size, wrong, "use sequence_parallel_size")]
+    return found + list(check_cuts(config, size))
 
 
-@CHECKS.reads("sequence_parallel_size")
+@CHECKS.reads("sequence_parallel_size", "tensor_parallel_size")
 def _groups(recipe: "Recipe") -> Iterator[Problem]:
-    if recipe.scale.sequence_parallel_size > 1 and not recipe.trains:
-        wrong = "nothing is trained, and rows are shared in training only"
-        yield Problem("sequence_parallel_size", recipe.scale.sequence_parallel_size, wrong, "remove it")
-        return
+    for name in (SEQUENCE, TENSOR):
+        if getattr(recipe.scale, name) > 1 and not recipe.trains:
+            wrong = "nothing is trained, and each process scores by itself"
+            yield Problem(name, getattr(recipe.scale, name), wrong, "remove it")
+            return
     yield from check_groups(recipe.scale, recipe.world_size)
 
 
 def check_groups(scale: Scale, world: int) -> Iterator[Problem]:
-    """Whether ``world`` processes fall into groups that share rows."""
-    size = scale.sequence_parallel_size
-    if size < 1:
-        yield Problem("sequence_parallel_size", size, "too small", "give 1 (rows are not shared) or more")
-    elif world % size:
+    """Whether ``world`` processes fall into groups that work on the same rows."""
+    for name in (SEQUENCE, TENSOR):
+        size = getattr(scale, name)
+        if size < 1:
+            yield Problem(name, size, "too small", "give 1 (nothing is shared) or more")
+            return
+    if scale.sequence_parallel_size > 1 and scale.tensor_parallel_size > 1:
+        wrong = f"together with {SEQUENCE} = {scale.sequence_parallel_size}: DeepSpeed has groups for one of the two"
+        remedy = (
+            f"{TENSOR} alone keeps a part of each row's tokens in each process as well, or use ZeRO-3 and the other"
+        )
+        yield Problem(TENSOR, scale.tensor_parallel_size, wrong, remedy)
+    elif world % scale.ways:
+        name = SEQUENCE if scale.sequence_parallel_size > 1 else TENSOR
         fitting = [each for each in range(1, world + 1) if world % each == 0]
-        remedy = f"start a multiple of {size} processes, or give one of: {', '.join(map(str, fitting))}"
-        yield Problem("sequence_parallel_size", size, f"does not divide the job's processes, {world}", remedy)
+        remedy = f"start a multiple of {scale.ways} processes, or give one of: {', '.join(map(str, fitting))}"
+        yield Problem(name, scale.ways, f"does not divide the job's processes, {world}", remedy)
 
 
 _WHOLE_ROWS = {
-    "neftune_noise_alpha": "its noise is scaled by the length of the rows that a process holds",
+    "neftune_noise_alpha": "its noise is drawn, and scaled, for the rows as one process holds them",
     "torch_compile": "a compiled graph does not hold what processes exchange in a layer",
     "include_num_input_tokens_seen": "it would count a row once for each process that reads it; see the log's tokens",
 }
 """Fields of the trainer that take a process's part of a row for the row, and why that is wrong."""
 
 
-@CHECKS.reads("sequence_parallel_size", "deepspeed", *_WHOLE_ROWS)
+@CHECKS.reads("sequence_parallel_size", "tensor_parallel_size", "deepspeed", *_WHOLE_ROWS)
 def _whole_rows(recipe: "Recipe") -> Iterator[Problem]:
-    if recipe.scale.sequence_parallel_size <= 1:
+    if recipe.scale.ways <= 1:
         return
+    shared = SEQUENCE if recipe.scale.sequence_parallel_size > 1 else TENSOR
     for name, wrong in _WHOLE_ROWS.items():
         value = recipe.trainer_value(name)
         if value and value != trainer_fields.library_default(name):
-            yield Problem(name, value, f"with sequence_parallel_size above 1: {wrong}", "remove one of the two")
+            yield Problem(name, value, f"with {shared} above 1: {wrong}", "remove one of the two")
 
 
 @CHECKS.reads("deepspeed")
@@ -94,16 +120,57 @@ def _engine(recipe: "Recipe") -> Iterator[Problem]:
         yield Problem("deepspeed.sequence_parallel_size", written, wrong, remedy)
 
 
-@HEAD_CHECKS.reads("sequence_parallel_size", "num_attention_heads", "num_key_value_heads")
+_STAGES = (1, 2)
+"""Of ZeRO, at which the engine shards what a process of a tensor-parallel group has."""
+
+
+@CHECKS.reads("tensor_parallel_size", "deepspeed")
+def _tensor_engine(recipe: "Recipe") -> Iterator[Problem]:
+    written = deepspeed_config.lookup(recipe.deepspeed or {}, "tensor_parallel")
+    if written is not None:
+        wrong = "the trainer cuts the model itself, position states included, and tells the engine"
+        remedy = "remove it from the JSON, and set tensor_parallel_size in the recipe"
+        yield Problem("deepspeed.tensor_parallel", written, wrong, remedy)
+    size = recipe.scale.tensor_parallel_size
+    if size <= 1:
+        return
+    if recipe.deepspeed is None:
+        wrong = "without DeepSpeed nobody would average gradients among those that have the same pieces"
+        yield Problem(TENSOR, size, wrong, "set deepspeed: zero1 or zero2")
+    elif (stage := deepspeed_config.stage(recipe.deepspeed)) not in _STAGES:
+        wrong = f"with ZeRO stage {stage}: a model is cut with stage 1 or 2"
+        yield Problem(TENSOR, size, wrong, "set deepspeed: zero1 or zero2, or use sequence_parallel_size with zero3")
+
+
+@HEAD_CHECKS.reads("sequence_parallel_size", "tensor_parallel_size", "num_attention_heads", "num_key_value_heads")
 def _heads(recipe: "PretrainingRecipe") -> Iterator[Problem]:
-    model = recipe.model
-    if min(model.num_attention_heads, model.num_key_value_heads, recipe.scale.sequence_parallel_size) >= 1:
-        yield from check_model(recipe.scale, model)
+    model, scale = recipe.model, recipe.scale
+    sizes = (scale.sequence_parallel_size, scale.tensor_parallel_size)
+    if min(model.num_attention_heads, model.num_key_value_heads, *sizes) >= 1:
+        key_value_heads = model.num_key_value_heads
+        for name, size in zip((SEQUENCE, TENSOR), sizes, strict=True):
+            yield from check_heads(model.num_attention_heads, key_value_heads, size, name)
 
 
-@METHOD_CHECKS.reads("sequence_parallel_size", "method")
+@METHOD_CHECKS.reads("sequence_parallel_size", "tensor_parallel_size", "method")
 def _whole_heads(recipe: "ExtensionRecipe") -> Iterator[Problem]:
-    size = recipe.scale.sequence_parallel_size
-    if size > 1 and recipe.chosen.grouped:
-        wrong = f"{recipe.method.method} attends within groups, and needs every head in one process"
-        yield Problem("sequence_parallel_size", size, wrong, "remove it, or choose a method with full attention: lora")
+    for name in (SEQUENCE, TENSOR):
+        size = getattr(recipe.scale, name)
+        if size > 1 and recipe.chosen.grouped:
+            wrong = f"{recipe.method.method} attends within groups, and needs every head in one process"
+            yield Problem(name, size, wrong, "remove it, or choose a method with full attention: lora")
+
+
+@METHOD_CHECKS.reads("tensor_parallel_size", "load_in_4bit", "lora_targets")
+def _pieces(recipe: "ExtensionRecipe") -> Iterator[Problem]:
+    size = recipe.scale.tensor_parallel_size
+    if size <= 1:
+        return
+    if recipe.method.load_in_4bit:
+        yield Problem(TENSOR, size, "a weight in 4 bits cannot be cut", "remove one of the two, or use ZeRO-3")
+    if whole := [name for name in recipe.method.lora_targets if name in _VOCABULARY]:
+        wrong = f"with tensor_parallel_size = {size}: processes share the vocabulary, and adapters of it are not cut"
+        yield Problem("lora_targets", whole, wrong, "leave them out, or set train_embeddings")
+
+
+_VOCABULARY = ("embed_tokens", "lm_head")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from tape_ds.errors import Problem, did_you_mean
-from tape_ds.parallel.layout import Layout
+from tape_ds.parallel.layout import SEQUENCE, TENSOR, Layout
 from tape_ds.training import checkpoint
 from tape_ds.training.recipe import deepspeed_config, paths, trainer_fields
 from tape_ds.training.recipe.checks import Checks
@@ -143,7 +143,7 @@ def _resume(recipe: "Recipe") -> Iterator[Problem]:
 
 @CHECKS.reads(
     *("deepspeed", "bf16", "fp16", "learning_rate", "per_device_train_batch_size", "global_batch_size"),
-    "sequence_parallel_size",
+    *(SEQUENCE, TENSOR),
     *("max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "optim", "lr_scheduler_type"),
 )
 def _deepspeed(recipe: "Recipe") -> Iterator[Problem]:
@@ -153,8 +153,9 @@ def _deepspeed(recipe: "Recipe") -> Iterator[Problem]:
     kwargs = {name: recipe.trainer_value(name) for name in trainer_fields.hints()}
     batch, each = recipe.global_batch_size, kwargs["per_device_train_batch_size"]
     betas = [kwargs["adam_beta1"], kwargs["adam_beta2"]]
-    size = recipe.scale.sequence_parallel_size  # the engine counts a row once for every process that reads it
-    counted = "global_batch_size" if size == 1 else "global_batch_size x sequence_parallel_size"
+    size = recipe.scale.ways  # the engine counts a row once for every process that reads it
+    shared = SEQUENCE if recipe.scale.sequence_parallel_size > 1 else TENSOR
+    counted = "global_batch_size" if size == 1 else f"global_batch_size x {shared}"
     expected = {
         "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", each),
         "train_batch_size": (counted, batch * size),

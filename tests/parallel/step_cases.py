@@ -1,4 +1,4 @@
-"""What the ranks compute for the tests of sequence parallelism: a step shared by them, beside the same step alone."""
+"""What the ranks compute for the tests of shared steps: a step of sequence or tensor parallelism, beside it alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,10 @@ from tape_ds.errors import UserError
 from tape_ds.model.attention.shifted_groups import use_groups
 from tape_ds.model.gptj import ScaledGPTJForCausalLM
 from tape_ds.model.gptj_configuration import ScaledGPTJConfig
+from tape_ds.parallel.cuts import cut_of
+from tape_ds.parallel.group import Group
 from tape_ds.parallel.layout import Layout
+from tape_ds.parallel.tensor import use_tensor_parallelism
 from tape_ds.parallel.ulysses import use_sequence_parallel
 from tests.model.helpers import VOCABULARY, gradients, tiny_model
 from tests.parallel.pairwise import cover
@@ -29,7 +32,9 @@ class Case:
     """One step of training."""
 
     size: int
-    """Processes that share rows; the ranks beside them have rows of their own."""
+    """Processes that work on the same rows; the ranks beside them have rows of their own."""
+    kind: str = "sequence"
+    """What they share: ``sequence``, tokens; ``tensor``, heads and columns."""
     encoding: str = "tape"
     """An entry of the model room's ``ENCODINGS``, or ``gptj``."""
     heads: str = "gqa"
@@ -81,6 +86,7 @@ ENTRIES = ("rope", "tape", "tape scale", "alibi", "t5", "fire")
 """Each way that an encoding enters a model: turned queries and keys, a state that moves, a bias, a learned one."""
 DIMENSIONS: dict[str, Sequence[Any]] = {
     "size": (2, 4),
+    "kind": ("sequence", "tensor"),
     "encoding": ENTRIES,
     "heads": ("mha", "gqa", "mqa"),
     "rows": tuple(ROWS),
@@ -94,14 +100,16 @@ PRODUCT = [Case(**dict(zip(DIMENSIONS, values, strict=True))) for values in prod
 def step(case: Case) -> dict[str, float]:
     """On rank 0, how far loss and gradients are from those of one process that reads all rows; each relative to the
     largest entry of its tensor, or to 0.03 where that is larger."""
-    layout, rank = Layout(distributed.get_world_size(), case.size), distributed.get_rank()
+    layout, rank = _layout(case), distributed.get_rank()
     batch, items = _batch(case, 2 * layout.data)
-    model = _model(case)
-    use_sequence_parallel(model, layout, rank)
+    model = _shared(case)
     first = 2 * layout.data_rank(rank)
     own = {name: values[first : first + 2] for name, values in batch.items()}
     torch.manual_seed(SEED if rank % case.size == 0 else 100 + rank)  # what is drawn must be agreed on
     loss, found = _step(case, model, own, items)
+    if case.kind == "tensor":  # whole in each process of a group
+        found = {name: _whole(model.get_parameter(name), gradient) / case.size for name, gradient in found.items()}
+        loss /= case.size
     distributed.all_reduce(loss)
     for gradient in found.values():
         distributed.all_reduce(gradient)
@@ -113,6 +121,21 @@ def step(case: Case) -> dict[str, float]:
     assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
     assert any(gradient.any() for gradient in expected.values())
     return {"loss": _distance(loss, alone)} | {name: _distance(found[name], expected[name]) for name in expected}
+
+
+def _layout(case: Case) -> Layout:
+    return Layout(distributed.get_world_size(), **{case.kind: case.size})
+
+
+def _shared(case: Case) -> Any:
+    model, rank = _model(case), distributed.get_rank()
+    {"sequence": use_sequence_parallel, "tensor": use_tensor_parallelism}[case.kind](model, _layout(case), rank)
+    return model
+
+
+def _whole(parameter: torch.nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
+    found = cut_of(parameter)
+    return gradient if found is None else found.whole(gradient)
 
 
 def _distance(mine: torch.Tensor, other: torch.Tensor) -> float:
@@ -168,7 +191,7 @@ def _batch(case: Case, rows: int) -> tuple[dict[str, torch.Tensor], int]:
 
 def moved_bytes(encoding: str, heads: str = "gqa", size: int = 2) -> int:
     """Bytes that this rank hands to all-to-all in a forward and backward."""
-    case = Case(size, encoding, heads, dtype="float32")
+    case = Case(size, "sequence", encoding, heads, dtype="float32")
     layout, rank = Layout(distributed.get_world_size(), size), distributed.get_rank()
     model = _model(case)
     use_sequence_parallel(model, layout, rank)
@@ -191,7 +214,7 @@ def in_evaluation(size: int) -> bool:
 
 def refusal(arguments: Mapping[str, Any]) -> str:
     """What a model says to a call that its part of a row cannot serve; ``group_tokens`` is set, the rest is given."""
-    case = Case(2, "rope")
+    case = Case(2, encoding="rope")
     model = _model(case)
     use_sequence_parallel(model, Layout(distributed.get_world_size(), 2), distributed.get_rank())
     given = {"use_cache": False, **arguments}
@@ -206,7 +229,7 @@ def refusal(arguments: Mapping[str, Any]) -> str:
 
 def refused_heads() -> str:
     """What is said to processes among which four heads on two cannot be shared."""
-    model = _model(Case(1, "rope"))
+    model = _model(Case(1, encoding="rope"))
     layout = mock.Mock(sequence=3)
     try:
         use_sequence_parallel(model, layout, distributed.get_rank())
@@ -227,3 +250,58 @@ def part_of_a_row(size: int, tokens: int) -> dict[str, Any]:
     groups = distributed.get_world_size() // size
     alone = _model(case)(**batch, use_cache=False).loss
     return {"logits": tuple(out.logits.shape), "loss": float(loss / groups), "alone": float(alone)}
+
+
+def exchanged_numbers(encoding: str, heads: str, size: int) -> dict[str, int]:
+    """Numbers of a rank's part of hidden states, as gathered or summed, and of states, in a forward and backward: those
+    that have four dimensions behind that of processes are states."""
+    case = Case(size, "tensor", encoding, heads, dtype="float32")
+    model = _shared(case)
+    batch, items = _batch(case, 2)
+    found = {"hidden": 0, "state": 0}
+
+    def counted(name: str, kind: str) -> Any:
+        function = getattr(Group, name)
+
+        def call(self: Group, x: torch.Tensor) -> torch.Tensor:
+            answer = function(self, x)
+            if x.dim() > 2:  # else the vocabulary's sums
+                found[kind] += max(x.numel(), answer.numel()) if kind == "hidden" else x.numel()
+            return answer
+
+        return mock.patch.object(Group, name, call)
+
+    with counted("_gather", "hidden"), counted("_reduce", "hidden"), counted("_swap", "state"):
+        _step(case, model, batch, items)
+    return found
+
+
+def generated(size: int) -> bool:
+    """Whether a model in pieces generates what a whole one does."""
+    case, rank = Case(size, "tensor"), distributed.get_rank()
+    team = rank // size
+    ids = torch.randint(3, VOCABULARY, (2, 5 + team), generator=torch.Generator().manual_seed(team))
+    told = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    alone = _model(case).eval().generate(ids, **told)
+    return torch.equal(_shared(case).eval().generate(ids, **told), alone)
+
+
+def pieces(size: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of what this rank has."""
+    return {name: tuple(weight.shape) for name, weight in _shared(Case(size, "tensor")).named_parameters()}
+
+
+def refused_cut(change: str) -> str:
+    """What is said to a model that cannot be cut."""
+    model = _model(Case(2, encoding="gptj" if change == "gptj" else "tape"))
+    if change == "attention_bias":
+        model.config.attention_bias = True
+    elif change == "dora":
+        model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], use_dora=True))
+    elif change == "adapted head":
+        model = get_peft_model(model, LoraConfig(r=2, target_modules=["lm_head"]))
+    try:
+        use_tensor_parallelism(model, Layout(distributed.get_world_size(), tensor=2), distributed.get_rank())
+    except (UserError, ValueError) as error:
+        return str(error)
+    return ""

@@ -1,0 +1,236 @@
+"""Tensor parallelism (Megatron-LM, Shoeybi et al. 2019, arXiv:1909.08053) with sequence-parallel norms (Korthikanti et
+al. 2022, arXiv:2205.05198), for every encoding.
+
+A model says what of it is cut (``tensor_parallel_plan``): heads and columns in front, rows behind, the vocabulary of
+embeddings and output head. Parameters are cut where they are, so that linear maps, adapters and whatever wraps them
+compute as ever; what processes exchange is the model's seam (:mod:`tape_ds.model.sharding`).
+
+TAPE's state has a part for each key/value head, and its updates act across heads. A process keeps the state of its own
+tokens, all heads of them. Two exchanges a layer, of a P-th of the state each, bring it to the heads that are rotated by
+it and bring back what attention made of it; so the updates are computed once, not in every process.
+
+DeepSpeed's engine is told by ``tensor_parallel.autotp_size``, and that the model has been cut (``ds_autotp_parsed``):
+its process groups, ZeRO's sharding, the norm of the gradients and its checkpoints are those of its own AutoTP.
+
+Shape letters: those of :mod:`tape_ds.model.sharding`, and P processes.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tape_ds.errors import Problem, raise_if_any
+from tape_ds.model.output_head import OutputHead
+from tape_ds.model.sharding import Shards
+from tape_ds.parallel import vocabulary
+from tape_ds.parallel.cuts import cut, cut_of
+from tape_ds.parallel.group import Group, Stretches
+from tape_ds.parallel.layout import TENSOR, Layout, check_cuts
+
+COLUMNS, ROWS = "colwise", "rowwise"
+_PARAMETERS = {
+    "weight": "weight",
+    "bias": "bias",
+    "lora_A.default.weight": "lora_A",
+    "lora_B.default.weight": "lora_B",
+}
+"""The parameters of a linear map, adapters among them, by the end of their name."""
+_DIMENSION = {
+    COLUMNS: {"weight": 0, "bias": 0, "lora_A": None, "lora_B": 0},
+    ROWS: {"weight": 1, "lora_A": 1, "lora_B": None},
+}
+"""Along which each is cut; None: whole in every process."""
+
+
+def use_tensor_parallelism(model: nn.Module, layout: Layout, rank: int) -> None:
+    """Have ``model`` share its heads, columns and vocabulary with the processes of this one's group, always.
+
+    All processes of a group must be given the same rows, and call the model equally often; all processes of the job
+    must call this function, in the same place, with the same weights. Losses, logits and the gradients of pieces are
+    then whole in each of them; gradients of what is whole everywhere are added up as they come.
+
+    Args:
+        model: or what wraps it, such as peft's; what is trained must be marked already.
+        layout: of the job, whose process group exists.
+        rank: of this process.
+
+    Raises:
+        UserError: something in it cannot be cut so.
+        ValueError: it has no decoder that shares rows.
+    """
+    # by its class: a wrapper such as peft's answers for what it wraps
+    bare: Any = next((module for module in model.modules() if hasattr(type(module), "tensor_parallel_plan")), None)
+    if bare is None:
+        raise ValueError(f"{type(model).__name__} has no tensor_parallel_plan")
+    raise_if_any(list(check_cuts(bare.config, layout.tensor)))
+    raise_if_any(list(_problems(bare, layout.tensor)))
+    group = Group.of(layout, rank)
+    for style, module in _planned(bare):
+        if style == "vocabulary":
+            _cut_vocabulary(module, group)
+        elif style != "key_value" or _cuts_key_heads(bare.config, group.size):
+            _cut_linear(module, COLUMNS if style == "key_value" else style, group)
+    for parameter in model.parameters():
+        if parameter.requires_grad and cut_of(parameter) is None:
+            parameter.register_hook(group.sum)
+    bare.base_model.share_rows = ShareModel(group, bare.config)
+    marked: Any = model
+    marked.ds_autotp_parsed = True
+
+
+def _cuts_key_heads(config: Any, size: int) -> bool:
+    """Where there are fewer key/value heads than processes, all of them are in every process, which reads one."""
+    return config.num_key_value_heads % size == 0
+
+
+def _planned(bare: Any) -> Iterator[tuple[str, nn.Module]]:
+    """Modules of the plan, with how they are cut."""
+    plan: Mapping[str, str] = bare.tensor_parallel_plan
+    patterns = [(re.compile(re.escape(name).replace(r"\*", r"\d+")), style) for name, style in plan.items()]
+    for name, module in bare.named_modules():
+        yield from ((style, module) for pattern, style in patterns if pattern.fullmatch(name))
+
+
+def _problems(bare: Any, size: int) -> Iterator[Problem]:
+    names = {id(module): name for name, module in bare.named_modules()}
+    for style, module in _planned(bare):
+        for name, parameter in module.named_parameters():
+            kind = _kind(name)
+            adapted = style == "vocabulary" and kind not in ("weight", "bias")
+            if kind is not None and not adapted and getattr(parameter, "quant_state", None) is None:
+                continue
+            wrong = f"{names[id(module)]}.{name} is of a kind that cannot be cut"
+            remedy = "adapt linear layers of the blocks, unquantised, by plain LoRA; or use ZeRO-3"
+            yield Problem(TENSOR, size, wrong, remedy)
+            return
+
+
+def _kind(name: str) -> str | None:
+    """Which of a linear map's parameters this is, whatever wraps it."""
+    if ".lora_" in f".{name}":
+        return next((kind for end, kind in _PARAMETERS.items() if "lora" in end and name.endswith(end)), None)
+    end = name.rpartition(".")[2]
+    return end if end in ("weight", "bias") else None
+
+
+def _sizes(total: int, size: int) -> list[int]:
+    return [len(piece) for piece in torch.arange(total).tensor_split(size)]
+
+
+def _cut_linear(module: nn.Module, style: str, group: Group) -> None:
+    for name, parameter in module.named_parameters():
+        kind = _kind(name)
+        dim = None if kind is None else _DIMENSION[style][kind]
+        if dim is not None:
+            cut(parameter, dim, _sizes(parameter.shape[dim], group.size), group)
+    _tell_sizes(module)
+
+
+def _cut_vocabulary(module: nn.Module, group: Group) -> None:
+    for each in module.modules():
+        if not isinstance(each, nn.Embedding | OutputHead):
+            continue
+        found = cut_of(each.weight)
+        sizes = _sizes(len(each.weight), group.size) if found is None else list(found.sizes)
+        part = vocabulary.Part(group, tuple(sizes))
+        for parameter in each.parameters():
+            cut(parameter, 0, sizes, group)
+        if isinstance(each, OutputHead):
+            each.part = part
+        elif each.padding_idx is not None:
+            inside = part.begin <= each.padding_idx < part.end
+            each.padding_idx = each.padding_idx - part.begin if inside else None
+    _tell_sizes(module)
+
+
+def _tell_sizes(module: nn.Module) -> None:
+    """What modules say of themselves."""
+    for each in module.modules():
+        if isinstance(each, nn.Linear):
+            each.out_features, each.in_features = each.weight.shape
+        elif isinstance(each, nn.Embedding):
+            each.num_embeddings = len(each.weight)
+
+
+class ShareModel:
+    """How a decoder shares rows and itself with a group; see :class:`tape_ds.model.sharding.ShareRows`."""
+
+    always = caches = True
+
+    def __init__(self, group: Group, config: Any):
+        self.group = group
+        self.groups = config.num_key_value_heads
+        """G."""
+        self.cuts_key_heads = _cuts_key_heads(config, group.size)
+        self.vocabulary = vocabulary.Part(group, tuple(_sizes(config.vocab_size, group.size)))
+
+    def __call__(self, tokens: int) -> "TensorShards":
+        """Rows of so many tokens."""
+        return TensorShards(self, tokens)
+
+
+class TensorShards(Shards):
+    """Rows of ``tokens`` tokens; methods are those of :class:`tape_ds.model.sharding.Shards`."""
+
+    def __init__(self, share: ShareModel, tokens: int):
+        self.share = share
+        self.group = share.group
+        self.rows = Stretches(share.group, tokens)
+
+    def mine(self, x: Tensor, filling: int | None = None, dim: int = 1) -> Tensor:
+        """A stretch of the row."""
+        return self.rows.mine(x, filling, dim)
+
+    def heads(self, count: int) -> slice:
+        """Consecutive ones."""
+        own = count // self.group.size
+        return slice(self.group.index * own, (self.group.index + 1) * own)
+
+    def agree_on_draws(self, device: torch.device) -> None:
+        """Take over the generator of the group's process 0."""
+        self.group.agree_on_draws(device)
+
+    def embed(self, embedding: nn.Module, ids_BT: Tensor) -> Tensor:
+        """Each process looks up its entries of the vocabulary; summed where a token is kept."""
+        foreign_BT, own_BT = self.share.vocabulary.own(ids_BT)
+        return self.scatter(embedding(own_BT).masked_fill(foreign_BT[..., None], 0))
+
+    def gather(self, x_BtD: Tensor) -> Tensor:
+        """All tokens of the rows."""
+        return self.rows.join(self.group.gather(x_BtD), dim=1)
+
+    def scatter(self, y_BTD: Tensor) -> Tensor:
+        """Parts of a sum -> the sum, of this process's tokens."""
+        return self.group.reduce(self.rows.cut(y_BTD, dim=1))
+
+    def to_rotate(self, start: Tensor | None, state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Of this process's heads: the start of whole rows, and the state, all tokens for all heads."""
+        if start is not None and start.dim() == 4 and start.shape[1] > 1:
+            start = start[:, self._own_groups]
+        if state is not None:
+            copies = 1 if self.share.cuts_key_heads else self.group.size // self.share.groups
+            by_head = state.repeat_interleave(copies, dim=1) if copies > 1 else state
+            swapped = self.group.swap(by_head.unflatten(1, (self.group.size, -1)).movedim(1, 0))
+            state = self.rows.join(swapped, dim=2)
+        return start, state
+
+    def to_update(self, start: Tensor | None, moved: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Of this process's tokens, with all heads."""
+        start = None if start is None else self.mine(start, dim=2)
+        if moved is not None:
+            moved = self.group.swap(self.rows.cut(moved, dim=2)).movedim(0, 1).flatten(1, 2)
+        return start, moved
+
+    def key_heads(self, x_BGTK: Tensor) -> Tensor:
+        """All that there are, or the one that this process's query heads read."""
+        return x_BGTK if self.share.cuts_key_heads else x_BGTK[:, self._own_groups]
+
+    @property
+    def _own_groups(self) -> slice:
+        """Key/value heads that this process's query heads read."""
+        size, groups = self.group.size, self.share.groups
+        first = self.group.index * groups // size
+        return slice(first, first + max(1, groups // size))
