@@ -15,9 +15,11 @@ Exit codes: 0 it fits, or one of a search does; 2 something to mend; 3 it does n
 """
 
 import argparse
+import contextlib
 import csv
 import io
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -56,7 +58,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if own.recipe is None:
         raise UserError(Problem("recipe", None, "missing", "name one, such as llama2_7b_8k"))
-    job = ask(own, fields)
+    with contextlib.redirect_stdout(sys.stderr):  # what DeepSpeed says when it is imported is no part of the answer
+        job = ask(own, fields)
     raise_if_any([] if own.search else problems(job))
     return show_search(job) if own.search else show(job, own.json)
 
@@ -68,7 +71,6 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("recipe", nargs="?", help="a recipe's name or path")
     parser.add_argument("--gpus", type=int, default=8, help="how many; default %(default)s")
     parser.add_argument("--gpu", default="h100-80", help=f"one of: {', '.join(hardware.GPUS)}; default %(default)s")
-    parser.add_argument("--tensor_parallel_size", type=int, default=1, help="GPUs that share each layer")
     parser.add_argument("--model_config", help="a config.json, or the folder it is in, in place of the recipe's model")
     parser.add_argument("--price", type=float, help="of one GPU for an hour, in any currency")
     parser.add_argument("--search", action="store_true", help="rank all ways to spread the run, and explain the best")
@@ -85,19 +87,15 @@ def ask(own: argparse.Namespace, fields: list[str]) -> Job:
         UserError: the recipe, its model, the GPU, or numbers that do not divide each other.
     """
     gpu = hardware.find(own.gpu)
-    found = [
-        Problem(name, getattr(own, name), "too small", "give 1 or more")
-        for name in ("gpus", "tensor_parallel_size")
-        if getattr(own, name) < 1
-    ]
-    if not found and own.gpus % own.tensor_parallel_size:
-        wrong = f"does not divide the {own.gpus} GPUs"
-        found.append(Problem("tensor_parallel_size", own.tensor_parallel_size, wrong, "choose a divisor"))
+    found = []
+    if own.gpus < 1:
+        found.append(Problem("gpus", own.gpus, "too small", "give 1 or more"))
+    if own.price is not None and not 0 <= own.price < math.inf:
+        found.append(Problem("price", own.price, "not a price", "give 0 or more"))
     raise_if_any(found)
-    recipe = load(own.recipe, fields, own.gpus // own.tensor_parallel_size)
+    recipe = load(own.recipe, fields, own.gpus)
     config = forecast.config_of(recipe, own.model_config)
-    job = forecast.job(recipe, config, own.gpus, gpu, tensor=own.tensor_parallel_size)
-    return replace(job, price=own.price)
+    return replace(forecast.job(recipe, config, own.gpus, gpu), price=own.price)
 
 
 def load(name: str, fields: list[str], world: int) -> Recipe:
@@ -187,14 +185,15 @@ def scaling_table(points: list[dict[str, Any]]) -> str:
     rows: dict[tuple[str, str, int], list[str]] = {}
     for each in sorted(points, key=lambda point: int(point["gpus"])):
         key = (each["model"], each["method"], int(each["length"]))
-        cell = (
-            f"{int(each['tokens_per_second_per_gpu']):,} ({float(each['mfu']):.0%})"
-            if each["layout"]
-            else "does not fit"
-        )
-        rows.setdefault(key, []).append(cell)
+        rows.setdefault(key, []).append(_cell(each))
     header = ["model, trained, tokens", *(f"{count:,} GPUs" for count in counts)]
     return tables.markdown(header, [[f"{a}, {b}, {c:,}", *cells] for (a, b, c), cells in rows.items()])
+
+
+def _cell(point: dict[str, Any]) -> str:
+    if point["layout"]:
+        return f"{int(point['tokens_per_second_per_gpu']):,} ({float(point['mfu']):.0%})"
+    return "does not fit" if float(point["gigabytes"]) else "too few rows"
 
 
 def lever_table(levers: list[dict[str, Any]]) -> str:

@@ -2,8 +2,9 @@
 
 The counts are those of ``tape_ds/model/llama.py`` and the operators it calls: what an operator saves depends on what is
 trained, and a tensor that two of them save is there once. With tensor parallelism a rank has its share of heads and
-inner columns and, between attention and feed-forward, of tokens (sequence-parallel norms); with sequence parallelism it
-has its share of tokens everywhere. Position states are with their heads.
+inner columns where linear maps read the gathered tokens of all, and elsewhere its share of tokens (norms, residuals,
+position states and their updates); with sequence parallelism it has its share of tokens everywhere but in attention.
+What is exchanged there and read by a backward on both sides is there twice.
 
 Letters: D hidden size, Q columns of all queries, E of all keys, I inner columns of the feed-forward, C of the position
 state, R of its feed-forward.
@@ -33,9 +34,10 @@ class Kept:
 def inside(job: Job) -> list[Kept]:
     """What is kept of one block without checkpointing, bytes per token; its input, but for the state, is not part."""
     model, trained, element, ways = job.model, job.trained, job.element, job.layout.tensor
-    query, key, inner = (each / ways * element for each in (model.query, model.key, model.inner))
-    hidden, wide = model.hidden / ways * element, model.carried / model.head_size
+    query, key, inner = model.query / ways * element, key_columns(job) * element, model.inner / ways * element
+    hidden, wide = model.hidden * element, model.carried / model.head_size
     tiled, positions = job.layout.mlp_tiles > 1, bool(model.state)
+    exchanged = max(ways, job.layout.sequence) > 1
     found = [
         *_norm(job, "input norm"),
         Kept("input of q, k, v", _reads(job, "q_proj", "k_proj", "v_proj") * hidden),
@@ -45,13 +47,15 @@ def inside(job: Job) -> list[Kept]:
         Kept("state beside the value", key * wide, carried=True),
         Kept("attention's output", query, "attention"),
         Kept("what became of the state", query * wide, "attention", carried=True),
+        Kept("what became of it, of own tokens", (exchanged and trained.positions) * query * wide, carried=True),
         Kept("attention's sums", model.heads / ways * 4, "attention"),
-        Kept("input of o", (_reads(job, "o_proj") and bool(wide)) * query),
+        Kept("input of o", (_reads(job, "o_proj") and (bool(wide) or job.layout.sequence > 1)) * query),
         *_norm(job, "norm after attention"),
         Kept("input of gate and up", (tiled or _reads(job, "gate_proj", "up_proj", "fc_in")) * hidden),
-        Kept("gate of the state", positions * model.rank * element, "product", carried=True),
-        Kept("feed-forward's output", (positions and trained.positions) * hidden, "product", carried=True),
-        Kept("state", model.state / ways * (job.state_element or element)),
+        Kept("gate of the state", positions * model.rank / ways * element, "product", carried=True),
+        _output(job),
+        Kept("state", state_bytes(job)),
+        Kept("state of own heads", (ways > 1) * state_bytes(job, of_own_heads=True), carried=True),
         *(Kept(f"inside the adapter of {name}", rank * element, "product") for name, rank in trained.adapters),
         *_scores(job),
     ]
@@ -62,8 +66,34 @@ def inside(job: Job) -> list[Kept]:
             Kept("input of down", (model.gated and _reads(job, "down_proj", "fc_out")) * inner),
         ]
     if wide and job.gpu is not None and not job.wide_attention:
-        found.append(Kept("output of each half", query * (1 + wide), "attention", carried=True))
+        # one call for each half; put together, they are what updates read, unless they are exchanged first
+        whole = (trained.positions and not exchanged) * query * (1 + wide)
+        found += [
+            Kept("sums of the second half", model.heads / ways * 4, "attention", carried=True),
+            Kept("both halves", whole, carried=True),
+        ]
     return [each for each in found if each.bytes]
+
+
+def key_columns(job: Job) -> float:
+    """Of the keys that a rank has; where there are fewer key/value heads than ranks, each has one."""
+    return max(job.model.groups / job.layout.tensor, 1) * job.model.head_size
+
+
+def state_bytes(job: Job, *, of_own_heads: bool = False) -> float:
+    """Per token of a row, of a rank's part of the position state: of its tokens, or (tensor parallelism) of its heads,
+    with which it rotates the tokens of all."""
+    model, ways = job.model, job.layout.tensor
+    share = max(1 / ways, 1 / model.groups) if of_own_heads else 1 / ways
+    return model.state * share * (job.state_element or job.element)
+
+
+def _output(job: Job) -> Kept:
+    """Of the feed-forward, which position updates read; under tensor parallelism it is a sum over ranks, and no linear
+    map's own."""
+    model, ways = job.model, job.layout.tensor
+    size = model.hidden / ways * job.element * (bool(model.state) and job.trained.positions)
+    return Kept("feed-forward's output", size, "product" if ways == 1 else "", carried=True)
 
 
 def _reads(job: Job, *names: str) -> bool:
@@ -121,7 +151,7 @@ def of(job: Job) -> Activations:
     whole = sum(each.bytes for each in parts)
     again, extra = _kept_again(job, parts)
     hidden = model.hidden / layout.tensor * job.element
-    state = model.state / layout.tensor * (job.state_element or job.element)
+    state = state_bytes(job)
     moved = max(0, checkpointed - 1) * layout.offload_checkpoints
     return Activations(
         checkpoints=tokens * hidden * (checkpointed - moved),
@@ -136,6 +166,17 @@ def of(job: Job) -> Activations:
     )
 
 
+def of_a_block(job: Job) -> float:
+    """Bytes that one block leaves for its backward by the layout's policy, position state included; under every n-th,
+    a block that is computed again."""
+    parts = [each for each in inside(job) if each.name != "state"]
+    if job.layout.every is None:
+        kept = sum(each.bytes for each in parts)
+    else:
+        kept = job.model.hidden / job.layout.tensor * job.element + _kept_again(job, parts)[0]
+    return job.tokens * (kept + state_bytes(job))
+
+
 def _kept_again(job: Job, parts: list[Kept]) -> tuple[float, float]:
     """Bytes per token that selective checkpointing keeps of a block, and those of them that it keeps beside what a
     block keeps anyway: outputs of linear maps that nobody's backward reads."""
@@ -147,13 +188,14 @@ def _kept_again(job: Job, parts: list[Kept]) -> tuple[float, float]:
         return kept, 0.0
     kept += sum(each.bytes for each in parts if each.by == "product")
     given = {each.name for each in parts}
-    extra = model.hidden / job.layout.tensor * element * (2 - ("feed-forward's output" in given))  # of o and down
+    read = job.layout.tensor == 1 and "feed-forward's output" in given
+    extra: float = model.hidden * element * (2 - read)  # of o and down, of all tokens
     if "q and k before" not in given:
-        extra += (model.query + model.key) / job.layout.tensor * element
+        extra += (model.query / job.layout.tensor + key_columns(job)) * element
     if model.carried:
-        extra += model.key / job.layout.tensor * element
+        extra += key_columns(job) * element
     if job.layout.mlp_tiles > 1:
-        extra -= model.hidden / job.layout.tensor * element
+        extra -= model.hidden * element
     return kept + extra, extra
 
 
@@ -170,9 +212,10 @@ def _working(job: Job) -> float:
 
 
 def _head(job: Job) -> float:
-    """The final norm, and the loss's gradient in what it reads: the loss computes its gradients in the forward."""
+    """The final norm, and the loss's gradient in what it reads: the loss computes its gradients in the forward. Under
+    tensor parallelism it reads the tokens of all, gathered."""
     final_norm = sum(each.bytes for each in _norm(job, "final norm"))
-    return job.tokens * (job.model.hidden * job.element + final_norm)
+    return job.tokens * (job.model.hidden * job.element * (1 + (job.layout.tensor > 1)) + final_norm)
 
 
 def _head_weight(job: Job) -> float:
@@ -187,8 +230,9 @@ def _head_is_trained(job: Job) -> bool:
 
 def _logits(job: Job) -> float:
     """Of one chunk: logits, fp32 logarithms, and their gradient in the place of the logits; and the fp32 sum of a
-    trained head's gradient."""
+    trained head's gradient. Where ranks share the vocabulary, fp32 logits, and those less the largest of all."""
     vocabulary = job.model.vocabulary / job.layout.tensor
-    chunk = min(job.tokens, chunk_tokens(job.model.vocabulary))
-    total = chunk * (vocabulary * (4 + job.element) + 2 * job.model.hidden * job.element)
+    chunk = min(job.tokens, chunk_tokens(-(-job.model.vocabulary // job.layout.tensor)))
+    second = 4 if job.layout.tensor > 1 else job.element
+    total = chunk * (vocabulary * (4 + second) + 2 * job.model.hidden * job.element)
     return total + _head_is_trained(job) * vocabulary * job.model.hidden * 4

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from tape_ds.planning import traffic, work
-from tape_ds.planning.hardware import CUDNN_ON_HOPPER, FA2_ON_HOPPER, MEMORY_SHARE
+from tape_ds.planning.hardware import CUDNN_ON_HOPPER, FA2_ON_HOPPER, MEMORY_SHARE, NVME_BANDWIDTH
 from tape_ds.planning.job import Job
 from tape_ds.planning.shape import total
 
@@ -15,6 +15,8 @@ WIDE_KERNEL_SHARE = 0.75
 would be as fast as the vendor's kernel for each half."""
 STEP_BYTES = 30
 """AdamW, fused, per trained parameter: master and two moments read and written, the gradient read, 16 bits written."""
+SWAPPED_BYTES = 24
+"""Master and two moments, read from a disk and written there again, per trained parameter."""
 HOST_BANDWIDTH = 25e9
 """Bytes/s of the host's memory for each GPU, where the optimizer runs there."""
 
@@ -114,6 +116,8 @@ def _optimizer(job: Job) -> float:
     """Seconds in which the optimizer reads and writes its states."""
     assert job.gpu is not None
     own = total(job.own, trained=True) / job.layout.shared(1)
-    if job.layout.offload_optimizer != "none":
+    if job.layout.offload_optimizer == "nvme":
+        return own * max(STEP_BYTES / HOST_BANDWIDTH, SWAPPED_BYTES / NVME_BANDWIDTH)
+    if job.layout.offload_optimizer == "cpu":
         return own * STEP_BYTES / HOST_BANDWIDTH
     return own * STEP_BYTES / (job.gpu.bandwidth * MEMORY_SHARE)

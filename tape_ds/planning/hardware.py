@@ -17,6 +17,9 @@ MEMORY_SHARE = 0.8
 """Of the memory bandwidth that operators reach which read and write once."""
 HOP_SECONDS = {"node": 2e-6, "network": 6e-6}
 """Latency of one hop of a ring, within a node and between nodes: what many GPUs pay however small the message."""
+NVME_BANDWIDTH = 1.6e9
+"""Bytes/s between a node's NVMe disks and the host, for each GPU (ZeRO-Infinity, Rajbhandari et al. 2021,
+arXiv:2104.07857, Figure 2b)."""
 LAUNCH_SECONDS = 25e-6
 """Of a collective that reaches nobody yet: its launch, and the wait for the slowest rank."""
 

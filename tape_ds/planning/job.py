@@ -86,7 +86,7 @@ class Job:
 
 
 def problems(job: Job) -> list[Problem]:
-    """What no layout can do: numbers that do not divide each other."""
+    """What no layout can do: numbers that do not divide each other, and combinations that a run refuses."""
     layout, model = job.layout, job.model
     found = []
     for name, value in (("gpus", layout.gpus), ("micro_batch", layout.micro_batch), ("length", job.length)):
@@ -109,11 +109,32 @@ def problems(job: Job) -> list[Problem]:
         elif model.groups % size and size % model.groups:
             wrong = f"neither divides the {model.groups} key/value heads nor is divided by them"
             found.append(Problem(name, size, wrong, "choose a divisor or a multiple"))
-    if layout.tensor > 1 and model.inner % layout.tensor:
-        wrong = f"does not divide intermediate_size = {model.inner}"
-        found.append(Problem("tensor_parallel_size", layout.tensor, wrong, "choose a divisor"))
+    found += _sharing_problems(job)
     if layout.offload_weights != "none" and layout.zero != 3:
         found.append(Problem("offload_weights", layout.offload_weights, "only ZeRO-3 does that", "give zero 3"))
     if layout.offload_optimizer != "none" and not layout.zero:
         found.append(Problem("offload_optimizer", layout.offload_optimizer, "needs ZeRO-1 or more", "give zero 2"))
+    return found
+
+
+def _sharing_problems(job: Job) -> list[Problem]:
+    """Of tensor and sequence parallelism, beyond numbers; what :mod:`tape_ds.training.recipe.scale` says of recipes."""
+    layout, size = job.layout, job.layout.tensor
+    found = []
+    if max(size, layout.sequence) > 1 and job.attention_span is not None:
+        name = "tensor_parallel_size" if size > 1 else "sequence_parallel_size"
+        wrong = "attention within groups needs every head in one process"
+        found.append(Problem(name, max(size, layout.sequence), wrong, "remove it"))
+    if size == 1:
+        return found
+    if layout.sequence > 1:
+        wrong = f"together with sequence_parallel_size = {layout.sequence}: a job has groups for one of the two"
+        found.append(Problem("tensor_parallel_size", size, wrong, "give one of the two"))
+    if layout.zero not in (1, 2):
+        wrong = "without an engine" if layout.zero is None else f"with ZeRO-{layout.zero}"
+        remedy = "give zero 1 or 2, or sequence_parallel_size"
+        found.append(Problem("tensor_parallel_size", size, wrong, remedy))
+    if job.quantised or not job.model.gated:
+        wrong = "quantised weights are not cut" if job.quantised else "only models of a Llama's shape are cut"
+        found.append(Problem("tensor_parallel_size", size, wrong, "use sequence_parallel_size"))
     return found

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Offload = Literal["none", "cpu"]
+Offload = Literal["none", "cpu", "nvme"]
 Layers = int | Literal["selective", "selective_matmuls"]
 POLICIES: tuple[Layers | None, ...] = (None, 1, "selective", "selective_matmuls")
 """What a search tries."""
@@ -23,6 +23,12 @@ class Engine:
     """ZeRO-3: smaller parameters are never given back."""
     sub_group: int = 1_000_000_000
     """ZeRO-3: weights that the optimizer steps on at once."""
+    secondary: int = 1
+    """ZeRO++ (hpZ): so many ranks share a second copy of the weights, which the backward gathers; 1: there is none."""
+    quantised_weights: bool = False
+    """ZeRO++ (qwZ): weights are gathered in 8 bits."""
+    quantised_gradients: bool = False
+    """ZeRO++ (qgZ): gradients are reduced in 4 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,15 +78,19 @@ class Layout:
         """In a few words."""
         parts = ["no engine" if self.zero is None else f"ZeRO-{self.zero}"]
         parts += [f"tensor {self.tensor}"] * (self.tensor > 1) + [f"sequence {self.sequence}"] * (self.sequence > 1)
-        parts.append(_policy(self.checkpoint_layers))
+        parts.append(policy_name(self.checkpoint_layers))
         parts += ["checkpoints offloaded"] * self.offload_checkpoints
-        parts += ["optimizer offloaded"] * (self.offload_optimizer != "none")
-        parts += ["weights offloaded"] * (self.offload_weights != "none")
+        parts += _offloaded("optimizer", self.offload_optimizer) + _offloaded("weights", self.offload_weights)
         parts += [f"feed-forward in {self.mlp_tiles} tiles"] * (self.mlp_tiles > 1)
         return ", ".join([*parts, f"micro-batch {self.micro_batch}"])
 
 
-def _policy(layers: Layers | None) -> str:
+def _offloaded(what: str, where: Offload) -> list[str]:
+    return {"none": [], "cpu": [f"{what} offloaded"], "nvme": [f"{what} offloaded to NVMe"]}[where]
+
+
+def policy_name(layers: Layers | None) -> str:
+    """Which blocks are computed again, in a few words."""
     if layers is None:
         return "no checkpointing"
     if isinstance(layers, str):

@@ -67,6 +67,8 @@ class Estimate:
     moments: tuple[Memory, ...]
     host: float
     """Bytes of the host's memory for each GPU, for what is offloaded."""
+    nvme: float
+    """Bytes of the node's NVMe disks for each GPU, for what is offloaded there."""
     checkpoint: float
     """Bytes on disk of one checkpoint, all ranks together."""
 
@@ -84,7 +86,7 @@ def estimate(job: Job, *, reserve: bool = True) -> Estimate:
         reserve: whether to add what CUDA and fragments take; without, these are the bytes of tensors alone.
     """
     found = activations.of(job)
-    states, host = _states(job)
+    states, away = _states(job)
     forward = {"checkpoints": found.checkpoints, "position_states": found.states}
     accumulated = states.pop("accumulated")
     boundary = states.pop("boundary")
@@ -117,11 +119,11 @@ def estimate(job: Job, *, reserve: bool = True) -> Estimate:
         moments = (Memory("forward", weights=states["weights"], gathered=states["gathered"], logits=found.logits),)
     if reserve:
         moments = tuple(_with_reserve(each) for each in moments)
-    return Estimate(moments, host + found.offloaded, checkpoint_bytes(job))
+    return Estimate(moments, away["cpu"] + found.offloaded, away["nvme"], checkpoint_bytes(job))
 
 
-def _states(job: Job) -> tuple[dict[str, float], float]:
-    """What is there all the time, what gradients take at three moments, and the host's bytes."""
+def _states(job: Job) -> tuple[dict[str, float], dict[str, float]]:
+    """What is there all the time, what gradients take at three moments; and what is elsewhere, by where."""
     layout, engine, element = job.layout, job.layout.engine, job.element
     weight_element = element if layout.zero is not None else 4
     trained, everything = total(job.own, trained=True), total(job.own)
@@ -132,7 +134,7 @@ def _states(job: Job) -> tuple[dict[str, float], float]:
     copies = everything * element if layout.zero is None and element < 4 else 0.0  # autocast's, kept for the backward
     states = {"weights": weights, "gathered": copies, "optimizer": masters, "buckets": 0.0}
     fp32 = shared_trained * 4 if job.masters and element < 4 else 0.0
-    host = 0.0
+    away = {"none": 0.0, "cpu": 0.0, "nvme": 0.0}
     if layout.zero == 3:
         states |= _zero_3(job, everything, trained)
         own = trained * element / layout.shards
@@ -151,13 +153,13 @@ def _states(job: Job) -> tuple[dict[str, float], float]:
         accumulated, boundary = gradients * (job.accumulation > 1), gradients
         step = boundary + fp32
     if layout.offload_optimizer != "none":
-        host += masters + shared_trained * 4
+        away[layout.offload_optimizer] += masters + shared_trained * 4
         states["optimizer"] = 0.0
         step = boundary
     if layout.offload_weights != "none":
-        host += states["weights"]
+        away[layout.offload_weights] += states["weights"]
         states["weights"] = 0.0
-    return states | {"accumulated": accumulated, "boundary": boundary, "step": step}, host
+    return states | {"accumulated": accumulated, "boundary": boundary, "step": step}, away
 
 
 def _saved_by_four_bits(job: Job, element: float) -> float:
@@ -168,12 +170,13 @@ def _saved_by_four_bits(job: Job, element: float) -> float:
 
 
 def _zero_3(job: Job, everything: int, trained: int) -> dict[str, float]:
-    """Shards, what is never given back, what is gathered, and the bucket that stays."""
+    """Shards, ZeRO++'s second ones, what is never given back, what is gathered, and the bucket that stays."""
     layout, engine, element = job.layout, job.layout.engine, job.element
     small = sum(each.total for each in job.own if each.size < engine.persistence)
     live = min(everything - small, engine.max_live)
+    second = everything * element / engine.secondary if engine.secondary > 1 else 0.0
     return {
-        "weights": everything * element / layout.shards + small * element,
+        "weights": everything * element / layout.shards + second + small * element,
         "gathered": live * element + min(engine.prefetch_bucket, everything - small - live) * element,
         "buckets": engine.reduce_bucket * element,
     }

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tape_ds.errors import Problem
 from tape_ds.planning import memory, search
-from tape_ds.planning.job import Job
+from tape_ds.planning.job import Job, problems
 from tape_ds.planning.memory import Estimate
 
 GIB = 2**30
@@ -48,12 +48,12 @@ def _remedy(job: Job) -> str:
             for zero in (job.layout.zero, *range((job.layout.zero or 0) + 1, 4)):
                 layout = replace(job.layout, checkpoint_layers=again, micro_batch=micro_batch, zero=zero)
                 changed = replace(job, layout=layout)
-                if layout != job.layout and search.fits(changed):
+                if layout != job.layout and not problems(changed) and search.fits(changed):
                     return _told(job, changed)
-    best = search.search(job)[0]
-    if best.fits:
-        return _told(job, best.job)
-    longest = search.largest_length(replace(job, layout=best.layout))
+    found = search.search(job)
+    if found and found[0].fits:
+        return _told(job, found[0].job)
+    longest = search.largest_length(replace(job, layout=found[0].layout)) if found else 0
     shorter = f"rows of {longest:,} tokens" if longest else "a smaller model"
     return f"nothing fits on {job.layout.gpus} of them: more GPUs, or {shorter}"
 

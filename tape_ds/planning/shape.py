@@ -48,10 +48,20 @@ LLAMAS: Mapping[str, Mapping[str, Any]] = {
     },
     "huggyllama/llama-7b": {"max_position_embeddings": 2048},
     "baichuan-inc/Baichuan2-7B-Base": {"vocab_size": 125_696},
+    "HuggingFaceTB/SmolLM2-135M-Instruct": {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49_152,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    },
 }
 """Published sizes where they differ from Llama-2-7B's, by hub name (the models' own ``config.json``), for plans on a
 machine that does not have them. Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288; Grattafiori et al. 2024,
-arXiv:2407.21783; Yang et al. 2023, arXiv:2309.10305."""
+arXiv:2407.21783; Yang et al. 2023, arXiv:2309.10305; Allal et al. 2025, arXiv:2502.02737."""
 LLAMA_2_7B = {
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -66,6 +76,7 @@ SHORT = {
     "llama2-70b": "meta-llama/Llama-2-70b-hf",
     "llama3-8b": "meta-llama/Meta-Llama-3-8B",
     "llama3-70b": "meta-llama/Meta-Llama-3-70B",
+    "smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct",
 }
 """What else they are called."""
 GPT_J = "EleutherAI/gpt-j-6b"
@@ -195,12 +206,18 @@ def sizes(config: Config) -> Sizes:
     weights: tuple[tuple[int, int], ...] = ()
     if isinstance(config, TapeConfig):
         with torch.device("meta"):
-            layers = [positions.build_layer(config, index) for index in range(config.num_hidden_layers)]
-            parts = [positions.build(config), *layers]
-        counted = Counter(weight.numel() for part in parts for weight in part.parameters())
+            encoding = positions.build(config)
+            layers = {index: positions.build_layer(config, index) for index in (config.num_hidden_layers - 1, 0)}
+        # all blocks but the last are like the first
+        times = {index: config.num_hidden_layers - 1 if index == 0 and len(layers) > 1 else 1 for index in layers}
+        counted = Counter(weight.numel() for weight in encoding.parameters())
+        for index, layer in layers.items():
+            for weight in layer.parameters():
+                counted[weight.numel()] += times[index]
         weights = tuple(sorted(counted.items()))
-        fixed = sum(layer.multiplications_per_token(0.0) for layer in layers)
-        work = (fixed, sum(layer.multiplications_per_token(1.0) for layer in layers) - fixed)
+        fixed = sum(times[index] * layer.multiplications_per_token(0.0) for index, layer in layers.items())
+        seen = sum(times[index] * layer.multiplications_per_token(1.0) for index, layer in layers.items())
+        work = (fixed, seen - fixed)
         first = layers[0]
         per_key = first.multiplications_per_token(1.0) - first.multiplications_per_token(0.0)
         state, carried = first.state_columns(), round(per_key / config.num_attention_heads)
@@ -224,6 +241,11 @@ def sizes(config: Config) -> Sizes:
     )
 
 
+CUT_BY_ROWS = ("o_proj", "down_proj", "out_proj", "fc_out")
+"""Linear layers of which tensor parallelism gives each rank a part of what they read; of the others, of what they give.
+Of an adapter, that factor is split which meets the split side."""
+
+
 @functools.cache
 def tensors(model: Sizes, trained: Trained) -> tuple[Tensors, ...]:
     """All parameters of the model, those of adapters and of the whole copies beside them included."""
@@ -240,7 +262,9 @@ def tensors(model: Sizes, trained: Trained) -> tuple[Tensors, ...]:
     if not model.tied:
         found.append(Tensors("head", model.vocabulary * model.hidden, 1, trained.linears, True))
     for name, rank in trained.adapters:
-        found += [Tensors("adapter", rank * wide, model.layers, True, True) for wide in model.linears[name]]
+        rows, (before, behind) = name in CUT_BY_ROWS, model.linears[name]
+        found += [Tensors("adapter", rank * before, model.layers, True, split=rows)]
+        found += [Tensors("adapter", rank * behind, model.layers, True, split=not rows)]
     return tuple(found)
 
 

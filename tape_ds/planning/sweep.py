@@ -37,7 +37,8 @@ class Point:
     layout: str
     """Empty where nothing fits."""
     gigabytes: float
-    """Of a GPU's memory, at the most; where nothing fits, the least that would be needed."""
+    """Of a GPU's memory, at the most; where nothing fits, the least that would be needed; 0 where the rows cannot be
+    shared among so many GPUs in any way."""
     step_seconds: float
     tokens_per_second: float
     tokens_per_second_per_gpu: float
@@ -66,10 +67,10 @@ def _job(model: shape.Sizes, trained: Trained, length: int, gpu: str, gpus: int,
 
 def point(scaling: Scaling, name: str, method: str, job: Job) -> Point:
     """The fastest way of one setting."""
-    best = search.search(job)[0]
+    best = next(iter(search.search(job)), None)
     assert job.gpu is not None
     told: dict[str, Any] = {"layout": "", "step": 0.0, "speed": 0.0, "mfu": 0.0, "waiting": 0.0}
-    if best.clock is not None:
+    if best is not None and best.clock is not None:
         found = best.clock
         told = {
             "layout": best.layout.name(),
@@ -86,7 +87,7 @@ def point(scaling: Scaling, name: str, method: str, job: Job) -> Point:
         gpu=job.gpu.name,
         gpus=job.layout.gpus,
         layout=told["layout"],
-        gigabytes=round(best.memory.peak.total / 1e9, 1),
+        gigabytes=0.0 if best is None else round(best.memory.peak.total / 1e9, 1),
         step_seconds=round(told["step"], 3),
         tokens_per_second=round(told["speed"]),
         tokens_per_second_per_gpu=round(told["speed"] / job.layout.gpus),

@@ -1,11 +1,12 @@
 """A plan as text for people: one job in full, and many in a table."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from tape_ds.planning import activations, clock, memory, search, traffic, work
 from tape_ds.planning.job import Job
+from tape_ds.planning.layout import POLICIES, policy_name
 from tape_ds.planning.search import Candidate
 
 GIB = 2**30
@@ -27,6 +28,7 @@ def figures(job: Job) -> dict[str, Any]:
         "parameters": {"all": job.parameters, "trained": job.trained_parameters},
         "memory": {each.moment: each.parts() | {"total": each.total} for each in found.moments},
         "host_bytes": found.host,
+        "nvme_bytes": found.nvme,
         "checkpoint_bytes": found.checkpoint,
         "fits": search.fits(job, found),
     }
@@ -68,6 +70,8 @@ def _memory(job: Job) -> str:
     layers = _layers(job)
     if found.host:
         parts["host, each GPU"] = f"{found.host / GIB:8.2f} GiB"
+    if found.nvme:
+        parts["NVMe, each GPU"] = f"{found.nvme / GIB:8.2f} GiB"
     parts["checkpoint on disk"] = f"{found.checkpoint / GIB:8.2f} GiB, all ranks together"
     moments = ", ".join(f"{each.moment} {each.total / GIB:.1f}" for each in found.moments)
     return f"memory of a GPU, in the {found.peak.moment} (GiB: {moments})\n{lines(parts)}\n{layers}"
@@ -77,10 +81,14 @@ def _layers(job: Job) -> str:
     parts = activations.inside(job)
     tokens = job.tokens
     inside = sum(each.bytes for each in parts if each.name != "state") * tokens
-    entry = (job.model.hidden + job.model.state) / job.layout.tensor * job.element * tokens
+    hidden = job.model.hidden / job.layout.tensor * job.element
+    entry = (hidden + activations.state_bytes(job)) * tokens
     biggest = sorted(parts, key=lambda each: -each.bytes)[:4]
     told = ", ".join(f"{each.name} {each.bytes * tokens / 2**20:,.0f}" for each in biggest)
-    return f"  one layer, MiB: input {entry / 2**20:,.0f}, inside {inside / 2**20:,.0f} ({told}, ...)"
+    one = f"  one layer, MiB: input {entry / 2**20:,.0f}, inside {inside / 2**20:,.0f} ({told}, ...)"
+    policies = {name: replace(job, layout=replace(job.layout, checkpoint_layers=name)) for name in POLICIES}
+    sizes = [f"{policy_name(name)} {activations.of_a_block(each) / 2**20:,.0f}" for name, each in policies.items()]
+    return f"{one}\n  kept of one layer for the backward, MiB: {', '.join(sizes)}"
 
 
 def _work(job: Job) -> str:

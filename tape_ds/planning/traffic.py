@@ -5,11 +5,11 @@ that all get twice that. Within a node NVLink carries it; a group over several n
 of all its GPUs of a node at once, and pays a latency for every hop.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tape_ds.planning import activations
-from tape_ds.planning.hardware import HOP_SECONDS, LAUNCH_SECONDS, LINK_SHARE, Gpu
+from tape_ds.planning.hardware import HOP_SECONDS, LAUNCH_SECONDS, LINK_SHARE, NVME_BANDWIDTH, Gpu
 from tape_ds.planning.job import Job
 from tape_ds.planning.shape import total
 
@@ -97,14 +97,22 @@ def _sharding(job: Job, group: Group) -> list[Traffic]:
         passes = 2 if job.trained.anything else 1
         gathers = max(per_layer, big / max(1, engine.prefetch_bucket))
         scatters = max(1.0, trained / max(1, engine.reduce_bucket))
+        within = passes // 2 if engine.secondary > 1 else 0
+        near = replace(group, size=engine.secondary)
+        gathered = 1 if engine.quantised_weights else element
+        sent_back = 0.5 if engine.quantised_gradients else element
         return [
             _ring(
                 *(job, group, "weights gathered", "beside a micro-step"),
-                *(big * element * passes * times, passes * times * gathers),
+                *(big * gathered * (passes - within) * times, (passes - within) * times * gathers),
+            ),
+            _ring(
+                *(job, near, "weights gathered from the second copy", "beside a micro-step"),
+                *(big * gathered * within * times, within * times * gathers),
             ),
             _ring(
                 *(job, group, "gradients reduced", "beside a micro-step"),
-                *(trained * element * times, times * scatters),
+                *(trained * sent_back * times, times * scatters),
             ),
         ]
     reductions = max(1.0, trained / max(1, engine.reduce_bucket))
@@ -132,17 +140,37 @@ def _passes(job: Job) -> float:
 
 
 def _tensor(job: Job, group: Group) -> list[Traffic]:
-    """Two sums of hidden states in every block; the position update of all heads, gathered."""
-    model, times = job.model, job.accumulation
+    """Around attention and around the feed-forward of every block, hidden states are gathered from the ranks that keep
+    their tokens and added up where these are kept (Korthikanti et al. 2022, arXiv:2205.05198, Section 4.2.2), once more
+    behind the embedding and in front of the head; position states change from tokens to heads and back; and gradients
+    are added up, as they come, of what every rank has whole and uses for its own tokens."""
+    model, times, element = job.model, job.accumulation, job.element
     layers = model.layers * _passes(job) * times
-    hidden = job.tokens * model.hidden * job.element
-    found = [
-        _ring(job, group, "hidden states summed", "within a micro-step", 2 * layers * hidden, 2 * layers, sums=True)
+    rings = 4 * layers + 2 * (1 + job.trained.anything) * times
+    hidden = job.tokens * model.hidden * element
+    whole = [each for each in job.own if each.trained and not each.split]
+    return [
+        _ring(job, group, "hidden states gathered, added up", "within a micro-step", rings * hidden, rings),
+        _states(job, group),
+        _ring(
+            *(job, group, "gradients of whole weights", "within a micro-step", total(whole) * element * times),
+            *(sum(each.count for each in whole) * times, True),
+        ),
     ]
-    if model.carried:
-        columns = job.tokens * model.heads * model.carried * job.element
-        found.append(_ring(job, group, "position states gathered", "within a micro-step", layers * columns, layers))
-    return found
+
+
+def _states(job: Job, group: Group) -> Traffic:
+    """The state of a rank's heads comes for the rotation, and what attention made of it goes back: all-to-all. The
+    first block has no state yet, and the last makes nothing of it."""
+    assert job.gpu is not None
+    model = job.model
+    blocks = (model.layers - 1) * _passes(job) * job.accumulation
+    state = activations.state_bytes(job, of_own_heads=True)
+    moved = model.heads * model.carried / group.size * job.element
+    sent = job.tokens * (state + moved) * blocks * (group.size - 1) / group.size
+    messages = blocks * (bool(state) + bool(moved))
+    seconds = group.exchange_seconds(job.gpu, sent, messages) if sent else 0.0
+    return Traffic("position states exchanged", group.link, "within a micro-step", sent, round(messages), seconds)
 
 
 def _sequence(job: Job, group: Group) -> list[Traffic]:
@@ -159,7 +187,7 @@ def _sequence(job: Job, group: Group) -> list[Traffic]:
 
 
 def _host(job: Job) -> list[Traffic]:
-    """What is offloaded, down and up again."""
+    """What is offloaded, down and up again; an optimizer's states on a disk are part of its own time."""
     assert job.gpu is not None
     layout, element, times = job.layout, job.element, job.accumulation
     found = []
@@ -172,4 +200,6 @@ def _host(job: Job) -> list[Traffic]:
         share = total(job.own, trained=True) * element / layout.shards
         found.append(("gradients to the host, weights back", "after the step", 2 * share))
     speed = job.gpu.host_link * LINK_SHARE
-    return [Traffic(kind, "host", when, size, 0, size / speed) for kind, when, size in found]  # type: ignore[arg-type]
+    slow = NVME_BANDWIDTH if layout.offload_weights == "nvme" else speed
+    seconds = {kind: size / (slow if kind == "weights from the host" else speed) for kind, _, size in found}
+    return [Traffic(kind, "host", when, size, 0, seconds[kind]) for kind, when, size in found]  # type: ignore[arg-type]

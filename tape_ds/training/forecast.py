@@ -12,12 +12,12 @@ from typing import Any
 from tape_ds.errors import Problem
 from tape_ds.model import convert, extendable, positions
 from tape_ds.model.positions import scaling
-from tape_ds.planning import memory, room, shape
+from tape_ds.planning import memory, room, search, shape
 from tape_ds.planning.hardware import Gpu, of_device
 from tape_ds.planning.job import Job
-from tape_ds.planning.layout import Engine, Layout
+from tape_ds.planning.layout import Engine, Layout, Offload
 from tape_ds.planning.shape import Config, Trained
-from tape_ds.training.recipe import deepspeed_config
+from tape_ds.training.recipe import deepspeed_config, paths
 from tape_ds.training.recipe.extension import ExtensionRecipe
 from tape_ds.training.recipe.pretraining import PretrainingRecipe
 from tape_ds.training.recipe.recipe import Recipe
@@ -67,6 +67,26 @@ def config_of(recipe: Recipe, base: str | None = None) -> Config:
     return extendable.configure(native)
 
 
+def config_at_hand(recipe: Recipe) -> Config | None:
+    """The same where neither a network, nor a tokenizer, nor unpacking is needed for it: of a published model, of a
+    folder, of a new model whose vocabulary the recipe says. Else None.
+
+    Raises:
+        UserError: as :func:`config_of`.
+    """
+    if not isinstance(recipe, PretrainingRecipe):
+        name = recipe.model.model
+        return config_of(recipe) if shape.known(name) or paths.is_file(Path(name) / CONFIG) else None
+    entries = recipe.model.vocab_size or _published_entries(str(recipe.data.tokenizer))
+    stand_in: Any = _NoTokenizer(entries)
+    return recipe.model_config(stand_in, entries) if entries else None
+
+
+def _published_entries(tokenizer: str) -> int:
+    """Of the model that a tokenizer is taken from; 0: not known."""
+    return int(shape.published(tokenizer).vocab_size) if shape.known(tokenizer) else 0
+
+
 def _entries(tokenizer: str) -> int:
     from tape_ds.data import tokenizer as tokenizers
 
@@ -74,7 +94,8 @@ def _entries(tokenizer: str) -> int:
 
 
 def native_config(model: str) -> Any:
-    """The configuration of a base model: its own where it is at hand or can be fetched, else as published.
+    """The configuration of a base model: its own where it is at hand or can be fetched, else as published. Weights are
+    touched in a GGUF file alone, which holds both.
 
     Raises:
         UserError: there is none.
@@ -82,7 +103,9 @@ def native_config(model: str) -> Any:
     if shape.known(model) and not Path(model).exists():
         return shape.published(model)
     path = Path(model)
-    return extendable.read_config(path.parent if path.is_file() and path.name == CONFIG else convert.resolve(model))
+    if path.is_file() and path.name == CONFIG:
+        return extendable.read_config(path.parent)
+    return extendable.read_config(convert.resolve(model) if model.endswith(".gguf") else model)
 
 
 def extended(recipe: ExtensionRecipe, native: Any) -> Config:
@@ -124,7 +147,7 @@ def trained_of(recipe: Recipe) -> Trained:
     )
 
 
-def job(recipe: Recipe, config: Config, world: int, gpu: Gpu | None, *, tensor: int = 1) -> Job:
+def job(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
     """The question that a recipe asks.
 
     Args:
@@ -132,7 +155,6 @@ def job(recipe: Recipe, config: Config, world: int, gpu: Gpu | None, *, tensor: 
         config: of the model that is trained, see :func:`config_of`.
         world: processes.
         gpu: what each runs on; None: a CPU.
-        tensor: processes that share each layer.
     """
     sixteen = bool(recipe.trainer_value("bf16") or recipe.trainer_value("fp16"))
     backend, liger = recipe.model.attention_backend, recipe.model.liger
@@ -143,7 +165,7 @@ def job(recipe: Recipe, config: Config, world: int, gpu: Gpu | None, *, tensor: 
         trained=trained_of(recipe),
         length=recipe.window,
         global_batch=recipe.global_batch_size,
-        layout=_layout(recipe, config, world, tensor),
+        layout=_layout(recipe, config, world),
         gpu=gpu,
         steps=max(0, int(recipe.trainer_value("max_steps"))),
         element=2 if sixteen else 4,
@@ -170,26 +192,26 @@ def _span(recipe: Recipe, config: Config) -> float | None:
     return attention_span(recipe.window, recipe.method.group_tokens, config.num_attention_heads)
 
 
-def _layout(recipe: Recipe, config: Config, world: int, tensor: int) -> Layout:
+def _layout(recipe: Recipe, config: Config, world: int) -> Layout:
     levers = recipe.memory
     again = recipe.trainer_value("activation_checkpointing")
     engine = recipe.deepspeed
     zero = None if engine is None else deepspeed_config.stage(engine)
 
-    def offloaded(name: str) -> bool:
+    def offloaded(name: str) -> Offload:
         found = deepspeed_config.lookup(engine or {}, f"zero_optimization.{name}.device")
-        return found not in (None, "none")
+        return found if found in ("cpu", "nvme") else "none"
 
     return Layout(
         gpus=world,
         zero=zero,
-        tensor=tensor,
+        tensor=recipe.scale.tensor_parallel_size,
         sequence=recipe.scale.sequence_parallel_size,
         micro_batch=int(recipe.trainer_value("per_device_train_batch_size")),
         checkpoint_layers=levers.checkpoint_layers if again else None,
         offload_checkpoints=levers.checkpoint_offload,
-        offload_optimizer="cpu" if offloaded("offload_optimizer") else "none",
-        offload_weights="cpu" if offloaded("offload_param") else "none",
+        offload_optimizer=offloaded("offload_optimizer"),
+        offload_weights=offloaded("offload_param"),
         mlp_tiles=levers.mlp_tiles,
         engine=_engine(engine or {}, config.hidden_size, zero),
     )
@@ -202,6 +224,9 @@ def _engine(settings: dict[str, Any], hidden: int, zero: int | None) -> Engine:
         found = deepspeed_config.lookup(settings, f"zero_optimization.{name}")
         return left_out if found is None else int(auto) if found == "auto" else int(found)
 
+    def is_on(name: str) -> bool:
+        return deepspeed_config.lookup(settings, f"zero_optimization.{name}") is True
+
     overlap = deepspeed_config.lookup(settings, "zero_optimization.overlap_comm")
     return Engine(
         reduce_bucket=size("reduce_bucket_size", 500_000_000, hidden * hidden),
@@ -210,6 +235,9 @@ def _engine(settings: dict[str, Any], hidden: int, zero: int | None) -> Engine:
         max_live=size("stage3_max_live_parameters", 1_000_000_000, 1e9),
         persistence=size("stage3_param_persistence_threshold", 100_000, 10 * hidden),
         sub_group=size("sub_group_size", 1_000_000_000, 1e9),
+        secondary=size("zero_hpz_partition_size", 1, 1),
+        quantised_weights=is_on("zero_quantized_weights"),
+        quantised_gradients=is_on("zero_quantized_gradients"),
     )
 
 
@@ -232,6 +260,21 @@ def check(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> list[P
     return room.check(job(recipe, config, world, gpu), force=recipe.memory.force)
 
 
+def outlook(recipe: Recipe) -> str:
+    """The memory of a run that is only looked at, on the GPU at hand if there is one, in one line.
+
+    Raises:
+        UserError: as :func:`config_of`.
+    """
+    gpu, config = gpu_at_hand(), config_at_hand(recipe)
+    if config is None:
+        return "not known before the model's configuration or the tokenizer is at hand"
+    asked = job(recipe, config, recipe.world_size, gpu)
+    if gpu is None:
+        return f"{told(asked)}; of a GPU: tools/plan.py {recipe.name} --gpus N --gpu NAME"
+    return told(asked) + ("" if search.fits(asked) else "; IT DOES NOT FIT, tools/plan.py --search says what does")
+
+
 def told(asked: Job) -> str:
     """The memory of a job in one line, for a person who is about to start it."""
     found = memory.estimate(asked, reserve=asked.gpu is not None)
@@ -239,7 +282,7 @@ def told(asked: Job) -> str:
     parts = ", ".join(
         f"{name.replace('_', ' ')} {size / GIB:.2f}" for name, size in shown if size >= 0.01 * found.peak.total
     )
-    where = "a process" if asked.gpu is None else f"a GPU of {asked.gpu.memory / GIB:.1f}"
+    where = "a process" if asked.gpu is None else f"a GPU of {asked.gpu.memory / GIB:.1f} ({asked.gpu.name})"
     host = f"; {found.host / GIB:.1f} of the host's for each" if found.host else ""
     return (
         f"about {found.peak.total / GIB:.2f} GiB {where}, in the {found.peak.moment}"

@@ -36,6 +36,8 @@ class Case:
     accumulation: int = 1
     layers: int = 5
     tiles: int = 1
+    sequence: int = 1
+    tensor: int = 1
 
     @property
     def name(self) -> str:
@@ -47,6 +49,8 @@ class Case:
             own
             + f"-{self.groups}groups" * (self.groups < 4)
             + "-tiles" * (self.tiles > 1)
+            + "-sequence" * (self.sequence > 1)
+            + "-tensor" * (self.tensor > 1)
             + f"-{self.accumulation}x" * (self.accumulation > 1)
         )
 
@@ -68,6 +72,8 @@ class Case:
         layout = Layout(
             gpus=1 if self.zero is None else RANKS,
             zero=self.zero,
+            sequence=self.sequence,
+            tensor=self.tensor,
             micro_batch=self.rows,
             checkpoint_layers=self.layers_again,
             mlp_tiles=self.tiles,
@@ -101,6 +107,12 @@ CASES = (
     Case(1, "rope", "frozen", layers_again="selective", length=1024),
     Case(2, "tape", "full", layers_again="selective_matmuls", length=1024),
     Case(1, "tape", "full", layers_again=1, length=2048, tiles=4),
+    Case(1, "tape", "frozen", length=2048, sequence=2),
+    Case(2, "tape", "full", length=2048, sequence=2, groups=2),
+    Case(3, "rope", "full", layers_again=1, length=2048, sequence=2),
+    Case(1, "tape", "full", length=1024, tensor=2),
+    Case(2, "tape", "frozen", length=1024, tensor=2, groups=2),
+    Case(1, "rope", "full", layers_again=1, length=2048, tensor=2),
 )
 QUICK = CASES[:6:2]
 """Of these, what every run of the suite looks at."""

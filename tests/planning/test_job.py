@@ -16,10 +16,19 @@ from tests.planning.helpers import job
         ({"gpus": 24, "sequence": 3}, "sequence_parallel_size"),
         ({"offload_weights": "cpu", "zero": 2}, "offload_weights"),
         ({"offload_optimizer": "cpu", "zero": None}, "offload_optimizer"),
+        ({"tensor": 2, "zero": 3}, "tensor_parallel_size"),
+        ({"tensor": 2, "zero": None}, "tensor_parallel_size"),
+        ({"tensor": 2, "sequence": 2, "zero": 1}, "tensor_parallel_size"),
+        ({"tensor": 2, "zero": 1, "quantised": True}, "tensor_parallel_size"),
+        ({"sequence": 2, "attention_span": 4096.0}, "sequence_parallel_size"),
     ],
 )
-def test_numbers_that_do_not_divide_are_named(changes, field):
+def test_what_cannot_be_is_named(changes, field):
     assert field in [each.field for each in problems(job(**changes))]
+
+
+def test_tensor_parallelism_goes_with_zero_1_and_2():
+    assert problems(job(tensor=8, zero=1)) == problems(job(tensor=2, zero=2)) == []
 
 
 def test_groups_of_key_heads_may_be_repeated_or_split():

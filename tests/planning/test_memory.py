@@ -69,6 +69,53 @@ def test_sharing_a_row_shares_its_activations(change):
     assert shared.checkpoints == one.checkpoints / 8 and shared.states == one.states / 8
 
 
+def test_tensor_parallelism_keeps_gathered_tokens_for_weights_that_are_trained():
+    """Linear maps read the tokens of all; what is beside them is of own tokens, the position updates' gate too."""
+    whole, split = ({each.name: each.bytes for each in activations.inside(job(tensor=size, zero=1))} for size in (1, 8))
+    for name in ("input of q, k, v", "input of gate and up"):
+        assert split[name] == whole[name]
+    for name in ("gate of the state", "feed-forward's output", "gate, up", "state"):
+        assert split[name] == whole[name] / 8
+    assert split["state of own heads"] == split["state"]
+
+
+def test_a_rank_has_a_whole_key_head_at_least():
+    """70B has 8 of 128 columns."""
+    found = {each.name: each.bytes for each in activations.inside(job("rope", model="llama2-70b", gpus=16, tensor=16))}
+    assert found["value"] == 128 * 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "rope", "tape"),
+    [
+        (None, 131_720, 205_832),
+        (1, 8192, 16_384),
+        ("selective", 8192 + 8192 + 128, 16_384 + 2 * (8192 + 128)),
+    ],
+)
+def test_what_a_block_of_7b_keeps_of_a_token(policy, rope, tape):
+    """Summed by hand: 4,096 columns, 11,008 inside, 32 heads, 128 of the gate; all trained, fused norms, bf16.
+
+    RoPE, everything: norms 2 x 8,196; input of q, k, v and of gate and up 2 x 8,192; q, k, v and output 4 x 8,192;
+    sums 128; gate, up and input of down 3 x 22,016. TAPE beside it: q and k before, state, and it beside the value;
+    what became of it, both halves together, input of o, output of the feed-forward, gate 256, sums 128.
+    """
+    for encoding, expected in (("rope", rope), ("tape", tape)):
+        asked = job(encoding, zero=2, checkpoint_layers=policy)
+        assert activations.of_a_block(asked) == 8192 * expected
+
+
+def test_what_lies_on_a_disk_is_not_in_the_hosts_memory():
+    asked = job(model="llama2-70b", offload_optimizer="nvme", offload_weights="nvme", engine=BIG)
+    found = memory.estimate(asked)
+    assert found.host == 0 and found.nvme == 18 * asked.parameters / 8
+
+
+def test_a_second_copy_of_the_weights_takes_its_share():
+    plain, twice = (memory.estimate(job(gpus=64, engine=Engine(secondary=each))).peak.weights for each in (1, 8))
+    assert twice - plain == job().parameters * 2 / 8
+
+
 def test_optimizer_offload_moves_masters_moments_and_fp32_gradients():
     found = memory.estimate(job(zero=2, offload_optimizer="cpu"))
     assert found.peak.optimizer == 0 and found.host == 16 * job().parameters / 8

@@ -26,6 +26,12 @@ def test_the_remedy_is_what_would_fit(changes, remedy):
     assert remedy in found.remedy and "--force" in found.remedy
 
 
+def test_a_remedy_is_never_what_a_run_refuses():
+    """Tensor parallelism takes no ZeRO-3: a higher stage is no remedy for it."""
+    (found,) = room.check(job(model="llama2-70b", gpus=64, tensor=8, zero=1, gpu="a100-40"))
+    assert "zero3" not in found.remedy or "tensor_parallel_size: 1" in found.remedy
+
+
 def test_force_and_a_cpu_stop_nothing():
     assert room.check(job(zero=1), force=True) == [] and room.check(job(zero=1, gpu=None)) == []
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tape_ds.planning import memory, search
+from tape_ds.planning.job import problems
 from tests.planning.helpers import FROZEN, job
 
 
@@ -26,6 +27,11 @@ def test_the_explanation_names_each_lever_and_what_it_costs():
     told = search.explain(search.search(job(trained=FROZEN)))
     assert any(line.startswith("ZeRO 3: ") and "waiting for others" in line for line in told)
     assert any(line.startswith("micro-batch") and "does not fit" in line for line in told)
+
+
+def test_no_way_is_one_that_a_run_refuses():
+    found = search.search(job(model="llama2-70b", gpus=64))
+    assert any(each.layout.tensor > 1 for each in found) and all(problems(each.job) == [] for each in found)
 
 
 def test_offload_comes_when_nothing_else_fits():

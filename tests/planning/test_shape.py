@@ -81,6 +81,18 @@ def test_tensor_parallelism_splits_matrices_and_leaves_norms_whole():
         assert after.total == (before.total / 2 if before.kind in ("linear", "head", "embedding") else before.total)
 
 
+def test_tensor_parallelism_splits_the_factor_of_an_adapter_that_meets_the_split_side():
+    model = shape.sizes(small())
+    found = shape.tensors(model, Trained(adapters=(("q_proj", 4), ("o_proj", 4))))
+    assert [each.split for each in found if each.kind == "adapter"] == [False, True, True, False]
+
+
+def test_many_layers_take_no_longer_to_count_than_few():
+    """A look at a recipe with a number too much must end."""
+    model = shape.sizes(small(num_hidden_layers=10**9))
+    assert shape.total(shape.tensors(model, Trained())) > 10**13
+
+
 def test_an_unknown_model_says_what_to_do():
     with pytest.raises(UserError, match="--model_config"):
         shape.published("somebody/llama-11b")

@@ -67,5 +67,37 @@ def test_many_gpus_pay_for_their_number():
     assert many.seconds / (many.bytes / few.bytes) > few.seconds / 16 * 1.2
 
 
+def test_tensor_parallelism_gathers_and_adds_up_hidden_states():
+    """13B by 8: twice each in a block, forward, again and backward, and around embedding and head; nothing else."""
+    found = sent(job("rope", model="llama2-13b", tensor=8, zero=1, checkpoint_layers=1, global_batch=1))
+    hidden = 8192 * 5120 * 2 * 7 / 8
+    assert found["hidden states gathered, added up"].bytes == pytest.approx((40 * 3 * 4 + 4) * hidden)
+    norms = 2 * (81 * 5120) * 2 * 7 / 8
+    assert found["gradients of whole weights"].bytes == pytest.approx(norms) and len(found) == 2
+
+
+def test_tensor_parallelism_exchanges_position_states():
+    """Of an eighth of the tokens, the state of all heads there and what became of it back; the first block has none."""
+    found = sent(job(model="llama2-13b", tensor=8, zero=1, checkpoint_layers=1, global_batch=1))
+    assert found["position states exchanged"].bytes == pytest.approx(39 * 3 * 2 * 8192 / 8 * 5120 * 2 * 7 / 8)
+
+
+def test_a_second_copy_of_the_weights_keeps_the_backward_within_a_node():
+    """ZeRO++: hpZ; with qwZ half the bytes, with qgZ a quarter (Wang et al. 2023, arXiv:2306.10209, Table 1)."""
+    plain = sent(job(gpus=64, engine=Engine(persistence=0)))
+    found = sent(job(gpus=64, engine=Engine(persistence=0, secondary=8)))
+    near = found["weights gathered from the second copy"]
+    assert near.link == "node" and found["weights gathered"].bytes == plain["weights gathered"].bytes / 2
+    assert near.bytes == pytest.approx(job().parameters * 2 * 7 / 8)
+    small = sent(job(gpus=64, engine=Engine(persistence=0, quantised_weights=True, quantised_gradients=True)))
+    assert small["weights gathered"].bytes == plain["weights gathered"].bytes / 2
+    assert small["gradients reduced"].bytes == plain["gradients reduced"].bytes / 4
+
+
+def test_a_disk_is_slower_than_the_hosts_memory():
+    near, far = (sent(job(offload_weights=each))["weights from the host"].seconds for each in ("cpu", "nvme"))
+    assert far > 10 * near
+
+
 def test_one_gpu_talks_to_nobody():
     assert traffic.of(job(gpus=1, zero=3)) == []

@@ -2,6 +2,9 @@
 
 import csv
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,7 @@ def test_a_plan_names_every_part(capsys):
     assert code == 0
     for part in ("weights", "optimizer", "checkpoints", "position states", "buckets", "reserve", "checkpoint on disk"):
         assert part in out
+    assert "kept of one layer for the backward, MiB: no checkpointing" in out and "selective_matmuls" in out
     for part in ("TFLOP of a step", "weights gathered", "attention", "tokens/s", "MFU", "GPU-hours", "longest row"):
         assert part in out
     assert "at 2 for a GPU and hour" in out and "predicted" in out
@@ -53,6 +57,15 @@ def test_json_holds_the_same(capsys):
     assert found["fits"] and found["seconds"]["step"] > 0 and found["parameters"]["all"] > 1.5e8
 
 
+def test_json_is_all_that_a_pipe_gets():
+    """Nor does it begin with what libraries print when they are imported."""
+    words = [sys.executable, "tools/plan.py", "c4_155m_tape", "--gpus", "4", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("DS_ACCELERATOR", None)  # with which there is nothing to say
+    ended = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(ended.stdout)["fits"]
+
+
 @pytest.mark.parametrize(
     ("argv", "named"),
     [
@@ -61,6 +74,9 @@ def test_json_holds_the_same(capsys):
         (["llama2_7b_8k", "--gpu", "a1000"], "unknown GPU"),
         (["llama2_7b_8k", "--gpus", "0"], "too small"),
         (["llama2_7b_8k", "--gpus", "8", "--tensor_parallel_size", "3"], "does not divide"),
+        (["llama2_7b_8k", "--gpus", "8", "--tensor_parallel_size", "2"], "ZeRO stage 3"),
+        (["llama2_7b_8k", "--price", "-1"], "not a price"),
+        (["llama2_7b_8k", "--price", "nan"], "not a price"),
         (["llama2_7b_8k", "--gpus", "3"], "not divisible"),
         (["llama2_7b_8k", "--windoww", "3"], "windoww"),
     ],

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tape_ds.errors import UserError
-from tape_ds.model import convert
+from tape_ds.model import convert, extendable
 from tape_ds.model.llama import TapeForCausalLM
 from tape_ds.planning import hardware, memory, shape
 from tape_ds.training import forecast
@@ -101,6 +101,53 @@ def test_a_folders_configuration_stands_in_for_the_recipes_model(tmp_path):
         assert forecast.config_of(recipe, str(given)).hidden_size == 5120
 
 
+def test_a_look_reads_no_model_that_is_not_at_hand(monkeypatch, tmp_path):
+    """Neither the network nor an unpacked file: published sizes, or a folder's configuration, or nothing."""
+    monkeypatch.setattr(convert, "resolve", lambda model: pytest.fail(model))
+    monkeypatch.setattr(forecast, "_entries", lambda tokenizer: pytest.fail(tokenizer))
+    assert forecast.config_at_hand(extension.load(["--model", "somebody/llama-11b"], world_size=1)) is None
+    assert forecast.config_at_hand(extension.load(["--model", "smollm2"], world_size=1)).hidden_size == 576
+    shape.published("llama2-13b").save_pretrained(tmp_path)
+    assert (
+        forecast.config_at_hand(
+            extension.load(["--recipe", "llama2_7b_8k", "--model", str(tmp_path)], world_size=1)
+        ).hidden_size
+        == 5120
+    )
+    own = pretraining.load(["--recipe", "c4_155m_tape", "--tokenizer", "somebody/words", "--vocab_size", "null"], 1)
+    assert forecast.config_at_hand(own) is None
+
+
+def test_smollm2_is_planned_by_the_sizes_that_it_has():
+    unpacked = extendable.read_config(convert.resolve("smollm2"))
+    found = shape.sizes(extendable.configure(unpacked, position_encoding="rope"))
+    assert shape.sizes(shape.published("smollm2")) == found
+
+
+def test_a_plan_converts_no_weights(monkeypatch, tmp_path):
+    """A Baichuan's configuration is a Llama's without its weights."""
+    monkeypatch.setattr(convert, "resolve", lambda model: pytest.fail(model))
+    shape.published("llama2-13b").save_pretrained(tmp_path)
+    assert forecast.native_config(str(tmp_path)).hidden_size == 5120
+
+
+def test_tensor_parallelism_is_read_from_the_recipe():
+    layout = asked("--recipe", "llama2_7b_8k", "--tensor_parallel_size", "4", "--deepspeed", "zero2").layout
+    assert (layout.tensor, layout.replicas, layout.shards) == (4, 2, 2)
+
+
+def test_disks_and_zero_plus_plus_are_read_from_the_json():
+    own = {"stage": 3, "zero_hpz_partition_size": 4, "zero_quantized_weights": True}
+    own |= {"offload_param": {"device": "nvme"}, "offload_optimizer": {"device": "cpu"}}
+    recipe = replace(extension.load(["--recipe", "llama2_7b_8k"], 8), deepspeed={"zero_optimization": own})
+    layout = forecast.job(recipe, forecast.config_of(recipe), 8, A100).layout
+    assert (layout.offload_weights, layout.offload_optimizer) == ("nvme", "cpu")
+    assert (layout.engine.secondary, layout.engine.quantised_weights, layout.engine.quantised_gradients) == (
+        *(4, True),
+        False,
+    )
+
+
 def test_a_launch_that_cannot_fit_is_stopped_with_a_remedy():
     words = ["--recipe", "llama2_7b_8k", "--activation_checkpointing", "false"]
     recipe, forced = (extension.load([*words, *more], world_size=8) for more in ([], ["--force"]))
@@ -114,7 +161,7 @@ def test_a_launch_that_cannot_fit_is_stopped_with_a_remedy():
 
 def test_what_is_told_names_the_parts_and_says_predicted():
     told = forecast.told(asked("--recipe", "llama2_7b_8k"))
-    assert "GiB a GPU of 79.3" in told and "position states 1.9" in told and told.endswith("(predicted)")
+    assert "GiB a GPU of 79.3 (a100-80)" in told and "position states 1.9" in told and told.endswith("(predicted)")
     assert "a process" in forecast.told(asked(gpu=None, world=1))
 
 

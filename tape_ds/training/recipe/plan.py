@@ -14,6 +14,15 @@ def shown(recipe: Recipe) -> bool:
     return True
 
 
+def _memory(recipe: Recipe) -> str:
+    from tape_ds.training import forecast  # torch and transformers, which nothing else here needs
+
+    try:
+        return forecast.outlook(recipe)
+    except (RuntimeError, TypeError) as error:  # torch's words for a tensor of more numbers than it can count
+        return f"beyond counting ({str(error).splitlines()[0]})"
+
+
 def describe(recipe: Recipe) -> str:
     """The plan as lines of ``name: value``, for ``--dry_run``."""
     each, accumulation = recipe.trainer_value("per_device_train_batch_size"), recipe.accumulation()
@@ -33,6 +42,7 @@ def describe(recipe: Recipe) -> str:
         **recipe.outline(),
         **(training if recipe.trains else {}),
         "engine": f"{engine}, {precision}",
+        **({"memory": _memory(recipe)} if recipe.trains else {}),
         "output": str(recipe.trainer_value("output_dir")),
     }
     width = max(map(len, lines))

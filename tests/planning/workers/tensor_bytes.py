@@ -19,6 +19,9 @@ from transformers import initialization as init
 from tape_ds import TapeForCausalLM
 from tape_ds.model.recompute import use_recompute
 from tape_ds.model.tiling import use_tiles
+from tape_ds.parallel.layout import Layout
+from tape_ds.parallel.tensor import use_tensor_parallelism
+from tape_ds.parallel.ulysses import use_sequence_parallel
 from tape_ds.training.environment import leave_process_group, prepare_process
 from tests.planning.cases import CASES, ENGINE, RANK, TARGETS, Case
 from tests.planning.live_tensors import LiveTensors
@@ -26,7 +29,8 @@ from tests.planning.live_tensors import LiveTensors
 
 def settings(case: Case) -> dict:
     """DeepSpeed's JSON."""
-    return {
+    shared = {"tensor_parallel": {"autotp_size": case.tensor}} if case.tensor > 1 else {}
+    return shared | {
         "train_micro_batch_size_per_gpu": case.rows,
         "gradient_accumulation_steps": case.accumulation,
         "gradient_clipping": 1.0,
@@ -75,6 +79,7 @@ def count(case: Case) -> dict[str, int]:
     """Bytes of one run."""
     with LiveTensors() as live:
         model = model_of(case).train()
+        share(model, case)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=1e-3, fused=True)
         train = plainly(model, optimizer) if case.zero is None else by_engine(model, optimizer, case)
@@ -85,6 +90,15 @@ def count(case: Case) -> dict[str, int]:
             idle = live.now
             train(ids)
         return {"peak": live.peak, "idle": idle}
+
+
+def share(model: torch.nn.Module, case: Case) -> None:
+    """Among both ranks, what the case shares."""
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if case.sequence > 1:
+        use_sequence_parallel(model, Layout(world, sequence=case.sequence), rank)
+    if case.tensor > 1:
+        use_tensor_parallelism(model, Layout(world, tensor=case.tensor), rank)
 
 
 def by_engine(model: torch.nn.Module, optimizer: torch.optim.Optimizer, case: Case) -> Callable[[torch.Tensor], None]:
