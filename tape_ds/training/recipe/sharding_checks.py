@@ -30,6 +30,11 @@ def _nvme(recipe: "Recipe") -> Iterator[Problem]:
         name = f"zero_optimization.{block}"
         if deepspeed_config.lookup(recipe.deepspeed or {}, f"{name}.device") != "nvme":
             continue
+        stage = deepspeed_config.stage(recipe.deepspeed)
+        if block == "offload_optimizer" and stage != 3:  # the other block is for the checks of the JSON itself
+            wrong = f"stage {stage} keeps it in the host's memory, and never writes to a disk"
+            yield Problem(f"deepspeed.{name}.device", "nvme", wrong, 'use stage 3, or give "device": "cpu"')
+            continue
         given = deepspeed_config.lookup(recipe.deepspeed or {}, f"{name}.nvme_path")
         if given:  # a missing one is for the checks of the JSON itself
             asked.append(f"deepspeed.{name}.device")

@@ -108,5 +108,11 @@ def test_a_folder_on_the_disk(block, tmp_path, with_libaio):
     assert "no such folder" in problems(**{block: {"device": "nvme", "nvme_path": str(tmp_path / "x")}})["nvme_path"]
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_only_stage_3_writes_to_a_disk(stage, tmp_path, with_libaio):
+    found = problems(stage=stage, offload_optimizer={"device": "nvme", "nvme_path": str(tmp_path)})
+    assert set(found) == {"device"} and "never writes to a disk" in found["device"]
+
+
 def test_the_hosts_memory_needs_neither():
     assert problems(offload_param={"device": "cpu"}, offload_optimizer={"device": "cpu"}) == {}
