@@ -75,6 +75,7 @@ check: $(STAMP)
 faults: $(STAMP)
 	PATH="$(BIN):$$PATH" $(BIN)/python -m tests.faults $(ARGS)
 
+# What was found is kept in .cache/scale and not computed again; remove that folder to begin anew.
 scale: $(STAMP)
 	PATH="$(BIN):$$PATH" DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 $(BIN)/python -m tests.parallel $(ARGS)
 

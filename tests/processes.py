@@ -8,6 +8,7 @@ itself, since whoever has trained cannot be forked.
 
 import contextlib
 import functools
+import gc
 import importlib.util
 import multiprocessing
 import multiprocessing.forkserver
@@ -283,6 +284,7 @@ def _set_environment(variables: Mapping[str, str]) -> None:
 
 def _become(script: Path, words: Sequence[str], log: Path, environment: Mapping[str, str]) -> NoReturn:
     """Be a rank, until its end."""
+    gc.freeze()  # what was imported stays: an engine collects garbage again and again, a second each time
     code = 1
     try:
         os.setsid()

@@ -1,21 +1,24 @@
 """The full product of what shares work between processes, beside one process; writes the table that is committed.
 
 python -m tests.parallel
+
+What was found is kept in .cache/scale, and not computed again; remove that folder to begin anew.
 """
 
 import argparse
 import functools
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tape_ds import results
 from tests.parallel import step_cases, training_cases
 from tests.parallel.group import RANKS, Group
+from tests.parallel.journal import Journal
 from tests.parallel.step_cases import Case
+from tests.parallel.training_cases import Plan
 from tests.processes import ROOT
 
 PAGE = ROOT / "docs" / "results" / "scale.md"
@@ -25,21 +28,20 @@ def main() -> int:
     """Run everything; 1 where something is further apart than its tolerance."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--page", type=Path, default=PAGE, help="Markdown file to write")
-    parser.add_argument("--without_runs", action="store_true", help="single steps only")
     options = parser.parse_args()
-    group, begin = Group(), time.monotonic()
+    steps, runs = (Journal(ROOT / ".cache" / "scale" / f"{name}.jsonl") for name in ("steps", "runs"))
+    group = Group()
     try:
-        parts = [_steps(group)] + ([] if options.without_runs else [_runs(group)])
+        parts = [_steps(group, steps), _runs(group, runs)]
     finally:
         group.end()
-    commit = (results.commit() or {}).get("hash", "unknown")[:12]
+    commits = ", ".join(sorted({*steps.commits, *runs.commits}))
     versions = results.versions()
     about = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "deepspeed") if name in versions)
     lines = [
         "# Shared work beside one process",
         "",
-        f"Written by `make scale` in {(time.monotonic() - begin) / 60:.0f} minutes: {RANKS} processes over gloo, "
-        f"{about}, commit {commit}.",
+        f"Written by `make scale`: {RANKS} processes over gloo, {about}, commit {commits}.",
         "",
         *(line for _, part in parts for line in part),
     ]
@@ -48,11 +50,11 @@ def main() -> int:
     return int(any(failed for failed, _ in parts))
 
 
-def _steps(group: Group) -> tuple[int, list[str]]:
+def _steps(group: Group, journal: Journal) -> tuple[int, list[str]]:
     """Loss and every gradient of a step, by encoding and heads."""
     failed, worst = 0, dict[tuple[str, str], dict[str, list[float]]]()
     for case in _told(step_cases.PRODUCT):
-        distance = max(group.run(step_cases.step, case)[0].values())
+        distance = max(journal.of(case, lambda case=case: group.run(step_cases.step, case)[0]).values())
         failed += distance > step_cases.TOLERANCE
         worst.setdefault((case.encoding, case.heads), {}).setdefault(_short(case), []).append(distance)
     columns = list(dict.fromkeys(map(_short, step_cases.PRODUCT)))
@@ -74,14 +76,13 @@ def _steps(group: Group) -> tuple[int, list[str]]:
     ]
 
 
-def _runs(group: Group) -> tuple[int, list[str]]:
+def _runs(group: Group, journal: Journal) -> tuple[int, list[str]]:
     """Twenty steps of the real trainer."""
     failed, worst = 0, dict[tuple[str, ...], list[dict[str, float]]]()
     with tempfile.TemporaryDirectory() as folder:
         alone = functools.cache(lambda plan: training_cases.train(tempfile.mkdtemp(dir=folder), plan))
         for plan in _told(training_cases.PRODUCT):
-            shared = group.run(training_cases.train, tempfile.mkdtemp(dir=folder), plan)[0]
-            found = training_cases.furthest(shared, alone(plan.numbers))
+            found = journal.of(plan, functools.partial(_run, group, plan, alone, folder))
             failed += any(found[name] > limit for name, limit in training_cases.TOLERANCE.items())
             kind = (plan.share, str(plan.stage), plan.encoding, plan.method)
             worst.setdefault(kind, []).append(found)
@@ -103,6 +104,11 @@ def _runs(group: Group) -> tuple[int, list[str]]:
         *_table(header, rows),
         "",
     ]
+
+
+def _run(group: Group, plan: Plan, alone: Callable[[Plan], Any], folder: str) -> dict[str, float]:
+    shared = group.run(training_cases.train, tempfile.mkdtemp(dir=folder), plan)[0]
+    return training_cases.furthest(shared, alone(plan.numbers))
 
 
 def _short(case: Case) -> str:

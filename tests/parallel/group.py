@@ -7,6 +7,7 @@ that fails on some rank leaves the others waiting for it, so the group is then e
 
 import contextlib
 import functools
+import gc
 import importlib
 import multiprocessing
 import os
@@ -127,6 +128,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 def _be_a_rank(pipe: Connection, variables: dict[str, str], log: str) -> None:
     """Compute cases until nobody sends any more."""
+    gc.freeze()  # what was imported stays: an engine collects garbage again and again, a second each time
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
