@@ -135,10 +135,11 @@ class Scripts:
         def content(path: str) -> str:
             return script(values, programs, path, first)
 
-        found = [problem for problem in reach.of_each(self.hosts, one) if problem is not None]
-        if found:
+        try:
+            raise_if_any([problem for problem in reach.of_each(self.hosts, one) if problem is not None])
+        except BaseException:  # somebody's Ctrl-C as well: tokens would lie there until the machine's next start
             self.remove()
-        raise_if_any(found)
+            raise
 
     def remove(self) -> None:
         """Remove those that nobody has read."""

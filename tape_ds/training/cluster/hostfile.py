@@ -18,6 +18,7 @@ _COMMENT = re.compile(r"(^|\s)#.*")
 _ENTRY = re.compile(r"(?P<name>\S+)\s+slots=(?P<slots>\d+)")
 _NAME = re.compile(r"([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 """No ``-`` in front, which ssh would take for an option; no ``,`` and ``[``, which pdsh reads as lists."""
+_BYTE_ORDER_MARK = "\ufeff"
 _WITH_COLON = re.compile(r"(?P<name>[^\s:]+):(?P<slots>\d+)")
 
 
@@ -48,7 +49,10 @@ def read(path: Path) -> list[Host]:
         raise_if_any([Problem(FIELD, str(path), f"cannot be read: {error.strerror}", remedy)])
     hosts: dict[str, Host] = {}
     problems: list[Problem] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    if text.startswith(_BYTE_ORDER_MARK):
+        wrong = "begins with a byte order mark, which nobody sees and DeepSpeed takes for a part of the first line"
+        problems.append(Problem(f"{path}:1", _BYTE_ORDER_MARK, wrong, "save the file as UTF-8 without it"))
+    for number, line in enumerate(text.removeprefix(_BYTE_ORDER_MARK).splitlines(), 1):
         words = _COMMENT.sub("", line).strip()
         if not words:
             continue

@@ -10,6 +10,8 @@ _NODE = ("CROSS_RANK", "GROUP_RANK", "SLURM_NODEID")
 """Variables with the number of the machine: DeepSpeed's launch.py, torchrun, srun."""
 _ON_NODE = ("LOCAL_SIZE", "LOCAL_WORLD_SIZE")
 """Those with the number of ranks on it: DeepSpeed's launch.py, torchrun."""
+_NODES = ("CROSS_SIZE", "GROUP_WORLD_SIZE")
+"""Those with the number of machines: DeepSpeed's launch.py, torchrun."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Place:
     """Number of its machine (``--node_rank``); None: the launcher does not say."""
     host: str
     """The machine's name for itself."""
+    nodes: int | None = None
+    """Machines of the job; None: the launcher does not say."""
 
     @property
     def is_alone(self) -> bool:
@@ -43,6 +47,13 @@ class Place:
         """Its machine in words."""
         return self.host if self.node is None else f"node_rank {self.node} ({self.host})"
 
+    def node_of(self, rank: int) -> int | None:
+        """Number of the machine that another rank is on; None where machines do not all have as many ranks as this one,
+        or the launcher does not say."""
+        if self.on_node is None or self.nodes is None or self.on_node * self.nodes != self.world:
+            return None
+        return rank // self.on_node
+
 
 def here(environ: Mapping[str, str] | None = None) -> Place:
     """This process's place; that of a job of one where no launcher started it."""
@@ -58,6 +69,7 @@ def here(environ: Mapping[str, str] | None = None) -> Place:
         on_node=number(_ON_NODE),
         node=number(_NODE),
         host=socket.gethostname(),
+        nodes=number(_NODES),
     )
 
 

@@ -5,7 +5,6 @@ asked the same small program, over the same connection as pdsh will make (its ``
 what ssh says is told with its remedy. Nothing asks for a password: what would, fails.
 """
 
-import getpass
 import os
 import re
 import shlex
@@ -46,7 +45,7 @@ _SAID: tuple[tuple[str, str, str], ...] = (
 
 _SCRIPT = """
 say() {{ printf '{mark}%s=%s\\n' "$1" "$2"; }}
-say hostname "$(hostname)"
+say hostname "$(uname -n)"
 say machine "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
 say addresses "$(hostname -I 2>/dev/null)"
 if [ -d /dev/shm ] && [ -w /dev/shm ]; then say memory yes; fi
@@ -125,9 +124,8 @@ class Answer:
 
 def ssh(name: str, port: int | None, seconds: float) -> list[str]:
     """The start of a command that pdsh's connection to a machine would be, never asking for a password."""
-    user = [] if "@" in name else ["-l", getpass.getuser()]
-    more = shlex.split(os.environ.get(SSH_ARGUMENTS, ""))
-    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, round(seconds))}", "-x", *user, *more]
+    more = os.environ.get(SSH_ARGUMENTS, "").split()  # as pdsh does, which knows no quotes
+    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, round(seconds))}", "-x", *more]
     return ["ssh", *options, *([] if port is None else ["-p", str(port)]), name]
 
 
@@ -256,5 +254,5 @@ def kill(
         f"tr '\\0' ' ' 2>/dev/null < /proc/$each/cmdline | grep -qF -- {shlex.quote(of)} && kill -KILL $each; done;;"
         for name, numbers in processes.items()
     )
-    script = f'case "$(hostname)" in\n{cases}\nesac\n'
+    script = f'case "$(uname -n)" in\n{cases}\nesac\n'
     of_each(hosts, lambda host: tell(host, port, seconds, "sh -s", script))

@@ -1,5 +1,6 @@
 """What a rank says of itself before a run on several machines: what it is about to compute with, and where."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -100,6 +101,7 @@ def code_files(package: Path | None = None, launcher: Path | None = None) -> dic
 
 def record_of(place: Place, recipe: Recipe, details: Details, output: Path, marker: str) -> Record:
     """What this rank says of itself; ``marker`` names the file that rank 0 has put into ``output``."""
+    now = time.time()  # before all that takes a time of its own on each machine
     on_cpu = not torch.accelerator.is_available() or os.environ.get("DS_ACCELERATOR") == "cpu"
     folders = {"output_dir": output, "data_cache": Path(recipe.as_dict()["data_cache"]).expanduser()}
     return Record(
@@ -112,15 +114,21 @@ def record_of(place: Place, recipe: Recipe, details: Details, output: Path, mark
         digests=details.digests(),
         device="cpu" if on_cpu else str(torch.accelerator.current_accelerator()),
         gpus=tuple(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())),
-        time=time.time(),
+        time=now,
         free={name: _free(folder) for name, folder in folders.items()},
         sees_output=not marker or sees(output / marker),
     )
 
 
 def sees(path: Path) -> bool:
-    """Whether this machine sees a file that another has just made."""
+    """Whether this machine sees a file that another has just made.
+
+    NFS remembers for up to a minute that there was no such folder; opening the one above has it ask the server again.
+    """
     for _ in range(LOOKS):
+        for folder in reversed(path.parents):
+            with contextlib.suppress(OSError), os.scandir(folder):
+                pass
         if path.exists():
             return True
         time.sleep(_LOOK_SECONDS)

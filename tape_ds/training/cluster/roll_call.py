@@ -18,14 +18,16 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import distributed
 
-from tape_ds.errors import GRACE_SECONDS, Problem, UserError, is_main_process, redacted
+from tape_ds.errors import GRACE_SECONDS, Problem, UserError, is_main_process, raise_if_any, redacted
 from tape_ds.training import verdict
 from tape_ds.training.cluster import place as places
 from tape_ds.training.cluster.place import Place, ranges
@@ -36,6 +38,10 @@ DECLINE_SECONDS = 60.0
 """How long a rank that cannot start looks for the others to tell them."""
 LINGER_SECONDS = 30.0
 """How long rank 0, which holds the store, waits for the others to hear that nothing starts."""
+LEAVE_SECONDS = 2.0
+"""How long one that was asked to stop waits for the others to hear it: those who are here look all the time."""
+ANSWER_SECONDS = 60.0
+"""How long who listens at the store's port may take for its first word."""
 NOTICE_SECONDS = 30.0
 """After how long rank 0 says for whom it waits, and again after each of them."""
 POLL_SECONDS = 0.2
@@ -62,6 +68,8 @@ class RollCall:
         self.say = say
         self.over = False
         """Whether it has ended: this process has said, or heard, that the job does not start."""
+        self.is_told = False
+        """Whether this process has heard that rank 0 has said why."""
         self._number = 0
         self._is_broken = False
         store.set(f"host/{place.rank}", place.machine)
@@ -112,15 +120,21 @@ class RollCall:
         self.over = True
         if broken:
             self.store.add("broken", 1)
-        said = [[each.field, redacted(str(each.value)), each.wrong, each.remedy] for each in problems]
-        self.store.set(f"declined/{self.place.rank}", json.dumps(said))
-        self.store.add("declined", 1)
+        counted = [each for each in self._miscounted() if each not in problems]  # may be why: say that as well
+        self._tell([*problems, *counted])
         return self._conclude(problems)
 
     def end(self) -> None:
         """Every rank knows by now why nothing starts: return when all have heard it, so that none is cut short."""
         self.over = True
         self._conclude([])
+
+    def _tell(self, problems: Sequence[Problem]) -> None:
+        """Under a number of its own: two may have one rank, and a rank may be one that rank 0 does not count."""
+        said = [[each.field, redacted(str(each.value)), each.wrong, each.remedy] for each in problems]
+        number = self.store.add("declining", 1)
+        self.store.set(f"declined/{number}", json.dumps([self.place.rank, said]))
+        self.store.add("declined", 1)
 
     def _enter(self) -> None:
         """Be the only one of this number, in a job that all count alike.
@@ -134,11 +148,17 @@ class RollCall:
             raise UserError(
                 Problem("--node_rank", place.node, wrong, "give every machine a number of its own, from 0 on")
             )
+        raise_if_any(self._miscounted())
+
+    def _miscounted(self) -> list[Problem]:
+        """What is wrong where this machine counts other ranks than the first that counted."""
+        place = self.place
         counted = self.store.compare_set("world", "", str(place.world)).decode()
-        if counted != str(place.world):
-            wrong = f"{place.machine} counts so many ranks, another machine {counted}"
-            remedy = "start all machines with the same hostfile, --include and --num_nodes, or --nnodes"
-            raise UserError(Problem("ranks", place.world, wrong, remedy))
+        if counted == str(place.world):
+            return []
+        wrong = f"{place.machine} counts so many ranks, another machine {counted}"
+        remedy = "start all machines with the same hostfile, --include and --num_nodes, or --nnodes"
+        return [Problem("ranks", place.world, wrong, remedy)]
 
     def _until(self, done: Callable[[], bool], seconds: float, stage: str) -> None:
         """Wait for it; ends with all the others where one has declined, and with who is missing."""
@@ -148,14 +168,28 @@ class RollCall:
                 self.over = True
                 found = self._conclude([])
                 raise (NotTogether if self._is_broken else UserError)(found)
+            if (reason := _asked()) is not None:
+                self._leave(reason)
             now = time.monotonic()
             if now - began > seconds:
                 self.over = True
-                raise NotTogether(self._never_came(stage, now - began))
+                error = NotTogether(self._never_came(stage, now - began))
+                error.on_one_rank = self.place.leads and not self.store.check([f"{stage}/0"])
+                raise error
             if self.place.rank == 0 and now - noticed > NOTICE_SECONDS:
                 noticed = now
                 self.say(f"waiting for {self._missing(stage)} since {now - began:.0f} s")
             time.sleep(POLL_SECONDS)
+
+    def _leave(self, reason: str) -> NoReturn:
+        """Have the others end with this one, which was asked to stop; nothing has begun."""
+        self.over = True
+        problem = _stopped(self.place, reason)
+        self.store.add("broken", 1)
+        self._tell([problem])
+        error = NotTogether(self._conclude([problem], LEAVE_SECONDS))
+        error.on_one_rank = self.place.leads and not self.is_told
+        raise error
 
     @contextlib.contextmanager
     def _store_may_go(self) -> Iterator[None]:
@@ -165,35 +199,39 @@ class RollCall:
         except RuntimeError as error:
             self.over = True
             wrong = f"rank 0, which holds the job's store, is gone ({_first_line(error)})"
-            raise NotTogether(Problem("start", self.place.machine, wrong, "see what the first machine says")) from error
+            problem = Problem("start", self.place.machine, wrong, "see what the first machine says")
+            raise _of_each_machine(problem) from error
 
-    def _conclude(self, own: Sequence[Problem]) -> list[Problem]:
+    def _conclude(self, own: Sequence[Problem], seconds: float | None = None) -> list[Problem]:
         """Nothing starts: have all ranks hear it before the first of them ends, and collect what they say."""
         world, rank = self.place.world, self.place.rank
         with contextlib.suppress(RuntimeError):  # a store that is gone is heard as well
             self._is_broken = bool(self.store.add("broken", 0))
             self.store.add("heard", 1)
-            until = time.monotonic() + LINGER_SECONDS
+            linger = LINGER_SECONDS if seconds is None else seconds
+            until = time.monotonic() + linger + (LEAVE_SECONDS if rank else 0)  # rank 0 may have begun a little later
             heard = (lambda: self.store.add("heard", 0) >= world) if rank == 0 else lambda: self.store.check(["said"])
-            while not heard() and time.monotonic() < until:
+            while not (is_heard := heard()) and time.monotonic() < until:
                 time.sleep(POLL_SECONDS)
             if rank == 0:
                 found = self._declined()
                 self.store.set("said", "1")
                 return found or list(own)
+            self.is_told = is_heard
         self._point_to_rank_0()
         return list(own)
 
     def _declined(self) -> list[Problem]:
         """What the ranks say that cannot start, each thing once; where not all say it, with their machines."""
-        said: dict[tuple[str, ...], list[int]] = {}
-        for rank in range(self.place.world):
-            if self.store.check([f"declined/{rank}"]):
-                for each in json.loads(self.store.get(f"declined/{rank}")):
-                    said.setdefault(tuple(each), []).append(rank)
+        said: dict[tuple[str, ...], set[int]] = {}
+        for number in range(1, self.store.add("declining", 0) + 1):
+            if self.store.check([f"declined/{number}"]):
+                rank, problems = json.loads(self.store.get(f"declined/{number}"))
+                for each in problems:
+                    said.setdefault(tuple(each), set()).add(rank)
         found = []
-        for (field, value, wrong, remedy), ranks in said.items():
-            where = "" if len(ranks) == self.place.world else f" on {self._machines(ranks)}"
+        for (field, value, wrong, remedy), ranks in sorted(said.items(), key=lambda item: min(item[1])):
+            where = "" if ranks >= set(range(self.place.world)) else f" on {self._machines(sorted(ranks))}"
             found.append(Problem(f"{field}{where}", value, wrong, remedy))
         return found
 
@@ -221,16 +259,23 @@ class RollCall:
     def _machine(self, rank: int) -> str:
         if self.store.check([f"host/{rank}"]):
             return str(self.store.get(f"host/{rank}").decode())
-        each = self.place.on_node
-        return f"node_rank {rank // each}" if each and self.place.world % each == 0 else "an unknown machine"
+        node = self.place.node_of(rank)
+        return "an unknown machine" if node is None else f"node_rank {node}"
 
     def _point_to_rank_0(self) -> None:
         """One line at each other machine: with ``--no_ssh`` its terminal shows nothing else."""
         place = self.place
         if place.leads and place.rank != 0:
-            print(f"\n{place.machine}: the run does not start; the first machine says why", file=sys.stderr, flush=True)
+            where = "the first machine says why" if self.is_told else "the first machine has not said why"
+            print(f"\n{place.machine}: the run does not start; {where}", file=sys.stderr, flush=True)
 
 
+def _nobody_asks() -> str | None:
+    return None
+
+
+_asked: Callable[[], str | None] = _nobody_asks
+"""Why this process was asked to stop, if it was."""
 _call: RollCall | None = None
 """This process's."""
 _gave_up = False
@@ -250,6 +295,13 @@ def current(seconds: float = JOIN_SECONDS) -> RollCall | None:
         store = _store(place, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), seconds)
         _call, _gave_up = RollCall(store, place, lambda text: print(text, flush=True)), False
     return _call
+
+
+def leave_when(asked: Callable[[], str | None]) -> None:
+    """End the waiting, here and on all ranks, as soon as ``asked`` gives a reason to stop: a signal, or a launcher that
+    is gone. Whoever answers those otherwise, at the end of a step, is not there yet."""
+    global _asked
+    _asked = asked
 
 
 def attend(seconds: float = JOIN_SECONDS) -> None:
@@ -273,7 +325,9 @@ def answering(main: Callable[..., int | None]) -> Callable[..., int | None]:
             said = _decline(error.problems)
             if said is None:
                 raise
-            raise UserError(said) from error
+            told = UserError(said)
+            told.on_one_rank = places.here().leads and not (_call is not None and _call.is_told)
+            raise told from error
         except Exception as error:
             wrong = f"ended with {type(error).__name__}: {_first_line(error)}"
             _decline([Problem("start", places.here().host, wrong, "see its traceback, on that machine")], broken=True)
@@ -312,17 +366,17 @@ def _store(place: Place, address: str, port: int, seconds: float) -> Any:
     host = place.rank == 0 and not by_agent
     if not host:
         _reach(place, address, port, seconds)
-    try:
+
+    def join() -> Any:
         # as torch's own rendezvous makes it, which finds this one when the process group is joined
-        store = distributed.TCPStore(
-            address,
-            port,
-            is_master=host,
-            timeout=timedelta(seconds=max(seconds, 30.0)),
-            wait_for_workers=False,
-            multi_tenant=True,
+        timeout = timedelta(seconds=max(seconds, 30.0))
+        return distributed.TCPStore(
+            address, port, is_master=host, timeout=timeout, wait_for_workers=False, multi_tenant=True
         )
-    except RuntimeError as error:
+
+    try:
+        store = join() if host else _within(ANSWER_SECONDS, join)
+    except (RuntimeError, TimeoutError) as error:
         if host and "EADDRINUSE" in str(error):
             raise UserError(Problem("--master_port", port, "taken on this machine", "give another one")) from error
         if host:
@@ -336,6 +390,25 @@ def _store(place: Place, address: str, port: int, seconds: float) -> Any:
     return distributed.PrefixStore(f"roll_call-{attempt}", store)
 
 
+def _within(seconds: float, make: Callable[[], Any]) -> Any:
+    """What ``make`` returns, on a thread: torch waits for the first word of a store without end, and whatever listens
+    there may not speak.
+
+    Raises:
+        TimeoutError: it took longer; the thread is left to itself.
+    """
+    made: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            made.set_result(make())
+        except Exception as error:
+            made.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return made.result(seconds)
+
+
 def _reach(place: Place, address: str, port: int, seconds: float) -> None:
     """Wait until somebody answers there; torch would wait as well, and fill the terminal with its stack."""
     until = time.monotonic() + seconds
@@ -344,12 +417,18 @@ def _reach(place: Place, address: str, port: int, seconds: float) -> None:
             socket.create_connection((address, port), timeout=5).close()
             return
         except OSError as error:  # a name that is not known may become known: containers come up one by one
+            if (reason := _asked()) is not None:
+                raise _of_each_machine(_stopped(place, reason)) from error
             if time.monotonic() > until:
                 why = f"within {seconds:.0f} s ({error.strerror or error})"
                 wrong = f"rank 0 did not answer {place.machine} at port {port} {why}"
                 remedy = "see that it was started there, and that a firewall lets the port through"
                 raise _of_each_machine(Problem("--master_addr", address, wrong, remedy)) from error
         time.sleep(POLL_SECONDS)
+
+
+def _stopped(place: Place, reason: str) -> Problem:
+    return Problem("start", reason, f"{place.machine} was stopped while it waited for the others", "start it again")
 
 
 def _of_each_machine(problem: Problem) -> NotTogether:

@@ -84,10 +84,10 @@ def _record(text: str) -> Record:
 def _marked(output: Path, is_first: bool) -> Iterator[str]:
     """A file in ``output`` for as long as this lasts, put there by rank 0; its name, "" where the disk takes none (the
     run's lock says that, in its own words). A folder that was not there goes with it."""
-    name, made = f".met-{secrets.token_hex(8)}", not output.exists()
     if not is_first:
         yield ""
         return
+    name, made = f".met-{secrets.token_hex(8)}", not output.exists()
     try:
         output.mkdir(parents=True, exist_ok=True)
         (output / name).touch()

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -30,6 +30,8 @@ STARTED_HERE = ("localhost", "127.0.0.1")
 
 _PROGRAMS = ("deepspeed", "ds", RUNNER)
 _PDSH = "pdsh"
+_NOT_CARRIED = re.compile(r"[\s\\\"'`$&;|<>()*?\[\]{}!#%~]")
+"""What a folder's name loses on its way through DeepSpeed's command, which has no quotes around it."""
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -60,7 +62,9 @@ class Command:
             through_shells: whether script and arguments go through pdsh and a shell on every machine.
         """
         words = [self.script, *self.arguments]
-        return [*self.before, *more, *self.options, *([for_pdsh(word) for word in words] if through_shells else words)]
+        if through_shells:  # DeepSpeed's own quotes are for the arguments alone
+            words = [shlex.quote(self.script).replace("%", "%%"), *map(for_pdsh, self.arguments)]
+        return [*self.before, *more, *self.options, *words]
 
 
 def read(command: Sequence[str]) -> Command:
@@ -99,6 +103,8 @@ def chosen(command: Command, hosts: Sequence[Host]) -> list[Host]:
         active = runner.parse_inclusion_exclusion(resources, asked.include, asked.exclude)
     except ValueError as error:
         remedy = f"name machines of {command.hostfile}, and of their slots from 0 on: node1@node2:0,2"
+        if any("@" in host.name for host in hosts):  # which DeepSpeed splits there
+            remedy += "; users go into ~/.ssh/config then, and out of the hostfile"
         raise UserError(Problem(" ".join(given), " ".join(given.values()), str(error), remedy)) from error
     raise_if_any(list(_too_many(command, hosts)))
     active = runner.apply_num_nodes_and_gpus(active, asked.num_nodes, asked.num_gpus)
@@ -139,6 +145,8 @@ class Ready:
     line: list[str]
     scripts: forwarding.Scripts | None = None
     """What lies on the machines for it."""
+    environment: Mapping[str, str] | None = None
+    """Its variables; None: those of this process."""
 
     def run(self) -> int:
         """Start it, pass signals on, and clear up behind it; returns its exit code, 128 + N of a signal's.
@@ -146,7 +154,15 @@ class Ready:
         On other machines its input ends with this process, however that ends, and by that the launches there know.
         """
         try:
-            running = subprocess.Popen(self.line, stdin=None if self.scripts is None else subprocess.PIPE)
+            return self._run()
+        finally:
+            if self.scripts is not None:
+                self.scripts.remove()
+
+    def _run(self) -> int:
+        stdin = None if self.scripts is None else subprocess.PIPE
+        try:
+            running = subprocess.Popen(self.line, stdin=stdin, env=self.environment)
         except OSError as error:
             remedy = "give its path, or put its folder into PATH (with this project's environment: .venv/bin)"
             raise UserError(Problem("command", self.line[0], f"cannot be started: {error.strerror}", remedy)) from error
@@ -158,11 +174,7 @@ class Ready:
         for number in _SIGNALS:
             signal.signal(number, pass_on)
         signal.signal(signal.SIGINT, lambda number, frame: None)  # a terminal's reaches the runner by itself
-        try:
-            code = running.wait()
-        finally:
-            if self.scripts is not None:
-                self.scripts.remove()
+        code = running.wait()
         return code if code >= 0 else 128 - code
 
 
@@ -178,16 +190,11 @@ def prepare(command: Command, forward: Sequence[str], seconds: float, say: Calla
     Raises:
         UserError: with everything that is in the way, machine by machine.
     """
-    hosts = chosen(command, hostfile.read(command.hostfile))
-    values = forwarding.chosen(os.environ, forward)
-    raise_if_any(_ports(command))
+    hosts, values = _looked_at(command, forward)
     if command.read.no_ssh:
-        raise_if_any(_alone(command, hosts))
         return Ready(command.line())
-    here = len(hosts) == 1 and hosts[0].name in (*STARTED_HERE, socket.gethostname())
-    if here and not command.read.force_multi:
+    if _is_here(command, hosts):
         return Ready(command.line(["--no_ssh_check", "--master_addr", STARTED_HERE[1]]))
-    raise_if_any(_pdsh(command))
     needs = reach.Needs(
         folder=Path.cwd(),
         script=None if command.read.module or command.read.no_python else command.script,
@@ -209,7 +216,50 @@ def prepare(command: Command, forward: Sequence[str], seconds: float, say: Calla
     found = ["--master_addr", command.read.master_addr or str(answers[0].address)]
     # even for one machine: without it DeepSpeed would start the ranks here
     command.options.extend(["--venv_script", scripts.pattern])
-    return Ready(command.line([*found, "--no_ssh_check", "--force_multi"], through_shells=True), scripts)
+    words = command.line([*found, "--no_ssh_check", "--force_multi"], through_shells=True)
+    return Ready(words, scripts, _without_shown(os.environ, values))
+
+
+def _looked_at(command: Command, forward: Sequence[str]) -> tuple[list[Host], dict[str, str]]:
+    """The machines and the variables that they get, when nothing is wrong that can be seen from here.
+
+    Raises:
+        UserError: with all that is.
+    """
+    hosts: list[Host] = []
+    values: dict[str, str] = {}
+    found: list[Problem] = []
+    try:
+        hosts = chosen(command, hostfile.read(command.hostfile))
+    except UserError as error:
+        found += error.problems
+    try:
+        values = forwarding.chosen(os.environ, forward)
+    except UserError as error:
+        found += error.problems
+    ports = _ports(command)
+    found += ports
+    if command.read.no_ssh:
+        found += [] if ports else _alone(command, hosts)
+    elif not hosts or not _is_here(command, hosts):
+        found += [*_pdsh(command), *_not_carried()]
+    raise_if_any(found)
+    return hosts, values
+
+
+def _is_here(command: Command, hosts: Sequence[Host]) -> bool:
+    """Whether this machine is the only one, so that DeepSpeed needs no ssh."""
+    here = len(hosts) == 1 and hosts[0].name in (*STARTED_HERE, socket.gethostname())
+    return here and not command.read.force_multi
+
+
+def _without_shown(environ: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
+    """The environment without those of the forwarded ``values`` that DeepSpeed would put on a command line and log as
+    well: MLflow's, with its token and its password."""
+    from deepspeed.launcher import runner
+
+    shown = tuple(prefix for prefix in runner.EXPORT_ENVS if prefix != "PYTHON")  # it adds this folder to PYTHONPATH
+    return {name: value for name, value in environ.items() if not (name in values and name.startswith(shown))}
 
 
 def _ports(command: Command) -> list[Problem]:
@@ -232,15 +282,24 @@ def _pdsh(command: Command) -> list[Problem]:
     return []
 
 
+def _not_carried() -> list[Problem]:
+    """Folders that DeepSpeed's command line would lose a part of on the machines."""
+    remedy = "use a path of letters, digits, . _ - and /, or start the command on every machine with --no_ssh"
+    wrong = "DeepSpeed hands it to the machines' shells without quotes, which a blank or one of its signs would need"
+    folders = {"folder": os.getcwd(), "python": sys.executable}
+    return [Problem(name, path, wrong, remedy) for name, path in folders.items() if _NOT_CARRIED.search(path)]
+
+
 def _alone(command: Command, hosts: Sequence[Host]) -> list[Problem]:
-    """What is wrong with a start of this machine's ranks alone."""
+    """What is wrong with a start of this machine's ranks alone; of no ``hosts`` nothing is known."""
     asked, found = command.read, []
-    if not 0 <= asked.node_rank < len(hosts):
+    if hosts and not 0 <= asked.node_rank < len(hosts):
         wrong = f"not the number of one of the {len(hosts)} machines"
         remedy = f"give the place of this machine in {command.hostfile}, from 0 on"
         found.append(Problem("--node_rank", asked.node_rank, wrong, remedy))
     if not asked.master_addr:
-        remedy = f"give --master_addr {hosts[0].name}, the same on every machine"
+        first = hosts[0].name if hosts else "with the first machine's name"
+        remedy = f"give --master_addr {first}, the same on every machine"
         found.append(Problem("--master_addr", "", "missing: with --no_ssh nobody can ask the first machine", remedy))
     elif not _resolves(asked.master_addr, asked.master_port):
         remedy = "give an address that all machines know"

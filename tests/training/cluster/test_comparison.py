@@ -102,6 +102,12 @@ def test_of_two_machines_the_first_is_right():
     assert problem.field == "device on node_rank 1 (n1)"
 
 
+@pytest.mark.parametrize("apart", [42.0, -42.0])
+def test_of_two_clocks_the_first_is_right(apart):
+    (said,) = compare(records(2, time=1000.0 + apart)).warnings
+    assert said.startswith("the clock of node_rank 1 (n1) is 42 s")
+
+
 def test_a_crowd_of_machines_is_cut_short():
     many = [dataclasses.replace(each, device="cpu") if each.rank > 20 else each for each in records(40)]
     (problem,) = compare(many).problems

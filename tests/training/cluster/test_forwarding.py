@@ -102,6 +102,21 @@ def test_a_machine_that_takes_none_is_named_and_the_others_are_cleared(fake_ssh)
     assert not Path(scripts.pattern.replace("%n", "0")).exists()
 
 
+def test_nothing_stays_where_somebody_interrupts(fake_ssh, monkeypatch):
+    of_each = reach.of_each
+
+    def interrupted(hosts, work):
+        monkeypatch.setattr(reach, "of_each", of_each)
+        assert work(hosts[0]) is None
+        raise KeyboardInterrupt
+
+    scripts = forwarding.Scripts(answers("good1", "good2"), None, 5)
+    monkeypatch.setattr(reach, "of_each", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        scripts.place({"HF_TOKEN": "secret"}, Path("/bin"))
+    assert not Path(scripts.pattern.replace("%n", "0")).exists()
+
+
 def test_a_file_of_somebody_else_is_not_written_into(fake_ssh):
     scripts = forwarding.Scripts(answers("good"), None, 5)
     theirs = Path(scripts.pattern.replace("%n", "0"))

@@ -44,6 +44,15 @@ def test_a_mistake_is_named_with_file_line_and_remedy(line, wrong, remedy, tmp_p
     assert wrong in problem.wrong and remedy in problem.remedy
 
 
+def test_a_byte_order_mark_is_said_by_its_name(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("\ufeff# all\nnode1 slots=8\n", encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        hostfile.read(path)
+    (problem,) = caught.value.problems
+    assert problem.field == f"{path}:1" and "byte order mark" in problem.wrong
+
+
 def test_all_mistakes_are_said_at_once(tmp_path):
     path = tmp_path / "hosts"
     path.write_text("a slots=2\nb:4\na slots=2\nc\n")

@@ -107,10 +107,18 @@ def test_two_names_of_one_machine_are_said(fake_ssh, tmp_path):
 
 
 def test_a_connection_is_that_of_pdsh_and_asks_for_nothing(monkeypatch):
-    monkeypatch.setenv("PDSH_SSH_ARGS_APPEND", "-F 'my config'")
+    """Which knows no quotes, and leaves the user's name to ssh's own configuration."""
+    monkeypatch.setenv("PDSH_SSH_ARGS_APPEND", "-F 'config'")
     command = reach.ssh("node1", 2222, 10)
-    assert command[-5:] == ["-F", "my config", "-p", "2222", "node1"] and "BatchMode=yes" in command
-    assert "-l" not in reach.ssh("me@node1", None, 10)
+    assert command[-5:] == ["-F", "'config'", "-p", "2222", "node1"] and "BatchMode=yes" in command
+    assert "-l" not in command
+
+
+def test_a_machine_without_hostname_is_reached_all_the_same(fake_ssh, tmp_path):
+    (fake_ssh / "hostname").write_text("#!/bin/sh\nexit 127\n")
+    (fake_ssh / "hostname").chmod(0o755)
+    answers, problems = looked(["good"], needs(tmp_path))
+    assert problems == [] and answers[0].hostname == socket.gethostname() and answers[0].address is None
 
 
 @pytest.mark.parametrize(

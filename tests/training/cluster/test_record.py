@@ -1,5 +1,7 @@
 """What a rank says of itself."""
 
+import os
+import time
 from types import SimpleNamespace
 
 from tape_ds.training.cluster import place, record
@@ -52,3 +54,19 @@ def test_a_rank_sees_what_rank_0_put_there_or_not(tmp_path, monkeypatch):
     assert (
         found.variables == {"TAPE_DS_ATTENTION": "sdpa"} and found.packages["python"] and found.free["output_dir"] > 0
     )
+
+
+def test_folders_above_are_opened_before_a_file_is_looked_for(tmp_path, monkeypatch):
+    """NFS asks its server again then, and goes by what it remembers otherwise."""
+    opened, scan = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda folder: opened.append(folder) or scan(folder))
+    (tmp_path / "marker").touch()
+    assert record.sees(tmp_path / "marker") and opened[-2:] == [tmp_path.parent, tmp_path]
+
+
+def test_the_clock_is_read_before_anything_that_takes_its_time(tmp_path, monkeypatch):
+    versions = record.results.versions
+    monkeypatch.setattr(record.results, "versions", lambda: time.sleep(0.3) or versions())
+    before = time.time()
+    found = record.record_of(place.here({}), recipe(), record.details_of(recipe(), {}), tmp_path, "")
+    assert found.time - before < 0.2

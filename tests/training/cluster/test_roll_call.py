@@ -17,13 +17,15 @@ WRONG = Problem("window", 3, "too small", "give 4")
 
 def place(rank, world=4):
     """Two ranks a machine."""
-    return Place(rank, world, rank % 2, 2, rank // 2, f"host{rank // 2}")
+    return Place(rank, world, rank % 2, 2, rank // 2, f"host{rank // 2}", world // 2)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(roll_call, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(roll_call, "LINGER_SECONDS", 1.0)
+    monkeypatch.setattr(roll_call, "LEAVE_SECONDS", 0.3)
+    monkeypatch.setattr(roll_call, "_asked", roll_call._nobody_asks)
 
 
 class Job:
@@ -144,7 +146,86 @@ def test_machines_that_count_different_ranks_are_named():
     assert "counts so many ranks, another machine 4" in str(ended[1])
 
 
-def test_a_store_that_is_gone_ends_the_wait():
+def test_who_counts_other_ranks_says_so_with_whatever_else_is_wrong():
+    """A batch that the ranks do not divide comes of it."""
+    job = Job(2)
+    counts_three = RollCall(job.store, place(2, 3), print)
+    declining = threading.Thread(target=counts_three.decline, args=([WRONG],))
+
+    def work(call, rank):
+        call.store.compare_set("world", "", "2")
+        declining.start()
+        call.attend(10)
+
+    ended = job.run(work, [0])
+    assert [problem.field.split(" on ")[0] for problem in ended[0].problems] == ["window", "ranks"]
+    declining.join()
+
+
+def test_a_rank_that_the_first_does_not_count_is_heard_all_the_same():
+    """Another hostfile there: its ranks' numbers begin elsewhere."""
+    job = Job(2)
+
+    def work(call, rank):
+        if rank == 5:
+            raise UserError(call.decline([WRONG]))
+        call.attend(10)
+
+    ended = job.run(work, [0, 5])
+    assert [problem.field for problem in ended[0].problems] == ["window on node_rank 2 (host2), rank 5"]
+
+
+def test_two_processes_of_one_rank_are_both_heard():
+    job = Job(2)
+    other = Problem("seed", 1, "no number", "give one")
+    threads = [threading.Thread(target=job.call(1).decline, args=([problem],)) for problem in (WRONG, other)]
+    for thread in threads:
+        thread.start()
+    ended = job.run(lambda call, rank: call.attend(10), [0])
+    assert {problem.wrong for problem in ended[0].problems} == {"too small", "no number"}
+    for thread in threads:
+        thread.join()
+
+
+def test_one_who_is_asked_to_stop_takes_all_along_at_once():
+    asked = set()
+    roll_call.leave_when(lambda: "SIGTERM" if threading.get_ident() in asked else None)
+
+    def work(call, rank):
+        if rank == 2:
+            asked.add(threading.get_ident())
+        call.attend(60)
+
+    begun = time.monotonic()
+    ended = Job().run(work, range(3))  # rank 3 never comes
+    assert time.monotonic() - begun < 5 and all(type(error) is NotTogether for error in ended.values())
+    assert "= 'SIGTERM': node_rank 1 (host1) was stopped while it waited for the others" in str(ended[0])
+
+
+def test_a_reason_that_rank_0_does_not_say_is_said_where_it_is(monkeypatch, capsys):
+    """Rank 0 has gone on, or is gone: who declines would be the only one to know why."""
+    ranked(monkeypatch)
+    call = RollCall(distributed.HashStore(), place(2, 4), print)
+    monkeypatch.setattr(roll_call, "_call", call)
+
+    @roll_call.answering
+    def main():
+        raise UserError(WRONG)
+
+    with pytest.raises(UserError, match="too small") as caught:
+        main()
+    assert caught.value.on_one_rank and "the first machine has not said why" in capsys.readouterr().err
+
+
+def test_where_rank_0_itself_does_not_come_the_others_say_it(monkeypatch):
+    ranked(monkeypatch)
+    ended = Job().run(lambda call, rank: call.attend(0.2), [2, 3])
+    assert [ended[rank].on_one_rank for rank in (2, 3)] == [True, False]
+
+
+def test_a_store_that_is_gone_ends_the_wait(monkeypatch):
+    ranked(monkeypatch)
+
     class Gone:
         def set(self, *arguments):
             raise RuntimeError("Connection reset by peer")
@@ -153,8 +234,9 @@ def test_a_store_that_is_gone_ends_the_wait():
 
     call = Job().call(1)
     call.store = Gone()
-    with pytest.raises(NotTogether, match="is gone \\(Connection reset by peer\\)"):
+    with pytest.raises(NotTogether, match="is gone \\(Connection reset by peer\\)") as caught:
         call.attend(10)
+    assert caught.value.on_one_rank, "rank 0 cannot say it"
 
 
 def ranked(monkeypatch, rank=1, world=2):
@@ -210,6 +292,27 @@ def test_rank_0_that_does_not_answer_is_said_on_each_machine(monkeypatch, capsys
     with pytest.raises(NotTogether, match=r"--master_addr = '127.0.0.1': rank 0 did not answer") as caught:
         roll_call.current(0.2)
     assert caught.value.on_one_rank
+
+
+def test_one_who_waits_for_rank_0_can_be_asked_to_stop(monkeypatch):
+    ranked(monkeypatch)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "9")
+    roll_call.leave_when(lambda: "SIGTERM")
+    with pytest.raises(NotTogether, match="SIGTERM"):
+        roll_call.current(60)
+
+
+def test_who_listens_there_and_says_nothing_is_not_waited_for(monkeypatch):
+    ranked(monkeypatch)
+    monkeypatch.setattr(roll_call, "ANSWER_SECONDS", 0.5)
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(mute.getsockname()[1]))
+        with pytest.raises(NotTogether, match="is not this job's rank 0"):
+            roll_call.current(2)
 
 
 def test_a_port_that_is_taken_is_said_by_rank_0(monkeypatch):

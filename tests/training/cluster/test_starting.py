@@ -72,6 +72,11 @@ def test_machines_that_cannot_be_had_are_said(options, field, wrong):
     assert wrong in problems_of(lambda: starting.chosen(command(*options), HOSTS))[field]
 
 
+def test_a_user_before_a_machine_cannot_be_included():
+    said = problems_of(lambda: starting.chosen(command("--include", "me@node1"), [Host("me@node1", 8, 1)]))
+    assert "users go into ~/.ssh/config" in said["--include"]
+
+
 WORDS = ["--a={'b': 1}", '{"a":1}', "it's", "$HOME", "a $HOME `date` b", 'say "so" \\ now', "*", "100%", "%h %n", ";ls"]
 
 
@@ -85,6 +90,14 @@ def test_a_word_arrives_behind_deepspeed_pdsh_and_a_shell(word):
     through = through.replace("%%", "%")  # pdsh
     shown = subprocess.run(["sh", "-c", f"printf %s {through}"], capture_output=True, text=True, check=True)
     assert shown.stdout == word
+
+
+@pytest.mark.parametrize("script", ["it's a script.py", "100%.py", "train.py"])
+def test_a_script_arrives_though_deepspeed_quotes_it_not(script):
+    given = starting.read(["deepspeed", "--hostfile", "hosts", script, "a b"])
+    (through,) = [word.replace("%%", "%") for word in given.line(through_shells=True)[3:-1]]
+    shown = subprocess.run(["sh", "-c", f"printf %s {through}"], capture_output=True, text=True, check=True)
+    assert shown.stdout == script
 
 
 @pytest.fixture
@@ -159,6 +172,35 @@ def test_options_that_cannot_work_are_said(options, field, wrong, folder):
     assert wrong in problems_of(lambda: ready(*options))[field]
 
 
+def test_what_can_be_seen_from_here_is_said_at_once(folder):
+    (folder / "hosts").write_text("good1\n")
+    found = problems_of(lambda: ready("--ssh_port", "0", "--launcher", "openmpi", forward=["NOT_SET"]))
+    assert list(found) == ["hosts:1", "--forward", "--ssh_port", "--launcher"]
+
+
+def test_a_folder_that_deepspeeds_command_would_lose_is_said(folder, monkeypatch):
+    there = folder / "my runs"
+    there.mkdir()
+    (there / "hosts").write_text("good1 slots=1\ngood2 slots=1\n")
+    (there / "train.py").touch()
+    monkeypatch.chdir(there)
+    assert "without quotes" in problems_of(ready)["folder"] and not (folder / "fakes" / "ssh.log").exists()
+    assert ready("--no_ssh", "--node_rank", "0", "--master_addr", "127.0.0.1").scripts is None
+
+
+def test_what_deepspeed_would_show_of_the_forwarded_is_kept_from_it(folder, monkeypatch):
+    """It writes every variable that begins so into the command that it logs."""
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "never on a command line")
+    monkeypatch.setenv("PYTHONPATH", "/stays")
+    found = ready("--master_addr", "127.0.0.1")
+    try:
+        placed = Path(found.scripts.pattern.replace("%n", "0")).read_text()
+        assert "MLFLOW_TRACKING_TOKEN" in placed and "MLFLOW_TRACKING_TOKEN" not in found.environment
+        assert found.environment["PYTHONPATH"] == "/stays"
+    finally:
+        found.scripts.remove()
+
+
 def test_without_pdsh_the_two_ways_are_named(folder, monkeypatch):
     monkeypatch.setattr(starting.shutil, "which", lambda name: None)
     assert "--no_ssh" in problems_of(ready)["pdsh"]
@@ -185,7 +227,8 @@ def test_a_command_gives_its_code_and_scripts_go(folder):
     scripts = type("Scripts", (), {"remove": lambda self: removed.append(True)})()
     assert starting.Ready([sys.executable, "-c", "raise SystemExit(3)"], scripts).run() == 3 and removed == [True]
     with pytest.raises(UserError, match="cannot be started"):
-        starting.Ready(["/no/such/program"]).run()
+        starting.Ready(["/no/such/program"], scripts).run()
+    assert removed == [True, True]
 
 
 # A process of its own that does not wait for all that the package imports.
