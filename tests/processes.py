@@ -33,6 +33,7 @@ LAUNCH_SECONDS = 180
 ORPHAN_SECONDS = 30
 """What the ranks of a job have to be gone within when one of them, or their launcher, was killed."""
 LIBRARIES = [f"tape_ds.training.{name}" for name in ("execution", "extension", "finetuning", "merging", "pretraining")]
+LIBRARIES += ["deepspeed.runtime.zero.muon.muon_optimizer"]  # which an engine imports when it starts
 """What the server imports, with all that these import."""
 
 
@@ -285,6 +286,7 @@ def _set_environment(variables: Mapping[str, str]) -> None:
 def _become(script: Path, words: Sequence[str], log: Path, environment: Mapping[str, str]) -> NoReturn:
     """Be a rank, until its end."""
     gc.freeze()  # what was imported stays: an engine collects garbage again and again, a second each time
+    multiprocessing.set_start_method("fork", force=True)  # as in any rank; the server's would be inherited
     code = 1
     try:
         os.setsid()

@@ -50,6 +50,13 @@ def cut_of(parameter: Tensor) -> Cut | None:
     return found
 
 
+def whole_numel(parameter: Tensor) -> int:
+    """Numbers of the whole parameter, a piece of which every process has, or a shard of ZeRO-3's."""
+    found = cut_of(parameter)
+    numel: int = getattr(parameter, "ds_numel", parameter.numel()) if found is None else found.numel(parameter)
+    return numel
+
+
 def described(model: nn.Module) -> dict[str, Any]:
     """For a checkpoint: how many processes share the model, and by parameter name along which dimension it was cut
     into pieces of which sizes. Empty where nothing is cut."""

@@ -6,6 +6,7 @@ Shape letters: those of :mod:`tape_ds.model.sharding`, and P processes.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -29,9 +30,15 @@ class Group:
     """Rank of the group's process 0."""
 
     @classmethod
-    def of(cls, layout: Layout, rank: int) -> "Group":
-        """The group of ``rank``; the first time it makes the process groups of all, so every process must call it."""
-        handles = _process_groups(layout, distributed.group.WORLD)
+    def of(cls, layout: Layout, rank: int, timeout: timedelta | None = None) -> "Group":
+        """The group of ``rank``; the first time it makes the process groups of all, so every process must call it.
+
+        Args:
+            layout: of the job.
+            rank: of this process.
+            timeout: of a collective; None: torch's own.
+        """
+        handles = _process_groups(layout, distributed.group.WORLD, timeout)
         own = layout.groups()[layout.data_rank(rank)]
         return cls(handles[layout.data_rank(rank)], layout.ways, own.index(rank), own[0])
 
@@ -89,10 +96,10 @@ class Group:
 
 
 @functools.cache
-def _process_groups(layout: Layout, world: Any) -> list[Any]:
+def _process_groups(layout: Layout, world: Any, timeout: timedelta | None) -> list[Any]:
     """Of each group of the layout; once for a process group ``world``, since each holds connections and threads."""
     comm.init_distributed(dist_backend=distributed.get_backend(), verbose=False)  # adopts torch's process group
-    return [comm.new_group(ranks) for ranks in layout.groups()]
+    return [distributed.new_group(ranks, timeout=timeout) for ranks in layout.groups()]
 
 
 class _Differentiable(torch.autograd.Function):

@@ -17,6 +17,7 @@ Shape letters: those of :mod:`tape_ds.model.sharding`, and P processes.
 
 import re
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ _DIMENSION = {
 """Along which each is cut; None: whole in every process."""
 
 
-def use_tensor_parallelism(model: nn.Module, layout: Layout, rank: int) -> None:
+def use_tensor_parallelism(model: nn.Module, layout: Layout, rank: int, timeout: timedelta | None = None) -> None:
     """Have ``model`` share its heads, columns and vocabulary with the processes of this one's group, always.
 
     All processes of a group must be given the same rows, and call the model equally often; all processes of the job
@@ -56,10 +57,12 @@ def use_tensor_parallelism(model: nn.Module, layout: Layout, rank: int) -> None:
         model: or what wraps it, such as peft's; what is trained must be marked already.
         layout: of the job, whose process group exists.
         rank: of this process.
+        timeout: of a collective; None: torch's own.
 
     Raises:
         UserError: something in it cannot be cut so.
         ValueError: it has no decoder that shares rows.
+        RuntimeError: the processes' weights are not the same.
     """
     # by its class: a wrapper such as peft's answers for what it wraps
     bare: Any = next((module for module in model.modules() if hasattr(type(module), "tensor_parallel_plan")), None)
@@ -67,7 +70,8 @@ def use_tensor_parallelism(model: nn.Module, layout: Layout, rank: int) -> None:
         raise ValueError(f"{type(model).__name__} has no tensor_parallel_plan")
     raise_if_any(list(check_cuts(bare.config, layout.tensor)))
     raise_if_any(list(_problems(bare, layout.tensor)))
-    group = Group.of(layout, rank)
+    group = Group.of(layout, rank, timeout)
+    _require_equal(model, group)
     for style, module in _planned(bare):
         if style == "vocabulary":
             _cut_vocabulary(module, group)
@@ -94,18 +98,33 @@ def _planned(bare: Any) -> Iterator[tuple[str, nn.Module]]:
         yield from ((style, module) for pattern, style in patterns if pattern.fullmatch(name))
 
 
+def _require_equal(model: nn.Module, group: Group) -> None:
+    """Nobody else would see that pieces of different weights were put side by side."""
+    sums = torch.stack([each.detach().sum(dtype=torch.float64).to("cpu") for each in model.parameters()])
+    sums = sums.to(next(model.parameters()).device)
+    if not torch.equal(group.largest(sums), -group.largest(-sums)):
+        raise RuntimeError("the processes that are to share the model hold different weights")
+
+
 def _problems(bare: Any, size: int) -> Iterator[Problem]:
     names = {id(module): name for name, module in bare.named_modules()}
     for style, module in _planned(bare):
         for name, parameter in module.named_parameters():
-            kind = _kind(name)
-            adapted = style == "vocabulary" and kind not in ("weight", "bias")
-            if kind is not None and not adapted and getattr(parameter, "quant_state", None) is None:
+            owner = module.get_submodule(name.rpartition(".")[0])
+            if _is_cuttable(style, owner, name) and getattr(parameter, "quant_state", None) is None:
                 continue
             wrong = f"{names[id(module)]}.{name} is of a kind that cannot be cut"
             remedy = "adapt linear layers of the blocks, unquantised, by plain LoRA; or use ZeRO-3"
             yield Problem(TENSOR, size, wrong, remedy)
             return
+
+
+def _is_cuttable(style: str, owner: nn.Module, name: str) -> bool:
+    """Whether ``owner``, whose parameter this is, still computes the right thing with a piece of it."""
+    kind = _kind(name)
+    if style == "vocabulary":
+        return kind in ("weight", "bias") and isinstance(owner, nn.Embedding | OutputHead)
+    return kind is not None
 
 
 def _kind(name: str) -> str | None:
@@ -194,7 +213,12 @@ class TensorShards(Shards):
         self.group.agree_on_draws(device)
 
     def embed(self, embedding: nn.Module, ids_BT: Tensor) -> Tensor:
-        """Each process looks up its entries of the vocabulary; summed where a token is kept."""
+        """Each process looks up its entries of the vocabulary; summed where a token is kept.
+
+        Raises:
+            RuntimeError: an id that is none of the vocabulary.
+        """
+        self.share.vocabulary.check(ids_BT, "a token")
         foreign_BT, own_BT = self.share.vocabulary.own(ids_BT)
         return self.scatter(embedding(own_BT).masked_fill(foreign_BT[..., None], 0))
 

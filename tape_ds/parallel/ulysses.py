@@ -12,6 +12,7 @@ processes, each sends a head to every process that reads it.
 Shape letters: those of :mod:`tape_ds.model.sharding`, and P processes, C columns of a head.
 """
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from tape_ds.parallel.group import Group, Stretches
 from tape_ds.parallel.layout import Layout, check_heads
 
 
-def use_sequence_parallel(model: nn.Module, layout: Layout, rank: int) -> None:
+def use_sequence_parallel(model: nn.Module, layout: Layout, rank: int, timeout: timedelta | None = None) -> None:
     """Have ``model`` share the rows of its training forwards with the processes of this one's group.
 
     All processes of a group must then be given the same rows, and call the model equally often; all processes of the
@@ -37,6 +38,7 @@ def use_sequence_parallel(model: nn.Module, layout: Layout, rank: int) -> None:
         model: or what wraps it, such as peft's.
         layout: of the job, whose process group exists.
         rank: of this process.
+        timeout: of a collective; None: torch's own.
 
     Raises:
         UserError: its heads cannot be shared by so many processes.
@@ -49,7 +51,7 @@ def use_sequence_parallel(model: nn.Module, layout: Layout, rank: int) -> None:
         config = decoder.config
         key_value_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
         raise_if_any(list(check_heads(config.num_attention_heads, key_value_heads, layout.sequence)))
-    share = ShareTokens(Group.of(layout, rank))
+    share = ShareTokens(Group.of(layout, rank, timeout))
     for decoder in decoders:
         decoder.share_rows = share
 

@@ -48,15 +48,29 @@ class Part:
         parts = self.group.gather_alike(F.pad(own, (0, largest - own.shape[-1])))
         return torch.cat([part[..., :size] for part, size in zip(parts, self.sizes, strict=True)], dim=-1)
 
+    def check(self, ids: Tensor, what: str, ignored: int | None = None) -> None:
+        """Each process takes an id that none of them has for another's: it would become a zero without a word.
+
+        Raises:
+            RuntimeError: an id outside the whole vocabulary, and not ``ignored`` (on CUDA the device's assertion).
+        """
+        entries = sum(self.sizes)
+        fitting = (ids >= 0) & (ids < entries)
+        if ignored is not None:
+            fitting |= ids == ignored
+        torch._assert_async(fitting.all(), f"{what} is none of the vocabulary's {entries} entries")
+
     def loss(self, hidden_ND: Tensor, weight: Tensor, targets_N: Tensor, ignore_index: int) -> Tensor:
         """Sum of cross-entropies in nats, fp32 (fp64 for fp64 input), the same in every process.
 
         The gradient of ``hidden_ND`` is what this process's rows [v, D] give of it: a part of the sum over processes.
+
+        Raises:
+            RuntimeError: a target that is none of the vocabulary.
         """
-        entries = sum(self.sizes)
-        fitting = (targets_N == ignore_index) | ((targets_N >= 0) & (targets_N < entries))
-        torch._assert_async(fitting.all(), f"a target is none of the vocabulary's {entries} entries")
-        loss: Tensor = _Loss.apply(hidden_ND, weight, targets_N, ignore_index, self)
+        self.check(targets_N, "a target", ignored=ignore_index)
+        wanted = tuple(torch.is_grad_enabled() and x.requires_grad for x in (hidden_ND, weight))
+        loss: Tensor = _Loss.apply(hidden_ND, weight, targets_N, ignore_index, self, wanted)
         return loss
 
 
@@ -65,14 +79,21 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, weight_vD: Tensor, targets_N: Tensor, ignore_index: int, part: Part
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_vD: Tensor,
+        targets_N: Tensor,
+        ignore_index: int,
+        part: Part,
+        wanted: tuple[bool, bool],
     ) -> Tensor:
+        for_hidden, for_weight = wanted  # torch's needs_input_grad says yes under no_grad as well
         dtype = chunked.product_dtype(hidden_ND)
         loss = hidden_ND.new_zeros((), dtype=chunked.softmax_dtype(hidden_ND))
-        d_hidden_ND = torch.zeros_like(hidden_ND) if ctx.needs_input_grad[0] else None
+        d_hidden_ND = torch.zeros_like(hidden_ND) if for_hidden else None
         sum_vD: Tensor | None = None
         weight, ignored_N = weight_vD.to(dtype), targets_N == ignore_index
-        chunk = chunked.chunk_tokens(weight_vD.shape[0])
+        chunk = chunked.chunk_tokens(max(part.sizes))  # not of its own piece: all must exchange equally long chunks
         blank = chunked.blank_chunks(ignored_N, chunk)  # the same in every process: they have the same rows
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for at, skipped in zip(range(0, len(targets_N), chunk), blank, strict=False):
@@ -86,9 +107,9 @@ class _Loss(torch.autograd.Function):
                 slope_Cv = slope_Cv.to(dtype)
                 if d_hidden_ND is not None:
                     d_hidden_ND[rows] = slope_Cv @ weight
-                if ctx.needs_input_grad[1]:
+                if for_weight:
                     sum_vD = chunked.add_product(sum_vD, slope_Cv.t(), hidden_CD)
-        if ctx.needs_input_grad[1]:  # a sum over all tokens, not a mean yet: fp16 could not hold it
+        if for_weight:  # a sum over all tokens, not a mean yet: fp16 could not hold it
             kept = torch.float32 if weight_vD.dtype == torch.float16 else weight_vD.dtype
             sum_vD = torch.zeros_like(weight_vD) if sum_vD is None else sum_vD.to(kept)
         ctx.save_for_backward(d_hidden_ND, sum_vD)
@@ -101,7 +122,7 @@ class _Loss(torch.autograd.Function):
             None if gradient is None else chunked.scaled_gradient(gradient, gradients[0], dtype)
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
-        return (*found, None, None, None)
+        return (*found, None, None, None, None)
 
 
 def _chunk(logits_Cv: Tensor, targets_C: Tensor, ignored_C1: Tensor, part: Part) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,6 @@ from tape_ds.training.held_out import (
     write_perplexities,
     write_scores,
 )
-from tape_ds.training.shared_work import share_out
 from tape_ds.training.trained import replace_trained
 from tape_ds.training.trainer import TapeTrainer
 
@@ -71,7 +70,8 @@ class Progress(TrainerCallback):
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Close the bar; learn what the other ranks needed."""
-        self.trainer.peak_memory_bytes = max(share_out(lambda _: self.peak, range(args.world_size))) or None
+        peaks = self.trainer.agreement.numbers([float(self.peak or 0)])
+        self.trainer.peak_memory_bytes = int(max(peak for (peak,) in peaks)) or None
         if self.bar is not None:
             self.bar.close()
 

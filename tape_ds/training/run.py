@@ -23,7 +23,7 @@ from tape_ds.data.dataset import collate
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import extendable, liger
 from tape_ds.model.flops import training_flops_per_token
-from tape_ds.parallel.cuts import cut_of
+from tape_ds.parallel.cuts import whole_numel
 from tape_ds.training import checkpoint, forecast, identity, resume, run_lock
 from tape_ds.training.agreement import Agreement
 from tape_ds.training.callbacks import Progress, SaveTrained
@@ -141,10 +141,8 @@ class Run(ABC):
 def _numel(parameter: nn.Parameter) -> int:
     """Numbers that a parameter stands for, however they are held: sharded by ZeRO-3, a piece of it in each process, or
     two to a byte in 4 bits."""
-    if (cut := cut_of(parameter)) is not None:
-        return cut.numel(parameter)
     packed = getattr(parameter, "quant_state", None)
-    return packed.shape.numel() if packed is not None else getattr(parameter, "ds_numel", parameter.numel())
+    return packed.shape.numel() if packed is not None else whole_numel(parameter)
 
 
 def start(recipe: Recipe, read: Mapping[str, str]) -> Started:

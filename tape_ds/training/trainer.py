@@ -13,6 +13,7 @@ import math
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -187,11 +188,12 @@ class TapeTrainer(Trainer):
         self._begin: tuple[int, float] | None = None
 
     def _share_rows(self) -> None:
+        timeout = timedelta(seconds=self.args.ddp_timeout)
         if self.layout.sequence > 1:
-            use_sequence_parallel(self.model, self.layout, self.agreement.rank)
+            use_sequence_parallel(self.model, self.layout, self.agreement.rank, timeout)
         elif self.layout.tensor > 1:
             whole = self.model.num_parameters(exclude_embeddings=True)
-            use_tensor_parallelism(self.model, self.layout, self.agreement.rank)
+            use_tensor_parallelism(self.model, self.layout, self.agreement.rank, timeout)
             self._share_of_flops *= whole / self.model.num_parameters(exclude_embeddings=True)
             shared_work.work_in_teams(self.layout.tensor)
 
@@ -262,6 +264,9 @@ class TapeTrainer(Trainer):
             self._require_same_record(resume_from_checkpoint)
         prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
         saving.adopt(self.model_wrapped)
+        if self.layout.tensor > 1:
+            # it would send the first batch, CUDA tensors pickled, from process to process: the loader saw to that
+            self.model_wrapped.first_dataloader_check.remove()
         if not guards.protects_itself(self.model_wrapped):
             self._protection = guards.protect(self.model_wrapped.optimizer)
         if resume_from_checkpoint is not None:
@@ -388,7 +393,7 @@ class TapeTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write this rank's part of a checkpoint, and commit it with all others."""
         name, self._save_name, self.saved = self._save_name, None, None
-        counted = [getattr(p, "ds_numel", p.numel()) for p in self.model.parameters() if p.requires_grad]
+        counted = [cuts.whole_numel(p) for p in self.model.parameters() if p.requires_grad]
         element = next(self.model.parameters()).element_size()
         self.beat("saving")
         self.store_flos()

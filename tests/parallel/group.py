@@ -135,6 +135,7 @@ def _be_a_rank(pipe: Connection, variables: dict[str, str], log: str) -> None:
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     os.environ.update(variables)
     os.environ.pop("TRITON_INTERPRET", None)
+    multiprocessing.set_start_method("fork", force=True)  # as in any rank; the server's would be inherited
     os.chdir(ROOT)
     _join()
     while True:

@@ -13,14 +13,17 @@ from torch import distributed
 
 from tape_ds.data.dataset import IGNORED, PADDING
 from tape_ds.errors import UserError
+from tape_ds.kernels import linear_cross_entropy
 from tape_ds.model.attention.shifted_groups import use_groups
 from tape_ds.model.gptj import ScaledGPTJForCausalLM
 from tape_ds.model.gptj_configuration import ScaledGPTJConfig
-from tape_ds.parallel.cuts import cut_of
+from tape_ds.parallel.cuts import cut_of, whole_numel
 from tape_ds.parallel.group import Group
 from tape_ds.parallel.layout import Layout
 from tape_ds.parallel.tensor import use_tensor_parallelism
 from tape_ds.parallel.ulysses import use_sequence_parallel
+from tape_ds.training.levers import Levers
+from tape_ds.training.recipe.memory import Memory
 from tests.model.helpers import VOCABULARY, gradients, tiny_model
 from tests.parallel.pairwise import cover
 
@@ -121,6 +124,26 @@ def step(case: Case) -> dict[str, float]:
     assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
     assert any(gradient.any() for gradient in expected.values())
     return {"loss": _distance(loss, alone)} | {name: _distance(found[name], expected[name]) for name in expected}
+
+
+def step_in_chunks(case: Case, entries: int) -> dict[str, float]:
+    """:func:`step` where the loss is computed for a chunk of tokens at a time that just holds ``entries`` logits."""
+    told = {"CHUNK_BYTES": 4 * entries, "CHUNK_MULTIPLE": 1}
+    with mock.patch.multiple(linear_cross_entropy, **told):
+        return step(case)
+
+
+def step_with_levers(case: Case, levers: Mapping[str, Any]) -> dict[str, float]:
+    """:func:`step` of a model with these memory levers, beside one that remembers everything."""
+
+    def shared(case: Case) -> Any:
+        model = plain(case)
+        Levers(model, Memory(**levers), checkpointing=True, device=torch.device("cpu"))
+        return model
+
+    plain = _shared
+    with mock.patch(f"{__name__}._shared", shared):
+        return step(case)
 
 
 def _layout(case: Case) -> Layout:
@@ -291,6 +314,34 @@ def pieces(size: int) -> dict[str, tuple[int, ...]]:
     return {name: tuple(weight.shape) for name, weight in _shared(Case(size, "tensor")).named_parameters()}
 
 
+def foreign_id(where: str, size: int) -> str:
+    """What a model in pieces says to a token or a label that is none of its vocabulary."""
+    batch, _ = _batch(Case(size), 2)
+    batch[where][1, 5] = VOCABULARY
+    model = _shared(Case(size, "tensor"))
+    try:
+        model(**batch)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def gradients_in_scoring(size: int) -> tuple[float, int]:
+    """The loss of a model in pieces while nobody asks for gradients, and how often one of its head's was computed."""
+    model = _shared(Case(size, "tensor"))
+    batch, _ = _batch(Case(size), 2)
+    with torch.no_grad(), mock.patch.object(linear_cross_entropy, "add_product") as called:
+        loss = model.eval()(**batch, skip_logits=True).loss
+    return float(loss), called.call_count
+
+
+def whole_numels(size: int) -> bool:
+    """Whether a model in pieces has as many parameters as a whole one, each counted as what it is a piece of."""
+    model = _shared(Case(size, "tensor"))
+    found = [whole_numel(weight) for weight in model.parameters()]
+    return found == [weight.numel() for weight in _model(Case(size)).parameters()]
+
+
 def refused_cut(change: str) -> str:
     """What is said to a model that cannot be cut."""
     model = _model(Case(2, encoding="gptj" if change == "gptj" else "tape"))
@@ -298,10 +349,14 @@ def refused_cut(change: str) -> str:
         model.config.attention_bias = True
     elif change == "dora":
         model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], use_dora=True))
+    elif change == "weights":
+        torch.nn.init.constant_(model.model.norm.weight, 1 + distributed.get_rank())
     elif change == "adapted head":
         model = get_peft_model(model, LoraConfig(r=2, target_modules=["lm_head"]))
+    elif change == "foreign head":
+        model.lm_head = torch.nn.Linear(*reversed(model.lm_head.weight.shape), bias=False)
     try:
         use_tensor_parallelism(model, Layout(distributed.get_world_size(), tensor=2), distributed.get_rank())
-    except (UserError, ValueError) as error:
+    except (UserError, ValueError, RuntimeError) as error:
         return str(error)
     return ""

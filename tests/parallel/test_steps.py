@@ -115,6 +115,11 @@ def test_a_model_in_pieces_exchanges_each_token_four_times(group, heads, size):
     assert tape[0]["state"] == 2 * (moved + read) * batch * tokens * head_size // size
 
 
+def test_pieces_of_different_weights_are_refused(group):
+    for message in group.run(step_cases.refused_cut, "weights"):
+        assert "different weights" in message
+
+
 @pytest.mark.parametrize("size", DIMENSIONS["size"])
 def test_a_model_in_pieces_generates_as_a_whole_one(group, size):
     """In evaluation too, with a cache of its own heads; prompts of another length in the next group."""
@@ -131,6 +136,46 @@ def test_each_process_has_its_pieces(group):
     assert first["model.norm.weight"] == (32,)
 
 
+@pytest.mark.parametrize("entries", [8 * 30, 3 * 31])
+def test_pieces_of_other_sizes_exchange_chunks_of_equal_length(group, entries):
+    """Of 31 and 30 entries of the vocabulary: as many logits are seven tokens of the larger, eight of the smaller."""
+    case = Case(2, "tensor", rows="packed", tokens=13)
+    assert max(group.run(step_cases.step_in_chunks, case, entries)[0].values()) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "levers",
+    [
+        {"checkpoint_layers": "selective"},
+        {"checkpoint_layers": "selective_matmuls"},
+        {"checkpoint_layers": 2, "checkpoint_offload": True},
+        {"mlp_tiles": 5, "checkpoint_layers": "selective"},
+    ],
+    ids=lambda levers: "-".join(map(str, levers.values())),
+)
+@pytest.mark.parametrize("encoding", ["tape", "tape flattened"])
+def test_memory_levers_on_a_model_in_pieces(group, encoding, levers):
+    """What is computed again is exchanged again, by all in the same order; more tiles than a process has tokens."""
+    case = Case(4, "tensor", encoding, rows="packed", tokens=13)
+    assert max(group.run(step_cases.step_with_levers, case, levers)[0].values()) <= TOLERANCE
+
+
+@pytest.mark.parametrize("where, words", [("input_ids", "a token"), ("labels", "a target")])
+def test_an_id_outside_the_vocabulary_is_refused(group, where, words):
+    """Each process would take it for another's."""
+    for message in group.run(step_cases.foreign_id, where, 2):
+        assert f"{words} is none of the vocabulary's 61 entries" in message
+
+
+def test_scoring_a_model_in_pieces_computes_no_gradient(group):
+    for loss, computed in group.run(step_cases.gradients_in_scoring, 2):
+        assert loss > 0 and computed == 0
+
+
+def test_a_piece_counts_as_what_it_is_a_piece_of(group):
+    assert group.run(step_cases.whole_numels, 4) == [True] * group.ranks
+
+
 @pytest.mark.parametrize(
     "change, words",
     [
@@ -138,6 +183,7 @@ def test_each_process_has_its_pieces(group):
         ("gptj", "no tensor_parallel_plan"),
         ("dora", "lora_magnitude_vector"),
         ("adapted head", "lm_head"),
+        ("foreign head", "lm_head"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(group, change, words):

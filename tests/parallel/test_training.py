@@ -78,6 +78,11 @@ def test_floating_point_operations_are_counted_once(interrupted, tmp_path, share
     assert interrupted(share)[0]["flos"] == pytest.approx(train(str(tmp_path), Plan(steps=4))["flos"], rel=1e-12)
 
 
+def test_room_on_disk_is_asked_for_whole_weights(interrupted):
+    """A checkpoint of pieces has all of them."""
+    assert interrupted("TP2")[0]["needed"] == interrupted("SP2")[0]["needed"]
+
+
 @pytest.mark.parametrize("share", ["SP2", "SP4"])
 def test_a_run_goes_on_however_its_rows_were_shared(group, interrupted, tmp_path, share):
     """ZeRO's files are the same whoever read which row; with the same sharing it goes on to the last digit."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from deepspeed.module_inject.layers import set_autotp_mode
@@ -17,7 +18,7 @@ from transformers import TrainingArguments, set_seed
 from tape_ds import TapeForCausalLM
 from tape_ds.data.dataset import IGNORED, collate
 from tape_ds.parallel.layout import Layout
-from tape_ds.training import methods, shared_work, trained
+from tape_ds.training import methods, saving, shared_work, trained
 from tape_ds.training.levers import ApplyLevers
 from tape_ds.training.recipe.memory import Memory
 from tape_ds.training.trained import Record
@@ -147,13 +148,15 @@ def train(folder: str, plan: Plan, resume: str | None = None) -> dict[str, Any]:
         data_collator=collate,
     )
     trainer.add_callback(ApplyLevers(Memory(checkpoint_offload=plan.levers == "offloaded")))
-    trainer.train(resume_from_checkpoint=resume)
+    with mock.patch.object(saving, "need", wraps=saving.need) as needed:
+        trainer.train(resume_from_checkpoint=resume)
     weights = trained.gather(trainer.model, list(prepared.names))
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     found = {
         "losses": [entry["loss"] for entry in logs],
         "norms": [entry["grad_norm"] for entry in logs],
         "flos": trainer.state.total_flos,
+        "needed": [call.args[0] for call in needed.call_args_list],
         "rows": trainer.get_total_train_batch_size(trainer.args),
         "weights": {name: copy.deepcopy(weight).float().numpy() for name, weight in weights.items()},
     }
@@ -163,9 +166,10 @@ def train(folder: str, plan: Plan, resume: str | None = None) -> dict[str, Any]:
 
 
 def _arguments(folder: Path, plan: Plan, layout: Layout) -> TrainingArguments:
+    rows = 2 if layout.ways == 4 else 1  # one group of four would otherwise exchange everything four times a step
     changes: dict[str, Any] = {
-        "per_device_train_batch_size": 1,
-        "gradient_accumulation_steps": GLOBAL_BATCH // layout.data,
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": GLOBAL_BATCH // (rows * layout.data),
         "max_steps": plan.steps,
         "learning_rate": 3e-3,
         "adam_epsilon": 1e-4,  # else Adam's first steps make a full step of a gradient that is rounding alone
