@@ -3,7 +3,19 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import attention, decode, formulation, generate, layer, position_mix, recipe, rotate, shapes, step
+from benchmarks import (
+    attention,
+    decode,
+    formulation,
+    generate,
+    layer,
+    levers,
+    position_mix,
+    recipe,
+    rotate,
+    shapes,
+    step,
+)
 from benchmarks.contest import Contest, Setting
 
 
@@ -85,6 +97,14 @@ GROUPS = {
         shapes.FORMULATION,
         formulation.contest,
         {"cuda": 20, "cpu": 3},
+        False,
+        _MODEL,
+    ),
+    "levers": Group(
+        "what each memory lever saves and costs, a whole model's step",
+        levers.SHAPES,
+        levers.contest,
+        levers.REPEATS,
         False,
         _MODEL,
     ),

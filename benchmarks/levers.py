@@ -1,5 +1,8 @@
 """What each memory lever saves and costs: a whole model's step, forward, loss and backward, with one lever at a time.
 
+TAPE alone: how it compares with RoPE is :mod:`benchmarks.step`'s to say. ``ours`` is the model without any lever but
+the chunked loss, which is always there; the others' times and peaks are divided by its own.
+
 Peak memory is the device's. On a CPU, where the host's memory is the device's, the offload's copies are put where the
 count of torch's allocator does not see them, as it does not see them on a GPU.
 """
@@ -17,24 +20,17 @@ from benchmarks.contest import Contest, Entry, Setting, Truth
 from benchmarks.measure import Runner, bytes_of
 from benchmarks.shapes import Model
 from tape_ds import TapeForCausalLM
+from tape_ds.kernels.linear_cross_entropy import chunk_tokens
 from tape_ds.training.levers import Levers
 from tape_ds.training.offload import InputOffload
 from tape_ds.training.recipe.memory import Memory
 
-DEEP = {
-    "vocab_size": 4_096,
-    "hidden_size": 256,
-    "intermediate_size": 704,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 2_048,
-    "rms_norm_eps": 1e-5,
-}
-"""Narrow and deep: most of its memory is activations, as in a large model with long rows."""
 SHAPES = {
     "cuda": [Model("7B", 8, 1, 8_192), Model("7B", 8, 1, 32_768)],
-    "cpu": [Model("deep", 12, 1, 2_048)],
+    "cpu": [Model("deep", 16, 1, 2_048), Model("155M", 1, 1, 4_096)],
 }
-REPEATS = {"cuda": 10, "cpu": 3}
+"""Blocks and logits apart on a CPU: blocks so large that they count beside a chunk of logits would take an hour."""
+REPEATS = {"cuda": 10, "cpu": 5}
 
 
 class Lever(NamedTuple):
@@ -48,51 +44,46 @@ class Lever(NamedTuple):
     """The loss of the whole row's logits, as it is without the chunked loss."""
 
 
-LEVERS: dict[str, Lever] = {
-    "nothing": Lever(),
-    "logits of the whole row": Lever(whole_logits=True),
-    "every 2nd block again": Lever(Memory(checkpoint_layers=2)),
-    "selective_matmuls": Lever(Memory(checkpoint_layers="selective_matmuls")),
-    "selective": Lever(Memory(checkpoint_layers="selective")),
-    "every block again": Lever(Memory()),
-    "selective, inputs on the host": Lever(Memory(checkpoint_layers="selective", checkpoint_offload=True)),
-    "every block again, inputs on the host": Lever(Memory(checkpoint_offload=True)),
-    "8 tiles": Lever(tiles=8),
-    "every block again, 8 tiles": Lever(Memory(mlp_tiles=8)),
-    "every block again, 8 tiles, inputs on the host": Lever(Memory(mlp_tiles=8, checkpoint_offload=True)),
+NOTHING = {"ours": Lever()}
+ON_LOGITS = {"ours, logits of the whole row": Lever(whole_logits=True)}
+"""The chunked loss undone."""
+ON_BLOCKS = {
+    "ours, every 2nd block again": Lever(Memory(checkpoint_layers=2)),
+    "ours, selective_matmuls": Lever(Memory(checkpoint_layers="selective_matmuls")),
+    "ours, selective": Lever(Memory(checkpoint_layers="selective")),
+    "ours, every block again": Lever(Memory()),
+    "ours, selective, inputs on the host": Lever(Memory(checkpoint_layers="selective", checkpoint_offload=True)),
+    "ours, every block again, inputs on the host": Lever(Memory(checkpoint_offload=True)),
+    "ours, 8 tiles": Lever(tiles=8),
+    "ours, every block again, 8 tiles": Lever(Memory(mlp_tiles=8)),
+    "ours, every block again, 8 tiles, inputs on the host": Lever(Memory(mlp_tiles=8, checkpoint_offload=True)),
 }
 
 
 def contest(shape: Model, setting: Setting) -> Contest:
-    """Both encodings with each lever, by the attention that ``auto`` picks."""
-    fields = sizes(shape)
+    """TAPE with each lever that has something to do, by the attention that ``auto`` picks."""
+    fields = models.sizes(shape)
     member = models.family(fields, setting)
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(3, fields["vocab_size"], (shape.batch, shape.tokens), generator=generator).to(setting.device)
+    ids = models.tokens(shape, setting.device)
     backend = "sdpa" if setting.device.type == "cpu" else "auto"
 
-    def build(encoding: str, lever: Lever) -> Runner:
-        model = models.with_weights_of(member(encoding, backend), fields, encoding, backend)
+    def build(lever: Lever) -> Runner:
+        model = models.with_weights_of(member("tape", backend), fields, "tape", backend)
         return _runner(model, lever, ids)
 
-    entries = [
-        Entry(name, encoding, functools.partial(build, encoding, lever))
-        for encoding in models.ENCODINGS
-        for name, lever in LEVERS.items()
-    ]
+    entries = [Entry(name, "tape", functools.partial(build, lever)) for name, lever in levers_of(shape).items()]
     few = models.first_tokens(ids)
 
-    def truth(encoding: str) -> Truth:
-        return models.truth(member(encoding, backend), few)
+    def truth() -> Truth:
+        return models.truth(member("tape", backend), few)
 
-    return Contest(entries, {encoding: functools.partial(truth, encoding) for encoding in models.ENCODINGS})
+    return Contest(entries, {"tape": truth})
 
 
-def sizes(shape: Model) -> dict[str, Any]:
-    """The configuration's fields."""
-    if shape.name != "deep":
-        return models.sizes(shape)
-    return DEEP | {"num_hidden_layers": shape.layers}
+def levers_of(shape: Model) -> dict[str, Lever]:
+    """Those that have something to do: on blocks, where there are several; on logits, where one chunk is not all."""
+    several_chunks = shape.batch * shape.tokens > chunk_tokens(models.SIZES[shape.name]["vocab_size"])
+    return NOTHING | (ON_LOGITS if several_chunks else {}) | (ON_BLOCKS if shape.layers > 1 else {})
 
 
 def _runner(model: TapeForCausalLM, lever: Lever, ids_BT: Tensor) -> Runner:

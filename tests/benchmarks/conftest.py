@@ -25,6 +25,7 @@ TOYS = {
     "generate": MODEL,
     "recipe": MODEL,
     "formulation": MODEL,
+    "levers": MODEL,
 }
 
 
@@ -39,6 +40,7 @@ GPU_TOYS = {
     "generate": GPU_MODEL,
     "recipe": GPU_MODEL,
     "formulation": GPU_MODEL,
+    "levers": GPU_MODEL,
 }
 
 

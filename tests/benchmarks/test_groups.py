@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks import attention, decode, generate, models
+from benchmarks import attention, decode, generate, levers, models
 from benchmarks.__main__ import measure
 from benchmarks.contest import Setting
 from benchmarks.groups import GROUPS
@@ -20,9 +20,10 @@ EXPECTED = {
     "generate": {"attend sdpa"},
     "recipe": {"attend auto"},
     "formulation": {"ours", "published, three eager", "published, one eager", "published, three sdpa"},
+    "levers": {*levers.NOTHING, *levers.ON_BLOCKS},
 }
 """Rivals that must have a time, of either encoding."""
-WITHOUT_ROPE = ("position_mix", "formulation")
+WITHOUT_ROPE = ("position_mix", "formulation", "levers")
 
 
 @pytest.mark.parametrize("name", GROUPS)

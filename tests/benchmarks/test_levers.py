@@ -1,11 +1,13 @@
-"""The levers' benchmark: every lever computes the same, and a CPU's copies are out of the count's sight."""
+"""The levers' benchmark: every lever computes the same and shows, and a CPU's copies are out of the count's sight."""
+
+import functools
 
 import pytest
 import torch
 
-from benchmarks import levers
+from benchmarks import levers, models
 from benchmarks.contest import TIMED, Setting, run
-from benchmarks.levers import LEVERS, Lever, apply, hide_copies, outside
+from benchmarks.levers import NOTHING, ON_BLOCKS, ON_LOGITS, Lever, apply, hide_copies, levers_of, outside
 from benchmarks.measure import _cpu_peak
 from benchmarks.shapes import Model
 from tape_ds.training.offload import InputOffload
@@ -13,27 +15,72 @@ from tape_ds.training.recipe.memory import Memory
 from tests.model.helpers import tiny_model, tokens
 
 CPU = torch.device("cpu")
+LEVERS = NOTHING | ON_LOGITS | ON_BLOCKS
 
 
-def test_every_lever_computes_the_same(toys):
-    setting, shape = Setting(CPU, torch.float32), Model("tiny", 3, 1, 40)
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Chunks of 128 tokens, the fewest there are."""
+    monkeypatch.setattr("tape_ds.kernels.linear_cross_entropy.CHUNK_BYTES", 1)
+
+
+def test_the_loss_of_whole_rows_is_the_same(toys, small_chunks):
+    """Levers on blocks are checked with every other group's rivals; their toy row has a single chunk."""
+    setting, shape = Setting(CPU, torch.float32), Model("tiny", 1, 1, 200)
     found = run(levers.contest(shape, setting), setting, 1, head_start=False, say=lambda _: None)
-    assert len(found) == 2 * len(LEVERS)
-    assert [finding.reason for finding in found if finding.status != TIMED] == []
-    assert all(finding.peak_bytes for finding in found)
+    assert [(finding.rival, finding.status) for finding in found] == [(name, TIMED) for name in NOTHING | ON_LOGITS]
 
 
-def peak(lever):
-    """Bytes above the model's in one step of a deeper tiny model."""
-    model, ids = tiny_model("gqa", "tape", num_hidden_layers=8).train(), tokens(2, 64)
-    apply(model, lever)
-    return _cpu_peak(lambda: levers._loss(model, ids, lever.whole_logits).backward())
+@pytest.mark.parametrize(
+    "shape, pulled",
+    [
+        (Model("deep", 16, 1, 2_048), ON_BLOCKS),
+        (Model("155M", 1, 1, 4_096), ON_LOGITS),
+        (Model("7B", 8, 1, 8_192), ON_LOGITS | ON_BLOCKS),
+        (Model("155M", 1, 1, 1_024), {}),
+    ],
+)
+def test_a_lever_that_would_do_nothing_is_not_pulled(shape, pulled):
+    assert levers_of(shape) == NOTHING | pulled
 
 
-def test_the_more_is_given_up_the_lower_the_peak():
-    nothing, second, every = (peak(LEVERS[name]) for name in ("nothing", "every 2nd block again", "every block again"))
-    selective, moved = peak(LEVERS["selective"]), peak(LEVERS["every block again, inputs on the host"])
-    assert moved < every < selective < nothing and every < second < nothing
+def test_every_lever_is_pulled_at_one_of_a_device_s_shapes():
+    for shapes in levers.SHAPES.values():
+        assert {name for shape in shapes for name in levers_of(shape)} == LEVERS.keys()
+        assert {shape.name for shape in shapes} <= models.SIZES.keys()
+
+
+@functools.cache
+def peak(name, **sizes):
+    """Bytes above the model's in one step of a tiny model, with the lever of this name."""
+    model, ids = tiny_model("gqa", "tape", **sizes).train(), tokens(2, 256)
+    apply(model, LEVERS[name])
+    return _cpu_peak(lambda: levers._loss(model, ids, LEVERS[name].whole_logits).backward())
+
+
+@pytest.mark.parametrize(
+    "less, more",
+    [
+        ("ours, every 2nd block again", "ours"),
+        ("ours, selective_matmuls", "ours"),
+        ("ours, 8 tiles", "ours"),
+        ("ours, selective", "ours, selective_matmuls"),
+        ("ours, every block again", "ours, every 2nd block again"),
+        ("ours, every block again", "ours, selective"),
+        ("ours, selective, inputs on the host", "ours, selective"),
+        ("ours, every block again, inputs on the host", "ours, every block again"),
+        ("ours, every block again, 8 tiles", "ours, every block again"),
+        ("ours, every block again, 8 tiles, inputs on the host", "ours, every block again, 8 tiles"),
+    ],
+)
+def test_the_more_is_given_up_the_lower_the_peak(less, more):
+    sizes = {"num_hidden_layers": 8, "intermediate_size": 128}
+    assert 20 * peak(less, **sizes) < 19 * peak(more, **sizes)
+
+
+def test_logits_of_a_chunk_are_fewer_than_of_the_whole_row(small_chunks):
+    sizes = {"num_hidden_layers": 1, "vocab_size": 1_024}
+    assert 2 * peak("ours", **sizes) < peak("ours, logits of the whole row", **sizes)
 
 
 def test_copies_lie_where_the_count_does_not_look():
