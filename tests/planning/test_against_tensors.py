@@ -32,8 +32,10 @@ def few(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rest(tmp_path_factory):
-    """One job for all others."""
-    return run(tmp_path_factory.mktemp("rest"), [case for case in CASES if case not in QUICK])
+    """A job for all others, and one for those in pieces: an engine keeps their groups while its process lives."""
+    others = [case for case in CASES if case not in QUICK]
+    whole, pieces = ([case for case in others if (case.tensor > 1) == cut] for cut in (False, True))
+    return run(tmp_path_factory.mktemp("rest"), whole) | run(tmp_path_factory.mktemp("pieces"), pieces)
 
 
 def between_steps(asked):
