@@ -32,18 +32,11 @@ from tape_ds.parallel.group import Group, Stretches
 from tape_ds.parallel.layout import TENSOR, Layout, check_cuts
 
 COLUMNS, ROWS = "colwise", "rowwise"
-_PARAMETERS = {
-    "weight": "weight",
-    "bias": "bias",
-    "lora_A.default.weight": "lora_A",
-    "lora_B.default.weight": "lora_B",
-}
-"""The parameters of a linear map, adapters among them, by the end of their name."""
 _DIMENSION = {
     COLUMNS: {"weight": 0, "bias": 0, "lora_A": None, "lora_B": 0},
     ROWS: {"weight": 1, "lora_A": 1, "lora_B": None},
 }
-"""Along which each is cut; None: whole in every process."""
+"""Along which each parameter of a linear map, adapters among them, is cut; None: whole in every process."""
 
 
 def use_tensor_parallelism(model: nn.Module, layout: Layout, rank: int, timeout: timedelta | None = None) -> None:
@@ -128,9 +121,9 @@ def _is_cuttable(style: str, owner: nn.Module, name: str) -> bool:
 
 
 def _kind(name: str) -> str | None:
-    """Which of a linear map's parameters this is, whatever wraps it."""
+    """Which of a linear map's parameters this is, whatever wraps it; None: of a kind that is not known here."""
     if ".lora_" in f".{name}":
-        return next((kind for end, kind in _PARAMETERS.items() if "lora" in end and name.endswith(end)), None)
+        return next((kind for kind in ("lora_A", "lora_B") if name.endswith(f"{kind}.default.weight")), None)
     end = name.rpartition(".")[2]
     return end if end in ("weight", "bias") else None
 
