@@ -8,7 +8,7 @@ import torch
 from tape_ds.training import trained
 from tape_ds.training.consolidation import consolidate
 from tests.integration.conftest import forked, launch
-from tests.integration.test_sequence_parallel import arguments, losses
+from tests.integration.shared_runs import arguments, assert_scored_alike, assert_trained_alike
 
 SCRIPT = "launchers/extend_llama.py"
 
@@ -39,22 +39,11 @@ def test_it_says_who_reads_what_and_counts_whole_parameters(shared, alone):
 
 
 def test_it_trains_what_one_process_trains(shared, alone):
-    """Losses in fp32 to 1e-5; weights to 2e-3 after four steps of 0.03, as between any two numbers of processes."""
-    assert losses(shared[0]) == pytest.approx(losses(alone), abs=1e-5)
-    one, other = (trained.load_trained(output / "trained") for output in (alone, shared[0]))
-    for (name, a), b in zip(one.named_parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(a, b, atol=2e-3, rtol=0, msg=name)
+    assert_trained_alike(shared[0], alone)
 
 
 def test_both_score_together_what_one_process_scores(shared, alone):
-    mine, other = (
-        json.loads((output / "results" / "run.json").read_text())["figures"]["loss_by_position"]["tape, trained"]
-        for output in (shared[0], alone)
-    )
-    assert mine.keys() == other.keys()
-    for name in mine:
-        assert mine[name]["counts"] == other[name]["counts"]
-        assert mine[name]["nll"] == pytest.approx(other[name]["nll"], rel=1e-5)
+    assert_scored_alike(shared[0], alone)
 
 
 def test_a_checkpoint_becomes_one_folder_of_whole_weights(shared, tmp_path):
