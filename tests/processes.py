@@ -73,7 +73,7 @@ class Launch:
             self.process = subprocess.Popen(
                 [str(part) for part in command],
                 cwd=ROOT,
-                env=_variables() | own | dict(environment or {}),
+                env=variables() | own | dict(environment or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -192,9 +192,9 @@ class Forked:
         log.touch()
         job = {"WORLD_SIZE": str(processes), "LOCAL_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1"}
         job |= {"MASTER_PORT": str(free_port()), "HF_HUB_OFFLINE": "1", **(environment or {})}
-        told = [_variables() | job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+        told = [variables() | job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
         words = [str(word) for word in words]
-        self._processes = [_server().Process(target=_become, args=(script, words, log, own)) for own in told]
+        self._processes = [server().Process(target=_become, args=(script, words, log, own)) for own in told]
         for process in self._processes:
             process.start()
 
@@ -253,17 +253,18 @@ class Forked:
         self.kill()
 
 
-def _variables() -> dict[str, str]:
+def variables() -> dict[str, str]:
     """The environment of every job's processes."""
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return inherited | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
 @functools.cache
-def _server() -> ForkServerContext:
+def server() -> ForkServerContext:
+    """A process that has imported everything and computed nothing, from which ranks are forked."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(LIBRARIES)
-    with _environment(_variables()):
+    with _environment(variables()):
         multiprocessing.forkserver.ensure_running()
     return context
 
@@ -271,22 +272,22 @@ def _server() -> ForkServerContext:
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     kept = dict(os.environ)
-    _set_environment(variables)
+    set_environment(variables)
     try:
         yield
     finally:
-        _set_environment(kept)
+        set_environment(kept)
 
 
-def _set_environment(variables: Mapping[str, str]) -> None:
+def set_environment(variables: Mapping[str, str]) -> None:
+    """Have exactly these variables."""
     os.environ.clear()
     os.environ.update(variables)
 
 
 def _become(script: Path, words: Sequence[str], log: Path, environment: Mapping[str, str]) -> NoReturn:
     """Be a rank, until its end."""
-    gc.freeze()  # what was imported stays: an engine collects garbage again and again, a second each time
-    multiprocessing.set_start_method("fork", force=True)  # as in any rank; the server's would be inherited
+    settle()
     code = 1
     try:
         os.setsid()
@@ -295,7 +296,7 @@ def _become(script: Path, words: Sequence[str], log: Path, environment: Mapping[
         os.dup2(output, 1)
         os.dup2(output, 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-        _set_environment(environment)
+        set_environment(environment)
         sys.argv = [str(script), *words]
         os.chdir(ROOT)
         code = _main_of(script)() or 0
@@ -307,6 +308,12 @@ def _become(script: Path, words: Sequence[str], log: Path, environment: Mapping[
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def settle() -> None:
+    """Have a process of the server's behave as any rank."""
+    gc.freeze()  # what was imported stays: an engine collects garbage again and again, a second each time
+    multiprocessing.set_start_method("fork", force=True)  # the server's would be inherited
 
 
 def _main_of(script: Path) -> Callable[[], int | None]:

@@ -31,8 +31,8 @@ from tape_ds.model.attention.shifted_groups import attend_in_groups, require_eve
 from tape_ds.model.filling import require_exact
 from tape_ds.model.gptj_configuration import ScaledGPTJConfig
 from tape_ds.model.inputs import (
-    blank_padding,
     merge_masks,
+    own_embeddings,
     past_length,
     require_weights,
     resolve_backend,
@@ -42,7 +42,7 @@ from tape_ds.model.language_model import LanguageModel
 from tape_ds.model.output_head import OutputHead
 from tape_ds.model.positions.base import Options
 from tape_ds.model.positions.rope import RopeEncoding
-from tape_ds.model.sharding import UNSHARED, Shards, ShareRows, own_tokens, shards_of
+from tape_ds.model.sharding import UNSHARED, Shards, ShareRows, shards_of
 
 
 class _Angles(NamedTuple):
@@ -217,12 +217,7 @@ class ScaledGPTJModel(ScaledGPTJPreTrainedModel):
             position_ids = torch.arange(tokens, device=given.device)[None] + offset
         documents = merge_masks(attention_mask, document_ids, tokens, offset)
         places_BT1 = rows_that_differ(position_ids)[..., None]
-        own_documents, _ = own_tokens(shards, documents, places_BT1, offset)
-        if inputs_embeds is None:
-            hidden_BTD = shards.embed(self.wte, given)
-        else:
-            hidden_BTD = shards.mine(inputs_embeds, filling=0)
-        hidden_BTD = blank_padding(hidden_BTD, own_documents, offset if shards is UNSHARED else 0)
+        hidden_BTD = own_embeddings(shards, self.wte, input_ids, inputs_embeds, documents, offset)
         start_B1TR = self.encoding.start(shards.rotated(places_BT1))
         for block in self.h:
             hidden_BTD = block(

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
 from tape_ds.model.attention import requested
+from tape_ds.model.sharding import Shards
 
 
 def past_length(past_key_values: Cache | None) -> int | Tensor:
@@ -31,12 +32,35 @@ def rows_that_differ(position_ids: Tensor) -> Tensor:
     return position_ids[:1] if bool((position_ids == position_ids[:1]).all()) else position_ids
 
 
-def blank_padding(hidden_BTD: Tensor, documents: Tensor | None, offset: int | Tensor) -> Tensor:
-    """Zero the embeddings of padding: a weight's gradient is a sum over all rows, and 0 times NaN is NaN."""
+def own_embeddings(
+    shards: Shards,
+    embedding: nn.Module,
+    input_ids: Tensor | None,
+    inputs_embeds: Tensor | None,
+    documents: Tensor | None,
+    offset: int | Tensor,
+) -> Tensor:
+    """Embeddings of this process's tokens, [B, T, D] where rows are not shared; those of padding, and of what lies
+    behind a shared row's end, are 0: a weight's gradient is a sum over all rows, and 0 times NaN is NaN.
+
+    Args:
+        shards: of rows of T tokens.
+        embedding: the decoder's.
+        input_ids: int64 [B, T]; or ``inputs_embeds`` [B, T, D].
+        inputs_embeds: see there.
+        documents: int [B, S], of all keys, -1 = padding; None: neither padding nor a second document.
+        offset: place of the first token on the key axis.
+    """
+    if inputs_embeds is None:
+        assert input_ids is not None
+        hidden_BTD, tokens = shards.embed(embedding, input_ids), input_ids.shape[1]
+    else:
+        hidden_BTD, tokens = shards.mine(inputs_embeds, filling=0), inputs_embeds.shape[1]
     if documents is None:
         return hidden_BTD
-    places = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device) + offset
-    return hidden_BTD.masked_fill((documents.index_select(1, places) < 0)[..., None], 0.0)
+    places = torch.arange(tokens, device=hidden_BTD.device) + offset
+    own_BT = shards.mine(documents.index_select(1, places), filling=-1)
+    return hidden_BTD.masked_fill((own_BT < 0)[..., None], 0.0)
 
 
 def merge_masks(

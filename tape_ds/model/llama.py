@@ -28,8 +28,8 @@ from tape_ds.model.attention import attend, attend_with_weights
 from tape_ds.model.attention.shifted_groups import attend_in_groups, require_every_head
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.inputs import (
-    blank_padding,
     merge_masks,
+    own_embeddings,
     past_length,
     require_weights,
     resolve_backend,
@@ -37,7 +37,7 @@ from tape_ds.model.inputs import (
 )
 from tape_ds.model.language_model import LanguageModel
 from tape_ds.model.output_head import OutputHead
-from tape_ds.model.sharding import UNSHARED, Shards, ShareRows, own_tokens, shards_of
+from tape_ds.model.sharding import UNSHARED, Shards, ShareRows, shards_of
 
 
 class TapeAttention(nn.Module):
@@ -254,13 +254,8 @@ class TapeModel(TapePreTrainedModel):
             shards.agree_on_draws(given.device)
         places_BTN = self.encoding.locate(position_ids, text)
         key_places = text.whole(places_BTN) if remembers else None
-        own_documents, own_places = own_tokens(shards, documents, places_BTN, offset)
-        if inputs_embeds is None:
-            hidden_BTD = shards.embed(self.embed_tokens, given)
-        else:
-            hidden_BTD = shards.mine(inputs_embeds, filling=0)
-        hidden_BTD = blank_padding(hidden_BTD, own_documents, offset if shards is UNSHARED else 0)
-        hidden_BTD = self.encoding.embed(hidden_BTD, own_places)
+        hidden_BTD = own_embeddings(shards, self.embed_tokens, input_ids, inputs_embeds, documents, offset)
+        hidden_BTD = self.encoding.embed(hidden_BTD, shards.mine(places_BTN))
         start = self.encoding.start(shards.rotated(places_BTN))
         state = None
         for layer in self.layers:

@@ -112,22 +112,6 @@ def shards_of(decoder: Any, tokens: int, cached: bool = False) -> Shards:
     return share(tokens)
 
 
-def own_tokens(
-    shards: Shards, documents: Tensor | None, places_BTN: Tensor, offset: int | Tensor
-) -> tuple[Tensor | None, Tensor]:
-    """Documents and places of a process's own tokens. Behind the rows' end is padding, at the place of the last token.
-
-    Args:
-        shards: of rows of T tokens.
-        documents: of all keys, cached ones included.
-        places_BTN: of the tokens of this call.
-        offset: place of the first of them on the key axis.
-    """
-    if documents is not None and shards is not UNSHARED:
-        documents = shards.mine(documents[:, offset : offset + places_BTN.shape[1]], filling=-1)
-    return documents, shards.mine(places_BTN)
-
-
 class VocabularyPart(Protocol):
     """An output head whose rows several processes share, as one of them sees it."""
 

@@ -14,6 +14,7 @@ from deepspeed import comm
 from torch import Tensor, distributed
 from torch.nn import functional as F
 
+from tape_ds.model.sharding import Shards
 from tape_ds.parallel.layout import Layout
 
 
@@ -152,3 +153,29 @@ class Stretches:
     def join(self, parts: Tensor, dim: int) -> Tensor:
         """The stretches [P, ...] of all processes -> whole rows, without what is behind their end."""
         return parts.movedim(0, dim).flatten(dim, dim + 1).narrow(dim, 0, self.tokens)
+
+
+class GroupShards(Shards):
+    """Rows of ``tokens`` tokens shared by ``group``, as far as every kind of sharing does it alike; methods are those
+    of :class:`tape_ds.model.sharding.Shards`."""
+
+    def __init__(self, group: Group, tokens: int):
+        self.group = group
+        self.rows = Stretches(group, tokens)
+
+    def mine(self, x: Tensor, filling: int | None = None, dim: int = 1) -> Tensor:
+        """A stretch of the row."""
+        return self.rows.mine(x, filling, dim)
+
+    def heads(self, count: int) -> slice:
+        """Consecutive ones."""
+        own = count // self.group.size
+        return slice(self.group.index * own, (self.group.index + 1) * own)
+
+    def agree_on_draws(self, device: torch.device) -> None:
+        """Take over the generator of the group's process 0."""
+        self.group.agree_on_draws(device)
+
+    def all_heads(self, x_BhTC: Tensor) -> Tensor:
+        """[B, h, T, C] -> [B, H, t, C]: this process's tokens, of every process's heads; 0 behind the rows' end."""
+        return self.group.swap(self.rows.cut(x_BhTC, dim=2)).movedim(0, 1).flatten(1, 2)

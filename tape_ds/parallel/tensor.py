@@ -25,10 +25,9 @@ from torch import Tensor, nn
 
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.model.output_head import OutputHead
-from tape_ds.model.sharding import Shards
 from tape_ds.parallel import vocabulary
 from tape_ds.parallel.cuts import cut, cut_of
-from tape_ds.parallel.group import Group, Stretches
+from tape_ds.parallel.group import Group, GroupShards
 from tape_ds.parallel.layout import TENSOR, Layout, check_cuts
 
 COLUMNS, ROWS = "colwise", "rowwise"
@@ -65,15 +64,16 @@ def use_tensor_parallelism(model: nn.Module, layout: Layout, rank: int, timeout:
     raise_if_any(list(_problems(bare, layout.tensor)))
     group = Group.of(layout, rank, timeout)
     _require_equal(model, group)
+    part = vocabulary.Part(group, tuple(_sizes(bare.config.vocab_size, group.size)))
     for style, module in _planned(bare):
         if style == "vocabulary":
-            _cut_vocabulary(module, group)
+            _cut_vocabulary(module, part)
         elif style != "key_value" or _cuts_key_heads(bare.config, group.size):
             _cut_linear(module, COLUMNS if style == "key_value" else style, group)
     for parameter in model.parameters():
         if parameter.requires_grad and cut_of(parameter) is None:
             parameter.register_hook(group.sum)
-    bare.base_model.share_rows = ShareModel(group, bare.config)
+    bare.base_model.share_rows = ShareModel(part, bare.config)
     marked: Any = model
     marked.ds_autotp_parsed = True
 
@@ -141,15 +141,12 @@ def _cut_linear(module: nn.Module, style: str, group: Group) -> None:
     _tell_sizes(module)
 
 
-def _cut_vocabulary(module: nn.Module, group: Group) -> None:
+def _cut_vocabulary(module: nn.Module, part: vocabulary.Part) -> None:
     for each in module.modules():
         if not isinstance(each, nn.Embedding | OutputHead):
             continue
-        found = cut_of(each.weight)
-        sizes = _sizes(len(each.weight), group.size) if found is None else list(found.sizes)
-        part = vocabulary.Part(group, tuple(sizes))
         for parameter in each.parameters():
-            cut(parameter, 0, sizes, group)
+            cut(parameter, 0, part.sizes, part.group)
         if isinstance(each, OutputHead):
             each.part = part
         elif each.padding_idx is not None:
@@ -172,38 +169,24 @@ class ShareModel:
 
     always = caches = True
 
-    def __init__(self, group: Group, config: Any):
-        self.group = group
+    def __init__(self, part: vocabulary.Part, config: Any):
+        self.part = part
+        """Of the vocabulary, and the group that shares it."""
         self.groups = config.num_key_value_heads
         """G."""
-        self.cuts_key_heads = _cuts_key_heads(config, group.size)
-        self.vocabulary = vocabulary.Part(group, tuple(_sizes(config.vocab_size, group.size)))
+        self.cuts_key_heads = _cuts_key_heads(config, part.group.size)
 
     def __call__(self, tokens: int) -> "TensorShards":
         """Rows of so many tokens."""
         return TensorShards(self, tokens)
 
 
-class TensorShards(Shards):
-    """Rows of ``tokens`` tokens; methods are those of :class:`tape_ds.model.sharding.Shards`."""
+class TensorShards(GroupShards):
+    """Methods are those of :class:`tape_ds.model.sharding.Shards`."""
 
     def __init__(self, share: ShareModel, tokens: int):
+        super().__init__(share.part.group, tokens)
         self.share = share
-        self.group = share.group
-        self.rows = Stretches(share.group, tokens)
-
-    def mine(self, x: Tensor, filling: int | None = None, dim: int = 1) -> Tensor:
-        """A stretch of the row."""
-        return self.rows.mine(x, filling, dim)
-
-    def heads(self, count: int) -> slice:
-        """Consecutive ones."""
-        own = count // self.group.size
-        return slice(self.group.index * own, (self.group.index + 1) * own)
-
-    def agree_on_draws(self, device: torch.device) -> None:
-        """Take over the generator of the group's process 0."""
-        self.group.agree_on_draws(device)
 
     def embed(self, embedding: nn.Module, ids_BT: Tensor) -> Tensor:
         """Each process looks up its entries of the vocabulary; summed where a token is kept.
@@ -211,8 +194,8 @@ class TensorShards(Shards):
         Raises:
             RuntimeError: an id that is none of the vocabulary.
         """
-        self.share.vocabulary.check(ids_BT, "a token")
-        foreign_BT, own_BT = self.share.vocabulary.own(ids_BT)
+        self.share.part.check(ids_BT, "a token")
+        foreign_BT, own_BT = self.share.part.own(ids_BT)
         return self.scatter(embedding(own_BT).masked_fill(foreign_BT[..., None], 0))
 
     def gather(self, x_BtD: Tensor) -> Tensor:
@@ -237,9 +220,7 @@ class TensorShards(Shards):
     def to_update(self, start: Tensor | None, moved: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Of this process's tokens, with all heads."""
         start = None if start is None else self.mine(start, dim=2)
-        if moved is not None:
-            moved = self.group.swap(self.rows.cut(moved, dim=2)).movedim(0, 1).flatten(1, 2)
-        return start, moved
+        return start, None if moved is None else self.all_heads(moved)
 
     def key_heads(self, x_BGTK: Tensor) -> Tensor:
         """All that there are, or the one that this process's query heads read."""

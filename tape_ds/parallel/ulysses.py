@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tape_ds.errors import raise_if_any
-from tape_ds.model.sharding import Shards
-from tape_ds.parallel.group import Group, Stretches
+from tape_ds.parallel.group import Group, GroupShards
 from tape_ds.parallel.layout import Layout, check_heads
 
 
@@ -69,18 +68,10 @@ class ShareTokens:
         return UlyssesShards(self.group, tokens)
 
 
-class UlyssesShards(Shards):
-    """Rows of ``tokens`` tokens, shared by ``group``; methods are those of :class:`tape_ds.model.sharding.Shards`."""
+class UlyssesShards(GroupShards):
+    """Methods are those of :class:`tape_ds.model.sharding.Shards`."""
 
     splits_rows = True
-
-    def __init__(self, group: Group, tokens: int):
-        self.group = group
-        self.rows = Stretches(group, tokens)
-
-    def mine(self, x: Tensor, filling: int | None = None, dim: int = 1) -> Tensor:
-        """A stretch of the row."""
-        return self.rows.mine(x, filling, dim)
 
     def embed(self, embedding: nn.Module, ids_BT: Tensor) -> Tensor:
         """Of its tokens alone."""
@@ -90,11 +81,6 @@ class UlyssesShards(Shards):
     def rotated(self, places_BTN: Tensor) -> Tensor:
         """Its tokens', before they are exchanged."""
         return self.mine(places_BTN)
-
-    def heads(self, count: int) -> slice:
-        """Consecutive ones."""
-        own = count // self.group.size
-        return slice(self.group.index * own, (self.group.index + 1) * own)
 
     def to_heads(self, q_BHtK: Tensor, k_BGtK: Tensor, v_BGtV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """All three in one message."""
@@ -110,8 +96,4 @@ class UlyssesShards(Shards):
 
     def to_tokens(self, out_BhTV: Tensor) -> Tensor:
         """All heads of this process's tokens."""
-        return self.group.swap(self.rows.cut(out_BhTV, dim=2)).movedim(0, 1).flatten(1, 2)
-
-    def agree_on_draws(self, device: torch.device) -> None:
-        """Take over the generator of the group's process 0."""
-        self.group.agree_on_draws(device)
+        return self.all_heads(out_BhTV)

@@ -115,21 +115,21 @@ def require_fitting(resumed: Resumed | None, processes: int, stage: int | None, 
         problems.append(Problem(FIELD, str(resumed.folder), wrong, remedy))
 
     tool = f"python tools/reshape_checkpoint.py {resumed.folder}"
+    cut_alike = manifest.tensor == tensor  # the tool changes what ranks share of a piece, never the pieces
     if (manifest.stage is None) != (stage is None):
         without = manifest.stage is None
         wrong = "saved without an engine, and this job has one" if without else "saved with DeepSpeed, not without it"
         refuse(wrong, "resume as it was saved; or start anew from its weights (tools/consolidate.py)")
-    elif manifest.tensor != tensor:  # the tool changes what ranks share of a piece, never the pieces
+    elif cut_alike and manifest.stage != stage:
+        wrong = f"it was saved at ZeRO stage {manifest.stage}, and this job's is {stage}"
+        refuse(wrong, f"deepspeed: zero{manifest.stage}, or {tool} --stage {stage}")
+    if not cut_alike:
         wrong = f"it was saved with tensor_parallel_size {manifest.tensor}, and this job's is {tensor}"
         anew = "start anew from its weights (tools/consolidate.py)"
         refuse(wrong, f"tensor_parallel_size: {manifest.tensor}, or {anew}")
-    else:
-        if manifest.stage != stage:
-            wrong = f"it was saved at ZeRO stage {manifest.stage}, and this job's is {stage}"
-            refuse(wrong, f"deepspeed: zero{manifest.stage}, or {tool} --stage {stage}")
-        if manifest.stage and manifest.processes != processes:
-            wrong = f"it was saved by {_processes(manifest.processes)}, and this job has {processes}"
-            refuse(wrong, f"start {_processes(manifest.processes)}, or {tool} --processes {processes}")
+    elif manifest.stage and manifest.processes != processes:
+        wrong = f"it was saved by {_processes(manifest.processes)}, and this job has {processes}"
+        refuse(wrong, f"start {_processes(manifest.processes)}, or {tool} --processes {processes}")
     raise_if_any(problems)
 
 

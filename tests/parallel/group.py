@@ -6,8 +6,6 @@ that fails on some rank leaves the others waiting for it, so the group is then e
 """
 
 import contextlib
-import functools
-import gc
 import importlib
 import multiprocessing
 import os
@@ -15,13 +13,13 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tests.processes import LIBRARIES, ROOT, free_port
+from tests.processes import ROOT, free_port, server, set_environment, settle, variables
 
 RANKS = 4
 SECONDS = 600
@@ -80,11 +78,11 @@ class Group:
 
     def _start(self) -> None:
         job = {"WORLD_SIZE": str(self.ranks), "LOCAL_SIZE": str(self.ranks), "MASTER_ADDR": "127.0.0.1"}
-        job |= {"MASTER_PORT": str(free_port()), "HF_HUB_OFFLINE": "1", **_VARIABLES}
-        context = _server()
+        job |= {"MASTER_PORT": str(free_port()), "HF_HUB_OFFLINE": "1"}
+        context = server()
         for rank in range(self.ranks):
             ours, theirs = context.Pipe()
-            told = job | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            told = variables() | job | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             process = context.Process(target=_be_a_rank, args=(theirs, told, self._log.name), daemon=True)
             process.start()
             theirs.close()
@@ -101,41 +99,14 @@ class Group:
         self._processes, self._pipes = [], []
 
 
-_VARIABLES = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-
-
-@functools.cache
-def _server() -> Any:
-    """A process that has imported everything and computed nothing, from which ranks are forked."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(LIBRARIES)
-    with _environment(_VARIABLES):
-        multiprocessing.forkserver.ensure_running()
-    return context
-
-
-@contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    kept = dict(os.environ)
-    os.environ.update(variables)
-    os.environ.pop("TRITON_INTERPRET", None)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(kept)
-
-
-def _be_a_rank(pipe: Connection, variables: dict[str, str], log: str) -> None:
+def _be_a_rank(pipe: Connection, told: dict[str, str], log: str) -> None:
     """Compute cases until nobody sends any more."""
-    gc.freeze()  # what was imported stays: an engine collects garbage again and again, a second each time
+    settle()
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-    os.environ.update(variables)
-    os.environ.pop("TRITON_INTERPRET", None)
-    multiprocessing.set_start_method("fork", force=True)  # as in any rank; the server's would be inherited
+    set_environment(told)
     os.chdir(ROOT)
     _join()
     while True:

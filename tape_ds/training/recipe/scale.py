@@ -43,6 +43,11 @@ class Scale:
         """Processes that work on the same rows."""
         return self.sequence_parallel_size * self.tensor_parallel_size
 
+    @property
+    def field(self) -> str:
+        """Which of the two says so; they exclude each other."""
+        return SEQUENCE if self.sequence_parallel_size > 1 else TENSOR
+
 
 def check_model(scale: Scale, config: Any) -> list[Problem]:
     """Whether a model, once its configuration is known, can be shared so.
@@ -61,7 +66,7 @@ def check_model(scale: Scale, config: Any) -> list[Problem]:
     return found + list(check_cuts(config, size))
 
 
-@CHECKS.reads("sequence_parallel_size", "tensor_parallel_size")
+@CHECKS.reads(SEQUENCE, TENSOR)
 def _groups(recipe: "Recipe") -> Iterator[Problem]:
     for name in (SEQUENCE, TENSOR):
         if getattr(recipe.scale, name) > 1 and not recipe.trains:
@@ -85,10 +90,9 @@ def check_groups(scale: Scale, world: int) -> Iterator[Problem]:
         )
         yield Problem(TENSOR, scale.tensor_parallel_size, wrong, remedy)
     elif world % scale.ways:
-        name = SEQUENCE if scale.sequence_parallel_size > 1 else TENSOR
         fitting = [each for each in range(1, world + 1) if world % each == 0]
         remedy = f"start a multiple of {scale.ways} processes, or give one of: {', '.join(map(str, fitting))}"
-        yield Problem(name, scale.ways, f"does not divide the job's processes, {world}", remedy)
+        yield Problem(scale.field, scale.ways, f"does not divide the job's processes, {world}", remedy)
 
 
 _WHOLE_ROWS = {
@@ -99,15 +103,14 @@ _WHOLE_ROWS = {
 """Fields of the trainer that take a process's part of a row for the row, and why that is wrong."""
 
 
-@CHECKS.reads("sequence_parallel_size", "tensor_parallel_size", "deepspeed", *_WHOLE_ROWS)
+@CHECKS.reads(SEQUENCE, TENSOR, "deepspeed", *_WHOLE_ROWS)
 def _whole_rows(recipe: "Recipe") -> Iterator[Problem]:
     if recipe.scale.ways <= 1:
         return
-    shared = SEQUENCE if recipe.scale.sequence_parallel_size > 1 else TENSOR
     for name, wrong in _WHOLE_ROWS.items():
         value = recipe.trainer_value(name)
         if value and value != trainer_fields.library_default(name):
-            yield Problem(name, value, f"with {shared} above 1: {wrong}", "remove one of the two")
+            yield Problem(name, value, f"with {recipe.scale.field} above 1: {wrong}", "remove one of the two")
 
 
 @CHECKS.reads("deepspeed")
@@ -124,7 +127,7 @@ _STAGES = (1, 2)
 """Of ZeRO, at which the engine shards what a process of a tensor-parallel group has."""
 
 
-@CHECKS.reads("tensor_parallel_size", "deepspeed")
+@CHECKS.reads(TENSOR, "deepspeed")
 def _tensor_engine(recipe: "Recipe") -> Iterator[Problem]:
     written = deepspeed_config.lookup(recipe.deepspeed or {}, "tensor_parallel")
     if written is not None:
@@ -142,7 +145,7 @@ def _tensor_engine(recipe: "Recipe") -> Iterator[Problem]:
         yield Problem(TENSOR, size, wrong, "set deepspeed: zero1 or zero2, or use sequence_parallel_size with zero3")
 
 
-@HEAD_CHECKS.reads("sequence_parallel_size", "tensor_parallel_size", "num_attention_heads", "num_key_value_heads")
+@HEAD_CHECKS.reads(SEQUENCE, TENSOR, "num_attention_heads", "num_key_value_heads")
 def _heads(recipe: "PretrainingRecipe") -> Iterator[Problem]:
     model, scale = recipe.model, recipe.scale
     sizes = (scale.sequence_parallel_size, scale.tensor_parallel_size)
@@ -152,7 +155,7 @@ def _heads(recipe: "PretrainingRecipe") -> Iterator[Problem]:
             yield from check_heads(model.num_attention_heads, key_value_heads, size, name)
 
 
-@METHOD_CHECKS.reads("sequence_parallel_size", "tensor_parallel_size", "method")
+@METHOD_CHECKS.reads(SEQUENCE, TENSOR, "method")
 def _whole_heads(recipe: "ExtensionRecipe") -> Iterator[Problem]:
     for name in (SEQUENCE, TENSOR):
         size = getattr(recipe.scale, name)
@@ -161,7 +164,7 @@ def _whole_heads(recipe: "ExtensionRecipe") -> Iterator[Problem]:
             yield Problem(name, size, wrong, "remove it, or choose a method with full attention: lora")
 
 
-@METHOD_CHECKS.reads("tensor_parallel_size", "load_in_4bit", "lora_targets")
+@METHOD_CHECKS.reads(TENSOR, "load_in_4bit", "lora_targets")
 def _pieces(recipe: "ExtensionRecipe") -> Iterator[Problem]:
     size = recipe.scale.tensor_parallel_size
     if size <= 1:

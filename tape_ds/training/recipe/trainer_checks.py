@@ -154,8 +154,7 @@ def _deepspeed(recipe: "Recipe") -> Iterator[Problem]:
     batch, each = recipe.global_batch_size, kwargs["per_device_train_batch_size"]
     betas = [kwargs["adam_beta1"], kwargs["adam_beta2"]]
     size = recipe.scale.ways  # the engine counts a row once for every process that reads it
-    shared = SEQUENCE if recipe.scale.sequence_parallel_size > 1 else TENSOR
-    counted = "global_batch_size" if size == 1 else f"global_batch_size x {shared}"
+    counted = "global_batch_size" if size == 1 else f"global_batch_size x {recipe.scale.field}"
     expected = {
         "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", each),
         "train_batch_size": (counted, batch * size),

@@ -1,13 +1,18 @@
 """What the workers share: rows, an engine's settings, and its orderly end, so that one process can hold several."""
 
+import argparse
 import gc
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.state import AcceleratorState, GradientState
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from transformers import TrainingArguments
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+from tape_ds.training.environment import leave_process_group, prepare_process
 
 VOCABULARY, LENGTH = 61, 24
 
@@ -61,3 +66,19 @@ def end(trainer: Any) -> None:
     unset_hf_deepspeed_config()
     for state in (AcceleratorState, GradientState):
         state._reset_state()
+
+
+def carry_out(compute: Callable[[Path], Any]) -> int:
+    """A worker's ``main``: every rank computes, and rank 0 writes what came of it into the folder of its command line;
+    None is nothing to write."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--local_rank", type=int)
+    parser.add_argument("--folder", type=Path, required=True)
+    folder = parser.parse_args().folder
+    prepare_process()
+    PartialState(cpu=True)
+    outcomes = compute(folder)
+    if outcomes is not None and torch.distributed.get_rank() == 0:
+        (folder / "outcomes.json").write_text(json.dumps(outcomes))
+    leave_process_group()
+    return 0

@@ -3,22 +3,18 @@
 Writes one JSON with the losses and the parameters that moved, which the parent test compares.
 """
 
-import argparse
-import json
 import sys
 from pathlib import Path
 
 import torch
-from accelerate.state import PartialState
 from transformers import set_seed
 
 from tape_ds.data.dataset import collate
 from tape_ds.model import positions
 from tape_ds.training import fresh, methods, trained
-from tape_ds.training.environment import leave_process_group, prepare_process
 from tape_ds.training.trained import Record
 from tape_ds.training.trainer import TapeTrainer
-from tests.integration.workers.common import LENGTH, Rows, arguments, end
+from tests.integration.workers.common import LENGTH, Rows, arguments, carry_out, end
 from tests.model.helpers import tiny_config
 
 ENCODINGS = [*positions.available(), "tape separate", "tape vector", "tape flattened", "tape from alibi"]
@@ -54,19 +50,14 @@ def train(folder: Path, encoding: str, stage: int) -> dict:
     return outcome
 
 
-def main() -> int:
+def everything(folder: Path) -> dict[str, dict]:
     """Every encoding under both stages."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--local_rank", type=int)
-    parser.add_argument("--folder", type=Path, required=True)
-    options = parser.parse_args()
-    prepare_process()
-    PartialState(cpu=True)
-    outcomes = {name: {stage: train(options.folder, name, stage) for stage in (1, 3)} for name in ENCODINGS}
-    if torch.distributed.get_rank() == 0:
-        (options.folder / "outcomes.json").write_text(json.dumps(outcomes))
-    leave_process_group()
-    return 0
+    return {name: {stage: train(folder, name, stage) for stage in (1, 3)} for name in ENCODINGS}
+
+
+def main() -> int:
+    """See :func:`everything`."""
+    return carry_out(everything)
 
 
 if __name__ == "__main__":

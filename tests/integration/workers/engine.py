@@ -3,8 +3,6 @@
 Writes one JSON with what the parent test asserts; rank 0 speaks for both, after both agreed.
 """
 
-import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -16,10 +14,9 @@ from tape_ds.data.dataset import collate
 from tape_ds.model import convert
 from tape_ds.training import methods, trained
 from tape_ds.training.callbacks import Progress
-from tape_ds.training.environment import leave_process_group, prepare_process
 from tape_ds.training.trained import Record
 from tape_ds.training.trainer import TapeTrainer
-from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, end
+from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, carry_out, end
 
 
 class Settings:
@@ -125,25 +122,20 @@ def train(
     return outcome
 
 
-def main() -> int:
+def everything(folder: Path) -> list[dict]:
     """All combinations, one after another."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--local_rank", type=int)
-    parser.add_argument("--folder", type=Path, required=True)
-    options = parser.parse_args()
-    prepare_process()
-    PartialState(cpu=True)
-    base = base_folder(options.folder)
+    base = base_folder(folder)
     plans = [(stage, checkpointing, "tape", False) for stage in (1, 2, 3) for checkpointing in (False, True)]
     plans += [(3, True, "tape", True), (3, True, "lora", True), (3, True, "full", False)]
     plans += [(stage, True, "tape", stage > 1, "poisoned") for stage in (1, 2, 3)]
     plans += [(1, False, "tape", False, "resumed"), (2, True, "tape", False, "resumed")]
     plans += [(3, True, "lora", True, "resumed"), (3, True, "full", False, "resumed")]
-    outcomes = [train(options.folder, base, *plan) for plan in plans]
-    if torch.distributed.get_rank() == 0:
-        (options.folder / "outcomes.json").write_text(json.dumps(outcomes))
-    leave_process_group()
-    return 0
+    return [train(folder, base, *plan) for plan in plans]
+
+
+def main() -> int:
+    """See :func:`everything`."""
+    return carry_out(everything)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,12 @@
 Writes one JSON with what the parent test asserts; rank 0 speaks for both, after both agreed.
 """
 
-import argparse
 import itertools
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.state import PartialState
 from transformers import TrainerCallback, set_seed
 
 from tape_ds import TapeForCausalLM
@@ -19,12 +16,11 @@ from tape_ds.data.dataset import collate
 from tape_ds.training import guards, methods
 from tape_ds.training.agreement import Agreement
 from tape_ds.training.callbacks import Progress
-from tape_ds.training.environment import leave_process_group, prepare_process
 from tape_ds.training.guards import StoppedByGuard
 from tape_ds.training.recipe.safety import Safety
 from tape_ds.training.trained import Record
 from tape_ds.training.trainer import TapeTrainer
-from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, end
+from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, carry_out, end
 from tests.model.helpers import tiny_config
 from tests.training.test_methods import settings
 
@@ -113,19 +109,14 @@ def train(folder: Path, stage: int, bf16: bool) -> dict[str, Any]:
     return outcome
 
 
-def main() -> int:
+def everything(folder: Path) -> list[dict]:
     """All combinations, one after another."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--local_rank", type=int)
-    parser.add_argument("--folder", type=Path, required=True)
-    folder = parser.parse_args().folder
-    prepare_process()
-    PartialState(cpu=True)
-    outcomes = [train(folder, stage, bf16) for stage in (0, 1, 2, 3) for bf16 in (False, True)]
-    if torch.distributed.get_rank() == 0:
-        (folder / "outcomes.json").write_text(json.dumps(outcomes))
-    leave_process_group()
-    return 0
+    return [train(folder, stage, bf16) for stage in (0, 1, 2, 3) for bf16 in (False, True)]
+
+
+def main() -> int:
+    """See :func:`everything`."""
+    return carry_out(everything)
 
 
 if __name__ == "__main__":

@@ -3,20 +3,16 @@
 Writes one JSON with what the parent test asserts; rank 0 speaks for both.
 """
 
-import argparse
 import hashlib
-import json
 import sys
 from pathlib import Path
 
 import torch
-from accelerate.state import PartialState
 from transformers import set_seed
 
 from tape_ds.data.dataset import collate
 from tape_ds.model import convert
 from tape_ds.training import methods, trained
-from tape_ds.training.environment import leave_process_group, prepare_process
 from tape_ds.training.levers import ApplyLevers
 from tape_ds.training.profiling import StepProfiler
 from tape_ds.training.recipe import deepspeed_config
@@ -24,7 +20,7 @@ from tape_ds.training.recipe.memory import Memory
 from tape_ds.training.recipe.profile import Profile
 from tape_ds.training.trained import Record
 from tape_ds.training.trainer import TapeTrainer
-from tests.integration.workers.common import LENGTH, Rows, arguments, end
+from tests.integration.workers.common import LENGTH, Rows, arguments, carry_out, end
 from tests.integration.workers.engine import Settings, base_folder
 
 LEVERS = {
@@ -86,23 +82,19 @@ def train(folder: Path, base: Path, engine: int | str, lever: str, profile: Prof
     return outcome
 
 
-def main() -> int:
+def everything(folder: Path) -> list[dict]:
     """All combinations, one after another."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--local_rank", type=int)
-    parser.add_argument("--folder", type=Path, required=True)
-    options = parser.parse_args()
-    prepare_process()
-    PartialState(cpu=True)
-    base = base_folder(options.folder)
-    outcomes = [train(options.folder, base, stage, lever) for stage in (1, 3) for lever in LEVERS]
-    outcomes.append(train(options.folder, base, "zero2_offload", "nothing"))
+    base = base_folder(folder)
+    outcomes = [train(folder, base, stage, lever) for stage in (1, 3) for lever in LEVERS]
+    outcomes.append(train(folder, base, "zero2_offload", "nothing"))
     recorded = Profile(profile=True, profile_start=2, profile_steps=2, profile_ranks=[0, 1])
-    outcomes.append(train(options.folder, base, 3, "selective, moved", recorded) | {"recorded": True})
-    if torch.distributed.get_rank() == 0:
-        (options.folder / "outcomes.json").write_text(json.dumps(outcomes))
-    leave_process_group()
-    return 0
+    outcomes.append(train(folder, base, 3, "selective, moved", recorded) | {"recorded": True})
+    return outcomes
+
+
+def main() -> int:
+    """See :func:`everything`."""
+    return carry_out(everything)
 
 
 if __name__ == "__main__":

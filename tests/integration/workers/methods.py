@@ -3,7 +3,6 @@
 Leaves for each a trained folder, and beside it the logits of the model as it was when its training ended.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -14,10 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 from tape_ds.data.dataset import collate
 from tape_ds.model import convert
 from tape_ds.training import methods
-from tape_ds.training.environment import leave_process_group, prepare_process
 from tape_ds.training.trained import Record, save_trained
 from tape_ds.training.trainer import TapeTrainer
-from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, end
+from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, carry_out, end
 from tests.training.test_methods import settings
 
 ANGLES = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
@@ -71,14 +69,8 @@ def train(folder: Path, method: str, tying: str) -> None:
     end(trainer)
 
 
-def main() -> int:
+def everything(folder: Path) -> None:
     """Everything, one after another."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--local_rank", type=int)
-    parser.add_argument("--folder", type=Path, required=True)
-    folder = parser.parse_args().folder
-    prepare_process()
-    PartialState(cpu=True)
     if PartialState().is_main_process:
         for tying, tied in TIED.items():
             save_base(folder / tying, tied)
@@ -86,8 +78,11 @@ def main() -> int:
     for method in methods.trained():
         for tying in TIED:
             train(folder, method, tying)
-    leave_process_group()
-    return 0
+
+
+def main() -> int:
+    """See :func:`everything`."""
+    return carry_out(everything)
 
 
 if __name__ == "__main__":
