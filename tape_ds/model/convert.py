@@ -109,6 +109,7 @@ def to_plain(model: TapeForCausalLM) -> LlamaForCausalLM | Qwen2ForCausalLM:
     if angles is None:
         remedy = "only rotary angles that transformers knows make a plain Llama; keep others as model type 'tape'"
         encoding = f"{config.position_encoding}, {config.rope_parameters['rope_type']} angles"
+        encoding += f", {config.position_options}" if config.position_options else ""
         raise UserError(Problem("position_encoding", encoding, "not expressible as a Llama", remedy))
     family = Qwen2ForCausalLM if config.qkv_bias else LlamaForCausalLM
     with torch.device("meta"):

@@ -253,7 +253,8 @@ class TapeModel(TapePreTrainedModel):
         if self.encoding.draws:
             shards.agree_on_draws(given.device)
         places_BTN = self.encoding.locate(position_ids, text)
-        key_places = text.whole(places_BTN) if remembers else None
+        query_places = self.encoding.for_layers(places_BTN)
+        key_places = self.encoding.for_layers(text.whole(places_BTN))
         hidden_BTD = own_embeddings(shards, self.embed_tokens, input_ids, inputs_embeds, documents, offset)
         hidden_BTD = self.encoding.embed(hidden_BTD, shards.mine(places_BTN))
         start = self.encoding.start(shards.rotated(places_BTN))
@@ -265,7 +266,7 @@ class TapeModel(TapePreTrainedModel):
                 start=start,
                 document_ids=documents,
                 offset=offset,
-                query_places=places_BTN if remembers else None,
+                query_places=query_places,
                 key_places=key_places,
                 past_key_values=past_key_values,
                 remembered=places_BTN if remembers and layer is self.layers[0] else None,
@@ -278,11 +279,11 @@ class TapeModel(TapePreTrainedModel):
 
 @contextmanager
 def positions_of(model: "TapeForCausalLM", config: TapeConfig) -> Iterator[None]:
-    """Within the block, ``model`` computes with the encoding of ``config``, one without parameters of its own, and its
-    present weights.
+    """Within the block, ``model`` computes with the encoding of ``config``, one without parameters of its own or the
+    model's own at other angles, and its present weights.
 
     So a model is measured as the Llama it was before (``positions.plain``), or with its angles scaled, without being
-    loaded twice; nothing with parameters is built, so sharded weights stay as they are.
+    loaded twice; no weights are made or copied, so sharded ones stay as they are.
 
     Raises:
         ValueError: the encoding has parameters.
@@ -291,7 +292,11 @@ def positions_of(model: "TapeForCausalLM", config: TapeConfig) -> Iterator[None]
     kept = nn.ModuleList([decoder.encoding, *(layer.position for layer in decoder.layers)])
     others = [positions.build(config), *(positions.build_layer(config, index) for index in range(len(decoder.layers)))]
     borrowed = nn.ModuleList(others).train(decoder.training)
-    if any(True for _ in borrowed.parameters()):
+    own = model.config
+    if (config.position_encoding, config.position_options) == (own.position_encoding, own.position_options):
+        _take_over(kept, borrowed)
+    present = {id(weight) for weight in kept.parameters()}
+    if any(id(weight) not in present for weight in borrowed.parameters()):
         raise ValueError(f"{config.position_encoding} has parameters of its own: load a model that has them")
     _set_positions(decoder, borrowed)
     try:
@@ -313,6 +318,15 @@ def evaluated_at(model: "TapeForCausalLM", length: int) -> Iterator[None]:
         return
     with positions_of(model, config):
         yield
+
+
+def _take_over(kept: nn.Module, borrowed: nn.Module) -> None:
+    """Have ``borrowed``, built alike, use the parameters of ``kept``: the modules that own them, and the hooks of an
+    engine with them."""
+    for name, part in kept.named_modules():
+        if isinstance(part, positions.Parameters):
+            parent, _, attribute = name.rpartition(".")
+            setattr(borrowed.get_submodule(parent), attribute, part)
 
 
 def _set_positions(decoder: Any, encoding_and_layers: nn.ModuleList) -> None:

@@ -18,6 +18,7 @@ from tape_ds.planning.job import Job
 from tape_ds.planning.layout import Engine, Layout, Offload
 from tape_ds.planning.shape import Config, Trained
 from tape_ds.training.recipe import deepspeed_config, paths
+from tape_ds.training.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.training.recipe.extension import ExtensionRecipe
 from tape_ds.training.recipe.pretraining import PretrainingRecipe
 from tape_ds.training.recipe.recipe import Recipe
@@ -39,8 +40,8 @@ class _NoTokenizer:
         return self.entries
 
     def get_vocab(self) -> dict[str, int]:
-        """A full stop and a line's end."""
-        return {".": 0, "\n": 1}
+        """A full stop, a line's end and a digit."""
+        return {".": 0, "\n": 1, "0": 2}
 
     def convert_tokens_to_string(self, words: list[str]) -> str:
         """The words."""
@@ -57,6 +58,8 @@ def config_of(recipe: Recipe, base: str | None = None) -> Config:
     Raises:
         UserError: a base model that is neither at hand nor among the published ones that the planner knows.
     """
+    if isinstance(recipe, ArithmeticRecipe) and base is None:
+        return recipe.checked_config()
     if isinstance(recipe, PretrainingRecipe) and base is None:
         entries = recipe.model.vocab_size or _entries(str(recipe.data.tokenizer))
         stand_in: Any = _NoTokenizer(entries)
@@ -74,6 +77,8 @@ def config_at_hand(recipe: Recipe) -> Config | None:
     Raises:
         UserError: as :func:`config_of`.
     """
+    if isinstance(recipe, ArithmeticRecipe):
+        return config_of(recipe)
     if not isinstance(recipe, PretrainingRecipe):
         name = recipe.model.model
         return config_of(recipe) if shape.known(name) or paths.is_file(Path(name) / CONFIG) else None

@@ -49,6 +49,13 @@ def _angles(**parameters):
     return {"position_encoding": "rope", "rope_parameters": {"rope_theta": 10_000.0, **parameters}}
 
 
+def _abacus(name, **changes):
+    """Half of the ids are digits; no offset is drawn, so that what is promised of positions can be seen."""
+    needed = _NEEDED.get(name, {})
+    own = {"abacus": True, "abacus_digits": list(range(20, 50)), "abacus_places": 7, "abacus_shift": 0, **changes}
+    return {"position_encoding": name, **needed, "position_options": {**needed.get("position_options", {}), **own}}
+
+
 # Every encoding, and TAPE's and the angles' variants: what a property of the whole model is tested for. A new encoding
 # in the registry is here by itself.
 ENCODINGS = {
@@ -64,6 +71,7 @@ ENCODINGS = {
     "tape from yarn": {**_tape(), "rope_parameters": _NEEDED["yarn"]["rope_parameters"]},
     "tape from alibi": _tape(start="alibi"),
     "rope dynamic": _angles(rope_type="dynamic", factor=2.0, original_max_position_embeddings=8),
+    **{f"{name} abacus": _abacus(name) for name in ("rope", "tape", "alibi")},
 }
 
 
@@ -106,6 +114,11 @@ def randomised(model: TapeForCausalLM, seed: int = 1) -> TapeForCausalLM:
 def tiny_model(heads: str = "gqa", encoding: str = "tape", **changes) -> TapeForCausalLM:
     """A randomised model in evaluation mode."""
     return randomised(TapeForCausalLM(tiny_config(heads, encoding, **changes))).eval()
+
+
+def needs_ids(model: TapeForCausalLM) -> bool:
+    """Whether embeddings alone do not tell where tokens stand."""
+    return model.model.encoding.reads_tokens or bool((model.config.position_options or {}).get("abacus"))
 
 
 def tokens(batch: int, length: int) -> torch.Tensor:

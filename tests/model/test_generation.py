@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 
-from tests.model.helpers import CACHE_EXACT, MODELS, WITH_EVERY_HEADS, tiny_model, tokens
+from tests.model.helpers import CACHE_EXACT, MODELS, WITH_EVERY_HEADS, needs_ids, tiny_model, tokens
 
 NEW = 12
 
@@ -77,7 +77,7 @@ def test_cached_logits_of_a_padded_batch(model, cache, side):
     padding = slice(0, 5) if side == "left" else slice(8, 13)
     mask[0, padding] = 0
     places = (mask.cumsum(-1) - 1).clamp_min(0)
-    if model.model.encoding.reads_tokens:
+    if needs_ids(model):
         name, given = "input_ids", ids
     else:
         name = "inputs_embeds"
@@ -114,11 +114,11 @@ def test_packed_documents_continue_in_a_cache(model, cache):
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call")
-@pytest.mark.parametrize("encoding", ["tape", "bipe_alibi"])
+@pytest.mark.parametrize("encoding", ["tape", "bipe_alibi", "rope abacus"])
 def test_a_compiled_model_counts_a_static_cache_in_a_tensor(encoding):
     """Inside a graph the cache's length is a tensor and no shape may follow it, so ``generate`` pads the mask to the
-    cache's length; the logits stay those of the full pass. (BiPE reads the places of its cache there, and ALiBi's bias
-    blocks.)"""
+    cache's length; the logits stay those of the full pass. (BiPE and Abacus read the places of their cache there, and
+    ALiBi's bias blocks.)"""
     model, ids, mask = (
         tiny_model(encoding=encoding, num_hidden_layers=2),
         tokens(1, 12),

@@ -28,6 +28,13 @@ SPECIAL = {
     "adapters, PoSE": Case(2, encoding="tape", rows="pose", lora=True),
     "adapters, PoSE, recomputed": Case(4, encoding="tape", rows="pose", lora=True, checkpointing=True),
     "positions drawn": Case(4, encoding="tape", options={"position_options": {"random_shift": 40, "form": "vector"}}),
+    "offsets of digits drawn": Case(
+        2,
+        encoding="rope",
+        rows="packed",
+        tokens=13,
+        options={"position_options": {"abacus": True, "abacus_digits": list(range(20, 50)), "abacus_shift": 40}},
+    ),
     "loss from logits": Case(2, encoding="rope", rows="masked", tokens=13, logits=True),
     "tied embeddings": Case(2, encoding="tape", rows="packed", options={"tie_word_embeddings": True}),
     "biased projections": Case(2, encoding="tape", options={"qkv_bias": True}),

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 import torch
 
 from tape_ds.errors import Problem, did_you_mean, raise_if_any
-from tape_ds.model.positions import scaling
+from tape_ds.model.positions import abacus, scaling
+from tape_ds.model.positions.abacus import AbacusEncoding
 from tape_ds.model.positions.alibi import AlibiEncoding, AlibiLayer
 from tape_ds.model.positions.base import Options, Parameters, PositionEncoding, PositionLayer, Text
 from tape_ds.model.positions.bipe import BipeAlibiEncoding, BipeAlibiLayer, BipeOptions, BipeRopeEncoding
@@ -61,7 +62,9 @@ def available() -> list[str]:
 
 def build(config: TapeConfig) -> PositionEncoding:
     """The once-per-forward part of the encoding that ``config`` (a TapeConfig) names."""
-    return _entry(config.position_encoding).encoding(config, options(config))
+    chosen = options(config)
+    encoding = _entry(config.position_encoding).encoding(config, chosen)
+    return AbacusEncoding(config, chosen, encoding) if chosen.abacus else encoding
 
 
 def build_layer(config: TapeConfig, layer_index: int) -> PositionLayer:
@@ -83,7 +86,8 @@ def state_columns(config: TapeConfig) -> int:
 
 def learns(name: str, given: Mapping[str, Any]) -> bool:
     """Whether an encoding with these options has parameters of its own (TAPE's updates, T5's tables, ...)."""
-    return _entry(name).options(**given).learns()
+    kind = _entry(name).options(**given)
+    return kind.learns() or kind.abacus
 
 
 def reads_tokens(name: str) -> bool:
@@ -99,7 +103,7 @@ def biases_scores(name: str) -> bool:
 def options_for(name: str, given: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
     """The given options, and whatever this encoding takes from a tokenizer where nobody gave it."""
     kind = _entry(name).options(**given)
-    filled = kind.for_tokenizer(tokenizer)
+    filled = abacus.for_tokenizer(kind.for_tokenizer(tokenizer), tokenizer)
     changed = {each.name for each in fields(kind) if getattr(filled, each.name) != getattr(kind, each.name)}
     return {**given, **{name: getattr(filled, name) for name in changed}}
 
@@ -119,7 +123,8 @@ def plain(config: TapeConfig, rope_parameters: Mapping[str, Any]) -> TapeConfig:
 
 def is_plain(config: Any) -> bool:
     """Whether :func:`plain` at its own angles is what a model of ``config``, of any family, computes."""
-    return getattr(config, "position_encoding", "rope") == "rope"
+    given = getattr(config, "position_options", None) or {}
+    return getattr(config, "position_encoding", "rope") == "rope" and not given.get("abacus")
 
 
 def config_at(config: TapeConfig, length: int) -> TapeConfig:
@@ -135,7 +140,7 @@ def config_at(config: TapeConfig, length: int) -> TapeConfig:
 
 def llama_rope_parameters(config: TapeConfig) -> dict[str, Any] | None:
     """``rope_parameters`` of the plain Llama that computes the same; None where there is none."""
-    if config.position_encoding not in _LLAMA:
+    if config.position_encoding not in _LLAMA or options(config).abacus:
         return None
     return scaling.as_llama(config.rope_parameters, config.head_dim)
 
@@ -147,7 +152,8 @@ def problems_with(config: TapeConfig) -> list[Problem]:
     problems += scaling.check(config.rope_parameters or {})
     if problems:
         return problems
-    return _entry(config.position_encoding).options(**given).problems_with(config)
+    chosen = _entry(config.position_encoding).options(**given)
+    return chosen.problems_with(config) + abacus.problems_with(chosen, config)
 
 
 def options(config: TapeConfig) -> Options:
@@ -170,7 +176,10 @@ def check_options(name: str, given: Mapping[str, Any]) -> list[Problem]:
             problems.append(Problem(f"position_options.{key}", value, f"not an option of {name!r}", remedy))
         elif not _fits(value, hints[key]):
             problems.append(Problem(f"position_options.{key}", value, "wrong type or value", _describe(hints[key])))
-    return problems or kind(**given).problems()
+    if problems:
+        return problems
+    chosen = kind(**given)
+    return chosen.problems() + abacus.problems(chosen)
 
 
 def _entry(name: str) -> _Entry:

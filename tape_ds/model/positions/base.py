@@ -37,6 +37,15 @@ class Options:
     """In training, each forward counts positions from a common offset drawn from 0 .. random_shift (torch's CPU
     generator). An encoding that promises invariance under shifts does not need it; the published TAPE code draws from
     twice its window, and the ablations without that invariance have to be trained with it."""
+    abacus: bool = False
+    """Whether digits also get a learned embedding of their place within their number, see
+    :mod:`tape_ds.model.positions.abacus`; the next three are about it."""
+    abacus_digits: list[int] | None = None
+    """Ids of the tokens that are one digit each; None: taken from the tokenizer where there is one."""
+    abacus_places: int = 512
+    """Places that have an embedding of their own, those of ``abacus_shift`` included; later ones share the last."""
+    abacus_shift: int = 100
+    """In training, each forward counts places from a common offset drawn from 0 .. this (torch's CPU generator)."""
 
     def problems(self) -> list[Problem]:
         """What contradicts itself among the fields (types and names are checked before)."""
@@ -107,7 +116,7 @@ class PositionEncoding(nn.Module):
     reads_tokens = False
     """Whether places follow from the token ids, position ids being ignored."""
     remembers = 0
-    """N where a later call needs the places of earlier tokens: a cache then keeps them. 0: it does not."""
+    """N where a later call needs the places of earlier tokens: a cache then keeps them. 0: it does not, and N is 1."""
 
     def __init__(self, config: TapeConfig, options: Options):
         super().__init__()
@@ -132,6 +141,10 @@ class PositionEncoding(nn.Module):
         if not self.training or not self.random_shift:
             return positions_BT
         return positions_BT + torch.randint(self.random_shift + 1, (), device="cpu").item()
+
+    def for_layers(self, places_BTN: Tensor) -> Tensor | None:
+        """What of the places :meth:`PositionLayer.score_bias` is given; None for an encoding that remembers none."""
+        return places_BTN if self.remembers else None
 
     def embed(self, x_BTD: Tensor, places_BTN: Tensor) -> Tensor:
         """The token embeddings as the first block sees them."""
@@ -166,7 +179,7 @@ class PositionLayer(nn.Module):
         """What is added to the scores.
 
         Args:
-            query_places_BTN: places of the queries, for an encoding that remembers places; else None.
+            query_places_BTN: of the queries, see :meth:`PositionEncoding.for_layers`.
             carried_BGTC: the columns of :meth:`carry` for the queries' tokens.
             key_places_BSN: places of all keys, cached ones included; as for the queries.
             carried_BGSC: the columns for all keys.

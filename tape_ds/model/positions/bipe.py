@@ -7,16 +7,16 @@ position ids are not read, so skipped positions (PoSE) mean nothing here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tape_ds.errors import Problem
-from tape_ds.model.positions import base, scaling
+from tape_ds.model.positions import base, documents, scaling
 from tape_ds.model.positions.alibi import AlibiLayer
+from tape_ds.model.positions.place_table import PlaceTable
 from tape_ds.model.positions.rope import RopeEncoding
 
 if TYPE_CHECKING:
@@ -78,22 +78,6 @@ class BipeOptions(base.Options):
         return replace(self, separators=found) if found else self
 
 
-class PlaceTable(base.Parameters):
-    """The learned embedding [segment_length, D] of a place within a segment."""
-
-    def __init__(self, rows: int, columns: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(rows, columns))
-
-    def forward(self, places: Tensor) -> Tensor:
-        """Places [...] -> [..., D]."""
-        return nn.functional.embedding(places.clamp(max=len(self.weight) - 1), self.weight)
-
-    def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
-        """Normal, as every embedding of the model."""
-        normal(self.weight)
-
-
 class BipeRopeEncoding(RopeEncoding):
     """Angles of the segments' numbers.
 
@@ -150,11 +134,9 @@ def count_segments(ends_BS: Tensor, documents_BS: Tensor) -> tuple[Tensor, Tenso
         ends_BS: 1 where a token ends its segment, else 0.
         documents_BS: documents may be interleaved.
     """
-    order_BS = documents_BS.argsort(dim=1, stable=True)
-    documents, ends = documents_BS.gather(1, order_BS), ends_BS.gather(1, order_BS)
+    order_BS, begins_document = documents.together(documents_BS)
+    ends = ends_BS.gather(1, order_BS)
     places = torch.arange(ends.shape[1], device=ends.device).expand_as(ends)
-    begins_document = torch.ones_like(ends, dtype=torch.bool)
-    begins_document[:, 1:] = documents[:, 1:] != documents[:, :-1]
     begins_segment = begins_document.clone()
     begins_segment[:, 1:] |= ends[:, :-1] == 1
     before = ends.cumsum(1) - ends

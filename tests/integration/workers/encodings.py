@@ -17,8 +17,8 @@ from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, Rows, arguments, carry_out, end
 from tests.model.helpers import tiny_config
 
-ENCODINGS = [*positions.available(), "tape separate", "tape vector", "tape flattened", "tape from alibi"]
-"""Every encoding, and each of TAPE's other kinds of parameters and state."""
+ENCODINGS = [*positions.available(), "tape separate", "tape vector", "tape flattened", "tape from alibi", "tape abacus"]
+"""Every encoding, each of TAPE's other kinds of parameters and state, and an encoding inside another."""
 
 
 def train(folder: Path, encoding: str, stage: int) -> dict:

@@ -37,7 +37,12 @@ def test_hooks_that_an_encoding_leaves_alone_do_nothing():
     [
         ("adarope", {}, "position_encoding", "did you mean 'rope'"),
         ("zzz", {}, "position_encoding", "one of: alibi, bipe_alibi, bipe_rope, fire, nope, randpe, rope, sincos, t5"),
-        ("rope", {"rank": 3}, "position_options.rank", "one of: random_shift"),
+        (
+            "rope",
+            {"rank": 3},
+            "position_options.rank",
+            "one of: abacus, abacus_digits, abacus_places, abacus_shift, random_shift",
+        ),
         ("rope", {"random_shift": -1}, "position_options.random_shift", "0 or more"),
         ("bipe_rope", {"separators": [3, "x"]}, "position_options.separators", "give a list of int or null"),
         ("bipe_rope", {"separators": 3}, "position_options.separators", "give a list of int or null"),

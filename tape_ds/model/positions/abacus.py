@@ -1,0 +1,166 @@
+"""Abacus embeddings (McLeish et al. 2024, arXiv:2405.17399, Section 3), an option of every encoding: ``abacus: true``.
+
+A digit's place within its number, 1, 2, 3, ... from the first as written, is a learned embedding that is added to the
+token's. Where numbers are written with the least significant digit first, equal places are equal significances, and
+digits that have to be added up look alike. In training a common offset is drawn for all places of a forward, so that
+places of longer numbers than there are in training have been trained; evaluation counts from 1.
+
+The paper's code draws the offset for the whole forward and so does this: digits of both operands must move together,
+and rows of a batch may. It also gives every other token row 0 of its table, which a model could as well learn in its
+embedding of the token; here other tokens get nothing.
+
+The encoding beside it counts as ever: this one stands around it, and has one integer more for each token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tape_ds.errors import Problem
+from tape_ds.model.inputs import rows_that_differ
+from tape_ds.model.positions import base, documents
+from tape_ds.model.positions.place_table import PlaceTable
+
+if TYPE_CHECKING:
+    from tape_ds.model.configuration import TapeConfig
+
+DIGITS = "0123456789"
+_PREFIX = "abacus_"
+
+
+def problems(options: base.Options) -> list[Problem]:
+    """What contradicts itself among the options whose names begin with ``abacus``."""
+
+    def problem(name: str, wrong: str, remedy: str) -> Problem:
+        return Problem(f"position_options.{name}", getattr(options, name), wrong, remedy)
+
+    if not options.abacus:
+        own = (field for field in fields(options) if field.name.startswith(_PREFIX))
+        given = [field.name for field in own if getattr(options, field.name) != field.default]
+        return [problem(name, "an option of abacus, which is off", "add abacus: true, or remove it") for name in given]
+    found = []
+    if options.abacus_digits is not None and (not options.abacus_digits or min(options.abacus_digits) < 0):
+        found.append(problem("abacus_digits", "no token ids", "give one token id or more, each 0 or more"))
+    if options.abacus_places < 1:
+        found.append(problem("abacus_places", "too small", "give 1 or more"))
+    if options.abacus_shift < 0:
+        found.append(problem("abacus_shift", "negative", "give 0 or more"))
+    elif options.abacus_shift >= options.abacus_places >= 1:
+        wrong = f"some offsets leave no place of the {options.abacus_places} that have an embedding"
+        found.append(problem("abacus_shift", wrong, "give less, or more abacus_places"))
+    return found
+
+
+def problems_with(options: base.Options, config: TapeConfig) -> list[Problem]:
+    """The ids of the digits are known, and within the vocabulary."""
+    if not options.abacus:
+        return []
+    field, digits = "position_options.abacus_digits", options.abacus_digits
+    if digits is None:
+        remedy = "give the ids of the tokens that are one digit each (a tokenizer that joins digits does not name them)"
+        return [Problem(field, None, "not known", remedy)]
+    if max(digits) >= config.vocab_size:
+        wrong = f"beyond the vocabulary of {config.vocab_size}"
+        return [Problem(field, digits, wrong, "give ids of this model")]
+    return []
+
+
+def for_tokenizer(options: base.Options, tokenizer: Any) -> base.Options:
+    """The options with the ids of the tokenizer's digits, where nobody gave any.
+
+    A tokenizer that also has tokens of several digits leaves them unknown: it would hide places within them.
+    """
+    if not options.abacus or options.abacus_digits is not None:
+        return options
+    vocabulary = tokenizer.get_vocab()
+    digits = sorted(vocabulary[digit] for digit in DIGITS if digit in vocabulary)
+    joined = any(len(word) > 1 and set(word) <= set(DIGITS) for word in vocabulary)
+    return replace(options, abacus_digits=digits) if digits and not joined else options
+
+
+class AbacusEncoding(base.PositionEncoding):
+    """Any encoding, with the embeddings of digits' places beside it.
+
+    A token's place is the inner encoding's integers, and behind them its place within its number: 0 for what is no
+    digit. So a cache keeps both, and a number that is being generated is counted on.
+    """
+
+    def __init__(self, config: TapeConfig, options: base.Options, inner: base.PositionEncoding):
+        super().__init__(config, options)
+        self.inner = inner
+        self.digits = PlaceTable(options.abacus_places, config.hidden_size)
+        self.digit_ids = list(options.abacus_digits or ())
+        self.shift = options.abacus_shift
+        self.translation_invariant, self.cache_exact = inner.translation_invariant, inner.cache_exact
+        self.reads_tokens, self.remembers = inner.reads_tokens, max(inner.remembers, 1) + 1
+
+    @property
+    def draws(self) -> bool:
+        """The offset of digits' places, too."""
+        return self.shift > 0 or self.inner.draws
+
+    def locate(self, positions_BT: Tensor, text: base.Text) -> Tensor:
+        """The inner encoding's places, and behind them those within numbers.
+
+        Raises:
+            ValueError: embeddings were given instead of token ids.
+        """
+        if text.ids_BT is None:
+            raise ValueError("places within numbers follow from the tokens: give input_ids, not inputs_embeds")
+        past_BSN = None if text.past_BSN is None or not self.inner.remembers else text.past_BSN[..., :-1]
+        inner_BTN = self.inner.locate(positions_BT, text._replace(past_BSN=past_BSN))
+        digits_BT = torch.isin(text.ids_BT, torch.tensor(self.digit_ids, device=text.ids_BT.device))
+        # of tokens in the cache, the last integer alone is asked: 0 where there was no digit
+        unknown_BTN = digits_BT[..., None].long().expand(-1, -1, inner_BTN.shape[-1] + 1)
+        digits_BS = text.whole(unknown_BTN)[..., -1] > 0
+        documents_BS = None if text.documents_BS is None else text.documents_BS[:, : digits_BS.shape[1]].long()
+        places_BT1 = text.of_this_call(places_in_numbers(digits_BS, documents_BS)[..., None], digits_BT.shape[1])
+        batch = max(len(inner_BTN), len(places_BT1))
+        return torch.cat((inner_BTN.expand(batch, -1, -1), places_BT1.expand(batch, -1, -1)), dim=-1)
+
+    def embed(self, x_BTD: Tensor, places_BTN: Tensor) -> Tensor:
+        """What the inner encoding makes of the embeddings, plus those of digits' places.
+
+        The offset is drawn here, not where places are counted: what a cache keeps is the count.
+        """
+        x_BTD = self.inner.embed(x_BTD, self._inner_places(places_BTN))
+        places_BT = places_BTN[..., -1]
+        offset = 0
+        if self.training and self.shift:
+            offset = int(torch.randint(self.shift + 1, (), device="cpu").item())
+        added_BTD = self.digits((places_BT - 1).clamp(min=0) + offset)
+        return x_BTD + added_BTD.masked_fill((places_BT == 0)[..., None], 0).to(x_BTD.dtype)
+
+    def start(self, places_BTN: Tensor) -> Tensor | None:
+        """The inner encoding's."""
+        return self.inner.start(self._inner_places(places_BTN))
+
+    def for_layers(self, places_BTN: Tensor) -> Tensor | None:
+        """The inner encoding's."""
+        return self.inner.for_layers(self._inner_places(places_BTN))
+
+    @staticmethod
+    def _inner_places(places_BTN: Tensor) -> Tensor:
+        """Once for the batch where rows differ in their numbers only: angles and biases are then computed once too."""
+        return rows_that_differ(places_BTN[..., :-1])
+
+
+def places_in_numbers(digits_BS: Tensor, documents_BS: Tensor | None) -> Tensor:
+    """Place of each digit within its number, from 1; 0 for other tokens. int64 [B, S].
+
+    Args:
+        digits_BS: whether a token is a digit.
+        documents_BS: documents may be interleaved, and numbers do not run on from one into another; None: one document.
+    """
+    order_BS, begins = None, torch.zeros_like(digits_BS)
+    if documents_BS is not None:
+        order_BS, begins = documents.together(documents_BS)
+        digits_BS = digits_BS.gather(1, order_BS)
+    counted = torch.arange(1, digits_BS.shape[1] + 1, device=digits_BS.device).expand(digits_BS.shape)
+    before = torch.where(begins, counted - 1, 0)  # a number counts from the last token that is none of its digits
+    places = counted - torch.where(digits_BS, before, counted).cummax(1).values
+    return places if order_BS is None else places.gather(1, order_BS.argsort(dim=1))
