@@ -1,0 +1,90 @@
+"""Models that are looked into layer by layer: several on one command line, each ``MODEL`` or ``NAME=MODEL``.
+
+What ``python -m evaluation`` finds, as long as this project computes models of its family: a plain Llama is read into
+this project's own model, which gives its logits.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from evaluation import models, options
+from evaluation.models import FoundModel
+from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.model import extendable
+from tape_ds.scoring import inspection
+
+DTYPES = ("float32", "float64", "bfloat16")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """How models are held; which ones, a command says itself."""
+    parser.add_argument("--dtype", default=DTYPES[0], choices=DTYPES, help="of the weights (default: %(default)s)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, ...; auto: a GPU where there is one")
+
+
+def find(addresses: Sequence[str], given: argparse.Namespace, longest: int) -> dict[str, FoundModel]:
+    """The models by name, none of them loaded.
+
+    Args:
+        addresses: as they were typed.
+        given: what :func:`add` added.
+        longest: tokens of the longest text that they will read.
+
+    Raises:
+        UserError: everything wrong with any of them.
+    """
+    problems: list[Problem] = []
+    found: dict[str, FoundModel] = {}
+    for typed in addresses:
+        name, address = _split(typed)
+        if name in found:
+            problems.append(Problem("MODEL", typed, f"a second {name!r}", "give it a name: NAME=MODEL"))
+            continue
+        asked = argparse.Namespace(
+            model=address, tokenizer=None, dtype=given.dtype, device=given.device, trust_remote_code=False
+        )
+        try:
+            found[name] = models.find(asked)
+        except UserError as error:
+            problems += error.problems
+            continue
+        problems += inspection.check(found[name].config)
+        problems += options.check_lengths("--tokens", [longest], found[name])
+    raise_if_any(list({str(each): each for each in problems}.values()))  # those of the environment are everyone's
+    return found
+
+
+def load(found: FoundModel) -> extendable.Model:
+    """The weights in a model whose layers can be watched, in evaluation mode.
+
+    Raises:
+        UserError: weights that are missing or do not fit.
+    """
+    return inspection.as_own(found.load())
+
+
+def check_layers(layers: Sequence[int], found: Mapping[str, FoundModel]) -> list[Problem]:
+    """Numbers, from 1, that a model has no layer for."""
+    return [
+        Problem("--layers", layer, f"{name} has layers 1 to {model.config.num_hidden_layers}", "name one of them")
+        for name, model in found.items()
+        for layer in layers
+        if not 1 <= layer <= model.config.num_hidden_layers
+    ]
+
+
+def check_ids(field: str, largest: int, name: str, found: FoundModel) -> list[Problem]:
+    """A token that a model has no embedding for."""
+    size = found.config.vocab_size
+    if 0 <= largest < size:
+        return []
+    return [Problem(field, largest, f"{name} has embeddings for tokens 0 to {size - 1}", "name another token or text")]
+
+
+def _split(typed: str) -> tuple[str, str]:
+    """Name and address; what exists as it stands has no name before it, and a folder is called as it is itself."""
+    name, equals, address = typed.partition("=")
+    if equals and name and not Path(typed).exists():
+        return name, address
+    return (Path(typed).resolve().name if Path(typed).exists() else typed), typed

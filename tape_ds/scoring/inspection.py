@@ -1,0 +1,231 @@
+"""What a forward computed, layer by layer: the attention weights, and where each layer held the tokens to stand.
+
+Both are seen through hooks on the blocks, so that the model has no code for it. A layer is handed to the caller as soon
+as it is computed and forgotten behind it: at most one layer's weights are held beside those that the caller keeps.
+
+*Where tokens stand* is one number for a pair of tokens n and m, as the layer's own encoding says it: the dot product
+``e_n . e_m`` of their states where queries and keys are turned, the bias on their score where one is added.
+
+Shape letters: T tokens, S keys (T too: nothing is cached), H query heads, G key/value heads, K head size, V vocabulary.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from tape_ds.errors import Problem, raise_if_any
+from tape_ds.model import extendable, positions
+from tape_ds.model.attention import backends
+from tape_ds.model.configuration import TapeConfig
+from tape_ds.model.filling import fill
+from tape_ds.model.gptj import ScaledGPTJForCausalLM
+from tape_ds.model.llama import TapeForCausalLM
+from tape_ds.model.positions import PositionLayer
+from tape_ds.model.score_bias import ScoreBias
+
+WITH_WEIGHTS = "reference"
+"""The attention backend that computes them."""
+QUERIES_AT_ONCE = 128
+"""A bias is computed for so many queries at a time: what it holds on the way can be far larger than itself."""
+NOWHERE = (
+    "no layer turns queries and keys or adds to their scores: positions enter with the embeddings, or not at all, "
+    "and there is nothing to take dot products of"
+)
+
+
+class PositionMap(ABC):
+    """What one layer's encoding says of each pair of tokens."""
+
+    kind: str
+    """``dot product`` or ``score bias``."""
+
+    @abstractmethod
+    def matrix(self) -> Tensor:
+        """[heads, T, S], fp32 at least: one head where all are the same, else G or H. Only keys up to the query's own
+        place mean something."""
+
+
+@dataclass(frozen=True)
+class DotProducts(PositionMap):
+    """``e_n . e_m`` of the states by which queries and keys are turned, divided by the number of pairs of columns: 1
+    for a token with itself under plain RoPE, whose states have the length of their number of pairs."""
+
+    queries_GTC: Tensor
+    """The states, cosines and sines of C / 2 pairs."""
+    keys_GTC: Tensor
+    """The same; others where keys are turned in another way than queries."""
+    kind = "dot product"
+
+    def matrix(self) -> Tensor:
+        """[G or 1, T, S]."""
+        return self.queries_GTC @ self.keys_GTC.mT / (self.keys_GTC.shape[-1] / 2)
+
+
+@dataclass(frozen=True)
+class Biases(PositionMap):
+    """What the layer adds to the scores."""
+
+    bias: ScoreBias
+    kind = "score bias"
+
+    def matrix(self) -> Tensor:
+        """[H or 1, T, S]."""
+        queries = self.bias.query_marks.shape[2]
+        starts = range(0, queries, QUERIES_AT_ONCE)
+        blocks = [self.bias.of(slice(start, start + QUERIES_AT_ONCE), slice(None)) for start in starts]
+        return torch.cat(blocks, dim=2)[0]
+
+
+@dataclass(frozen=True)
+class LayerView:
+    """One layer of one forward."""
+
+    number: int
+    """1 is the first layer."""
+    weights_HTS: Tensor
+    """Attention weights, fp32 at least; 0 behind the query's own place."""
+    positions: PositionMap | None
+    """As this layer read them, before its own update; None: see :data:`NOWHERE`."""
+
+
+Visit = Callable[[LayerView], None]
+
+
+def check(config: PreTrainedConfig) -> list[Problem]:
+    """Why a model of this configuration cannot be inspected: it is of a family that this project does not compute, or
+    the environment asks for attention without weights."""
+    asked = backends.requested(WITH_WEIGHTS)
+    problems = []
+    if asked != WITH_WEIGHTS:
+        wrong = f"attention weights are computed by the {WITH_WEIGHTS} backend alone"
+        problems.append(Problem(backends.ENVIRONMENT, asked, wrong, "unset this environment variable"))
+    return problems + extendable.check(config)
+
+
+def as_own(model: PreTrainedModel) -> extendable.Model:
+    """The same weights in this project's model, whose blocks can be inspected; the model itself where it is one.
+
+    Raises:
+        UserError: it is of another family.
+    """
+    if isinstance(model, TapeForCausalLM | ScaledGPTJForCausalLM):
+        return model
+    raise_if_any(extendable.check(model.config))
+    config = extendable.configure(model.config)
+    with torch.device("meta"):
+        if isinstance(config, TapeConfig):
+            empty: Any = TapeForCausalLM(positions.plain(config, config.rope_parameters))
+        else:
+            empty = ScaledGPTJForCausalLM(config)
+    filled: extendable.Model = fill(empty, model.state_dict(), model.config.model_type)
+    return filled
+
+
+@torch.no_grad()
+def inspect(
+    model: extendable.Model, ids_T: Tensor, layers: Sequence[int], visit: Visit, positions_T: Tensor | None = None
+) -> Tensor:
+    """One forward over one text; ``visit`` is called with each of ``layers`` (1 is the first) as it is computed.
+
+    Args:
+        model: in evaluation mode.
+        ids_T: int64 [T], on any device.
+        layers: numbers of layers.
+        visit: keeps of a view what it needs.
+        positions_T: position ids [T]; default: from 0.
+
+    Returns:
+        Logits [T, V].
+
+    Raises:
+        UserError: the environment asks for another attention than the one with weights.
+        ValueError: a model in training mode, no such layer.
+    """
+    blocks = _blocks(model)
+    if model.training or not all(1 <= number <= len(blocks) for number in layers):
+        raise ValueError(f"layers {list(layers)} of {len(blocks)}: inspect a model in evaluation mode, from layer 1")
+    with _with_weights(model), ExitStack() as hooks:
+        for number in sorted(set(layers)):
+            hooks.enter_context(_watched(blocks[number - 1], number, model.config, visit))
+        ids_BT = ids_T.to(model.device)[None]
+        places_BT = None if positions_T is None else positions_T.to(model.device)[None]
+        logits: Tensor = model(ids_BT, position_ids=places_BT, use_cache=False).logits[0]
+    return logits
+
+
+def _blocks(model: extendable.Model) -> nn.ModuleList:
+    """The decoder's blocks, first to last."""
+    decoder: Any = model.base_model
+    return decoder.layers if isinstance(model, TapeForCausalLM) else decoder.h
+
+
+@contextmanager
+def _with_weights(model: extendable.Model) -> Iterator[None]:
+    """Within the block, attention goes through the one backend that computes its weights."""
+    raise_if_any(check(model.config))
+    config: Any = model.config
+    kept, config.attention_backend = config.attention_backend, WITH_WEIGHTS
+    try:
+        yield
+    finally:
+        config.attention_backend = kept
+
+
+@contextmanager
+def _watched(block: Any, number: int, config: Any, visit: Visit) -> Iterator[None]:
+    """Within the block, ``visit`` sees a layer at the end of each of its attentions."""
+    read: list[PositionMap | None] = []
+
+    def before(_: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        hidden_BTD, state = arguments
+        if isinstance(config, TapeConfig):
+            read[:] = [_positions(block.position, hidden_BTD, state, named, config)]
+        else:
+            read[:] = [DotProducts(state[0], state[0])]  # a GPT-J's only argument beside: the rotation itself
+
+    def after(_: nn.Module, __: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        visit(LayerView(number, output[1][0], read.pop()))
+
+    attention = block.self_attn if isinstance(config, TapeConfig) else block.attn
+    handles = [block.register_forward_pre_hook(before, with_kwargs=True), attention.register_forward_hook(after)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _positions(
+    layer: PositionLayer, hidden_BTD: Tensor, state: Tensor | None, named: Mapping[str, Any], config: TapeConfig
+) -> PositionMap | None:
+    """What a layer that reads this start and this state does with positions: asked of the layer itself, which is all
+    that is known of an encoding here."""
+    start, places = named["start"], (named["query_places"], named["key_places"])
+    groups = config.num_key_value_heads
+    like_BGTK = hidden_BTD.new_zeros(1, groups, hidden_BTD.shape[1], config.head_dim)
+    carried = layer.carry(start, state, like_BGTK)
+    bias = layer.score_bias(places[0], carried, places[1], carried)
+    if bias is not None:
+        return Biases(bias)
+    if start is None:
+        return None
+    heads = groups if state is not None else start.shape[1]
+    return _turned(lambda probe: layer.rotate(probe, probe, start, state), hidden_BTD, heads, config.head_dim)
+
+
+def _turned(turn: Callable[[Tensor], tuple[Tensor, Tensor]], hidden_BTD: Tensor, heads: int, width: int) -> DotProducts:
+    """States as a rotation shows them. A vector of ones in the first half of a head comes out as [cos | sin], one in
+    the second as [-sin | cos], so that together they show every column of a state, of those too whose halves differ."""
+    dtype = torch.promote_types(hidden_BTD.dtype, torch.float32)
+    halves_21GTK = hidden_BTD.new_zeros(2, 1, heads, hidden_BTD.shape[1], width, dtype=dtype)
+    halves_21GTK[0, ..., : width // 2] = 1
+    halves_21GTK[1, ..., width // 2 :] = 1
+    turned = [turn(half) for half in halves_21GTK]
+    queries_GTC, keys_GTC = (torch.cat(both, dim=-1)[0] for both in zip(*turned, strict=True))
+    return DotProducts(queries_GTC, keys_GTC)

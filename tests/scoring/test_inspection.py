@@ -1,0 +1,139 @@
+"""What is seen of a forward is what it computed, for every encoding, and seeing it changes nothing."""
+
+import pytest
+import torch
+from transformers import GPTJConfig, GPTJForCausalLM
+
+from tape_ds.errors import UserError
+from tape_ds.model import convert
+from tape_ds.model.positions.tape import current
+from tape_ds.scoring import inspection
+from tests.model.helpers import ENCODINGS, MODELS, tiny_model, tokens
+
+NOWHERE = ("nope", "sincos")
+BIASED = ("alibi", "bipe_alibi", "fire", "t5", "tape from alibi", "alibi abacus")
+
+
+def views(model, ids, layers=(1, 2, 3), positions=None):
+    """Every layer's view by number, and the logits."""
+    found = {}
+    logits = inspection.inspect(model, ids, layers, lambda view: found.update({view.number: view}), positions)
+    return found, logits
+
+
+@pytest.mark.parametrize(("heads", "encoding"), MODELS)
+def test_logits_and_weights_are_the_model_s_own(heads, encoding):
+    model, ids = tiny_model(heads, encoding), tokens(1, 24)[0]
+    found, logits = views(model, ids)
+    torch.testing.assert_close(logits, model(ids[None]).logits[0].detach(), rtol=1e-4, atol=2e-5)
+    model.config.attention_backend = "reference"
+    weights = model(ids[None], output_attentions=True).attentions
+    for number, view in found.items():
+        assert torch.equal(view.weights_HTS, weights[number - 1][0])
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_each_encoding_has_its_kind_of_positions(encoding):
+    found, _ = views(tiny_model(encoding=encoding), tokens(1, 24)[0], layers=[3])
+    positions = found[3].positions
+    if encoding in NOWHERE:
+        assert positions is None
+    else:
+        assert positions.kind == ("score bias" if encoding in BIASED else "dot product")
+        assert positions.matrix().shape[1:] == (24, 24) and positions.matrix().shape[0] in (1, 2, 4)
+
+
+def test_rope_s_dot_products_are_its_cosines():
+    """The mean over pairs of columns of cos(theta_j (n - m)), and nothing else, in every layer."""
+    places = torch.arange(24) + 5
+    found, _ = views(tiny_model(encoding="rope"), tokens(1, 24)[0], positions=places)
+    angles_TTC = (places[:, None] - places)[..., None] * 10_000.0 ** -(torch.arange(0, 8, 2) / 8)
+    for view in found.values():
+        torch.testing.assert_close(view.positions.matrix()[0], angles_TTC.cos().mean(dim=-1), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(("encoding", "columns"), [("tape", 8), ("tape separate", 8), ("tape flattened", 16)])
+def test_tape_s_dot_products_are_those_of_the_states_each_layer_reads(encoding, columns):
+    """All columns of a state, of those too whose halves differ; before the layer's own update."""
+    model, ids = tiny_model(encoding=encoding), tokens(1, 24)[0]
+    read = []
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(
+            lambda _, given, named: read.append((named["start"], given[1])), with_kwargs=True
+        )
+    found, _ = views(model, ids)
+    for number, (start, state) in enumerate(read, 1):
+        e_GTC = current(start, state)[0]
+        assert e_GTC.shape[-1] == columns
+        products = e_GTC @ e_GTC.mT / (columns / 2)
+        torch.testing.assert_close(found[number].positions.matrix(), products, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(found[1].positions.matrix(), found[3].positions.matrix(), atol=0.01), "it learned nothing"
+
+
+def test_alibi_s_bias_is_a_slope_times_the_distance():
+    found, _ = views(tiny_model(encoding="alibi"), tokens(1, 200)[0], layers=[1])
+    bias_HTT = found[1].positions.matrix()
+    places = torch.arange(200)
+    for head, slope in enumerate([2**-2, 2**-4, 2**-6, 2**-8]):
+        assert torch.equal(bias_HTT[head], slope * (places - places[:, None]).float())
+
+
+def test_a_wide_model_is_seen_as_widely():
+    model = tiny_model().double()
+    view = views(model, tokens(1, 10)[0])[0][2]
+    assert (view.weights_HTS.dtype, view.positions.matrix().dtype) == (torch.float64, torch.float64)
+
+
+def test_only_what_is_asked_for_is_visited_and_no_hook_is_left():
+    model = tiny_model()
+    assert sorted(views(model, tokens(1, 10)[0], layers=[3, 1, 3])[0]) == [1, 3]
+    assert all(not each._forward_hooks and not each._forward_pre_hooks for each in model.modules())
+    assert model.config.attention_backend == "auto"
+
+
+def test_a_visitor_that_fails_leaves_nothing_behind():
+    model = tiny_model()
+
+    def fail(_):
+        raise RuntimeError("no room")
+
+    with pytest.raises(RuntimeError, match="no room"):
+        inspection.inspect(model, tokens(1, 10)[0], [1], fail)
+    assert all(not each._forward_hooks and not each._forward_pre_hooks for each in model.modules())
+    assert model.config.attention_backend == "auto"
+
+
+@pytest.mark.parametrize("layers", [[0], [4]])
+def test_there_is_no_such_layer(layers):
+    with pytest.raises(ValueError, match="of 3"):
+        views(tiny_model(), tokens(1, 10)[0], layers)
+
+
+def test_training_mode_is_refused():
+    with pytest.raises(ValueError, match="evaluation mode"):
+        views(tiny_model().train(), tokens(1, 10)[0])
+
+
+def test_an_environment_that_asks_for_another_attention_is_named(monkeypatch):
+    monkeypatch.setenv("TAPE_DS_ATTENTION", "sdpa")
+    with pytest.raises(UserError, match="TAPE_DS_ATTENTION"):
+        views(tiny_model(), tokens(1, 10)[0])
+
+
+def test_a_plain_llama_is_read_into_a_model_that_gives_its_logits():
+    plain, ids = convert.to_plain(tiny_model(encoding="rope")), tokens(1, 24)
+    own = inspection.as_own(plain)
+    assert own is not plain and inspection.as_own(own) is own
+    _, logits = views(own, ids[0])
+    torch.testing.assert_close(logits, plain(ids).logits[0].detach(), rtol=1e-4, atol=2e-5)
+
+
+def test_a_gpt_j_is_too():
+    sizes = {"n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 4, "vocab_size": 61, "n_positions": 64}
+    plain = GPTJForCausalLM(GPTJConfig(**sizes, bos_token_id=1, eos_token_id=2)).eval()
+    ids = tokens(1, 24)
+    found, logits = views(inspection.as_own(plain), ids[0])
+    torch.testing.assert_close(logits, plain(ids).logits[0].detach(), rtol=1e-4, atol=2e-5)
+    products = found[2].positions.matrix()
+    assert products.shape == (1, 24, 24)
+    torch.testing.assert_close(products[0].diagonal(), torch.ones(24))

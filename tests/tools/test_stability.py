@@ -1,0 +1,131 @@
+"""``python -m tools.stability``: tables of any models beside the published ones, and what it refuses."""
+
+import csv
+import json
+
+import pytest
+
+from evaluation import published, texts
+from tape_ds import results
+from tape_ds.model import convert
+from tests.export.conftest import base, run
+from tests.model.helpers import tiny_model
+from tools import stability
+
+__all__ = ["base", "run"]
+WORDS = [*range(3, 10), *range(30, 61)]
+"""Of the tokenizer; none that begins like a special one (w1, w2)."""
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(texts, "CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def text(tmp_path):
+    """Address of two texts of 60 tokens."""
+    for name, step in (("one", 7), ("two", 11)):
+        (tmp_path / f"{name}.txt").write_text(" ".join(f"w{WORDS[step * place % len(WORDS)]}" for place in range(60)))
+    return f"text:{tmp_path}/*.txt"
+
+
+@pytest.fixture
+def broken(base, tmp_path):
+    """A model folder of a form that is not equivariant, with the tokenizer of ``base``."""
+    folder = tmp_path / "flattened"
+    tiny_model(encoding="tape flattened").save_pretrained(folder)
+    for file in base.glob("*token*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def written(output, *arguments):
+    """Runs the command and gives its result and its csv's rows."""
+    assert stability.main([*map(str, arguments), "--tokens", "40", "--output", str(output)]) == 0
+    assert (output / "stability.md").is_file()
+    return results.load(output / "stability.json"), list(csv.DictReader((output / "stability.csv").open()))
+
+
+def test_a_run_and_a_plain_llama_are_stable_and_a_broken_form_is_not(tmp_path, base, run, broken, text):
+    result, rows = written(tmp_path / "out", f"plain={base}", f"tape={run()}", broken, "--texts", text)
+    assert [each["name"] for each in result.figures["models"]] == ["plain", "tape", "flattened"]
+    assert result.figures["layers"] == [1, 2] and [len(each["texts"]) for each in result.figures["models"]] == [2] * 3
+    last = {
+        row["model"]: {name: float(row[name]) for name in stability.FIGURES}
+        for row in rows
+        if (row["treatment"], row["layer"]) == ("shift_ids", "2")
+    }
+    assert all(last[name]["attention_l1"] < 1e-5 for name in ("plain", "tape")), last
+    assert last["flattened"]["attention_l1"] > 1e-3 and last["flattened"]["positions_percent"] > 0.1
+    assert result.figures["models"][1]["model"]["encoding"] == "tape"
+    assert list(result.data) == [text] and result.command[0] == "stability.py"
+
+
+def test_published_rows_stand_below_ours_and_a_dash_where_the_paper_has_none(tmp_path, base, text):
+    written(tmp_path / "out", base, "--texts", text, "--layers", "2", "3")
+    lines = (tmp_path / "out" / "stability.md").read_text().splitlines()
+    attention, positions = (line for line in lines if line.startswith("| *published: TAPE*"))
+    assert attention == "| *published: TAPE* | *11.24* | – | *0.02* | – |"
+    assert positions == "| *published: TAPE* | *0.37* | – | *0.02* | – |"
+    assert published.TABLE_8_ATTENTION.rows["TAPE"][1] == 11.24
+
+
+def test_an_encoding_without_positions_says_so(tmp_path, base, text):
+    folder = tmp_path / "nope"
+    tiny_model(encoding="nope").save_pretrained(folder)
+    for file in base.glob("*token*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    result, rows = written(tmp_path / "out", folder, "--texts", text)
+    assert {row["positions_percent"] for row in rows} == {""}
+    assert "nope: no layer turns queries and keys" in (tmp_path / "out" / "stability.md").read_text()
+    assert result.figures["models"][0]["mean"]["shift_ids"]["layers"]["1"]["positions_percent"] is None
+
+
+def test_wider_weights_leave_less_rounding(tmp_path, base, text):
+    narrow, wide = (
+        float(written(tmp_path / dtype, base, "--texts", text, "--dtype", dtype)[1][-1]["attention_l1"])
+        for dtype in ("bfloat16", "float64")
+    )
+    assert wide < 1e-6 < 1e-4 < narrow
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["--layers", "0"], "--layers"),
+        (["--layers", "4"], "--layers"),
+        (["--shift", "0"], "--shift"),
+        (["--count", "0"], "--count"),
+        (["--tokens", "1"], "--tokens"),
+        (["--token", "61"], "--token"),
+        (["--texts", "nothing:here"], "--texts"),
+        (["--texts", "TEXT", "--tokens", "61"], "--texts"),
+        (["no/such/folder"], "model"),
+    ],
+)
+def test_what_is_wrong_is_said_and_nothing_is_written(tmp_path, base, text, capsys, arguments, field):
+    given = [text if each == "TEXT" else each for each in arguments]
+    given = [*given, str(base)] if given[0] == "no/such/folder" else [str(base), *given]
+    assert stability.main([*given, "--output", str(tmp_path / "out")]) == 2
+    assert f" {field} = " in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_models_of_one_name_are_told_apart_by_hand(base, text, capsys):
+    assert stability.main([str(base), str(base), "--texts", text]) == 2
+    assert "NAME=MODEL" in capsys.readouterr().err
+
+
+def test_a_tokenizer_without_bos_needs_a_token(tmp_path, base, text, capsys):
+    folder = tmp_path / "without"
+    convert.to_plain(tiny_model(encoding="rope")).save_pretrained(folder)
+    for file in base.glob("*token*"):
+        content = json.loads(file.read_text())
+        content.pop("bos_token", None)
+        (folder / file.name).write_text(json.dumps(content))
+    assert stability.main([str(folder), "--texts", text]) == 2
+    assert "has no BOS" in capsys.readouterr().err
+    result, _ = written(tmp_path / "out", folder, "--texts", text, "--token", "5")
+    assert result.figures["models"][0]["token"] == 5

@@ -1,0 +1,178 @@
+"""``python -m tools.visualise``: maps of positions and attention that hold what the models computed."""
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+
+from evaluation.pages import maps
+from evaluation.pages.maps import Kind, Map
+from tape_ds import TapeForCausalLM, results
+from tape_ds.scoring.inspection import inspect
+from tests.export.conftest import base, run
+from tests.model.helpers import tiny_model
+from tools import visualise
+
+__all__ = ["base", "run"]
+PNG = b"\x89PNG\r\n\x1a\n"
+IDS = [*range(3, 10), *range(30, 43)]
+PROMPT = " ".join(f"w{each}" for each in IDS)
+"""Twenty words, none that begins like a special one (w1, w2)."""
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+
+
+def folder_of(name, base, tmp_path):
+    """A model folder of an encoding, with the tokenizer of ``base``."""
+    folder = tmp_path / name.replace(" ", "_")
+    tiny_model(encoding=name).save_pretrained(folder)
+    for file in base.glob("*token*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def written(output, *arguments):
+    """Runs the command and gives its result and what its page holds."""
+    assert visualise.main([*map(str, arguments), "--output", str(output)]) == 0
+    page = (output / visualise.PAGE).read_text()
+    content = re.search(r'<script type="application/json" id="content">(.*?)</script>', page, re.S)
+    return results.load(output / "visualise.json"), json.loads(content[1])
+
+
+def decoded(one, tokens):
+    """A map's numbers [T, T], 0 above the diagonal."""
+    values_TT = np.zeros((tokens, tokens), np.float32)
+    values_TT[np.tril_indices(tokens)] = np.frombuffer(base64.b64decode(one["values"]), "<f2")
+    return values_TT
+
+
+def test_the_page_holds_what_two_models_computed(tmp_path, base):
+    tape, rope = (folder_of(name, base, tmp_path) for name in ("tape", "rope"))
+    output = tmp_path / "out"
+    result, content = written(output, tape, "--against", f"plain={rope}", "--prompt", PROMPT)
+    for name in ("positions", "attention", "difference"):
+        assert (output / f"{name}.png").read_bytes().startswith(PNG)
+    names = [kind["name"] for kind in content["kinds"]]
+    assert names == [
+        *("positions: tape", "attention: tape", "positions: plain", "attention: plain"),
+        "attention: tape minus plain",
+    ]
+    seen = {}
+    model = TapeForCausalLM.from_pretrained(tape).eval()
+    inspect(model, torch.tensor(IDS), [2], lambda view: seen.update(view=view))
+    found = {(each["layer"], each["head"]): each for each in content["kinds"][1]["maps"]}
+    weights_HTT = seen["view"].weights_HTS
+    assert np.allclose(decoded(found["layer 2", "head 3"], 20), weights_HTT[2], atol=1e-3)
+    assert np.allclose(decoded(found["layer 2", "mean"], 20), weights_HTT.mean(dim=0), atol=1e-3)
+    states = {(each["layer"], each["head"]): each for each in content["kinds"][0]["maps"]}
+    products = seen["view"].positions.matrix()[1].tril()
+    assert np.allclose(decoded(states["layer 2", "heads 3 to 4"], 20), products, atol=2e-3)
+    assert set(result.figures["attention_l1_between_models"]) == {"1", "2", "3"}
+    assert content["tokens"][:2] == ["w3", " w4"]
+
+
+def test_positions_that_are_the_same_everywhere_are_one_map(tmp_path, base):
+    _, content = written(tmp_path / "out", base, "--prompt", PROMPT)
+    (only,) = content["kinds"][0]["maps"]
+    assert (only["layer"], only["head"]) == ("every layer", "all heads")
+
+
+def test_biases_are_shown_where_an_encoding_has_those(tmp_path, base):
+    result, content = written(tmp_path / "out", folder_of("alibi", base, tmp_path), "--prompt", PROMPT)
+    assert result.figures["models"][0]["positions"] == content["kinds"][0]["unit"] == "score bias"
+
+
+def test_an_encoding_without_positions_has_attention_alone(tmp_path, base, capsys):
+    result, content = written(tmp_path / "out", folder_of("nope", base, tmp_path), "--prompt", PROMPT)
+    assert [kind["name"] for kind in content["kinds"]] == ["attention: nope"]
+    assert not (tmp_path / "out" / "positions.png").exists()
+    assert "nope: no map of positions: no layer turns" in capsys.readouterr().out
+    assert result.figures["models"][0]["positions"].startswith("none: ")
+
+
+def test_what_was_chosen_is_shown_and_no_more(tmp_path, base):
+    (tmp_path / "text.txt").write_text(PROMPT)
+    chosen = ["--text", tmp_path / "text.txt", "--tokens", "9", "--layers", "3", "1", "--heads", "4"]
+    result, content = written(tmp_path / "out", base, *chosen)
+    assert result.figures["tokens"] == len(content["tokens"]) == 9
+    shown = [(each["layer"], each["head"]) for each in content["kinds"][1]["maps"]]
+    assert shown == [(layer, head) for layer in ("layer 1", "layer 3") for head in ("mean", "head 4")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["--prompt", "w3"], "--prompt"),
+        (["--text", "nowhere.txt"], "--text"),
+        (["--prompt", PROMPT, "--heads", "5"], "--heads"),
+        (["--prompt", PROMPT, "--heads", "0"], "--heads"),
+        (["--prompt", PROMPT, "--layers", "9"], "--layers"),
+        (["--prompt", PROMPT * 400, "--tokens", "4k"], "--tokens"),
+        (["--prompt", PROMPT, "--against", "OTHER"], "--against"),
+    ],
+)
+def test_what_is_wrong_is_said_and_nothing_is_written(tmp_path, base, capsys, arguments, field):
+    other = tmp_path / "other"
+    tiny_model(heads="mqa").save_pretrained(other)
+    for file in base.glob("*token*"):
+        (other / file.name).write_bytes(file.read_bytes())
+    given = [str(other) if each == "OTHER" else each for each in arguments]
+    assert visualise.main([str(base), *given, "--output", str(tmp_path / "out")]) == 2
+    assert f" {field} = " in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+HOSTILE = ["</script><script>alert(1)</script>", "<!--", "&lt;", '"', "\n", "\u202e", "\ud7ff"]
+
+
+def hostile_page():
+    """A page of tokens and names that would be code if anything took them for that."""
+    values_TT = np.tri(len(HOSTILE)) / np.arange(1, len(HOSTILE) + 1)[:, None]
+    kinds = [
+        Kind(f"attention: {HOSTILE[0]}", "weight", [Map("layer 1", "mean", values_TT)], rooted=True),
+        Kind("difference", "weight", [Map("layer 1", "mean", -values_TT)], signed=True, rooted=True),
+    ]
+    return maps.page(kinds, HOSTILE, HOSTILE[0], HOSTILE[0])
+
+
+def test_tokens_and_names_are_never_code():
+    page = hostile_page()
+    assert "alert(1)</script>" not in page and page.count("<script") == 2 and page.count("<!--") == 0
+    content = re.search(r'id="content">(.*?)</script>', page, re.S)[1]
+    assert json.loads(content)["tokens"] == HOSTILE
+    policy = re.search(r'Content-Security-Policy" content="(.*?)"', page)[1]
+    assert policy.startswith("default-src 'none'") and "unsafe-inline'; script-src 'sha256-" in policy
+
+
+@pytest.mark.parametrize(("values", "limits"), [([0.0, 0.5], (0.0, 0.5)), ([0.25, 0.25], (0.0, 0.25))])
+def test_colours_of_rooted_numbers_begin_at_zero(values, limits):
+    one = Map("layer 1", "mean", np.array([[values[0], 9.0], [values[1], values[0]]]))
+    assert Kind("attention", "", [one], rooted=True).limits() == limits
+
+
+def test_colours_of_differences_are_even_around_zero():
+    one = Map("layer 1", "mean", np.array([[0.0, 9.0], [-0.5, 0.25]]))
+    low, high = Kind("difference", "", [one], signed=True).limits()
+    assert -low == high == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
+def test_a_browser_draws_the_page_and_runs_nothing_else(tmp_path):
+    """The script of the page runs under its own policy, fills the choices and shows the last query's first key."""
+    page = tmp_path / "maps.html"
+    page.write_text(hostile_page(), encoding="utf-8")
+    command = [
+        *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+        *(f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=5000", "--dump-dom", page.as_uri()),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert re.search(r'<option value="difference">difference</option>', done.stdout), done.stderr[-2000:]
+    shown = re.search(r"<output[^>]*>(.*?)</output>", done.stdout, re.S)[1]
+    assert shown.startswith("query 7") and shown.endswith(": 0.1428")
+    assert done.stdout.count('<button type="button"') == len(HOSTILE)
+    assert done.stdout.count("<script") == 2
