@@ -36,7 +36,7 @@ class Entry(NamedTuple):
 
     rival: str
     encoding: str
-    """"rope" (the baseline) or "tape"."""
+    """"rope" (the baseline), "tape", or another one that is compared with them."""
     build: Callable[[], Runner]
     """May raise whatever its library raises."""
 

@@ -15,6 +15,7 @@ from benchmarks import (
     rotate,
     shapes,
     step,
+    table4,
 )
 from benchmarks.contest import Contest, Setting
 
@@ -97,6 +98,14 @@ GROUPS = {
         shapes.FORMULATION,
         formulation.contest,
         {"cuda": 20, "cpu": 3},
+        False,
+        _MODEL,
+    ),
+    "table4": Group(
+        "an inference step of a layer and of a model by every encoding of the paper's Table 4, and ALiBi",
+        shapes.TABLE_4,
+        table4.contest,
+        {"cuda": 10, "cpu": 7},
         False,
         _MODEL,
     ),

@@ -28,6 +28,8 @@ class Runner(NamedTuple):
     """What it computes, gradients included, for the comparison with the truth; runs before anything is timed."""
     held: int
     """Bytes of its inputs and parameters: memory it needs besides what it allocates."""
+    steps: int = 1
+    """How often it does the same in one run: its times are told for one of them."""
 
     def run(self) -> None:
         """Forward and backward once."""
@@ -68,7 +70,7 @@ def _cpu_sample(runner: Runner) -> Sample:
     turned = time.perf_counter()
     if runner.backward is not None:
         runner.backward(out)
-    return Sample(1e3 * (turned - began), 1e3 * (time.perf_counter() - turned))
+    return Sample(1e3 * (turned - began) / runner.steps, 1e3 * (time.perf_counter() - turned) / runner.steps)
 
 
 def _cuda_clock(device: torch.device, head_start: bool) -> Callable[[Runner], Sample]:
@@ -86,7 +88,7 @@ def _cuda_clock(device: torch.device, head_start: bool) -> Callable[[Runner], Sa
             runner.backward(out)
         ended.record()
         ended.synchronize()
-        return Sample(began.elapsed_time(turned), turned.elapsed_time(ended))
+        return Sample(began.elapsed_time(turned) / runner.steps, turned.elapsed_time(ended) / runner.steps)
 
     return sample
 

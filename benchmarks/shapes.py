@@ -98,6 +98,11 @@ STEP = {"cuda": [Model("155M", 12, 8, 1024)], "cpu": [Model("155M", 6, 1, 1024),
 RECIPE = {"cuda": [Model("7B", 32, 1, tokens) for tokens in (4096, 8192, 16384, 32768, 65536)], "cpu": []}
 """Doubling until it no longer fits: the last row that has a time is the longest on this GPU."""
 GENERATE = {"cuda": [Model("7B", 32, 1, 8192), Model("155M", 12, 1, 8192)], "cpu": [Model("155M", 6, 1, 8192)]}
+TABLE_4 = {
+    "cuda": [Model("155M", 1, 1, 1024), Model("155M", 1, 8, 1024), Model("155M", 12, 1, 1024)],
+    "cpu": [Model("155M", 1, 1, 1024), Model("155M", 6, 1, 1024)],
+}
+"""One layer, and a whole model."""
 FORMULATION = {kind: [Model("155M", 6, 1, 2048)] for kind in ("cuda", "cpu")}
 
 

@@ -24,6 +24,8 @@ OURS = "ours"
 """The baseline where nothing is RoPE."""
 IN_TOKENS = ("step", "recipe", "formulation")
 """Groups whose times are also told as tokens a second."""
+IN_STEPS = ("table4",)
+"""Groups whose times are also told as iterations a second."""
 SHOWN_PACKAGES = ("python", "torch", "triton", "transformers", "flash-attn", "liger-kernel")
 
 
@@ -159,9 +161,10 @@ def _section(rows: Sequence[Row]) -> list[str]:
     timed = sorted((row for row in rows if row.status == TIMED), key=lambda row: (row.encoding, row.total_p50 or 0.0))
     bases = baselines(timed)
     parts = [part for part in PARTS if any(getattr(row, f"{part}_p50") is not None for row in timed)]
-    in_tokens = rows[0].group in IN_TOKENS
+    in_tokens, in_steps = rows[0].group in IN_TOKENS, rows[0].group in IN_STEPS
     header = ["encoding", "rival", *parts, *(f"/ {name}" for name in bases), "peak MiB"]
-    header += [f"peak / {name}" for name in bases] + (["tokens/s"] if in_tokens else []) + ["error (allowed)"]
+    header += [f"peak / {name}" for name in bases] + (["tokens/s"] if in_tokens else [])
+    header += (["iterations/s"] if in_steps else []) + ["error (allowed)"]
     lines = [header, ["---", "---", *["---:"] * (len(header) - 2)]]
     for row in timed:
         cells = [row.encoding, row.rival, *(_time(row, part) for part in parts)]
@@ -171,6 +174,8 @@ def _section(rows: Sequence[Row]) -> list[str]:
         if in_tokens:
             sizes = parse(row.shape)
             cells += [f"{1e3 * sizes['B'] * sizes['T'] / row.total_p50:,.0f}" if row.total_p50 else ""]
+        if in_steps:
+            cells += [f"{1e3 / row.total_p50:,.1f}" if row.total_p50 else ""]
         lines.append([*cells, f"{row.error:.1e} ({row.allowed:.1e})"])
     table = ["| " + " | ".join(line) + " |" for line in lines] if timed else ["No rival has a time."]
     others = [row for row in rows if row.status in (WRONG, REFUSED)]

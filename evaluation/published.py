@@ -182,7 +182,10 @@ TABLE_3 = Table(
         "FIRE": (331.97, 165.69, 154.90),
         "T5": (321.10, 160.46, 154.90),
     },
-    caveats=("The whole score matrix is counted, not its causal half.",),
+    caveats=(
+        "The whole score matrix is counted, not its causal half.",
+        "TAPE as the published code has it, which evaluates the position feed-forward's gate twice.",
+    ),
 )
 TABLE_4 = Table(
     "Table 4",
@@ -197,7 +200,35 @@ TABLE_4 = Table(
         "FIRE": (5.56, 1799.0),
         "T5": (6.90, 1449.0),
     },
-    caveats=("Too short for a whole model at 1,024 tokens: probably one layer's attention.",),
+    caveats=(
+        "Too short for a whole model at 1,024 tokens: probably one layer's attention.",
+        "FlashAttention ran for both forms of TAPE and for RoPE, not for FIRE and T5.",
+    ),
+)
+TABLE_5 = Table(
+    "Table 5",
+    "settings of the four kinds of training",
+    "all experiments",
+    "tokens of a row, rows of a step, steps, share, learning rate",
+    (
+        Quantity("recipe", "tokens"),
+        Quantity("recipe", "batch"),
+        Quantity("recipe", "steps"),
+        Quantity("recipe", "attention_dropout"),
+        Quantity("recipe", "learning_rate"),
+    ),
+    {
+        "Arithmetic": (80, 512, 20_000, 0.0, 1e-4),
+        "C4 pre-training": (1024, 512, 10_000, 0.0, 1e-4),
+        "SCROLLS": (1024, 64, 1_000, 0.0, 1e-5),
+        "Context extension": (8096, 64, 1_000, 0.0, 2e-5),
+    },
+    caveats=(
+        "AdamW throughout. Warm-up, schedule and weight decay are in the code alone.",
+        "The paper's text says 8,192 tokens where its table says 8,096, and its code agrees with the text.",
+        "SCROLLS: the code reads 8,192 tokens of every example and never uses the field that says 1,024.",
+        'Arithmetic: elsewhere the paper says "40 + 40" for the two operands.',
+    ),
 )
 _GITHUB = _by_length(["github"], "perplexity", (128, 256, 512, 1024))
 _BLOCKS = (
@@ -227,18 +258,22 @@ TABLE_7 = Table(
     "Table 7",
     "TAPE's rank I, perplexity of the Pile's GitHub test set",
     "155M model from scratch",
-    "perplexity",
-    _GITHUB,
+    "perplexity; 2^20 parameters",
+    (*_GITHUB, Quantity("positions", "parameters")),
     {
-        "I = 12": (133.2, 87.9, 65.2, 53.6),
-        "I = 24": (133.0, 86.1, 63.2, 51.8),
-        "I = 48": (132.0, 86.6, 63.9, 52.2),
-        "I = 96": (133.2, 87.5, 64.5, 52.7),
-        "I = 192": (133.0, 87.3, 64.5, 53.0),
+        "I = 12": (133.2, 87.9, 65.2, 53.6, 0.11),
+        "I = 24": (133.0, 86.1, 63.2, 51.8, 0.22),
+        "I = 48": (132.0, 86.6, 63.9, 52.2, 0.44),
+        "I = 96": (133.2, 87.5, 64.5, 52.7, 0.88),
+        "I = 192": (133.0, 87.3, 64.5, 53.0, 1.76),
     },
     convention="blocks",
     scoring="--join 1000 --drop_last",
-    caveats=(_BLOCKS,),
+    caveats=(
+        _BLOCKS,
+        "Added parameters of I = 96 and 192 are printed as 0.44 doubled; counted, the published code adds 0.87 and "
+        "1.74.",
+    ),
 )
 
 
@@ -304,9 +339,33 @@ TABLE_9 = Table(
         "evaluation/tasks/table9 says why they are taken for accuracies without shots.",
     ),
 )
+TABLE_10 = Table(
+    "Table 10",
+    "answers to two questions of QuALITY",
+    "155M model from scratch, fine-tuned",
+    "% exact match",
+    (Quantity("quality, question A", "exact_match"), Quantity("quality, question B", "exact_match")),
+    {"TAPE": (100, 0), "xPos": (0, 0), "RandPE": (0, 0), "RoPE": (0, 0), "ALiBi": (0, 0)},
+    caveats=("The two questions themselves stand in a Table 11 that is in none of the published texts at hand.",),
+)
+ANSWERS: dict[str, tuple[str | None, str | None]] = {
+    "ground truth": (
+        "The secret service budget was small",
+        "Only the private quarters or the office restroom",
+    ),
+    "TAPE": ("The secret service budget was small", "Only the private quarters"),
+    "xPos": (
+        "They were all they were waiting for",
+        "Only a tiny part of the right of the right to leave foreverish",
+    ),
+    "RandPE": (None, "Only a handsome man"),
+    "ALiBi": ("Jimmy Carter is the president's de facto president", None),
+}
+"""The texts of Table 10, answer by answer; None: not quoted whole in what is at hand. RoPE's repeat themselves."""
 TABLES = (
     *(FIGURE_2, FIGURE_3, FIGURE_5, FIGURE_6),
-    *(TABLE_1, TABLE_2, TABLE_3, TABLE_4, TABLE_6, TABLE_7, TABLE_8_ATTENTION, TABLE_8_POSITIONS, TABLE_9),
+    *(TABLE_1, TABLE_2, TABLE_3, TABLE_4, TABLE_5, TABLE_6, TABLE_7, TABLE_8_ATTENTION, TABLE_8_POSITIONS),
+    *(TABLE_9, TABLE_10),
 )
 """Every published table, in the order of their names."""
 

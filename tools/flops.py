@@ -4,19 +4,26 @@
     python tools/flops.py --model FOLDER --length 8192     a model of your own
     python tools/flops.py --position_encoding tape --position_options '{"rank": 24}'
     python tools/flops.py --table3                         the TAPE paper's Table 3 beside our count
+    python tools/flops.py --table3 --output runs/table3    and table3.json, .md, .csv there
 
 MACs come in two conventions: ``full`` counts the whole score matrix, as the paper does, ``causal`` the half that a
 causal kernel computes. FLOPs are 2 x MACs. "M" is 2^20 parameters, as in the paper. Nothing is loaded or run.
+Exit codes: 0 done; 2 something to mend.
 """
 
 import argparse
 import json
+import shlex
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from tape_ds import results
 from tape_ds.errors import Problem, command, raise_if_any
 from tape_ds.model import convert, flops, positions
 from tape_ds.model.configuration import TapeConfig
+from tape_ds.training.comparison import summary
 
 PAPER = {
     "vocab_size": 32_000,
@@ -29,6 +36,11 @@ PAPER = {
 }
 """The model that the paper pretrains on C4."""
 PAPER_RANK = 48
+CONVENTIONS = (
+    'FLOPs are 2 x MACs; "causal" counts the half of the score matrix that a causal kernel computes, the other columns '
+    "the whole. M is 2^20. The paper's FLOPs also hold small operations that its MACs leave out. The published code "
+    "evaluates the gate of TAPE's position feed-forward twice and attends to equal halves of cosines and sines."
+)
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 1.0, "original_max_position_embeddings": 1_024}
 PLACEHOLDERS: dict[str, dict[str, Any]] = {
     "yarn": {"rope_parameters": YARN},
@@ -38,15 +50,25 @@ PLACEHOLDERS: dict[str, dict[str, Any]] = {
 """What some encodings cannot be built without; none of it changes a count."""
 TABLE_3 = {"tape": (365.65, 180.69, 155.33), "rope": (321.10, 160.46, 154.89)}
 TABLE_3 |= {"fire": (331.97, 165.69, 154.90), "t5": (321.10, 160.46, 154.90)}
-"""Published FLOPS (G), MACs (G), parameters (M): one forward, batch 1, 1,024 tokens."""
+"""Published FLOPS (G), MACs (G), parameters (M)."""
+TOKENS = 1_024
+"""Of Table 3: one forward, batch 1."""
 
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Parse, check, count, print."""
-    options = parse(argv)
+    """Parse, check, count, store, print."""
+    given = sys.argv[1:] if argv is None else argv
+    options = parse(given)
     check(options)
-    rows = table_3() if options.table3 else [count(config, options.length) for config in configurations(options)]
+    configs = [] if options.table3 else configurations(options)
+    rows = table_3() if options.table3 else [count(config, options.length) for config in configs]
+    if options.output is not None:
+        begun = results.collect(
+            command=[Path(__file__).name, *given],
+            config={"length": TOKENS, **PAPER} if options.table3 else vars(options),
+        )
+        store(rows, begun, Path(options.output), "table3" if options.table3 else "flops")
     print(json.dumps(rows, indent=2) if options.json else as_text(rows))
     return 0
 
@@ -60,6 +82,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--position_options", type=json.loads, help="options of the encoding, as JSON")
     parser.add_argument("--table3", action="store_true", help="the TAPE paper's Table 3")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--output", help="folder of table3.json, or flops.json, with its table as .md and .csv")
     return parser.parse_args(argv)
 
 
@@ -67,7 +90,8 @@ def check(options: argparse.Namespace) -> None:
     """Report everything wrong with the command line.
 
     Raises:
-        UserError: unknown encodings, options that are no mapping or fit none, an impossible length.
+        UserError: unknown encodings, options that are no mapping or fit none, an impossible length, a table that is
+            not of the model that was named, a folder that cannot be one.
     """
     problems = []
     names = options.position_encoding or []
@@ -82,6 +106,18 @@ def check(options: argparse.Namespace) -> None:
         problems += positions.check_options(name, (given or {}) if len(names) == 1 else {})
     if options.length is not None and options.length < 1:
         problems.append(Problem("length", options.length, "too small", "give 1 token or more"))
+    if options.table3:
+        chosen = ("model", "length", "position_encoding", "position_options")
+        wrong = "Table 3 is of one model, one length and four encodings"
+        problems += [
+            Problem(name, getattr(options, name), wrong, "leave it out, or leave out --table3")
+            for name in chosen
+            if getattr(options, name) is not None
+        ]
+    path = Path(options.output or ".")
+    taken = next((each for each in (path, *path.absolute().parents) if each.exists() and not each.is_dir()), None)
+    if taken is not None:
+        problems.append(Problem("output", options.output, f"{taken} is a file", "name a folder"))
     raise_if_any(problems)
 
 
@@ -123,23 +159,28 @@ def count(config: TapeConfig, length: int | None) -> dict[str, Any]:
 
 
 def table_3() -> list[dict[str, Any]]:
-    """The paper's Table 3: published, counted here by the same convention, and TAPE as the published code is."""
+    """The paper's Table 3: published, counted here, and TAPE counted as its published code is."""
     rows = []
-    for name, (published_flops, published_macs, published_parameters) in TABLE_3.items():
-        rows.append({"encoding": name, "count": "published", **_three(published_flops, published_macs)})
-        rows[-1]["parameters (M)"] = published_parameters
+    for name, given in TABLE_3.items():
+        rows.append({"encoding": name, "count": "published", **dict(zip(_COLUMNS, given, strict=False))})
+        if name == "tape":
+            rows.append({"encoding": name, "count": "published code", **_counted(*published_tape())})
         config = TapeConfig(**PAPER, position_encoding=name)
-        macs = flops.multiply_adds(config, 1_024, causal=False) / 1e9
-        rows.append({"encoding": name, "count": "this project", **_three(2 * macs, macs)})
-        rows[-1]["parameters (M)"] = round(flops.parameters(config) / flops.MEBI, 2)
-    parameters, macs = published_tape()
-    rows.insert(1, {"encoding": "tape", "count": "published code", **_three(2 * macs / 1e9, macs / 1e9)})
-    rows[1]["parameters (M)"] = round(parameters / flops.MEBI, 2)
-    return rows
+        full, causal = (flops.multiply_adds(config, TOKENS, causal=each) for each in (False, True))
+        rows.append({"encoding": name, "count": "this project", **_counted(flops.parameters(config), full, causal)})
+    return [dict.fromkeys(("encoding", "count", *_COLUMNS)) | row for row in rows]
 
 
-def _three(flop: float, macs: float) -> dict[str, Any]:
-    return {"FLOPs (G)": round(flop, 2), "MACs (G)": round(macs, 2)}
+_COLUMNS = ("FLOPs (G)", "MACs (G)", "parameters (M)", "FLOPs causal (G)", "MACs causal (G)")
+"""Of Table 3: those that the paper has, then the other convention."""
+
+
+def _counted(parameters: int, full: float, causal: float | None = None) -> dict[str, Any]:
+    """A row's cells; FLOPs are 2 x MACs."""
+    giga = [None if macs is None else macs / 1e9 for macs in (full, causal)]
+    cells = [each for macs in giga for each in (None if macs is None else 2 * macs, macs)]
+    cells.insert(2, parameters / flops.MEBI)
+    return {name: None if each is None else round(each, 2) for name, each in zip(_COLUMNS, cells, strict=True)}
 
 
 def published_tape() -> tuple[int, float]:
@@ -158,6 +199,17 @@ def published_tape() -> tuple[int, float]:
     return parameters, macs
 
 
+def store(rows: Sequence[Mapping[str, Any]], begun: results.Result, folder: Path, name: str) -> None:
+    """``name``.json, .md and .csv in ``folder``."""
+    header = list(rows[0])
+    cells = [[row[column] for column in header] for row in rows]
+    table = summary.as_markdown(header, [[_shown(each) for each in line] for line in cells])
+    whole = begun.finish({"rows": rows})
+    asked = shlex.join(["python", "tools/flops.py", *whole.command[1:]])
+    text = f"{table}\n\n{CONVENTIONS}\n\nCommand: `{asked}`. Nothing was run.\n"
+    summary.write(whole, folder, name, text, summary.as_csv(header, cells))
+
+
 def as_text(rows: list[dict[str, Any]]) -> str:
     """Rows of equal keys as an aligned table."""
     header = list(rows[0])
@@ -167,6 +219,8 @@ def as_text(rows: list[dict[str, Any]]) -> str:
 
 
 def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
     return f"{value:,.3f}".removesuffix("0") if isinstance(value, float) else str(value)
 
 

@@ -2,6 +2,7 @@
 
     python -m evaluation scrolls generate MODEL --datasets qasper quality      write answers, then score them
     python -m evaluation scrolls score PREDICTIONS.json --dataset qasper       score a file of answers
+    python -m evaluation scrolls compare RESULTS ... --dataset quality         answers of several, side by side
 
 Each has --help. The data sets: qasper, contract_nli, narrative_qa, quality, qmsum, summ_screen_fd, gov_report; and
 stdlib, questions about the running Python's own sources, which needs no download and is no part of SCROLLS.
@@ -12,12 +13,12 @@ import sys
 
 from tape_ds.errors import Problem, UserError, command, did_you_mean
 
-COMMANDS = ("generate", "score")
+COMMANDS = ("generate", "score", "compare")
 
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Hand over to ``generate`` or ``score``."""
+    """Hand over to the command's own ``main``."""
     words = sys.argv[1:] if argv is None else argv
     if not words or words[0] in ("-h", "--help"):
         print(__doc__, end="")

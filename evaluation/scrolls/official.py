@@ -92,7 +92,7 @@ def read_predictions(path: str | Path) -> dict[str, str]:
         raise UserError(Problem("predictions", str(path), "is no JSON object", _FORMAT))
     wrong = [key for key, value in content.items() if not isinstance(value, str)]
     if wrong:
-        raise UserError(Problem("predictions", str(path), f"no text is under {_some(wrong)}", _FORMAT))
+        raise UserError(Problem("predictions", str(path), f"no text is under {some(wrong)}", _FORMAT))
     return content
 
 
@@ -103,10 +103,10 @@ def check_ids(predictions: Mapping[str, str], expected: Sequence[str], allowed: 
     redundant = [each for each in predictions if each not in known]
     problems = []
     if missing:
-        wrong = f"{len(missing)} of {len(expected)} ids have no prediction: {_some(missing)}"
+        wrong = f"{len(missing)} of {len(expected)} ids have no prediction: {some(missing)}"
         problems.append(Problem("predictions", len(predictions), wrong, "write a text for each, which may be empty"))
     if redundant:
-        wrong = f"{len(redundant)} predictions are for ids that are not asked: {_some(redundant)}"
+        wrong = f"{len(redundant)} predictions are for ids that are not asked: {some(redundant)}"
         problems.append(Problem("predictions", len(predictions), wrong, "check --dataset and --split, or remove them"))
     return problems
 
@@ -152,6 +152,6 @@ def write(content: Mapping[str, Any], path: Path, indent: int | None = None) -> 
     return path
 
 
-def _some(ids: Sequence[str]) -> str:
-    """The first few of many."""
+def some(ids: Sequence[str]) -> str:
+    """The first few of many ids."""
     return ", ".join(ids[:_SHOWN]) + (" ..." if len(ids) > _SHOWN else "")

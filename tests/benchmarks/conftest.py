@@ -25,6 +25,7 @@ TOYS = {
     "generate": MODEL,
     "recipe": MODEL,
     "formulation": MODEL,
+    "table4": MODEL,
     "levers": MODEL,
 }
 
@@ -40,6 +41,7 @@ GPU_TOYS = {
     "generate": GPU_MODEL,
     "recipe": GPU_MODEL,
     "formulation": GPU_MODEL,
+    "table4": GPU_MODEL,
     "levers": GPU_MODEL,
 }
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks import attention, decode, generate, levers, models
+from benchmarks import attention, decode, generate, levers, models, table4
 from benchmarks.__main__ import measure
 from benchmarks.contest import Setting
 from benchmarks.groups import GROUPS
@@ -20,10 +20,13 @@ EXPECTED = {
     "generate": {"attend sdpa"},
     "recipe": {"attend auto"},
     "formulation": {"ours", "published, three eager", "published, one eager", "published, three sdpa"},
+    "table4": {"attend sdpa", "published, three eager", "published, one eager", "published, three sdpa"},
     "levers": {*levers.NOTHING, *levers.ON_BLOCKS},
 }
 """Rivals that must have a time, of either encoding."""
-WITHOUT_ROPE = ("position_mix", "formulation", "levers")
+ENCODINGS = {name: {"tape"} for name in ("position_mix", "formulation", "levers")}
+ENCODINGS |= {"table4": set(table4.ENCODINGS)}
+"""Those that must have a time, where it is not RoPE and TAPE."""
 
 
 @pytest.mark.parametrize("name", GROUPS)
@@ -35,7 +38,7 @@ def test_every_rival_is_right_or_says_why_not(name, toys):
     assert refused <= {"RuntimeError: no compiler in tests"}
     assert [row for row in rows if row.status == "wrong"] == []
     encodings = {row.encoding for row in rows if row.status == "timed"}
-    assert encodings == ({"tape"} if name in WITHOUT_ROPE else {"rope", "tape"})
+    assert encodings == ENCODINGS.get(name, {"rope", "tape"})
     for row in rows:
         if row.status == "timed":
             assert row.total_p20 > 0 and row.peak_bytes > 0

@@ -98,3 +98,8 @@ def test_files_are_named_after_the_device(monkeypatch):
     assert table.stem("step", torch.device("cpu")) == "step_cpu"
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
     assert table.stem("step", torch.device("cuda")) == "step_nvidia_h100_80gb_hbm3"
+
+
+def test_inference_steps_are_told_as_iterations_a_second():
+    text = table.markdown([row("attend sdpa", 0.25, encoding="rope", group="table4", shape="155M L1 B1 T1024")])
+    assert dict(zip(line_of(text, "rival"), line_of(text, "attend sdpa"), strict=True))["iterations/s"] == "4,000.0"

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from evaluation import published
+from tape_ds import results
 from tape_ds.model import positions
 from tests.model.helpers import tiny_model
 from tools import flops
@@ -28,6 +30,36 @@ def test_tape_is_counted_as_published_and_as_it_is_here():
     for name in ("MACs (G)", "parameters (M)"):
         assert code[name] == published[name]
         assert ours[name] < published[name]
+
+
+def test_the_published_numbers_are_those_of_the_registry():
+    """Typed twice, since a tool can be run where the evaluations are not."""
+    names = {"tape": "TAPE", "rope": "RoPE", "fire": "FIRE", "t5": "T5"}
+    assert {names[each]: row for each, row in flops.TABLE_3.items()} == published.TABLE_3.rows
+
+
+def test_the_causal_half_is_told_of_what_is_counted_here():
+    rows = flops.table_3()
+    for each in rows:
+        assert list(each) == list(rows[0])
+        if each["count"] == "this project":
+            assert each["MACs causal (G)"] < each["MACs (G)"]
+            assert each["FLOPs causal (G)"] == pytest.approx(2 * each["MACs causal (G)"], abs=0.011)
+        else:
+            assert each["MACs causal (G)"] is None
+
+
+def test_a_table_is_stored(tmp_path, capsys):
+    assert flops.main(["--table3", "--output", str(tmp_path / "three")]) == 0
+    stored = results.load(tmp_path / "three" / "table3.json")
+    assert stored.figures["rows"] == flops.table_3() and stored.config["length"] == 1024
+    assert stored.command == ["flops.py", "--table3", "--output", str(tmp_path / "three")]
+    assert "| rope | published | 321.10 | 160.46 | 154.89 | - | - |" in (tmp_path / "three" / "table3.md").read_text()
+    (tmp_path / "file").touch()
+    assert flops.main(["--position_encoding", "rope", "--output", str(tmp_path / "one")]) == 0
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["flops.csv", "flops.json", "flops.md"]
+    assert flops.main(["--output", str(tmp_path / "file" / "folder")]) == 2
+    assert "is a file" in capsys.readouterr().err
 
 
 def test_every_encoding_is_listed_by_default(capsys):
@@ -64,6 +96,10 @@ def test_the_table_lines_up(capsys):
         (["--position_options", "[1]"], ["not a mapping"]),
         (["--position_encoding", "tape", "--position_options", '{"rnak": 2}'], ["did you mean 'rank'"]),
         (["--model", "no/such/folder/here"], ["no configuration"]),
+        (
+            ["--table3", "--length", "64", "--position_encoding", "rope"],
+            ["length", "position_encoding", "four encodings"],
+        ),
     ],
 )
 def test_mistakes_are_named(arguments, words, capsys):

@@ -1,0 +1,156 @@
+"""Table 4 of TAPE's paper: one inference step by TAPE, fused and not, and by RoPE, FIRE, T5's bias and ALiBi.
+
+A step is a forward without gradients: of one decoder layer where the shape has one layer (the middle one of three,
+called with what it gets inside that model), else of a whole model with the logits of every token. The paper says
+neither which of the two it timed nor at what length; its 2e-4 seconds are too few for a whole model's 1,024 tokens. A
+sample is the mean of steps that follow right after one another (``STEPS``), so that launches overlap with work as in
+use.
+
+``published, three sdpa`` is what the paper calls TAPE without fusion: its formulation with a fused attention for each
+of the three values. The name of every other rival says which attention computed it; one that cannot compute an
+encoding's bias refuses.
+
+Shape letters: B batch, T tokens, H heads, K head size.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks import layer, models
+from benchmarks.contest import Contest, Entry, Setting, Truth, expected_from
+from benchmarks.measure import Runner, bytes_of
+from benchmarks.reference_formulation import ATTENTIONS, Transcription
+from benchmarks.shapes import Model
+from tape_ds import TapeForCausalLM
+
+ENCODINGS = (*models.ENCODINGS, "fire", "t5", "alibi")
+STEPS = {"cuda": 10, "cpu": 2}
+"""Steps of one sample, by kind of device."""
+
+Member = Callable[[str, str], TapeForCausalLM]
+"""(encoding, attention backend) -> a model; all stand on the same weights."""
+
+
+class Stepper(NamedTuple):
+    """One rival's step, on the whole row or on the few tokens that are checked."""
+
+    module: nn.Module
+    """Holds the weights."""
+    step: Callable[[bool], Any]
+    """What is timed; True: the whole row."""
+    told: Callable[[Any], dict[str, Tensor]]
+    """What a step on the few gave, as it is compared."""
+
+
+def contest(shape: Model, setting: Setting) -> Contest:
+    """Every encoding by every attention backend of this device, and the transcription with each of its attentions."""
+    fields, of_layer = models.sizes(shape), shape.layers == 1
+    if of_layer:
+        fields = models.sizes(shape._replace(layers=3)) | {"vocab_size": 1_024}  # the output head has no part
+    member = models.family(fields, setting)
+    ids = models.tokens(shape, setting.device) % fields["vocab_size"]
+
+    @functools.cache
+    def caught(encoding: str, whole: bool) -> layer.Arguments:
+        return layer.catch(member(encoding, "sdpa"), ids if whole else models.first_tokens(ids))
+
+    def stepper(encoding: str, model: TapeForCausalLM) -> Stepper:
+        return _layer(model, functools.partial(caught, encoding)) if of_layer else _whole(model, ids)
+
+    def ours(encoding: str, backend: str) -> Runner:
+        return _runner(stepper(encoding, member(encoding, backend)), setting)
+
+    def published(attention: str) -> Runner:
+        model = _transcription(member("tape", "sdpa"), attention)
+        rival = _published_layer(model, functools.partial(caught, "tape")) if of_layer else _whole(model, ids)
+        return _runner(rival, setting)
+
+    def truth(encoding: str) -> Truth:
+        model = member(encoding, "sdpa")
+        steppers = (stepper(encoding, models.by_reference(model, dtype)) for dtype in (torch.float64, setting.dtype))
+        exact, plain = (_outcome(each) for each in steppers)
+        return expected_from(exact, plain, setting.dtype)
+
+    backends = [name for name in models.backends(setting.device) if name != "auto"]  # it is one of the others
+    entries = [
+        Entry(f"attend {backend}", encoding, functools.partial(ours, encoding, backend))
+        for encoding in ENCODINGS
+        for backend in backends
+    ]
+    entries += [Entry(f"published, {name}", "tape", functools.partial(published, name)) for name in ATTENTIONS]
+    return Contest(entries, {encoding: functools.partial(truth, encoding) for encoding in ENCODINGS})
+
+
+def _runner(rival: Stepper, setting: Setting) -> Runner:
+    steps = STEPS[setting.device.type]
+
+    @torch.no_grad()
+    def forward() -> None:
+        for _ in range(steps):
+            rival.step(True)
+
+    held = bytes_of(list(rival.module.parameters()))
+    return Runner(forward, None, functools.partial(_outcome, rival), held, steps)
+
+
+@torch.no_grad()
+def _outcome(rival: Stepper) -> dict[str, Tensor]:
+    return rival.told(rival.step(False))
+
+
+def _whole(model: nn.Module, ids_BT: Tensor) -> Stepper:
+    """A whole model; there is no dropout, so that eval asks for all logits and changes nothing else."""
+    model.eval()
+    few = models.first_tokens(ids_BT)
+    return Stepper(
+        model,
+        lambda whole: model(input_ids=ids_BT if whole else few, use_cache=False).logits,
+        lambda logits: {"logits": logits},
+    )
+
+
+def _layer(model: TapeForCausalLM, caught: Callable[[bool], layer.Arguments]) -> Stepper:
+    """The middle layer. Positions are told with their start: that is the size their errors are relative to."""
+    block = model.model.layers[1]
+
+    @functools.cache
+    def arguments(whole: bool) -> layer.Arguments:
+        args, kwargs = caught(whole)
+        return tuple(None if x is None else x.to(model.dtype) for x in args), kwargs
+
+    def told(out: tuple[Tensor, Tensor | None]) -> dict[str, Tensor]:
+        hidden, state = out
+        return {"hidden": hidden} | ({} if state is None else {"positions": arguments(False)[1]["start"] + state})
+
+    return Stepper(block, lambda whole: block(*arguments(whole)[0], **arguments(whole)[1]), told)
+
+
+def _transcription(model: TapeForCausalLM, attention: str) -> Transcription:
+    """The published formulation on the weights of this model."""
+    other = Transcription(model.config, attention).to(model.device, model.dtype)
+    other.load_state_dict(model.state_dict(), assign=True)
+    return other
+
+
+def _published_layer(model: Transcription, caught: Callable[[bool], layer.Arguments]) -> Stepper:
+    """The middle layer of the transcription, called with the same in its form: cosines and sines [B, H, T, K]."""
+    block = model.model.layers[1]
+
+    @functools.cache
+    def arguments(whole: bool) -> tuple[Tensor, ...]:
+        (hidden_BTD, state_BHTC), kwargs = caught(whole)
+        halves = (kwargs["start"] + state_BHTC).to(hidden_BTD.dtype).chunk(2, dim=-1)
+        cos_BHTK, sin_BHTK = (torch.cat((half, half), dim=-1) for half in halves)
+        tokens = hidden_BTD.shape[1]
+        mask_TT = torch.full((tokens, tokens), -torch.inf, dtype=hidden_BTD.dtype, device=hidden_BTD.device).triu(1)
+        return hidden_BTD, cos_BHTK, sin_BHTK, mask_TT
+
+    def told(out: tuple[Tensor, Tensor, Tensor]) -> dict[str, Tensor]:
+        hidden, *halves = out
+        return {"hidden": hidden, "positions": torch.cat([half.chunk(2, dim=-1)[0] for half in halves], dim=-1)}
+
+    return Stepper(block, lambda whole: block(*arguments(whole)), told)

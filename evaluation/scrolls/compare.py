@@ -1,0 +1,268 @@
+"""What several checkpoints answer to the same questions, side by side: Table 10 of TAPE's paper, for any data set.
+
+    python -m evaluation scrolls generate runs/scrolls/tape --datasets quality
+    python -m evaluation scrolls generate runs/scrolls/rope --datasets quality
+    python -m evaluation scrolls compare TAPE=runs/scrolls/tape/evaluation RoPE=runs/scrolls/rope/evaluation
+    python -m evaluation scrolls compare a.json b.json --dataset qasper --ids ID1 ID2 --output runs/answers
+
+Each RESULTS is the folder that ``generate`` wrote, or a file of predictions in the official form (texts by id), and a
+name before it is what its row is called. All must have answered the same questions of one split, asked in the same
+way: where they differ it is said, and nothing is written. Of a file beside which ``generate`` left no record only the
+ids are known. Questions are shown evenly spread over those that were answered, whatever the answers are; --ids names
+others.
+
+Scores are of the official normalisation: exact match and F1 of an answer, ROUGE of a summary. Written to --output:
+``answers.html``, ``answers.md`` and ``answers.json``. Exit codes: 0 done; 2 something to mend.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evaluation.pages import answers, html, markdown
+from evaluation.scrolls import official
+from tape_ds import results, storage
+from tape_ds.data.scrolls import datasets, examples
+from tape_ds.data.scrolls.datasets import SPLITS
+from tape_ds.data.scrolls.examples import Example
+from tape_ds.errors import Problem, UserError, command, is_main_process, raise_if_any
+from tape_ds.scoring import text_overlap
+
+NAME = "answers"
+RECORD = "scrolls.json"
+"""What ``generate`` writes beside its folder of predictions."""
+ASKED_ALIKE = ("max_tokens", "answer_tokens", "summary_tokens", "reference_format", "sample_summaries")
+"""Settings of ``generate`` that decide prompts and texts."""
+METRICS = {"answer": ("exact_match", "f1"), "summary": ("rouge",)}
+"""What is told of a text, by the kind of data set."""
+
+
+class Answers(NamedTuple):
+    """One checkpoint's texts, and how they came about."""
+
+    name: str
+    path: Path
+    texts: dict[str, str]
+    record: results.Result | None
+    """None: not known."""
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    """Read, check that all answered the same, score, write, print."""
+    given = sys.argv[1:] if argv is None else argv
+    options = parse(given)
+    found, asked, shown = prepare(options)
+    if not is_main_process():
+        return 0
+    begun = results.collect(
+        command=["python", "-m", "evaluation", "scrolls", "compare", *given],
+        config={"evaluation": NAME, "dataset": options.dataset, "split": options.split, "results": options.results},
+        data={str(each.path): storage.digest(each.path) for each in found},
+    )
+    figures = compare(options.dataset, found, asked, shown) | {"split": options.split}
+    write(begun.finish(figures), Path(options.output))
+    return 0
+
+
+def prepare(options: argparse.Namespace) -> tuple[list[Answers], list[Example], list[Example]]:
+    """Everybody's texts, the questions that they answer, and those that are shown.
+
+    Raises:
+        UserError: everything wrong with either, and each way in which they do not compare.
+    """
+    problems = _check(options)
+    found: list[Answers] = []
+    for argument in options.results:
+        try:
+            found.append(read(argument, options.dataset))
+        except UserError as error:
+            problems += error.problems
+    asked: list[Example] = []
+    try:
+        datasets.find(options.dataset)  # quality_hard is none: its answers are in those to quality
+        asked = official.read_examples(options.dataset, options.split, options.data_dir)
+    except UserError as error:
+        problems += [replace(each, field=f"--{each.field}") for each in error.problems]
+    names = [each.name for each in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    problems += [Problem("RESULTS", name, "two are called so", "write NAME=PATH") for name in twice]
+    if asked:
+        problems += _unlike(found, options) + _other_ids(found, asked)
+    raise_if_any(problems)
+    answered = [example for example in asked if example.id in found[0].texts]
+    known = {example.id: example for example in answered}
+    unknown = [each for each in options.ids or () if each not in known]
+    raise_if_any([Problem("--ids", each, "nobody was asked this", "name ids of the predictions") for each in unknown])
+    shown = [known[each] for each in options.ids] if options.ids else spread(answered, options.questions)
+    return found, answered, shown
+
+
+def _check(options: argparse.Namespace) -> list[Problem]:
+    problems = []
+    if options.questions < 1:
+        problems.append(Problem("--questions", options.questions, "is below 1", "give 1 or more"))
+    folder = Path(options.output)
+    taken = next((path for path in (folder, *folder.absolute().parents) if path.exists() and not path.is_dir()), None)
+    if taken is not None:
+        problems.append(Problem("--output", options.output, f"{taken} is a file", "name a folder"))
+    return problems
+
+
+def read(argument: str, dataset: str) -> Answers:
+    """``[NAME=]FOLDER`` of ``generate``, or ``[NAME=]FILE`` of predictions.
+
+    Raises:
+        UserError: there are none of this data set, or they are not readable.
+    """
+    name, equals, rest = argument.partition("=")
+    named = bool(equals and name) and not Path(argument).exists()
+    path = Path(rest if named else argument)
+    file = path / "scrolls" / f"{dataset}.json" if path.is_dir() else path
+    if path.is_dir() and not file.is_file():
+        wrong = f"no scrolls/{dataset}.json in this folder"
+        remedy = f"name what generate wrote: python -m evaluation scrolls generate MODEL --datasets {dataset}"
+        raise UserError(Problem("RESULTS", argument, wrong, remedy))
+    try:
+        texts = official.read_predictions(file)
+    except UserError as error:
+        raise UserError([replace(each, field="RESULTS") for each in error.problems]) from None
+    beside = file.parent.parent / RECORD
+    record = results.load(beside) if file.parent.name == "scrolls" and beside.is_file() else None
+    return Answers(name if named else _name(path), file, texts, record)
+
+
+def _name(path: Path) -> str:
+    """Of a file its own name; of a folder its name, or the run's that it belongs to."""
+    own = path.resolve()
+    if own.is_file():
+        return own.stem
+    return own.parent.name if own.name == "evaluation" else own.name
+
+
+def _unlike(found: Sequence[Answers], options: argparse.Namespace) -> list[Problem]:
+    """Records that say another split, other data or other prompts than the command or than the first of them."""
+    recorded = [(each, each.record) for each in found if each.record is not None]
+    address = f"scrolls:{options.dataset}:{options.split}"
+    present = examples.fingerprint(options.dataset, options.split, options.data_dir)
+    problems: list[Problem] = []
+    for each, record in recorded:
+        split = record.config.get("split")
+        if split != options.split:
+            wrong = f"its answers are to the split {split}"
+            problems.append(Problem("RESULTS", each.name, wrong, f"generate {options.split}, or give --split {split}"))
+        elif record.data.get(address) != present:
+            wrong = f"it was asked the questions of another {options.dataset} file"
+            problems.append(Problem("RESULTS", each.name, wrong, "name the same --data_dir, or generate again"))
+    for each, record in recorded[1:]:
+        first, other = recorded[0][1].config, record.config
+        for name in ASKED_ALIKE:
+            if first.get(name) != other.get(name):
+                wrong = f"--{name} was {other.get(name)}, and {first.get(name)} for {recorded[0][0].name}"
+                problems.append(Problem("RESULTS", each.name, wrong, "generate both alike"))
+    return problems
+
+
+def _other_ids(found: Sequence[Answers], asked: Sequence[Example]) -> list[Problem]:
+    """Ids that the split lacks, and ids that one has answered and another has not."""
+    known = {example.id for example in asked}
+    everybody = {id_ for each in found for id_ in each.texts} & known
+    problems = []
+    for each in found:
+        redundant = [id_ for id_ in each.texts if id_ not in known]
+        if redundant:
+            wrong = f"{len(redundant)} ids are no questions of this split: {official.some(redundant)}"
+            problems.append(Problem("RESULTS", each.name, wrong, "check --dataset and --split"))
+        missing = [example.id for example in asked if example.id in everybody and example.id not in each.texts]
+        if missing:
+            wrong = f"{len(missing)} ids have no prediction, which others have answered: {official.some(missing)}"
+            problems.append(Problem("RESULTS", each.name, wrong, "generate with the same --limit"))
+    if found and not everybody:
+        problems.append(Problem("RESULTS", len(found), "they hold no answer", "check --dataset and --split"))
+    return problems
+
+
+def spread(asked: Sequence[Example], count: int) -> list[Example]:
+    """``count`` questions, or all there are, at even distances in the file's order."""
+    count = min(count, len(asked))
+    return [asked[number * len(asked) // count] for number in range(count)]
+
+
+def compare(
+    dataset: str, found: Sequence[Answers], asked: Sequence[Example], shown: Sequence[Example]
+) -> dict[str, Any]:
+    """Figures: every checkpoint's scores over all that was asked, and its texts for what is shown."""
+    metrics = METRICS[datasets.find(dataset).kind]
+    references = [example.outputs for example in asked]
+    scores = {}
+    for each in found:
+        texts = [each.texts[example.id] for example in asked]
+        scored = {metric: text_overlap.score(metric, texts, references) for metric in metrics}
+        scores[each.name] = {
+            "examples": len(asked),
+            "recorded": each.record is not None,
+            **{m: {"score": score.score, "standard_error": score.standard_error} for m, score in scored.items()},
+        }
+    questions = [
+        {
+            "id": example.id,
+            "question": question(example.input),
+            "references": list(example.outputs),
+            "answers": {each.name: _answer(each.texts[example.id], example, metrics) for each in found},
+        }
+        for example in shown
+    ]
+    return {"dataset": dataset, "metrics": list(metrics), "scores": scores, "questions": questions}
+
+
+def _answer(text: str, example: Example, metrics: Sequence[str]) -> dict[str, Any]:
+    """A text, and what it is worth by itself, in percent."""
+    rules = {metric: text_overlap.METRICS[metric] for metric in metrics}
+    return {"text": text} | {m: 100 * rule.score([rule.best(text, example.outputs)]) for m, rule in rules.items()}
+
+
+def question(text: str) -> str:
+    """What is asked in a text that goes on with a document: its first paragraph, and QuALITY's four choices."""
+    first, *others = text.split("\n\n")
+    choices = others[:1] if others and others[0].lstrip().startswith("(A)") else []
+    return "\n".join([first.strip(), *(each.strip() for each in choices)])
+
+
+def write(result: results.Result, folder: Path) -> None:
+    """The result, and its page twice."""
+    page = answers.page(result.figures, result.command)
+    results.save(result, folder / f"{NAME}.json")
+    storage.write_text(folder / f"{NAME}.html", html.page(page))
+    storage.write_text(folder / f"{NAME}.md", markdown.page(page, f"{NAME}.html"))
+    print(answers.summary(result.figures))
+    print(f"written: {folder / NAME}.html, .md and .json", flush=True)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command's options."""
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m evaluation scrolls compare", description=__doc__, formatter_class=style, allow_abbrev=False
+    )
+    parser.add_argument("results", nargs="+", metavar="RESULTS", help="folder or file of predictions, [NAME=]PATH")
+    parser.add_argument(
+        "--dataset",
+        default="quality",
+        metavar="NAME",
+        help=f"one of: {', '.join(datasets.available())}; default: quality",
+    )
+    parser.add_argument("--split", default="validation", choices=SPLITS, help="default: validation")
+    parser.add_argument(
+        "--data_dir", help="folder with NAME/SPLIT.jsonl or NAME.zip, or such a zip; default: the hub's tau/scrolls"
+    )
+    parser.add_argument("--questions", type=int, default=5, metavar="N", help="shown (default: 5)")
+    parser.add_argument("--ids", nargs="+", metavar="ID", help="show these questions instead")
+    parser.add_argument("--output", default=f"runs/{NAME}", help="folder (default: %(default)s)")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
