@@ -3,6 +3,7 @@
     python -m evaluation generate   MODEL --prompt "def main():"      try a model by hand
     python -m evaluation perplexity MODEL --data stdlib --lengths 2k 8k 16k
     python -m evaluation passkey    MODEL --lengths 4k 8k 16k         a heat map of depth and length
+    python -m evaluation arithmetic MODEL --digits 12                 a heat map of both operands' lengths
     python -m evaluation scrolls    generate MODEL --datasets qasper  answers and summaries, with the official scores
     python -m evaluation harness    MODEL --tasks tape_table9         lm-eval's tasks: MMLU, ARC, RULER, ...
     python -m evaluation report     RUNS ... --output PAGE            one page that compares them
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 
 from tape_ds.errors import Problem, UserError, command, did_you_mean
 
-COMMANDS = ("generate", "perplexity", "passkey", "scrolls", "harness", "report")
+COMMANDS = ("generate", "perplexity", "passkey", "arithmetic", "scrolls", "harness", "report")
 
 
 @command

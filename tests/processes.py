@@ -32,7 +32,10 @@ LAUNCH_SECONDS = 180
 """Longer than any job takes, on a busy machine as well."""
 ORPHAN_SECONDS = 30
 """What the ranks of a job have to be gone within when one of them, or their launcher, was killed."""
-LIBRARIES = [f"tape_ds.training.{name}" for name in ("execution", "extension", "finetuning", "merging", "pretraining")]
+LIBRARIES = [
+    f"tape_ds.training.{name}"
+    for name in ("arithmetic", "execution", "extension", "finetuning", "merging", "pretraining")
+]
 LIBRARIES += ["deepspeed.runtime.zero.muon.muon_optimizer"]  # which an engine imports when it starts
 """What the server imports, with all that these import."""
 

@@ -14,24 +14,20 @@ was started.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tape_ds import results
-from tape_ds.errors import command, raise_if_any
+from tape_ds.errors import command
 from tape_ds.model import positions
-from tape_ds.training.comparison import entries, runs, summary
-from tape_ds.training.comparison.entries import Entry
+from tape_ds.training.comparison import encodings, entries, runs, summary
 from tape_ds.training.recipe import pretraining
 
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCHER = ROOT / "launchers" / "pretrain_c4.py"
 NAME = "compare_encodings"
-OWN = ("recipe", "position_encoding", "position_options", "output_dir", "resume_from_checkpoint", "rope_parameters")
-"""Fields that this command decides for each run."""
 
 
 @command
@@ -39,59 +35,22 @@ def main(argv: list[str] | None = None) -> int:
     """Check everything, then run, then compare."""
     own, passed_on = entries.split(sys.argv[1:] if argv is None else argv)
     options = parse(own)
-    planned = check(options, passed_on)
-    failed = [run for run in planned if not runs.carry_out(run)]
-    found = {run.label: result for run in planned if run not in failed and (result := run.result()) is not None}
+    planned = encodings.plan(options, passed_on, LAUNCHER, pretraining.load)
+    failed = {run.label: run.log for run in planned if not runs.carry_out(run)}
+    complete = (run for run in planned if run.label not in failed)
+    found = {run.label: result for run in complete if (result := run.result()) is not None}
     if found:
         write(found, Path(options.results or options.output), argv)
-    for run in failed:
-        print(f"FAILED: {run.label}, see {run.log}", file=sys.stderr, flush=True)
-    return 1 if failed else 0
+    return encodings.exit_code(failed)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """The command line before ``--``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--encodings", nargs="+", default=positions.available(), help='NAME or NAME{"option": value}')
-    parser.add_argument("--recipe", default="tiny", help="a recipe of pretrain_c4.py")
-    parser.add_argument("--output", default=f"runs/{NAME}", help="folder of the runs")
-    parser.add_argument("--results", help="folder of the table and the plot; default: --output")
-    parser.add_argument("--processes", type=int, help="processes of each run; default: 2 on a CPU, else every GPU")
-    return parser.parse_args(argv)
-
-
-def check(options: argparse.Namespace, passed_on: list[str]) -> list[runs.Planned]:
-    """The runs, once every one's recipe has been checked as the launcher would.
-
-    Raises:
-        UserError: everything wrong with any of them.
-    """
-    chosen, wrong = entries.read_all(options.encodings, "encodings", read_entry)
-    raise_if_any(wrong + entries.check_passed_on(passed_on, OWN) + runs.check_processes(options.processes))
-    count = options.processes or runs.default_processes()
-    return runs.plan_all(
-        {entry.label: arguments(entry, options, passed_on) for entry in chosen},
-        LAUNCHER,
-        lambda own: pretraining.load(own, count),
+    encodings.add_options(
+        parser, name=NAME, chosen=positions.available(), recipe="tiny", launcher="launchers/pretrain_c4.py"
     )
-
-
-def read_entry(text: str) -> Entry:
-    """``NAME`` or ``NAME{"option": value}``.
-
-    Raises:
-        UserError: no such encoding or option.
-    """
-    entry = entries.read(text, "encodings")
-    raise_if_any(positions.check_options(entry.name, entry.options))
-    return entry
-
-
-def arguments(entry: Entry, options: argparse.Namespace, passed_on: Sequence[str]) -> list[str]:
-    """The launcher's command line for one entry."""
-    chosen = ["--recipe", options.recipe, "--position_encoding", entry.name]
-    chosen += ["--position_options", json.dumps(entry.options)]
-    return [*chosen, *passed_on, "--output_dir", str(Path(options.output) / entry.folder)]
+    return parser.parse_args(argv)
 
 
 def write(found: Mapping[str, results.Result], folder: Path, argv: list[str] | None) -> None:

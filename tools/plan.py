@@ -32,13 +32,14 @@ from tape_ds.planning import hardware, published, search, sweep, tables
 from tape_ds.planning.job import Job, problems
 from tape_ds.training import forecast
 from tape_ds.training.recipe import files, loading
+from tape_ds.training.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.training.recipe.extension import ExtensionRecipe
 from tape_ds.training.recipe.finetuning import FinetuningRecipe
 from tape_ds.training.recipe.pretraining import PretrainingRecipe
 from tape_ds.training.recipe.recipe import Recipe
 
 DOES_NOT_FIT = 3
-KINDS: tuple[type[Recipe], ...] = (ExtensionRecipe, PretrainingRecipe, FinetuningRecipe)
+KINDS: tuple[type[Recipe], ...] = (ExtensionRecipe, PretrainingRecipe, FinetuningRecipe, ArithmeticRecipe)
 ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "docs" / "results" / "scaling"
 LEVER_SETTING = ("llama2-7b", "h100-80", 8, 8192)

@@ -1,7 +1,7 @@
 """A training run about to start, whatever it trains: what every launcher's run has, and the trainer made of it.
 
-A kind of run (:mod:`.extension`, :mod:`.pretraining`, :mod:`.finetuning`) assembles itself from its recipe and says
-what is scored; the rest is here, in :mod:`.trainer`, :mod:`.callbacks` and :mod:`.report`.
+A kind of run (:mod:`.extension`, :mod:`.pretraining`, :mod:`.finetuning`, :mod:`.arithmetic`) assembles itself from its
+recipe and says what is scored; the rest is here, in :mod:`.trainer`, :mod:`.callbacks` and :mod:`.report`.
 """
 
 import functools

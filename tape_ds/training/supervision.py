@@ -39,7 +39,7 @@ STARTING_SECONDS = 5.0
 """How long ranks that have not yet taken hold of the run's folder may take to stop: they have nothing to lose."""
 
 _POLL_SECONDS = 0.2
-_SCRIPTS = ("extend_llama.py", "finetune_scrolls.py", "pretrain_c4.py")
+_SCRIPTS = ("extend_llama.py", "finetune_scrolls.py", "pretrain_c4.py", "train_arithmetic.py")
 _RESUME = ("resume", "resume_from_checkpoint")
 _ANEW = "start_anew"
 _LOOKS = ("dry_run", "print_config")
@@ -139,9 +139,10 @@ def _read(launcher: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
     Raises:
         UserError: there is no such recipe, it is another launcher's, or it is no YAML.
     """
-    from tape_ds.training.recipe import extension, files, finetuning, loading, pretraining, values
+    from tape_ds.training.recipe import arithmetic, extension, files, finetuning, loading, pretraining, values
 
     recipes: tuple[type[loading.Recipe], ...] = (
+        arithmetic.ArithmeticRecipe,
         extension.ExtensionRecipe,
         finetuning.FinetuningRecipe,
         pretraining.PretrainingRecipe,

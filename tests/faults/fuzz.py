@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 from tape_ds.errors import EXIT_CODE, command
-from tape_ds.training.recipe import extension, files, finetuning, plan, pretraining
+from tape_ds.training.recipe import arithmetic, extension, files, finetuning, plan, pretraining
 from tape_ds.training.recipe.loading import field_hints
 from tests.faults.campaign import Attempt, Campaign
 from tests.faults.strange import BYTES, STRANGE, TEXTS, WORDS
@@ -33,6 +33,7 @@ KINDS: dict[str, tuple[Any, Callable[..., Any]]] = {
     "extend_llama": (extension.ExtensionRecipe, extension.load),
     "pretrain_c4": (pretraining.PretrainingRecipe, pretraining.load),
     "finetune_scrolls": (finetuning.FinetuningRecipe, finetuning.load),
+    "train_arithmetic": (arithmetic.ArithmeticRecipe, arithmetic.load),
 }
 SECONDS = 120
 """A launcher that only looks has to end within so much."""

@@ -7,6 +7,7 @@ import pytest
 from tape_ds import results
 from tape_ds.model import positions
 from tape_ds.training import comparison
+from tape_ds.training.comparison import encodings, entries
 from tape_ds.training.recipe import pretraining
 from tools import compare_encodings
 
@@ -33,13 +34,13 @@ def runs(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
-def compare(runs, *encodings, behind=()):
-    arguments = ["--encodings", *encodings, "--output", str(runs), "--processes", "2"]
+def compare(runs, *names, behind=()):
+    arguments = ["--encodings", *names, "--output", str(runs), "--processes", "2"]
     return compare_encodings.main([*arguments, *(["--", *behind] if behind else [])])
 
 
 def test_an_entry_is_a_name_and_options():
-    entry = compare_encodings.read_entry('tape{"form": "vector", "rank": 8}')
+    entry = encodings.read_entry('tape{"form": "vector", "rank": 8}')
     assert entry.name == "tape"
     assert entry.label == "tape form=vector rank=8"
     assert entry.folder == "tape_form=vector_rank=8"
@@ -48,12 +49,12 @@ def test_an_entry_is_a_name_and_options():
 def test_every_encoding_is_compared_by_default():
     options = compare_encodings.parse([])
     assert options.encodings == positions.available()
-    planned = compare_encodings.check(options, [])
+    planned = encodings.plan(options, [], compare_encodings.LAUNCHER, pretraining.load)
     assert [run.label for run in planned] == positions.available()
 
 
 @pytest.mark.parametrize(
-    "encodings, behind, words",
+    "names, behind, words",
     [
         (["rpoe", 'tape{"rank": 0}'], [], ["did you mean 'rope'", "position_options.rank"]),
         (["tape{rank: 1}"], [], ["no JSON"]),
@@ -63,8 +64,8 @@ def test_every_encoding_is_compared_by_default():
         (["bipe_rope"], ["--window", "1"], ["window"]),
     ],
 )
-def test_mistakes_are_named_before_anything_runs(encodings, behind, words, runs, capsys):
-    assert compare(runs, *encodings, behind=behind) == 2
+def test_mistakes_are_named_before_anything_runs(names, behind, words, runs, capsys):
+    assert compare(runs, *names, behind=behind) == 2
     message = capsys.readouterr().err
     assert all(word in message for word in words)
     assert not runs.exists()
@@ -115,7 +116,7 @@ def test_runs_differ_in_nothing_but_the_encoding():
     """Same seed, data, sizes and steps: only then is it a comparison."""
     options = compare_encodings.parse([])
     recipes = {
-        name: pretraining.load(compare_encodings.arguments(compare_encodings.Entry(name), options, []), 2).as_dict()
+        name: pretraining.load(encodings.arguments(entries.Entry(name), options, []), 2).as_dict()
         for name in positions.available()
     }
     own = {"position_encoding", "position_options", "rope_parameters", "output_dir"}

@@ -15,6 +15,7 @@ from tape_ds import results, storage
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.training.recipe.recipe import Recipe
 
+ROOT = Path(__file__).resolve().parents[3]
 RECIPE = "recipe.json"
 """In a run's folder: the recipe it was started with, so that nothing else is resumed there."""
 
@@ -131,27 +132,36 @@ def carry_out(run: Planned) -> bool:
 
 
 def launch(launcher: Path, arguments: Sequence[str], count: int, log: Path) -> int:
-    """Run DeepSpeed's launcher to its end and return its exit code; its output goes to ``log``.
+    """Run a launcher on ``count`` processes to its end and return its exit code; its output goes to ``log``."""
+    return _launch([str(launcher), *arguments], count, log)
 
-    On a free port, so that comparisons can share a machine.
-    """
+
+def launch_module(name: str, arguments: Sequence[str], count: int, log: Path) -> int:
+    """:func:`launch` for what ``python -m`` runs, of this checkout wherever it is started from."""
+    return _launch(["--module", name, *arguments], count, log)
+
+
+def _launch(words: Sequence[str], count: int, log: Path) -> int:
+    """DeepSpeed's launcher, on a free port, so that comparisons can share a machine."""
     with socket.socket() as free:
         free.bind(("", 0))
         port = free.getsockname()[1]
     runner = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", str(count)]
-    whole = [*runner, "--master_port", str(port), str(launcher), *arguments]
+    whole = [*runner, "--master_port", str(port), *words]
     with open(log, "w", encoding="utf-8") as file:
         return subprocess.run(whole, stdout=file, stderr=file, env=environment()).returncode
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, with DeepSpeed told of a CPU where there is nothing else."""
+    """This process's environment, with this checkout's modules to be found, and DeepSpeed told of a CPU where there is
+    nothing else."""
     import torch
 
     found = dict(os.environ)
     if not torch.cuda.is_available():
         found.setdefault("DS_ACCELERATOR", "cpu")
         found.setdefault("OMP_NUM_THREADS", "1")
+    found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), found.get("PYTHONPATH")]))
     found["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), found.get("PATH", "")])
     return found
 

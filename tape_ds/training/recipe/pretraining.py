@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tape_ds.training.recipe import (
     address_checks,
     common,
     loading,
+    new_model,
     pretraining_checks,
     scale,
 )
@@ -24,42 +25,11 @@ EVAL_MULTIPLES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
-class ModelSection:
-    """The model to be built: a Llama's sizes, and an encoding."""
+class ModelSection(new_model.NewModel):
+    """The model to be built."""
 
-    hidden_size: int
-    """Width of the residual stream."""
-    intermediate_size: int
-    """Inner width of the feed-forward."""
-    num_hidden_layers: int
-    """Blocks."""
-    num_attention_heads: int
-    """Query heads."""
-    position_encoding: str
-    """A name of ``tape_ds.model.positions.available()``."""
-    num_key_value_heads: int = DERIVED
-    """Key/value heads; default one for each query head."""
-    head_dim: int = DERIVED
-    """Width of a head; default hidden_size / num_attention_heads."""
     vocab_size: int | None = None
     """Entries of the tokenizer that is trained. A tokenizer that is given has its own number: leave it out."""
-    rms_norm_eps: float = 1e-5
-    """Added to the mean square in the norms."""
-    tie_word_embeddings: bool = False
-    """Whether the output head is the embedding's own matrix."""
-    initializer_range: float = 0.02
-    """Standard deviation of the initial weights."""
-    position_options: dict[str, Any] = field(default_factory=dict)
-    """Options of that encoding; empty: its defaults."""
-    rope_parameters: dict[str, Any] = DERIVED
-    """Angles, in transformers' terms, read by the encodings that rotate; default what the encoding starts from: plain
-    angles of base 10,000."""
-    state_dtype: str | None = None
-    """dtype of the position state between layers; null: that of the hidden states."""
-    attention_backend: str = "auto"
-    """"auto", or a name of ``tape_ds.model.attention.available()``."""
-    liger: Literal["auto", "on", "off"] = "auto"
-    """Liger's kernels for norms, feed-forward and the loss of long batches; auto: on CUDA where it is installed."""
 
 
 @dataclass(frozen=True)
@@ -106,15 +76,11 @@ class PretrainingRecipe(Recipe):
         **common.SECTIONS,
     }
     REQUIRED: ClassVar[tuple[str, ...]] = (
-        *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "position_encoding"),
+        *new_model.REQUIRED,
         *("train_data", "window"),
     )
     STAND_INS: ClassVar[Mapping[str, Any]] = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "position_encoding": "rope",
+        **new_model.STAND_INS,
         "train_data": ["stdlib"],
         "window": 64,
     }
@@ -129,7 +95,7 @@ class PretrainingRecipe(Recipe):
         "train_scale": "window",
     }
     CHECKS: ClassVar[tuple[Checks, ...]] = (
-        *(pretraining_checks.CHECKS, address_checks.CHECKS, scale.HEAD_CHECKS),
+        *(new_model.CHECKS, pretraining_checks.CHECKS, address_checks.CHECKS, scale.HEAD_CHECKS),
         *common.CHECKS,
     )
 
@@ -141,15 +107,8 @@ class PretrainingRecipe(Recipe):
     def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
         """A key/value head for each query head, heads that share the width, the encoding's angles, 1 to 8 windows to
         score."""
-        from tape_ds.model import positions
-
-        heads = flat["num_attention_heads"]
-        return {
-            "rope_parameters": positions.default_rope_parameters(flat["position_encoding"], flat["window"]),
-            "num_key_value_heads": heads,
-            "head_dim": flat["hidden_size"] // max(heads, 1),
-            "eval_lengths": [multiple * flat["window"] for multiple in EVAL_MULTIPLES],
-        }
+        lengths = [multiple * flat["window"] for multiple in EVAL_MULTIPLES]
+        return new_model.derived(flat, flat["window"]) | {"eval_lengths": lengths}
 
     @property
     def window(self) -> int:
@@ -157,9 +116,9 @@ class PretrainingRecipe(Recipe):
         return self.data.window
 
     def model_config(self, tokenizer: "PreTrainedTokenizerBase", vocab_size: int | None = None) -> "TapeConfig":
-        """The configuration of the model for this tokenizer.
+        """The configuration of the model for this tokenizer, see :func:`.new_model.configuration`.
 
-        No padding token is set: an embedding's padding row stays zero and is never trained, and rows are not padded.
+        No padding token is set: rows are not padded.
 
         Args:
             tokenizer: gives the special tokens, and what the encoding takes from it.
@@ -168,33 +127,16 @@ class PretrainingRecipe(Recipe):
         Raises:
             UserError: sizes or options that no model can have.
         """
-        from tape_ds.model import positions
-        from tape_ds.model.configuration import TapeConfig
+        entries = vocab_size or len(tokenizer)
+        return new_model.configuration(self.model, self.data.window, tokenizer, entries, self.model.position_options)
 
-        model = self.model
-        options = positions.options_for(model.position_encoding, model.position_options, tokenizer)
-        fields = {
-            "hidden_size": model.hidden_size,
-            "intermediate_size": model.intermediate_size,
-            "num_hidden_layers": model.num_hidden_layers,
-            "num_attention_heads": model.num_attention_heads,
-            "num_key_value_heads": model.num_key_value_heads,
-            "head_dim": model.head_dim,
-            "rms_norm_eps": float(model.rms_norm_eps),
-            "tie_word_embeddings": model.tie_word_embeddings,
-            "initializer_range": float(model.initializer_range),
-            "max_position_embeddings": self.data.window,
-            "vocab_size": vocab_size or len(tokenizer),
-            "rope_parameters": dict(model.rope_parameters),
-            "position_encoding": model.position_encoding,
-            "position_options": options or None,
-            "state_dtype": model.state_dtype,
-            "attention_backend": model.attention_backend,
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": None,
-        }
-        return TapeConfig(**fields)
+    def checked_config(self) -> "TapeConfig":
+        """The configuration with a stand-in for the run's tokenizer, which no check loads.
+
+        Raises:
+            UserError: as :meth:`model_config`.
+        """
+        return self.model_config(_some_tokenizer(), max(0, self.model.vocab_size or 0) or 2**31)
 
     def outline(self) -> dict[str, str]:
         """Model, encoding, tokenizer and data."""
@@ -202,15 +144,20 @@ class PretrainingRecipe(Recipe):
         scored = f", at lengths {', '.join(f'{length:,}' for length in lengths)}"
         trained = f"sentencepiece, {model.vocab_size or 0:,} entries, trained on train_data"
         rows = f"streamed in {data.stream_lanes} lanes" if data.streaming else "packed documents"
-        heads = f"{model.num_attention_heads} heads ({model.num_key_value_heads} key/value)"
         return {
-            "model": f"{model.num_hidden_layers} layers, hidden {model.hidden_size:,}, {heads}, feed-forward "
-            f"{model.intermediate_size:,}",
-            "encoding": f"{model.position_encoding} {model.position_options or ''}".rstrip(),
+            **model.outline(),
             "tokenizer": data.tokenizer or trained,
             "data": f"{', '.join(data.train_data)}: rows of {data.window:,} tokens ({rows})",
             "held out": f"{', '.join(data.eval_data)}{scored}" if data.eval_data else "nothing",
         }
+
+
+def _some_tokenizer() -> "PreTrainedTokenizerBase":
+    """Stands in for the run's tokenizer, where an encoding takes something from it: a full stop, and a digit."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({".": 0, "0": 1}, unk_token=".")))
 
 
 def load(argv: list[str], world_size: int | None = None) -> PretrainingRecipe:

@@ -1,65 +1,16 @@
-"""Whether the parts of a pretraining recipe agree: sizes of a model, its vocabulary, lengths that can be scored."""
+"""Whether the parts of a pretraining recipe agree: the vocabulary, lengths that can be scored, what is streamed."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tape_ds.errors import Problem, UserError
+from tape_ds.errors import Problem
 from tape_ds.training.recipe import address_checks
 from tape_ds.training.recipe.checks import Checks
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from tape_ds.training.recipe.pretraining import PretrainingRecipe
 
 CHECKS = Checks()
-
-_SIZES = (
-    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-    "head_dim",
-)
-_ENCODING = ("position_encoding", "position_options", "rope_parameters", "state_dtype", "attention_backend")
-
-
-@CHECKS.reads(*_SIZES, *_ENCODING, "rms_norm_eps", "initializer_range", "vocab_size", "window")
-def _model(recipe: "PretrainingRecipe") -> Iterator[Problem]:
-    """Sizes that are numbers of something; then whatever the model's own configuration refuses."""
-    from huggingface_hub.errors import StrictDataclassError
-
-    model, free_heads = recipe.model, "head_dim" in recipe.given
-    small = [name for name in _SIZES if getattr(model, name) < 1 and (name != "head_dim" or free_heads)]
-    for name in small:
-        yield Problem(name, getattr(model, name), "too small", "give 1 or more")
-    unscaled = [name for name in ("rms_norm_eps", "initializer_range") if getattr(model, name) <= 0]
-    for name in unscaled:
-        yield Problem(name, getattr(model, name), "out of range", "give a number above 0")
-    if small or unscaled or (model.vocab_size is not None and model.vocab_size < 1):
-        return
-    if not free_heads and model.hidden_size % model.num_attention_heads:
-        wrong = f"not divisible by num_attention_heads = {model.num_attention_heads}"
-        yield Problem("hidden_size", model.hidden_size, wrong, "choose a multiple, or give head_dim")
-        return
-    from tape_ds.model import positions
-
-    wrong_options = positions.check_options(model.position_encoding, model.position_options)
-    if wrong_options:
-        yield from wrong_options
-        return
-    try:
-        recipe.model_config(_some_tokenizer(), model.vocab_size or 2**31)
-    except UserError as error:
-        yield from error.problems
-    except (StrictDataclassError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        yield Problem("model", recipe.name, f"transformers refuses it: {reason}", "change the field it names")
-
-
-def _some_tokenizer() -> "PreTrainedTokenizerBase":
-    """Stands in for the run's tokenizer, which no check loads, where an encoding takes something from it."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({".": 0}, unk_token=".")))
 
 
 @CHECKS.reads("tokenizer", "vocab_size")

@@ -1,5 +1,6 @@
 """Runs of a comparison: which stored result is whose, and what is started."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -121,3 +122,19 @@ def test_a_recipe_with_a_credential_is_stored_without_it_and_still_the_runs_own(
     assert run.result() is not None
     run.prepare_folder()
     assert Path("out/results/run.json").is_file(), "it was not set aside as another recipe's"
+
+
+def test_a_module_of_this_checkout_is_found_from_anywhere(monkeypatch):
+    calls = []
+
+    def run(command, **options):
+        calls.append((command, options["env"]))
+        return subprocess.CompletedProcess(command, 7)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    assert runs.launch_module("evaluation", ["arithmetic", "out"], 3, Path("log.txt")) == 7
+    ((command, environment),) = calls
+    assert command[-4:] == ["--module", "evaluation", "arithmetic", "out"]
+    first, second = environment["PYTHONPATH"].split(os.pathsep)
+    assert (Path(first) / "evaluation" / "__main__.py").is_file() and second == "elsewhere"

@@ -15,7 +15,8 @@ from tests.training.recipe import helpers
 ENCODINGS = (
     *("alibi", "bipe_alibi", "bipe_rope", "fire", "nope", "randpe", "rope", "sincos", "t5", "tape", "xpos", "yarn"),
 )
-RECIPES = (*(f"c4_155m_{encoding}" for encoding in ENCODINGS), "c4_7b", "tiny")
+ABLATIONS = sorted(path.stem for path in (files.RECIPES / "ablations").glob("*.yaml"))
+RECIPES = (*(f"c4_155m_{encoding}" for encoding in ENCODINGS), "c4_7b", "tiny", *ABLATIONS)
 
 GOOD = {
     "hidden_size": 64,
@@ -142,7 +143,8 @@ def test_a_recipe_that_names_no_launcher_fits_the_one_that_reads_it():
 
 
 def test_every_shipped_recipe_is_of_one_launcher():
-    shipped = {launcher: files.recipes_of(launcher) for launcher in ("extend_llama", "finetune_scrolls", "pretrain_c4")}
+    launchers = ("extend_llama", "finetune_scrolls", "pretrain_c4", "train_arithmetic")
+    shipped = {launcher: files.recipes_of(launcher) for launcher in launchers}
     assert shipped["pretrain_c4"] == sorted([*RECIPES, "c4_155m"])
     everything = sorted(path.stem for path in files.RECIPES.rglob("*.yaml"))
     assert len(set(everything)) == len(everything), "a name means one recipe, whatever its folder"

@@ -1,0 +1,178 @@
+"""Arithmetic: how many answers are right, for each pair of operand lengths, trained ones and longer ones.
+
+    python -m evaluation arithmetic runs/addition                      to twice the trained lengths, 100 samples a cell
+    python -m evaluation arithmetic runs/addition --digits 12 --samples 50
+    python -m evaluation arithmetic MODEL --task addition --trained 6
+    torchrun --nproc_per_node 8 -m evaluation arithmetic runs/addition_40 --batch_size 2000
+
+Samples are held out: no training row has their operands. Answers are greedy, and right when the whole answer stands
+there and then the end of text. The mean of the whole grid has the trained lengths in it (of a grid to twice their
+length a quarter), so the mean of the cells beyond them stands beside it: that is where either operand is longer.
+
+Written to the folder of results: ``arithmetic.json`` (with wrong answers of each cell), ``arithmetic.png``,
+``arithmetic.csv``, ``arithmetic.md``. Exit codes: 0 done; 2 something to mend.
+"""
+
+import argparse
+import itertools
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from evaluation import arithmetic_options, arithmetic_tables, job, journal, models
+from evaluation import options as shared
+from evaluation.cost import Cost
+from evaluation.models import FoundModel
+from tape_ds.data.arithmetic import rows, split, vocabulary
+from tape_ds.data.arithmetic.tasks import TASKS, Sample, Task
+from tape_ds.errors import Problem, UserError, command, raise_if_any
+from tape_ds.scoring import arithmetic
+from tape_ds.scoring.arithmetic import Pair, Question
+
+NAME = "arithmetic"
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    """Check, ask, count, write, print."""
+    options = arithmetic_options.parse(argv, __doc__)
+    model = prepare(options)
+    evaluation = journal.Evaluation(
+        NAME,
+        journal.folder(options, model),
+        model=model.about(),
+        config=arithmetic_options.settings(options),
+        data={f"arithmetic:{options.task}": rows.fingerprint(options.task, *options.digits)},
+        seed=options.seed,
+    )
+    with job.joined() as (rank, _):
+        raise_if_any(evaluation.check(options.overwrite))
+        stored = evaluation.stored()
+        figures = stored.figures if stored is not None else ask_all(evaluation, options, model)
+        if rank == 0:
+            written = arithmetic_tables.write(figures, evaluation.folder, f"{options.task} by {model.address}")
+            print(arithmetic_tables.summary(figures))
+            print(", ".join(str(path) for path in written))
+            print(f"{'complete already' if stored is not None else 'written'}: {evaluation.path}", flush=True)
+    return 0
+
+
+def prepare(options: argparse.Namespace) -> FoundModel:
+    """The model, not loaded yet; ``options`` have everything afterwards.
+
+    Raises:
+        UserError: everything wrong with the command line.
+    """
+    problems = arithmetic_options.check(options)
+    try:
+        model = models.find(options)
+    except UserError as error:
+        raise UserError([*problems, *error.problems]) from error
+    problems += arithmetic_options.complete(options, model)
+    raise_if_any(problems)
+    if model.tokenizer().get_vocab() != vocabulary.tokenizer(options.task).get_vocab():
+        wrong = f"its tokens are not those of {options.task}"
+        problems.append(Problem("model", model.address, wrong, "give a model that launchers/train_arithmetic.py made"))
+    task = TASKS[options.task]
+    problems += arithmetic.check_reach("--digits", options.digits, task)
+    problems += shared.check_lengths("--digits (in tokens)", [task.longest(*options.digits)], model)
+    raise_if_any(problems)
+    return model
+
+
+def ask_all(evaluation: journal.Evaluation, options: argparse.Namespace, found: FoundModel) -> dict[str, Any]:
+    """Load the model, ask what no earlier start has asked, store what came of it."""
+    model = found.load()
+    cost = Cost(found.device)
+    task = TASKS[options.task]
+    groups = [(" ".join(f"{i}x{j}" for i, j in group), group) for group in grouped(task, options)]
+    answered = evaluation.carry_out(groups, partial(ask, model, found.tokenizer(), task, options))
+    cells = sorted(itertools.chain(*answered.values()), key=lambda cell: (cell["first"], cell["second"]))
+    means = arithmetic.means(map(arithmetic.as_cell, cells), options.trained)
+    figures = {
+        "task": task.name,
+        "sizes": list(task.sizes),
+        "trained": list(options.trained),
+        "means": {name: asdict(mean) for name, mean in means.items()},
+        "cells": cells,
+        "cost": cost.taken(samples=sum(cell["samples"] for cell in cells)),
+    }
+    evaluation.finish(figures)
+    return figures
+
+
+def grouped(task: Task, options: argparse.Namespace) -> list[list[Pair]]:
+    """The cells of the grid, the longest prompts first, in groups that are asked together.
+
+    Cells whose prompts are equally long share a batch, as far as it has room for all their samples. The groups follow
+    from the options alone, whatever the number of processes: a batch's size may show in the last bit of a logit.
+    """
+    by_length: dict[int, list[Pair]] = {}
+    for i, j in itertools.product(*(range(1, last + 1) for last in options.digits)):
+        prompt = task.draw(random.Random(options.seed), i, j).prompt
+        by_length.setdefault(len(prompt), []).append((i, j))
+    together = max(1, options.batch_size // options.samples)
+    return [
+        cells[start : start + together]
+        for _, cells in sorted(by_length.items(), reverse=True)
+        for start in range(0, len(cells), together)
+    ]
+
+
+def ask(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+    options: argparse.Namespace,
+    group: Sequence[Pair],
+) -> list[dict[str, Any]]:
+    """What ``model`` makes of the held-out samples of some cells."""
+    drawn = [split.cell(task, i, j, options.samples, options.seed) for i, j in group]
+    questions = [[question(sample, tokenizer) for sample in samples] for samples in drawn]
+    asked = list(itertools.chain(*questions))
+    with models.used_at(model, max(task.longest(i, j) for i, j in group)):
+        replies = iter(
+            arithmetic.replies(
+                model, asked, end=vocabulary.EOS, batch_size=options.batch_size, use_cache=options.use_cache
+            )
+        )
+    return [
+        count(pair, samples, [tokens(next(replies), tokenizer) for _ in samples])
+        for pair, samples in zip(group, drawn, strict=True)
+    ]
+
+
+def question(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Question:
+    """A sample in token ids, exactly as a training row has it."""
+    ids, targets = rows.encode(sample, tokenizer)
+    return Question(tuple(ids[:-targets]), tuple(ids[-targets:-1]))
+
+
+def tokens(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    """What was written, every token as its own text."""
+    return "".join(tokenizer.convert_ids_to_tokens(list(ids)))
+
+
+def count(pair: Pair, samples: Sequence[Sample], replies: Sequence[str]) -> dict[str, Any]:
+    """One cell: how many were right, and some that were not."""
+    wrong = [
+        {"prompt": sample.prompt, "answer": sample.answer, "reply": reply}
+        for sample, reply in zip(samples, replies, strict=True)
+        if reply != sample.answer
+    ]
+    return {
+        "first": pair[0],
+        "second": pair[1],
+        "samples": len(samples),
+        "correct": len(samples) - len(wrong),
+        "wrong": wrong[: arithmetic.EXAMPLES],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""The options of ``python -m evaluation arithmetic``, what a run's folder adds to them, and what is wrong with them."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from evaluation import options as shared
+from evaluation.models import FoundModel, OwnModel
+from tape_ds import results
+from tape_ds.data.arithmetic.tasks import TASKS
+from tape_ds.errors import Problem
+from tape_ds.scoring.arithmetic import both, check_sizes
+from tape_ds.training.run_folder import RESULTS
+
+SAMPLES = 100
+BATCH_SIZE = 400
+BEYOND = 2
+"""The grid is so many times the trained lengths, where nobody says."""
+
+
+def parse(argv: Sequence[str] | None, description: str | None) -> argparse.Namespace:
+    """The command's options; what was not given is None, and the run's to say."""
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m evaluation arithmetic", description=description, formatter_class=style, allow_abbrev=False
+    )
+    shared.add_model(parser)
+    shared.add_output(parser)
+    group = parser.add_argument_group("arithmetic")
+    group.add_argument("--task", choices=tuple(TASKS), help="default: what the run was trained on")
+    group.add_argument(
+        "--digits",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="the grid's last lengths, one for both operands or one for each (default: twice the trained ones)",
+    )
+    group.add_argument(
+        "--trained",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="longest operands of the training rows, written alike (default: what the run says)",
+    )
+    group.add_argument("--samples", type=int, default=SAMPLES, help="in each cell (default: %(default)s)")
+    group.add_argument(
+        "--batch_size", type=int, default=BATCH_SIZE, help="samples that are asked at once (default: %(default)s)"
+    )
+    group.add_argument(
+        "--no_cache",
+        dest="use_cache",
+        action="store_false",
+        help="no key-value cache, the whole text is read for every new token",
+    )
+    return parser.parse_args(argv)
+
+
+def check(options: argparse.Namespace) -> list[Problem]:
+    """What is wrong whatever the model."""
+    found = [
+        Problem(f"--{name}", vars(options)[name], "too few", "give 1 or more")
+        for name in ("samples", "batch_size")
+        if vars(options)[name] < 1
+    ]
+    found += check_sizes("--digits", options.digits) + check_sizes("--trained", options.trained)
+    if options.seed < 0:
+        found.append(Problem("--seed", options.seed, "negative", "give 0 or more"))
+    return found
+
+
+def complete(options: argparse.Namespace, model: FoundModel) -> list[Problem]:
+    """Fill in what was not given from what the model's run says of itself; what remains unknown."""
+    said = said_by_run(model)
+    options.task = options.task or said.get("task")
+    if options.trained is None and "max_digits" in said:
+        options.trained = [said["max_digits"], said.get("max_digits_second") or said["max_digits"]]
+    missing = [
+        Problem(f"--{name}", None, f"{model.address} does not say {what}", f"give --{name}")
+        for name, what in (("task", "what it was trained on"), ("trained", "how long its training operands were"))
+        if vars(options)[name] is None
+    ]
+    if not missing:
+        options.trained = both(options.trained)
+        options.digits = both(options.digits or [BEYOND * length for length in options.trained])
+    return missing
+
+
+def said_by_run(model: FoundModel) -> Mapping[str, Any]:
+    """The configuration of the arithmetic run that trained ``model``; empty where none did."""
+    if not isinstance(model, OwnModel) or model.source.record is None:
+        return {}
+    file = model.folder.parent / RESULTS / "run.json"
+    config = results.load(file).config if file.is_file() else {}
+    return config if config.get("task") in TASKS else {}
+
+
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Every option that decides numbers, once :func:`complete` has filled them in."""
+    lengths = {name: list(vars(options)[name]) for name in ("trained", "digits")}
+    return {name: vars(options)[name] for name in ("task", "samples", "batch_size", "use_cache")} | lengths

@@ -1,0 +1,69 @@
+"""The grid of an arithmetic evaluation: as a picture, as CSV, and as tables for people."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tape_ds import storage
+from tape_ds.training.comparison import grid_map
+from tape_ds.training.comparison import summary as tables
+from tape_ds.training.comparison.grid_map import Grid, percent
+
+WIDEST = 25
+"""Columns of a grid that people read as a table; a larger one is in the picture and in the CSV."""
+SHOWN = 5
+"""Wrong answers in the table for people."""
+PARTS = {
+    "whole": "the whole grid",
+    "trained": "trained lengths",
+    "beyond": "beyond: either operand longer",
+    "both_beyond": "both operands longer",
+    "twice": "to twice the trained lengths, trained ones among them (as published)",
+}
+
+
+def write(figures: Mapping[str, Any], folder: Path, title: str) -> list[Path]:
+    """``arithmetic.png``, ``arithmetic.csv`` and ``arithmetic.md`` in ``folder``, each whole or not at all."""
+    csv_file, table_file, picture = (folder / f"arithmetic.{kind}" for kind in ("csv", "md", "png"))
+    storage.write_text(csv_file, to_csv(figures["cells"]))
+    storage.write_text(table_file, f"# {title}\n\n{markdown(figures)}")
+    grid_map.draw([Grid.of(figures["task"], figures)], picture, title)
+    return [csv_file, table_file, picture]
+
+
+def to_csv(cells: Sequence[Mapping[str, Any]]) -> str:
+    """A line per cell."""
+    names = ("first", "second", "samples", "correct")
+    return tables.as_csv(names, [[cell[name] for name in names] for cell in cells])
+
+
+def markdown(figures: Mapping[str, Any]) -> str:
+    """The means, the grid where it is small, and the first wrong answers."""
+    parts = [summary(figures)]
+    if max(cell["second"] for cell in figures["cells"]) <= WIDEST:
+        parts.append(f"{figures['sizes'][0]} down, {figures['sizes'][1]} across, per cent:\n\n{grid(figures['cells'])}")
+    wrong = [each for cell in figures["cells"] for each in cell["wrong"]][:SHOWN]
+    if wrong:
+        lines = [f"- `{each['prompt']}{each['reply']}`, right: `{each['answer']}`" for each in wrong]
+        parts.append("Wrong, shortest first:\n\n" + "\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def summary(figures: Mapping[str, Any]) -> str:
+    """The means of the grid's parts."""
+    lines = [[PARTS[name], percent(mean["value"]), f"{mean['cells']:,}"] for name, mean in figures["means"].items()]
+    first, second = figures["trained"]
+    trained = f"{first}" if first == second else f"{first} and {second}"
+    return f"Exact match, trained to {trained}:\n\n{tables.as_markdown(['mean over', 'right', 'cells'], lines)}"
+
+
+def grid(cells: Sequence[Mapping[str, Any]]) -> str:
+    """Per cent right of each cell; a dash where nothing was asked."""
+    found = {(cell["first"], cell["second"]): cell for cell in cells}
+    down, across = (sorted({pair[place] for pair in found}) for place in (0, 1))
+    lines = [[str(i), *(_share(found[i, j]) for j in across)] for i in down]
+    return tables.as_markdown(["", *map(str, across)], lines)
+
+
+def _share(cell: Mapping[str, Any]) -> str:
+    return f"{100 * cell['correct'] / cell['samples']:.0f}" if cell["samples"] else "-"

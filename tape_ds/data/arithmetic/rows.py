@@ -1,0 +1,91 @@
+"""Rows of training: sample ``i`` of a run is a pure function of (seed, i), drawn when it is asked for.
+
+The bucket method: each sample's sizes are uniform over all pairs 1 .. n, 1 .. m, and then its operands among all of
+these sizes that are not the test's. So no length is rarer than another, as it would be among numbers below a bound.
+"""
+
+import functools
+import hashlib
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from tape_ds.data.arithmetic import split
+from tape_ds.data.arithmetic.tasks import TASKS, Sample, Task
+from tape_ds.data.arithmetic.vocabulary import EOS
+from tape_ds.data.scrolls.rows import item
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Part of the fingerprint: raise it when the code of this folder gives other rows for the same seed.
+FORMAT = 1
+_MEASURED = 1024
+"""Samples from which the mean length is told."""
+
+
+class ArithmeticRows(torch.utils.data.Dataset):
+    """A run's samples; items as :class:`tape_ds.data.scrolls.rows.AnswerRows` gives them.
+
+    The targets are the answer and EOS. Python's own generator is used for its speed; the same numbers come from the
+    same seed as long as its ``randrange`` stays what it is (3.2 to this day).
+    """
+
+    def __init__(self, task_name: str, max_digits: int, max_digits_second: int, *, samples: int, seed: int):
+        """Serve ``samples`` samples of a task, with sizes up to ``max_digits`` and ``max_digits_second``.
+
+        Raises:
+            KeyError: there is no such task.
+            ValueError: a number that is too small.
+        """
+        if min(max_digits, max_digits_second) < 1 or samples < 0 or seed < 0:
+            raise ValueError(f"sizes {max_digits}, {max_digits_second}, samples = {samples}, seed = {seed}: too small")
+        self.task = TASKS[task_name]
+        self.largest = (max_digits, max_digits_second)
+        self.samples = samples
+        self.seed = seed
+        self._ids = _ids(self.task)
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def sample(self, index: int) -> Sample:
+        """The problem behind number ``index``."""
+        if not 0 <= index < self.samples:
+            raise IndexError(f"sample {index} of {self.samples}")
+        generator = random.Random(self.seed << 64 | index)
+        i, j = (1 + generator.randrange(most) for most in self.largest)
+        return split.draw(self.task, generator, i, j, test=False)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        ids, targets = _encode(self.sample(index), self._ids)
+        return item(np.array(ids, np.int64), targets)
+
+    @property
+    def mean_tokens(self) -> float:
+        """Tokens of a row, in the mean over the first thousand."""
+        some = [self.sample(index) for index in range(min(_MEASURED, self.samples))]
+        return sum(len(each.prompt) + len(each.answer) + 1 for each in some) / max(1, len(some))
+
+
+def encode(sample: Sample, tokenizer: "PreTrainedTokenizerBase") -> tuple[list[int], int]:
+    """The ids of a whole row (prompt, answer, EOS), and how many at its end are targets (answer and EOS)."""
+    return _encode(sample, tokenizer.get_vocab())
+
+
+def fingerprint(task_name: str, max_digits: int, max_digits_second: int) -> str:
+    """Of all the problems that a run may be trained on, and of how they are drawn."""
+    said = (FORMAT, split.KEY, split.ONE_IN, split.SMALL, split.SMALL_ONE_IN, task_name, max_digits, max_digits_second)
+    return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
+
+
+def _encode(sample: Sample, ids: dict[str, int]) -> tuple[list[int], int]:
+    row = [ids[letter] for letter in sample.prompt + sample.answer]
+    return [*row, EOS], len(sample.answer) + 1
+
+
+@functools.cache
+def _ids(task: Task) -> dict[str, int]:
+    return {token: number for number, token in enumerate(task.vocabulary)}

@@ -1,0 +1,244 @@
+"""The tasks: what is asked, in which letters, and what is right.
+
+A problem's two sizes (i, j) make the grid on which lengths are trained and tested; each task says what they count. The
+text is ``PROMPT=ANSWER``, numbers least significant digit first, so that every digit of a sum follows from what stands
+before it. Operands are held as one reads them (most significant digit first); the text alone is reversed.
+
+Published (the TAPE paper's arithmetic code, a fork of that of McLeish et al. 2024, arXiv:2405.17399): numbers have
+exactly i and j digits, so no leading zero, and of one digit 1 .. 9. Ours, where that code draws other problems:
+
+- a difference may be negative; its sign comes first, since every digit that follows depends on it: ``3-21=-9``;
+- numbers of one list to sort all have i digits, and equal ones keep their order;
+- either vector of a bitwise OR may hold the one, or both, or neither (published: exactly one, the shorter).
+"""
+
+import itertools
+import random
+import string
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import add, mul, sub
+
+Operands = tuple[str, ...]
+
+SPECIAL = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
+"""The first tokens of every vocabulary."""
+CALCULATOR = (*SPECIAL, *string.digits, *"+-x= ")
+"""The published 19 tokens. Nothing here writes the space; it keeps its id."""
+LETTERS = string.ascii_letters
+"""Names of the numbers of a list."""
+_LIST = ":,="
+SORTER = (*SPECIAL, *string.digits, *_LIST, *LETTERS)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A problem and its answer."""
+
+    prompt: str
+    """All that is given, up to and with the equals sign: ``21+43=``."""
+    answer: str
+    """What is to be written, without EOS: ``64``."""
+    operands: Operands
+    """As one reads them: ``("12", "34")``."""
+
+
+class Task(ABC):
+    """A kind of problem."""
+
+    name: str
+    vocabulary: tuple[str, ...]
+    """Its tokens, in the order of their ids."""
+    signs: str = "+-x="
+    """Letters that stand between numbers."""
+    sizes: tuple[str, str]
+    """What the two sizes of a problem count."""
+    largest: tuple[int | None, int | None] = (None, None)
+    """Of each size; None: no limit."""
+
+    @abstractmethod
+    def draw_operands(self, generator: random.Random, i: int, j: int) -> Operands:
+        """Operands of exactly these sizes, uniform among all of them."""
+
+    @abstractmethod
+    def count(self, i: int, j: int) -> int:
+        """How many different operands of exactly these sizes there are."""
+
+    @abstractmethod
+    def every(self, i: int, j: int) -> Iterator[Operands]:
+        """All :meth:`count` of them."""
+
+    @abstractmethod
+    def size_of(self, operands: Operands) -> tuple[int, int]:
+        """The two sizes of these operands."""
+
+    @abstractmethod
+    def prompt(self, operands: Operands) -> str:
+        """The question's text, with the equals sign."""
+
+    @abstractmethod
+    def answer(self, operands: Operands) -> str:
+        """The right answer's text, without EOS."""
+
+    @abstractmethod
+    def longest(self, i: int, j: int) -> int:
+        """Tokens of prompt, answer and EOS at most."""
+
+    def sample(self, operands: Operands) -> Sample:
+        """The problem with these operands."""
+        return Sample(self.prompt(operands), self.answer(operands), operands)
+
+    def draw(self, generator: random.Random, i: int, j: int) -> Sample:
+        """A problem of exactly these sizes, uniform among all of them."""
+        return self.sample(self.draw_operands(generator, i, j))
+
+
+def reversed_number(number: int) -> str:
+    """Least significant digit first, behind its sign if it is negative."""
+    digits = str(abs(number))[::-1]
+    return f"-{digits}" if number < 0 else digits
+
+
+@dataclass(frozen=True)
+class TwoNumbers(Task):
+    """An operation on two numbers of i and j digits."""
+
+    name: str
+    sign: str
+    operation: Callable[[int, int], int]
+    answer_digits: Callable[[int, int], int]
+    """Characters of an answer at most, from i and j."""
+    vocabulary: tuple[str, ...] = CALCULATOR
+    sizes: tuple[str, str] = ("digits of the first operand", "digits of the second operand")
+
+    def draw_operands(self, generator: random.Random, i: int, j: int) -> Operands:
+        """Two independent numbers."""
+        return tuple(str(generator.randrange(10 ** (size - 1), 10**size)) for size in (i, j))
+
+    def count(self, i: int, j: int) -> int:
+        """Nine tenths of the numbers up to 10 to the i-th, and so for j."""
+        return 81 * 10 ** (i + j - 2)
+
+    def every(self, i: int, j: int) -> Iterator[Operands]:
+        """All pairs."""
+        first, second = (range(10 ** (size - 1), 10**size) for size in (i, j))
+        return ((str(a), str(b)) for a in first for b in second)
+
+    def size_of(self, operands: Operands) -> tuple[int, int]:
+        """Their digits."""
+        first, second = operands
+        return len(first), len(second)
+
+    def prompt(self, operands: Operands) -> str:
+        """Both reversed, the sign between them."""
+        first, second = operands
+        return f"{first[::-1]}{self.sign}{second[::-1]}="
+
+    def answer(self, operands: Operands) -> str:
+        """The operation's result, reversed."""
+        first, second = operands
+        return reversed_number(self.operation(int(first), int(second)))
+
+    def longest(self, i: int, j: int) -> int:
+        """Both operands, two signs, the answer and EOS."""
+        return i + 1 + j + 1 + self.answer_digits(i, j) + 1
+
+
+class Sorting(Task):
+    """``a:64957,b:99963,c:10218=bac``: names of numbers of i digits, in the order of the numbers."""
+
+    name = "sorting"
+    vocabulary = SORTER
+    signs = _LIST
+    sizes = ("digits of every number", "numbers in the list")
+    largest = (None, len(LETTERS))
+
+    def draw_operands(self, generator: random.Random, i: int, j: int) -> Operands:
+        """Independent numbers."""
+        return tuple(str(generator.randrange(10 ** (i - 1), 10**i)) for _ in range(j))
+
+    def count(self, i: int, j: int) -> int:
+        """A list's numbers are independent."""
+        return int((9 * 10 ** (i - 1)) ** j)
+
+    def every(self, i: int, j: int) -> Iterator[Operands]:
+        """All lists."""
+        return itertools.product(map(str, range(10 ** (i - 1), 10**i)), repeat=j)
+
+    def size_of(self, operands: Operands) -> tuple[int, int]:
+        """Digits of the first number, and how many there are."""
+        return len(operands[0]), len(operands)
+
+    def prompt(self, operands: Operands) -> str:
+        """The list, a letter before each number."""
+        named = (f"{letter}:{number[::-1]}" for letter, number in zip(LETTERS, operands, strict=False))
+        return ",".join(named) + "="
+
+    def answer(self, operands: Operands) -> str:
+        """The letters, the smallest number's first."""
+        return "".join(LETTERS[place] for place in sorted(range(len(operands)), key=lambda place: int(operands[place])))
+
+    def longest(self, i: int, j: int) -> int:
+        """A letter, a colon, a number and a comma (or the equals sign) each; a letter each; EOS."""
+        return (i + 3) * j + j + 1
+
+
+class BitwiseOr(Task):
+    """``0010+010000=011000``: two vectors of i and j places, each with at most one 1, aligned at their beginnings.
+
+    It asks for the alignment of places and nothing else: there is no carry, and a place can only be found by counting.
+    The sign is that of addition, as published.
+    """
+
+    name = "bitwise_or"
+    vocabulary = CALCULATOR
+    sizes = ("places of the first vector", "places of the second vector")
+
+    def draw_operands(self, generator: random.Random, i: int, j: int) -> Operands:
+        """Zero is one of a vector's values."""
+        return tuple(one_hot(size, generator.randrange(size + 1)) for size in (i, j))
+
+    def count(self, i: int, j: int) -> int:
+        """A vector of i places has i + 1 values."""
+        return (i + 1) * (j + 1)
+
+    def every(self, i: int, j: int) -> Iterator[Operands]:
+        """All pairs."""
+        return ((one_hot(i, a), one_hot(j, b)) for a in range(i + 1) for b in range(j + 1))
+
+    def size_of(self, operands: Operands) -> tuple[int, int]:
+        """Their places."""
+        first, second = operands
+        return len(first), len(second)
+
+    def prompt(self, operands: Operands) -> str:
+        """Both as they are: a vector's first place comes first."""
+        first, second = operands
+        return f"{first}+{second}="
+
+    def answer(self, operands: Operands) -> str:
+        """As many places as the longer one."""
+        pairs = itertools.zip_longest(*operands, fillvalue="0")
+        return "".join("1" if "1" in pair else "0" for pair in pairs)
+
+    def longest(self, i: int, j: int) -> int:
+        """Both vectors, two signs, the answer and EOS."""
+        return i + 1 + j + 1 + max(i, j) + 1
+
+
+def one_hot(places: int, place: int) -> str:
+    """A vector with a 1 at ``place``; none where that is ``places``."""
+    return "".join("1" if each == place else "0" for each in range(places))
+
+
+TASKS: Mapping[str, Task] = {
+    task.name: task
+    for task in (
+        TwoNumbers("addition", "+", add, lambda i, j: max(i, j) + 1),
+        TwoNumbers("subtraction", "-", sub, lambda i, j: max(i, j) + 1),
+        TwoNumbers("multiplication", "x", mul, lambda i, j: i + j),
+        Sorting(),
+        BitwiseOr(),
+    )
+}

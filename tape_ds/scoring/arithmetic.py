@@ -1,0 +1,138 @@
+"""Answers to sums, all right or wrong: how many of each pair of operand lengths, and what that comes to.
+
+A reply is greedy, and right when it is the whole answer and then the end of text. Lengths form a grid, and a mean over
+it says little without the part of it that was trained: of a grid of twice the trained lengths a quarter is, so a model
+that has learned its rows and nothing beyond them already reaches 25 %. Hence the means stand side by side.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from tape_ds.data.arithmetic.tasks import Task
+from tape_ds.errors import Problem
+from tape_ds.scoring.generation import continue_prompts
+
+EXAMPLES = 3
+"""Wrong answers of a cell that are kept."""
+Pair = tuple[int, int]
+
+
+def check_sizes(field: str, given: Sequence[int] | None) -> list[Problem]:
+    """What is wrong with lengths as a user types them: one for both operands, or one for each; None: not given."""
+    if given is None or (1 <= len(given) <= 2 and min(given) >= 1):
+        return []
+    return [Problem(field, " ".join(map(str, given)), "not one or two lengths", "give for example 12, or 12 8")]
+
+
+def check_reach(field: str, last: Pair, task: Task) -> list[Problem]:
+    """Whether the task has problems as long as the grid is."""
+    return [
+        Problem(field, size, f"{task.name} has at most {most} {name}", "give less")
+        for size, most, name in zip(last, task.largest, task.sizes, strict=True)
+        if most is not None and size > most
+    ]
+
+
+def both(given: Sequence[int]) -> Pair:
+    """One length for each operand, from what :func:`check_sizes` lets pass."""
+    return given[0], given[-1]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt and its answer, in token ids; the end of text is in neither."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What was asked of one pair of lengths."""
+
+    first: int
+    """Length of the first operand."""
+    second: int
+    samples: int
+    correct: int
+
+    @property
+    def rate(self) -> float | None:
+        """Share of right answers, 0 to 1; None where nothing was asked."""
+        return self.correct / self.samples if self.samples else None
+
+
+def replies(
+    model: nn.Module, questions: Sequence[Question], *, end: int, batch_size: int, use_cache: bool = True
+) -> list[tuple[int, ...]]:
+    """What ``model`` writes behind each prompt, up to the end of text.
+
+    Args:
+        model: as :func:`tape_ds.scoring.generation.continue_prompts` takes it.
+        questions: their prompts are padded on the left where they are not equally long.
+        end: id of the token that ends a text.
+        batch_size: questions that are asked at once.
+        use_cache: off, the whole text is read again for every new token.
+
+    Returns:
+        Token ids without the end. A reply has room for the longest answer of its batch and for the end, so one that
+        equals its answer has ended there.
+
+    Raises:
+        ValueError: an empty prompt, ``batch_size`` below 1.
+    """
+    found: list[tuple[int, ...]] = []
+    for start in range(0, len(questions), batch_size):
+        asked = questions[start : start + batch_size]
+        room = 1 + max(len(question.answer) for question in asked)
+        written = continue_prompts(
+            model, [question.prompt for question in asked], new_tokens=room, ends=[end], use_cache=use_cache
+        )
+        found += [tuple(ids) for ids in written]
+    return found
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Exact match over a part of the grid, every cell counting alike, whatever was asked of it."""
+
+    value: float | None
+    """0 to 1; None where the part has no cell."""
+    cells: int
+    """That anything was asked of."""
+
+
+def means(cells: Iterable[Cell], trained: Pair) -> dict[str, Mean]:
+    """The means of a grid whose training rows had operands of up to ``trained`` tokens.
+
+    ``whole``: of every cell. ``trained``: neither operand longer than trained. ``beyond``: either longer, the grid
+    without its trained part. ``both_beyond``: both longer. ``twice``: the published convention, up to twice the trained
+    lengths, trained part and all; without a value where the grid ends before.
+    """
+    found = [cell for cell in cells if cell.rate is not None]
+    first, second = trained
+    beyond = [(cell.first > first) + (cell.second > second) for cell in found]
+    twice = [cell for cell in found if cell.first <= 2 * first and cell.second <= 2 * second]
+    reached = any(c.first >= 2 * first for c in found) and any(c.second >= 2 * second for c in found)
+    parts = {
+        "whole": found,
+        "trained": [cell for cell, longer in zip(found, beyond, strict=True) if longer == 0],
+        "beyond": [cell for cell, longer in zip(found, beyond, strict=True) if longer > 0],
+        "both_beyond": [cell for cell, longer in zip(found, beyond, strict=True) if longer == 2],
+        "twice": twice if reached else [],
+    }
+    return {name: _mean(part) for name, part in parts.items()}
+
+
+def _mean(cells: Sequence[Cell]) -> Mean:
+    rates = [cell.correct / cell.samples for cell in cells]
+    return Mean(statistics.fmean(rates) if rates else None, len(rates))
+
+
+def as_cell(values: Mapping[str, Any]) -> Cell:
+    """A cell of a stored result."""
+    return Cell(**{name: values[name] for name in ("first", "second", "samples", "correct")})

@@ -1,0 +1,117 @@
+"""Exact match without writing a word: whether a model, given a whole answer, would have said every token of it itself.
+
+Greedy decoding gives exactly the reference answer if and only if each of its tokens, EOS among them, is the most likely
+one behind the prompt and the tokens before it: up to the first token that differs both have read the same. So one
+forward pass over prompt and answer tells what writing the answer token by token would, wherever only right and wrong
+are asked for.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tape_ds.scoring.answers import Asked
+from tape_ds.scoring.causal_lm import bare, evaluating
+from tape_ds.scoring.loss_by_position import unscorable
+
+BATCH_TOKENS = 8192
+"""Tokens that are read at once, and whose logits exist at once."""
+Batch = tuple[Asked, ...]
+
+
+@dataclass(frozen=True)
+class ExactMatch:
+    """How many answers are right as a whole."""
+
+    correct: int
+    answers: int
+
+    @property
+    def share(self) -> float:
+        """Of all, 0 to 1."""
+        return self.correct / self.answers
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, with the ``share``."""
+        return asdict(self) | {"share": self.share}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "ExactMatch":
+        """The inverse of :meth:`to_dict`."""
+        return cls(values["correct"], values["answers"])
+
+
+class Each(Protocol):
+    """Calls a function on every item and gives the results in their order."""
+
+    def __call__(self, work: Callable[[Batch], list[bool]], jobs: Sequence[Batch], /) -> list[list[bool]]:
+        """``[work(job) for job in jobs]``."""
+
+
+def in_turn(work: Callable[[Batch], list[bool]], jobs: Sequence[Batch]) -> list[list[bool]]:
+    """``work`` on every job, one after another."""
+    return [work(job) for job in jobs]
+
+
+def right(
+    model: nn.Module, asked: Sequence[Asked], *, each: Each = in_turn, batch_tokens: int = BATCH_TOKENS
+) -> list[bool]:
+    """Whether ``model`` would answer each of ``asked`` exactly so, in their order.
+
+    Args:
+        model: as :func:`tape_ds.scoring.loss_by_position.score` takes it; causal, so that the padding behind shorter
+            rows of a batch is seen by nothing that counts.
+        asked: prompts with their answers; rows of similar length are read together.
+        each: calls the scoring of one batch on every one; under ZeRO-3 one that keeps all ranks in step. Each calls
+            the model and its output head once.
+        batch_tokens: of a batch, padding included; a longer row is a batch of its own.
+
+    Raises:
+        ValueError: ``batch_tokens`` below 1, or a model whose logits are not ``head(hidden)``.
+    """
+    if batch_tokens < 1:
+        raise ValueError(f"batch_tokens = {batch_tokens}: 1 or more")
+    causal_lm = bare(model)
+    if (reason := unscorable(causal_lm.config)) is not None:
+        raise ValueError(reason)
+    order = sorted(range(len(asked)), key=lambda place: asked[place].input_ids_1T.shape[1])
+    batches = _batches([asked[place] for place in order], batch_tokens)
+    found = [one for batch in each(lambda batch: _right(causal_lm, batch), batches) for one in batch]
+    placed = dict(zip(order, found, strict=True))
+    return [placed[place] for place in range(len(asked))]
+
+
+def _batches(ordered: Sequence[Asked], batch_tokens: int) -> list[Batch]:
+    """Rows of rising length in batches of at most so many tokens."""
+    batches: list[list[Asked]] = []
+    for one in ordered:
+        if not batches or (len(batches[-1]) + 1) * one.input_ids_1T.shape[1] > batch_tokens:
+            batches.append([])
+        batches[-1].append(one)
+    return [tuple(batch) for batch in batches]
+
+
+@torch.no_grad()
+def _right(causal_lm: Any, batch: Batch) -> list[bool]:
+    """Of each row, whether every target is the most likely token. T: tokens of the longest, N: targets of all rows."""
+    rows = [one.input_ids_1T[0] for one in batch]
+    ids_BT = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    device = causal_lm.get_input_embeddings().weight.device
+    targets_BT = torch.stack([_places(one, ids_BT.shape[1]) for one in batch])
+    with evaluating(causal_lm):
+        hidden_BTD = causal_lm.base_model(input_ids=ids_BT.to(device), use_cache=False).last_hidden_state
+        before_BT = targets_BT.roll(-1, dims=1)  # a target is foreseen by the token before it; the first is never one
+        logits_NV = causal_lm.get_output_embeddings()(hidden_BTD[before_BT.to(device)])
+    missed_N = logits_NV.argmax(dim=-1).cpu() != ids_BT[targets_BT]
+    owners_N = targets_BT.nonzero()[:, 0]
+    return (torch.bincount(owners_N[missed_N], minlength=len(batch)) == 0).tolist()
+
+
+def _places(one: Asked, length: int) -> Tensor:
+    """Which of ``length`` places hold a target, bool [T]."""
+    end = one.input_ids_1T.shape[1]
+    places = torch.arange(length)
+    return (places >= end - one.targets) & (places < end)

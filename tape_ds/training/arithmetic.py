@@ -1,0 +1,194 @@
+"""From a checked arithmetic recipe to a run: a new model, problems drawn as they are needed, others to answer."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerState
+
+from tape_ds import storage
+from tape_ds.data.arithmetic import rows, split
+from tape_ds.data.arithmetic.rows import ArithmeticRows
+from tape_ds.data.arithmetic.tasks import TASKS
+from tape_ds.model.flops import training_flops_per_token
+from tape_ds.scoring import exact_match
+from tape_ds.scoring.answers import Asked
+from tape_ds.scoring.exact_match import ExactMatch
+from tape_ds.training import fresh, identity, methods, tables
+from tape_ds.training.recipe.arithmetic import ArithmeticRecipe
+from tape_ds.training.run import Run, require_room, require_same, sample_count, start, weights_dtype
+from tape_ds.training.shared_work import share_out
+from tape_ds.training.trained import Record
+
+SCORES = "results/exact_match.json"
+
+
+@dataclass(frozen=True)
+class HeldOutProblem:
+    """A problem that no row has."""
+
+    longest: int
+    """The larger of its two sizes."""
+    asked: Asked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arithmetic(Run):
+    """A run that trains a model from nothing to calculate."""
+
+    recipe: ArithmeticRecipe
+    rows: ArithmeticRows
+    held_out: list[HeldOutProblem]
+    mean_tokens: int
+    """Tokens of a row, in the mean."""
+
+    @property
+    def record(self) -> Record:
+        """No base; every parameter is trained."""
+        return Record(base=None, method="full", names=self.names)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """In the mean: rows have their own lengths."""
+        return self.recipe.global_batch_size * self.mean_tokens
+
+    @property
+    def row_tokens(self) -> str:
+        """Rows have their own lengths."""
+        return f"{self.mean_tokens:,} tokens in the mean (at most {self.recipe.window:,})"
+
+    @property
+    def flops_per_token(self) -> float:
+        """Of a row of the mean length."""
+        return training_flops_per_token(self.config, self.mean_tokens, 1.0)
+
+    def outline(self) -> dict[str, str]:
+        """Model, encoding, task and lengths, and how many problems are answered."""
+        config = self.config
+        sizes = f"{config.num_hidden_layers} layers of {config.hidden_size:,}, {config.num_attention_heads} heads"
+        answered = f"{len(self.held_out):,} problems of these lengths that no row has"
+        return {
+            "model": f"new, {self.parameter_counts[0] / 1e6:,.1f} M parameters, {sizes}",
+            "encoding": f"{config.position_encoding} {config.position_options or ''}".rstrip(),
+            "data": self.recipe.outline()["data"],
+            "held out": answered if self.held_out else "nothing",
+        }
+
+    def scoring(self) -> list[TrainerCallback]:
+        """Exact match, where there are problems to answer."""
+        return [ExactMatchAfter(self.held_out, self.output / SCORES)] if self.held_out else []
+
+    def figures(self) -> dict[str, Any]:
+        """Exact match over all held-out problems, and by the larger of their sizes."""
+        found = read(self.output / SCORES) if self.held_out else {}
+        return {"exact_match": {"all": total(found).to_dict(), "by_longest": _plain(found)}} if found else {}
+
+    def show(self) -> None:
+        """A line for each size, and one for all."""
+        found = read(self.output / SCORES) if self.held_out else {}
+        if found:
+            said = {f"exact match, longest {size}": each for size, each in found.items()}
+            said["exact match, all trained lengths"] = total(found)
+            tables.print_rows({name: f"{one.share:.1%} of {one.answers:,}" for name, one in said.items()})
+
+    def fingerprints(self) -> dict[str, str]:
+        """Of the problems."""
+        return _fingerprints(self.recipe)
+
+
+def assemble(recipe: ArithmeticRecipe) -> Arithmetic:
+    """Build everything up to the trainer.
+
+    Raises:
+        UserError: what only this machine or the run's folder can tell, on every rank alike.
+    """
+    tokenizer, config, read = recipe.tokenizer(), recipe.checked_config(), _fingerprints(recipe)
+    started = start(recipe, read)
+    arguments = started.arguments
+    decides = identity.of(recipe, tokenizer, read)
+    require_same(recipe, started, decides)
+    samples = sample_count(recipe, rows=0)
+    data = recipe.data
+    drawn = ArithmeticRows(data.task, data.max_digits, data.max_digits_second, samples=samples, seed=arguments.seed)
+    require_room(recipe, config, started.agreement)
+    model = fresh.build(config, arguments.seed, weights_dtype(arguments))
+    prepared = methods.prepare("full", model, settings=None)
+    return Arithmetic(
+        recipe=recipe,
+        arguments=arguments,
+        config=config,
+        model=prepared.model,
+        names=prepared.names,
+        tokenizer=tokenizer,
+        rows=drawn,
+        held_out=held_out_problems(recipe),
+        mean_tokens=round(drawn.mean_tokens),
+        identity=decides,
+        resumed=started.resumed,
+    )
+
+
+def held_out_problems(recipe: ArithmeticRecipe) -> list[HeldOutProblem]:
+    """About as many as the recipe says, the same number of every pair of trained lengths where there are as many."""
+    data, task = recipe.data, TASKS[recipe.data.task]
+    cells = [(i, j) for i in range(1, data.max_digits + 1) for j in range(1, data.max_digits_second + 1)]
+    each = -(-data.held_out_samples // len(cells))
+    vocabulary, found = recipe.tokenizer(), []
+    for i, j in cells if each else []:
+        for sample in split.cell(task, i, j, each, seed=0):
+            ids, targets = rows.encode(sample, vocabulary)
+            found.append(HeldOutProblem(max(i, j), Asked(torch.tensor([ids]), targets)))
+    return found
+
+
+class ExactMatchAfter(TrainerCallback):
+    """Answers the held-out problems after the last step; results go to ``file``."""
+
+    def __init__(self, held_out: Sequence[HeldOutProblem], file: Path):
+        self.held_out = held_out
+        self.file = file
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Scores of an earlier run in this folder go."""
+        if state.is_world_process_zero and state.global_step == 0:
+            self.file.unlink(missing_ok=True)
+
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Answer, on every rank together."""
+        if state.is_world_process_zero:
+            print(f"answering {len(self.held_out):,} held-out problems", flush=True)
+        right = exact_match.right(kwargs["model"], [one.asked for one in self.held_out], each=share_out)
+        if state.is_world_process_zero:
+            storage.write_json(self.file, _plain(by_longest(self.held_out, right)))
+
+
+def by_longest(problems: Sequence[HeldOutProblem], right: Sequence[bool]) -> dict[int, ExactMatch]:
+    """The scores of problems by the larger of their two sizes."""
+    found: dict[int, list[bool]] = {}
+    for problem, correct in zip(problems, right, strict=True):
+        found.setdefault(problem.longest, []).append(correct)
+    return {longest: ExactMatch(sum(some), len(some)) for longest, some in sorted(found.items())}
+
+
+def total(found: dict[int, ExactMatch]) -> ExactMatch:
+    """All of them as one."""
+    return ExactMatch(sum(one.correct for one in found.values()), sum(one.answers for one in found.values()))
+
+
+def read(path: Path) -> dict[int, ExactMatch]:
+    """Stored scores by the larger size; empty when there are none."""
+    plain = json.loads(path.read_text()) if path.exists() else {}
+    return {int(longest): ExactMatch.from_dict(one) for longest, one in plain.items()}
+
+
+def _plain(found: dict[int, ExactMatch]) -> dict[str, Any]:
+    """For JSON, whose names are texts."""
+    return {str(longest): one.to_dict() for longest, one in found.items()}
+
+
+def _fingerprints(recipe: ArithmeticRecipe) -> dict[str, str]:
+    data = recipe.data
+    return {f"arithmetic:{data.task}": rows.fingerprint(data.task, data.max_digits, data.max_digits_second)}

@@ -1,0 +1,193 @@
+"""The section of every recipe that builds a new model, the configuration made of it, and whether its sizes agree."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from tape_ds.errors import Problem, UserError
+from tape_ds.training.recipe.checks import Checks
+from tape_ds.training.recipe.recipe import DERIVED
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from tape_ds.model.configuration import TapeConfig
+
+CHECKS = Checks()
+REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "position_encoding")
+"""Fields that somebody must write."""
+STAND_INS: Mapping[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "position_encoding": "rope",
+}
+"""Values for those that are missing or wrong."""
+
+
+@dataclass(frozen=True)
+class NewModel:
+    """The model to be built: a Llama's sizes, and an encoding."""
+
+    hidden_size: int
+    """Width of the residual stream."""
+    intermediate_size: int
+    """Inner width of the feed-forward."""
+    num_hidden_layers: int
+    """Blocks."""
+    num_attention_heads: int
+    """Query heads."""
+    position_encoding: str
+    """A name of ``tape_ds.model.positions.available()``."""
+    num_key_value_heads: int = DERIVED
+    """Key/value heads; default one for each query head."""
+    head_dim: int = DERIVED
+    """Width of a head; default hidden_size / num_attention_heads."""
+    rms_norm_eps: float = 1e-5
+    """Added to the mean square in the norms."""
+    tie_word_embeddings: bool = False
+    """Whether the output head is the embedding's own matrix."""
+    initializer_range: float = 0.02
+    """Standard deviation of the initial weights."""
+    position_options: dict[str, Any] = field(default_factory=dict)
+    """Options of that encoding; empty: its defaults."""
+    rope_parameters: dict[str, Any] = DERIVED
+    """Angles, in transformers' terms, read by the encodings that rotate; default what the encoding starts from: plain
+    angles of base 10,000."""
+    state_dtype: str | None = None
+    """dtype of the position state between layers; null: that of the hidden states."""
+    attention_backend: str = "auto"
+    """"auto", or a name of ``tape_ds.model.attention.available()``."""
+    liger: Literal["auto", "on", "off"] = "auto"
+    """Liger's kernels for norms, feed-forward and the loss of long batches; auto: on CUDA where it is installed."""
+
+    def outline(self) -> dict[str, str]:
+        """Its sizes and its encoding, for ``--dry_run``."""
+        heads = f"{self.num_attention_heads} heads ({self.num_key_value_heads} key/value)"
+        return {
+            "model": f"{self.num_hidden_layers} layers, hidden {self.hidden_size:,}, {heads}, feed-forward "
+            f"{self.intermediate_size:,}",
+            "encoding": f"{self.position_encoding} {self.position_options or ''}".rstrip(),
+        }
+
+
+class _NewModelRecipe(Protocol):
+    """What the check asks of a recipe."""
+
+    name: str
+    given: frozenset[str]
+
+    @property
+    def model(self) -> NewModel:
+        """Its section."""
+
+    def checked_config(self) -> "TapeConfig":
+        """The configuration, with a stand-in for what is not known before the run."""
+
+
+def derived(flat: Mapping[str, Any], window: int) -> dict[str, Any]:
+    """A key/value head for each query head, heads that share the width, and the encoding's angles."""
+    from tape_ds.model import positions
+
+    heads, encoding = flat["num_attention_heads"], flat["position_encoding"]
+    known = encoding if encoding in positions.available() else STAND_INS["position_encoding"]  # a check says it
+    return {
+        "rope_parameters": positions.default_rope_parameters(known, window),
+        "num_key_value_heads": heads,
+        "head_dim": flat["hidden_size"] // max(heads, 1),
+    }
+
+
+def configuration(
+    model: NewModel,
+    window: int,
+    tokenizer: "PreTrainedTokenizerBase",
+    vocab_size: int,
+    options: Mapping[str, Any],
+    pad_token_id: int | None = None,
+) -> "TapeConfig":
+    """The configuration of a new model.
+
+    Args:
+        model: its section.
+        window: tokens of a training row, which become ``max_position_embeddings``.
+        tokenizer: gives the special tokens, and what the encoding takes from it.
+        vocab_size: rows of the embedding.
+        options: of the encoding.
+        pad_token_id: whose row of the embedding stays zero and is never trained; None where every token may be a
+            text's.
+
+    Raises:
+        UserError: sizes or options that no model can have.
+    """
+    from tape_ds.model import positions
+    from tape_ds.model.configuration import TapeConfig
+
+    filled = positions.options_for(model.position_encoding, options, tokenizer)
+    fields = {
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "num_hidden_layers": model.num_hidden_layers,
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_key_value_heads,
+        "head_dim": model.head_dim,
+        "rms_norm_eps": float(model.rms_norm_eps),
+        "tie_word_embeddings": model.tie_word_embeddings,
+        "initializer_range": float(model.initializer_range),
+        "max_position_embeddings": window,
+        "vocab_size": vocab_size,
+        "rope_parameters": dict(model.rope_parameters),
+        "position_encoding": model.position_encoding,
+        "position_options": filled or None,
+        "state_dtype": model.state_dtype,
+        "attention_backend": model.attention_backend,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": pad_token_id,
+    }
+    return TapeConfig(**fields)
+
+
+_SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    "head_dim",
+)
+_ENCODING = ("position_encoding", "position_options", "rope_parameters", "state_dtype", "attention_backend")
+
+
+@CHECKS.reads(*_SIZES, *_ENCODING, "rms_norm_eps", "initializer_range", "vocab_size", "window", "task", "test_digits")
+def _model(recipe: _NewModelRecipe) -> Iterator[Problem]:
+    """Sizes that are numbers of something; then whatever the model's own configuration refuses."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    from tape_ds.model import positions
+
+    model, wrong = recipe.model, list(_wrong_sizes(recipe))
+    yield from wrong
+    if wrong:
+        return
+    wrong_options = positions.check_options(model.position_encoding, model.position_options)
+    if wrong_options:
+        yield from wrong_options
+        return
+    try:
+        recipe.checked_config()
+    except UserError as error:
+        yield from error.problems
+    except (StrictDataclassError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        yield Problem("model", recipe.name, f"transformers refuses it: {reason}", "change the field it names")
+
+
+def _wrong_sizes(recipe: _NewModelRecipe) -> Iterator[Problem]:
+    model, free_heads = recipe.model, "head_dim" in recipe.given
+    small = [name for name in _SIZES if getattr(model, name) < 1 and (name != "head_dim" or free_heads)]
+    for name in small:
+        yield Problem(name, getattr(model, name), "too small", "give 1 or more")
+    for name in ("rms_norm_eps", "initializer_range"):
+        if getattr(model, name) <= 0:
+            yield Problem(name, getattr(model, name), "out of range", "give a number above 0")
+    if not small and not free_heads and model.hidden_size % model.num_attention_heads:
+        wrong = f"not divisible by num_attention_heads = {model.num_attention_heads}"
+        yield Problem("hidden_size", model.hidden_size, wrong, "choose a multiple, or give head_dim")
