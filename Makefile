@@ -3,6 +3,7 @@
 # make check   format, lint, types
 # make faults  every fault campaign in full (an hour or more; killed, it goes on): docs/results/faults.md
 # make scale   losses and gradients of every layout of processes against one process, in full: docs/results/scale.md
+# make docs    the book of docs/ as a site, in build/site; a folder of its own holds what that needs, .venv/docs
 # make compile-kernels    compile the Triton kernels without a GPU; TRITON=3.6.0 does it with another version of Triton
 # make setup   what the others do first: .venv with the pinned packages and this package; skipped when it is there
 # make clean   remove caches and build leftovers; `make distclean` removes .venv as well
@@ -31,7 +32,7 @@ on_linux = $(if $(filter Linux,$(shell uname -s)),$(1))
 export TOKENIZERS_PARALLELISM := false
 export ARGS
 
-.PHONY: demo test check faults scale compile-kernels format setup clean distclean
+.PHONY: demo test check faults scale compile-kernels docs format setup clean distclean
 
 # Two processes where there is no GPU, else one for each GPU: as many as divide the demo's batch of 8. A free port lets two
 # demos share a machine.
@@ -81,6 +82,19 @@ scale: $(STAMP)
 
 compile-kernels: $(STAMP) $(call triton,$(TRITON))
 	env -u TRITON_INTERPRET PYTHONPATH="$(call triton,$(TRITON))" $(BIN)/python -m tools.compile_kernels $(ARGS)
+
+# Its packages stay out of what everything else runs on.
+DOCS := $(CURDIR)/.venv/docs
+DOCS_STAMP := $(DOCS)/.ready-$(shell cksum < requirements-docs.txt | tr ' ' '-')
+
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict --clean $(ARGS)
+
+$(DOCS_STAMP): | $(STAMP)
+	rm -rf $(DOCS)
+	$(BIN)/python -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --disable-pip-version-check --quiet -r requirements-docs.txt
+	@touch $@
 
 format: $(STAMP)
 	$(BIN)/ruff format .

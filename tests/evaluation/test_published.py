@@ -54,7 +54,7 @@ def test_throughput_is_one_over_time():
 
 
 def test_published_answers_agree_with_their_marks():
-    """Table 10 prints the answers and whether they match: an answer that is quoted matches exactly where it is marked."""
+    """Table 10 prints the answers and whether they match: quoted answers match exactly where they are marked."""
     truth = published.ANSWERS["ground truth"]
     for method, marks in published.TABLE_10.rows.items():
         for given, wanted, mark in zip(published.ANSWERS.get(method, ()), truth, marks, strict=False):

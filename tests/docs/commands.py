@@ -1,0 +1,290 @@
+"""Commands of the book, read by the programs' own parsers: nothing is run.
+
+A program is started as it would be, with the command line that the page shows, and stopped where it has read all of it:
+a tool where its parser returns, a launcher where its recipe is loaded and checked, a comparison where its first run
+would start. What it finds wrong before that is what a reader would have seen.
+"""
+
+import argparse
+import contextlib
+import importlib
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+from unittest import mock
+
+from tape_ds.errors import Problem, UserError
+from tests.docs import pages
+from tests.docs.pages import Block
+
+PROGRAMS = ("launchers", "tools", "evaluation", "benchmarks")
+PLACEHOLDERS = {
+    r"\bRECIPE\b": "llama2_7b_8k",
+    r"(?<=[ =])N\b": "8",
+    "<encoding>": "tape",
+    "<method>": "lora",
+    "<data set>": "qasper",
+    "<angles>": "yarn",
+    "<length>": "16k",
+}
+"""What in the pages stands for something that a parser would look into."""
+WORLDS = (1, 2, 8, 16)
+"""Processes that a command is tried with which does not say how many it starts: on one of them it has to be right."""
+
+# What stops a program, by module: it is called and then stopped, or stopped instead of being called.
+READERS = {
+    None: "argparse.ArgumentParser.parse_args",
+    "launchers": "tape_ds.training.recipe.loading.load",
+    "tools.pose_coverage": "tape_ds.training.recipe.loading.load",
+    "tools.plan": "tape_ds.training.recipe.loading.load",
+}
+WORK = {
+    "tools.plan": ("tape_ds.planning.sweep.jobs", "tape_ds.planning.published.rows"),
+    "tools.compare_methods": ("tape_ds.training.comparison.runs.carry_out",),
+    "tools.compare_encodings": ("tape_ds.training.comparison.runs.carry_out",),
+}
+WRAPPERS = ("launchers.keep_alive", "launchers.on_hosts")
+"""They read their own options, and hand on a command."""
+NOT_HERE = re.compile(r"no such (file|folder)|no file matches|not found|not installed|no CUDA|offline")
+"""Said of what this machine lacks, and the reader has: data, models, checkpoints, a GPU."""
+
+_LINE = re.compile(r"""(?:'[^']*'|"[^"]*"|\\.|[^'"\\#]|(?<=\S)\#)*""")
+_OPTIONAL = re.compile(r"\[(-[^\]]*)\]")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=")
+_PYTHON = re.compile(r"python3?")
+
+
+class Read(BaseException):
+    """Raised in place of a program's work; nothing between here and there may catch it."""
+
+
+class WrongCommandError(AssertionError):
+    """Raised for a command of a page that its program would refuse."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line as a page shows it."""
+
+    place: str
+    text: str
+    words: tuple[str, ...]
+    is_partial: bool = False
+    """Whether it stands in a sentence, where what is clear from it may be left out."""
+
+    def __str__(self) -> str:
+        return f"{self.place}  {self.text}"
+
+
+def commands(block: Block) -> Iterator[Command]:
+    """Those of a block that start one of our programs; within a sentence, those that are written out."""
+    if block.info is None and ("..." in block.text or not ("--" in block.text or block.text.startswith("make "))):
+        return
+    if block.info not in (None, "", "sh", "bash", "shell", "console"):
+        return
+    for line in block.text.replace("\\\n", " ").splitlines():
+        if not any(f"{name}/" in line or f"-m {name}" in line for name in PROGRAMS) and not line.startswith("make "):
+            continue
+        found = _LINE.match(line.strip())
+        text = _OPTIONAL.sub(r"\1", found[0] if found else "")
+        for placeholder, value in PLACEHOLDERS.items():
+            text = re.sub(placeholder, value, text)
+        try:
+            words = [word for word in shlex.split(text) if word != "..."]
+        except ValueError:  # prose with an apostrophe
+            continue
+        for part in parts(words):
+            if part and starts_ours(part):
+                yield Command(block.place, line.strip(), tuple(part), block.info is None)
+
+
+def parts(words: Sequence[str]) -> Iterator[list[str]]:
+    """The commands of a pipe, without the variables that are set for them."""
+    part: list[str] = []
+    for word in [*words, "|"]:
+        if word in ("|", "&&", ";"):
+            while part and _VARIABLE.match(part[0]):
+                part = part[1:]
+            yield part
+            part = []
+        else:
+            part.append(word)
+
+
+def starts_ours(words: Sequence[str]) -> bool:
+    """Whether a command starts something of this repository."""
+    program = PurePath(words[0]).name
+    if program == "make":
+        return True
+    if PurePath(words[0]).parts[0] in PROGRAMS and words[0].endswith(".py"):
+        return len(words) > 1  # alone it is a file's name
+    known = program in ("deepspeed", "torchrun", "sbatch") or _PYTHON.fullmatch(program)
+    return bool(known) and any(PurePath(word).parts[:1] and module_of(word) for word in words[1:])
+
+
+def module_of(word: str) -> str | None:
+    """The module of ours that a word names, as a path or with dots."""
+    first = PurePath(word).parts[0] if word.endswith((".py", ".sbatch")) else word.split(".")[0]
+    if first not in PROGRAMS:
+        return None
+    return ".".join(PurePath(word).with_suffix("").parts) if word.endswith((".py", ".sbatch")) else word
+
+
+def check(words: Sequence[str], is_partial: bool = False) -> None:
+    """Hold a command to its program; one that is partial may lack arguments.
+
+    Raises:
+        WrongCommandError: the program would refuse it, or is not there.
+    """
+    program = PurePath(words[0]).name
+    if program == "make":
+        check_make(words[1:])
+    elif program == "deepspeed":
+        check_deepspeed(words)
+    elif program == "torchrun":
+        check_torchrun(words[1:])
+    elif program == "sbatch":
+        script = next(number for number, word in enumerate(words) if word.endswith(".sbatch"))
+        must_be_there(words[script])
+        check_program(words[script + 1], words[script + 2 :], None)
+    else:
+        start = 0 if program.endswith(".py") else 2 if words[1] == "-m" else 1
+        check_program(words[start], words[start + 1 :], None, is_partial)
+
+
+def check_make(words: Sequence[str]) -> None:
+    """Targets and variables are the Makefile's."""
+    text = (pages.ROOT / "Makefile").read_text(encoding="utf-8")
+    for word in words:
+        variable = _VARIABLE.match(word)
+        wanted = rf"^{variable[0][:-1]} \?=" if variable else rf"^{re.escape(word)}:"
+        if not re.search(wanted, text, re.M):
+            raise WrongCommandError(f"the Makefile has no {word}")
+
+
+def check_deepspeed(words: Sequence[str]) -> None:
+    """DeepSpeed's own options by its own parser, then the script's."""
+    from deepspeed.launcher import runner
+
+    with exits("deepspeed"):
+        found = runner.parse_args(list(words[1:]))
+    count = max(found.num_gpus, -1)
+    world = count if count > 0 else None
+    check_program(found.user_script, found.user_args, world)
+
+
+def check_torchrun(words: Sequence[str]) -> None:
+    """The same for torchrun."""
+    from torch.distributed.run import get_args_parser
+
+    with exits("torchrun"):
+        found = get_args_parser().parse_args(list(words))
+    nodes = int(str(found.nnodes).split(":")[0])
+    each = int(found.nproc_per_node) if str(found.nproc_per_node).isdigit() else 8
+    check_program(found.training_script, found.training_script_args, nodes * each)
+
+
+def check_program(word: str, arguments: Sequence[str], world: int | None, is_partial: bool = False) -> None:
+    """One of ours, started with these arguments, as far as it reads them."""
+    module = module_of(word)
+    if module is None:
+        must_be_there(word)
+        return
+    if word.endswith(".py"):
+        must_be_there(word)
+    if module in WRAPPERS:
+        found = read(module, arguments, None)
+        if getattr(found, "command", None) not in ([], ["COMMAND"]):
+            check(found.command)
+        return
+    wrong: list[Problem] = []
+    for count in [world] if world else WORLDS:
+        try:
+            read(module, arguments, count, is_partial)
+            return
+        except UserError as error:
+            wrong = [each for each in error.problems if not NOT_HERE.search(f"{each.wrong} {each.remedy}")]
+            if not wrong:
+                return
+            if not any("processes" in str(each) for each in wrong):
+                break
+    raise WrongCommandError("\n".join(map(str, wrong)))
+
+
+def must_be_there(path: str) -> None:
+    """A file that a command names as a program."""
+    if not (pages.ROOT / path).is_file():
+        raise WrongCommandError(f"{path} is not there")
+
+
+def read(module: str, arguments: Sequence[str], world: int | None, is_partial: bool = False) -> Any:
+    """What a program makes of its command line; None where it ends before any work.
+
+    Raises:
+        UserError, WrongCommandError: it refuses it.
+    """
+    is_package = (pages.ROOT / module.replace(".", "/") / "__main__.py").is_file()
+    with contextlib.ExitStack() as patched:
+        patched.enter_context(exits(module, list(arguments) if is_partial else None))
+        patched.enter_context(mock.patch.object(sys, "argv", [module, *arguments]))
+        imported = importlib.import_module(f"{module}.__main__" if is_package else module)
+        main = getattr(imported.main, "__wrapped__", imported.main)
+        patched.enter_context(mock.patch("tape_ds.errors._tell", raise_again))
+        group = module if module in READERS or module in WORK else module.split(".")[0]
+        group = None if module in WRAPPERS or (group not in READERS and module not in WORK) else group
+        for target in WORK.get(module, ()):
+            patched.enter_context(mock.patch(target, stopped))
+        if group in READERS:
+            patched.enter_context(mock.patch(READERS[group], reading(READERS[group], world)))
+        try:
+            main()
+        except Read as done:
+            return done.args[0] if done.args else None
+    return None
+
+
+def reading(target: str, world: int | None) -> Callable[..., Any]:
+    """A reader that is called, and then ends the program."""
+    owner, _, attribute = target.rpartition(".")
+    if owner.endswith("ArgumentParser"):
+        original: Callable[..., Any] = argparse.ArgumentParser.parse_args
+        return lambda *given, **named: stopped(original(*given, **named))
+    load = getattr(importlib.import_module(owner), attribute)
+    return lambda argv, kind, world_size=None: stopped(load(argv, kind, world or world_size))
+
+
+def stopped(*found: Any) -> Any:
+    """In place of the work."""
+    raise Read(*found)
+
+
+def raise_again(error: UserError) -> int:
+    """In place of showing what is wrong."""
+    raise error
+
+
+@contextlib.contextmanager
+def exits(program: str, partial: Sequence[str] | None = None) -> Iterator[None]:
+    """argparse says what is wrong on stderr, and leaves; a ``partial`` command is read where options are all known."""
+    said: list[str] = []
+
+    def error(parser: argparse.ArgumentParser, message: str) -> None:
+        said.append(message)
+        if partial is not None and message.startswith("the following arguments are required"):
+            options = {word.split("=")[0] for word in partial if word.startswith("--")}
+            unknown = options - set(parser._option_string_actions)
+            if not unknown:
+                raise Read
+            said.append(f"unknown: {', '.join(sorted(unknown))}")
+        raise SystemExit(2)
+
+    with mock.patch("argparse.ArgumentParser.error", error):
+        try:
+            yield
+        except SystemExit as left:
+            if left.code not in (0, None):
+                raise WrongCommandError(f"{program}: {' '.join(said) or left.code}") from left

@@ -1,0 +1,126 @@
+"""The book as a site: every chapter can be reached, it builds without a warning, nothing in it is from elsewhere."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from urllib.parse import unquote, urlparse
+
+import pytest
+import yaml
+
+from tests.docs import pages
+
+INTERPRETER = pages.ROOT / ".venv" / "docs" / "bin" / "python"
+"""Which `make docs` makes, with mkdocs."""
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+LOADED = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "src"}
+"""Elements that a browser loads by themselves, and where they say what."""
+
+
+def configuration():
+    return yaml.safe_load((pages.ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+
+
+def named(entries):
+    """The pages of the navigation."""
+    for entry in entries:
+        value = next(iter(entry.values())) if isinstance(entry, dict) else entry
+        yield from named(value) if isinstance(value, list) else [value]
+
+
+def test_every_chapter_is_in_the_navigation_once():
+    found = list(named(configuration()["nav"]))
+    there = [page.name for page in (pages.ROOT / "docs").glob("*.md")] + ["results/README.md"]
+    assert sorted(found) == sorted(there)
+
+
+def test_every_chapter_is_on_the_first_page():
+    text = (pages.ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    linked = {target.partition("#")[0] for _, target in pages.links(text)}
+    assert set(named(configuration()["nav"])) - {"index.md"} <= linked
+
+
+def test_versions_are_exact():
+    lines = (pages.ROOT / "requirements-docs.txt").read_text(encoding="utf-8").splitlines()
+    assert all(re.fullmatch(r"[\w-]+==[\d.]+", line) for line in lines if not line.startswith("#"))
+
+
+class Loads(HTMLParser):
+    """What a page loads, and the ids that it has."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.loaded, self.linked, self.ids = [], [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.ids.add(given.get("id"))
+        if LOADED.get(tag) in given:
+            self.loaded.append(given[LOADED[tag]])
+        if tag == "a" and given.get("href"):
+            self.linked.append(given["href"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built by the interpreter of `make docs`, or by this one where that has mkdocs."""
+    interpreter = INTERPRETER if INTERPRETER.exists() else sys.executable
+    if subprocess.run([interpreter, "-c", "import mkdocs, material"], capture_output=True).returncode:
+        pytest.skip("mkdocs is not installed: make docs")
+    folder = tmp_path_factory.mktemp("site")
+    command = [interpreter, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
+    done = subprocess.run(command, cwd=pages.ROOT, capture_output=True, text=True, timeout=300, env=environment())
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def environment():
+    return {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+
+
+@pytest.mark.slow
+def test_nothing_is_loaded_from_elsewhere_and_no_link_is_broken(site):
+    built = {page: Loads(page.read_text(encoding="utf-8")) for page in site.rglob("*.html")}
+    assert len(built) > 30
+    wrong = []
+    for page, found in built.items():
+        for target in found.loaded + found.linked:
+            address = urlparse(target)
+            if address.scheme or address.netloc:
+                wrong += [f"{page.name} loads {target}"] if target in found.loaded else []
+                continue
+            path = unquote(address.path)
+            file = (site / path.lstrip("/") if path.startswith("/") else page.parent / path).resolve() if path else page
+            file = file / "index.html" if file.is_dir() else file
+            if not file.exists():
+                wrong.append(f"{page.name}: {target} is not there")
+            elif address.fragment and file in built and unquote(address.fragment) not in built[file].ids:
+                wrong.append(f"{page.name}: {target}: no such place")
+    assert wrong == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("page", ["index.html", "coming_from.html", "kernels.html"])
+def test_pages_fit_their_window(site, tmp_path, page, width):
+    """Tables and code scroll by themselves. Another page holds the one that is looked at in a frame and measures it."""
+    measure = "const r=document.querySelector('iframe').contentDocument.documentElement;"
+    measure += "document.querySelector('pre').textContent=r.scrollWidth"
+    outer = site / f"outer_{width}.html"
+    frame = f"<iframe src='{page}' width={width} height=900 style='border:0' onload=\"{measure}\"></iframe>"
+    outer.write_text(f"<!doctype html><body>{frame}<pre></pre></body>", encoding="utf-8")
+    command = [
+        *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+        *(f"--user-data-dir={tmp_path}", "--allow-file-access-from-files", "--window-size=1400,1000"),
+        *("--virtual-time-budget=5000", "--dump-dom", outer.as_uri()),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    outer.unlink()
+    found = re.search(r"<pre>(\d+)</pre>", done.stdout)
+    assert found, done.stdout[-500:]
+    assert int(found[1]) <= width

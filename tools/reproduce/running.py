@@ -1,0 +1,97 @@
+"""Carry an experiment's steps out: each once, its output in a log; what is there and fits is not done again."""
+
+import json
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tape_ds import results, storage
+from tape_ds.errors import UserError
+from tape_ds.training.comparison import runs
+from tools.reproduce.experiment import ROOT, Place, Step
+
+
+def record_of(step: Step, place: Place) -> Path:
+    """Where it is kept that a step was done."""
+    return step.home(place) / f"{step.name}.json"
+
+
+def log_of(step: Step, place: Place) -> Path:
+    """Where its output goes."""
+    return step.home(place) / f"{step.name}.log"
+
+
+def is_done(step: Step, place: Place) -> bool:
+    """Whether this very command was carried out and its result is still there, whole."""
+    try:
+        record = json.loads(record_of(step, place).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(record, dict) and record.get("command") == step.command(place) and _is_whole(step.file(place))
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether a step's result can be read; one that is no result is as good as none: the step makes it again."""
+    if file.suffix != ".json":
+        return file.is_file()
+    try:
+        return results.load(file).finished is not None
+    except UserError:
+        return False
+
+
+def carry_out(steps: Sequence[Step], place: Place) -> Step | None:
+    """Run what is not done, one after another; the first that fails, if one does."""
+    for number, step in enumerate(steps, 1):
+        if is_done(step, place):
+            print(f"{number}/{len(steps)} {step.name}: done, not repeated", flush=True)
+            continue
+        command, log = step.command(place), log_of(step, place)
+        print(f"{number}/{len(steps)} {step.name}: {shlex.join(command)}", flush=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        begun = time.monotonic()
+        if run(command, log) != 0 or not _is_whole(step.file(place)):
+            return step
+        seconds = round(time.monotonic() - begun, 1)
+        record = {"command": command, "seconds": seconds, "finished": results.now()}
+        storage.write_json(record_of(step, place), record)
+    return None
+
+
+def run(command: Sequence[str], log: Path) -> int:
+    """One command, from the repository's top, with this Python; its exit code. A command that starts processes itself
+    shares out the cores between them, one that does not may have them all."""
+    own = runs.environment() if command[0] == "deepspeed" else None
+    with open(log, "w", encoding="utf-8") as file:
+        file.write(f"$ {shlex.join(command)}\n")
+        file.flush()
+        return subprocess.run(real(command), stdout=file, stderr=file, env=own, cwd=ROOT).returncode
+
+
+def real(command: Sequence[str]) -> list[str]:
+    """The command as it is started here: by this Python, on a free port, so that experiments can share a machine."""
+    program, *rest = command
+    if program == "python":
+        return [sys.executable, *rest]
+    if program != "deepspeed" or any(word in rest for word in ("--hostfile", "-H", "--master_port")):
+        return list(command)
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    return [sys.executable, "-m", "deepspeed.launcher.runner", "--master_port", str(port), *rest]
+
+
+def seconds(steps: Sequence[Step], place: Place) -> dict[str, Any]:
+    """How long each step took when it was carried out, by its name; None: nobody has noted it."""
+    found: dict[str, Any] = {}
+    for step in steps:
+        try:
+            found[step.name] = json.loads(record_of(step, place).read_text(encoding="utf-8"))["seconds"]
+        except (OSError, ValueError, KeyError):
+            found[step.name] = None
+    return found
