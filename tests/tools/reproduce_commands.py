@@ -11,17 +11,17 @@ from evaluation import (
     perplexity_options,
 )
 from evaluation.scrolls import compare, generate
+from tape_ds.errors import raise_if_any
 from tape_ds.training.comparison import encodings, entries
 from tape_ds.training.recipe import pretraining
 from tools import compare_encodings, plan
 from tools.reproduce.estimate import STAND_IN
 
 EVALUATIONS = {
-    "arithmetic": lambda words: arithmetic_options.parse(words, None),
-    "harness": lambda words: harness_options.parse(words, ""),
-    "passkey": lambda words: passkey_options.parse(words, None),
-    "perplexity": lambda words: perplexity_options.parse(words, None),
-    "scrolls": lambda words: {"generate": generate, "compare": compare}[words[0]].parse(words[1:]),
+    "arithmetic": arithmetic_options,
+    "harness": harness_options,
+    "passkey": passkey_options,
+    "perplexity": perplexity_options,
 }
 
 
@@ -34,12 +34,21 @@ def take(command):
     if words[0].startswith("launchers/"):
         of_launcher(words)
     elif words[:3] == ["python", "-m", "evaluation"]:
-        EVALUATIONS[words[3]](words[4:])
+        of_evaluation(words[3], words[4:])
     elif words[:3] == ["python", "-m", "benchmarks"]:
         assert set(benchmarks.parse(words[3:]).groups) <= set(GROUPS)
     else:
         named = words[2] if words[1] == "-m" else words[1].removesuffix(".py").replace("/", ".")
         of_tool(importlib.import_module(named), words[3:] if words[1] == "-m" else words[2:])
+
+
+def of_evaluation(name, words):
+    """Its options, and what it finds wrong with them before it looks for the model."""
+    if name == "scrolls":
+        {"generate": generate, "compare": compare}[words[0]].parse(words[1:])
+        return
+    module = EVALUATIONS[name]
+    raise_if_any(module.check(module.parse(words, "")))
 
 
 def of_launcher(words):

@@ -70,6 +70,19 @@ def compare(runs, *names, grid=(), behind=()):
     return compare_arithmetic.main(["--encodings", *names, *recipe, *grid, *behind])
 
 
+def test_a_run_too_short_to_have_logged_a_loss_is_compared(runs, monkeypatch):
+    def unlogged(launcher, own, count, log):
+        code, file = launch(launcher, own, count, log), runs / "rope" / "results" / "run.json"
+        result = results.load(file)
+        results.save(results.Result(**vars(result) | {"figures": result.figures | {"train_loss": []}}), file)
+        return code
+
+    monkeypatch.setattr(comparison.runs, "launch", unlogged)
+    assert compare(runs, "rope") == 0
+    assert results.load(runs / "compare_arithmetic.json").figures["encodings"][0]["train_loss"] is None
+    assert "| rope | 1,000 | N/A | **100.0%** |" in (runs / "compare_arithmetic.md").read_text()
+
+
 def test_four_encodings_of_the_small_experiment_are_compared_by_default():
     planned = compare_arithmetic.check(compare_arithmetic.parse([]), [])
     assert [run.label for run in planned] == ["rope", "fire", "nope", "tape"]

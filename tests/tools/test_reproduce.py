@@ -88,6 +88,7 @@ def test_commands_are_ones_that_their_programs_take(name, scale, tmp_path):
         ["python", "tools/flops.py", "--tabel3"],
         ["python", "-m", "evaluation", "passkey", "MODEL", "--length", "none"],
         ["python", "-m", "evaluation", "scrolls", "generate", "MODEL"],
+        ["python", "-m", "evaluation", "perplexity", "MODEL", "--lengths", "128", "--convention", "all_tokens"],
         ["deepspeed", "launchers/pretrain_c4.py", "--recipe", "tiny", "--max_step", "3"],
         ["deepspeed", "launchers/pretrain_c4.py", "--recipe", "llama2_7b_8k"],
         ["python", "tools/compare_encodings.py", "--encodings", 'tape{"rang": 4}'],

@@ -143,7 +143,7 @@ TABLE_2 = Experiment(
                     "perplexity",
                     (
                         *("--data", "stdlib", "--min_tokens", "1k", "--max_tokens", "1k", "--max_documents", "1"),
-                        *("--lengths", "128", "256", "512", "--convention", "all_tokens", "--stride", "256"),
+                        *("--lengths", "128", "256", "512", "--convention", "all_tokens", "--stride", "64"),
                     ),
                     0.5,
                 ),
