@@ -15,11 +15,12 @@ Written to the folder of results: ``arithmetic.json`` (with wrong answers of eac
 
 import argparse
 import itertools
+import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -31,6 +32,8 @@ from evaluation.models import FoundModel
 from tape_ds.data.arithmetic import rows, split, vocabulary
 from tape_ds.data.arithmetic.tasks import TASKS, Sample, Task
 from tape_ds.errors import Problem, UserError, command, raise_if_any
+from tape_ds.model import positions
+from tape_ds.model.configuration import TapeConfig
 from tape_ds.scoring import arithmetic
 from tape_ds.scoring.arithmetic import Pair, Question
 
@@ -90,7 +93,7 @@ def ask_all(evaluation: journal.Evaluation, options: argparse.Namespace, found: 
     model = found.load()
     cost = Cost(found.device)
     task = TASKS[options.task]
-    groups = [(" ".join(f"{i}x{j}" for i, j in group), group) for group in grouped(task, options)]
+    groups = [(" ".join(f"{i}x{j}" for i, j in group), group) for group in grouped(task, options, scale_of(found))]
     answered = evaluation.carry_out(groups, partial(ask, model, found.tokenizer(), task, options))
     cells = sorted(itertools.chain(*answered.values()), key=lambda cell: (cell["first"], cell["second"]))
     means = arithmetic.means(map(arithmetic.as_cell, cells), options.trained)
@@ -106,20 +109,34 @@ def ask_all(evaluation: journal.Evaluation, options: argparse.Namespace, found: 
     return figures
 
 
-def grouped(task: Task, options: argparse.Namespace) -> list[list[Pair]]:
+def scale_of(found: FoundModel) -> Callable[[int], str]:
+    """A function that says what the model makes of texts of so many tokens, alike for all unless its encoding follows
+    from their length (``yarn``)."""
+
+    @cache
+    def scale(length: int) -> str:
+        ours = isinstance(found.config, TapeConfig)
+        return json.dumps(positions.config_at(found.config, length).rope_parameters, sort_keys=True) if ours else ""
+
+    return scale
+
+
+def grouped(task: Task, options: argparse.Namespace, scale: Callable[[int], str]) -> list[list[Pair]]:
     """The cells of the grid, the longest prompts first, in groups that are asked together.
 
-    Cells whose prompts are equally long share a batch, as far as it has room for all their samples. The groups follow
-    from the options alone, whatever the number of processes: a batch's size may show in the last bit of a logit.
+    Cells whose prompts are equally long share a batch, as far as it has room for all their samples, unless the model's
+    ``scale`` is another for the longest texts of one: no cell's angles are those of the cells it is asked with. The
+    groups follow from model and options alone, whatever the number of processes: a batch's size may show in the last
+    bit of a logit.
     """
-    by_length: dict[int, list[Pair]] = {}
+    alike: dict[tuple[int, str], list[Pair]] = {}
     for i, j in itertools.product(*(range(1, last + 1) for last in options.digits)):
         prompt = task.draw(random.Random(options.seed), i, j).prompt
-        by_length.setdefault(len(prompt), []).append((i, j))
+        alike.setdefault((len(prompt), scale(task.longest(i, j))), []).append((i, j))
     together = max(1, options.batch_size // options.samples)
     return [
         cells[start : start + together]
-        for _, cells in sorted(by_length.items(), reverse=True)
+        for _, cells in sorted(alike.items(), reverse=True)
         for start in range(0, len(cells), together)
     ]
 
@@ -154,8 +171,8 @@ def question(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Question:
 
 
 def tokens(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
-    """What was written, every token as its own text."""
-    return "".join(tokenizer.convert_ids_to_tokens(list(ids)))
+    """What was written, every token as its own text; "?" for one that the tokenizer lacks and the model has."""
+    return "".join(token or "?" for token in tokenizer.convert_ids_to_tokens(list(ids)))
 
 
 def count(pair: Pair, samples: Sequence[Sample], replies: Sequence[str]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def complete(options: argparse.Namespace, model: FoundModel) -> list[Problem]:
     """Fill in what was not given from what the model's run says of itself; what remains unknown."""
     said = said_by_run(model)
     options.task = options.task or said.get("task")
-    if options.trained is None and "max_digits" in said:
+    if options.trained is None and "max_digits" in said and options.task == said["task"]:
         options.trained = [said["max_digits"], said.get("max_digits_second") or said["max_digits"]]
     missing = [
         Problem(f"--{name}", None, f"{model.address} does not say {what}", f"give --{name}")

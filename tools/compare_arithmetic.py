@@ -171,7 +171,7 @@ def row(compared: Compared) -> dict[str, Any]:
     return {
         "encoding": compared.label,
         "parameters": figures["parameters"]["all"],
-        "train_loss": figures["train_loss"][-1]["loss"],
+        "train_loss": summary.last_loss(compared.run),
         "means": compared.grid.figures["means"],
         "seconds": summary.seconds(compared.run),
         "grid_seconds": compared.grid.figures["cost"]["seconds"],
@@ -198,7 +198,7 @@ def as_markdown(rows: Sequence[Mapping[str, Any]], whole: results.Result) -> str
     header = ["encoding", "parameters", "training loss", *PARTS.values(), "training s"]
     lines = []
     for each in rows:
-        cells = [each["encoding"], f"{each['parameters']:,}", f"{each['train_loss']:.4f}"]
+        cells = [each["encoding"], f"{each['parameters']:,}", summary.loss_cell(each["train_loss"], 4)]
         for part in PARTS:
             value = each["means"][part]["value"]
             cells.append(f"**{percent(value)}**" if value and value == best[part] else percent(value))

@@ -76,7 +76,7 @@ def row(label: str, result: results.Result) -> dict[str, Any]:
     return {
         "encoding": label,
         "parameters": figures["parameters"]["all"],
-        "train_loss": figures["train_loss"][-1]["loss"],
+        "train_loss": summary.last_loss(result),
         "perplexity": {length: score["perplexity"] for length, score in figures["perplexity"].items()},
         "seconds": summary.seconds(result),
         "commit": result.commit,
@@ -110,7 +110,7 @@ def as_markdown(rows: Sequence[Mapping[str, Any]], whole: results.Result) -> str
     header = ["encoding", "parameters", "training loss", *(f"{int(s):,} ({int(s) / window:g}x)" for s in scored), "s"]
     lines = []
     for each in rows:
-        cells = [each["encoding"], f"{each['parameters']:,}", f"{each['train_loss']:.3f}"]
+        cells = [each["encoding"], f"{each['parameters']:,}", summary.loss_cell(each["train_loss"])]
         for length in scored:
             value = each["perplexity"][length]
             shown = f"{value:,.2f}" if value < 1e6 else f"{value:.1e}"

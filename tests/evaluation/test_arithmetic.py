@@ -1,7 +1,9 @@
 """``python -m evaluation arithmetic``: from the command line to the stored grid, with models whose answers we know."""
 
+import argparse
 import contextlib
 import csv
+import itertools
 import json
 import random
 from dataclasses import dataclass, field
@@ -13,6 +15,8 @@ from evaluation import arithmetic, models
 from tape_ds import results
 from tape_ds.data.arithmetic import rows, split, vocabulary
 from tape_ds.data.arithmetic.tasks import TASKS
+from tape_ds.model import positions
+from tape_ds.training.recipe.arithmetic import load
 from tape_ds.training.trained import Record, save_trained
 from tests.evaluation.calculators import Calculator, right
 from tests.model.helpers import tiny_model
@@ -27,6 +31,7 @@ class Found:
 
     model: torch.nn.Module
     position_limit: int | None = None
+    config: object = None
     address: str = "a/model"
     loads: list = field(default_factory=list)
     device = torch.device("cpu")
@@ -133,6 +138,22 @@ def test_an_answer_that_goes_on_is_wrong(ask, tmp_path):
     """Whatever it begins with."""
     ask(Calculator("addition", lambda prompts: [f"{answer}0" for answer in ADD(prompts)]), *SMALL)
     assert figures(tmp_path)["means"]["whole"]["value"] == 0
+
+
+def test_tokens_that_the_tokenizer_lacks_are_wrong(ask, tmp_path):
+    """A model's embedding may have more rows than there are letters."""
+    model = Calculator("addition", ADD)
+    generate = model.generate
+
+    def padded(ids_BT, **given):
+        out_BT = generate(ids_BT, **given)
+        out_BT[:, ids_BT.shape[1]] = 31
+        return out_BT
+
+    model.generate = padded
+    assert ask(model, *SMALL)[0] == 0
+    assert figures(tmp_path)["means"]["whole"]["value"] == 0
+    assert figures(tmp_path)["cells"][0]["wrong"][0]["reply"].startswith("?")
 
 
 def test_what_is_asked_is_held_out_and_follows_from_the_seed(ask, tmp_path):
@@ -280,6 +301,14 @@ def test_a_run_says_what_it_was_trained_on(run, config, words, trained, digits):
     assert (found.config["task"], found.config["trained"], found.config["digits"]) == ("addition", trained, digits)
 
 
+def test_a_run_of_another_task_says_nothing_of_lengths(run, capsys):
+    """It has the same letters, and was trained on none of these problems."""
+    folder = run(task="addition", max_digits=2)
+    assert arithmetic.main([str(folder), "--task", "subtraction"]) == 2
+    told = capsys.readouterr().err
+    assert "--trained = None" in told and "--task = None" not in told
+
+
 def test_another_kind_of_run_says_nothing(run, capsys):
     """``task`` is a word that other recipes may use."""
     assert arithmetic.main([str(run(task="chess", max_digits=2))]) == 2
@@ -302,3 +331,18 @@ def test_an_encoding_is_used_for_the_tokens_that_there_are(ask, monkeypatch):
     monkeypatch.setattr(models, "used_at", lambda model, length: used.append(length) or contextlib.nullcontext())
     ask(Calculator("addition", ADD), *SMALL, "--digits", "2", "3")
     assert used == [12, 11, 9, 7], "of 2 and 3 digits, of 1 and 3, of 1 and 2, of 1 and 1"
+
+
+@pytest.mark.parametrize("batch_size", [10, 40, 1000])
+def test_angles_that_follow_from_the_length_are_those_of_the_cell(batch_size):
+    """``yarn``: however many are asked together, trained lengths have the angles of training, longer ones their own."""
+    recipe = load(["--position_encoding", "yarn"], world_size=1)
+    task, config = TASKS["addition"], recipe.checked_config()
+    options = argparse.Namespace(digits=(4, 4), samples=10, batch_size=batch_size, seed=0)
+    groups = arithmetic.grouped(task, options, arithmetic.scale_of(Found(None, config=config)))
+    assert sorted(itertools.chain(*groups)) == [(i, j) for i in range(1, 5) for j in range(1, 5)]
+    for group in groups:
+        used = positions.config_at(config, max(task.longest(i, j) for i, j in group))
+        for i, j in group:
+            assert used.rope_parameters == positions.config_at(config, task.longest(i, j)).rope_parameters
+    assert positions.config_at(config, task.longest(1, 3)) is not config, "or there is nothing to tell apart"

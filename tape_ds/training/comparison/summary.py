@@ -67,3 +67,14 @@ def seconds(result: results.Result) -> float:
     """From the run's start to its end, scoring included; of a resumed run, of its last part."""
     assert result.finished is not None, "only complete runs are compared"
     return (datetime.fromisoformat(result.finished) - datetime.fromisoformat(result.started)).total_seconds()
+
+
+def last_loss(result: results.Result) -> float | None:
+    """The training loss that was logged last; None where a run had fewer steps than ``logging_steps``."""
+    logged = result.figures["train_loss"]
+    return float(logged[-1]["loss"]) if logged else None
+
+
+def loss_cell(loss: float | None, digits: int = 3) -> str:
+    """As tables write it, to so many decimal places."""
+    return "N/A" if loss is None else f"{loss:.{digits}f}"

@@ -89,7 +89,7 @@ class ArithmeticRecipe(Recipe):
     def test_tokens(self) -> int:
         """Tokens of the longest test."""
         first, second = self.data.max_digits, self.data.max_digits_second
-        longer = self.data.test_digits / max(first, second)
+        longer = self.data.test_digits / max(1, first, second)
         return max(self.data.window, longest_row(self.data.task, round(first * longer), round(second * longer)))
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -140,8 +140,8 @@ class ArithmeticRecipe(Recipe):
 
 
 def longest_row(task_name: str, first: int, second: int) -> int:
-    """Tokens of the longest row with sizes up to these."""
-    return _known(task_name).longest(first, second)
+    """Tokens of the longest row with sizes up to these; sizes below 1, which a check names, count as 1."""
+    return _known(task_name).longest(max(1, first), max(1, second))
 
 
 def _known(task_name: str) -> Task:

@@ -34,11 +34,20 @@ def _lengths(recipe: "ArithmeticRecipe") -> Iterator[Problem]:
     from tape_ds.training.recipe.arithmetic import longest_row
 
     data = recipe.data
-    longest = longest_row(data.task, max(1, data.max_digits), max(1, data.max_digits_second))
+    longest = longest_row(data.task, data.max_digits, data.max_digits_second)
     if data.window < longest and "window" in recipe.given:
         wrong = f"the longest training row has {longest} tokens"
         yield Problem("window", data.window, wrong, f"give {longest} or more, or leave it out")
-    if data.test_digits < (trained := max(data.max_digits, data.max_digits_second)):
+    trained = max(data.max_digits, data.max_digits_second)
+    if data.test_digits < trained and "test_digits" in recipe.given:
         yield Problem("test_digits", data.test_digits, "shorter than what is trained", f"give {trained} or more")
     if data.held_out_samples < 0:
         yield Problem("held_out_samples", data.held_out_samples, "negative", "give 0 to score nothing, or more")
+
+
+@CHECKS.reads("max_steps", "num_train_epochs")
+def _steps(recipe: "ArithmeticRecipe") -> Iterator[Problem]:
+    """Epochs of rows that are drawn without end would be no steps at all."""
+    epochs = recipe.training_kwargs.get("num_train_epochs") or 0
+    if epochs > 0 and recipe.trainer_value("max_steps") <= 0:
+        yield Problem("num_train_epochs", epochs, "problems are drawn, and have no end", "give max_steps in its place")

@@ -40,3 +40,11 @@ def test_where_a_table_comes_from():
 def test_seconds_are_of_the_whole_run():
     timed = results.Result(command=[], started="2026-01-01T10:00:00+00:00", finished="2026-01-01T11:00:05+00:00")
     assert summary.seconds(timed) == 3605
+
+
+def test_a_run_without_a_logged_loss_has_none():
+    """A run of fewer steps than ``logging_steps`` ended the comparison with an IndexError, after all was trained."""
+    logged = [{"step": 1, "loss": 2.5}, {"step": 2, "loss": 1.25}]
+    losses = [summary.last_loss(results.Result([], "", figures={"train_loss": some})) for some in (logged, [])]
+    assert losses == [1.25, None]
+    assert [summary.loss_cell(loss) for loss in losses] == ["1.250", "N/A"]

@@ -47,6 +47,14 @@ def problems_of(*argv, world_size=None):
 MALFORMED = {
     "unknown task": ({"task": "additon"}, "task", "no such task", "addition"),
     "no digits": ({"max_digits": 0, "max_digits_second": 3}, "max_digits", "out of range", "1 to 200"),
+    "no digits of either": ({"max_digits": 0}, "max_digits", "out of range", "1 to 200"),
+    "fewer digits than none": ({"max_digits": -3}, "max_digits", "out of range", "1 to 200"),
+    "epochs of what has no end": (
+        {"max_steps": -1, "num_train_epochs": 2},
+        "num_train_epochs",
+        "drawn",
+        "max_steps",
+    ),
     "too many": ({"max_digits": 4, "max_digits_second": 201}, "max_digits_second", "out of range", "1 to 200"),
     "more numbers than letters": (
         {"task": "sorting", "max_digits_second": 53},
