@@ -23,8 +23,8 @@ from tests.processes import ROOT
 
 PAGE = ROOT / "docs" / "results" / "scale.md"
 RENEWED = 50
-"""Runs after which the ranks are other processes: engines leave so much behind that the 300th run takes four times as
-long as the first."""
+"""Runs after which the ranks are other processes: engines leave so much behind that after some hundred runs one takes
+twice as long as in new processes."""
 
 
 def main() -> int:
