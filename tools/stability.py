@@ -104,6 +104,7 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[Source
         for name, least in (("tokens", 2), ("count", 1), ("shift", 1))
         if getattr(own, name) < least
     ]
+    problems += inspected.check_output(own.output)
     sources: list[Source] = []
     try:
         sources = parse_all(list(dict.fromkeys(own.texts)), "--texts")

@@ -120,7 +120,7 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
     Raises:
         UserError: everything wrong with the command line.
     """
-    problems, text = [], own.prompt
+    problems, text = inspected.check_output(own.output), own.prompt
     if own.text is not None:
         try:
             text = Path(own.text).read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tape_ds.training.recipe import arithmetic, extension, finetuning, loading, pretraining
+from tape_ds.training.recipe import arithmetic, extension, finetuning, loading, pretraining, trainer_fields
 from tests.docs import pages
 
 PAGE = pages.ROOT / "docs" / "coming_from.md"
@@ -44,6 +44,25 @@ def test_the_flag_exists_here(flag, known):
 @pytest.mark.parametrize("file", sorted({file for cell in ours() for file in FILE.findall(cell)}))
 def test_the_file_exists_here(file):
     assert (pages.ROOT / file).is_file()
+
+
+@pytest.mark.parametrize(
+    ("kind", "old"),
+    [
+        (extension.ExtensionRecipe, "model_max_length use_flash_attn use_full_attn rope_scaling_type trainable_params"),
+        (extension.ExtensionRecipe, "rope_scaling_factor inference_length train_data_file low_rank_training peft_type"),
+        (extension.ExtensionRecipe, "model_max_position_embeddings evaluation_strategy warmup_ratio dataset_cache_dir"),
+        (pretraining.PretrainingRecipe, "model_max_position_embeddings use_flash_attention_2 dataset_cache_dir"),
+        (finetuning.FinetuningRecipe, "block_size model_name_or_path use_flash_attention_2 preprocessing_num_workers"),
+    ],
+)
+def test_an_old_flag_is_answered_with_the_new_one(kind, old):
+    page = PAGE.read_text(encoding="utf-8")
+    former = {**trainer_fields.REMOVED, **kind.FORMER}
+    for flag in old.split():
+        assert f"--{flag}" in page
+        first = former[flag].split(" ")[0].rstrip(":,")
+        assert first == "nothing" or first.split(".")[0] in loading.field_hints(kind), f"{flag}: {former[flag]}"
 
 
 def test_flags_and_files_are_found():

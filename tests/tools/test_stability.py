@@ -113,6 +113,12 @@ def test_what_is_wrong_is_said_and_nothing_is_written(tmp_path, base, text, caps
     assert not (tmp_path / "out").exists()
 
 
+def test_a_file_is_no_folder_for_results_and_that_is_said_before_work(tmp_path, base, text, capsys):
+    (tmp_path / "taken").write_text("mine")
+    assert stability.main([str(base), "--texts", text, "--output", str(tmp_path / "taken" / "out")]) == 2
+    assert " --output = " in capsys.readouterr().err
+
+
 def test_two_models_of_one_name_are_told_apart_by_hand(base, text, capsys):
     assert stability.main([str(base), str(base), "--texts", text]) == 2
     assert "NAME=MODEL" in capsys.readouterr().err

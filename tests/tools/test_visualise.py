@@ -126,6 +126,12 @@ def test_what_is_wrong_is_said_and_nothing_is_written(tmp_path, base, capsys, ar
     assert not (tmp_path / "out").exists()
 
 
+def test_a_file_is_no_folder_for_results_and_that_is_said_before_work(tmp_path, base, capsys):
+    (tmp_path / "taken").write_text("mine")
+    assert visualise.main([str(base), "--prompt", PROMPT, "--output", str(tmp_path / "taken")]) == 2
+    assert " --output = " in capsys.readouterr().err
+
+
 HOSTILE = ["</script><script>alert(1)</script>", "<!--", "&lt;", '"', "\n", "\u202e", "\ud7ff"]
 
 

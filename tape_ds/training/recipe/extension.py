@@ -155,11 +155,18 @@ class ExtensionRecipe(Recipe):
         "train_data": ["stdlib"],
     }
     FORMER: ClassVar[Mapping[str, str]] = {
+        "dataset_cache_dir": "train_data",
+        "inference_length": "eval_length",
+        "low_rank_training": "method",
         "model_max_length": "target_length",
+        "model_max_position_embeddings": "window",
         "model_name_or_path": "model",
         "peft_type": "method",
+        "test_data_file": "eval_data",
         "tokenizer": "model (the tokenizer comes with it)",
+        "train_data_file": "train_data",
         "trainable_params": "train_position, train_norms and train_embeddings",
+        "valid_data_file": "eval_data",
     }
     CHECKS: ClassVar[tuple[Checks, ...]] = (
         *(extension_checks.CHECKS, data_checks.CHECKS, method_checks.CHECKS, address_checks.CHECKS),

@@ -86,6 +86,7 @@ class PretrainingRecipe(Recipe):
     }
     FORMER: ClassVar[Mapping[str, str]] = {
         "config_name": "the sizes and position_encoding themselves, as fields of the recipe",
+        "dataset_cache_dir": "train_data",
         "method": "nothing: pretraining trains every parameter",
         "model_max_length": "window",
         "model_max_position_embeddings": "window",
