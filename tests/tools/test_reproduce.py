@@ -169,6 +169,7 @@ def test_names_as_people_write_them(text):
         (["table6", "--gpu", "a100"], "gpu = 'a100'"),
         (["table6", "--gpus", "0", "--price", "-1", "--processes", "0"], "3 problems"),
         (["table6", "--launcher", "deepspeed 'x"], "No closing quotation"),
+        (["table6", "--launcher", "no_such_launcher --hostfile hosts"], "there is no program no_such_launcher"),
         (["table6", "--output", __file__], "is a file"),
     ],
 )
@@ -261,7 +262,8 @@ def test_programs_are_started_by_this_python_on_a_free_port():
     launched = running.real(["deepspeed", "--num_accelerators", "2", "launchers/x.py"])
     assert launched[1:4] == ["-m", "deepspeed.launcher.runner", "--master_port"] and launched[4].isdigit()
     on_hosts = ["deepspeed", "--hostfile", "hosts", "launchers/x.py"]
-    assert running.real(on_hosts) == on_hosts
+    expected = [sys.executable, "-m", "deepspeed.launcher.runner", *on_hosts[1:]]
+    assert running.real(on_hosts) == expected, "hosts agree on a port by themselves"
 
 
 def test_placeholders_leave_json_alone(tmp_path):

@@ -112,12 +112,16 @@ def check(options: argparse.Namespace) -> Experiment | None:
 
 
 def check_launcher(launcher: str) -> list[Problem]:
-    """Whether it can be split into words, of which there is one at least."""
+    """Whether it can be split into words, of which the first is a program that there is."""
     try:
         words = shlex.split(launcher)
     except ValueError as error:
         return [Problem("launcher", launcher, f"cannot be read ({error})", "write it as in a shell")]
-    return [] if words else [Problem("launcher", launcher, "empty", 'give for example "deepspeed --hostfile hosts"')]
+    remedy = 'give for example "deepspeed --hostfile hosts"'
+    if not words:
+        return [Problem("launcher", launcher, "empty", remedy)]
+    known = words[0] in ("deepspeed", "python") or shutil.which(words[0])
+    return [] if known else [Problem("launcher", launcher, f"there is no program {words[0]}", remedy)]
 
 
 def check_folders(options: argparse.Namespace) -> list[Problem]:

@@ -1,5 +1,6 @@
 """What is counted, timed or looked at: Tables 3, 4, 5 and 8, and Figure 7."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,7 +129,7 @@ def recipes(_: Path) -> Measured:
             Quantity("recipe", "attention_dropout"): getattr(config, "attention_dropout", None) or 0.0,
             Quantity("recipe", "learning_rate"): recipe.trainer_value("learning_rate"),
         }
-        command = f"python launchers/{launcher}.py --recipe {name} --print_config"
+        command = shlex.join(["python", f"launchers/{launcher}.py", "--recipe", name, *own, "--print_config"])
         sources.append(Source(ROOT / "launchers" / "recipes", command, "settings: nothing is run", "", ""))
     return Measured(values, tuple(sources))
 
@@ -209,7 +210,7 @@ TABLE_8 = Experiment(
     kept=(
         Kept(
             "docs/results/stability",
-            "the small models of the gallery",
+            "recipe tiny, 60 steps",
             _READ_STABILITY,
             _STABILITY_REMARKS,
             "stability/stability.md",

@@ -122,7 +122,7 @@ def origin(sources: Sequence[Source]) -> str:
     when = max(source.finished for source in sources)[:10]
     commits = ", ".join(dict.fromkeys(source.commit for source in sources if source.commit))
     made = "; ".join(part for part in (hardware(sources), when, f"commit {commits}" if commits else "") if part)
-    return "\n".join([f"Made by ({made}):", "", *lines])
+    return "\n".join([f"Made by ({made}):" if made else "Made by:", "", *lines])
 
 
 def _distinct(sources: Sequence[Source]) -> list[Source]:

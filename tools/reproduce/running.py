@@ -74,16 +74,20 @@ def run(command: Sequence[str], log: Path) -> int:
 
 
 def real(command: Sequence[str]) -> list[str]:
-    """The command as it is started here: by this Python, on a free port, so that experiments can share a machine."""
+    """The command as it is started here: by this Python; and on one machine on a free port, so that experiments can
+    share it."""
     program, *rest = command
     if program == "python":
         return [sys.executable, *rest]
-    if program != "deepspeed" or any(word in rest for word in ("--hostfile", "-H", "--master_port")):
+    if program != "deepspeed":
         return list(command)
+    launcher = [sys.executable, "-m", "deepspeed.launcher.runner"]
+    if any(word in rest for word in ("--hostfile", "-H", "--master_port")):
+        return [*launcher, *rest]
     with socket.socket() as free:
         free.bind(("", 0))
         port = free.getsockname()[1]
-    return [sys.executable, "-m", "deepspeed.launcher.runner", "--master_port", str(port), *rest]
+    return [*launcher, "--master_port", str(port), *rest]
 
 
 def seconds(steps: Sequence[Step], place: Place) -> dict[str, Any]:
