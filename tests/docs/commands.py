@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 from unittest import mock
 
 from tape_ds.errors import Problem, UserError
+from tape_ds.training.stopping import SIGNALS
 from tests.docs import pages
 from tests.docs.pages import Block
 
@@ -229,6 +231,7 @@ def read(module: str, arguments: Sequence[str], world: int | None, is_partial: b
     """
     is_package = (pages.ROOT / module.replace(".", "/") / "__main__.py").is_file()
     with contextlib.ExitStack() as patched:
+        patched.enter_context(handlers_kept())
         patched.enter_context(exits(module, list(arguments) if is_partial else None))
         patched.enter_context(mock.patch.object(sys, "argv", [module, *arguments]))
         imported = importlib.import_module(f"{module}.__main__" if is_package else module)
@@ -245,6 +248,17 @@ def read(module: str, arguments: Sequence[str], world: int | None, is_partial: b
         except Read as done:
             return done.args[0] if done.args else None
     return None
+
+
+@contextlib.contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Signals go to whom they went to: ``keep_alive.py`` listens before it reads the command that it is given."""
+    kept = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
 
 
 def reading(target: str, world: int | None) -> Callable[..., Any]:

@@ -57,7 +57,7 @@ def carry_out(steps: Sequence[Step], place: Place) -> Step | None:
         begun = time.monotonic()
         if run(command, log) != 0 or not _is_whole(step.file(place)):
             return step
-        seconds = round(time.monotonic() - begun, 1)
+        seconds = round(time.monotonic() - begun, 3)
         record = {"command": command, "seconds": seconds, "finished": results.now()}
         storage.write_json(record_of(step, place), record)
     return None
