@@ -82,13 +82,6 @@ def check_ids(field: str, largest: int, name: str, found: FoundModel) -> list[Pr
     return [Problem(field, largest, f"{name} has embeddings for tokens 0 to {size - 1}", "name another token or text")]
 
 
-def check_output(folder: str) -> list[Problem]:
-    """Whether results can be written there."""
-    path = Path(folder)
-    taken = next((each for each in (path, *path.absolute().parents) if each.exists() and not each.is_dir()), None)
-    return [] if taken is None else [Problem("--output", folder, f"{taken} is a file", "name a folder")]
-
-
 def _split(typed: str) -> tuple[str, str]:
     """Name and address; what exists as it stands has no name before it, and a folder is called as it is itself."""
     name, equals, address = typed.partition("=")

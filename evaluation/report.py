@@ -26,7 +26,7 @@ from evaluation.pages import (
 )
 from evaluation.pages.parts import Page, Section
 from tape_ds import storage
-from tape_ds.errors import Problem, UserError, command, is_main_process, raise_if_any
+from tape_ds.errors import UserError, check_folder, command, is_main_process, raise_if_any
 
 HTML, MARKDOWN = "report.html", "report.md"
 
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     """Write the page and say what it was made of."""
     options = _parser().parse_args(argv)
     folder = Path(options.output)
-    problems = _check(folder)
+    problems = check_folder("--output", folder)
     found: list[columns.Column] = []
     unused: list[columns.Unused] = []
     try:
@@ -97,14 +97,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--title", default="Comparison of runs", help="of the page (default: %(default)s)")
     parser.add_argument("--published", action="store_true", help="also show every published table at the end")
     return parser
-
-
-def _check(folder: Path) -> list[Problem]:
-    """Whether the page can be written there."""
-    taken = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)
-    if taken is None:
-        return []
-    return [Problem("--output", str(folder), f"{taken} is a file", "name a folder")]
 
 
 def _say(found: Sequence[columns.Column], unused: Sequence[columns.Unused], folder: Path) -> None:

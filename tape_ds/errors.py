@@ -95,6 +95,12 @@ def raise_if_any(problems: list[Problem]) -> None:
         raise UserError(problems)
 
 
+def check_folder(field: str, given: str | Path) -> list[Problem]:
+    """Whether ``given`` can be a folder of results: it need not be there yet."""
+    taken = storage.in_the_way(Path(given))
+    return [] if taken is None else [Problem(field, str(given), f"{taken} is a file", "name a folder")]
+
+
 def disk_error(
     error: BaseException, field: str = "disk", folder: str | Path | None = None, remedy: str | None = None
 ) -> DiskError | None:

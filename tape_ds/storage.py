@@ -88,6 +88,11 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def in_the_way(path: Path) -> Path | None:
+    """What keeps a path from being a folder, or from becoming one: a file at its place or above it; None: nothing."""
+    return next((each for each in (path, *path.absolute().parents) if each.exists() and not each.is_dir()), None)
+
+
 def free_bytes(folder: Path) -> int:
     """Bytes that this user can still write where ``folder`` is, or will be."""
     return shutil.disk_usage(_existing(folder)).free

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from tape_ds import errors, storage
-from tape_ds.errors import DiskError, Problem, UserError, command, disk_error, redacted
+from tape_ds.errors import DiskError, Problem, UserError, check_folder, command, disk_error, redacted
 from tests.disks import mounted
 
 TOKEN = "hf_" + "aB3" * 10
@@ -141,3 +141,11 @@ def test_a_message_shows_no_credential(capsys):
     said = capsys.readouterr().err
     assert "canary" not in said and TOKEN[:12] not in said and "me:" not in said
     assert "1. hub_token = '<redacted>': is refused" in said
+
+
+def test_a_folder_of_results_need_not_be_there_but_must_be_able_to(tmp_path):
+    (tmp_path / "file").touch()
+    assert check_folder("--output", str(tmp_path / "new")) == []
+    assert check_folder("--output", tmp_path / "file" / "new") == [
+        Problem("--output", str(tmp_path / "file" / "new"), f"{tmp_path / 'file'} is a file", "name a folder")
+    ]

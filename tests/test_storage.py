@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import stat
+from pathlib import Path
 
 import pytest
 import torch
@@ -177,3 +178,17 @@ def test_the_same_disk(tmp_path):
     assert storage.same_disk(tmp_path, tmp_path / "a" / "b")
     with mounted(tmp_path / "disk") as disk:
         assert not storage.same_disk(tmp_path, disk / "file")
+
+
+def test_what_is_in_the_way_of_a_folder(tmp_path):
+    (tmp_path / "file").touch()
+    assert storage.in_the_way(tmp_path) is None and storage.in_the_way(tmp_path / "not" / "there") is None
+    assert storage.in_the_way(tmp_path / "file") == tmp_path / "file"
+    assert storage.in_the_way(tmp_path / "file" / "a" / "b") == tmp_path / "file"
+
+
+def test_a_relative_path_is_seen_to_its_root(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    assert storage.in_the_way(Path("a/b")) is None
+    assert storage.in_the_way(Path("file/b")) == tmp_path / "file"

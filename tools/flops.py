@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import results
-from tape_ds.errors import Problem, command, raise_if_any
+from tape_ds.errors import Problem, check_folder, command, raise_if_any
 from tape_ds.model import convert, flops, positions
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.training.comparison import summary
@@ -114,11 +114,7 @@ def check(options: argparse.Namespace) -> None:
             for name in chosen
             if getattr(options, name) is not None
         ]
-    path = Path(options.output or ".")
-    taken = next((each for each in (path, *path.absolute().parents) if each.exists() and not each.is_dir()), None)
-    if taken is not None:
-        problems.append(Problem("output", options.output, f"{taken} is a file", "name a folder"))
-    raise_if_any(problems)
+    raise_if_any(problems + check_folder("output", options.output or "."))
 
 
 def configurations(options: argparse.Namespace) -> list[TapeConfig]:

@@ -29,6 +29,7 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from tape_ds import storage
 from tape_ds.data import packing, token_file, tokenizer
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, command, raise_if_any
@@ -118,7 +119,7 @@ def check(options: argparse.Namespace) -> tuple[list[Source], Path]:
     ]
     if path.suffix != ".bin":
         problems.append(Problem("--output", options.output, "the file's name does not end in .bin", "call it NAME.bin"))
-    taken = next((each for each in path.absolute().parents if each.exists() and not each.is_dir()), None)
+    taken = storage.in_the_way(path.parent)
     if taken is not None or path.is_dir():
         wrong = "it is a folder" if taken is None else f"{taken} is a file"
         problems.append(Problem("--output", options.output, wrong, "name another file"))

@@ -33,7 +33,7 @@ from evaluation.pages.parts import MISSING
 from evaluation.perplexity_options import SPLIT
 from tape_ds import results
 from tape_ds.data.sources import Source, parse_all
-from tape_ds.errors import Problem, UserError, command, raise_if_any
+from tape_ds.errors import Problem, UserError, check_folder, command, raise_if_any
 from tape_ds.scoring import stability
 from tape_ds.scoring.inspection import NOWHERE
 from tape_ds.training.comparison import summary
@@ -104,7 +104,7 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[Source
         for name, least in (("tokens", 2), ("count", 1), ("shift", 1))
         if getattr(own, name) < least
     ]
-    problems += inspected.check_output(own.output)
+    problems += check_folder("--output", own.output)
     sources: list[Source] = []
     try:
         sources = parse_all(list(dict.fromkeys(own.texts)), "--texts")

@@ -31,7 +31,7 @@ from evaluation.models import FoundModel, used_at
 from evaluation.pages import maps
 from evaluation.pages.maps import Kind, Map
 from tape_ds import results, storage
-from tape_ds.errors import Problem, UserError, command, raise_if_any
+from tape_ds.errors import Problem, UserError, check_folder, command, raise_if_any
 from tape_ds.scoring.inspection import NOWHERE, LayerView, inspect
 
 NAME = "visualise"
@@ -120,7 +120,7 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
     Raises:
         UserError: everything wrong with the command line.
     """
-    problems, text = inspected.check_output(own.output), own.prompt
+    problems, text = check_folder("--output", own.output), own.prompt
     if own.text is not None:
         try:
             text = Path(own.text).read_text(encoding="utf-8")

@@ -4,13 +4,14 @@ Cheaper than writing answers and comparing them, and never a matter of one word;
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tape_ds.scoring.each import Each, in_turn
 from tape_ds.scoring.loss_by_position import target_losses
 
 
@@ -43,18 +44,6 @@ class AnswerLoss:
     def from_dict(cls, values: Mapping[str, Any]) -> "AnswerLoss":
         """The inverse of :meth:`to_dict`."""
         return cls(**values)
-
-
-class Each(Protocol):
-    """Calls a function on every item and gives the results in their order."""
-
-    def __call__(self, work: Callable[[Asked], tuple[float, int]], jobs: Sequence[Asked], /) -> list[tuple[float, int]]:
-        """``[work(job) for job in jobs]``."""
-
-
-def in_turn(work: Callable[[Asked], tuple[float, int]], jobs: Sequence[Asked]) -> list[tuple[float, int]]:
-    """``work`` on every job, one after another."""
-    return [work(job) for job in jobs]
 
 
 def score(model: nn.Module, asked: Sequence[Asked], *, each: Each = in_turn) -> AnswerLoss:

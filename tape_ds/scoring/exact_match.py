@@ -6,15 +6,16 @@ forward pass over prompt and answer tells what writing the answer token by token
 are asked for.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tape_ds.scoring.answers import Asked
 from tape_ds.scoring.causal_lm import bare, evaluating
+from tape_ds.scoring.each import Each, in_turn
 from tape_ds.scoring.loss_by_position import unscorable
 
 BATCH_TOKENS = 8192
@@ -42,18 +43,6 @@ class ExactMatch:
     def from_dict(cls, values: Mapping[str, Any]) -> "ExactMatch":
         """The inverse of :meth:`to_dict`."""
         return cls(values["correct"], values["answers"])
-
-
-class Each(Protocol):
-    """Calls a function on every item and gives the results in their order."""
-
-    def __call__(self, work: Callable[[Batch], list[bool]], jobs: Sequence[Batch], /) -> list[list[bool]]:
-        """``[work(job) for job in jobs]``."""
-
-
-def in_turn(work: Callable[[Batch], list[bool]], jobs: Sequence[Batch]) -> list[list[bool]]:
-    """``work`` on every job, one after another."""
-    return [work(job) for job in jobs]
 
 
 def right(

@@ -9,7 +9,7 @@ prompts of a length call the same modules equally often: so ranks that share a m
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from transformers.cache_utils import DynamicCache
 
 from tape_ds.data.passkey import Prompt, answer_ids
 from tape_ds.scoring.causal_lm import bare, evaluating
+from tape_ds.scoring.each import Each, in_turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,9 +28,6 @@ NEW_TOKENS = 8
 """Tokens of a reply."""
 CHUNK = 4096
 """Tokens of a prompt that are read at once, where the model's cache allows pieces."""
-
-Each = Callable[[Callable[[Prompt], list[int]], Sequence[Prompt]], Sequence[list[int]]]
-"""How a function is called on every prompt: in turn, or shared out over the ranks of a run."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +95,6 @@ def first_integer(reply: str) -> int | None:
     """The first run of digits 0 to 9 in a reply; None where there is none."""
     found = re.search(r"\d+", reply, re.ASCII)
     return int(found.group()) if found is not None else None
-
-
-def in_turn(work: Callable[[Prompt], list[int]], prompts: Sequence[Prompt]) -> list[list[int]]:
-    """``work`` on every prompt, one after another."""
-    return [work(prompt) for prompt in prompts]
 
 
 def score(

@@ -14,7 +14,7 @@ is read whole at all of them; only the first tokens of the blocks, 1 in ``length
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,10 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from tape_ds.scoring import loss_by_position
+from tape_ds.scoring.each import Each, in_turn
 from tape_ds.scoring.windows import Window, blocks
-
-Each = Callable[[Callable[[Tensor], float], Sequence[Tensor]], Sequence[float]]
-"""How a function is called on every block: in turn, or shared out over the ranks of a run."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +53,6 @@ class Perplexity:
     def from_dict(cls, values: Mapping[str, Any]) -> "Perplexity":
         """The inverse of :meth:`to_dict`; ``perplexity`` is derived again."""
         return cls(values["length"], values["nll"], values["targets"], values["blocks"])
-
-
-def in_turn(work: Callable[[Tensor], float], blocks: Sequence[Tensor]) -> list[float]:
-    """``work`` on every block, one after another."""
-    return [work(block) for block in blocks]
 
 
 def score(

@@ -13,13 +13,13 @@ from tape_ds import storage
 from tape_ds.data.arithmetic import rows, split
 from tape_ds.data.arithmetic.rows import ArithmeticRows
 from tape_ds.data.arithmetic.tasks import TASKS
-from tape_ds.model.flops import training_flops_per_token
 from tape_ds.scoring import exact_match
 from tape_ds.scoring.answers import Asked
 from tape_ds.scoring.exact_match import ExactMatch
 from tape_ds.training import fresh, identity, methods, tables
+from tape_ds.training.callbacks import ScoredAfter
 from tape_ds.training.recipe.arithmetic import ArithmeticRecipe
-from tape_ds.training.run import Run, require_room, require_same, sample_count, start, weights_dtype
+from tape_ds.training.run import RunOfVariedRows, require_room, require_same, sample_count, start, weights_dtype
 from tape_ds.training.shared_work import share_out
 from tape_ds.training.trained import Record
 
@@ -36,14 +36,12 @@ class HeldOutProblem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arithmetic(Run):
+class Arithmetic(RunOfVariedRows):
     """A run that trains a model from nothing to calculate."""
 
     recipe: ArithmeticRecipe
     rows: ArithmeticRows
     held_out: list[HeldOutProblem]
-    mean_tokens: int
-    """Tokens of a row, in the mean."""
 
     @property
     def record(self) -> Record:
@@ -51,19 +49,14 @@ class Arithmetic(Run):
         return Record(base=None, method="full", names=self.names)
 
     @property
-    def tokens_per_step(self) -> int:
-        """In the mean: rows have their own lengths."""
-        return self.recipe.global_batch_size * self.mean_tokens
+    def mean_tokens(self) -> int:
+        """Tokens of a row, in the mean over the first thousand."""
+        return round(self.rows.mean_tokens)
 
     @property
-    def row_tokens(self) -> str:
-        """Rows have their own lengths."""
-        return f"{self.mean_tokens:,} tokens in the mean (at most {self.recipe.window:,})"
-
-    @property
-    def flops_per_token(self) -> float:
-        """Of a row of the mean length."""
-        return training_flops_per_token(self.config, self.mean_tokens, 1.0)
+    def most_tokens(self) -> int:
+        """Tokens of the longest row."""
+        return self.recipe.window
 
     def outline(self) -> dict[str, str]:
         """Model, encoding, task and lengths, and how many problems are answered."""
@@ -125,7 +118,6 @@ def assemble(recipe: ArithmeticRecipe) -> Arithmetic:
         tokenizer=tokenizer,
         rows=drawn,
         held_out=held_out_problems(recipe),
-        mean_tokens=round(drawn.mean_tokens),
         identity=decides,
         resumed=started.resumed,
     )
@@ -144,17 +136,12 @@ def held_out_problems(recipe: ArithmeticRecipe) -> list[HeldOutProblem]:
     return found
 
 
-class ExactMatchAfter(TrainerCallback):
+class ExactMatchAfter(ScoredAfter):
     """Answers the held-out problems after the last step; results go to ``file``."""
 
     def __init__(self, held_out: Sequence[HeldOutProblem], file: Path):
         self.held_out = held_out
         self.file = file
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Scores of an earlier run in this folder go."""
-        if state.is_world_process_zero and state.global_step == 0:
-            self.file.unlink(missing_ok=True)
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Answer, on every rank together."""

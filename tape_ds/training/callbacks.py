@@ -171,7 +171,7 @@ class LossByPosition(TrainerCallback):
         }
 
 
-class _ScoredAfter(TrainerCallback):
+class ScoredAfter(TrainerCallback):
     """Scores a trained model; results go to ``file``, and those of an earlier run in this folder are not this one's."""
 
     file: Path
@@ -182,7 +182,7 @@ class _ScoredAfter(TrainerCallback):
             self.file.unlink(missing_ok=True)
 
 
-class PerplexityByLength(_ScoredAfter):
+class PerplexityByLength(ScoredAfter):
     """Scores the trained model on the held-out documents at every length; results go to ``file``."""
 
     def __init__(self, documents: list[HeldOut], lengths: list[int], file: Path):
@@ -200,7 +200,7 @@ class PerplexityByLength(_ScoredAfter):
             write_perplexities(self.file, scores)
 
 
-class PasskeyRetrieval(_ScoredAfter):
+class PasskeyRetrieval(ScoredAfter):
     """Asks the trained model for the numbers that ``prompts`` hide; what it replies goes to ``file``."""
 
     def __init__(self, prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, file: Path):

@@ -15,14 +15,13 @@ from tape_ds.errors import Problem, raise_if_any
 from tape_ds.model import convert, extendable, positions
 from tape_ds.model import rows as rows_of_vocabulary
 from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.flops import training_flops_per_token
 from tape_ds.scoring.answers import Asked
 from tape_ds.training import answer_scores, identity, methods, tables
 from tape_ds.training.answer_scores import AnswerScores
 from tape_ds.training.extension import base_address
 from tape_ds.training.recipe.finetuning import HELD_OUT, TRAIN, FinetuningRecipe, data_origin
 from tape_ds.training.recipe.scale import check_model
-from tape_ds.training.run import Run, require_room, require_same, sample_count, start, weights_dtype
+from tape_ds.training.run import RunOfVariedRows, require_room, require_same, sample_count, start, weights_dtype
 from tape_ds.training.trained import Record, check_whole
 
 SCORES = "results/answers.json"
@@ -31,7 +30,7 @@ PLAIN = "rope"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finetuning(Run):
+class Finetuning(RunOfVariedRows):
     """A run that fine-tunes a whole model on the answers of one data set."""
 
     recipe: FinetuningRecipe
@@ -52,19 +51,9 @@ class Finetuning(Run):
         return round(float(self.rows.lengths.mean()))
 
     @property
-    def tokens_per_step(self) -> int:
-        """In the mean: rows have their own lengths."""
-        return self.recipe.global_batch_size * self.mean_tokens
-
-    @property
-    def row_tokens(self) -> str:
-        """Rows have their own lengths."""
-        return f"{self.mean_tokens:,} tokens in the mean (at most {int(self.rows.lengths.max()):,})"
-
-    @property
-    def flops_per_token(self) -> float:
-        """Of a row of the mean length."""
-        return training_flops_per_token(self.config, self.mean_tokens, 1.0)
+    def most_tokens(self) -> int:
+        """Tokens of the longest row."""
+        return int(self.rows.lengths.max())
 
     def outline(self) -> dict[str, str]:
         """Model, encoding, rows, what was cut, and what is scored."""

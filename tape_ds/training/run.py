@@ -138,6 +138,36 @@ class Run(ABC):
         return sum(sizes.values()), sum(sizes[name] for name in self.names)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunOfVariedRows(Run):
+    """A run whose rows have their own lengths: what is said and counted of a row is so in the mean over all."""
+
+    @property
+    @abstractmethod
+    def mean_tokens(self) -> int:
+        """Tokens of a row, in the mean."""
+
+    @property
+    @abstractmethod
+    def most_tokens(self) -> int:
+        """Tokens of the longest row."""
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Of rows of the mean length."""
+        return self.recipe.global_batch_size * self.mean_tokens
+
+    @property
+    def row_tokens(self) -> str:
+        """The mean and the most."""
+        return f"{self.mean_tokens:,} tokens in the mean (at most {self.most_tokens:,})"
+
+    @property
+    def flops_per_token(self) -> float:
+        """Of a row of the mean length; every parameter is trained."""
+        return training_flops_per_token(self.config, self.mean_tokens, 1.0)
+
+
 def _numel(parameter: nn.Parameter) -> int:
     """Numbers that a parameter stands for, however they are held: sharded by ZeRO-3, a piece of it in each process, or
     two to a byte in 4 bits."""

@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 
 from tape_ds import results
 from tape_ds.data.passkey import Prompt, draw
-from tape_ds.scoring import passkey
+from tape_ds.scoring.each import in_turn
 from tape_ds.scoring.passkey import NEW_TOKENS, Passkey, Reply, score
 from tests.data.letters import BEGIN, Letters
 from tests.model.helpers import CACHE_EXACT, VOCABULARY, tiny_model, tokens
@@ -215,7 +215,7 @@ def test_prompts_are_handed_out_by_length():
 
     def noted(work, prompts):
         rounds.append([each.length for each in prompts])
-        return passkey.in_turn(work, prompts)
+        return in_turn(work, prompts)
 
     score(tiny_model(), Numbers(), [prompt(40), prompt(30), prompt(40, seed=1)], each=noted)
     assert rounds == [[30], [40, 40]]

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from tape_ds.scoring import perplexity
 from tape_ds.scoring.perplexity import Perplexity, score
 from tests.scoring.test_loss_by_position import document, tiny_llama
 
@@ -105,7 +104,3 @@ def test_json_round_trip_and_extremes():
     stored = json.loads(json.dumps(found.to_dict()))
     assert stored["perplexity"] == pytest.approx(3) and Perplexity.from_dict(stored) == found
     assert Perplexity(64, 1e6, 630, 10).value == math.inf and math.isnan(Perplexity(64, math.nan, 63, 1).value)
-
-
-def test_in_turn_keeps_the_order():
-    assert perplexity.in_turn(lambda block: float(block.sum()), [torch.ones(2), torch.ones(3)]) == [2.0, 3.0]

@@ -63,7 +63,7 @@ class ArithmeticRows(torch.utils.data.Dataset):
         ids, targets = _encode(self.sample(index), self._ids)
         return item(np.array(ids, np.int64), targets)
 
-    @property
+    @functools.cached_property
     def mean_tokens(self) -> float:
         """Tokens of a row, in the mean over the first thousand."""
         some = [self.sample(index) for index in range(min(_MEASURED, self.samples))]
