@@ -1,6 +1,6 @@
 """Arithmetic: how many answers are right, for each pair of operand lengths, trained ones and longer ones.
 
-    python -m evaluation arithmetic runs/addition                      to twice the trained lengths, 100 samples a cell
+    python -m evaluation arithmetic runs/addition                      to the run's test_digits, 100 samples a cell
     python -m evaluation arithmetic runs/addition --digits 12 --samples 50
     python -m evaluation arithmetic MODEL --task addition --trained 6
     torchrun --nproc_per_node 8 -m evaluation arithmetic runs/addition_40 --batch_size 2000
@@ -102,6 +102,7 @@ def ask_all(evaluation: journal.Evaluation, options: argparse.Namespace, found: 
         "sizes": list(task.sizes),
         "trained": list(options.trained),
         "means": {name: asdict(mean) for name, mean in means.items()},
+        "remark": arithmetic.drawn_too_short(found.config, task, options.digits),
         "cells": cells,
         "cost": cost.taken(samples=sum(cell["samples"] for cell in cells)),
     }

@@ -9,13 +9,11 @@ from evaluation.models import FoundModel, OwnModel
 from tape_ds import results
 from tape_ds.data.arithmetic.tasks import TASKS
 from tape_ds.errors import Problem
-from tape_ds.scoring.arithmetic import both, check_sizes
+from tape_ds.scoring.arithmetic import both, check_counts, check_sizes
 from tape_ds.training.run_folder import RESULTS
 
 SAMPLES = 100
 BATCH_SIZE = 400
-BEYOND = 2
-"""The grid is so many times the trained lengths, where nobody says."""
 
 
 def parse(argv: Sequence[str] | None, description: str | None) -> argparse.Namespace:
@@ -33,7 +31,8 @@ def parse(argv: Sequence[str] | None, description: str | None) -> argparse.Names
         type=int,
         nargs="+",
         metavar="N",
-        help="the grid's last lengths, one for both operands or one for each (default: twice the trained ones)",
+        help="the grid's last lengths, one for both operands or one for each (default: what the run was to be tested "
+        "to, or twice the trained ones)",
     )
     group.add_argument(
         "--trained",
@@ -57,11 +56,7 @@ def parse(argv: Sequence[str] | None, description: str | None) -> argparse.Names
 
 def check(options: argparse.Namespace) -> list[Problem]:
     """What is wrong whatever the model."""
-    found = [
-        Problem(f"--{name}", vars(options)[name], "too few", "give 1 or more")
-        for name in ("samples", "batch_size")
-        if vars(options)[name] < 1
-    ]
+    found = check_counts("--", options.samples, options.batch_size)
     found += check_sizes("--digits", options.digits) + check_sizes("--trained", options.trained)
     if options.seed < 0:
         found.append(Problem("--seed", options.seed, "negative", "give 0 or more"))
@@ -72,16 +67,18 @@ def complete(options: argparse.Namespace, model: FoundModel) -> list[Problem]:
     """Fill in what was not given from what the model's run says of itself; what remains unknown."""
     said = said_by_run(model)
     options.task = options.task or said.get("task")
+    longest = None
     if options.trained is None and "max_digits" in said and options.task == said["task"]:
         options.trained = [said["max_digits"], said.get("max_digits_second") or said["max_digits"]]
+        longest = said.get("test_digits")
     missing = [
         Problem(f"--{name}", None, f"{model.address} does not say {what}", f"give --{name}")
         for name, what in (("task", "what it was trained on"), ("trained", "how long its training operands were"))
         if vars(options)[name] is None
     ]
     if not missing:
-        options.trained = both(options.trained)
-        options.digits = both(options.digits or [BEYOND * length for length in options.trained])
+        options.trained = trained = both(options.trained)
+        options.digits = both(options.digits or TASKS[options.task].tested(*trained, longest))
     return missing
 
 

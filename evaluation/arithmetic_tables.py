@@ -50,11 +50,12 @@ def markdown(figures: Mapping[str, Any]) -> str:
 
 
 def summary(figures: Mapping[str, Any]) -> str:
-    """The means of the grid's parts."""
+    """The means of the grid's parts, and what to know of them."""
     lines = [[PARTS[name], percent(mean["value"]), f"{mean['cells']:,}"] for name, mean in figures["means"].items()]
     first, second = figures["trained"]
     trained = f"{first}" if first == second else f"{first} and {second}"
-    return f"Exact match, trained to {trained}:\n\n{tables.as_markdown(['mean over', 'right', 'cells'], lines)}"
+    text = f"Exact match, trained to {trained}:\n\n{tables.as_markdown(['mean over', 'right', 'cells'], lines)}"
+    return f"{text}\n\nOf this model: {figures['remark']}." if figures.get("remark") else text
 
 
 def grid(cells: Sequence[Mapping[str, Any]]) -> str:

@@ -6,10 +6,10 @@
 
 Each is a run of ``launchers/train_arithmetic.py`` in a folder of its own below ``--output``: same seed, same rows in
 the same order, same initial weights outside the encoding. Whatever stands behind ``--`` goes to every run. Then
-``python -m evaluation arithmetic`` asks it held-out problems of every pair of lengths, to twice the trained ones or to
-``--digits``. What is complete is not repeated, a run or a grid that was cut short goes on, so the same command can be
-started again. Afterwards the table (md, json), all cells (csv) and a figure with a heat map of each are written to
-``--output``, or to ``--results``.
+``python -m evaluation arithmetic`` asks it held-out problems of every pair of lengths, to the recipe's ``test_digits``
+(twice the trained lengths) or to ``--digits``. What is complete is not repeated, a run or a grid that was cut short
+goes on, so the same command can be started again. Afterwards the table (md, json), all cells (csv) and a figure with a
+heat map of each are written to ``--output``, or to ``--results``.
 
 Exit codes: 0 done; 1 a run failed (the others are compared, and the failed one is named); 2 something to mend, nothing
 was started.
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import results
-from tape_ds.data.arithmetic.tasks import TASKS
+from tape_ds.data.arithmetic.tasks import TASKS, Task
 from tape_ds.errors import Problem, command, raise_if_any
 from tape_ds.scoring import arithmetic as scoring
 from tape_ds.scoring.arithmetic import Pair
@@ -77,7 +77,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser, name=NAME, chosen=DEFAULT, recipe="arithmetic/addition_6", launcher="launchers/train_arithmetic.py"
     )
     parser.add_argument(
-        "--digits", type=int, nargs="+", metavar="N", help="the grid's last lengths; default: twice the trained ones"
+        "--digits", type=int, nargs="+", metavar="N", help="the grid's last lengths; default: the recipe's"
     )
     parser.add_argument("--samples", type=int, default=100, help="in each cell (default: %(default)s)")
     parser.add_argument("--batch_size", type=int, default=400, help="samples asked at once (default: %(default)s)")
@@ -90,16 +90,22 @@ def check(options: argparse.Namespace, passed_on: list[str]) -> list[runs.Planne
     Raises:
         UserError: everything wrong with any of them.
     """
-    few = [
-        Problem(name, vars(options)[name], "too few", "give 1 or more")
-        for name in ("samples", "batch_size")
-        if vars(options)[name] < 1
-    ]
-    problems = few + scoring.check_sizes("digits", options.digits)
+    problems = scoring.check_counts("", options.samples, options.batch_size)
+    problems += scoring.check_sizes("digits", options.digits)
     planned = encodings.plan(options, passed_on, LAUNCHER, arithmetic.load, problems)
     recipe = recipe_of(planned[0])
-    raise_if_any(scoring.check_reach("digits", last_of(recipe, options), TASKS[recipe.data.task]))
+    task, last = TASKS[recipe.data.task], last_of(recipe, options)
+    raise_if_any(scoring.check_reach("digits", last, task))
+    raise_if_any([each for run in planned for each in check_draws(run, task, last)])
     return planned
+
+
+def check_draws(run: runs.Planned, task: Task, last: Pair) -> list[Problem]:
+    """Whether an encoding that must know the tests' lengths beforehand knows those of the grid: else it would be the
+    only one that the comparison wrongs."""
+    wrong = scoring.drawn_too_short(recipe_of(run).checked_config(), task, last)
+    told = f"{run.label}: {wrong}"
+    return [] if wrong is None else [Problem("digits", max(last), told, f"add -- --test_digits {max(last)}")]
 
 
 def recipe_of(run: runs.Planned) -> ArithmeticRecipe:
@@ -110,7 +116,7 @@ def recipe_of(run: runs.Planned) -> ArithmeticRecipe:
 
 def last_of(recipe: ArithmeticRecipe, options: argparse.Namespace) -> Pair:
     """Where the grid ends."""
-    return scoring.both(options.digits or [2 * recipe.data.max_digits, 2 * recipe.data.max_digits_second])
+    return scoring.both(options.digits or recipe.tested)
 
 
 def evaluation_log(run: runs.Planned) -> Path:

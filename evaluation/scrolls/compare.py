@@ -28,7 +28,7 @@ from tape_ds import results, storage
 from tape_ds.data.scrolls import datasets, examples
 from tape_ds.data.scrolls.datasets import SPLITS
 from tape_ds.data.scrolls.examples import Example
-from tape_ds.errors import Problem, UserError, command, is_main_process, raise_if_any
+from tape_ds.errors import Problem, UserError, check_folder, command, is_main_process, raise_if_any
 from tape_ds.scoring import text_overlap
 
 NAME = "answers"
@@ -36,6 +36,8 @@ RECORD = "scrolls.json"
 """What ``generate`` writes beside its folder of predictions."""
 ASKED_ALIKE = ("max_tokens", "answer_tokens", "summary_tokens", "reference_format", "sample_summaries")
 """Settings of ``generate`` that decide prompts and texts."""
+BEGINNING = 200
+"""Characters of a document by which it is known."""
 METRICS = {"answer": ("exact_match", "f1"), "summary": ("rouge",)}
 """What is told of a text, by the kind of data set."""
 
@@ -105,11 +107,7 @@ def _check(options: argparse.Namespace) -> list[Problem]:
     problems = []
     if options.questions < 1:
         problems.append(Problem("--questions", options.questions, "is below 1", "give 1 or more"))
-    folder = Path(options.output)
-    taken = next((path for path in (folder, *folder.absolute().parents) if path.exists() and not path.is_dir()), None)
-    if taken is not None:
-        problems.append(Problem("--output", options.output, f"{taken} is a file", "name a folder"))
-    return problems
+    return problems + check_folder("--output", options.output)
 
 
 def read(argument: str, dataset: str) -> Answers:
@@ -195,7 +193,8 @@ def compare(
     dataset: str, found: Sequence[Answers], asked: Sequence[Example], shown: Sequence[Example]
 ) -> dict[str, Any]:
     """Figures: every checkpoint's scores over all that was asked, and its texts for what is shown."""
-    metrics = METRICS[datasets.find(dataset).kind]
+    about = datasets.find(dataset)
+    metrics = METRICS[about.kind]
     references = [example.outputs for example in asked]
     scores = {}
     for each in found:
@@ -209,7 +208,7 @@ def compare(
     questions = [
         {
             "id": example.id,
-            "question": question(example.input),
+            "question": question(example.input, about),
             "references": list(example.outputs),
             "answers": {each.name: _answer(each.texts[example.id], example, metrics) for each in found},
         }
@@ -224,8 +223,11 @@ def _answer(text: str, example: Example, metrics: Sequence[str]) -> dict[str, An
     return {"text": text} | {m: 100 * rule.score([rule.best(text, example.outputs)]) for m, rule in rules.items()}
 
 
-def question(text: str) -> str:
-    """What is asked in a text that goes on with a document: its first paragraph, and QuALITY's four choices."""
+def question(text: str, dataset: datasets.Dataset) -> str:
+    """What is asked in a text that goes on with a document: its first paragraph, and QuALITY's four choices. Where the
+    document is all there is, how it begins."""
+    if not dataset.questions:
+        return f"Summarise the text that begins: {' '.join(text[:BEGINNING].split())}"
     first, *others = text.split("\n\n")
     choices = others[:1] if others and others[0].lstrip().startswith("(A)") else []
     return "\n".join([first.strip(), *(each.strip() for each in choices)])

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from tape_ds.data.arithmetic import split
 from tape_ds.data.arithmetic.tasks import Task
 from tape_ds.errors import Problem
 from tape_ds.scoring.generation import continue_prompts
@@ -31,10 +32,33 @@ def check_sizes(field: str, given: Sequence[int] | None) -> list[Problem]:
 def check_reach(field: str, last: Pair, task: Task) -> list[Problem]:
     """Whether the task has problems as long as the grid is."""
     return [
-        Problem(field, size, f"{task.name} has at most {most} {name}", "give less")
+        Problem(field, size, f"{task.name} has at most {most:,} {name}", "give less")
         for size, most, name in zip(last, task.largest, task.sizes, strict=True)
-        if most is not None and size > most
+        if size > most
     ]
+
+
+def check_counts(dashes: str, samples: int, batch_size: int) -> list[Problem]:
+    """What is wrong with how many are asked, of each cell and at once; ``dashes`` stand before a field's name."""
+    problems = []
+    if not 1 <= samples <= split.MOST:
+        problems.append(Problem(f"{dashes}samples", samples, "out of range", f"give 1 to {split.MOST:,}"))
+    if batch_size < 1:
+        problems.append(Problem(f"{dashes}batch_size", batch_size, "too few", "give 1 or more"))
+    return problems
+
+
+def drawn_too_short(config: Any, task: Task, last: Pair) -> str | None:
+    """What to know of a model that spreads its positions over texts of a length of their own (``randpe``), where the
+    grid's are longer; None: nothing."""
+    spread = (getattr(config, "position_options", None) or {}).get("evaluation_length")
+    longest = task.longest(*last)
+    if spread is None or spread >= longest:
+        return None
+    return (
+        f"its positions are spread over texts of {spread} tokens (position_options.evaluation_length) and the grid's "
+        f"longest have {longest}: beyond, they count on by steps that training has never seen"
+    )
 
 
 def both(given: Sequence[int]) -> Pair:

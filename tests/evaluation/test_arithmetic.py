@@ -263,6 +263,16 @@ def test_refusals(ask, capsys, words, facts, expected):
     assert (code, found.loads) == (2, []) and all(each in told for each in expected)
 
 
+def test_what_is_made_for_shorter_texts_is_said_of_a_model(ask, tmp_path, capsys):
+    """RandPE's positions are spread over texts of a length that training decides."""
+    for spread, told in ((15, True), (16, False), (None, False)):
+        config = argparse.Namespace(position_options={} if spread is None else {"evaluation_length": spread})
+        folder = tmp_path / str(spread)
+        assert ask(Calculator("addition", ADD), *SMALL, "--output", str(folder), config=config)[0] == 0
+        assert ("spread over texts of 15 tokens" in capsys.readouterr().out) is told
+        assert ("grid's longest have 16" in (folder / "arithmetic.md").read_text()) is told
+
+
 def test_a_task_may_have_a_longest_problem(ask, capsys):
     words = ["--task", "sorting", "--trained", "2", "--digits", "3", "53"]
     assert ask(Calculator("sorting", right("sorting")), *words)[0] == 2
@@ -291,6 +301,8 @@ def run(tmp_path):
         ({"max_digits": 2}, [], [2, 2], [4, 4]),
         ({"max_digits": 2, "max_digits_second": None}, ["--digits", "3"], [2, 2], [3, 3]),
         ({"max_digits": 2, "max_digits_second": 1}, [], [2, 1], [4, 2]),
+        ({"max_digits": 2, "max_digits_second": None, "test_digits": 3}, [], [2, 2], [3, 3]),
+        ({"max_digits": 2, "test_digits": 3}, ["--trained", "1"], [1, 1], [2, 2]),
         ({"max_digits": 2, "max_digits_second": 1}, ["--trained", "1"], [1, 1], [2, 2]),
     ],
 )

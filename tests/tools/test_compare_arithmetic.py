@@ -165,6 +165,7 @@ def test_what_fails_is_named_with_its_log_and_the_others_are_compared(runs, caps
         (["rope"], ["--batch_size", "0", "--digits", "1", "2", "3"], [], ["batch_size = 0", "not one or two lengths"]),
         (["rope"], [], ["--recipe=y", "--position_options={}"], ["recipe", "decided by this command"]),
         (["rope"], [], ["--learnin_rate", "1"], ["did you mean 'learning_rate'"]),
+        (["rope", "randpe"], ["--digits", "9"], [], ["randpe: its positions", "add -- --test_digits 9"]),
         (["rope"], ["--digits", "4", "60"], ["--task", "sorting"], ["sorting has at most 52 numbers"]),
     ],
 )

@@ -118,6 +118,17 @@ def test_what_experiments_share_is_made_by_the_same_command(tmp_path):
         assert made or scale == SMALL
 
 
+def test_models_that_tables_have_in_common_are_trained_once():
+    trained = {
+        name: {step.name for step in registry.EXPERIMENTS[name].forms[PAPER].steps if step.name.startswith("c4_155m")}
+        for name in ("table1", "table6", "table7", "table8", "table10")
+    }
+    assert set.intersection(*trained.values()) == {"c4_155m_tape"}
+    assert "c4_155m_tape_flattened" in trained["table6"] & trained["table8"]
+    steps = [step for name in trained for step in registry.EXPERIMENTS[name].forms[PAPER].steps]
+    assert all(step.written == f"{{shared}}/{step.name}" for step in steps if step.name.startswith("c4_155m"))
+
+
 @pytest.mark.parametrize(("name", "scale"), FORMS)
 def test_tiny_and_small_forms_need_no_cluster(name, scale):
     form = registry.EXPERIMENTS[name].forms[scale]
@@ -234,6 +245,53 @@ def test_a_step_whose_result_does_not_fit_is_repeated(harm, tmp_path):
         running.record_of(step, own).write_text("{")
     assert not running.is_done(step, own)
     assert running.carry_out([step], own) is None and running.is_done(step, own)
+
+
+def reading(name, other):
+    """A step that names another's result."""
+    words = ("python", "-c", WRITES, f"{{output}}/{name}.json", stored(3.5), f"ITS={{output}}/{other}.json")
+    return Step(name, words, f"{{output}}/{name}.json")
+
+
+def test_a_step_whose_input_was_made_anew_is_repeated(tmp_path, monkeypatch, capsys):
+    """And no other."""
+    own, steps = place(tmp_path), [writing("one"), writing("two"), reading("after", "one"), reading("last", "after")]
+    clock = iter(f"2027-01-01T00:00:{second:02}+00:00" for second in range(60))
+    monkeypatch.setattr(running.results, "now", lambda: next(clock))
+    assert running.carry_out(steps, own) is None
+    (own.output / "one.json").unlink()
+    capsys.readouterr()
+    assert running.carry_out(steps, own) is None
+    shown = capsys.readouterr().out
+    assert [name for name in ("one", "two", "after", "last") if f" {name}: done" in shown] == ["two"]
+    assert running.carry_out(steps, own) is None
+    assert capsys.readouterr().out.count("done, not repeated") == 4
+
+
+@pytest.mark.parametrize(
+    ("word", "reads"),
+    [
+        ("{shared}/models", True),
+        ("TAPE={shared}/models/tape", True),
+        ("bin:{shared}/models/x.bin", True),
+        ("{shared}/models_of_mine", False),
+        ("{shared}", False),
+        ("models", False),
+    ],
+)
+def test_what_a_command_reads(word, reads):
+    made = Step("made", ("python", "x.py", "--output", "{shared}/models", "--", "3"), "{shared}/models/results/x.json")
+    assert made.written == "{shared}/models"
+    assert Step("next", ("python", "y.py", word), "{output}/y.json").reads(made) is reads
+
+
+@pytest.mark.parametrize(("name", "scale"), FORMS)
+def test_every_step_that_is_no_models_reads_what_is_made_before_it(name, scale):
+    """An evaluation that is told of nothing made before it would never be repeated."""
+    steps = registry.EXPERIMENTS[name].forms[scale].steps
+    for number, step in enumerate(steps):
+        asks = "evaluation" in step.words or "tools.stability" in step.words or "tools.visualise" in step.words
+        assert not asks or any(step.reads(other) for other in steps[:number])
 
 
 def test_a_step_that_fails_is_named_and_ends_the_run(start, tmp_path, capsys):

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tape_ds import results, storage
-from tape_ds.errors import Problem, UserError, command, raise_if_any
+from tape_ds.errors import Problem, UserError, check_folder, command, raise_if_any
 from tape_ds.planning import hardware
 from tape_ds.training.comparison import runs
 from tools.reproduce import estimate, page, registry, render, running
@@ -107,7 +107,9 @@ def check(options: argparse.Namespace) -> Experiment | None:
     if options.price is not None and not 0 <= options.price < float("inf"):
         problems.append(Problem("price", options.price, "not a price", "give 0 or more"))
     problems += check_launcher(options.launcher)
-    raise_if_any([*problems, *check_folders(options)])
+    for name in ("output", "results"):
+        problems += check_folder(name, getattr(options, name) or ".")
+    raise_if_any(problems)
     return experiment
 
 
@@ -124,17 +126,6 @@ def check_launcher(launcher: str) -> list[Problem]:
     return [] if known else [Problem("launcher", launcher, f"there is no program {words[0]}", remedy)]
 
 
-def check_folders(options: argparse.Namespace) -> list[Problem]:
-    """Whether both can be folders."""
-    problems = []
-    for name in ("output", "results"):
-        path = Path(getattr(options, name) or ".")
-        taken = next((each for each in (path, *path.absolute().parents) if each.exists() and not each.is_dir()), None)
-        if taken is not None:
-            problems.append(Problem(name, str(path), f"{taken} is a file", "name a folder"))
-    return problems
-
-
 def place_of(options: argparse.Namespace, experiment: Experiment) -> Place:
     """Where everything is written: as a path that the commands, which run at the repository's top, understand."""
     output = Path(options.output or ROOT / "runs" / NAME / options.scale / experiment.name).absolute()
@@ -149,7 +140,7 @@ def plan(experiment: Experiment, form: Form, place: Place, cluster: Cluster) -> 
     lines += [f"  needs {form.needs}"] if form.needs else []
     lines.append(f"{len(form.steps)} commands:" if form.steps else "nothing is run: ours is read from the repository")
     for number, step in enumerate(form.steps, 1):
-        done = ", done already" if running.is_done(step, place) else ""
+        done = ", done already" if running.is_done(step, place, form.steps[: number - 1]) else ""
         minutes = "" if step.minutes is None else f"about {step.minutes:g} min on two cores"
         cost = minutes or estimate.told(estimate.of_step(step, place, cluster), cluster)
         lines.append(f"  {number}. {step.name}{f' ({cost}{done})' if cost or done else ''}")

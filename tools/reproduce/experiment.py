@@ -1,5 +1,6 @@
 """What an experiment is: a published table or figure, the commands that make it at each scale, and how ours is read."""
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,6 +63,17 @@ class Step:
         """The result's, from the repository's top; the first of those that its name fits."""
         path = ROOT / filled(self.result, place)
         return next(iter(sorted(path.parent.glob(path.name))), path)
+
+    @property
+    def written(self) -> str:
+        """The folder or file that the command is told to write to, written like its words."""
+        named = [word for word in self.words if self.result == word or self.result.startswith(f"{word}/")]
+        return max(named, key=len, default=str(Path(self.result).parent))
+
+    def reads(self, other: "Step") -> bool:
+        """Whether the command names what another one writes, or something in it."""
+        inside = re.compile(rf"{re.escape(other.written)}(?=/|$)")
+        return other is not self and any(inside.search(word) for word in self.words)
 
     def home(self, place: Place) -> Path:
         """The folder that its record and its log are kept in: that of its result's experiment."""

@@ -32,7 +32,7 @@ class Entry:
     experiment: Experiment
     setting: str
     ours: Measured
-    command: str
+    commands: tuple[str, ...]
     remarks: tuple[str, ...]
     page: str = ""
     """What explains it, from ``docs/results``."""
@@ -51,14 +51,13 @@ def entries(experiment: Experiment, root: Path) -> Iterator[Entry]:
             figures, ours = result.figures, render.measured(result)
             command = f"python -m tools.reproduce {experiment.name} --scale {scale}"
             page = f"{STORED.name}/{path.stem}.md"
-            yield Entry(experiment, figures["setting"], ours, command, tuple(figures["remarks"]), page)
+            yield Entry(experiment, figures["setting"], ours, (command,), tuple(figures["remarks"]), page)
     for kept in experiment.kept:
         for folder in sorted(root.glob(kept.pattern)):
             ours = kept.read(folder)
             if ours:
                 setting = kept.setting or ours.setting or folder.name
-                command = next((source.command for source in ours.sources if source.command), "")
-                yield Entry(experiment, setting, ours, command, kept.remarks, kept.page)
+                yield Entry(experiment, setting, ours, render.commands(ours.sources), kept.remarks, kept.page)
 
 
 def is_stored(experiment: Experiment, root: Path = ROOT) -> bool:
@@ -84,7 +83,8 @@ def build(root: Path = ROOT) -> str:
         "## The paper's tables and figures",
         "Published numbers are of the paper's models and data and were not measured here; ours are of what their cell "
         "says, mostly another and smaller model, so a number compares with its neighbours and not across. `python -m "
-        "tools.reproduce --list` says what running each takes. All numbers, and what to know of them, are below.",
+        "tools.reproduce --list` says what running each takes. All numbers, and what to know of them, are below. "
+        "Figures 1 and 4 are diagrams: [TAPE in pictures](../tape_in_pictures.md) has our own.",
         table(found),
         *(part for experiment, measured in found.items() for part in _section(experiment, measured)),
     ]
@@ -149,7 +149,8 @@ def _cells(entry: Entry) -> list[str]:
     shown = _ours(entry)
     remark = entry.remarks[0] if entry.remarks else ""
     more = f"[more]({entry.page})" if entry.page else ""
-    command = f"`{_escaped(entry.command)}`" if entry.command else ""
+    command = f"`{_escaped(entry.commands[0])}`" if entry.commands else ""
+    command += f", and {len(entry.commands) - 1} more below" if len(entry.commands) > 1 else ""
     return [shown, render.hardware(entry.ours.sources), command, " ".join(part for part in (remark, more) if part)]
 
 

@@ -234,10 +234,10 @@ def answers(result: results.Result) -> Iterator[tuple[str, Numbers]]:
     figures = result.figures
     for name, scores in figures["scores"].items():
         found = {
-            Quantity(f"{figures['dataset']}, question {chr(ord('A') + number)}", "exact_match"): each["answers"][name][
+            Quantity(f"{figures['dataset']}, our question {number}", "exact_match"): each["answers"][name][
                 "exact_match"
             ]
-            for number, each in enumerate(figures["questions"])
+            for number, each in enumerate(figures["questions"], 1)
         }
         yield name, found | {Quantity(figures["dataset"], "exact_match"): scores["exact_match"]["score"]}
 

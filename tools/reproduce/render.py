@@ -118,15 +118,16 @@ def origin(sources: Sequence[Source]) -> str:
     """Which commands made the numbers, on what, and when."""
     if not sources:
         return ""
-    lines = [f"    {source.command}" for source in _distinct(sources)]
+    lines = [f"    {command}" for command in commands(sources)]
     when = max(source.finished for source in sources)[:10]
     commits = ", ".join(dict.fromkeys(source.commit for source in sources if source.commit))
     made = "; ".join(part for part in (hardware(sources), when, f"commit {commits}" if commits else "") if part)
     return "\n".join([f"Made by ({made}):" if made else "Made by:", "", *lines])
 
 
-def _distinct(sources: Sequence[Source]) -> list[Source]:
-    return list({source.command: source for source in sources if source.command}.values())
+def commands(sources: Sequence[Source]) -> tuple[str, ...]:
+    """The commands behind them, each once."""
+    return tuple(dict.fromkeys(source.command for source in sources if source.command))
 
 
 def hardware(sources: Sequence[Source]) -> str:

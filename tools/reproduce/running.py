@@ -26,13 +26,24 @@ def log_of(step: Step, place: Place) -> Path:
     return step.home(place) / f"{step.name}.log"
 
 
-def is_done(step: Step, place: Place) -> bool:
-    """Whether this very command was carried out and its result is still there, whole."""
+def is_done(step: Step, place: Place, earlier: Sequence[Step] = ()) -> bool:
+    """Whether this very command was carried out, its result is still there, whole, and none of the ``earlier`` steps
+    that it reads has been carried out again since."""
+    record = _record(step, place)
+    if record.get("command") != step.command(place) or not _is_whole(step.file(place)):
+        return False
+    inputs = [_record(other, place).get("finished", "") for other in earlier if step.reads(other)]
+    return all(finished <= record["finished"] for finished in inputs)
+
+
+def _record(step: Step, place: Place) -> dict[str, Any]:
+    """What is kept of a step; empty where that is nothing, or damaged."""
     try:
         record = json.loads(record_of(step, place).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return isinstance(record, dict) and record.get("command") == step.command(place) and _is_whole(step.file(place))
+        return {}
+    whole = isinstance(record, dict) and {"command", "seconds", "finished"} <= set(record)
+    return record if whole else {}
 
 
 def _is_whole(file: Path) -> bool:
@@ -48,7 +59,7 @@ def _is_whole(file: Path) -> bool:
 def carry_out(steps: Sequence[Step], place: Place) -> Step | None:
     """Run what is not done, one after another; the first that fails, if one does."""
     for number, step in enumerate(steps, 1):
-        if is_done(step, place):
+        if is_done(step, place, steps[: number - 1]):
             print(f"{number}/{len(steps)} {step.name}: done, not repeated", flush=True)
             continue
         command, log = step.command(place), log_of(step, place)
@@ -92,10 +103,4 @@ def real(command: Sequence[str]) -> list[str]:
 
 def seconds(steps: Sequence[Step], place: Place) -> dict[str, Any]:
     """How long each step took when it was carried out, by its name; None: nobody has noted it."""
-    found: dict[str, Any] = {}
-    for step in steps:
-        try:
-            found[step.name] = json.loads(record_of(step, place).read_text(encoding="utf-8"))["seconds"]
-        except (OSError, ValueError, KeyError):
-            found[step.name] = None
-    return found
+    return {step.name: _record(step, place).get("seconds") for step in steps}

@@ -22,6 +22,8 @@ ONE_IN = 100
 SMALL = 20_000
 """Problems of a cell that is counted through."""
 SMALL_ONE_IN = 10
+MOST = 10_000
+"""Problems of a cell that are ever asked for: more would take hours to find where there are few."""
 _LIMIT = 2**64 // ONE_IN
 _CROWDED = 4 * ONE_IN
 """A cell with fewer problems than so many times those that are asked for is searched whole, not drawn from."""

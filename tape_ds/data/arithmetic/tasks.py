@@ -28,6 +28,11 @@ CALCULATOR = (*SPECIAL, *string.digits, *"+-x= ")
 """The published 19 tokens. Nothing here writes the space; it keeps its id."""
 LETTERS = string.ascii_letters
 """Names of the numbers of a list."""
+LONGEST = 1000
+"""Of a size that nothing else limits: Python writes no number of more than 4,300 digits, and a product has twice its
+operands'."""
+TESTED = 2
+"""Lengths of tests where nobody says, in those that are trained."""
 _LIST = ":,="
 SORTER = (*SPECIAL, *string.digits, *_LIST, *LETTERS)
 
@@ -54,8 +59,8 @@ class Task(ABC):
     """Letters that stand between numbers."""
     sizes: tuple[str, str]
     """What the two sizes of a problem count."""
-    largest: tuple[int | None, int | None] = (None, None)
-    """Of each size; None: no limit."""
+    largest: tuple[int, int] = (LONGEST, LONGEST)
+    """Of each size."""
 
     @abstractmethod
     def draw_operands(self, generator: random.Random, i: int, j: int) -> Operands:
@@ -84,6 +89,12 @@ class Task(ABC):
     @abstractmethod
     def longest(self, i: int, j: int) -> int:
         """Tokens of prompt, answer and EOS at most."""
+
+    def tested(self, first: int, second: int, longest: int | None = None) -> tuple[int, int]:
+        """Sizes of the longest test of a model that is trained to these: in their proportion, so that the larger one is
+        ``longest`` (default: :data:`TESTED` times it), and neither larger than any there is."""
+        longer = TESTED if longest is None else longest / max(first, second)
+        return min(round(first * longer), self.largest[0]), min(round(second * longer), self.largest[1])
 
     def sample(self, operands: Operands) -> Sample:
         """The problem with these operands."""
@@ -152,7 +163,7 @@ class Sorting(Task):
     vocabulary = SORTER
     signs = _LIST
     sizes = ("digits of every number", "numbers in the list")
-    largest = (None, len(LETTERS))
+    largest = (LONGEST, len(LETTERS))
 
     def draw_operands(self, generator: random.Random, i: int, j: int) -> Operands:
         """Independent numbers."""
@@ -172,7 +183,7 @@ class Sorting(Task):
 
     def prompt(self, operands: Operands) -> str:
         """The list, a letter before each number."""
-        named = (f"{letter}:{number[::-1]}" for letter, number in zip(LETTERS, operands, strict=False))
+        named = (f"{letter}:{number[::-1]}" for letter, number in zip(LETTERS[: len(operands)], operands, strict=True))
         return ",".join(named) + "="
 
     def answer(self, operands: Operands) -> str:

@@ -26,6 +26,8 @@ class Dataset:
     """What the model is to write; it decides the prompt (:mod:`.prompts`)."""
     metric: Literal["f1", "exact_match", "rouge"]
     """What SCROLLS scores it by; rouge: the geometric mean of ROUGE-1, -2 and -L."""
+    questions: bool = True
+    """Whether a text has a question of its own before it."""
 
     @property
     def answer_tokens(self) -> int:
@@ -41,8 +43,8 @@ DATASETS: Mapping[str, Dataset] = {
         Dataset("narrative_qa", "narrative_qa", "answer", "f1"),
         Dataset("quality", "quality", "answer", "exact_match"),
         Dataset("qmsum", "qmsum", "summary", "rouge"),
-        Dataset("summ_screen_fd", "summ_screen_fd", "summary", "rouge"),
-        Dataset("gov_report", "gov_report", "summary", "rouge"),
+        Dataset("summ_screen_fd", "summ_screen_fd", "summary", "rouge", questions=False),
+        Dataset("gov_report", "gov_report", "summary", "rouge", questions=False),
     )
 }
 """The seven, in the order of the TAPE paper's Table 1."""

@@ -51,7 +51,7 @@ def as_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 def as_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table for people: names to the left, numbers to the right."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def provenance(summary: results.Result, tool: str) -> str:

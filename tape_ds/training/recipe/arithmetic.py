@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tape_ds.data.arithmetic.tasks import TASKS, Task
+from tape_ds.data.arithmetic.tasks import TASKS, TESTED, Task
 from tape_ds.training.recipe import arithmetic_checks, common, loading, new_model, scale
 from tape_ds.training.recipe.checks import Checks
 from tape_ds.training.recipe.recipe import DERIVED, Recipe
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from tape_ds.model.configuration import TapeConfig
 
-TESTED = 2
-"""Default lengths of tests, in those that are trained."""
 DRAWN_FROM = 2
 """An encoding that draws positions draws them from so many times the longest test's tokens, the published ratio."""
 
@@ -31,8 +29,8 @@ class DataSection:
     max_digits_second: int = DERIVED
     """The same of its second size; default max_digits."""
     test_digits: int = DERIVED
-    """How long operands will be in tests, for an encoding that must know it beforehand (``randpe``); default twice
-    max_digits."""
+    """How long the longer operands are in tests: where the grid of ``python -m evaluation arithmetic`` ends, and what
+    an encoding that must know it beforehand (``randpe``) is made for; default twice the trained ones."""
     window: int = DERIVED
     """Tokens that the model is made for (max_position_embeddings); default those of the longest training row."""
     held_out_samples: int = 1000
@@ -88,9 +86,13 @@ class ArithmeticRecipe(Recipe):
     @property
     def test_tokens(self) -> int:
         """Tokens of the longest test."""
-        first, second = self.data.max_digits, self.data.max_digits_second
-        longer = self.data.test_digits / max(1, first, second)
-        return max(self.data.window, longest_row(self.data.task, round(first * longer), round(second * longer)))
+        return max(self.data.window, longest_row(self.data.task, *self.tested))
+
+    @property
+    def tested(self) -> tuple[int, int]:
+        """Sizes of the longest test, see :meth:`Task.tested`."""
+        first, second = max(1, self.data.max_digits), max(1, self.data.max_digits_second)
+        return _known(self.data.task).tested(first, second, self.data.test_digits)
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The task's own."""

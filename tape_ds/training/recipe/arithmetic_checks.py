@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tape_ds.data.arithmetic import tasks
 from tape_ds.data.arithmetic.tasks import TASKS
 from tape_ds.errors import Problem, did_you_mean
 from tape_ds.training.recipe.checks import Checks
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
 
 CHECKS = Checks()
 LONGEST = 200
-"""Of an operand."""
+"""Of an operand that is trained."""
+MOST_HELD_OUT = 100_000
 
 
 @CHECKS.reads("task", "max_digits", "max_digits_second")
@@ -20,13 +22,14 @@ def _task(recipe: "ArithmeticRecipe") -> Iterator[Problem]:
     data = recipe.data
     if data.task not in TASKS:
         yield Problem("task", data.task, "no such task", did_you_mean(data.task, TASKS))
-    largest = TASKS[data.task].largest if data.task in TASKS else (None, None)
+    largest = TASKS[data.task].largest if data.task in TASKS else (LONGEST, LONGEST)
     sizes = (data.max_digits, data.max_digits_second)
-    for name, size, limit in zip(("max_digits", "max_digits_second"), sizes, largest, strict=True):
-        if name == "max_digits_second" and name not in recipe.given and size == data.max_digits < (limit or LONGEST):
+    for name, size, there_is in zip(("max_digits", "max_digits_second"), sizes, largest, strict=True):
+        limit = min(there_is, LONGEST)
+        if name == "max_digits_second" and name not in recipe.given and size == data.max_digits < limit:
             continue
-        if not 1 <= size <= (limit or LONGEST):
-            yield Problem(name, size, "out of range", f"give 1 to {limit or LONGEST}")
+        if not 1 <= size <= limit:
+            yield Problem(name, size, "out of range", f"give 1 to {limit}")
 
 
 @CHECKS.reads("task", "max_digits", "max_digits_second", "test_digits", "window", "held_out_samples")
@@ -41,8 +44,12 @@ def _lengths(recipe: "ArithmeticRecipe") -> Iterator[Problem]:
     trained = max(data.max_digits, data.max_digits_second)
     if data.test_digits < trained and "test_digits" in recipe.given:
         yield Problem("test_digits", data.test_digits, "shorter than what is trained", f"give {trained} or more")
+    if data.test_digits > tasks.LONGEST and "test_digits" in recipe.given:
+        yield Problem("test_digits", data.test_digits, "too long", f"give {tasks.LONGEST:,} or less")
     if data.held_out_samples < 0:
         yield Problem("held_out_samples", data.held_out_samples, "negative", "give 0 to score nothing, or more")
+    if data.held_out_samples > MOST_HELD_OUT:
+        yield Problem("held_out_samples", data.held_out_samples, "too many", f"give {MOST_HELD_OUT:,} or less")
 
 
 @CHECKS.reads("max_steps", "num_train_epochs")

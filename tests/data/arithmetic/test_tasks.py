@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tape_ds.data.arithmetic.tasks import TASKS
+from tape_ds.data.arithmetic.tasks import LONGEST, TASKS
 
 # task: (operands as one reads them, prompt, answer)
 WRITTEN = {
@@ -88,3 +88,32 @@ def test_the_published_vocabulary_has_its_ids():
     vocabulary = TASKS["addition"].vocabulary
     assert len(vocabulary) == 19 and vocabulary[:4] == ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
     assert [vocabulary.index(letter) for letter in "09+-x= "] == [4, 13, 14, 15, 16, 17, 18]
+
+
+@pytest.mark.parametrize(
+    ("name", "trained", "longest", "expected"),
+    [
+        ("addition", (6, 6), None, (12, 12)),
+        ("addition", (6, 3), None, (12, 6)),
+        ("multiplication", (15, 15), 25, (25, 25)),
+        ("multiplication", (10, 4), 25, (25, 10)),
+        ("sorting", (10, 10), 30, (30, 30)),
+        ("sorting", (5, 40), None, (10, 52)),
+        ("addition", (600, 3), None, (LONGEST, 6)),
+    ],
+)
+def test_tests_are_longer_in_proportion_and_no_longer_than_there_are(name, trained, longest, expected):
+    assert TASKS[name].tested(*trained, longest) == expected
+
+
+def test_a_list_has_no_more_numbers_than_letters():
+    with pytest.raises(ValueError):
+        TASKS["sorting"].prompt(("1",) * 53)
+
+
+def test_the_longest_problems_can_be_written():
+    """Python writes no number of more than 4,300 digits."""
+    generator = random.Random(0)
+    for task in TASKS.values():
+        size = (3, task.largest[1]) if task.name == "sorting" else task.largest
+        assert task.size_of(task.draw(generator, *size).operands) == size

@@ -7,7 +7,7 @@ import pytest
 from evaluation.pages import answers
 from evaluation.scrolls import compare, generate
 from tape_ds import results
-from tape_ds.data.scrolls import examples
+from tape_ds.data.scrolls import datasets, examples
 from tests.evaluation.scrolls.conftest import DATA
 
 SETTINGS = {"max_tokens": 512, "answer_tokens": 6, "summary_tokens": 8, "reference_format": False}
@@ -176,8 +176,15 @@ def test_what_generate_wrote_is_compared(llama, tmp_path):
 @pytest.mark.parametrize("name", ["qasper", "quality", "stdlib", "qmsum"])
 def test_a_question_is_told_without_its_document(name):
     for example in examples.read(name, "validation", None if name == "stdlib" else DATA):
-        told = compare.question(example.input)
+        told = compare.question(example.input, datasets.find(name))
         assert told and len(told) < len(example.input) and example.input.startswith(told.splitlines()[0])
+
+
+@pytest.mark.parametrize("name", ["gov_report", "summ_screen_fd"])
+def test_a_document_without_a_question_is_told_by_its_beginning(name):
+    for example in examples.read(name, "validation", DATA):
+        begin = compare.question(example.input, datasets.find(name)).removeprefix("Summarise the text that begins: ")
+        assert begin and " ".join(example.input.split()).startswith(begin) and len(begin) <= compare.BEGINNING
 
 
 def test_nothing_is_cut_of_what_is_short():

@@ -64,6 +64,8 @@ MALFORMED = {
     ),
     "rows that do not fit": ({"window": 18}, "window", "has 19 tokens", "19 or more"),
     "tests shorter than training": ({"test_digits": 4}, "test_digits", "shorter than what is trained", "5"),
+    "tests of numbers that nobody writes": ({"test_digits": 1001}, "test_digits", "too long", "1,000 or less"),
+    "more than are found": ({"held_out_samples": 100_001}, "held_out_samples", "too many", "100,000 or less"),
     "fewer than none": ({"held_out_samples": -1}, "held_out_samples", "negative", "0"),
     "a width that heads do not share": ({"hidden_size": 66}, "hidden_size", "not divisible", "multiple"),
     "unknown encoding": ({"position_encoding": "rop"}, "position_encoding", "unknown encoding", "rope"),
