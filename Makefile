@@ -3,6 +3,7 @@
 # make check   format, lint, types
 # make faults  every fault campaign in full (an hour or more; killed, it goes on): docs/results/faults.md
 # make scale   losses and gradients of every layout of processes against one process, in full: docs/results/scale.md
+# make results the page of all results from what is stored: docs/results/README.md
 # make docs    the book of docs/ as a site, in build/site; a folder of its own holds what that needs, .venv/docs
 # make compile-kernels    compile the Triton kernels without a GPU; TRITON=3.6.0 does it with another version of Triton
 # make setup   what the others do first: .venv with the pinned packages and this package; skipped when it is there
@@ -32,7 +33,7 @@ on_linux = $(if $(filter Linux,$(shell uname -s)),$(1))
 export TOKENIZERS_PARALLELISM := false
 export ARGS
 
-.PHONY: demo test check faults scale compile-kernels docs format setup clean distclean
+.PHONY: demo test check faults scale compile-kernels results docs format setup clean distclean
 
 # Two processes where there is no GPU, else one for each GPU: as many as divide the demo's batch of 8. A free port lets two
 # demos share a machine.
@@ -82,6 +83,9 @@ scale: $(STAMP)
 
 compile-kernels: $(STAMP) $(call triton,$(TRITON))
 	env -u TRITON_INTERPRET PYTHONPATH="$(call triton,$(TRITON))" $(BIN)/python -m tools.compile_kernels $(ARGS)
+
+results: $(STAMP)
+	$(BIN)/python -m tools.reproduce --page
 
 # Its packages stay out of what everything else runs on.
 DOCS := $(CURDIR)/.venv/docs

@@ -5,6 +5,7 @@
     python -m evaluation passkey    MODEL --lengths 4k 8k 16k         a heat map of depth and length
     python -m evaluation arithmetic MODEL --digits 12                 a heat map of both operands' lengths
     python -m evaluation scrolls    generate MODEL --datasets qasper  answers and summaries, with the official scores
+    python -m evaluation scrolls    compare RESULTS ...               several models' answers, side by side
     python -m evaluation harness    MODEL --tasks tape_table9         lm-eval's tasks: MMLU, ARC, RULER, ...
     python -m evaluation report     RUNS ... --output PAGE            one page that compares them
 

@@ -198,10 +198,11 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 
 def as_markdown(rows: Sequence[Row], layers: Sequence[int], whole: results.Result) -> str:
-    """Three tables like Table 8, each with the published rows below ours, and one of logits."""
+    """A page of three tables like Table 8, each with the published rows below ours, and one of logits."""
     tokens, shift, dtype = (whole.config[name] for name in ("tokens", "shift", "dtype"))
     attention, positions = published.TABLE_8_ATTENTION, published.TABLE_8_POSITIONS
     parts = [
+        "# Stability under a shift of positions",
         f"Texts of {tokens:,} tokens are shifted by {shift}: *add*, as many BOS tokens in front; *shift*, position ids "
         f"that start at {shift}. L1 is the first layer. Weights are {dtype}. The paper does not say how its "
         f"differences are taken, so that only orders of magnitude compare; its numbers are of a {attention.setting}.",

@@ -85,7 +85,9 @@ def small_yarn() -> Form:
 
 
 READ_GRIDS: Reading = readings.runs("*/evaluation/arithmetic.json", readings.arithmetic, NAMES)
-READ_COMPARISON: Reading = readings.one("compare_arithmetic.json", readings.grids, NAMES)
+READ_COMPARISON: Reading = readings.together(
+    readings.one("compare_arithmetic.json", readings.grids, NAMES), readings.files("compare_arithmetic.png")
+)
 _SMALL = "A small model on short operands: whether an encoding goes beyond the trained lengths differs with both."
 _YARN = ("TAPE + YaRN is trained with YaRN's angles for twice the length; the published code changed them as it ran.",)
 _FIGURE_2, _FIGURE_5 = ("rope", "randpe", "nope", "fire", "tape"), ("rope", "randpe", "fire", "tape")
