@@ -207,15 +207,6 @@ TABLE_8 = Experiment(
         SMALL: _stability(SMALL, 400),
         PAPER: _published_stability(),
     },
-    kept=(
-        Kept(
-            "docs/results/stability",
-            "recipe tiny, 60 steps",
-            _READ_STABILITY,
-            _STABILITY_REMARKS,
-            "stability/stability.md",
-        ),
-    ),
 )
 
 
