@@ -65,6 +65,13 @@ def test_every_experiment_has_a_row_and_a_section(built):
         assert f"## {each.label}: {each.title}" in built.splitlines()
 
 
+def test_a_mean_over_what_was_trained_stands_beside_that_of_the_rest(copy):
+    metrics = {"exact_match": 25.0, "exact_match beyond": 0.25, "exact_match within": 99.0}
+    store(copy, "figure5", {"RoPE": {Quantity("addition_6", name): value for name, value in metrics.items()}}, PAPER)
+    ours = row_of(page.build(copy), "Figure 5")[2]
+    assert ours.endswith("addition 6 exact match / addition 6 exact match beyond: RoPE 25.00 / 0.25")
+
+
 def test_links_lead_somewhere(built):
     headings = {
         re.sub(r"[^\w\- ]", "", line[3:].lower()).replace(" ", "-") for line in built.splitlines() if line[:3] == "## "

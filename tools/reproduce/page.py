@@ -8,13 +8,13 @@ function of the files in the repository alone.
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evaluation.published import Quantity, Table
 from tape_ds import results
 from tape_ds.errors import UserError
-from tools.reproduce import render
+from tools.reproduce import readings, render
 from tools.reproduce.experiment import PAPER, ROOT, SCALES, Experiment, Measured
 from tools.reproduce.registry import EXPERIMENTS
 
@@ -168,7 +168,7 @@ def _ours(entry: Entry) -> str:
     parts = []
     for theirs in entry.experiment.tables or ():
         asked = [q for q in entry.experiment.headline if q in theirs.quantities and q in entry.ours.quantities]
-        asked = asked or _kindred(theirs, entry)
+        asked = _with_what_lies_beyond(asked or _kindred(theirs, entry), entry)
         if asked:
             parts.append(_numbers(theirs, asked, entry.ours.values))
     parts += [", ".join(render.link(path, ROOT / RESULTS) for path in entry.ours.files)] if not parts else []
@@ -182,6 +182,13 @@ def _kindred(theirs: Table, entry: Entry) -> list[Quantity]:
     alike = [quantity for quantity in asked if quantity.metric in metrics] or asked
     known = {each: sum(each in numbers for numbers in entry.ours.values.values()) for each in alike}
     return [each for each in alike if known[each] == max(known.values())][-1:]
+
+
+def _with_what_lies_beyond(asked: list[Quantity], entry: Entry) -> list[Quantity]:
+    """Each mean over what was trained and what was not, and behind it that over the latter alone, where there is one: a
+    mean over both says little without it."""
+    pairs = ((each, replace(each, metric=f"{each.metric} {readings.BEYOND}")) for each in asked)
+    return [one for pair in pairs for one in pair if one == pair[0] or one in entry.ours.quantities]
 
 
 def _numbers(theirs: Table, asked: list[Quantity], values: dict[str, dict[Quantity, float]]) -> str:

@@ -18,6 +18,8 @@ from tools.reproduce.experiment import Measured, Reading, Source, Values, merged
 Numbers = dict[Quantity, float]
 Taking = Callable[[results.Result], Numbers]
 Rows = Callable[[results.Result], Iterator[tuple[str, Numbers]]]
+BEYOND = "beyond"
+"""Behind a metric's name: over what was not trained alone."""
 
 
 def runs(pattern: str, take: Taking, names: Mapping[str, str]) -> Reading:
@@ -170,7 +172,8 @@ def grid(means: Mapping[str, Mapping[str, Any]], task: str, trained: int) -> Num
     """Per cent right of a grid of operand lengths: the mean as published, to twice the trained lengths, and that of
     the part that was not trained."""
     found = {}
-    for part, metric in (("twice", "exact_match"), ("beyond", "exact_match beyond"), ("trained", "exact_match within")):
+    metrics = {"twice": "exact_match", "beyond": f"exact_match {BEYOND}", "trained": "exact_match within"}
+    for part, metric in metrics.items():
         value = means[part]["value"]
         if value is not None:
             found[Quantity(f"{task}_{trained}", metric)] = 100 * value
