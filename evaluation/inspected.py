@@ -8,8 +8,9 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from evaluation import models, options
+from evaluation import models
 from evaluation.models import FoundModel
+from tape_ds import storage
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import extendable
 from tape_ds.scoring import inspection
@@ -23,13 +24,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda, ...; auto: a GPU where there is one")
 
 
-def find(addresses: Sequence[str], given: argparse.Namespace, longest: int) -> dict[str, FoundModel]:
-    """The models by name, none of them loaded.
+def find(addresses: Sequence[str], given: argparse.Namespace) -> dict[str, FoundModel]:
+    """The models by name, none of them loaded. Read into this project's classes, none of them ends at a position.
 
     Args:
         addresses: as they were typed.
         given: what :func:`add` added.
-        longest: tokens of the longest text that they will read.
 
     Raises:
         UserError: everything wrong with any of them.
@@ -38,6 +38,9 @@ def find(addresses: Sequence[str], given: argparse.Namespace, longest: int) -> d
     found: dict[str, FoundModel] = {}
     for typed in addresses:
         name, address = _split(typed)
+        if not storage.is_utf8(typed):
+            problems.append(Problem("MODEL", storage.shown(typed), "is not UTF-8", "give it a name: NAME=MODEL"))
+            continue
         if name in found:
             problems.append(Problem("MODEL", typed, f"a second {name!r}", "give it a name: NAME=MODEL"))
             continue
@@ -50,7 +53,6 @@ def find(addresses: Sequence[str], given: argparse.Namespace, longest: int) -> d
             problems += error.problems
             continue
         problems += inspection.check(found[name].config)
-        problems += options.check_lengths("--tokens", [longest], found[name])
     raise_if_any(list({str(each): each for each in problems}.values()))  # those of the environment are everyone's
     return found
 

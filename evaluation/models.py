@@ -256,7 +256,8 @@ def find_device(name: str) -> torch.device:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % gpus) if gpus else torch.device("cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        if torch.zeros(1, device=device).is_meta:
+            raise RuntimeError("it holds no numbers")
     except (RuntimeError, AssertionError) as error:
         reason = str(error).split("\n")[0]
         remedy = f"one of: auto, cpu{''.join(f', cuda:{index}' for index in range(gpus))}"

@@ -93,6 +93,17 @@ def in_the_way(path: Path) -> Path | None:
     return next((each for each in (path, *path.absolute().parents) if each.exists() and not each.is_dir()), None)
 
 
+def is_utf8(text: str) -> bool:
+    """Whether a text can be written: other bytes of a command line arrive as halves of a surrogate pair, and so does
+    what JSON escapes that way."""
+    return shown(text) == text
+
+
+def shown(text: str) -> str:
+    """A text with a question mark for whatever cannot be written."""
+    return text.encode("utf-8", errors="replace").decode("utf-8")
+
+
 def free_bytes(folder: Path) -> int:
     """Bytes that this user can still write where ``folder`` is, or will be."""
     return shutil.disk_usage(_existing(folder)).free

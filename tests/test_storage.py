@@ -192,3 +192,8 @@ def test_a_relative_path_is_seen_to_its_root(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert storage.in_the_way(Path("a/b")) is None
     assert storage.in_the_way(Path("file/b")) == tmp_path / "file"
+
+
+def test_what_can_be_written():
+    assert storage.is_utf8("déjà 文") and storage.shown("déjà 文") == "déjà 文"
+    assert not storage.is_utf8("a\udcffb") and storage.shown("a\udcffb") == "a?b"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import results
-from tape_ds.errors import Problem, check_folder, command, raise_if_any
+from tape_ds.errors import Problem, UserError, check_folder, command, raise_if_any
 from tape_ds.model import convert, flops, positions
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.training.comparison import summary
@@ -44,8 +44,8 @@ CONVENTIONS = (
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 1.0, "original_max_position_embeddings": 1_024}
 PLACEHOLDERS: dict[str, dict[str, Any]] = {
     "yarn": {"rope_parameters": YARN},
-    "bipe_rope": {"position_options": {"separators": [869, 13]}},
-    "bipe_alibi": {"position_options": {"separators": [869, 13]}},
+    "bipe_rope": {"position_options": {"separators": [0, 1]}},
+    "bipe_alibi": {"position_options": {"separators": [0, 1]}},
 }
 """What some encodings cannot be built without; none of it changes a count."""
 TABLE_3 = {"tape": (365.65, 180.69, 155.33), "rope": (321.10, 160.46, 154.89)}
@@ -118,17 +118,30 @@ def check(options: argparse.Namespace) -> None:
 
 
 def configurations(options: argparse.Namespace) -> list[TapeConfig]:
-    """One configuration for each encoding asked for."""
+    """One configuration for each encoding asked for; where none is, for each that the model can have.
+
+    Raises:
+        UserError: a model that is none, or an encoding that was asked for and does not go with it.
+    """
     source = convert.read_config(convert.resolve(options.model)) if options.model else None
     own = getattr(source, "position_encoding", None)
-    names = options.position_encoding or ([own] if own else positions.available())
-    return [_configuration(source, name, options.position_options) for name in names]
+    named = options.position_encoding or ([own] if own else [])
+    found = []
+    for name in named or positions.available():
+        try:
+            found.append(_configuration(source, name, options.position_options))
+        except UserError as error:
+            if named:
+                raise
+            print(f"left out: {name}: {error.problems[0].wrong}", file=sys.stderr)
+    return found
 
 
 def _configuration(source: Any, name: str, given: dict[str, Any] | None) -> TapeConfig:
     changes: dict[str, Any] = {"position_encoding": name}
     if source is not None and name == getattr(source, "position_encoding", None):
-        return convert.tape_config(source, **({"position_options": given} if given else {}))
+        merged = {**(source.position_options or {}), **(given or {})}
+        return convert.tape_config(source, **({"position_options": merged} if given else {}))
     changes |= PLACEHOLDERS.get(name, {})
     if given:
         changes["position_options"] = {**(changes.get("position_options") or {}), **given}

@@ -17,6 +17,7 @@ Exit codes: 0 done; 2 something to mend.
 """
 
 import argparse
+import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -64,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     own = parse(given)
     found, sources = prepare(own)
     read = {name: documents(name, model, sources, own) for name, model in found.items()}
-    layers = own.layers or default_layers(found)
+    layers = sorted(set(own.layers or default_layers(found)))
     started = results.collect(
         command=[Path(__file__).name, *given],
         config={**vars(own), "layers": layers},
@@ -111,7 +112,7 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[Source
     except UserError as error:
         problems += error.problems
     try:
-        found = inspected.find(own.models, own, own.tokens + own.shift)
+        found = inspected.find(own.models, own)
     except UserError as error:
         raise UserError([*problems, *error.problems]) from error
     problems += inspected.check_layers(own.layers or [], found)
@@ -152,11 +153,14 @@ def documents(name: str, model: FoundModel, sources: Sequence[Source], own: argp
     problems: list[Problem] = []
     for source in sources:
         try:
-            found += texts.read(source, model.tokenizer(), choice)
+            read = texts.read(source, model.tokenizer(), choice)
         except UserError as error:
             problems += [
                 replace(each, remedy=each.remedy.replace("--min_tokens", "--tokens")) for each in error.problems
             ]
+        else:
+            several = len(sources) > 1  # two may have files of one name
+            found += [replace(text, name=f"{source.address} {text.name}") if several else text for text in read]
     largest = max((int(text.ids.max()) for text in found), default=0)
     raise_if_any(problems + inspected.check_ids("--texts", largest, name, model))
     return found
@@ -170,11 +174,14 @@ def measured(
     model, token = inspected.load(found), added_token(found, own)
     assert token is not None, "checked before"
     figures = {}
-    with used_at(model, own.tokens + own.shift):  # one scale of the angles for all that is compared
+    with used_at(model, own.tokens + own.shift):  # yarn: one scale of the angles for all
         for text in read:
             ids_T = torch.from_numpy(text.ids.astype("int64"))
             figures[text.name] = stability.measure(model, ids_T, layers, own.shift, token)
     mean = stability.mean(figures.values())
+    logits = [figure for treatment in mean.values() for figure in treatment["logits"].values() if figure is not None]
+    if not all(map(math.isfinite, logits)):
+        raise UserError(Problem("MODEL", name, "what it computes is not finite", "give a model whose loss is finite"))
     return {"name": name, "model": found.about(), "token": token, "mean": mean, "texts": figures}
 
 
@@ -210,7 +217,9 @@ def as_markdown(rows: Sequence[Row], layers: Sequence[int], whole: results.Resul
         "over heads and queries, x10^-2.",
         _table(rows, layers, "attention_l1", 100, attention),
         "**Attention weights, renormalised**: the same, rows divided by what is left of them without the added tokens. "
-        "In layer 1 nothing else can change but by rounding, so that the published numbers are not of this kind.",
+        "Where an encoding goes by distances alone (RoPE, TAPE, ALiBi, T5, xPos), nothing else can change in layer 1 "
+        "but by rounding, so that the published numbers are not of this kind. BiPE and NoPE read no position ids: "
+        "their zeros under *shift* are no merit.",
         _table(rows, layers, "attention_l1_renormalised", 100),
         "**Positions**: norm of the change of the dot products of states (or biases on scores), % of their norm.",
         _table(rows, layers, "positions_percent", 1, positions),

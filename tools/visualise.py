@@ -10,7 +10,8 @@ with ``--against`` the difference of the two models' weights. A MODEL is as for 
 have the same tokens, layers and heads. Layer and head 1 are the first; "mean" is over heads.
 
 Written to ``--output`` (``runs/visualise``): ``positions.png``, ``attention.png``, ``difference.png`` (some layers and
-heads), ``maps.html`` (all of them; one file that needs nothing else) and ``visualise.json``.
+heads), ``maps.html`` (all that were looked at; one file that needs nothing else) and ``visualise.json``. What an
+earlier command left there under these names goes.
 
 Exit codes: 0 done; 2 something to mend.
 """
@@ -36,6 +37,7 @@ from tape_ds.scoring.inspection import NOWHERE, LayerView, inspect
 
 NAME = "visualise"
 PAGE = "maps.html"
+PICTURES = ("positions.png", "attention.png", "difference.png")
 LAYERS = 8
 """Of a model with more, so many are shown unless ``--layers`` says which."""
 MOST_BYTES = 48 << 20
@@ -59,8 +61,8 @@ class Seen:
     """What a number of ``positions`` is."""
 
     def keep(self, view: LayerView) -> None:
-        """Keep a layer, in float16."""
-        self.weights[view.number] = view.weights_HTS.to(torch.float16).cpu().numpy()
+        """Keep a layer, in fp32."""
+        self.weights[view.number] = view.weights_HTS.float().cpu().numpy()
         if view.positions is not None:
             self.positions[view.number] = view.positions.matrix().float().cpu().numpy()
             self.unit = PAIRS if view.positions.kind == "dot product" else view.positions.kind
@@ -73,12 +75,13 @@ def main(argv: list[str] | None = None) -> int:
     own = parse(given)
     found, ids = prepare(own)
     first = next(iter(found.values()))
-    layers = own.layers or chosen_layers(first)
+    layers = sorted(set(own.layers or chosen_layers(first)))
     heads = sorted(set(own.heads or range(1, first.config.num_attention_heads + 1)))
     text = {"prompt" if own.text is None else own.text: hashlib.sha256(np.asarray(ids, "<i8").tobytes()).hexdigest()}
     config = {**vars(own), "layers": layers, "heads": heads}
     started = results.collect(command=[Path(__file__).name, *given], config=config, data=text)
     seen = [look(name, model, ids, layers) for name, model in found.items()]
+    raise_if_any(check_finite(seen))
     kinds = [kind for each in seen for kind in kinds_of(each, heads)]
     kinds += [difference(seen[0], seen[1], heads)] if len(seen) > 1 else []
     tokens = spelled(first.tokenizer(), ids)
@@ -86,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     figures = {"models": [about(each, found[each.name]) for each in seen], "tokens": len(ids)}
     if len(seen) > 1:
         figures["attention_l1_between_models"] = distances(seen[0], seen[1])
-    write(kinds, tokens, list(found), folder)
+    write(kinds, tokens, title(found, layers), folder)
     results.save(started.finish(figures), folder / f"{NAME}.json")
     for each in seen:
         if not each.positions:
@@ -121,6 +124,8 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
         UserError: everything wrong with the command line.
     """
     problems, text = check_folder("--output", own.output), own.prompt
+    if text is not None and not storage.is_utf8(text):
+        problems.append(Problem("--prompt", storage.shown(text), "is not UTF-8", "write it in UTF-8"))
     if own.text is not None:
         try:
             text = Path(own.text).read_text(encoding="utf-8")
@@ -128,7 +133,7 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
             problems.append(Problem("--text", own.text, f"cannot be read ({error})", "name a file of UTF-8 text"))
     addresses = [own.model] + ([] if own.against is None else [own.against])
     try:
-        found = inspected.find(addresses, own, own.tokens)
+        found = inspected.find(addresses, own)
     except UserError as error:
         raise UserError([*problems, *error.problems]) from error
     problems += inspected.check_layers(own.layers or [], found) + check_heads(own.heads or [], found)
@@ -169,8 +174,8 @@ def check_ids(each: Mapping[str, list[int]], found: Mapping[str, FoundModel], ow
         return [Problem("--against", own.against, wrong, "compare models that share a tokenizer")]
     problems = [problem for name in found for problem in inspected.check_ids(field_name, max(ids), name, found[name])]
     model = next(iter(found.values()))
-    heads = len(own.heads) if own.heads else model.config.num_attention_heads
-    layers = len(own.layers) if own.layers else len(chosen_layers(model))
+    heads = len(set(own.heads)) if own.heads else model.config.num_attention_heads
+    layers = len(set(own.layers or chosen_layers(model)))
     kinds = 2 * len(found) + (len(found) > 1)
     needed = maps.size(kinds * layers * (heads + 1), len(ids))
     if needed > MOST_BYTES:
@@ -203,6 +208,15 @@ def look(name: str, found: FoundModel, ids: Sequence[int], layers: Sequence[int]
     with used_at(model, len(ids)):
         inspect(model, torch.tensor(ids), layers, seen.keep)
     return seen
+
+
+def check_finite(seen: Sequence[Seen]) -> list[Problem]:
+    """Whether there is something that can be drawn."""
+    return [
+        Problem("MODEL", each.name, "what it computes is not finite", "give a model whose loss is finite")
+        for each in seen
+        if not all(np.isfinite(np.tril(maps)).all() for maps in (*each.weights.values(), *each.positions.values()))
+    ]
 
 
 def kinds_of(seen: Seen, heads: Sequence[int]) -> list[Kind]:
@@ -245,7 +259,7 @@ def attention_maps(weights: Mapping[int, np.ndarray], heads: Sequence[int]) -> l
 
 def difference(one: Seen, other: Seen, heads: Sequence[int]) -> Kind:
     """Weights of one model minus the other's."""
-    apart = {number: each.astype(np.float32) - other.weights[number] for number, each in one.weights.items()}
+    apart = {number: each - other.weights[number] for number, each in one.weights.items()}
     unit = "difference of attention weights (colour: its root)"
     title = f"attention: {one.name} minus {other.name}"
     return Kind(title, unit, attention_maps(apart, heads), signed=True, rooted=True)
@@ -254,8 +268,7 @@ def difference(one: Seen, other: Seen, heads: Sequence[int]) -> Kind:
 def distances(one: Seen, other: Seen) -> dict[int, float]:
     """Layer -> L1 distance between the two models' weights of a query, mean over heads and queries."""
     return {
-        number: float(np.abs(each.astype(np.float32) - other.weights[number]).sum(axis=-1).mean())
-        for number, each in one.weights.items()
+        number: float(np.abs(each - other.weights[number]).sum(axis=-1).mean()) for number, each in one.weights.items()
     }
 
 
@@ -274,13 +287,25 @@ def pictures(kinds: Sequence[Kind]) -> dict[str, Kind]:
     return found
 
 
-def write(kinds: Sequence[Kind], tokens: Sequence[str], names: Sequence[str], folder: Path) -> None:
-    """The pictures and the page."""
-    for file, kind in pictures(kinds).items():
+def title(found: Mapping[str, FoundModel], layers: Sequence[int]) -> tuple[str, str]:
+    """The models' names; and which layers were looked at, where some were not."""
+    depth = next(iter(found.values())).config.num_hidden_layers
+    shown = ", ".join(map(str, layers))
+    some = f" Looked at: layers {shown} of {depth}; --layers names others." if len(layers) < depth else ""
+    return " and ".join(found), some
+
+
+def write(kinds: Sequence[Kind], tokens: Sequence[str], titles: tuple[str, str], folder: Path) -> None:
+    """The pictures and the page; pictures of an earlier command, which these would be taken for, go."""
+    drawn = pictures(kinds)
+    for file in PICTURES:
+        if file not in drawn:
+            (folder / file).unlink(missing_ok=True)
+    for file, kind in drawn.items():
         map_figures.draw(kind, folder / file)
-    title = " and ".join(names)
-    intro = f"What {title} computed of {len(tokens)} tokens: a number for each token and each one before it."
-    storage.write_text(folder / PAGE, maps.page(kinds, tokens, f"Positions and attention: {title}", intro))
+    names, some = titles
+    intro = f"What {names} computed of {len(tokens)} tokens: a number for each token and each one before it.{some}"
+    storage.write_text(folder / PAGE, maps.page(kinds, tokens, f"Positions and attention: {names}", intro))
 
 
 if __name__ == "__main__":

@@ -117,6 +117,8 @@ def read(argument: str, dataset: str) -> Answers:
         UserError: there are none of this data set, or they are not readable.
     """
     name, equals, rest = argument.partition("=")
+    if not storage.is_utf8(argument):
+        raise UserError(Problem("RESULTS", storage.shown(argument), "is not UTF-8", "write NAME=PATH in UTF-8"))
     named = bool(equals and name) and not Path(argument).exists()
     path = Path(rest if named else argument)
     file = path / "scrolls" / f"{dataset}.json" if path.is_dir() else path

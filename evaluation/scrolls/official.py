@@ -90,7 +90,11 @@ def read_predictions(path: str | Path) -> dict[str, str]:
         ) from None
     if not isinstance(content, dict):
         raise UserError(Problem("predictions", str(path), "is no JSON object", _FORMAT))
-    wrong = [key for key, value in content.items() if not isinstance(value, str)]
+    wrong = [
+        storage.shown(key)
+        for key, value in content.items()
+        if not isinstance(value, str) or not storage.is_utf8(key + value)
+    ]
     if wrong:
         raise UserError(Problem("predictions", str(path), f"no text is under {some(wrong)}", _FORMAT))
     return content

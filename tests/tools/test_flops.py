@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from transformers import LlamaConfig
 
 from evaluation import published
 from tape_ds import results
@@ -78,6 +79,28 @@ def test_a_model_of_one_s_own(tmp_path, capsys):
     assert counted["length"] == 100
     assert counted["parameters (M)"] == round(model.num_parameters() / 2**20, 2)
     assert counted["MACs full (G)"] == round(model.multiply_adds(100, causal=False) / 1e9, 2)
+
+
+def test_options_change_those_of_a_model_and_no_others(tmp_path, capsys):
+    """Named with the value it has, an option changes nothing."""
+    tiny_model(encoding="tape flattened", position_options={"form": "flattened", "rank": 5}).save_pretrained(tmp_path)
+    found = []
+    for own in ([], ["--position_encoding", "tape", "--position_options", '{"rank": 5}']):
+        assert flops.main(["--model", str(tmp_path), "--length", "4096", "--json", *own]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1]
+
+
+def test_what_a_model_cannot_have_is_left_out_unless_it_was_asked_for(tmp_path, capsys):
+    scaled = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
+    LlamaConfig(
+        vocab_size=512, hidden_size=64, num_attention_heads=4, num_hidden_layers=2, rope_parameters=scaled
+    ).save_pretrained(tmp_path)
+    assert flops.main(["--model", str(tmp_path), "--json"]) == 0
+    said = capsys.readouterr()
+    names = {each["encoding"] for each in json.loads(said.out)}
+    assert {"rope", "tape", "alibi"} <= names and "bipe_rope" not in names and "left out: bipe_rope: " in said.err
+    assert flops.main(["--model", str(tmp_path), "--position_encoding", "bipe_rope"]) == 2
 
 
 def test_the_table_lines_up(capsys):

@@ -2,8 +2,10 @@
 
 import csv
 import json
+import math
 
 import pytest
+import torch
 
 from evaluation import published, texts
 from tape_ds import results
@@ -135,3 +137,39 @@ def test_a_tokenizer_without_bos_needs_a_token(tmp_path, base, text, capsys):
     assert "has no BOS" in capsys.readouterr().err
     result, _ = written(tmp_path / "out", folder, "--texts", text, "--token", "5")
     assert result.figures["models"][0]["token"] == 5
+
+
+def test_files_of_one_name_in_two_folders_are_two_texts(tmp_path, base):
+    for name, step in (("a", 7), ("b", 11)):
+        (tmp_path / name).mkdir()
+        words = (f"w{WORDS[step * place % len(WORDS)]}" for place in range(60))
+        (tmp_path / name / "same.txt").write_text(" ".join(words))
+    both = [f"text:{tmp_path}/{name}/*.txt" for name in ("a", "b")]
+    result, _ = written(tmp_path / "out", base, "--texts", *both)
+    (model,) = result.figures["models"]
+    assert list(model["texts"]) == [f"{address} same.txt" for address in both]
+    each = [text["add_tokens"]["layers"]["1"]["attention_l1"] for text in model["texts"].values()]
+    assert each[0] != each[1]
+    assert model["mean"]["add_tokens"]["layers"]["1"]["attention_l1"] == pytest.approx(sum(each) / 2)
+
+
+def test_a_layer_named_twice_is_one(tmp_path, base, text):
+    result, _ = written(tmp_path / "out", base, "--texts", text, "--layers", "2", "1", "2")
+    assert result.figures["layers"] == [1, 2]
+
+
+def test_a_model_that_is_not_finite_is_refused(tmp_path, base, text, capsys):
+    folder = tmp_path / "broken"
+    model = tiny_model(encoding="tape")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.q_proj.weight[0, 0] = math.nan
+    model.save_pretrained(folder)
+    for file in base.glob("*token*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    assert stability.main([str(folder), "--texts", text, "--tokens", "40", "--output", str(tmp_path / "out")]) == 2
+    assert "not finite" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_names_stay_on_one_line_of_their_table(tmp_path, base, text):
+    written(tmp_path / "out", f"a|b\nc={base}", "--texts", text)
+    assert "| a\\|b c |" in (tmp_path / "out" / "stability.md").read_text()

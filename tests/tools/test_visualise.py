@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -109,6 +110,8 @@ def test_what_was_chosen_is_shown_and_no_more(tmp_path, base):
         (["--prompt", "w3"], "--prompt"),
         (["--text", "nowhere.txt"], "--text"),
         (["--prompt", PROMPT, "--heads", "5"], "--heads"),
+        (["--prompt", "w3 \udcff w4"], "--prompt"),
+        (["--prompt", PROMPT, "--device", "meta"], "--device"),
         (["--prompt", PROMPT, "--heads", "0"], "--heads"),
         (["--prompt", PROMPT, "--layers", "9"], "--layers"),
         (["--prompt", PROMPT * 400, "--tokens", "4k"], "--tokens"),
@@ -124,6 +127,45 @@ def test_what_is_wrong_is_said_and_nothing_is_written(tmp_path, base, capsys, ar
     assert visualise.main([str(base), *given, "--output", str(tmp_path / "out")]) == 2
     assert f" {field} = " in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_pictures_of_an_earlier_model_do_not_stay(tmp_path, base):
+    """They would be taken for this one's."""
+    tape, nope = (folder_of(name, base, tmp_path) for name in ("tape", "nope"))
+    output = tmp_path / "out"
+    written(output, base, "--against", tape, "--prompt", PROMPT)
+    assert {"positions.png", "difference.png"} <= {path.name for path in output.iterdir()}
+    written(output, nope, "--prompt", PROMPT)
+    assert {path.name for path in output.iterdir()} == {"attention.png", visualise.PAGE, "visualise.json"}
+
+
+def test_a_model_that_is_not_finite_leaves_nothing_half_written(tmp_path, base, capsys):
+    folder = folder_of("tape", base, tmp_path)
+    model = TapeForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.model.layers[1].self_attn.q_proj.weight[0, 0] = math.nan
+    model.save_pretrained(folder)
+    assert visualise.main([str(folder), "--prompt", PROMPT, "--output", str(tmp_path / "out")]) == 2
+    assert "not finite" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_a_page_says_which_layers_it_leaves_out(tmp_path, base):
+    written(tmp_path / "some", base, "--prompt", PROMPT, "--layers", "2", "1", "2")
+    assert "Looked at: layers 1, 2 of " in (tmp_path / "some" / visualise.PAGE).read_text()
+    written(tmp_path / "all", base, "--prompt", PROMPT)
+    assert "Looked at" not in (tmp_path / "all" / visualise.PAGE).read_text()
+
+
+def test_the_distance_of_two_models_is_not_rounded(tmp_path, base):
+    """Weights are kept in fp32: in half of it a model and itself one bit apart would look alike."""
+    one, other = (folder_of(name, base, tmp_path) for name in ("tape", "rope"))
+    model = TapeForCausalLM.from_pretrained(one)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight.mul_(1 + 1e-5)
+    model.save_pretrained(other)
+    shutil.copy(one / "config.json", other / "config.json")
+    result, _ = written(tmp_path / "out", one, "--against", other, "--prompt", PROMPT)
+    assert 0 < result.figures["attention_l1_between_models"]["1"] < 1e-4
 
 
 def test_a_file_is_no_folder_for_results_and_that_is_said_before_work(tmp_path, base, capsys):

@@ -51,7 +51,12 @@ def as_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 def as_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table for people: names to the left, numbers to the right."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """On one line, without the end of a cell in it."""
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def provenance(summary: results.Result, tool: str) -> str:

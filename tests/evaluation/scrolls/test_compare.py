@@ -164,6 +164,16 @@ def test_mistakes_are_named(words, said, tmp_path, capsys):
     assert not (tmp_path / "answers").exists()
 
 
+def test_halves_of_a_letter_are_no_text(tmp_path, capsys):
+    """JSON can hold what no file can."""
+    texts = {**right(), next(iter(right())): "bad \ud800 text"}
+    one = folder(tmp_path / "one", texts)
+    assert run(tmp_path / "answers", one) == 2
+    assert "no text is under" in capsys.readouterr().err and not (tmp_path / "answers").exists()
+    assert run(tmp_path / "answers", f"\udcff={one}") == 2
+    assert "is not UTF-8" in capsys.readouterr().err
+
+
 def test_what_generate_wrote_is_compared(llama, tmp_path):
     """From a random model, which answers nonsense, to a page."""
     for name, words in {"short": 4, "long": 4}.items():
