@@ -10,6 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 import torch
+from transformers import GPTJConfig, GPTJForCausalLM
 
 from evaluation.pages import maps
 from evaluation.pages.maps import Kind, Map
@@ -127,6 +128,17 @@ def test_what_is_wrong_is_said_and_nothing_is_written(tmp_path, base, capsys, ar
     assert visualise.main([str(base), *given, "--output", str(tmp_path / "out")]) == 2
     assert f" {field} = " in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_plain_gptj_has_no_end_once_it_is_read(tmp_path, base):
+    """Its own class ends with a table of 8 positions; ours computes any."""
+    folder = tmp_path / "gptj"
+    sizes = {"vocab_size": 61, "n_positions": 8, "n_embd": 32, "n_layer": 2, "n_head": 2, "rotary_dim": 8}
+    GPTJForCausalLM(GPTJConfig(**sizes, bos_token_id=1, eos_token_id=2)).save_pretrained(folder)
+    for file in base.glob("*token*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    _, content = written(tmp_path / "out", folder, "--prompt", PROMPT)
+    assert len(content["tokens"]) == len(IDS) > 8
 
 
 def test_pictures_of_an_earlier_model_do_not_stay(tmp_path, base):
