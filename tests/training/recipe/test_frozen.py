@@ -60,7 +60,7 @@ def test_every_mistake_is_named_as_it_was(name, tmp_path, monkeypatch):
         here = tmp_path / str(number)
         for file, text in case.get("files", {}).items():
             (here / file).parent.mkdir(parents=True, exist_ok=True)
-            (here / file).write_text(text.replace("{here}", str(here)))
+            (here / file).write_text(text.replace("{here}", str(here)).replace("{assets}", str(FROZEN.parent)))
         here.mkdir(exist_ok=True)
         with monkeypatch.context() as patch:
             patch.chdir(here)
