@@ -98,12 +98,12 @@ def made_up_rows(recipe: ExtensionRecipe, document_tokens: int) -> TrainingRows:
     """Rows as the recipe would have them if every document had ``document_tokens`` tokens."""
     from datasets import Dataset
 
-    from tape_ds.training.extension import pose_settings
+    from tape_ds.data.pose import PoseRows
     from tape_ds.training.run import sample_count
 
     data, document, pose = recipe.data, np.zeros(document_tokens, np.int32), None
-    if data.pose_chunks > 1:
-        rows, pose = [{"input_ids": document}], pose_settings(recipe)
+    if data.pose.chunks > 1:
+        rows, pose = [{"input_ids": document}], PoseRows(data.window, recipe.model.target_length, data.pose)
     else:
         count = ceil(_MADE_UP * data.window / document_tokens)
         rows = list(FILL[data.packing](repeat(document, count), data.window))
@@ -120,12 +120,12 @@ def write(found: coverage.Coverage, recipe: ExtensionRecipe, started: results.Re
     """Plot, table and result of one recipe, and a few lines on the screen."""
     from tape_ds.training import plots
 
-    window, target, chunks = recipe.window, recipe.model.target_length, recipe.data.pose_chunks
+    window, target, chunks = recipe.window, recipe.model.target_length, recipe.data.pose.chunks
     counted = {"distances": found.summary()}
     if window < target:
         counted["distances_beyond_the_window"] = found.summary(window)
     bins = found.bins()
-    skips = f", {recipe.data.pose_skips} skips" if chunks > 2 else ""
+    skips = f", {recipe.data.pose.skips} skips" if chunks > 2 else ""
     rows = f"PoSE, {chunks} chunks{skips}" if chunks > 1 else f"packing {recipe.data.packing}"
     label = f"{recipe.name}: {found.rows:,} rows, {rows}"
     plots.coverage(bins, folder / f"{NAME}.png", label=label, window=window, target=target)

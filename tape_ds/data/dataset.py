@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tape_ds.data.pose import Pose
+from tape_ds.data.pose import PoseRows
 
 if TYPE_CHECKING:
     import datasets
@@ -60,7 +60,7 @@ class TrainingRows(torch.utils.data.Dataset):
         *,
         samples: int,
         seed: int,
-        pose: Pose | None = None,
+        pose: PoseRows | None = None,
         attend_across: bool = False,
         origin: str = "",
     ):

@@ -21,58 +21,67 @@ windows), and off by default. It draws once per example in forked workers and ca
 a sample of the run and comes from (seed, sample index) alone.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
-Content = Literal["skipped", "contiguous", "aligned"]
-Skips = Literal["uniform", "sorted"]
+from tape_ds.errors import Problem
+from tape_ds.fields import Section
+
+
+class Pose(Section):
+    """How samples are drawn from documents."""
+
+    chunks: int = Field(1, ge=1)
+    """1: rows are packed. 2 or more: rows are drawn from one document in that many chunks, positions skipping ahead
+    between them up to target_length (PoSE)."""
+    reach: int | None = Field(None, ge=1)
+    """PoSE draws from this many windows at a document's start; null: from all of it. The published code has 5."""
+    content: Literal["skipped", "contiguous", "aligned"] = "skipped"
+    """The text between PoSE's chunks: ``skipped`` (left out, by a draw of its own), ``contiguous`` (none left out) or
+    ``aligned`` (as much left out as positions are skipped, as far as the document reaches)."""
+    skips: Literal["uniform", "sorted"] = "uniform"
+    """PoSE's positions: ``uniform`` (each chunk's skip after the one before) or ``sorted`` (all skips at once, in
+    order: no crowding near target_length). Two chunks: the same."""
+    max_skip: int | None = None
+    """Positions that PoSE skips at once, at most; null: up to target_length."""
+
+    def problems(self, window: int, target: int) -> Iterator[Problem]:
+        """Why no row of ``window`` tokens can be drawn so that it reaches ``target``; of one chunk, which options are
+        without a meaning."""
+        if self.chunks == 1:
+            for name, value in self.flat("pose_").items():
+                if name != "pose_chunks" and value != Pose().flat("pose_")[name]:
+                    wrong = "an option of PoSE, and pose_chunks = 1 packs rows"
+                    yield Problem(name, value, wrong, "remove it, or give pose_chunks: 2 or more")
+        elif window >= target:
+            wrong = f"leaves nothing to skip: it is target_length = {target} itself"
+            yield Problem("window", window, wrong, "give a shorter window, or pose_chunks: 1")
+        elif window < self.chunks:
+            wrong = f"too short for {self.chunks} chunks"
+            yield Problem("window", window, wrong, "give a token or more for each chunk")
+        elif self.max_skip is not None and self.skips != "uniform":
+            wrong = f"pose_skips = {self.skips!r} are drawn all at once, without a limit to one"
+            yield Problem("pose_max_skip", self.max_skip, wrong, "remove it, or pose_skips: uniform")
+        elif self.max_skip is not None and self.max_skip < (least := self.least_max_skip(window, target)):
+            wrong = f"{self.chunks - 1} skips of a row of {window} do not reach target_length = {target}"
+            yield Problem("pose_max_skip", self.max_skip, wrong, f"give {least} or more, or more pose_chunks")
+
+    def least_max_skip(self, window: int, target: int) -> int:
+        """The smallest limit of one skip with which all skips together reach from ``window`` to ``target``."""
+        return -(-(target - window) // (self.chunks - 1))
 
 
 @dataclass(frozen=True)
-class Pose:
-    """How samples are drawn from documents. Raises ``ValueError`` for settings that allow no draw."""
+class PoseRows:
+    """Rows of ``window`` tokens (``c``) with positions in 0 .. ``target`` - 1 (``T``)."""
 
     window: int
-    """Tokens per training row (``c``)."""
     target: int
-    """Length whose positions are to be reached (``T``): positions lie in 0 .. target - 1."""
-    chunks: int = 2
-    """Pieces per row, 2 or more."""
-    reach: int | None = None
-    """Content comes from this many windows at a document's start; None: from all of it. The original has 5."""
-    content: Content = "skipped"
-    """The text of later chunks: ``skipped``, text left out between chunks by a draw of its own; ``contiguous``, none
-    left out (``v_i = 0``: the document's first ``window`` tokens); ``aligned``, as much left out as positions are
-    skipped (``v_i = u_i``), or as the document has."""
-    skips: Skips = "uniform"
-    """The shifts of later chunks: ``uniform``, each between the one before and the end; ``sorted``, all drawn at once
-    from 0 to the end and put in order, so that many chunks do not crowd there. With two chunks they are the same."""
-    max_skip: int | None = None
-    """Positions skipped at once, at most; None: as many as there are. Of ``uniform`` skips only."""
-
-    def __post_init__(self) -> None:
-        if self.chunks < 2:
-            raise ValueError(f"chunks = {self.chunks}: PoSE needs 2 or more; pack rows instead of drawing one chunk")
-        if self.window < self.chunks:
-            raise ValueError(f"window = {self.window}: must hold a token for each of {self.chunks} chunks")
-        if self.target < self.window:
-            raise ValueError(f"target = {self.target}: must be at least the window, {self.window}")
-        if self.reach is not None and self.reach < 1:
-            raise ValueError(f"reach = {self.reach}: must be 1 window or more, or None")
-        for name, kinds in (("content", Content), ("skips", Skips)):
-            if getattr(self, name) not in get_args(kinds):
-                raise ValueError(f"{name} = {getattr(self, name)!r}: one of {', '.join(get_args(kinds))}")
-        if self.max_skip is not None and self.skips != "uniform":
-            raise ValueError(f"max_skip = {self.max_skip}: skips are {self.skips}, only uniform ones have a limit")
-        if self.max_skip is not None and self.max_skip < self.least_max_skip:
-            raise ValueError(f"max_skip = {self.max_skip}: {self.least_max_skip} or more to reach the target")
-
-    @property
-    def least_max_skip(self) -> int:
-        """The smallest :attr:`max_skip` with which the last chunk can reach position ``target - 1``."""
-        return least_max_skip(self.window, self.target, self.chunks)
+    pose: Pose
 
     def draw(self, tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """One training row from one document.
@@ -80,7 +89,7 @@ class Pose:
         Args:
             tokens: the document, [n], n >= 1.
             rng: draws lengths, then content, then positions. The content is drawn whatever becomes of it, so that rows
-                which differ in :attr:`content` alone have the same positions.
+                which differ in :attr:`Pose.content` alone have the same positions.
 
         Returns:
             ``(input_ids, position_ids)``, both [min(n, window)], the ids in the document's dtype, positions int64,
@@ -90,30 +99,26 @@ class Pose:
         Raises:
             ValueError: the document is empty.
         """
-        if self.reach is not None:
-            tokens = tokens[: self.reach * self.window]
+        pose = self.pose
+        if pose.reach is not None:
+            tokens = tokens[: pose.reach * self.window]
         count = min(len(tokens), self.window)
         if count == 0:
             raise ValueError("an empty document has nothing to draw from")
-        lengths = draw_lengths(count, self.chunks, rng)
+        lengths = draw_lengths(count, pose.chunks, rng)
         moved = draw_shifts(len(lengths), len(tokens) - count, rng)
         shifts = self._draw_shifts(len(lengths), self.target - count, rng)
-        if self.content == "contiguous":
+        if pose.content == "contiguous":
             moved = np.zeros_like(shifts)
-        elif self.content == "aligned":
+        elif pose.content == "aligned":
             moved = np.minimum(shifts, len(tokens) - count)
         places = np.arange(count, dtype=np.int64)
         return tokens[places + np.repeat(moved, lengths)], places + np.repeat(shifts, lengths)
 
     def _draw_shifts(self, chunks: int, room: int, rng: np.random.Generator) -> np.ndarray:
-        if self.skips == "sorted":
+        if self.pose.skips == "sorted":
             return draw_sorted_shifts(chunks, room, rng)
-        return draw_shifts(chunks, room, rng, self.max_skip)
-
-
-def least_max_skip(window: int, target: int, chunks: int) -> int:
-    """The smallest limit of one skip with which all skips together reach from ``window`` to ``target``."""
-    return -(-(target - window) // (chunks - 1))
+        return draw_shifts(chunks, room, rng, self.pose.max_skip)
 
 
 def draw_lengths(count: int, chunks: int, rng: np.random.Generator) -> np.ndarray:

@@ -11,7 +11,7 @@ from tape_ds.data import passkey
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.dataset import TrainingRows
 from tape_ds.data.packing import pack, tokenize
-from tape_ds.data.pose import Pose
+from tape_ds.data.pose import PoseRows
 from tape_ds.data.selection import select, token_counts
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import convert, extendable, positions
@@ -24,9 +24,8 @@ from tape_ds.scoring.passkey import Passkey
 from tape_ds.training import identity, methods, plots, tables
 from tape_ds.training.callbacks import LossByPosition, PasskeyRetrieval
 from tape_ds.training.held_out import WITHOUT_UPDATES, HeldOut, Scores, Variant, read_passkeys, read_scores
-from tape_ds.training.recipe.extension import ExtensionRecipe
-from tape_ds.training.recipe.extension_checks import check_against_model
-from tape_ds.training.recipe.method_checks import targets_of
+from tape_ds.training.recipe.extension import ExtensionRecipe, check_against_model
+from tape_ds.training.recipe.method import targets_of
 from tape_ds.training.recipe.optimization import check_trained, learns
 from tape_ds.training.recipe.scale import check_model
 from tape_ds.training.run import Run, fingerprints, require_room, require_same, sample_count, start, weights_dtype
@@ -90,7 +89,7 @@ class Extension(Run):
     def outline(self) -> dict[str, str]:
         """Model with its lengths, encoding, rows and documents."""
         recipe, config, angles = self.recipe, self.config, self.angles
-        chunks = recipe.data.pose_chunks
+        chunks = recipe.data.pose.chunks
         factor = f" x{angles['factor']:g}" if angles.get("factor") else ""
         return {
             "model": f"{recipe.model.model}, {self.parameter_counts[0] / 1e6:,.1f} M parameters, native context "
@@ -248,8 +247,8 @@ def training_rows(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase) -
     end = _end_token(tokenizer) if data.append_eos else None
     found = select(data.train_data, tokenizer, "train", cache, data.min_document_tokens, data.max_documents)
     origin = f"{found}" + f", none below {data.min_document_tokens:,}" * (data.min_document_tokens > 1)
-    if data.pose_chunks > 1:
-        rows, pose = found.documents, pose_settings(recipe)
+    if data.pose.chunks > 1:
+        rows, pose = found.documents, PoseRows(data.window, recipe.model.target_length, data.pose)
     else:
         rows, pose = pack(found.documents, data.window, cache, data.packing, end), None
         origin += f"; {int(token_counts(rows).sum()):,} in {len(rows):,} rows"
@@ -260,20 +259,6 @@ def training_rows(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase) -
         pose=pose,
         attend_across=data.attend_across,
         origin=origin,
-    )
-
-
-def pose_settings(recipe: ExtensionRecipe) -> Pose:
-    """How the recipe's rows are drawn from documents; its ``pose_chunks`` are 2 or more."""
-    data = recipe.data
-    return Pose(
-        window=data.window,
-        target=recipe.model.target_length,
-        chunks=data.pose_chunks,
-        reach=data.pose_reach,
-        content=data.pose_content,
-        skips=data.pose_skips,
-        max_skip=data.pose_max_skip,
     )
 
 

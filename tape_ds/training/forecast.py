@@ -195,7 +195,7 @@ def _has_borders(recipe: Recipe) -> bool:
     row has is the data's secret: one is the most work."""
     if not isinstance(recipe, ExtensionRecipe):
         return True
-    return recipe.data.pose_chunks == 1 and not recipe.data.attend_across and recipe.data.packing != "single"
+    return recipe.data.pose.chunks == 1 and not recipe.data.attend_across and recipe.data.packing != "single"
 
 
 def _span(recipe: Recipe, config: Config) -> float | None:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from tape_ds import results, storage
 from tape_ds.data.packing import tokenizer_fingerprint
 from tape_ds.errors import Problem, redacted
-from tape_ds.training.recipe import trainer_fields
+from tape_ds.training.recipe import trainer
 from tape_ds.training.recipe.recipe import Recipe
 
 FIXED = ("seed", "optim", "optim_args", "optim_target_modules", "bf16", "fp16")
@@ -89,7 +89,7 @@ def of(
         fingerprints: of its training data, by address.
         base: folder of the pretrained model it starts from.
     """
-    idle = () if recipe.trains_positions else asdict(recipe.optimization)
+    idle = () if recipe.trains_positions else recipe.optimization.flat()
     fields = {name: value for name, value in recipe.as_dict().items() if _counts(name) and name not in idle}
     found: dict[str, Any] = {f"recipe.{name}": _plain(value) for name, value in sorted(fields.items())}
     found |= {f"data.{redacted(address)}": value for address, value in fingerprints.items()}
@@ -102,7 +102,7 @@ def of(
 
 def _counts(name: str) -> bool:
     """Whether a field of a recipe belongs to its identity."""
-    trainers = name in trainer_fields.hints()
+    trainers = name in trainer.FIELDS
     return name in FIXED or name in RISKLESS or not (trainers or name in (*FREE, "launcher"))
 
 
@@ -168,8 +168,8 @@ def _value(identity: Mapping[str, Any], name: str) -> Any:
     if name in identity:
         return identity[name]
     kind, _, rest = name.partition(".")
-    known = kind == "recipe" and rest in trainer_fields.hints()
-    return _plain(trainer_fields.library_default(rest)) if known else None
+    known = kind == "recipe" and rest in trainer.FIELDS
+    return _plain(trainer.library_default(rest)) if known else None
 
 
 def _plain(value: Any) -> Any:

@@ -114,7 +114,7 @@ class StepProfiler(TrainerCallback):
     def _store(self, recording: "Recording", steps: int) -> str:
         """Write everything; returns the text."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        result = results.collect(config=dataclasses.asdict(self.profile), processes=self.trainer.args.world_size)
+        result = results.collect(config=self.profile.flat(), processes=self.trainer.args.world_size)
         path = recording.store(self.folder, self.rank)
         summary = trace.summarise(trace.read(path))
         held = held_bytes(self.trainer)

@@ -139,7 +139,7 @@ def _read(launcher: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
     Raises:
         UserError: there is no such recipe, it is another launcher's, or it is no YAML.
     """
-    from tape_ds.training.recipe import arithmetic, extension, files, finetuning, loading, pretraining, values
+    from tape_ds.training.recipe import arithmetic, command_line, extension, files, finetuning, loading, pretraining
 
     recipes: tuple[type[loading.Recipe], ...] = (
         arithmetic.ArithmeticRecipe,
@@ -149,19 +149,17 @@ def _read(launcher: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
     )
     kind = next(each for each in recipes if launcher == each.LAUNCHER)
     problems: list[Problem] = []
-    flags = files.read_command_line(arguments, problems)
+    flags = command_line.read(arguments, problems)
     name = (flags.pop("recipe", []) or [kind.DEFAULT])[0]
     collected = files.read_recipe(name, kind.LAUNCHER, problems)
     files.require_launcher(name, collected, kind.LAUNCHER)
     raise_if_any(problems)
     switches = {field: flags.pop(field) for field in _LOOKS if field in flags}
     decisive = {field: texts for field, texts in flags.items() if field in _DECISIVE}
-    collected = files.override(collected, decisive, loading.field_hints(kind), problems)
+    collected = command_line.override(collected, decisive, loading.field_hints(kind), problems, set())
     raise_if_any(problems)
-    said: dict[str, Any] = {field: not texts or values.plain(texts[-1]) for field, texts in switches.items()}
-    for field, given in collected.items():
-        if field in _DECISIVE:
-            said[field] = values.plain(given.value) if given.text and field == _ANEW else given.value
+    said: dict[str, Any] = {field: not texts or command_line.plain(texts[-1]) for field, texts in switches.items()}
+    said |= {field: given.value for field, given in collected.items() if field in _DECISIVE}
     return Path(name).stem, said
 
 

@@ -14,7 +14,7 @@ from scipy.stats import chisquare
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from tape_ds.data.dataset import TrainingRows, collate
-from tape_ds.data.pose import Pose
+from tape_ds.data.pose import Pose, PoseRows
 from tape_ds.data.rows import cut
 
 
@@ -29,7 +29,7 @@ def documents(count=7, tokens=40):
 
 
 def training_rows(**changes):
-    settings = {"rows": documents(), "samples": 30, "seed": 3, "pose": Pose(window=8, target=64), **changes}
+    settings = {"rows": documents(), "samples": 30, "seed": 3, "pose": PoseRows(8, 64, Pose(chunks=2)), **changes}
     return TrainingRows(settings.pop("rows"), **settings)
 
 
@@ -97,10 +97,11 @@ def test_labels_are_not_the_inputs_memory():
 def test_wrong_rows_and_numbers():
     with pytest.raises(ValueError, match="document_ids"):
         TrainingRows(documents(), samples=1, seed=0)
+    pose = PoseRows(2, 4, Pose(chunks=2))
     with pytest.raises(ValueError, match="input_ids"):
-        TrainingRows(datasets.Dataset.from_dict({"text": ["a"]}), samples=1, seed=0, pose=Pose(2, 4))
+        TrainingRows(datasets.Dataset.from_dict({"text": ["a"]}), samples=1, seed=0, pose=pose)
     with pytest.raises(ValueError, match="no rows"):
-        TrainingRows(documents().select([]), samples=1, seed=0, pose=Pose(2, 4))
+        TrainingRows(documents().select([]), samples=1, seed=0, pose=pose)
     with pytest.raises(ValueError, match="seed = -1"):
         training_rows(seed=-1)
     for index in (-1, 30):
@@ -168,7 +169,8 @@ def test_golden_draws():
 def test_fingerprint_follows_what_decides_the_samples():
     same_again = training_rows().fingerprint
     assert training_rows().fingerprint == same_again
-    poses = [Pose(8, 65), Pose(8, 64, content="aligned"), Pose(8, 64, skips="sorted"), Pose(8, 64, max_skip=60)]
+    options = ({"content": "aligned"}, {"skips": "sorted"}, {"max_skip": 60})
+    poses = [PoseRows(8, 65, Pose(chunks=2)), *(PoseRows(8, 64, Pose(chunks=2, **each)) for each in options)]
     others = [training_rows(seed=4), training_rows(rows=documents(8)), *(training_rows(pose=pose) for pose in poses)]
     assert same_again not in {other.fingerprint for other in others}
     across = [TrainingRows(packed(), samples=5, seed=0, attend_across=value) for value in (False, True)]

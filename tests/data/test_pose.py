@@ -4,9 +4,17 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from scipy.stats import chisquare
 
-from tape_ds.data.pose import Pose, draw_lengths, draw_shifts, draw_sorted_shifts
+from tape_ds.data import pose as rows_of
+from tape_ds.data.pose import PoseRows, draw_lengths, draw_shifts, draw_sorted_shifts
+
+
+def pose_rows(window, target, chunks=2, **options):
+    """Rows of ``window`` tokens that skip to ``target``."""
+    return PoseRows(window, target, rows_of.Pose(chunks=chunks, **options))
+
 
 DRAWS = 20_000
 LEAST_P = 1e-3  # with the fixed seeds below the outcome is always the same
@@ -50,7 +58,7 @@ def reference(ids, window, target, rng):
 def test_golden_two_chunks():
     """Worked by hand: n = 20, c = 8, T = 32; first chunk 3, 7 tokens left out, 11 positions skipped."""
     rng = Scripted(3, 7, 11)
-    ids, positions = Pose(8, 32).draw(np.arange(100, 120), rng)
+    ids, positions = pose_rows(8, 32).draw(np.arange(100, 120), rng)
     assert ids.tolist() == [100, 101, 102, 110, 111, 112, 113, 114]
     assert positions.tolist() == [0, 1, 2, 14, 15, 16, 17, 18]
     assert rng.ranges == [(1, 4), (0, 12), (0, 24)]
@@ -59,7 +67,7 @@ def test_golden_two_chunks():
 def test_golden_four_chunks():
     """Worked by hand: c = 10 as 3 + 1 + 2 + 4; of 15 tokens 0, 2, 4 left out; shifts 0, 5, 5, 20 of at most 40 - 10."""
     rng = Scripted(3, 1, 2, 0, 2, 4, 5, 5, 20)
-    ids, positions = Pose(10, 40, chunks=4).draw(np.arange(100, 115), rng)
+    ids, positions = pose_rows(10, 40, chunks=4).draw(np.arange(100, 115), rng)
     assert ids.tolist() == [100, 101, 102, 103, 106, 107, 110, 111, 112, 113]
     assert positions.tolist() == [0, 1, 2, 8, 9, 10, 26, 27, 28, 29]
     assert rng.ranges == [(1, 3), (1, 3), (1, 3), (0, 5), (0, 5), (2, 5), (0, 30), (5, 30), (5, 30)]
@@ -75,14 +83,14 @@ def test_golden_four_chunks():
 )
 def test_golden_contents(content, expected):
     """The paper's three choices of v for the same draws; n = 20, c = 8, T = 32. Positions are the same for all."""
-    ids, positions = Pose(8, 32, content=content).draw(np.arange(100, 120), Scripted(3, 7, 11))
+    ids, positions = pose_rows(8, 32, content=content).draw(np.arange(100, 120), Scripted(3, 7, 11))
     assert ids.tolist() == expected
     assert positions.tolist() == [0, 1, 2, 14, 15, 16, 17, 18]
 
 
 def test_golden_aligned_ends_with_the_document():
     """Worked by hand: 20 positions are skipped, and the document has 12 tokens more than the window."""
-    ids, positions = Pose(8, 32, content="aligned").draw(np.arange(100, 120), Scripted(3, 7, 20))
+    ids, positions = pose_rows(8, 32, content="aligned").draw(np.arange(100, 120), Scripted(3, 7, 20))
     assert ids.tolist() == [100, 101, 102, 115, 116, 117, 118, 119]
     assert positions.tolist() == [0, 1, 2, 23, 24, 25, 26, 27]
 
@@ -90,17 +98,17 @@ def test_golden_aligned_ends_with_the_document():
 def test_golden_limited_skips():
     """Worked by hand: c = 6 as 2 + 2 + 2, T = 14; at most 4 of the 8 positions are skipped at once."""
     rng = Scripted(2, 2, 0, 0, 3, 7)
-    _, positions = Pose(6, 14, chunks=3, max_skip=4).draw(np.arange(6), rng)
+    _, positions = pose_rows(6, 14, chunks=3, max_skip=4).draw(np.arange(6), rng)
     assert positions.tolist() == [0, 1, 5, 6, 11, 12]
     assert rng.ranges[-2:] == [(0, 4), (3, 7)]
     rng = Scripted(2, 2, 0, 0, 4, 8)
-    assert Pose(6, 14, chunks=3, max_skip=4).draw(np.arange(6), rng)[1][-1] == 13, "the target's last position"
+    assert pose_rows(6, 14, chunks=3, max_skip=4).draw(np.arange(6), rng)[1][-1] == 13, "the target's last position"
 
 
 def test_golden_sorted_skips():
     """Worked by hand: shifts 7 and 3 are drawn, 3 and 7 are used."""
     rng = Scripted(2, 2, 0, 0, 7, 3)
-    _, positions = Pose(6, 14, chunks=3, skips="sorted").draw(np.arange(6), rng)
+    _, positions = pose_rows(6, 14, chunks=3, skips="sorted").draw(np.arange(6), rng)
     assert positions.tolist() == [0, 1, 5, 6, 11, 12]
     assert rng.ranges[-2:] == [(0, 8), (0, 8)]
 
@@ -113,7 +121,7 @@ def test_two_chunks_are_the_original(n):
     for first in range(1, (count + 1) // 2 + 1):
         for skipped in {0, (n - count) // 2, n - count}:
             for shift in (0, 1, 16 - count):
-                ours = Pose(8, 16).draw(ids, Scripted(first, skipped, shift))
+                ours = pose_rows(8, 16).draw(ids, Scripted(first, skipped, shift))
                 theirs = reference(ids, 8, 16, Scripted(first, count + skipped, shift))
                 np.testing.assert_array_equal(ours[0], theirs[0])
                 np.testing.assert_array_equal(ours[1], theirs[1])
@@ -125,7 +133,7 @@ def test_two_chunks_are_the_original(n):
     ("n", "window", "target"), [(500, 16, 64), (16, 16, 16), (7, 16, 20), (1, 16, 16), (17, 16, 16)]
 )
 def test_properties(chunks, n, window, target, options):
-    pose = Pose(window, target, chunks, **options)
+    pose = pose_rows(window, target, chunks, **options)
     rng = np.random.default_rng(chunks)
     ids = np.arange(n, dtype=np.int32)
     for _ in range(100):
@@ -156,7 +164,7 @@ def every_draw(draw, before=()):
 @pytest.mark.parametrize("options", [{}, {"chunks": 3}, {"chunks": 3, "skips": "sorted"}, {"chunks": 3, "max_skip": 3}])
 def test_all_possible_draws(options):
     """Exhaustively, c = 4, T = 9: whatever is drawn, positions rise from 0, and exactly 3 .. T - 1 can be the last."""
-    pose = Pose(4, 9, **options)
+    pose = pose_rows(4, 9, **options)
     rows = list(every_draw(lambda rng: pose.draw(np.arange(6), rng)))
     assert len(rows) > 30
     for ids, positions in rows:
@@ -172,7 +180,7 @@ def test_two_chunk_draws_are_uniform():
     rng = np.random.default_rng(2)
     first, left_out, skipped = [], [], []
     for _ in range(DRAWS):
-        ids, positions = Pose(9, 24).draw(np.arange(30), rng)
+        ids, positions = pose_rows(9, 24).draw(np.arange(30), rng)
         skipped.append(int(positions[-1]) - 8)
         left_out.append(int(ids[-1]) - 8)
         jump = np.flatnonzero(np.diff(positions) > 1)
@@ -189,7 +197,7 @@ def test_the_skip_is_uniform_whatever_the_lengths():
     rng = np.random.default_rng(12)
     skips = {first: [] for first in range(1, 6)}
     for _ in range(DRAWS):
-        _, positions = Pose(9, 24).draw(np.arange(9), rng)
+        _, positions = pose_rows(9, 24).draw(np.arange(9), rng)
         jump = np.flatnonzero(np.diff(positions) > 1)
         if len(jump):  # without a jump the lengths do not show
             skips[int(jump[0]) + 1].append(int(positions[-1]) - 8)
@@ -237,31 +245,40 @@ def test_lengths_are_uniform_up_to_an_even_share():
 
 def test_reach_limits_the_content():
     rng = np.random.default_rng(5)
-    near = [int(Pose(8, 64, reach=5).draw(np.arange(1000), rng)[0].max()) for _ in range(2000)]
-    far = [int(Pose(8, 64).draw(np.arange(1000), rng)[0].max()) for _ in range(2000)]
+    near = [int(pose_rows(8, 64, reach=5).draw(np.arange(1000), rng)[0].max()) for _ in range(2000)]
+    far = [int(pose_rows(8, 64).draw(np.arange(1000), rng)[0].max()) for _ in range(2000)]
     assert max(near) == 39
     assert max(far) > 900
 
 
 @pytest.mark.parametrize(
-    ("settings", "wrong"),
+    ("window", "target", "options", "field"),
     [
-        ({"window": 8, "target": 16, "chunks": 1}, "chunks = 1"),
-        ({"window": 2, "target": 16, "chunks": 3}, "window = 2"),
-        ({"window": 8, "target": 7}, "target = 7"),
-        ({"window": 8, "target": 16, "reach": 0}, "reach = 0"),
-        ({"window": 8, "target": 16, "content": "same"}, "content = 'same'"),
-        ({"window": 8, "target": 16, "skips": "even"}, "skips = 'even'"),
-        ({"window": 8, "target": 16, "max_skip": 7}, "max_skip = 7: 8 or more"),
-        ({"window": 8, "target": 17, "chunks": 4, "max_skip": 2}, "max_skip = 2: 3 or more"),
-        ({"window": 8, "target": 16, "skips": "sorted", "max_skip": 8}, "max_skip = 8"),
+        (2, 16, {"chunks": 3}, "window"),
+        (8, 7, {}, "window"),
+        (8, 8, {}, "window"),
+        (8, 16, {"max_skip": 7}, "pose_max_skip"),
+        (8, 17, {"chunks": 4, "max_skip": 2}, "pose_max_skip"),
+        (8, 16, {"skips": "sorted", "max_skip": 8}, "pose_max_skip"),
+        (8, 16, {"chunks": 1, "reach": 5}, "pose_reach"),
     ],
 )
-def test_settings_that_allow_no_draw(settings, wrong):
-    with pytest.raises(ValueError, match=wrong):
-        Pose(**settings)
+def test_settings_that_allow_no_draw(window, target, options, field):
+    pose = rows_of.Pose(**{"chunks": 2} | options)
+    assert [problem.field for problem in pose.problems(window, target)] == [field]
+
+
+@pytest.mark.parametrize("options", [{"chunks": 0}, {"reach": 0}, {"content": "same"}, {"skips": "even"}])
+def test_values_that_no_field_takes(options):
+    with pytest.raises(ValidationError):
+        rows_of.Pose(**options)
+
+
+def test_all_skips_together_reach_the_target():
+    assert rows_of.Pose(chunks=2).least_max_skip(8, 16) == 8
+    assert not list(rows_of.Pose(chunks=4, max_skip=3).problems(8, 17))
 
 
 def test_an_empty_document():
     with pytest.raises(ValueError, match="empty document"):
-        Pose(4, 8).draw(np.array([]), np.random.default_rng(0))
+        pose_rows(4, 8).draw(np.array([]), np.random.default_rng(0))

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tape_ds.training.recipe import arithmetic, extension, finetuning, loading, pretraining, trainer_fields
+from tape_ds.training.recipe import arithmetic, extension, finetuning, loading, pretraining, trainer
 from tests.docs import pages
 
 PAGE = pages.ROOT / "docs" / "coming_from.md"
@@ -58,7 +58,7 @@ def test_the_file_exists_here(file):
 )
 def test_an_old_flag_is_answered_with_the_new_one(kind, old):
     page = PAGE.read_text(encoding="utf-8")
-    former = {**trainer_fields.REMOVED, **kind.FORMER}
+    former = {**trainer.REMOVED, **kind.FORMER}
     for flag in old.split():
         assert f"--{flag}" in page
         first = former[flag].split(" ")[0].rstrip(":,")

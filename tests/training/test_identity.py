@@ -102,11 +102,11 @@ def test_every_field_of_every_kind_is_known():
     """A field of ours is either free or compared, and the lists name no field that is gone."""
     recipes = [extension.load(["--recipe", "demo"], world_size=1), pretraining.load(RECIPE, world_size=1)]
     fields = {name for recipe in recipes for name in recipe.as_dict()}
-    from tape_ds.training.recipe import arithmetic, finetuning, trainer_fields
+    from tape_ds.training.recipe import arithmetic, finetuning, trainer
     from tape_ds.training.recipe.loading import field_hints
 
     kinds = (arithmetic.ArithmeticRecipe, finetuning.FinetuningRecipe)
-    known = {name for kind in kinds for name in field_hints(kind)} | fields | set(trainer_fields.hints())
+    known = {name for kind in kinds for name in field_hints(kind)} | fields | set(trainer.FIELDS)
     assert {*identity.FIXED, *identity.RISKLESS, *identity.FREE} <= known
 
 

@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tape_ds import fields
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 from tape_ds.scoring.statistics import MOST_FLIPPED
 from tape_ds.training.comparison import arms, runs
 from tape_ds.training.comparison.arms import Arm
 from tape_ds.training.comparison.measures import Measure
-from tape_ds.training.recipe import trainer_fields
 from tape_ds.training.recipe.recipe import Recipe
+from tape_ds.training.recipe.trainer import Trainer
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -127,7 +128,7 @@ def check_seeds(seeds: Sequence[int] | None) -> list[Problem]:
     problems = [
         Problem("seeds", each.value, each.wrong, each.remedy)
         for seed in given
-        for each in trainer_fields.check_value("seed", seed)
+        for each in fields.check(Trainer, {"seed": seed})
     ]
     twice = sorted({seed for seed in given if given.count(seed) > 1})
     problems += [Problem("seeds", seed, "named twice", "name it once") for seed in twice]

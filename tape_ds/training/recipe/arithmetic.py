@@ -1,15 +1,20 @@
 """The recipe of ``train_arithmetic.py``: a new model of any size and encoding learns to calculate, or to address."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pydantic import Field, field_validator
+
+from tape_ds.data.addressing import lengths
+from tape_ds.data.addressing import tasks as addressing_tasks
 from tape_ds.data.addressing.tasks import TASKS as ADDRESSING
-from tape_ds.data.arithmetic.tasks import TASKS, TESTED, Task
-from tape_ds.training.recipe import addressing, arithmetic_checks, common, loading, new_model, scale
-from tape_ds.training.recipe.addressing import Addressing
-from tape_ds.training.recipe.checks import Checks
-from tape_ds.training.recipe.recipe import DERIVED, Recipe, missing
+from tape_ds.data.arithmetic import tasks
+from tape_ds.data.arithmetic.tasks import TASKS, TESTED
+from tape_ds.errors import Problem, did_you_mean
+from tape_ds.fields import DERIVED, Section, missing, rule, wrong
+from tape_ds.training.recipe import loading, new_model
+from tape_ds.training.recipe.addressing import Addressing, wrong_trained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,19 +23,24 @@ if TYPE_CHECKING:
 
 DIGITS = 4
 """Stand in for digits that are missing."""
+LONGEST = 200
+"""Digits of an operand that is trained."""
+OF_ADDRESSING = ("task_options", "train_lengths", "test_lengths")
+"""Fields that only tasks of addressing have."""
+OF_ARITHMETIC = ("max_digits", "max_digits_second", "test_digits")
+"""Fields that only arithmetic has."""
 DRAWN_FROM = 2
 """An encoding that draws positions draws them from so many times the longest test's tokens, the published ratio."""
 
 
-@dataclass(frozen=True)
-class DataSection:
+class DataSection(Section):
     """What is asked, and how long. Arithmetic has digits, and tasks of addressing have lengths."""
 
     task: str
-    """A name of ``tape_ds.data.arithmetic.tasks.TASKS``, or of ``tape_ds.data.addressing.tasks.TASKS``."""
-    max_digits: int = DERIVED
+    """A name of ``tape_ds.data.arithmetic.tasks.TASKS``, or of ``tape_ds.data.addressing_tasks.TASKS``."""
+    max_digits: int = Field(DERIVED, ge=1)
     """The larger bound of a problem's first size: digits of the first operand (see the task). Arithmetic needs it."""
-    max_digits_second: int = DERIVED
+    max_digits_second: int = Field(DERIVED, ge=1)
     """The same of its second size; default max_digits."""
     test_digits: int = DERIVED
     """How long the longer operands are in tests: where the grid of ``python -m evaluation arithmetic`` ends, and what
@@ -44,24 +54,30 @@ class DataSection:
     """Its options; default the task's own."""
     window: int = DERIVED
     """Tokens that the model is made for (max_position_embeddings); default those of the longest training row."""
-    held_out_samples: int = 1000
+    held_out_samples: int = Field(1000, ge=0, le=100_000)
     """Problems of the trained lengths, kept from training, that are answered afterwards: about as many, alike over all
     pairs of lengths; 0: none. The grid of longer ones is ``python -m evaluation arithmetic``. Of a task of addressing,
     as many rows of each of its tests."""
 
+    @field_validator("task")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in (*TASKS, *ADDRESSING):
+            raise wrong("no such task", did_you_mean(name, [*TASKS, *ADDRESSING]))
+        return name
+
 
 @dataclass(frozen=True, kw_only=True)
-class ArithmeticRecipe(Recipe):
+class ArithmeticRecipe(new_model.NewModelRecipe):
     """A recipe of this launcher."""
 
     LAUNCHER: ClassVar[str] = "train_arithmetic"
     DEFAULT: ClassVar[str] = "addition_tiny"
-    SECTIONS: ClassVar[Mapping[str, type]] = {
+    SECTIONS: ClassVar[Mapping[str, type[Section]]] = {
         "model": new_model.NewModel,
         "data": DataSection,
-        **common.SECTIONS,
+        **new_model.NewModelRecipe.SECTIONS,
     }
-    REQUIRED: ClassVar[tuple[str, ...]] = (*new_model.REQUIRED, "task")
     STAND_INS: ClassVar[Mapping[str, Any]] = {**new_model.STAND_INS, "task": "addition", "max_digits": DIGITS}
     FORMER: ClassVar[Mapping[str, str]] = {
         "eval_data": "held_out_samples: problems are drawn, not read",
@@ -72,10 +88,6 @@ class ArithmeticRecipe(Recipe):
         "train_data": "task: problems are drawn, not read",
         "vocab_size": "task, which has its own letters",
     }
-    CHECKS: ClassVar[tuple[Checks, ...]] = (
-        *(new_model.CHECKS, arithmetic_checks.CHECKS, addressing.CHECKS, scale.HEAD_CHECKS),
-        *common.CHECKS,
-    )
     FULL_ROWS: ClassVar[bool] = False
 
     model: new_model.NewModel
@@ -87,7 +99,7 @@ class ArithmeticRecipe(Recipe):
         if flat["task"] in ADDRESSING:
             lengths = Addressing.of(flat).derived()
             return lengths | new_model.derived(flat, flat["window"] or lengths["window"])
-        first = DIGITS if missing(flat["max_digits"]) else flat["max_digits"]
+        first = DIGITS if flat["max_digits"] is None else flat["max_digits"]
         second = first if flat["max_digits_second"] is None else flat["max_digits_second"]
         window = flat["window"] or longest_row(flat["task"], first, second)
         lengths = {"max_digits_second": first, "test_digits": TESTED * max(first, second), "window": window}
@@ -101,7 +113,7 @@ class ArithmeticRecipe(Recipe):
     @property
     def addressing(self) -> Addressing | None:
         """The task with its lengths, where it is one of addressing."""
-        return Addressing.of(asdict(self.data)) if self.data.task in ADDRESSING else None
+        return Addressing.of(self.data.flat()) if self.data.task in ADDRESSING else None
 
     @property
     def test_tokens(self) -> int:
@@ -114,7 +126,7 @@ class ArithmeticRecipe(Recipe):
     def tested(self) -> tuple[int, int]:
         """Sizes of the longest test of arithmetic, see :meth:`Task.tested`."""
         first, second = max(1, self.data.max_digits or DIGITS), max(1, self.data.max_digits_second)
-        return _known(self.data.task).tested(first, second, self.data.test_digits)
+        return TASKS[self.data.task].tested(first, second, self.data.test_digits)
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The task's own."""
@@ -122,7 +134,7 @@ class ArithmeticRecipe(Recipe):
 
         if (asked := self.addressing) is not None:
             return vocabulary.of_words(asked.task.vocabulary)
-        return vocabulary.tokenizer(_known(self.data.task).name)
+        return vocabulary.tokenizer(TASKS[self.data.task].name)
 
     def checked_config(self) -> "TapeConfig":
         """The configuration of the model.
@@ -138,7 +150,7 @@ class ArithmeticRecipe(Recipe):
 
         tokenizer, model = self.tokenizer(), self.model
         whole = model.position_options.get("max_range") or DRAWN_FROM * self.test_tokens
-        ends = _known(self.data.task).signs if self.addressing is None else self.addressing.task.signs
+        ends = TASKS[self.data.task].signs if self.addressing is None else self.addressing.task.signs
         signs = [number for letter, number in tokenizer.get_vocab().items() if letter in ends]
         own = {
             "max_range": whole,
@@ -170,15 +182,85 @@ class ArithmeticRecipe(Recipe):
             "held out": answered if data.held_out_samples else "nothing",
         }
 
+    @rule("task", "max_digits", "max_digits_second")
+    def _task(self) -> Iterator[Problem]:
+        largest = TASKS[self.data.task].largest if self.data.task in TASKS else (LONGEST, LONGEST)
+        for name, there_is in zip(("max_digits", "max_digits_second"), largest, strict=True):
+            size, limit = getattr(self.data, name), min(there_is, LONGEST)
+            if not missing(size) and size > limit and self.data.task in TASKS:
+                yield Problem(name, size, "out of range", f"give 1 to {limit}")
+
+    @rule("task", "max_digits")
+    def _digits(self) -> Iterator[Problem]:
+        if missing(self.data.max_digits) and self.data.task in TASKS:
+            remedy = "write max_digits: in the recipe, or --max_digits VALUE"
+            yield Problem("max_digits", None, "missing", remedy)
+
+    @rule("task", "max_digits", "max_digits_second", "test_digits", "window")
+    def _lengths(self) -> Iterator[Problem]:
+        data = self.data
+        if data.task in ADDRESSING or missing(data.max_digits):
+            return
+        longest = longest_row(data.task, data.max_digits, data.max_digits_second)
+        if data.window < longest and "window" in self.given:
+            row = f"the longest training row has {longest} tokens"
+            yield Problem("window", data.window, row, f"give {longest} or more, or leave it out")
+        trained = max(data.max_digits, data.max_digits_second)
+        if data.test_digits < trained and "test_digits" in self.given:
+            yield Problem("test_digits", data.test_digits, "shorter than what is trained", f"give {trained} or more")
+        if data.test_digits > tasks.LONGEST and "test_digits" in self.given:
+            yield Problem("test_digits", data.test_digits, "too long", f"give {tasks.LONGEST:,} or less")
+
+    @rule("max_steps", "num_train_epochs")
+    def _steps(self) -> Iterator[Problem]:
+        """Epochs of rows that are drawn without end would be no steps at all."""
+        epochs = self.trainer_value("num_train_epochs") if "num_train_epochs" in self.given else 0
+        if epochs > 0 and self.trainer_value("max_steps") <= 0:
+            yield Problem(
+                "num_train_epochs", epochs, "problems are drawn, and have no end", "give max_steps in its place"
+            )
+
+    @rule("task", *OF_ADDRESSING, *OF_ARITHMETIC)
+    def _fields(self) -> Iterator[Problem]:
+        """Each field with the tasks that have it."""
+        data, is_ours = self.data, self.data.task in ADDRESSING
+        own = ", ".join(OF_ADDRESSING if is_ours else OF_ARITHMETIC)
+        for name in OF_ARITHMETIC if is_ours else OF_ADDRESSING:
+            if not missing(getattr(data, name)):
+                yield Problem(name, getattr(data, name), f"{data.task} does not have it", f"leave it out; it has {own}")
+
+    @rule("task", *OF_ADDRESSING)
+    def _options_and_lengths(self) -> Iterator[Problem]:
+        data = self.data
+        if data.task not in ADDRESSING:
+            return
+        wrong_options = addressing_tasks.check(data.task, data.task_options)
+        yield from wrong_options
+        if wrong_options:
+            return
+        task = addressing_tasks.make(data.task, data.task_options)
+        if missing(data.train_lengths):
+            remedy = "write train_lengths: [SHORTEST, LONGEST] in the recipe, or --train_lengths SHORTEST LONGEST"
+            yield Problem("train_lengths", None, "missing", remedy)
+        elif instead := wrong_trained(task, data.train_lengths):
+            yield Problem("train_lengths", data.train_lengths, f"{data.task} has no such rows", instead)
+        if not data.test_lengths:
+            remedy = "leave it out, or give held_out_samples: 0 to score nothing"
+            yield Problem("test_lengths", data.test_lengths, "no length", remedy)
+        for each in data.test_lengths:
+            if instead := lengths.wrong_length(task, each):
+                yield Problem("test_lengths", each, f"{data.task} has no such rows", instead)
+
+    @rule("task", *OF_ADDRESSING, "window")
+    def _longest_row(self) -> Iterator[Problem]:
+        if (asked := self.addressing) is not None and self.data.window < asked.window:
+            row = f"the longest training row has {asked.window} tokens"
+            yield Problem("window", self.data.window, row, f"give {asked.window} or more, or leave it out")
+
 
 def longest_row(task_name: str, first: int, second: int) -> int:
-    """Tokens of the longest row with sizes up to these; sizes below 1, which a check names, count as 1."""
-    return _known(task_name).longest(max(1, first), max(1, second))
-
-
-def _known(task_name: str) -> Task:
-    """The task, or another in place of one that there is not, which a check says."""
-    return TASKS.get(task_name, TASKS["addition"])
+    """Tokens of the longest row with sizes up to these."""
+    return TASKS[task_name].longest(first, second)
 
 
 def load(argv: list[str], world_size: int | None = None) -> ArithmeticRecipe:

@@ -1,26 +1,24 @@
-"""The DeepSpeed JSON of a run: found, read, completed, and compared with the trainer.
+"""The DeepSpeed JSON of a run: found, read, completed, and compared with the trainer and the machine.
 
 A file in ``ds_configs`` decides how a run is sharded and nothing else. What the trainer also knows (batch, precision,
 clipping, optimizer) is "auto" there and filled in by transformers; a value that says otherwise than the trainer is a
-contradiction, reported before anything loads.
+contradiction, reported before anything loads. So is an offload or a part of ZeRO++ that would do nothing, without a
+word, or fail once the model is loaded. What depends on how many processes there are is checked where there is more than
+one: a recipe that is only looked at is not refused for that.
 """
 
 import copy
-import inspect
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tape_ds.errors import Problem, did_you_mean
-from tape_ds.training.recipe import deepspeed_schema as schema
-from tape_ds.training.recipe import paths
+from tape_ds.training.recipe import deepspeed_keys, library_fields, paths
 from tape_ds.training.recipe.files import ROOT
 
 FOLDER = ROOT / "ds_configs"
-
-# What DeepSpeed's own schedulers do, in the trainer's words.
-_SCHEDULERS = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 
 
 def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, Any] | None:
@@ -33,7 +31,7 @@ def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, A
     config = copy.deepcopy(dict(value)) if isinstance(value, Mapping) else _read_file(value, problems)
     if config is None:
         return None
-    found = schema.check(config)
+    found = list(deepspeed_keys.check(config))
     problems += found
     broken = {problem.field.removeprefix("deepspeed.").split(".")[0] for problem in found}
     return complete({key: block for key, block in config.items() if key not in broken})
@@ -129,14 +127,11 @@ def check_scheduler(config: Mapping[str, Any], lr_scheduler_type: str) -> Iterat
     if not isinstance(block, Mapping):
         return
     kind = block.get("type")
-    if _SCHEDULERS.get(str(kind)) != lr_scheduler_type:
+    if library_fields.SCHEDULERS.get(str(kind)) != lr_scheduler_type:
         wrong = f"it would replace the trainer's lr_scheduler_type = {lr_scheduler_type!r}"
         yield Problem("deepspeed.scheduler.type", kind, wrong, "remove the scheduler block from the JSON")
         return
-    from deepspeed.runtime import lr_schedules
-
-    known = set(inspect.signature(getattr(lr_schedules, str(kind))).parameters) - {"optimizer"}
-    yield from _check_params(block, "scheduler", known)
+    yield from _check_params(block, "scheduler", set(library_fields.read()["deepspeed"]["schedulers"][str(kind)]))
 
 
 def check_optimizer(config: Mapping[str, Any], optim: str) -> Iterator[Problem]:
@@ -158,7 +153,7 @@ def _check_params(block: Mapping[str, Any], name: str, known: set[str]) -> Itera
         field = f"{name}.params.{key}"
         if key not in known:
             yield Problem(f"deepspeed.{field}", value, "unknown key", did_you_mean(key, known))
-        elif value == "auto" and field not in schema.FILLED_FROM_TRAINER:
+        elif value == "auto" and field not in deepspeed_keys.FILLED_FROM_TRAINER:
             yield Problem(f"deepspeed.{field}", value, "nothing fills this in", "write the value, or remove the key")
 
 
@@ -182,3 +177,108 @@ def check_itself(config: Mapping[str, Any]) -> Iterator[Problem]:
         wrong = "only models written for DeepSpeed's own checkpointing read this block; it would do nothing"
         remedy = "remove it and set activation_checkpointing: true in the recipe"
         yield Problem("deepspeed.activation_checkpointing", dict(block), wrong, remedy)
+
+
+def check_disks(config: Mapping[str, Any]) -> Iterator[Problem]:
+    """A disk to write to, and what reads and writes it while the GPU computes."""
+    asked = []
+    for block in ("offload_param", "offload_optimizer"):
+        name = f"zero_optimization.{block}"
+        if lookup(config, f"{name}.device") != "nvme":
+            continue
+        if block == "offload_optimizer" and stage(config) != 3:  # :func:`check_itself` says it of the other block
+            wrong = f"stage {stage(config)} keeps it in the host's memory, and never writes to a disk"
+            yield Problem(f"deepspeed.{name}.device", "nvme", wrong, 'use stage 3, or give "device": "cpu"')
+            continue
+        given = lookup(config, f"{name}.nvme_path")
+        if given:  # a missing one is for :func:`check_itself`
+            asked.append(f"deepspeed.{name}.device")
+            field, path = f"deepspeed.{name}.nvme_path", paths.of(str(given))
+            if not paths.is_dir(path):
+                remedy = "make it, on a local NVMe disk, on every machine of the job"
+                yield Problem(field, str(given), "no such folder", remedy)
+            elif not os.access(path, os.W_OK | os.X_OK):
+                yield Problem(field, str(given), "not writable", "give another folder, or change its rights")
+    if asked and (reason := _why_no_asynchronous_io()) is not None:
+        remedy = 'install it (on Debian and Ubuntu: apt install libaio-dev), or give "device": "cpu"'
+        yield Problem(asked[0], "nvme", reason, remedy)
+
+
+def _why_no_asynchronous_io() -> str | None:
+    """What DeepSpeed's reader and writer of NVMe disks lacks here; None where it can be built."""
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    if AsyncIOBuilder().is_compatible(verbose=False):
+        return None
+    return "DeepSpeed reads and writes NVMe disks with libaio, which is not here"
+
+
+_LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
+"""Where torchrun and DeepSpeed's launcher say how many processes a machine has."""
+
+
+def check_zero_plus_plus(config: Mapping[str, Any], world: int, use_cpu: bool) -> Iterator[Problem]:
+    """ZeRO++ (Wang et al. 2023, arXiv:2306.10209): hpZ, qwZ and qgZ, some of which do nothing where their conditions
+    are not met.
+
+    Args:
+        config: the JSON.
+        world: processes of the job.
+        use_cpu: whether a GPU would be left alone.
+    """
+    zero = lookup(config, "zero_optimization")
+    for key, off, reason_of, remedy in _ZERO_PLUS_PLUS:
+        value = zero.get(key) if isinstance(zero, Mapping) else None
+        if value in (None, "auto") or value is False or value == off:
+            continue
+        reason: str | None = f"it is a part of ZeRO stage 3, and would do nothing at stage {stage(config)}"
+        if stage(config) == 3:
+            reason = reason_of(world, value, use_cpu)
+        if reason is not None:
+            yield Problem(f"deepspeed.zero_optimization.{key}", value, reason, remedy)
+
+
+def _why_no_secondary_copy(world: int, group: int, use_cpu: bool) -> str | None:
+    if world == 1:
+        return None
+    if group >= world:
+        return f"all {world} processes are one group: nothing would be gathered within a smaller one"
+    return f"does not divide the {world} processes" if world % group else None
+
+
+def _why_no_quantised_weights(world: int, _: Any, use_cpu: bool) -> str | None:
+    return None if _on_cuda(use_cpu) else "its kernels need a CUDA device"
+
+
+def _why_no_quantised_gradients(world: int, _: Any, use_cpu: bool) -> str | None:
+    if not _on_cuda(use_cpu):
+        return "its kernels need a CUDA device; DeepSpeed accepts it on a CPU and does nothing"
+    local = next((int(os.environ[name]) for name in _LOCAL_SIZES if name in os.environ), None)
+    if local is not None and world // local < 2:
+        return "DeepSpeed quantises gradients between machines, and there is one"
+    return None
+
+
+def _why_no_quantised_frozen(*_: Any) -> str:
+    return "weights are frozen when the engine has sharded them already: none would be quantised"
+
+
+_ZERO_PLUS_PLUS: tuple[tuple[str, Any, Callable[[int, Any, bool], str | None], str], ...] = (
+    (
+        *("zero_hpz_partition_size", 1, _why_no_secondary_copy),
+        "give the processes of one machine, where there are several machines, or remove it",
+    ),
+    ("zero_quantized_weights", False, _why_no_quantised_weights, "remove it"),
+    ("zero_quantized_gradients", False, _why_no_quantised_gradients, "remove it"),
+    (
+        *("zero_quantized_nontrainable_weights", False, _why_no_quantised_frozen),
+        "remove it; adapters over a 4-bit base are load_in_4bit: true",
+    ),
+)
+"""Key, the value that asks for nothing, why it would do nothing, and the remedy."""
+
+
+def _on_cuda(use_cpu: bool) -> bool:
+    import torch
+
+    return torch.cuda.is_available() and not use_cpu and os.environ.get("DS_ACCELERATOR") != "cpu"

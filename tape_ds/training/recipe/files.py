@@ -8,12 +8,12 @@ import re
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import yaml
 
 from tape_ds.errors import Problem, UserError, did_you_mean
-from tape_ds.training.recipe import paths, values
+from tape_ds.training.recipe import paths
 
 ROOT = Path(__file__).resolve().parents[3]
 LAUNCHERS = ROOT / "launchers"
@@ -27,18 +27,16 @@ class Given:
     """One value as somebody wrote it."""
 
     value: Any
-    """Text for a command line, whatever YAML made of it for a file."""
     where: str
     """For messages: ``demo.yaml line 3`` or ``command line``."""
-    text: bool = False
-    """Whether it was typed on a command line."""
 
 
 Collected = dict[str, Given]
 
 
 class _Loader(yaml.SafeLoader):
-    """``SafeLoader`` that remembers every key written twice, which YAML would silently let win."""
+    """``SafeLoader`` that remembers every key written twice, which YAML would silently let win, and reads 1e-4 as the
+    number that it is, which YAML 1.1 takes for a text."""
 
     def __init__(self, stream: str):
         super().__init__(stream)
@@ -54,6 +52,11 @@ class _Loader(yaml.SafeLoader):
                     self.repeated.append((name, key.start_mark.line + 1))
                 seen.add(name)
         return super().construct_mapping(node, deep=True)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
 
 
 def read_recipe(name: str, launcher: str, problems: list[Problem]) -> Collected:
@@ -188,115 +191,3 @@ def _is_small(content: Any) -> bool:
         elif isinstance(value, list | tuple | set):
             waiting += value
     return count <= LARGEST
-
-
-_FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
-_COMMAND_LINE = "command line"
-
-
-def read_command_line(argv: list[str], problems: list[Problem]) -> dict[str, list[str]]:
-    """``--name value ...``, ``--name=value`` and lone ``--name`` as name -> texts; dashes in names become underscores.
-
-    A name given again replaces what it was: the last word counts, so a wrapper's defaults can be overridden.
-    """
-    found: dict[str, list[str]] = {}
-    current: list[str] | None = None
-    for token in argv:
-        match = _FLAG.fullmatch(token)
-        if match:
-            current = found[match[1].replace("-", "_")] = []
-            if match[2] is not None:
-                current.append(match[2])
-                current = None
-        elif current is not None and (not token.startswith("-") or values.plain(token) != token):
-            current.append(token)
-        else:
-            remedy = f"did you mean --recipe {token}?" if find(token, RECIPES) else "write --field value"
-            problems.append(Problem("command line", token, "belongs to no --field", remedy))
-    return found
-
-
-def override(
-    collected: Collected, flags: dict[str, list[str]], hints: dict[str, Any], problems: list[Problem]
-) -> Collected:
-    """``collected`` with the command line's values in place of the files'.
-
-    ``--field.key value`` changes one key inside a mapping and keeps the others. Names that ``hints`` lacks pass
-    through, for the one check of names that also covers the files.
-    """
-    merged = dict(collected)
-    for name, texts in flags.items():
-        head, _, rest = name.partition(".")
-        if rest:
-            _override_key(merged, head, rest, texts, hints, problems)
-        elif name in hints or not texts:
-            merged[name] = _flag_value(name, texts, hints.get(name), problems, merged.get(name))
-        else:
-            merged[name] = Given(texts[0], _COMMAND_LINE, text=True)
-    return merged
-
-
-def _flag_value(name: str, texts: list[str], hint: Any, problems: list[Problem], before: Given | None) -> Given:
-    takes_list = _takes(hint, list)
-    if not texts and _takes(hint, bool):
-        return Given(True, _COMMAND_LINE)
-    if not texts:
-        if hint is not None:
-            problems.append(Problem(name, None, "the flag has no value", f"write --{name} VALUE"))
-        return before or Given(None, _COMMAND_LINE)
-    if len(texts) == 1 or takes_list:
-        if len(texts) == 1:
-            return Given(texts[0], _COMMAND_LINE, text=True)
-        return Given([part for text in texts for part in _parts(name, text, problems)], _COMMAND_LINE)
-    if len(set(texts)) > 1:
-        problems.append(Problem(name, " ".join(texts), "one value is wanted, several are given", "keep one of them"))
-    return Given(texts[0], _COMMAND_LINE, text=True)
-
-
-def _parts(name: str, text: str, problems: list[Problem]) -> list[str]:
-    """The items that one of several words of a list stands for."""
-    try:
-        return values.convert(text, list[str], text=True)
-    except values.MismatchError as mismatch:
-        problems.append(Problem(name, text, f"wrong type ({_COMMAND_LINE})", str(mismatch)))
-        return []
-
-
-def _override_key(
-    merged: Collected, head: str, rest: str, texts: list[str], hints: dict[str, Any], problems: list[Problem]
-) -> None:
-    """Set one key inside the mapping ``head``, however deep ``rest`` says it lies."""
-    name = f"{head}.{rest}"
-    if head not in hints:
-        problems.append(Problem(name, " ".join(texts), f"unknown field {head!r}", did_you_mean(head, hints)))
-        return
-    if not _takes(hints[head], dict):
-        problems.append(Problem(name, " ".join(texts), f"{head} is no mapping", f"write --{head} VALUE"))
-        return
-    if len(texts) > 1:
-        problems.append(Problem(name, " ".join(texts), "one value is wanted, several are given", "keep one of them"))
-    before = merged[head].value if head in merged else {}
-    if merged.get(head) and merged[head].text:
-        try:
-            before = values.convert(before, dict, text=True)
-        except values.MismatchError:
-            return  # reported where the whole field is checked
-    if not isinstance(before, dict | None):
-        remedy = f"change the file that {head} names, or give {head} as a mapping in the recipe"
-        problems.append(Problem(name, " ".join(texts), f"{head} is {before!r}, not a mapping", remedy))
-        return
-    *path, last = rest.split(".")
-    top = place = dict(before or {})
-    for part in path:
-        inner = place.get(part)
-        place[part] = dict(inner) if isinstance(inner, dict) else {}
-        place = place[part]
-    place[last] = values.plain(texts[0]) if texts else True
-    merged[head] = Given(top, _COMMAND_LINE)
-
-
-def _takes(hint: Any, kind: type) -> bool:
-    """Whether a type, or one member of a union, is ``kind``."""
-    return any((get_origin(member) or member) is kind for member in (get_args(hint) or (hint,))) or (
-        get_origin(hint) is kind
-    )

@@ -1,20 +1,25 @@
 """The recipe of ``finetune_scrolls.py``: a whole model learns to answer the questions of one data set."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from tape_ds.data.scrolls import datasets
-from tape_ds.training.recipe import common, finetuning_checks, loading
-from tape_ds.training.recipe.checks import Checks
-from tape_ds.training.recipe.recipe import DERIVED, Recipe
+from pydantic import Field
+
+from tape_ds.data.scrolls import datasets, examples
+from tape_ds.data.scrolls.prompts import reserved
+from tape_ds.errors import Problem
+from tape_ds.fields import DERIVED, Section, rule
+from tape_ds.training.recipe import addresses, loading
+from tape_ds.training.recipe.recipe import Recipe
 
 TRAIN, HELD_OUT = "train", "validation"
 """The splits that are read."""
+SMALLEST_PROMPT = 16
+"""Tokens of a text below which nothing could be learnt of it; a summary's request alone has about seven."""
 
 
-@dataclass(frozen=True)
-class ModelSection:
+class ModelSection(Section):
     """The model that is fine-tuned; it keeps its encoding and its angles."""
 
     model: str
@@ -26,8 +31,7 @@ class ModelSection:
     """Liger's kernels for norms, feed-forward and the loss of long batches; auto: on CUDA where it is installed."""
 
 
-@dataclass(frozen=True)
-class DataSection:
+class DataSection(Section):
     """What is asked and answered."""
 
     dataset: str
@@ -36,11 +40,11 @@ class DataSection:
     """A folder with ``NAME/SPLIT.jsonl`` or ``NAME.zip``, or such a zip file; null: the hub's ``tau/scrolls``."""
     max_tokens: int = 8192
     """Tokens of a row, prompt and answer together. What is longer is cut, and what was cut is counted."""
-    answer_tokens: int = DERIVED
+    answer_tokens: int = Field(DERIVED, ge=1)
     """Tokens of an answer without EOS; default 200, 1,000 for a summary."""
     reference_format: bool = False
     """Rows as the published code has them, but for its padding: another BOS before each answer, its first target."""
-    eval_examples: int = 200
+    eval_examples: int = Field(200, ge=0)
     """Questions of the split ``validation``, spread over it, whose answers are scored before and after; 0: none."""
     data_cache: str = "~/.cache/tape_ds/data"
     """Folder of tokenised rows, shared by runs."""
@@ -52,12 +56,11 @@ class FinetuningRecipe(Recipe):
 
     LAUNCHER: ClassVar[str] = "finetune_scrolls"
     DEFAULT: ClassVar[str] = "scrolls_tiny"
-    SECTIONS: ClassVar[Mapping[str, type]] = {
+    SECTIONS: ClassVar[Mapping[str, type[Section]]] = {
         "model": ModelSection,
         "data": DataSection,
-        **common.SECTIONS,
+        **Recipe.SECTIONS,
     }
-    REQUIRED: ClassVar[tuple[str, ...]] = ("model", "dataset")
     STAND_INS: ClassVar[Mapping[str, Any]] = {"model": "smollm2", "dataset": datasets.MADE.name}
     FORMER: ClassVar[Mapping[str, str]] = {
         "block_size": "max_tokens",
@@ -71,10 +74,6 @@ class FinetuningRecipe(Recipe):
         "tokenizer_name": "model (the tokenizer comes with it)",
         "window": "max_tokens",
     }
-    CHECKS: ClassVar[tuple[Checks, ...]] = (
-        finetuning_checks.CHECKS,
-        *common.CHECKS,
-    )
     FULL_ROWS: ClassVar[bool] = False
 
     model: ModelSection
@@ -108,6 +107,23 @@ class FinetuningRecipe(Recipe):
             f"{data.answer_tokens:,} and EOS{begun}",
             "held out": asked if data.eval_examples else "nothing",
         }
+
+    @rule("model")
+    def _model_is_there(self) -> Iterator[Problem]:
+        yield from addresses.check_pretrained("model", self.model.model, ("config.json",))
+
+    @rule("dataset", "data_dir", "eval_examples")
+    def _data(self) -> Iterator[Problem]:
+        """What the hub holds is known once it has been downloaded."""
+        splits = (TRAIN, HELD_OUT) if self.data.eval_examples else (TRAIN,)
+        yield from examples.check(self.data.dataset, splits, self.data.data_dir)
+
+    @rule("max_tokens", "answer_tokens")
+    def _sizes(self) -> Iterator[Problem]:
+        data = self.data
+        if data.max_tokens < (least := reserved(data.answer_tokens) + SMALLEST_PROMPT):
+            wrong = f"answer_tokens = {data.answer_tokens} and EOS leave fewer than {SMALLEST_PROMPT} for the text"
+            yield Problem("max_tokens", data.max_tokens, wrong, f"give {least} or more, or fewer answer_tokens")
 
 
 def data_origin(dataset: str) -> str:

@@ -1,38 +1,51 @@
 """From a recipe's file and a command line to a checked recipe, or to one message with everything that is wrong.
 
 A recipe comes from a YAML file of ``launchers/recipes`` (or any path), which may build on another by ``base`` and says
-by ``launcher`` which launcher it is for, and any field can be overridden on the command line::
-
-    --recipe NAME_OR_PATH        which recipe; the launcher's default without it
-    --field VALUE                any field; a list as a,b or a b or JSON, a mapping as JSON, a lone --flag for true
-    --field.key VALUE            one key of a mapping; of a flag that is given twice, the last word counts
-    --print_config, --dry_run    show the whole recipe, or what it would do, and stop
-
+by ``launcher`` which launcher it is for, and any field can be overridden on the command line (:mod:`.command_line`).
 :func:`load` loads no model and no data and writes nothing.
 """
 
 import dataclasses
 import functools
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
+from tape_ds import fields
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
-from tape_ds.training.recipe import deepspeed_config, files, paths, trainer_fields, values
-from tape_ds.training.recipe.recipe import DERIVED, Recipe
+from tape_ds.fields import Section
+from tape_ds.training.recipe import command_line, deepspeed_config, files, paths, trainer
+from tape_ds.training.recipe.recipe import Recipe
+from tape_ds.training.recipe.trainer import Trainer
 
 R = TypeVar("R", bound=Recipe)
 
 
 @functools.cache
+def sections(kind: type[Recipe]) -> tuple[type[Section], ...]:
+    """Every section of a recipe of this kind, the trainer's last."""
+    return (*kind.SECTIONS.values(), Trainer)
+
+
+@functools.cache
+def table(kind: type[Recipe]) -> dict[str, tuple[type[Section], str]]:
+    """Name of every field that a recipe of this kind may have -> its section, and its name there."""
+    found: dict[str, tuple[type[Section], str]] = {}
+    for section in sections(kind):
+        found |= section.flat_fields()
+    return found | {old: (Trainer, new) for old, new in trainer.RENAMED.items()}
+
+
+@functools.cache
 def field_hints(kind: type[Recipe]) -> dict[str, Any]:
     """Name -> type of every field that a recipe of this kind may have."""
-    found: dict[str, Any] = dict(trainer_fields.hints())
-    for section in kind.SECTIONS.values():
-        types = get_type_hints(section)
-        optional = {each.name for each in dataclasses.fields(section) if each.default is DERIVED}
-        found |= {name: hint | None if name in optional else hint for name, hint in types.items()}
-    return found | {"global_batch_size": int, "resume": trainer_fields.RESUME}
+    return {name: section.model_fields[own].annotation for name, (section, own) in table(kind).items()}
+
+
+def required(kind: type[Recipe]) -> list[str]:
+    """Names of the fields that somebody must write."""
+    return [name for name, (section, own) in table(kind).items() if section.model_fields[own].is_required()]
 
 
 def load(argv: list[str], kind: type[R], world_size: int | None = None) -> R:
@@ -47,38 +60,29 @@ def load(argv: list[str], kind: type[R], world_size: int | None = None) -> R:
         UserError: with everything that is wrong, each with field, value and remedy.
     """
     problems: list[Problem] = []
-    flags = files.read_command_line(argv, problems)
+    flags = command_line.read(argv, problems)
     flags.pop("local_rank", None)
-    switches = {name: _switch(name, flags, problems) for name in ("print_config", "dry_run")}
+    switches = {name: command_line.switch(name, flags, problems) for name in ("print_config", "dry_run")}
     name = _recipe_name(kind, flags, problems)
     collected = files.read_recipe(name, kind.LAUNCHER, problems)
     unreadable = not collected and bool(problems)
     files.require_launcher(name, collected, kind.LAUNCHER)
-    collected = files.override(collected, flags, field_hints(kind), problems)
-    converted, broken = _convert_all(kind, collected, problems)
+    broken: set[str] = set()
+    collected = command_line.override(collected, flags, field_hints(kind), problems, broken)
+    values = _checked(kind, collected, problems, broken)
     if unreadable:  # the rest would only say that everything is missing
         raise UserError(problems)
-    for required in kind.REQUIRED:
-        if converted.get(required) is None and required not in broken:
-            problems.append(
-                Problem(required, None, "missing", f"write {required}: in the recipe, or --{required} VALUE")
-            )
-            broken.add(required)
+    for needed in required(kind):
+        if needed not in values and needed not in broken:
+            remedy = f"write {needed}: in the recipe, or --{needed} VALUE"
+            problems.append(Problem(needed, None, "missing", remedy))
+            broken.add(needed)
     world = world_size or int(os.environ.get("WORLD_SIZE", "1"))
-    recipe = _build(kind, Path(name).stem, converted, broken, world, switches, problems)
-    for checks in kind.CHECKS:
-        problems += checks.run(recipe, broken)
+    recipe = _build(kind, Path(name).stem, values, broken, world, problems)
+    said = {str(problem) for problem in problems}
+    problems += {str(each): each for each in recipe.problems(broken) if str(each) not in said}.values()
     raise_if_any(problems)
-    return recipe
-
-
-def _switch(name: str, flags: dict[str, list[str]], problems: list[Problem]) -> bool:
-    texts = flags.pop(name, ["false"])
-    try:
-        return values.convert(texts[-1], bool, text=True) if texts else True
-    except values.MismatchError as mismatch:
-        problems.append(Problem(name, texts[-1], "wrong type (command line)", str(mismatch)))
-        return False
+    return dataclasses.replace(recipe, print_config=switches["print_config"], dry_run=switches["dry_run"])
 
 
 def _recipe_name(kind: type[Recipe], flags: dict[str, list[str]], problems: list[Problem]) -> str:
@@ -92,33 +96,37 @@ def _recipe_name(kind: type[Recipe], flags: dict[str, list[str]], problems: list
     return texts[0]
 
 
-def _convert_all(
-    kind: type[Recipe], collected: files.Collected, problems: list[Problem]
-) -> tuple[dict[str, Any], set[str]]:
-    """Every known field as its type wants it, and the names of those that are wrong."""
-    hints = field_hints(kind)
-    converted: dict[str, Any] = {}
-    broken: set[str] = set()
+def _checked(
+    kind: type[Recipe], collected: files.Collected, problems: list[Problem], broken: set[str]
+) -> dict[str, Any]:
+    """The values that are right by themselves; the names of the others go to ``broken``."""
+    known = table(kind)
+    values: dict[str, Any] = {}
     for name, given in collected.items():
-        if name not in hints:
+        if name not in known:
             problems.append(_unknown(kind, name, given))
             continue
-        try:
-            converted[name] = values.convert(given.value, hints[name], given.text)
-        except values.MismatchError as mismatch:
-            problems.append(Problem(name, given.value, f"wrong type ({given.where})", str(mismatch)))
-            broken.add(name)
+        annotation = field_hints(kind)[name]
+        # null is the word for "not given" wherever it is no value, and everywhere in transformers' fields
+        is_trainers = known[name][0] is Trainer and name != "deepspeed"
+        if given.value is None and (is_trainers or not fields.takes(annotation, type(None))):
             continue
-        found = [*paths.check(name, converted[name]), *trainer_fields.check_value(name, converted[name])]
+        value = fields.as_meant(given.value, annotation)
+        section, own = known[name]
+        found = [*paths.check(name, value), *trainer.owned_problem(name, value)]
+        for each in [] if found else fields.check(section, {own: value}):
+            where = f" ({given.where})" if each.wrong == "wrong type" else ""
+            found.append(dataclasses.replace(each, field=name, wrong=each.wrong + where))
+        problems += found
         if found:
-            problems += found
             broken.add(name)
-            del converted[name]
-    return trainer_fields.rename(converted, problems), broken
+        else:
+            values[name] = value
+    return trainer.rename(values, problems)
 
 
 def _unknown(kind: type[Recipe], name: str, given: files.Given) -> Problem:
-    former = {**trainer_fields.REMOVED, **kind.FORMER}
+    former = {**trainer.REMOVED, **kind.FORMER}
     if name in former:
         return Problem(name, given.value, f"no field any more ({given.where})", f"today: {former[name]}")
     known = [*field_hints(kind), "base", "launcher", "recipe", "print_config", "dry_run"]
@@ -126,70 +134,29 @@ def _unknown(kind: type[Recipe], name: str, given: files.Given) -> Problem:
 
 
 def _build(
-    kind: type[R],
-    name: str,
-    converted: dict[str, Any],
-    broken: set[str],
-    world_size: int,
-    switches: dict[str, bool],
-    problems: list[Problem],
+    kind: type[R], name: str, values: Mapping[str, Any], broken: set[str], world_size: int, problems: list[Problem]
 ) -> R:
     """The recipe with every default resolved; broken fields have stand-ins."""
-    flat: dict[str, Any] = {key: value for key, value in kind.STAND_INS.items() if key in broken} | converted
-    # null is transformers' word for "not given", but for deepspeed, where it means none
-    trainer = {key: flat[key] for key in flat if key in trainer_fields.hints() and flat[key] is not None}
-    if "deepspeed" in flat:
-        trainer["deepspeed"] = flat["deepspeed"]
-    kwargs = {"output_dir": f"runs/{name}"} | trainer_fields.DEFAULTS | _owned_defaults() | trainer
-    accumulation = kwargs.pop("gradient_accumulation_steps", None)
-    if kwargs.get("activation_checkpointing"):
-        options = kwargs.get("activation_checkpointing_kwargs") or {}
-        kwargs["activation_checkpointing_kwargs"] = {"use_reentrant": False} | options
-    chosen, config = kwargs.pop("deepspeed"), None
+    stand_ins = {key: value for key, value in kind.STAND_INS.items() if key in broken}
+    flat = {"output_dir": f"runs/{name}"} | stand_ins | dict(values)
+    config = None
+    chosen = flat.get("deepspeed", trainer.DEFAULTS["deepspeed"])
     if chosen and "deepspeed" not in broken:
         config = deepspeed_config.read(chosen, problems)
-    sections = _sections(kind, flat)
-    groups = max(1, world_size // max(1, sections["scale"].ways))
-    each = kwargs["per_device_train_batch_size"]
+    defaults: dict[str, Any] = {}
+    for section in kind.SECTIONS.values():
+        defaults |= section.build(flat).flat()
+    derived = {key: value for key, value in kind.derived(defaults).items() if defaults.get(key) is None}
+    own: dict[str, Any] = {key: section.build(flat | derived) for key, section in kind.SECTIONS.items()}
+    settings = Trainer.build(flat)
+    groups = max(1, world_size // max(1, own["scale"].ways))
+    shared = settings.per_device_train_batch_size * groups * settings.gradient_accumulation_steps
     return kind(
         name=name,
-        global_batch_size=flat.get("global_batch_size", each * groups * (accumulation or 1)),
-        training_kwargs=kwargs,
+        trainer=settings,
+        global_batch_size=shared if settings.global_batch_size is None else settings.global_batch_size,
         deepspeed=config,
-        given=frozenset(converted),
+        given=frozenset(values),
         world_size=world_size,
-        written_accumulation=accumulation,
-        print_config=switches["print_config"],
-        dry_run=switches["dry_run"],
-        **sections,
+        **own,
     )
-
-
-def _owned_defaults() -> dict[str, Any]:
-    """The owned values that transformers would choose otherwise."""
-    owned = {name: entry.value for name, entry in trainer_fields.OWNED.items()}
-    return {name: value for name, value in owned.items() if value != trainer_fields.library_default(name)}
-
-
-def _sections(kind: type[Recipe], flat: dict[str, Any]) -> dict[str, Any]:
-    """The sections, defaults that depend on other fields filled in."""
-    own: dict[str, Any] = {}
-    for section in kind.SECTIONS.values():
-        for each in dataclasses.fields(section):
-            if each.default_factory is not dataclasses.MISSING:
-                own[each.name] = each.default_factory()
-            elif each.default is not dataclasses.MISSING:
-                own[each.name] = each.default
-    # inside a mapping, too, YAML reads 1e6 as a text
-    own |= {key: _plain_mapping(value) for key, value in flat.items() if key not in trainer_fields.hints()}
-    own |= {key: value for key, value in kind.derived(own).items() if own.get(key) is None}
-    return {
-        name: section(**{each.name: own[each.name] for each in dataclasses.fields(section)})
-        for name, section in kind.SECTIONS.items()
-    }
-
-
-def _plain_mapping(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {key: values.plain(each) if isinstance(each, str) else each for key, each in value.items()}

@@ -1,21 +1,22 @@
 """The section of every recipe that builds a new model, the configuration made of it, and whether its sizes agree."""
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
 
 from tape_ds.errors import Problem, UserError
-from tape_ds.training.recipe.checks import Checks
-from tape_ds.training.recipe.recipe import DERIVED
+from tape_ds.fields import DERIVED, Section, rule
+from tape_ds.parallel.layout import SEQUENCE, TENSOR, check_heads
+from tape_ds.training.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from tape_ds.model.configuration import TapeConfig
 
-CHECKS = Checks()
-REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "position_encoding")
-"""Fields that somebody must write."""
 STAND_INS: Mapping[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -26,31 +27,30 @@ STAND_INS: Mapping[str, Any] = {
 """Values for those that are missing or wrong."""
 
 
-@dataclass(frozen=True)
-class NewModel:
+class NewModel(Section):
     """The model to be built: a Llama's sizes, and an encoding."""
 
-    hidden_size: int
+    hidden_size: int = Field(ge=1)
     """Width of the residual stream."""
-    intermediate_size: int
+    intermediate_size: int = Field(ge=1)
     """Inner width of the feed-forward."""
-    num_hidden_layers: int
+    num_hidden_layers: int = Field(ge=1)
     """Blocks."""
-    num_attention_heads: int
+    num_attention_heads: int = Field(ge=1)
     """Query heads."""
     position_encoding: str
     """A name of ``tape_ds.model.positions.available()``."""
-    num_key_value_heads: int = DERIVED
+    num_key_value_heads: int = Field(DERIVED, ge=1)
     """Key/value heads; default one for each query head."""
-    head_dim: int = DERIVED
+    head_dim: int = Field(DERIVED, ge=1)
     """Width of a head; default hidden_size / num_attention_heads."""
-    rms_norm_eps: float = 1e-5
+    rms_norm_eps: float = Field(1e-5, gt=0)
     """Added to the mean square in the norms."""
     tie_word_embeddings: bool = False
     """Whether the output head is the embedding's own matrix."""
-    initializer_range: float = 0.02
+    initializer_range: float = Field(0.02, gt=0)
     """Standard deviation of the initial weights."""
-    position_options: dict[str, Any] = field(default_factory=dict)
+    position_options: dict[str, Any] = {}
     """Options of that encoding; empty: its defaults."""
     rope_parameters: dict[str, Any] = DERIVED
     """Angles, in transformers' terms, read by the encodings that rotate; default what the encoding starts from: plain
@@ -70,20 +70,6 @@ class NewModel:
             f"{self.intermediate_size:,}",
             "encoding": f"{self.position_encoding} {self.position_options or ''}".rstrip(),
         }
-
-
-class _NewModelRecipe(Protocol):
-    """What the check asks of a recipe."""
-
-    name: str
-    given: frozenset[str]
-
-    @property
-    def model(self) -> NewModel:
-        """Its section."""
-
-    def checked_config(self) -> "TapeConfig":
-        """The configuration, with a stand-in for what is not known before the run."""
 
 
 def derived(flat: Mapping[str, Any], window: int) -> dict[str, Any]:
@@ -157,38 +143,48 @@ _TASK = ("task", "test_digits", "task_options", "train_lengths", "test_lengths")
 _ENCODING = ("position_encoding", "position_options", "rope_parameters", "state_dtype", "attention_backend")
 
 
-@CHECKS.reads(*_SIZES, *_ENCODING, "rms_norm_eps", "initializer_range", "vocab_size", "window", *_TASK)
-def _model(recipe: _NewModelRecipe) -> Iterator[Problem]:
-    """Sizes that are numbers of something; then whatever the model's own configuration refuses."""
-    from huggingface_hub.errors import StrictDataclassError
+@dataclass(frozen=True, kw_only=True)
+class NewModelRecipe(Recipe):
+    """What recipes share that build their model."""
 
-    from tape_ds.model import positions
+    model: NewModel
 
-    model, wrong = recipe.model, list(_wrong_sizes(recipe))
-    yield from wrong
-    if wrong:
-        return
-    wrong_options = positions.check_options(model.position_encoding, model.position_options)
-    if wrong_options:
-        yield from wrong_options
-        return
-    try:
-        recipe.checked_config()
-    except UserError as error:
-        yield from error.problems
-    except (StrictDataclassError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        yield Problem("model", recipe.name, f"transformers refuses it: {reason}", "change the field it names")
+    @abstractmethod
+    def checked_config(self) -> "TapeConfig":
+        """The configuration, with a stand-in for what is not known before the run.
 
+        Raises:
+            UserError: sizes or options that no model can have.
+        """
 
-def _wrong_sizes(recipe: _NewModelRecipe) -> Iterator[Problem]:
-    model, free_heads = recipe.model, "head_dim" in recipe.given
-    small = [name for name in _SIZES if getattr(model, name) < 1 and (name != "head_dim" or free_heads)]
-    for name in small:
-        yield Problem(name, getattr(model, name), "too small", "give 1 or more")
-    for name in ("rms_norm_eps", "initializer_range"):
-        if getattr(model, name) <= 0:
-            yield Problem(name, getattr(model, name), "out of range", "give a number above 0")
-    if not small and not free_heads and model.hidden_size % model.num_attention_heads:
-        wrong = f"not divisible by num_attention_heads = {model.num_attention_heads}"
-        yield Problem("hidden_size", model.hidden_size, wrong, "choose a multiple, or give head_dim")
+    @rule("position_encoding", "position_options")
+    def _options(self) -> Iterator[Problem]:
+        from tape_ds.model import positions
+
+        yield from positions.check_options(self.model.position_encoding, self.model.position_options)
+
+    @rule(*_SIZES, *_ENCODING, "rms_norm_eps", "initializer_range", "vocab_size", "window", *_TASK)
+    def _model(self) -> Iterator[Problem]:
+        """Whatever the model's own configuration refuses."""
+        from huggingface_hub.errors import StrictDataclassError
+
+        model = self.model
+        if "head_dim" not in self.given and model.hidden_size % model.num_attention_heads:
+            wrong = f"not divisible by num_attention_heads = {model.num_attention_heads}"
+            yield Problem("hidden_size", model.hidden_size, wrong, "choose a multiple, or give head_dim")
+            return
+        if list(self._options()):
+            return
+        try:
+            self.checked_config()
+        except UserError as error:
+            yield from error.problems
+        except (StrictDataclassError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            yield Problem("model", self.name, f"transformers refuses it: {reason}", "change the field it names")
+
+    @rule(SEQUENCE, TENSOR, "num_attention_heads", "num_key_value_heads")
+    def _heads(self) -> Iterator[Problem]:
+        for name in (SEQUENCE, TENSOR):
+            size = getattr(self.scale, name)
+            yield from check_heads(self.model.num_attention_heads, self.model.num_key_value_heads, size, name)

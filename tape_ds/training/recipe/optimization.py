@@ -6,30 +6,28 @@ short run leaves them there, and weight decay pulls them back. Which parameters 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pydantic import Field
 
 from tape_ds.errors import Problem
-from tape_ds.training.recipe import deepspeed_config, values
-from tape_ds.training.recipe.checks import Checks
+from tape_ds.fields import Section, rule
+from tape_ds.training.recipe import deepspeed_config
+from tape_ds.training.recipe.command_line import plain
+from tape_ds.training.recipe.trainer import Whole
 
-if TYPE_CHECKING:
-    from tape_ds.training.recipe.recipe import Recipe
-
-CHECKS = Checks()
 _RATE, _DECAY = "position_learning_rate", "position_weight_decay"
 _OWN_GROUPS = ("galore", "apollo", "lomo", "adalomo")
 """How the names of optimizers begin that divide a model's parameters themselves."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Optimization:
+class Optimization(Section):
     """Learning rate and weight decay of position parameters."""
 
     position_learning_rate: float | str | None = None
     """Learning rate of the encoding's own parameters, which the schedule scales like any other: a number, or a factor
     of ``learning_rate`` such as ``10x``; null: ``learning_rate``."""
-    position_weight_decay: float = 0.0
+    position_weight_decay: float = Field(0.0, ge=0)
     """Weight decay of the encoding's own parameters; ``weight_decay`` does not reach them."""
 
     def position_rate(self, learning_rate: float) -> float:
@@ -45,11 +43,36 @@ class Optimization:
         rate = f"learning rate {self.position_rate(learning_rate):g}{factor}"
         return f"{rate}, weight decay {self.position_weight_decay:g}"
 
+    @rule(_RATE)
+    def _range(self, whole: Whole) -> Iterator[Problem]:
+        rate = self.position_learning_rate
+        number = _factor(rate) if isinstance(rate, str) else rate
+        if rate is not None and (number is None or number <= 0):
+            wrong = "neither a learning rate nor a factor" if number is None else "out of range"
+            yield Problem(_RATE, rate, wrong, "give a number above 0, a factor of learning_rate such as 10x, or null")
+
+    @rule(_RATE, _DECAY, "position_encoding", "position_options", "method", "train_position")
+    def _trained(self, whole: Whole) -> Iterator[Problem]:
+        yield from check_trained(self, whole.trains_positions)
+
+    @rule(_RATE, _DECAY, "optim", "deepspeed")
+    def _others(self, whole: Whole) -> Iterator[Problem]:
+        """What would step position parameters like all others."""
+        rate, optim = self.position_learning_rate, whole.trainer_value("optim")
+        if rate is None:
+            return
+        if optim.startswith(_OWN_GROUPS):
+            wrong = f"optim = {optim!r} divides the model's parameters by itself"
+            yield Problem(_RATE, rate, wrong, "remove it, or use optim: adamw_torch")
+        if deepspeed_config.lookup(whole.deepspeed or {}, "scheduler") is not None:
+            wrong = "the scheduler in the DeepSpeed JSON gives all parameters the same learning rate"
+            yield Problem(_RATE, rate, wrong, "remove the scheduler block from the JSON: the trainer's does the same")
+
 
 def _factor(text: str) -> float | None:
     """10 of ``10x``."""
-    number: Any = values.plain(text[:-1]) if text.endswith("x") else None
-    return float(number) if type(number) in values.NUMBERS else None
+    number: Any = plain(text[:-1]) if text.endswith("x") else None
+    return float(number) if type(number) in (int, float) else None
 
 
 def learns(encoding: str, options: Mapping[str, Any]) -> bool:
@@ -73,33 +96,3 @@ def check_trained(optimization: Optimization, trained: bool) -> Iterator[Problem
             remedy = f"remove it (where a base has it: {name}: {'null' if name == _RATE else 0}), or train an encoding "
             wrong = "no parameters of a positional encoding are trained"
             yield Problem(name, value, wrong, remedy + "that has such: tape, fire, t5, or any with abacus")
-
-
-@CHECKS.reads(_RATE, _DECAY)
-def _ranges(recipe: "Recipe") -> Iterator[Problem]:
-    rate, decay = recipe.optimization.position_learning_rate, recipe.optimization.position_weight_decay
-    number = _factor(rate) if isinstance(rate, str) else rate
-    if rate is not None and (number is None or number <= 0):
-        wrong = "neither a learning rate nor a factor" if number is None else "out of range"
-        yield Problem(_RATE, rate, wrong, "give a number above 0, a factor of learning_rate such as 10x, or null")
-    if decay < 0:
-        yield Problem(_DECAY, decay, "out of range", "give 0 or more")
-
-
-@CHECKS.reads(_RATE, _DECAY, "position_encoding", "position_options", "method", "train_position")
-def _trained(recipe: "Recipe") -> Iterator[Problem]:
-    yield from check_trained(recipe.optimization, recipe.trains_positions)
-
-
-@CHECKS.reads(_RATE, _DECAY, "optim", "deepspeed")
-def _others(recipe: "Recipe") -> Iterator[Problem]:
-    """What would step position parameters like all others."""
-    rate, optim = recipe.optimization.position_learning_rate, str(recipe.trainer_value("optim"))
-    if rate is None:
-        return
-    if optim.startswith(_OWN_GROUPS):
-        wrong = f"optim = {optim!r} divides the model's parameters by itself"
-        yield Problem(_RATE, rate, wrong, "remove it, or use optim: adamw_torch")
-    if deepspeed_config.lookup(recipe.deepspeed or {}, "scheduler") is not None:
-        wrong = "the scheduler in the DeepSpeed JSON gives all parameters the same learning rate"
-        yield Problem(_RATE, rate, wrong, "remove the scheduler block from the JSON: the trainer's does the same")

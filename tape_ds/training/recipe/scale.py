@@ -5,36 +5,26 @@ layer's heads and columns (tensor parallelism; ZeRO shards what a process has ov
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pydantic import Field
 
 from tape_ds.errors import Problem
+from tape_ds.fields import Section, rule
 from tape_ds.model.families import has_llamas_names
 from tape_ds.parallel.layout import SEQUENCE, TENSOR, check_cuts, check_heads
-from tape_ds.training.recipe import deepspeed_config, trainer_fields
-from tape_ds.training.recipe.checks import Checks
-
-if TYPE_CHECKING:
-    from tape_ds.training.recipe.extension import ExtensionRecipe
-    from tape_ds.training.recipe.pretraining import PretrainingRecipe
-    from tape_ds.training.recipe.recipe import Recipe
-
-CHECKS = Checks()
-METHOD_CHECKS = Checks()
-"""For recipes with methods."""
-HEAD_CHECKS = Checks()
-"""For recipes that say how many heads a model has."""
+from tape_ds.training.recipe import deepspeed_config, trainer
+from tape_ds.training.recipe.trainer import Whole
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scale:
+class Scale(Section):
     """How processes share the work."""
 
-    sequence_parallel_size: int = 1
+    sequence_parallel_size: int = Field(1, ge=1)
     """Neighbouring processes that share the tokens of the same rows (Ulysses): each holds a part of every row, and
     attends with a part of the heads. Divides the processes and the model's query heads; ``global_batch_size`` and
     ``per_device_train_batch_size`` count whole rows, of one such group the latter."""
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: int = Field(1, ge=1)
     """Neighbouring processes that share every layer's heads and columns, and the vocabulary (Megatron-LM), in training
     and scoring; with ZeRO-1 or 2. Divides the processes and the model's query heads; batch sizes as above."""
 
@@ -47,6 +37,51 @@ class Scale:
     def field(self) -> str:
         """Which of the two says so; they exclude each other."""
         return SEQUENCE if self.sequence_parallel_size > 1 else TENSOR
+
+    @rule(SEQUENCE, TENSOR)
+    def _groups(self, whole: Whole) -> Iterator[Problem]:
+        for name in (SEQUENCE, TENSOR):
+            if getattr(self, name) > 1 and not whole.trains:
+                wrong = "nothing is trained, and each process scores by itself"
+                yield Problem(name, getattr(self, name), wrong, "remove it")
+                return
+        yield from check_groups(self, whole.world_size)
+
+    @rule(SEQUENCE, TENSOR, "deepspeed", "neftune_noise_alpha", "torch_compile", "include_num_input_tokens_seen")
+    def _whole_rows(self, whole: Whole) -> Iterator[Problem]:
+        if self.ways <= 1:
+            return
+        for name, wrong in _WHOLE_ROWS.items():
+            value = whole.trainer_value(name)
+            if value and value != trainer.library_default(name):
+                yield Problem(name, value, f"with {self.field} above 1: {wrong}", "remove one of the two")
+
+    @rule("deepspeed")
+    def _engine(self, whole: Whole) -> Iterator[Problem]:
+        """To the engine every process is one of plain data parallelism, and gradients are averaged over all of them."""
+        written = deepspeed_config.lookup(whole.deepspeed or {}, "sequence_parallel_size")
+        if written not in (None, 1):
+            wrong = "the trainer shares rows itself, and the engine would average gradients over too few processes"
+            remedy = f"remove it from the JSON, and set sequence_parallel_size: {written} in the recipe"
+            yield Problem("deepspeed.sequence_parallel_size", written, wrong, remedy)
+
+    @rule(TENSOR, "deepspeed")
+    def _tensor_engine(self, whole: Whole) -> Iterator[Problem]:
+        written = deepspeed_config.lookup(whole.deepspeed or {}, "tensor_parallel")
+        if written is not None:
+            wrong = "the trainer cuts the model itself, position states included, and tells the engine"
+            remedy = "remove it from the JSON, and set tensor_parallel_size in the recipe"
+            yield Problem("deepspeed.tensor_parallel", written, wrong, remedy)
+        size = self.tensor_parallel_size
+        if size <= 1:
+            return
+        if whole.deepspeed is None:
+            wrong = "without DeepSpeed nobody would average gradients among those that have the same pieces"
+            yield Problem(TENSOR, size, wrong, "set deepspeed: zero1 or zero2")
+        elif (stage := deepspeed_config.stage(whole.deepspeed)) not in (1, 2):
+            wrong = f"with ZeRO stage {stage}: a model is cut with stage 1 or 2"
+            remedy = "set deepspeed: zero1 or zero2, or use sequence_parallel_size with zero3"
+            yield Problem(TENSOR, size, wrong, remedy)
 
 
 def check_model(scale: Scale, config: Any) -> list[Problem]:
@@ -66,23 +101,8 @@ def check_model(scale: Scale, config: Any) -> list[Problem]:
     return found + list(check_cuts(config, size))
 
 
-@CHECKS.reads(SEQUENCE, TENSOR)
-def _groups(recipe: "Recipe") -> Iterator[Problem]:
-    for name in (SEQUENCE, TENSOR):
-        if getattr(recipe.scale, name) > 1 and not recipe.trains:
-            wrong = "nothing is trained, and each process scores by itself"
-            yield Problem(name, getattr(recipe.scale, name), wrong, "remove it")
-            return
-    yield from check_groups(recipe.scale, recipe.world_size)
-
-
 def check_groups(scale: Scale, world: int) -> Iterator[Problem]:
     """Whether ``world`` processes fall into groups that work on the same rows."""
-    for name in (SEQUENCE, TENSOR):
-        size = getattr(scale, name)
-        if size < 1:
-            yield Problem(name, size, "too small", "give 1 (nothing is shared) or more")
-            return
     if scale.sequence_parallel_size > 1 and scale.tensor_parallel_size > 1:
         wrong = f"together with {SEQUENCE} = {scale.sequence_parallel_size}: DeepSpeed has groups for one of the two"
         remedy = (
@@ -101,79 +121,3 @@ _WHOLE_ROWS = {
     "include_num_input_tokens_seen": "it would count a row once for each process that reads it; see the log's tokens",
 }
 """Fields of the trainer that take a process's part of a row for the row, and why that is wrong."""
-
-
-@CHECKS.reads(SEQUENCE, TENSOR, "deepspeed", *_WHOLE_ROWS)
-def _whole_rows(recipe: "Recipe") -> Iterator[Problem]:
-    if recipe.scale.ways <= 1:
-        return
-    for name, wrong in _WHOLE_ROWS.items():
-        value = recipe.trainer_value(name)
-        if value and value != trainer_fields.library_default(name):
-            yield Problem(name, value, f"with {recipe.scale.field} above 1: {wrong}", "remove one of the two")
-
-
-@CHECKS.reads("deepspeed")
-def _engine(recipe: "Recipe") -> Iterator[Problem]:
-    """To the engine every process is one of plain data parallelism, and gradients are averaged over all of them."""
-    written = deepspeed_config.lookup(recipe.deepspeed or {}, "sequence_parallel_size")
-    if written not in (None, 1):
-        wrong = "the trainer shares rows itself, and the engine would average gradients over too few processes"
-        remedy = f"remove it from the JSON, and set sequence_parallel_size: {written} in the recipe"
-        yield Problem("deepspeed.sequence_parallel_size", written, wrong, remedy)
-
-
-_STAGES = (1, 2)
-"""Of ZeRO, at which the engine shards what a process of a tensor-parallel group has."""
-
-
-@CHECKS.reads(TENSOR, "deepspeed")
-def _tensor_engine(recipe: "Recipe") -> Iterator[Problem]:
-    written = deepspeed_config.lookup(recipe.deepspeed or {}, "tensor_parallel")
-    if written is not None:
-        wrong = "the trainer cuts the model itself, position states included, and tells the engine"
-        remedy = "remove it from the JSON, and set tensor_parallel_size in the recipe"
-        yield Problem("deepspeed.tensor_parallel", written, wrong, remedy)
-    size = recipe.scale.tensor_parallel_size
-    if size <= 1:
-        return
-    if recipe.deepspeed is None:
-        wrong = "without DeepSpeed nobody would average gradients among those that have the same pieces"
-        yield Problem(TENSOR, size, wrong, "set deepspeed: zero1 or zero2")
-    elif (stage := deepspeed_config.stage(recipe.deepspeed)) not in _STAGES:
-        wrong = f"with ZeRO stage {stage}: a model is cut with stage 1 or 2"
-        yield Problem(TENSOR, size, wrong, "set deepspeed: zero1 or zero2, or use sequence_parallel_size with zero3")
-
-
-@HEAD_CHECKS.reads(SEQUENCE, TENSOR, "num_attention_heads", "num_key_value_heads")
-def _heads(recipe: "PretrainingRecipe") -> Iterator[Problem]:
-    model, scale = recipe.model, recipe.scale
-    sizes = (scale.sequence_parallel_size, scale.tensor_parallel_size)
-    if min(model.num_attention_heads, model.num_key_value_heads, *sizes) >= 1:
-        key_value_heads = model.num_key_value_heads
-        for name, size in zip((SEQUENCE, TENSOR), sizes, strict=True):
-            yield from check_heads(model.num_attention_heads, key_value_heads, size, name)
-
-
-@METHOD_CHECKS.reads(SEQUENCE, TENSOR, "method")
-def _whole_heads(recipe: "ExtensionRecipe") -> Iterator[Problem]:
-    for name in (SEQUENCE, TENSOR):
-        size = getattr(recipe.scale, name)
-        if size > 1 and recipe.chosen.grouped:
-            wrong = f"{recipe.method.method} attends within groups, and needs every head in one process"
-            yield Problem(name, size, wrong, "remove it, or choose a method with full attention: lora")
-
-
-@METHOD_CHECKS.reads(TENSOR, "load_in_4bit", "lora_targets")
-def _pieces(recipe: "ExtensionRecipe") -> Iterator[Problem]:
-    size = recipe.scale.tensor_parallel_size
-    if size <= 1:
-        return
-    if recipe.method.load_in_4bit:
-        yield Problem(TENSOR, size, "a weight in 4 bits cannot be cut", "remove one of the two, or use ZeRO-3")
-    if whole := [name for name in recipe.method.lora_targets if name in _VOCABULARY]:
-        wrong = f"with tensor_parallel_size = {size}: processes share the vocabulary, and adapters of it are not cut"
-        yield Problem("lora_targets", whole, wrong, "leave them out, or set train_embeddings")
-
-
-_VOCABULARY = ("embed_tokens", "lm_head")

@@ -46,7 +46,7 @@ def test_a_file_has_a_name_and_fields_for_each(tmp_path):
     )
     assert found == [
         Arm("rope", {"position_encoding": "rope"}),
-        Arm("slow tape", {"learning_rate": "1e-4", "betas": [1, 2]}),
+        Arm("slow tape", {"learning_rate": 1e-4, "betas": [1, 2]}),
         Arm("7"),
     ]
 

@@ -71,7 +71,7 @@ def test_mistakes_of_a_file_are_named_with_their_arm(tmp_path):
     file.write_text("a: {position_encoding: rope, learnin_rate: 1}\nb: {position_encoding: tape, eval_lengths: [1]}\n")
     assert problems("--arms", str(file)) == [
         ("learnin_rate", "a: unknown field (command line)"),
-        ("eval_lengths", "b: too small"),
+        ("eval_lengths", "b: out of range"),
     ]
     file.write_text("a: {position_encoding: rope}\nb: {position_encoding: tape, eval_lengths: [64]}\n")
     assert problems("--arms", str(file)) == [("eval_lengths", "differs between arms that are compared")]

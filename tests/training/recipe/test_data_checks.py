@@ -3,7 +3,6 @@
 import pytest
 
 from tape_ds.data.pose import Pose
-from tape_ds.training.extension import pose_settings
 from tape_ds.training.recipe import files
 from tape_ds.training.recipe.extension import load
 from tests.training.recipe.helpers import problems_of, write
@@ -12,7 +11,7 @@ PACKED = {"pose_chunks": 1}
 
 # (what to change, expected field, part of the value shown, part of the remedy)
 MALFORMED = {
-    "reach of nothing": ({"pose_reach": 0}, "pose_reach", "0", "1 window"),
+    "reach of nothing": ({"pose_reach": 0}, "pose_reach", "0", "1 or more, or null"),
     "reach without pose": ({**PACKED, "pose_reach": 5}, "pose_reach", "5", "pose_chunks: 2"),
     "content without pose": ({**PACKED, "pose_content": "aligned"}, "pose_content", "aligned", "pose_chunks: 2"),
     "skips without pose": ({**PACKED, "pose_skips": "sorted"}, "pose_skips", "sorted", "pose_chunks: 2"),
@@ -37,7 +36,7 @@ MALFORMED = {
         "True",
         "packing: cut or whole",
     ),
-    "no documents": ({"max_documents": 0}, "max_documents", "0", "null for all"),
+    "no documents": ({"max_documents": 0}, "max_documents", "0", "1 or more, or null"),
     "no tokens": ({"min_document_tokens": 0}, "min_document_tokens", "0", "1 or more"),
 }
 
@@ -53,15 +52,15 @@ def test_a_malformed_recipe_names_field_value_and_remedy(name):
 def test_options_of_pose_reach_its_draw():
     options = {"pose_reach": 5, "pose_content": "aligned", "pose_max_skip": 8000, "pose_chunks": 3}
     recipe = load(["--recipe", write(**options)])
-    assert pose_settings(recipe) == Pose(1024, 16384, chunks=3, reach=5, content="aligned", max_skip=8000)
+    assert recipe.data.pose == Pose(chunks=3, reach=5, content="aligned", max_skip=8000)
     recipe = load(["--recipe", write(pose_chunks=3, pose_skips="sorted")])
-    assert pose_settings(recipe) == Pose(1024, 16384, chunks=3, skips="sorted")
+    assert recipe.data.pose == Pose(chunks=3, skips="sorted")
 
 
 def test_the_shortest_limit_that_is_allowed_is_one_that_draws():
     for chunks, limit in ((2, 15360), (4, 5120), (7, 2560)):
         recipe = load(["--recipe", write(pose_chunks=chunks, pose_max_skip=limit)])
-        assert pose_settings(recipe).least_max_skip == limit
+        assert recipe.data.pose.least_max_skip(1024, 16384) == limit
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def test_pose_in_its_paper_s_settings(name):
     recipe = load(["--recipe", name], world_size=8)
     kwargs = recipe.training_kwargs
     assert (recipe.data.window, recipe.model.target_length) == (window, target)
-    assert pose_settings(recipe) == Pose(window, target, chunks=2, reach=5)
+    assert recipe.data.pose == Pose(chunks=2, reach=5)
     assert (recipe.data.min_document_tokens, recipe.data.max_documents) == (window, 100_000)
     assert (recipe.method.method, recipe.model.position_encoding) == ("full", "rope")
     assert (recipe.global_batch_size, recipe.accumulation()) == (64, window // 2048)

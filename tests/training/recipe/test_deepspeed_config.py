@@ -13,7 +13,7 @@ from tape_ds.planning import activations, hardware, memory, shape
 from tape_ds.planning.job import Job
 from tape_ds.planning.layout import Engine, Layout
 from tape_ds.planning.shape import Trained
-from tape_ds.training.recipe import deepspeed_config, deepspeed_schema
+from tape_ds.training.recipe import deepspeed_config, deepspeed_keys, library_fields
 from tape_ds.training.recipe.extension import load
 
 FILES = sorted(deepspeed_config.FOLDER.glob("*.json"))
@@ -141,7 +141,7 @@ def keys(block):
 
 
 def test_every_listed_key_is_read_by_the_installed_deepspeed():
-    listed = set(keys(deepspeed_schema.SCALARS)) | set(keys(deepspeed_schema.BLOCKS)) | set(deepspeed_schema.NOT_HERE)
+    listed = set(keys(deepspeed_keys.SCALARS)) | set(keys(deepspeed_keys.BLOCKS)) | set(deepspeed_keys.NOT_HERE)
     assert listed - constants_of_deepspeed() == set()
 
 
@@ -158,23 +158,23 @@ def test_every_top_level_key_of_the_installed_deepspeed_is_listed():
     )
     read = re.findall(r"get_scalar_param\(param_dict, ([A-Z_0-9]+),", source)
     read += re.findall(r"param_dict\.get\(([A-Z_0-9]+)", source)
-    known = deepspeed_schema.SCALARS | deepspeed_schema.BLOCKS | deepspeed_schema.models()
-    missing = {constants[name] for name in read if name in constants} - set(known) - set(deepspeed_schema.NOT_HERE)
+    known = deepspeed_keys.known()
+    missing = {constants[name] for name in read if name in constants} - set(known) - set(deepspeed_keys.NOT_HERE)
     # checkpoint's and data_types' own keys are read through a variable of the same name
     assert len(read) > 20 and missing == set()
 
 
 def test_removed_keys_are_deepspeeds_own_list():
-    top, zero = deepspeed_schema.removed()
+    top, zero = library_fields.read()["deepspeed"]["removed"].values()
     assert {"elasticity", "nebula", "amp", "curriculum_learning"} <= set(top) and "mics_shard_size" in zero
-    assert not set(top) & set(deepspeed_schema.SCALARS | deepspeed_schema.BLOCKS | deepspeed_schema.models())
+    assert not set(top) & set(deepspeed_keys.known())
 
 
 def test_every_auto_that_we_allow_is_filled_by_transformers():
     import transformers.integrations.deepspeed as integration
 
     source = Path(integration.__file__).read_text()
-    for name in (*deepspeed_schema.FILLED_FROM_TRAINER, *deepspeed_schema.FILLED_FROM_MODEL):
+    for name in (*deepspeed_keys.FILLED_FROM_TRAINER, *deepspeed_keys.FILLED_FROM_MODEL):
         assert f'"{name}"' in source, name
 
 

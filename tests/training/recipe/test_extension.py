@@ -1,6 +1,5 @@
 """The recipe of the extension launcher: its own contradictions, its defaults, and the shipped ones."""
 
-import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,8 +7,7 @@ import pytest
 
 from tape_ds.training.methods import METHODS
 from tape_ds.training.recipe import files
-from tape_ds.training.recipe.extension import MethodSection, load
-from tape_ds.training.recipe.extension_checks import check_against_model
+from tape_ds.training.recipe.extension import MethodSection, check_against_model, load
 from tests.training.recipe.helpers import problems_of, write
 
 RECIPES = files.recipes_of("extend_llama")
@@ -48,7 +46,7 @@ MALFORMED = {
         "2",
         "another encoding",
     ),
-    "no chunks": ({"pose_chunks": 0}, "pose_chunks", "0", "1 packs rows"),
+    "no chunks": ({"pose_chunks": 0}, "pose_chunks", "0", "1 or more"),
     "unknown address": ({"train_data": ["sdtlib"]}, "train_data", "sdtlib", "stdlib"),
     "no such text": ({"train_data": ["text:none/*.txt"]}, "train_data", "text:none/*.txt", "check the path"),
     "no data": ({"train_data": []}, "train_data", "[]", "stdlib"),
@@ -59,7 +57,7 @@ MALFORMED = {
         "other documents",
     ),
     "span beyond length": ({"eval_length": 512, "eval_span": 1024}, "eval_span", "1024", "one stretch"),
-    "passkeys of no length": ({"passkey_lengths": [0, 4096]}, "passkey_lengths", "0", "once"),
+    "passkeys of no length": ({"passkey_lengths": [0, 4096]}, "passkey_lengths", "0", "1 or more"),
     "passkeys twice": ({"passkey_lengths": [4096, 4096]}, "passkey_lengths", "4096", "once"),
     "no passkey": ({"passkey_lengths": [4096], "passkey_trials": 0}, "passkey_trials", "0", "1 or more"),
     "unknown passkeys": ({"passkey_form": "pos"}, "passkey_form", "pos", "pose"),
@@ -159,7 +157,7 @@ def test_the_paper_s_rivals_differ_in_the_method_alone(method):
     """As its code set them: LoRA of rank 8 beside embeddings and norms, groups of a quarter, two scalings at once."""
     ours, theirs = (load(["--recipe", f"llama2_7b_8k{end}"], world_size=8) for end in ("", f"_{method}"))
     own = {"position_encoding", "position_options", "rope_parameters", "output_dir"}
-    own |= {each.name for each in dataclasses.fields(MethodSection)}
+    own |= set(MethodSection.flat_fields())
     one, other = ({name: value for name, value in each.as_dict().items() if name not in own} for each in (ours, theirs))
     assert one == other
     assert theirs.model.position_encoding == "rope" and theirs.angles["rope_type"] == "linear"
@@ -229,7 +227,7 @@ def test_a_recipe_written_out_loads_to_itself(name):
         argv += ["--rope_parameters", "{}"]
     recipe = load(argv, world_size=2)
     Path("again.yaml").write_text(recipe.to_yaml())
-    assert load(["--recipe", "again.yaml"], world_size=2).as_dict() == recipe.as_dict()
+    assert load(["--recipe", "again.yaml"], world_size=2).to_yaml() == Path("again.yaml").read_text()
 
 
 def test_the_length_is_checked_in_a_local_folder_and_again_by_the_launcher():

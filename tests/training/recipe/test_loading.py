@@ -205,7 +205,7 @@ def test_a_base_lies_beside_its_recipe_or_among_the_shipped_ones(tmp_path):
     Path("sub/top.yaml").write_text("base: base\n")
     assert load(["--recipe", "sub/top.yaml"]).training_kwargs["seed"] == 5
     Path("sub/top.yaml").write_text("base: demo\nseed: 6\n")
-    assert load(["--recipe", "sub/top.yaml"]).data.pose_chunks == 2
+    assert load(["--recipe", "sub/top.yaml"]).data.pose.chunks == 2
 
 
 def test_dotted_overrides_change_one_key_and_keep_the_others():

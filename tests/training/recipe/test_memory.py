@@ -4,22 +4,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from tape_ds.training.recipe import memory
+from tape_ds import fields
+from tape_ds.fields import broken_rules
 from tape_ds.training.recipe.memory import Memory
 from tape_ds.training.recipe.scale import Scale
 
 
 def problems(section=None, window=64, shared_by=1, **trainer):
-    """What the checks say, as {field: text}."""
+    """What the rules say, as {field: text}."""
     values = {"activation_checkpointing": True} | trainer
     recipe = SimpleNamespace(
-        memory=section or Memory(),
         scale=Scale(sequence_parallel_size=shared_by),
         window=window,
-        training_kwargs=values,
         trainer_value=values.get,
     )
-    return {problem.field: str(problem) for problem in memory.CHECKS.run(recipe, set())}
+    return {problem.field: str(problem) for problem in broken_rules(section or Memory(), set(), recipe)}
 
 
 @pytest.mark.parametrize("layers", [1, 7, "selective", "selective_matmuls"])
@@ -34,7 +33,8 @@ def test_the_defaults_ask_for_nothing():
 
 @pytest.mark.parametrize("layers", [0, -2])
 def test_no_block_has_such_a_number(layers):
-    assert set(problems(Memory(checkpoint_layers=layers))) == {"checkpoint_layers"}
+    found = fields.check(Memory, {"checkpoint_layers": layers})
+    assert [problem.field for problem in found] == ["checkpoint_layers"] and "1 or more" in found[0].remedy
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_transformers_names_for_the_same(key, ours):
     assert set(found) == {f"activation_checkpointing_kwargs.{key}"} and f"use {ours}" in next(iter(found.values()))
 
 
-@pytest.mark.parametrize("tiles, fits", [(0, False), (1, True), (64, True), (65, False)])
+@pytest.mark.parametrize("tiles, fits", [(1, True), (64, True), (65, False)])
 def test_tiles_of_a_row(tiles, fits):
     assert set(problems(Memory(mlp_tiles=tiles))) == (set() if fits else {"mlp_tiles"})
 

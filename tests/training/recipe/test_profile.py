@@ -4,18 +4,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from tape_ds.training.recipe import profile
+from tape_ds.fields import broken_rules, check
 from tape_ds.training.recipe.profile import Profile
 
 
 def problems(max_steps=10, world_size=2, **fields):
     """Fields that the checks refuse."""
     recipe = SimpleNamespace(
-        profile=Profile(**({"profile": True} | fields)),
         trainer_value={"max_steps": max_steps}.get,
         world_size=world_size,
     )
-    return {problem.field for problem in profile.CHECKS.run(recipe, set())}
+    given = {"profile": True} | fields
+    wrong = check(Profile, given) or broken_rules(Profile(**given), set(), recipe)
+    return {problem.field for problem in wrong}
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,6 @@ PIECES = {
     "groups of tokens": ({"method": "longlora"}, 4, "tensor_parallel_size", "every head in one process"),
     "nothing trained": ({"method": "yarn", "rope_parameters": {}}, 4, "tensor_parallel_size", "nothing is trained"),
     "compiled": ({"torch_compile": True}, 4, "torch_compile", "with tensor_parallel_size above 1"),
-    "adapters of the head": ({"lora_targets": ["q_proj", "lm_head"]}, 4, "lora_targets", "share the vocabulary"),
 }
 
 

@@ -1,21 +1,19 @@
 """Offload and ZeRO++ are refused at the start where they would do nothing, or fail once a model is loaded."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-from tape_ds.training.recipe import sharding_checks
+from tape_ds.training.recipe import deepspeed_config
 
 
 def problems(world_size=1, stage=3, use_cpu=None, **zero):
     """What the checks say of this ``zero_optimization``, as {field's last name: text}."""
-    recipe = SimpleNamespace(
-        deepspeed={"zero_optimization": {"stage": stage} | zero},
-        trainer_value={"use_cpu": use_cpu}.get,
-        world_size=world_size,
-    )
-    return {found.field.rpartition(".")[2]: str(found) for found in sharding_checks.CHECKS.run(recipe, set())}
+    config = {"zero_optimization": {"stage": stage} | zero}
+    wrong = [
+        *deepspeed_config.check_disks(config),
+        *deepspeed_config.check_zero_plus_plus(config, world_size, bool(use_cpu)),
+    ]
+    return {found.field.rpartition(".")[2]: str(found) for found in wrong}
 
 
 @pytest.fixture
@@ -30,13 +28,12 @@ def on_cuda(monkeypatch):
 @pytest.fixture
 def with_libaio(monkeypatch):
     """A machine that has it, as far as the checks ask."""
-    monkeypatch.setattr(sharding_checks, "_why_no_asynchronous_io", lambda: None)
+    monkeypatch.setattr(deepspeed_config, "_why_no_asynchronous_io", lambda: None)
 
 
 def test_nothing_asked_nothing_said():
     assert problems() == {}
-    recipe = SimpleNamespace(deepspeed=None, trainer_value={}.get, world_size=1)
-    assert sharding_checks.CHECKS.run(recipe, set()) == []
+    assert [*deepspeed_config.check_disks({}), *deepspeed_config.check_zero_plus_plus({}, 1, False)] == []
 
 
 @pytest.mark.parametrize(
@@ -91,14 +88,14 @@ def test_frozen_weights_are_never_quantised_here(on_cuda):
 
 
 def test_a_disk_without_libaio(tmp_path, monkeypatch):
-    monkeypatch.setattr(sharding_checks, "_why_no_asynchronous_io", lambda: "libaio is not here")
+    monkeypatch.setattr(deepspeed_config, "_why_no_asynchronous_io", lambda: "libaio is not here")
     found = problems(offload_optimizer={"device": "nvme", "nvme_path": str(tmp_path)})
     assert set(found) == {"device"} and "apt install libaio-dev" in found["device"]
 
 
 def test_the_question_is_deepspeeds_to_answer():
     """Either answer is right on some machine; what is asked is whether it can be asked."""
-    reason = sharding_checks._why_no_asynchronous_io()
+    reason = deepspeed_config._why_no_asynchronous_io()
     assert reason is None or "libaio" in reason
 
 

@@ -66,7 +66,7 @@ DEEPSPEED = {
         "True",
         "enabled",
     ),
-    "wrong type": ({"zero_optimization": {"stage": "three"}}, "zero_optimization.stage", "three", "reference"),
+    "wrong type": ({"zero_optimization": {"stage": "three"}}, "zero_optimization.stage", "three", "one of: 0, 1, 2, 3"),
     "wrong type of a scalar": ({"steps_per_print": "often"}, "steps_per_print", "often", "whole number"),
     "not a block": ({"bf16": True}, "bf16", "True", "key"),
     "removed": ({"elasticity": {"enabled": True}}, "elasticity", "enabled", "remove it"),
@@ -109,7 +109,7 @@ DEEPSPEED = {
         "cpu",
         "stage 3",
     ),
-    "refused by a validator": ({"zero_optimization": {"leaf_module": 3}}, "zero_optimization", "3", "reference"),
+    "a value for a block": ({"zero_optimization": {"leaf_module": 3}}, "zero_optimization.leaf_module", "3", "key"),
     "unknown data type": ({"communication_data_type": "fp12"}, "communication_data_type", "fp12", "bf16"),
     "nvme without a path": (
         {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},

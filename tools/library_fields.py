@@ -1,0 +1,177 @@
+"""Write down the fields of transformers' TrainingArguments and the keys of DeepSpeed's JSON, for checks without them.
+
+    python tools/library_fields.py
+
+Importing both libraries costs seconds, and a mistake in a recipe should be found in less. A test compares the file with
+the installed versions; write it anew when they change.
+"""
+
+import dataclasses
+import enum
+import inspect
+import json
+import re
+import sys
+import types
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import pydantic
+
+from tape_ds import storage
+from tape_ds.training.recipe import library_fields
+
+_MAPPINGS = (
+    *("accelerator_config", "activation_checkpointing_kwargs", "gradient_checkpointing_kwargs", "lr_scheduler_kwargs"),
+)
+"""Fields that transformers also takes as a file or as JSON in a text; here they are mappings, which can be checked."""
+_PLAIN = {
+    bool: "bool",
+    int: "int",
+    float: "float",
+    str: "str",
+    Path: "str",
+    type(None): "None",
+    dict: "dict",
+    list: "list",
+    Any: "Any",
+}
+
+
+def collect() -> dict[str, Any]:
+    """What the file holds."""
+    from transformers.integrations import integration_utils
+
+    return {
+        "transformers": trainer(),
+        "trackers": list(integration_utils.INTEGRATION_TO_CALLBACK),
+        "deepspeed": deepspeed(),
+    }
+
+
+def trainer() -> dict[str, Any]:
+    """Name -> type, default and description of every field of TrainingArguments but ``local_rank``, which the launcher
+    owns."""
+    from transformers import TrainingArguments
+
+    annotations = get_type_hints(TrainingArguments)
+    described = _documented(TrainingArguments.__doc__ or "")
+    found = {}
+    for field in dataclasses.fields(TrainingArguments):
+        if not field.init or field.name == "local_rank":
+            continue
+        factory = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
+        choices = field.metadata.get("choices")
+        kind = _choices(choices, None in (default,)) if choices else spelled(annotations[field.name])
+        if field.name in _MAPPINGS:
+            kind = "dict | None"
+        help = field.metadata.get("help") or described.get(field.name, "")
+        found[field.name] = {"type": kind, "default": _plain(default), "help": " ".join(help.split())}
+    found["deepspeed"]["type"] = "str | dict | None"
+    found["resume_from_checkpoint"]["type"] = "str | bool | None"
+    return found
+
+
+def deepspeed() -> dict[str, Any]:
+    """The blocks of the JSON that DeepSpeed parses with pydantic, its schedulers, and the keys that it took out."""
+    from deepspeed.comm.config import CommsLoggerConfig
+    from deepspeed.compile.config import CompileConfig
+    from deepspeed.monitor.config import CometConfig, CSVConfig, TensorBoardConfig, WandbConfig
+    from deepspeed.runtime import config, lr_schedules
+    from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+    from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
+
+    blocks: dict[str, type[pydantic.BaseModel]] = {
+        "zero_optimization": DeepSpeedZeroConfig,
+        "bf16": DeepSpeedBF16Config,
+        "fp16": DeepSpeedFP16Config,
+        "comms_logger": CommsLoggerConfig,
+        "tensorboard": TensorBoardConfig,
+        "wandb": WandbConfig,
+        "csv_monitor": CSVConfig,
+        "comet": CometConfig,
+        "compile": CompileConfig,
+        "tensor_parallel": TPTrainingConfig,
+    }
+    return {
+        "blocks": {name: block(model) for name, model in blocks.items()}
+        | {"timers": {"throughput": block(DeepSpeedThroughputTimerConfig)}},
+        "schedulers": {
+            name: sorted(set(inspect.signature(getattr(lr_schedules, name)).parameters) - {"optimizer"})
+            for name in library_fields.SCHEDULERS
+        },
+        "removed": {
+            "": config._REMOVED_TOP_LEVEL_CONFIG_KEYS,
+            "zero_optimization": config._REMOVED_ZERO_CONFIG_KEYS,
+        },
+    }
+
+
+def block(model: type[pydantic.BaseModel]) -> dict[str, Any]:
+    """Every key of a block -> its type with its bounds, or the block below it."""
+    found: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        members = get_args(field.annotation) or (field.annotation,)
+        inner = [kind for kind in members if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)]
+        entry: Any = block(inner[0]) if inner else spelled(field.annotation)
+        bounds = [
+            f"{kind}={getattr(each, kind)}"
+            for each in field.metadata
+            for kind in ("gt", "ge", "lt", "le")
+            if getattr(each, kind, None) is not None
+        ]
+        if bounds and not inner:
+            entry = f"Annotated[{entry}, Field({', '.join(bounds)})]"
+        found |= dict.fromkeys({name, field.alias or name}, entry)
+    return dict(sorted(found.items()))
+
+
+def spelled(annotation: Any) -> str:
+    """A type as Python writes it; of an enum its values, and Any for what no file can hold."""
+    if annotation in _PLAIN:
+        return _PLAIN[annotation]
+    origin, members = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        if any(_is_enum(member) for member in members):  # "Enum | str": the enum is what is meant
+            members = tuple(member for member in members if member is not str)
+        return " | ".join(dict.fromkeys(spelled(member) for member in members))
+    if origin is Literal:
+        return _choices(members, False)
+    if _is_enum(annotation):
+        return _choices([member.value for member in annotation], False)
+    if origin in (list, dict):
+        return f"{origin.__name__}[{', '.join(map(spelled, members))}]"
+    return "Any"
+
+
+def _is_enum(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, enum.Enum)
+
+
+def _choices(choices: Collection[Any], optional: bool) -> str:
+    return f"Literal[{', '.join(map(repr, choices))}]" + " | None" * optional
+
+
+def _documented(text: str) -> dict[str, str]:
+    """The first sentence that a docstring in transformers' form has for each argument."""
+    entries = re.findall(r"^    {2,}(\w+) \(.*?\):\n((?:^ {8,}.*\n?)+)", text, re.MULTILINE)
+    return {name: " ".join(said.split()) for name, said in entries}
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value.value if isinstance(value, enum.Enum) else value, default=str))
+
+
+def main() -> int:
+    """Write the file."""
+    storage.write_text(library_fields.FILE, json.dumps(collect(), indent=1) + "\n")
+    print(f"written to {library_fields.FILE}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
