@@ -15,6 +15,8 @@ SCRIPTS = ("launchers", "evaluation", "tools", "benchmarks")
 # For each room under tape_ds/, the rooms and single files it may import; arrows point one way.
 MAY_IMPORT = {
     "errors": {"storage"},
+    "installation": {"errors"},
+    "__main__": {"errors", "installation"},
     "storage": set(),
     "results": {"errors", "storage"},
     "kernels": {"errors"},
@@ -23,9 +25,10 @@ MAY_IMPORT = {
     "parallel": {"model", "kernels", "errors"},
     "planning": {"model", "kernels", "errors"},
     "scoring": {"data", "model", "errors"},
-    "training": {"scoring", "data", "parallel", "planning", "model", "kernels", "errors", "results", "storage"},
+    "training": {"scoring", "data", "parallel", "planning", "model", "kernels", "errors"}
+    | {"installation", "results", "storage"},
     "export": {"training", "scoring", "data", "model", "errors", "results", "storage", "__init__"},
-    "__init__": {"model", "errors"},
+    "__init__": {"model", "errors", "installation"},
 }
 # The model is told about parallelism, adapters and trackers from outside.
 FORBIDDEN = ("deepspeed", "torch.distributed", "peft", "wandb")

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds.errors import Problem, did_you_mean
+from tape_ds.installation import ROOT
 from tape_ds.training.recipe import deepspeed_schema as schema
 from tape_ds.training.recipe import paths
-from tape_ds.training.recipe.files import ROOT
 
 FOLDER = ROOT / "ds_configs"
 

@@ -22,7 +22,7 @@ def _liger(recipe: "Recipe") -> Iterator[Problem]:
     from tape_ds.model import liger
 
     if (reason := liger.why_not(_device(recipe))) is not None:
-        remedy = "give auto (used where it can be), or pip install -r requirements-gpu.txt on a machine with a GPU"
+        remedy = "give auto (used where it can be), or pip install liger-kernel on a machine with a GPU"
         yield Problem("liger", "on", reason, remedy)
 
 
