@@ -104,11 +104,13 @@ def usage() -> str:
 
 
 def started(asked: Command, words: Sequence[str], has_gpu: bool) -> list[str]:
-    """The command line that ``asked`` stands for; it is said on stderr where DeepSpeed's launcher comes first."""
+    """The command line that ``asked`` stands for; said on stderr where DeepSpeed's launcher comes first."""
     options, arguments = split(words) if asked.spreads else ([], list(words))
     is_rank = "RANK" in os.environ  # torchrun, or a launcher, has started this process as one of several
-    by_itself = asked.trains and has_gpu and not is_rank and not LOOKS & set(words)
-    if not options and not by_itself:
+    by_itself = asked.trains and not is_rank and not LOOKS & set(words)
+    if by_itself and not has_gpu:
+        print("tape-ds: CUDA's driver shows no GPU: this is for the CPU", file=sys.stderr, flush=True)
+    if not options and not (by_itself and has_gpu):
         # -P: the current folder's own `evaluation` or `tools` is another one
         how = ["-P", "-m", asked.path] if asked.is_module else [asked.path]
         return [sys.executable, *how, *arguments]

@@ -71,6 +71,12 @@ def test_the_launcher_is_said(capsys):
     assert capsys.readouterr().err == f"tape-ds: deepspeed --num_gpus 2 {EXTEND} --window 'a b'\n"
 
 
+@pytest.mark.parametrize(("words", "told"), [([], True), (["--num_gpus", "2"], True), (["--print_config"], False)])
+def test_that_it_will_be_the_cpu_is_said(capsys, words, told):
+    program.started(COMMANDS["extend"], words, has_gpu=False)
+    assert ("no GPU" in capsys.readouterr().err) == told
+
+
 @pytest.fixture(scope="module")
 def deepspeeds_options():
     """Of its launcher's parser."""
