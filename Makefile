@@ -16,9 +16,9 @@ PYTHON ?= python3
 ARGS ?=
 WORKERS ?= 2
 BIN := $(CURDIR)/.venv/bin
-REQUIREMENTS := requirements.txt requirements-demo.txt requirements-dev.txt
+REQUIREMENTS := requirements.txt requirements-demo.txt
 # Set-up is done once for each content of these files, whatever their dates (a checkout rewrites dates).
-STAMP := .venv/.ready-$(shell cat $(REQUIREMENTS) pyproject.toml | cksum | tr ' ' '-')
+STAMP := .venv/.ready-$(shell cat $(REQUIREMENTS) pyproject.toml setup.py | cksum | tr ' ' '-')
 SCRIPTS := launchers tools evaluation benchmarks
 CODE := $(patsubst %/,%,$(sort $(dir $(wildcard tape_ds/__init__.py $(addsuffix /*.py,$(SCRIPTS))))))
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
@@ -89,7 +89,7 @@ results: $(STAMP)
 
 # Its packages stay out of what everything else runs on.
 DOCS := $(CURDIR)/.venv/docs
-DOCS_STAMP := $(DOCS)/.ready-$(shell cksum < requirements-docs.txt | tr ' ' '-')
+DOCS_STAMP := $(DOCS)/.ready-$(shell sed -n '/^docs = /p' pyproject.toml | cksum | tr ' ' '-')
 
 docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict --clean $(ARGS)
@@ -97,7 +97,8 @@ docs: $(DOCS_STAMP)
 $(DOCS_STAMP): | $(STAMP)
 	rm -rf $(DOCS)
 	$(BIN)/python -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip install --disable-pip-version-check --quiet -r requirements-docs.txt
+	$(DOCS)/bin/python -m pip install --disable-pip-version-check --quiet $$($(BIN)/python -c 'import tomllib; \
+	    print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
 	@touch $@
 
 format: $(STAMP)
@@ -116,9 +117,9 @@ $(STAMP):
 	    echo "'$(PYTHON) -m venv' failed (on Debian and Ubuntu: apt install python3-venv)." >&2; exit 1; }
 	@echo "Setting up .venv: some minutes the first time"
 	$(PIP) --quiet "$$(grep '^torch==' requirements.txt)"
-	$(PIP) --quiet -r requirements.txt -r requirements-dev.txt
+	$(PIP) --quiet -r requirements.txt
 	$(PIP) --quiet --no-deps -r requirements-demo.txt
-	$(PIP) --quiet --no-deps --no-build-isolation -e .
+	$(PIP) --quiet --no-build-isolation -e ".[dev]"
 	@rm -f .venv/.ready-*
 	@touch $@
 

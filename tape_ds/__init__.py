@@ -6,6 +6,7 @@ saved folder of model type ``tape`` (Llama-shaped) or ``tape_gptj``.
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
+from tape_ds import installation as installation  # first: it ends a script of another checkout
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.gptj import ScaledGPTJForCausalLM, ScaledGPTJModel
 from tape_ds.model.gptj_configuration import ScaledGPTJConfig

@@ -16,6 +16,8 @@ SCRIPTS = ("launchers", "evaluation", "tools", "benchmarks")
 MAY_IMPORT = {
     "errors": {"storage"},
     "fields": {"errors"},
+    "installation": {"errors"},
+    "__main__": {"errors", "installation"},
     "storage": set(),
     "results": {"errors", "storage"},
     "kernels": {"errors"},
@@ -26,10 +28,10 @@ MAY_IMPORT = {
     "scoring": {"data", "model", "errors"},
     "training": {
         *("scoring", "data", "parallel", "planning", "model", "kernels"),
-        *("errors", "fields", "results", "storage"),
+        *("errors", "fields", "installation", "results", "storage"),
     },
     "export": {"training", "scoring", "data", "model", "errors", "results", "storage", "__init__"},
-    "__init__": {"model", "errors"},
+    "__init__": {"model", "errors", "installation"},
 }
 # The model is told about parallelism, adapters and trackers from outside.
 FORBIDDEN = ("deepspeed", "torch.distributed", "peft", "wandb")

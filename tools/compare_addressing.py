@@ -23,6 +23,7 @@ from typing import Any
 from tape_ds import results
 from tape_ds.data.addressing.lengths import Test
 from tape_ds.errors import Problem, UserError, command
+from tape_ds.installation import ROOT
 from tape_ds.training.comparison import encodings, options, page, runs, summary
 from tape_ds.training.comparison.measures import PARAMETERS, Measure, seconds, training_loss
 from tape_ds.training.comparison.study import Study
@@ -30,7 +31,6 @@ from tape_ds.training.recipe import arithmetic
 from tape_ds.training.recipe.addressing import Addressing
 from tape_ds.training.recipe.arithmetic import ArithmeticRecipe
 
-ROOT = Path(__file__).resolve().parents[1]
 LAUNCHER = ROOT / "launchers" / "train_arithmetic.py"
 NAME = "compare_addressing"
 DEFAULT = ("rope", "tape")

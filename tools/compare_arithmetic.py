@@ -27,6 +27,7 @@ from typing import Any
 from tape_ds import results
 from tape_ds.data.arithmetic.tasks import TASKS, Task
 from tape_ds.errors import Problem, UserError, command, raise_if_any
+from tape_ds.installation import ROOT
 from tape_ds.scoring import arithmetic as scoring
 from tape_ds.scoring.arithmetic import Cell, Pair
 from tape_ds.training.comparison import encodings, options, page, runs, summary
@@ -36,7 +37,6 @@ from tape_ds.training.comparison.study import Study
 from tape_ds.training.recipe import arithmetic
 from tape_ds.training.recipe.arithmetic import ArithmeticRecipe
 
-ROOT = Path(__file__).resolve().parents[1]
 LAUNCHER = ROOT / "launchers" / "train_arithmetic.py"
 NAME = "compare_arithmetic"
 DEFAULT = ("rope", "fire", "nope", "tape")

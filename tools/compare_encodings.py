@@ -24,6 +24,7 @@ from typing import Any
 
 from tape_ds import results
 from tape_ds.errors import command
+from tape_ds.installation import ROOT
 from tape_ds.model import positions
 from tape_ds.training.comparison import encodings, options, page, runs, summary
 from tape_ds.training.comparison.measures import PARAMETERS, Measure, seconds, training_loss
@@ -31,7 +32,6 @@ from tape_ds.training.comparison.study import Study
 from tape_ds.training.recipe import pretraining
 from tape_ds.training.recipe.recipe import Recipe
 
-ROOT = Path(__file__).resolve().parents[1]
 LAUNCHER = ROOT / "launchers" / "pretrain_c4.py"
 NAME = "compare_encodings"
 SAME = ("train_data", "eval_data", "eval_lengths", "eval_tokens", "tokenizer", "vocab_size")

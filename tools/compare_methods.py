@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds.errors import Problem, UserError, command, did_you_mean, raise_if_any
+from tape_ds.installation import ROOT
 from tape_ds.scoring.loss_by_position import SpanLosses
 from tape_ds.training import methods
 from tape_ds.training.comparison import arms, method_table, options, page, runs, summary
@@ -34,7 +35,6 @@ from tape_ds.training.comparison.measures import Measure
 from tape_ds.training.comparison.study import Study
 from tape_ds.training.recipe import extension, files
 
-ROOT = Path(__file__).resolve().parents[1]
 LAUNCHER = ROOT / "launchers" / "extend_llama.py"
 NAME = "compare_methods"
 DEFAULT = ("tape", "tape+lora", "lora", "longlora", "theta", "yarn", "norms")

@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tape_ds import results, storage
+from tape_ds import installation, results, storage
 from tape_ds.errors import Problem, UserError, command, raise_if_any
 from tape_ds.planning import clock, hardware, published, search, sweep, tables
 from tape_ds.planning.job import Job, problems
@@ -40,8 +40,7 @@ from tape_ds.training.recipe.recipe import Recipe
 
 DOES_NOT_FIT = 3
 KINDS: tuple[type[Recipe], ...] = (ExtensionRecipe, PretrainingRecipe, FinetuningRecipe, ArithmeticRecipe)
-ROOT = Path(__file__).resolve().parents[1]
-STORED = ROOT / "docs" / "results" / "scaling"
+STORED = installation.work() / "docs" / "results" / "scaling"
 PACKED = {"llama2_7b_8k": "TAPE", "llama2_7b_8k_lora": "RoPE"}
 """Recipes of the table of attention's share, and their encodings."""
 DOCUMENTS = (1, 4, 16, 64)

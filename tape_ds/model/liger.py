@@ -1,6 +1,6 @@
 """Liger's Triton kernels in a model that is built: RMSNorm, SwiGLU, and the loss of long batches (arXiv:2410.10989).
 
-Optional, for CUDA (``requirements-gpu.txt``). Only forwards are replaced, module by module, and call Liger's public
+Optional, for CUDA (``pip install liger-kernel``). Only forwards are replaced, module by module, and call Liger's public
 functions: parameters, their names, classes and hooks stay as they are, so sharding, adapters and checkpoints do not
 notice.
 """

@@ -7,6 +7,7 @@ import atexit
 import logging
 import os
 import secrets
+import socket
 import sys
 import warnings
 from pathlib import Path
@@ -32,11 +33,23 @@ def prepare_process() -> None:
     """Prepare this process for training; safe to call more than once, and before or after DeepSpeed is imported."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
+    be_a_job_of_one()
     share_cores()
     skip_shared_memory_build()
     show_log()
     # DeepSpeed calls collectives by the names that torch 2.13 deprecates; nobody who runs a recipe can change that
     warnings.filterwarnings("ignore", message=".*torch.distributed.*is deprecated", category=FutureWarning)
+
+
+def be_a_job_of_one() -> None:
+    """Give a process that no launcher has started what a launcher would; DeepSpeed would look for MPI, and fail."""
+    if any(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")):
+        return
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 
 
 def show_log() -> None:

@@ -18,6 +18,7 @@ from pathlib import PurePath
 from typing import Any
 from unittest import mock
 
+from tape_ds.__main__ import COMMANDS, split
 from tape_ds.errors import Problem, UserError
 from tape_ds.training.stopping import SIGNALS
 from tests.docs import pages
@@ -51,6 +52,8 @@ WORK = {
     "tools.compare_addressing": ("tape_ds.training.comparison.runs.carry_out",),
     "tools.compare_arithmetic": ("tape_ds.training.comparison.runs.carry_out",),
 }
+OWN = ("make ", "tape-ds ")
+"""What begins a command of ours without a script's name."""
 WRAPPERS = ("launchers.keep_alive", "launchers.on_hosts")
 """They read their own options, and hand on a command."""
 NOT_HERE = re.compile(r"no such (file|folder)|no file matches|not found|not installed|no CUDA|offline")
@@ -91,7 +94,7 @@ def commands(block: Block) -> Iterator[Command]:
     if block.info not in (None, "", "sh", "bash", "shell", "console"):
         return
     for line in block.text.replace("\\\n", " ").splitlines():
-        if not any(f"{name}/" in line or f"-m {name}" in line for name in PROGRAMS) and not line.startswith("make "):
+        if not any(f"{name}/" in line or f"-m {name}" in line for name in PROGRAMS) and not line.startswith(OWN):
             continue
         found = _LINE.match(line.strip())
         text = _OPTIONAL.sub(r"\1", found[0] if found else "")
@@ -122,7 +125,7 @@ def parts(words: Sequence[str]) -> Iterator[list[str]]:
 def starts_ours(words: Sequence[str]) -> bool:
     """Whether a command starts something of this repository."""
     program = PurePath(words[0]).name
-    if program == "make":
+    if program in ("make", "tape-ds"):
         return True
     if PurePath(words[0]).parts[0] in PROGRAMS and words[0].endswith(".py"):
         return len(words) > 1  # alone it is a file's name
@@ -147,6 +150,8 @@ def check(words: Sequence[str], is_partial: bool = False) -> None:
     program = PurePath(words[0]).name
     if program == "make":
         check_make(words[1:])
+    elif program == "tape-ds":
+        check_tape_ds(words[1:])
     elif program == "deepspeed":
         check_deepspeed(words)
     elif program == "torchrun":
@@ -168,6 +173,20 @@ def check_make(words: Sequence[str]) -> None:
         wanted = rf"^{variable[0][:-1]} \?=" if variable else rf"^{re.escape(word)}:"
         if not re.search(wanted, text, re.M):
             raise WrongCommandError(f"the Makefile has no {word}")
+
+
+def check_tape_ds(words: Sequence[str]) -> None:
+    """The command is there, and its words are its script's and the launcher's."""
+    if words[0] in ("--help", "--folder"):
+        return
+    if words[0] not in COMMANDS:
+        raise WrongCommandError(f"tape-ds has no {words[0]}")
+    asked = COMMANDS[words[0]]
+    options, arguments = split(words[1:]) if asked.spreads else ([], words[1:])
+    if options:
+        check_deepspeed(["deepspeed", *options, *(["--module"] if asked.is_module else []), asked.target, *arguments])
+    else:
+        check_program(asked.target, arguments, None)
 
 
 def check_deepspeed(words: Sequence[str]) -> None:

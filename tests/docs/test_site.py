@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlparse
 
@@ -44,8 +45,8 @@ def test_every_chapter_is_on_the_first_page():
 
 
 def test_versions_are_exact():
-    lines = (pages.ROOT / "requirements-docs.txt").read_text(encoding="utf-8").splitlines()
-    assert all(re.fullmatch(r"[\w-]+==[\d.]+", line) for line in lines if not line.startswith("#"))
+    project = tomllib.loads((pages.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert all(re.fullmatch(r"[\w-]+==[\d.]+", each) for each in project["optional-dependencies"]["docs"])
 
 
 class Loads(HTMLParser):

@@ -15,7 +15,7 @@ from tests.tools import reproduce_commands
 from tools.reproduce import __main__ as reproduce
 from tools.reproduce import estimate, experiment, readings, registry, render, running
 from tools.reproduce.estimate import Cluster
-from tools.reproduce.experiment import PAPER, SCALES, SMALL, TINY, Form, Measured, Place, Step
+from tools.reproduce.experiment import PAPER, ROOT, SCALES, SMALL, TINY, Form, Measured, Place, Step
 
 FORMS = [(name, scale) for name, each in registry.EXPERIMENTS.items() for scale in each.forms]
 ERROR = Quantity("toy", "error")
@@ -316,12 +316,22 @@ def test_shared_runs_lie_beside_the_experiments(tmp_path):
 
 
 def test_programs_are_started_by_this_python_on_a_free_port():
-    assert running.real(["python", "tools/x.py"])[0] == sys.executable
+    assert running.real(["python", "tools/x.py", "a/b"]) == [sys.executable, str(ROOT / "tools" / "x.py"), "a/b"]
     launched = running.real(["deepspeed", "--num_accelerators", "2", "launchers/x.py"])
     assert launched[1:4] == ["-m", "deepspeed.launcher.runner", "--master_port"] and launched[4].isdigit()
     on_hosts = ["deepspeed", "--hostfile", "hosts", "launchers/x.py"]
-    expected = [sys.executable, "-m", "deepspeed.launcher.runner", *on_hosts[1:]]
+    expected = [sys.executable, "-m", "deepspeed.launcher.runner", *on_hosts[1:3], str(ROOT / "launchers" / "x.py")]
     assert running.real(on_hosts) == expected, "hosts agree on a port by themselves"
+
+
+def test_without_a_checkout_commands_run_where_one_stands(monkeypatch, tmp_path):
+    """And write there, with the scripts of the installed package; its page of results is nobody's."""
+    for module in (reproduce, experiment, running):
+        monkeypatch.setattr(module, "WORK", tmp_path)
+    own = Place(Path("runs") / "toy")
+    assert running.carry_out([writing("here")], own) is None
+    assert (tmp_path / "runs" / "toy" / "here.json").is_file()
+    assert reproduce.main(["--page"]) == 2
 
 
 def test_placeholders_leave_json_alone(tmp_path):

@@ -55,6 +55,7 @@ def test_the_committed_page_is_what_the_results_give(built):
 
 def test_the_command_writes_it(built, monkeypatch, tmp_path):
     monkeypatch.setattr(reproduce, "ROOT", tmp_path)
+    monkeypatch.setattr(reproduce, "WORK", tmp_path)
     assert reproduce.main(["--page"]) == 0
     assert (tmp_path / page.PAGE).read_text() == built
 

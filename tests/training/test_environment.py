@@ -10,11 +10,13 @@ import torch
 
 from tape_ds.training import environment
 
+JOB = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch):
     """Every variable and thread count as it was before the test."""
-    for name in (*environment.DEFAULTS, "OMP_NUM_THREADS", "LOCAL_SIZE", "WANDB_DIR"):
+    for name in (*environment.DEFAULTS, "OMP_NUM_THREADS", "LOCAL_SIZE", "WANDB_DIR", *JOB):
         monkeypatch.setenv(name, "")  # so that the value at the end of the test is undone, too
         monkeypatch.delenv(name)
     threads = torch.get_num_threads()
@@ -27,6 +29,21 @@ def test_what_the_user_set_stays(monkeypatch):
     environment.prepare_process()
     assert os.environ["WANDB_MODE"] == "online"
     assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
+
+
+def test_a_process_that_nobody_launched_is_a_job_of_one():
+    """``python launchers/extend_llama.py`` ended in DeepSpeed's search for MPI."""
+    environment.be_a_job_of_one()
+    assert [os.environ[name] for name in JOB[:4]] == ["0", "0", "1", "127.0.0.1"]
+    assert 0 < int(os.environ["MASTER_PORT"]) < 2**16
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"])
+def test_a_launched_one_stays_what_it_is(monkeypatch, name):
+    monkeypatch.setenv(name, "3")
+    before = dict(os.environ)
+    environment.be_a_job_of_one()
+    assert dict(os.environ) == before
 
 
 def test_trackers_write_into_the_run(monkeypatch, tmp_path):

@@ -32,7 +32,7 @@ from tape_ds.planning import hardware
 from tape_ds.training.comparison import runs
 from tools.reproduce import estimate, page, registry, render, running
 from tools.reproduce.estimate import Cluster
-from tools.reproduce.experiment import PAPER, ROOT, SCALES, TINY, Experiment, Form, Place
+from tools.reproduce.experiment import PAPER, ROOT, SCALES, TINY, WORK, Experiment, Form, Place
 
 NAME = "reproduce"
 
@@ -95,6 +95,8 @@ def check(options: argparse.Namespace) -> Experiment | None:
             problems += error.problems
     elif not options.list and not options.page:
         problems.append(Problem("table", None, "missing", "name one, or ask for the --list"))
+    if options.page and WORK != ROOT:
+        problems.append(Problem("page", True, "the page is a checkout's, and there is none", "run it in a checkout"))
     if experiment is not None and options.scale not in experiment.forms:
         wrong = f"{experiment.name} has no such form"
         problems.append(Problem("scale", options.scale, wrong, f"one of: {', '.join(experiment.forms)}"))
@@ -127,9 +129,9 @@ def check_launcher(launcher: str) -> list[Problem]:
 
 
 def place_of(options: argparse.Namespace, experiment: Experiment) -> Place:
-    """Where everything is written: as a path that the commands, which run at the repository's top, understand."""
-    output = Path(options.output or ROOT / "runs" / NAME / options.scale / experiment.name).absolute()
-    shown = Path(os.path.relpath(output, ROOT)) if output.is_relative_to(ROOT) else output
+    """Where everything is written: as a path that the commands understand, wherever they run."""
+    output = Path(options.output or WORK / "runs" / NAME / options.scale / experiment.name).absolute()
+    shown = Path(os.path.relpath(output, WORK)) if output.is_relative_to(WORK) else output
     return Place(shown, options.processes or runs.default_processes(), options.launcher)
 
 
@@ -192,7 +194,7 @@ def carry_out(experiment: Experiment, options: argparse.Namespace, place: Place,
         print(f"FAILED: {failed.name}, see {log}", file=sys.stderr, flush=True)
         return 1
     ours = form.measured(place)
-    folder = Path(options.results).absolute() if options.results else ROOT / place.output
+    folder = Path(options.results).absolute() if options.results else WORK / place.output
     write(experiment, options.scale, begun, ours, place, folder)
     return 0
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.published import Quantity, Table
-from tape_ds import results
+from tape_ds import installation, results
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = installation.ROOT
+WORK = installation.work()
+"""What places start from, and where commands run."""
 ROOMS = ("launchers", "tools")
 """Where scripts lie."""
 TINY, SMALL, PAPER = "tiny", "small", "paper"
@@ -60,8 +62,8 @@ class Step:
         return found
 
     def file(self, place: Place) -> Path:
-        """The result's, from the repository's top; the first of those that its name fits."""
-        path = ROOT / filled(self.result, place)
+        """The result's; the first of those that its name fits."""
+        path = WORK / filled(self.result, place)
         return next(iter(sorted(path.parent.glob(path.name))), path)
 
     @property
@@ -77,7 +79,7 @@ class Step:
 
     def home(self, place: Place) -> Path:
         """The folder that its record and its log are kept in: that of its result's experiment."""
-        return ROOT / (place.shared if self.result.startswith("{shared}") else place.output) / "steps"
+        return WORK / (place.shared if self.result.startswith("{shared}") else place.output) / "steps"
 
 
 def filled(word: str, place: Place) -> str:
@@ -182,7 +184,7 @@ class Form:
         Raises:
             UserError: a file that is no result.
         """
-        found = [read(ROOT / filled(folder, place)) for folder, read in self.read.items()]
+        found = [read(WORK / filled(folder, place)) for folder, read in self.read.items()]
         return merged(found)
 
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tape_ds import results, storage
+from tape_ds import installation, results, storage
 from tape_ds.errors import UserError
 from tape_ds.training.comparison import runs
-from tools.reproduce.experiment import ROOT, Place, Step
+from tools.reproduce.experiment import ROOMS, ROOT, WORK, Place, Step
 
 
 def record_of(step: Step, place: Place) -> Path:
@@ -75,19 +75,19 @@ def carry_out(steps: Sequence[Step], place: Place) -> Step | None:
 
 
 def run(command: Sequence[str], log: Path) -> int:
-    """One command, from the repository's top, with this Python; its exit code. A command that starts processes itself
+    """One command, from where places start, with this Python; its exit code. A command that starts processes itself
     shares out the cores between them, one that does not may have them all."""
-    own = runs.environment() if command[0] == "deepspeed" else None
+    own = runs.environment() if command[0] == "deepspeed" else installation.environment()
     with open(log, "w", encoding="utf-8") as file:
         file.write(f"$ {shlex.join(command)}\n")
         file.flush()
-        return subprocess.run(real(command), stdout=file, stderr=file, env=own, cwd=ROOT).returncode
+        return subprocess.run(real(command), stdout=file, stderr=file, env=own, cwd=WORK).returncode
 
 
 def real(command: Sequence[str]) -> list[str]:
-    """The command as it is started here: by this Python; and on one machine on a free port, so that experiments can
-    share it."""
-    program, *rest = command
+    """The command as it is started here: by this Python, with the scripts of this installation; and on one machine on a
+    free port, so that experiments can share it."""
+    program, *rest = [str(ROOT / word) if word.split("/")[0] in ROOMS else word for word in command]
     if program == "python":
         return [sys.executable, *rest]
     if program != "deepspeed":

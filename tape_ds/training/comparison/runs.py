@@ -6,7 +6,6 @@ A single process is started without that launcher, which would take longer to st
 import dataclasses
 import itertools
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -16,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tape_ds import results, storage
+from tape_ds import installation, results, storage
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.training.comparison.arms import Arm
 from tape_ds.training.recipe.recipe import Recipe
 
-ROOT = Path(__file__).resolve().parents[3]
 RECIPE = "recipe.json"
 """In a run's folder: the recipe it was started with, so that nothing else is resumed there."""
 
@@ -262,18 +260,16 @@ def launch_module(name: str, arguments: Sequence[str], count: int, log: Path) ->
 
 def _launch(words: Sequence[str], count: int, log: Path) -> int:
     """On a free port, so that comparisons can share a machine, and runs of one."""
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = str(free.getsockname()[1])
-    own = environment()
     if count == 1:
         whole = [sys.executable, *(["-m", *words[1:]] if words[0] == "--module" else words)]
-        own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     else:
+        with socket.socket() as free:
+            free.bind(("", 0))
+            port = str(free.getsockname()[1])
         runner = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", str(count)]
         whole = [*runner, "--master_port", port, *words]
     with open(log, "w", encoding="utf-8") as file:
-        return subprocess.run(whole, stdout=file, stderr=file, env=own).returncode
+        return subprocess.run(whole, stdout=file, stderr=file, env=environment()).returncode
 
 
 def environment() -> dict[str, str]:
@@ -281,12 +277,10 @@ def environment() -> dict[str, str]:
     nothing else."""
     import torch
 
-    found = dict(os.environ)
+    found = installation.environment()
     if not torch.cuda.is_available():
         found.setdefault("DS_ACCELERATOR", "cpu")
         found.setdefault("OMP_NUM_THREADS", "1")
-    found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), found.get("PYTHONPATH")]))
-    found["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), found.get("PATH", "")])
     return found
 
 

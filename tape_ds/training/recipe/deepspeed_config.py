@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds.errors import Problem, did_you_mean
+from tape_ds.installation import ROOT
 from tape_ds.training.recipe import deepspeed_keys, library_fields, paths
-from tape_ds.training.recipe.files import ROOT
 
 FOLDER = ROOT / "ds_configs"
 

@@ -402,7 +402,7 @@ class ExtensionRecipe(Recipe):
             return
         reasons = []
         if importlib.util.find_spec("bitsandbytes") is None:
-            reasons.append("bitsandbytes is not installed (requirements-gpu.txt)")
+            reasons.append("bitsandbytes is not installed (pip install bitsandbytes)")
         if self.deepspeed and deepspeed_config.stage(self.deepspeed) == 3:
             reasons.append("ZeRO-3 cannot shard packed 4-bit weights (use deepspeed: zero1 or zero2)")
         if reasons:

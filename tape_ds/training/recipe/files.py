@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 
 from tape_ds.errors import Problem, UserError, did_you_mean
+from tape_ds.installation import ROOT
 from tape_ds.training.recipe import paths
 
-ROOT = Path(__file__).resolve().parents[3]
 LAUNCHERS = ROOT / "launchers"
 RECIPES = LAUNCHERS / "recipes"
 LARGEST = 100_000

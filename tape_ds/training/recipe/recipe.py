@@ -230,7 +230,7 @@ class Recipe(ABC):
         from tape_ds.model import liger
 
         if (reason := liger.why_not(self._device())) is not None:
-            remedy = "give auto (used where it can be), or pip install -r requirements-gpu.txt on a machine with a GPU"
+            remedy = "give auto (used where it can be), or pip install liger-kernel on a machine with a GPU"
             yield Problem("liger", "on", reason, remedy)
 
     @rule("attention_backend", "use_cpu")
