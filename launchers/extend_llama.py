@@ -14,13 +14,15 @@ from typing import NoReturn
 
 from tape_ds.errors import command
 from tape_ds.training.cluster.roll_call import answering
-from tape_ds.training.recipe import extension, plan
+from tape_ds.training.recipe import extension, help, plan
 
 
 @command
 @answering
 def main() -> int:
     """Check the recipe, then build, train, score and report."""
+    if help.answered(sys.argv[1:], extension.ExtensionRecipe):
+        return 0
     recipe = extension.load(sys.argv[1:])
     return 0 if plan.shown(recipe) else extend(recipe)
 

@@ -15,13 +15,15 @@ from typing import NoReturn
 
 from tape_ds.errors import command
 from tape_ds.training.cluster.roll_call import answering
-from tape_ds.training.recipe import arithmetic, plan
+from tape_ds.training.recipe import arithmetic, help, plan
 
 
 @command
 @answering
 def main() -> int:
     """Check the recipe, then build, train, score and report."""
+    if help.answered(sys.argv[1:], arithmetic.ArithmeticRecipe):
+        return 0
     recipe = arithmetic.load(sys.argv[1:])
     return 0 if plan.shown(recipe) else train(recipe)
 

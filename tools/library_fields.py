@@ -1,4 +1,5 @@
-"""Write down the fields of transformers' TrainingArguments and the keys of DeepSpeed's JSON, for checks without them.
+"""Write down the fields of transformers' TrainingArguments and the keys of DeepSpeed's JSON, for checks without them,
+and docs/fields.md, which lists all fields of recipes.
 
     python tools/library_fields.py
 
@@ -20,6 +21,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pydantic
 
 from tape_ds import storage
+from tape_ds.installation import ROOT
 from tape_ds.training.recipe import library_fields
 
 _MAPPINGS = (
@@ -167,9 +169,18 @@ def _plain(value: Any) -> Any:
 
 
 def main() -> int:
-    """Write the file."""
+    """Write both files."""
     storage.write_text(library_fields.FILE, json.dumps(collect(), indent=1) + "\n")
-    print(f"written to {library_fields.FILE}")
+    from tape_ds.training.recipe import help
+    from tape_ds.training.recipe.arithmetic import ArithmeticRecipe
+    from tape_ds.training.recipe.extension import ExtensionRecipe
+    from tape_ds.training.recipe.finetuning import FinetuningRecipe
+    from tape_ds.training.recipe.pretraining import PretrainingRecipe
+
+    kinds = (ExtensionRecipe, PretrainingRecipe, FinetuningRecipe, ArithmeticRecipe)
+    page = ROOT / "docs" / "fields.md"
+    storage.write_text(page, help.page({kind.LAUNCHER: kind for kind in kinds}))
+    print(f"written: {library_fields.FILE}, {page}")
     return 0
 
 

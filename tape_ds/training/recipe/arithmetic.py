@@ -37,7 +37,7 @@ class DataSection(Section):
     """What is asked, and how long. Arithmetic has digits, and tasks of addressing have lengths."""
 
     task: str
-    """A name of ``tape_ds.data.arithmetic.tasks.TASKS``, or of ``tape_ds.data.addressing_tasks.TASKS``."""
+    """Name of a task (docs/arithmetic.md, docs/addressing.md)."""
     max_digits: int = Field(DERIVED, ge=1)
     """The larger bound of a problem's first size: digits of the first operand (see the task). Arithmetic needs it."""
     max_digits_second: int = Field(DERIVED, ge=1)

@@ -33,7 +33,7 @@ class ModelSection(Section):
     target_length: int = Field(ge=2)
     """Tokens of context that the model shall address after training; at least its native length."""
     position_encoding: str = DERIVED
-    """A name of ``tape_ds.model.positions.available()``; default the method's: ``tape`` for ``tape`` and ``tape+lora``,
+    """Name of a positional encoding (docs/encodings.md); default the method's: ``tape`` for ``tape`` and ``tape+lora``,
     ``rope`` for all others."""
     position_options: dict[str, Any] = {}
     """Options of that encoding; empty: those of a model that has this encoding already, else its defaults."""
@@ -43,7 +43,7 @@ class ModelSection(Section):
     state_dtype: str | None = None
     """dtype of the position state between layers; null: that of the hidden states."""
     attention_backend: str = "auto"
-    """"auto", or a name of ``tape_ds.model.attention.available()``."""
+    """``auto``, or the name of a backend (docs/kernels.md)."""
     liger: Literal["auto", "on", "off"] = "auto"
     """Liger's kernels for norms, feed-forward and the loss of long batches; auto: on CUDA where it is installed."""
 
@@ -52,7 +52,7 @@ class DataSection(Section):
     """What is trained on and scored."""
 
     train_data: list[str]
-    """Addresses of text, see ``tape_ds.data.sources``."""
+    """Addresses of text (docs/data.md)."""
     eval_data: list[str] = []
     """Addresses of held-out text for loss by position; empty: nothing is scored."""
     window: int = Field(DERIVED, ge=2)
@@ -89,7 +89,7 @@ class EvaluationSection(Section):
     passkey_trials: int = Field(2, ge=1)
     """Prompts of each length, the number and its place drawn for each from the seed."""
     passkey_form: Literal["longlora", "pose"] = "longlora"
-    """Whose prompts, see ``tape_ds.data.passkey``."""
+    """Whose prompts: LongLoRA's or PoSE's."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ Nothing is interpreted here beyond YAML itself: the result is, for every name th
 where it was written, so that later checks can point there.
 """
 
+import itertools
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -96,6 +97,13 @@ def recipes_of(launcher: str) -> list[str]:
     """Names of the shipped recipes for a launcher."""
     chains = {name: _read_chain(name, RECIPES, "recipe", (), [], "") for name in shipped()}
     return sorted(name for name, said in chains.items() if "launcher" in said and said["launcher"].value == launcher)
+
+
+def about(name: str) -> str:
+    """What a shipped recipe is, in one line: the first sentence of the comment that it begins with."""
+    lines = shipped()[name].read_text(encoding="utf-8").splitlines()
+    comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    return " ".join(line.lstrip("# ") for line in comment).split(". ")[0].rstrip(".") + "."
 
 
 def _read_chain(

@@ -26,7 +26,7 @@ class ModelSection(Section):
     """A whole model: the folder ``trained`` of a run that trained every parameter, any folder or hub id of a family
     that ``extend_llama.py`` takes, a ``.gguf`` file, or ``smollm2``."""
     attention_backend: str = "auto"
-    """"auto", or a name of ``tape_ds.model.attention.available()``."""
+    """``auto``, or the name of a backend (docs/kernels.md)."""
     liger: Literal["auto", "on", "off"] = "auto"
     """Liger's kernels for norms, feed-forward and the loss of long batches; auto: on CUDA where it is installed."""
 

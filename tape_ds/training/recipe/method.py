@@ -20,7 +20,7 @@ class MethodSection(Section):
     """What is trained."""
 
     method: str = "tape"
-    """A name of ``tape_ds.training.methods.available()``."""
+    """Name of an extension method (docs/methods.md)."""
     train_position: bool = DERIVED
     """Train the encoding's own parameters (TAPE's position updates); default yes for ``tape``, ``tape+lora`` and
     ``full`` wherever the encoding has them."""

@@ -39,7 +39,7 @@ class NewModel(Section):
     num_attention_heads: int = Field(ge=1)
     """Query heads."""
     position_encoding: str
-    """A name of ``tape_ds.model.positions.available()``."""
+    """Name of a positional encoding (docs/encodings.md)."""
     num_key_value_heads: int = Field(DERIVED, ge=1)
     """Key/value heads; default one for each query head."""
     head_dim: int = Field(DERIVED, ge=1)
@@ -58,7 +58,7 @@ class NewModel(Section):
     state_dtype: str | None = None
     """dtype of the position state between layers; null: that of the hidden states."""
     attention_backend: str = "auto"
-    """"auto", or a name of ``tape_ds.model.attention.available()``."""
+    """``auto``, or the name of a backend (docs/kernels.md)."""
     liger: Literal["auto", "on", "off"] = "auto"
     """Liger's kernels for norms, feed-forward and the loss of long batches; auto: on CUDA where it is installed."""
 

@@ -30,7 +30,7 @@ class DataSection(Section):
     """What is trained on and scored, and with which tokenizer."""
 
     train_data: list[str]
-    """Addresses of text, see ``tape_ds.data.sources``."""
+    """Addresses of text (docs/data.md)."""
     window: int = Field(ge=2)
     """Tokens per training row, and the length the model is made for (max_position_embeddings)."""
     eval_data: list[str] = []
