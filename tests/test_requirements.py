@@ -1,0 +1,55 @@
+"""What the package declares to need: all that it imports, in bounds that hold the versions of the set-up."""
+
+import ast
+import importlib.metadata
+import sys
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.test_layout import ROOT, SCRIPTS, sources
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+DECLARED = {canonicalize_name(each.name): each for each in map(Requirement, PROJECT["dependencies"])}
+OPTIONAL = {"flash_attn", "liger_kernel", "bitsandbytes", "triton", "wandb"}
+"""Imported where they are installed: extras, and what torch brings."""
+
+
+def pins():
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    return [Requirement(line) for line in lines if "==" in line]
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_the_pin_lies_between_the_bounds(name):
+    pinned = {canonicalize_name(each.name): next(iter(each.specifier)).version for each in pins()}
+    version = pinned.get(name, importlib.metadata.version(name))
+    assert DECLARED[name].specifier.contains(version)
+    assert any(each.operator == ">=" for each in DECLARED[name].specifier), "no lower bound"
+
+
+def imported():
+    """Top-level names that the shipped code imports."""
+    for path in sources("tape_ds", *(room for room in SCRIPTS if room != "benchmarks")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                yield from (alias.name.split(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                yield node.module.split(".")[0]
+
+
+def test_all_that_is_imported_is_declared():
+    found = set(imported()) - sys.stdlib_module_names - {"tape_ds", *SCRIPTS} - OPTIONAL
+    brought_by = importlib.metadata.packages_distributions()
+    assert "torch" in found
+    undeclared = {name for name in found if not {*map(canonicalize_name, brought_by.get(name, []))} & set(DECLARED)}
+    assert undeclared == set()
+
+
+def test_no_text_names_a_requirements_file_that_is_gone():
+    texts = [*sources("tape_ds", *SCRIPTS), ROOT / "README.md", ROOT / "Makefile", *(ROOT / "docs").glob("*.md")]
+    there = {path.name for path in ROOT.glob("requirements*.txt")}
+    gone = {"requirements-dev.txt", "requirements-docs.txt", "requirements-gpu.txt"} - there
+    assert [(path.name, name) for path in texts for name in gone if name in path.read_text(encoding="utf-8")] == []
