@@ -1,6 +1,7 @@
 """The house keeps its plan: which room may import which, what none of them may, what every file opens with."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,20 @@ def test_arrows_point_one_way(path):
 def test_model_and_kernels_know_nothing_of_training(path):
     names = imports_of(path)
     assert [name for name in names for bad in FORBIDDEN if name == bad or name.startswith(bad + ".")] == []
+
+
+@pytest.mark.parametrize("room", ["training/recipe"])
+def test_no_file_of_a_room_imports_itself_by_way_of_others(room):
+    """Wherever an import stands in a file, and even for types alone."""
+    package = f"tape_ds.{room.replace('/', '.')}"
+    graph = {
+        f"{package}.{path.stem}": {name for name in imports_of(path) if name.startswith(package)}
+        for path in (ROOT / "tape_ds" / room).glob("*.py")
+    }
+    try:
+        list(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 @pytest.mark.parametrize("code", ["import deepspeed as d", "from torch import distributed", "torch.distributed.x"])

@@ -88,7 +88,7 @@ def page(kinds: Mapping[str, type[Recipe]]) -> str:
     lines = [
         *("# Fields of a recipe", ""),
         "Of every launcher, section by section; each can stand in a recipe or on the command line. This page is what",
-        "`--help` says; `--help FIELD` says it of one. Every field of transformers' `TrainingArguments` is taken as well.",
+        "`--help` says; `--help FIELD` says it of one. Every field of transformers' `TrainingArguments` is taken, too.",
     ]
     for launcher, kind in kinds.items():
         lines += ["", f"## launchers/{launcher}.py"]
