@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails, PydanticCustomError
 
 from tape_ds.errors import Problem, did_you_mean
 
@@ -97,9 +96,12 @@ class Section(BaseModel):
         return found
 
 
-def wrong(what: str, remedy: str) -> PydanticCustomError:
-    """To raise in a pydantic validator of a field."""
-    return PydanticCustomError("problem", "{what}", {"what": what, "remedy": remedy})
+class WrongValueError(ValueError):
+    """To raise in a pydantic validator of a field: what is wrong, and the remedy."""
+
+    def __init__(self, wrong: str, remedy: str):
+        super().__init__(wrong)
+        self.remedy = remedy
 
 
 def as_meant(value: Any, annotation: Any) -> Any:
@@ -146,7 +148,7 @@ def check(section: type[Section], values: Mapping[str, Any]) -> list[Problem]:
         for each in error.errors(include_url=False):
             if each["type"] != "missing" and str(each["loc"][0]) not in found:
                 name = str(each["loc"][0])
-                found[name] = _problem(section, name, values[name], each)
+                found[name] = _problem(section, name, values[name], dict(each))
         return list(found.values())
 
 
@@ -160,12 +162,13 @@ _RANGES = {
 """Bounds that fields have -> the remedy."""
 
 
-def _problem(section: type[Section], name: str, value: Any, error: ErrorDetails) -> Problem:
+def _problem(section: type[Section], name: str, value: Any, error: Mapping[str, Any]) -> Problem:
     """What pydantic says of a field, as a person wants to read it."""
     if error["type"] == "extra_forbidden":
         return Problem(name, value, "unknown field", did_you_mean(name, section.model_fields))
-    if error["type"] == "problem":
-        return Problem(name, value, error["ctx"]["what"], error["ctx"]["remedy"])
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, WrongValueError):
+        return Problem(name, value, str(cause), cause.remedy)
     if error["type"] in _OUT_OF_RANGE:
         field = section.model_fields[name]
         bounds = {

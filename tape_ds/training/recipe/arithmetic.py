@@ -12,7 +12,7 @@ from tape_ds.data.addressing.tasks import TASKS as ADDRESSING
 from tape_ds.data.arithmetic import tasks
 from tape_ds.data.arithmetic.tasks import TASKS, TESTED
 from tape_ds.errors import Problem, did_you_mean
-from tape_ds.fields import DERIVED, Section, missing, rule, wrong
+from tape_ds.fields import DERIVED, Section, WrongValueError, missing, rule
 from tape_ds.training.recipe import loading, new_model
 from tape_ds.training.recipe.addressing import Addressing, wrong_trained
 
@@ -63,7 +63,7 @@ class DataSection(Section):
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in (*TASKS, *ADDRESSING):
-            raise wrong("no such task", did_you_mean(name, [*TASKS, *ADDRESSING]))
+            raise WrongValueError("no such task", did_you_mean(name, [*TASKS, *ADDRESSING]))
         return name
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from tape_ds.errors import Problem, UserError, did_you_mean, is_main_process
 from tape_ds.fields import Section
@@ -156,7 +155,7 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "Required."
     value = field.get_default(call_default_factory=True)
-    if value is None or value is PydanticUndefined or value in ([], {}, "", False):
+    if value is None or value in ([], {}, "", False):
         return ""
     return f"[{_shown(value)}]"
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pydantic import Field, field_validator
 
 from tape_ds.errors import Problem, did_you_mean
-from tape_ds.fields import DERIVED, Section, wrong
+from tape_ds.fields import DERIVED, Section, WrongValueError
 from tape_ds.training.methods import METHODS, Method
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -48,7 +48,7 @@ class MethodSection(Section):
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in METHODS:
-            raise wrong("unknown method", did_you_mean(name, METHODS))
+            raise WrongValueError("unknown method", did_you_mean(name, METHODS))
         return name
 
     @field_validator("lora_targets")
@@ -56,10 +56,10 @@ class MethodSection(Section):
     def _linear_maps(cls, targets: list[str]) -> list[str]:
         known = tuple(dict.fromkeys((*LORA_TARGETS, *GPTJ_TARGETS)))
         if not targets:
-            raise wrong("no targets", "one or more of: " + ", ".join(known))
+            raise WrongValueError("no targets", "one or more of: " + ", ".join(known))
         for target in targets:
             if target not in known:
-                raise wrong(f"{target!r} is no linear map of a block", did_you_mean(target, known))
+                raise WrongValueError(f"{target!r} is no linear map of a block", did_you_mean(target, known))
         return targets
 
     @property
