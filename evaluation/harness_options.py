@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation import options as shared
+from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError
+from tape_ds.scoring import CHUNK
 
 if TYPE_CHECKING:
     from lm_eval.config.evaluate_config import EvaluatorConfig
@@ -21,8 +23,6 @@ TASKS = Path(__file__).parent / "tasks"
 """Tasks of this project, always included."""
 WAYS = ("left", "middle")
 """Where a context that is too long is cut."""
-CHUNK = 4096
-"""Tokens of a prompt that are read at once."""
 REFUSED = {
     ("--model", "-M"): "give the model as it is, without an option",
     ("--model_args", "-a"): "use --dtype, --device, --tokenizer, --trust_remote_code, --max_length",
@@ -133,11 +133,11 @@ def _theirs(description: str) -> argparse.ArgumentParser:
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     from lm_eval._cli.run import Run
 
-    class Parser(argparse.ArgumentParser):
+    class Replacing(Parser):
         def __init__(self, **kwargs: Any):
             super().__init__(**(kwargs | {"conflict_handler": "resolve", "allow_abbrev": False}))
 
-    parser: argparse.ArgumentParser = Run(Parser().add_subparsers())._parser
+    parser: argparse.ArgumentParser = Run(Replacing().add_subparsers())._parser
     parser.prog, parser.usage, parser.epilog = "python -m evaluation harness", None, None
     parser.description = description
     return parser

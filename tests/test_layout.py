@@ -15,17 +15,22 @@ SCRIPTS = ("launchers", "evaluation", "tools", "benchmarks")
 # For each room under tape_ds/, the rooms and single files it may import; arrows point one way.
 MAY_IMPORT = {
     "errors": {"storage"},
+    "arguments": {"errors"},
+    "registration": set(),
     "storage": set(),
     "results": {"errors", "storage"},
     "kernels": {"errors"},
-    "model": {"kernels", "errors"},
+    "model": {"kernels", "errors", "storage"},
     "data": {"model", "errors", "storage"},
     "parallel": {"model", "kernels", "errors"},
     "planning": {"model", "kernels", "errors"},
     "scoring": {"data", "model", "errors"},
-    "training": {"scoring", "data", "parallel", "planning", "model", "kernels", "errors", "results", "storage"},
+    "training": {
+        *("scoring", "data", "parallel", "planning", "model", "kernels"),
+        *("errors", "arguments", "results", "storage"),
+    },
     "export": {"training", "scoring", "data", "model", "errors", "results", "storage", "__init__"},
-    "__init__": {"model", "errors"},
+    "__init__": {"model", "registration"},
 }
 # The model is told about parallelism, adapters and trackers from outside.
 FORBIDDEN = ("deepspeed", "torch.distributed", "peft", "wandb")
