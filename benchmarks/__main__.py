@@ -26,8 +26,9 @@ import torch
 from benchmarks import campaign, choose, table, toys
 from benchmarks.contest import REFUSED, TIMED, WRONG, Setting, run
 from benchmarks.groups import GROUPS, Group
+from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, command, did_you_mean, raise_if_any
-from tape_ds.model.attention.backends import ENVIRONMENT
+from tape_ds.model.attention.names import ENVIRONMENT
 
 DTYPES = ("float32", "float16", "bfloat16")
 OURS = ("ours", "attend")
@@ -70,9 +71,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line; what depends on the machine is filled in."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("groups", nargs="*", help=f"{', '.join(GROUPS)}; default: all; or choose, campaign")
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
     parser.add_argument("--dtype", help=f"{', '.join(DTYPES)}; default: bfloat16 on cuda, float32 on cpu")

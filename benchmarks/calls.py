@@ -24,8 +24,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.shapes import Attention, document_lengths
 from tape_ds.kernels import jit
 from tape_ds.kernels.tape_attention import document_borders, tape_attention
-from tape_ds.model import attention
-from tape_ds.model.attention.borders import borders_of_packed_rows
+from tape_ds.model.attention.attend import attend_values
+from tape_ds.model.attention.borders import Borders, borders_of_packed_rows
 from tape_ds.model.attention.flash import RELEASES, Release, installed
 from tape_ds.model.attention.flex import SMALL_BLOCKS
 
@@ -222,7 +222,7 @@ def attend(backend: str, documents: Documents | None = None) -> Callable[..., tu
         refuse_interpreter()
 
     @functools.cache
-    def borders(rows: int) -> attention.Borders | None:
+    def borders(rows: int) -> Borders | None:
         if documents is None:
             return None
         lengths = documents.lengths
@@ -230,7 +230,7 @@ def attend(backend: str, documents: Documents | None = None) -> Callable[..., tu
 
     def call(q: Tensor, k: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
         _refuse_large_matrices(q, k, backend == "reference")
-        return attention.attend_values(q, k, values, borders=borders(len(q)), backend=backend)
+        return attend_values(q, k, values, borders=borders(len(q)), backend=backend)
 
     return call
 

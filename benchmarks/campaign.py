@@ -30,6 +30,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.choose import RESULTS, ROOT, TABLE
+from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.results import now
 
@@ -117,7 +118,7 @@ def main(argv: list[str]) -> int:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m benchmarks campaign",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

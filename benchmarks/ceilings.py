@@ -5,7 +5,6 @@
 Both on random numbers: zeros run faster than data do.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ import triton
 
 from benchmarks import table
 from tape_ds import results
+from tape_ds.arguments import Parser
 
 COPIED = {"cuda": 1 << 32, "cpu": 1 << 20}
 """Bytes."""
@@ -24,7 +24,7 @@ ROWS = {"cuda": 8192, "cpu": 256}
 
 def main() -> None:
     """Measure and store."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ceilings", description=__doc__)
+    parser = Parser(prog="python -m benchmarks.ceilings", description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     parser.add_argument("--out", type=Path, required=True)
     options, _ = parser.parse_known_args()

@@ -7,7 +7,6 @@ that was right at all shapes of that length and fastest, forward and backward, b
 them; of a step of decoding, forward alone. A CPU needs no rows: ``auto`` takes torch's own attention there.
 """
 
-import argparse
 import json
 import math
 from collections import defaultdict
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 from benchmarks import table
 from benchmarks.contest import BASELINE, TIMED
 from benchmarks.shapes import parse
+from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError
 from tape_ds.model import attention
 
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     Raises:
         UserError: there is nothing to choose from.
     """
-    parser = argparse.ArgumentParser(prog="python -m benchmarks choose", description=__doc__)
+    parser = Parser(prog="python -m benchmarks choose", description=__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS, help=f"folder of {', '.join(FILES)}")
     parser.add_argument("--table", type=Path, default=TABLE, help="the file to write")
     options = parser.parse_args(argv)

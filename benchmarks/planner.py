@@ -6,7 +6,6 @@ The benchmark is one GPU without DeepSpeed: its buckets, and what the planner ke
 needed: the stored rows name it.
 """
 
-import argparse
 import contextlib
 import sys
 from dataclasses import replace
@@ -16,6 +15,7 @@ from benchmarks import table
 from benchmarks.contest import BASELINE, TIMED
 from benchmarks.shapes import document_lengths, parse
 from tape_ds import storage
+from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command
 from tape_ds.model.attention import backends
 from tape_ds.planning import hardware, tables
@@ -31,7 +31,7 @@ HEADER = ("shape", "s, planned", "s, measured", "ratio", "GB, planned", "GB, mea
 @command
 def main() -> int:
     """Plan each row of every stored table of the recipe, and write both side by side."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.planner", description=__doc__)
+    parser = Parser(prog="python -m benchmarks.planner", description=__doc__)
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--toys", action="store_true")
     options, _ = parser.parse_known_args()

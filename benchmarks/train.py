@@ -5,7 +5,6 @@
 The checkpoint is made in ``--work`` when it is not there. Tokens a second, memory and losses of every step are stored.
 """
 
-import argparse
 import json
 import math
 import os
@@ -25,6 +24,7 @@ from benchmarks import table
 from benchmarks.models import LLAMA_2_7B
 from benchmarks.toys import TINY
 from tape_ds import results
+from tape_ds.arguments import Parser
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, TOY_STEPS = 20, 2
@@ -45,7 +45,7 @@ TOY_FIELDS |= {"rope_parameters.original_max_position_embeddings": 64}
 
 def main() -> int:
     """Make the checkpoint, train, store."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.train", description=__doc__)
+    parser = Parser(prog="python -m benchmarks.train", description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder of the checkpoint and of the run")
     parser.add_argument("--out", type=Path, required=True, help="folder of the result")
     parser.add_argument("--backend", required=True, help="attention backend")

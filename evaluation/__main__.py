@@ -24,7 +24,16 @@ from collections.abc import Sequence
 
 from tape_ds.errors import Problem, UserError, command, did_you_mean
 
-COMMANDS = ("generate", "perplexity", "passkey", "arithmetic", "scrolls", "harness", "report")
+COMMANDS = {
+    "generate": "generate_options",
+    "perplexity": "perplexity_options",
+    "passkey": "passkey_options",
+    "arithmetic": "arithmetic_options",
+    "scrolls": None,
+    "harness": None,
+    "report": None,
+}
+"""The module that reads a command's line, where the command's own takes seconds to import."""
 
 
 @command
@@ -37,6 +46,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if words[0] not in COMMANDS:
         raise UserError(Problem("command", words[0], "unknown", did_you_mean(words[0], COMMANDS)))
+    if (reader := COMMANDS[words[0]]) is not None:  # --help, or a mistake, ends here
+        importlib.import_module(f"evaluation.{reader}").parse(words[1:])
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     code: int = importlib.import_module(f"evaluation.{words[0]}").main(words[1:])
     return code

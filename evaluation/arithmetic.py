@@ -1,19 +1,4 @@
-"""Tasks drawn from a seed: how many answers are right, for each pair of operand lengths or each length of a text.
-
-    python -m evaluation arithmetic runs/addition                      to the run's test_digits, 100 samples a cell
-    python -m evaluation arithmetic runs/addition --digits 12 --samples 50
-    python -m evaluation arithmetic MODEL --task addition --trained 6
-    python -m evaluation arithmetic runs/addressing/look_back --lengths 48 72 96
-    torchrun --nproc_per_node 8 -m evaluation arithmetic runs/addition_40 --batch_size 2000
-
-Samples are held out: no training row has their operands. Answers are greedy, and right when the whole answer stands
-there and then the end of text. The mean of the whole grid has the trained lengths in it (of a grid to twice their
-length a quarter), so the mean of the cells beyond them stands beside it: that is where either operand is longer.
-
-Written to the folder of results: ``arithmetic.json`` (with wrong answers of each cell), ``arithmetic.png``,
-``arithmetic.csv``, ``arithmetic.md``; of a task of addressing, whose answers are counted token by token, the same but
-for the picture, as ``addressing``. Exit codes: 0 done; 2 something to mend.
-"""
+"""The work of ``python -m evaluation arithmetic``, which :mod:`evaluation.arithmetic_options` describes."""
 
 import argparse
 import itertools
@@ -46,7 +31,7 @@ NAME = "arithmetic"
 @command
 def main(argv: list[str] | None = None) -> int:
     """Check, ask, count, write, print."""
-    options = arithmetic_options.parse(argv, __doc__)
+    options = arithmetic_options.parse(argv)
     model = prepare(options)
     by_length = options.task in ADDRESSING
     evaluation = journal.Evaluation(

@@ -1,13 +1,28 @@
-"""The options of ``python -m evaluation arithmetic``, what a run's folder adds to them, and what is wrong with them."""
+"""Tasks drawn from a seed: how many answers are right, for each pair of operand lengths or each length of a text.
+
+    python -m evaluation arithmetic runs/addition                      to the run's test_digits, 100 samples a cell
+    python -m evaluation arithmetic runs/addition --digits 12 --samples 50
+    python -m evaluation arithmetic MODEL --task addition --trained 6
+    python -m evaluation arithmetic runs/addressing/look_back --lengths 48 72 96
+    torchrun --nproc_per_node 8 -m evaluation arithmetic runs/addition_40 --batch_size 2000
+
+Samples are held out: no training row has their operands. Answers are greedy, and right when the whole answer stands
+there and then the end of text. The mean of the whole grid has the trained lengths in it (of a grid to twice their
+length a quarter), so the mean of the cells beyond them stands beside it: that is where either operand is longer.
+
+Written to the folder of results: ``arithmetic.json`` (with wrong answers of each cell), ``arithmetic.png``,
+``arithmetic.csv``, ``arithmetic.md``; of a task of addressing, whose answers are counted token by token, the same but
+for the picture, as ``addressing``. Exit codes: 0 done; 2 something to mend.
+"""
 
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evaluation import options as shared
-from evaluation.models import FoundModel, OwnModel
 from tape_ds import results
+from tape_ds.arguments import Parser
 from tape_ds.data.addressing import tasks
 from tape_ds.data.addressing.lengths import wrong_length
 from tape_ds.data.addressing.tasks import TASKS as ADDRESSING
@@ -16,17 +31,17 @@ from tape_ds.errors import Problem
 from tape_ds.scoring.arithmetic import both, check_counts, check_sizes
 from tape_ds.training.run_folder import RESULTS
 
+if TYPE_CHECKING:
+    from evaluation.models import FoundModel
+
 SAMPLES = 100
 ROWS = 1000
 BATCH_SIZE = 400
 
 
-def parse(argv: Sequence[str] | None, description: str | None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command's options; what was not given is None, and the run's to say."""
-    style = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation arithmetic", description=description, formatter_class=style, allow_abbrev=False
-    )
+    parser = Parser(prog="python -m evaluation arithmetic", description=__doc__)
     shared.add_model(parser)
     shared.add_output(parser)
     group = parser.add_argument_group("arithmetic")
@@ -82,7 +97,7 @@ def check(options: argparse.Namespace) -> list[Problem]:
     return found
 
 
-def complete(options: argparse.Namespace, model: FoundModel) -> list[Problem]:
+def complete(options: argparse.Namespace, model: "FoundModel") -> list[Problem]:
     """Fill in what was not given from what the model's run says of itself; what remains unknown."""
     said = said_by_run(model)
     options.task = options.task or said.get("task")
@@ -114,7 +129,7 @@ def _of_other_tasks(options: argparse.Namespace) -> Iterator[Problem]:
             yield Problem(f"--{name}", value, f"{options.task} has nothing of that", "leave it out")
 
 
-def _complete_lengths(options: argparse.Namespace, said: Mapping[str, Any], model: FoundModel) -> list[Problem]:
+def _complete_lengths(options: argparse.Namespace, said: Mapping[str, Any], model: "FoundModel") -> list[Problem]:
     """The same for a task of addressing."""
     own = said if options.task == said.get("task") else {}
     given = {} if options.task_options is None else options.task_options
@@ -135,9 +150,9 @@ def _complete_lengths(options: argparse.Namespace, said: Mapping[str, Any], mode
     ]
 
 
-def said_by_run(model: FoundModel) -> Mapping[str, Any]:
+def said_by_run(model: "FoundModel") -> Mapping[str, Any]:
     """The configuration of the arithmetic run that trained ``model``; empty where none did."""
-    if not isinstance(model, OwnModel) or model.source.record is None:
+    if model.record is None:
         return {}
     file = model.folder.parent / RESULTS / "run.json"
     config = results.load(file).config if file.is_file() else {}

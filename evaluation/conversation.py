@@ -21,8 +21,9 @@ from transformers.cache_utils import DynamicCache
 from evaluation.models import used_at
 from tape_ds.model import positions
 from tape_ds.model.llama import TapeForCausalLM
+from tape_ds.scoring import CHUNK
 from tape_ds.scoring.generation import ends_of
-from tape_ds.scoring.passkey import CHUNK, reads_in_pieces
+from tape_ds.scoring.passkey import reads_in_pieces
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,6 @@
-"""Try a model by hand: what it writes behind a prompt, token by token.
-
-    python -m evaluation generate smollm2 --chat --prompt "Name three prime numbers."
-    python -m evaluation generate runs/demo --prompt_file long.txt --max_new_tokens 200
-    cat long.txt | python -m evaluation generate MODEL
-    python -m evaluation generate MODEL -i --chat      a conversation: Ctrl-D ends it, Ctrl-C ends a reply
-
-The most likely token is written each time, whatever the model's own generation settings say, unless --temperature,
---top_p or --top_k asks for one to be drawn. Standard output gets the reply alone; lengths and speed go to standard
-error. Nothing is stored.
-
-Exit codes: 0 done; 2 something to mend.
-"""
+"""The work of ``python -m evaluation generate``, which :mod:`evaluation.generate_options` describes."""
 
 import argparse
-import math
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,8 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from evaluation import models
-from evaluation import options as shared
+from evaluation import generate_options, models
 from evaluation.conversation import Conversation, Drawing, Text
 from evaluation.models import FoundModel
 from tape_ds.errors import Problem, UserError, command, raise_if_any
@@ -32,7 +17,7 @@ from tape_ds.errors import Problem, UserError, command, raise_if_any
 @command
 def main(argv: list[str] | None = None) -> int:
     """Check, load, write."""
-    options = parse(argv)
+    options = generate_options.parse(argv)
     found, tokenizer, prompt = prepare(options)
     if prompt is not None:
         note_length(found, Text(tokenizer, options.chat).with_turn(prompt), options.max_new_tokens)
@@ -46,35 +31,13 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command's options."""
-    style = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation generate", description=__doc__, formatter_class=style, allow_abbrev=False
-    )
-    shared.add_model(parser)
-    group = parser.add_argument_group("prompt")
-    given = group.add_mutually_exclusive_group()
-    given.add_argument("--prompt", help="text; default: standard input, where it is no terminal")
-    given.add_argument("--prompt_file", help="a text file (of files and pipes the last line's end is left out)")
-    group.add_argument("-i", "--interactive", action="store_true", help="go on: each line is the next prompt")
-    group.add_argument("--chat", action="store_true", help="prompts are messages of the tokenizer's chat template")
-    group = parser.add_argument_group("reply")
-    group.add_argument("--max_new_tokens", type=int, default=256, help="of a reply (default: %(default)s)")
-    group.add_argument("--temperature", type=float, help="draw: above 0 (1: as the model says); 0: do not draw")
-    group.add_argument("--top_p", type=float, help="draw among the likeliest tokens that have this share together")
-    group.add_argument("--top_k", type=int, help="draw among so many likeliest tokens")
-    group.add_argument("--seed", type=int, default=0, help="of what is drawn (default: 0)")
-    return parser.parse_args(argv)
-
-
 def prepare(options: argparse.Namespace) -> tuple[FoundModel, PreTrainedTokenizerBase, str | None]:
     """The model, not loaded yet, its tokenizer, and the first prompt if there is one.
 
     Raises:
         UserError: everything wrong with the command line.
     """
-    problems = check(options)
+    problems = generate_options.check(options)
     prompt = None
     try:
         prompt = read_prompt(options)
@@ -95,25 +58,6 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, PreTrainedTokenize
         problems += room(found, tokens, options.max_new_tokens)
     raise_if_any(problems)
     return found, tokenizer, prompt
-
-
-def check(options: argparse.Namespace) -> list[Problem]:
-    """What is wrong whatever the model."""
-    bounds = {
-        "max_new_tokens": (options.max_new_tokens < 1, "give 1 or more"),
-        "temperature": (not 0 <= (options.temperature or 0) < math.inf, "give 0 or more"),
-        "top_p": (options.top_p is not None and not 0 < options.top_p <= 1, "give more than 0, at most 1"),
-        "top_k": (options.top_k is not None and options.top_k < 1, "give 1 or more"),
-    }
-    found = [
-        Problem(f"--{name}", vars(options)[name], "out of range", remedy)
-        for name, (wrong, remedy) in bounds.items()
-        if wrong
-    ]
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if processes > 1:
-        found.append(Problem("processes", processes, "a person reads one reply", "start it as one process"))
-    return found
 
 
 def read_prompt(options: argparse.Namespace) -> str | None:

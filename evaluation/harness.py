@@ -1,18 +1,4 @@
-"""lm-eval's tasks, asked of any model of this project: MMLU, ARC, RULER, passkey, SCROLLS and thousands more.
-
-    python -m evaluation harness runs/demo --tasks tape_table9
-    python -m evaluation harness smollm2 --tasks arc_easy hellaswag --num_fewshot 5 --batch_size 8 --limit 100
-    python -m evaluation harness MODEL --tasks tape_needle --max_length 32k --metadata '{"max_seq_lengths": [16384]}'
-    torchrun --nproc_per_node 8 -m evaluation harness MODEL --tasks tape_pose_standard --batch_size auto
-
-Groups of this project: tape_table9 (MMLU's four parts, ARC), tape_pose_standard, tape_passkey, tape_scrolls,
-tape_needle and tape_ruler. All other options are lm-eval's own. A request that is longer than --max_length is an error
-before work starts, or is cut by --truncate, and what was cut is counted.
-
-Written to the folder of results: ``harness.json``, and below ``lm_eval`` what lm-eval writes itself. An interrupted
-evaluation goes on when it is started again, on any number of processes.
-Exit codes: 0 done; 2 something to mend.
-"""
+"""The work of ``python -m evaluation harness``, which :mod:`evaluation.harness_options` describes."""
 
 import argparse
 import sys
@@ -36,7 +22,7 @@ NAME = "harness"
 @command
 def main(argv: list[str] | None = None) -> int:
     """Check, load the tasks, ask, write, print."""
-    options = harness_options.parse(argv, __doc__ or "")
+    options = harness_options.parse(argv)
     found, config = prepare(options)
     from evaluation import harness_results, harness_tasks, job, journal
 

@@ -1,7 +1,17 @@
-"""Options of ``python -m evaluation harness``: this project's for the model, and lm-eval's own for everything else.
+"""lm-eval's tasks, asked of any model of this project: MMLU, ARC, RULER, passkey, SCROLLS and thousands more.
 
-lm-eval's parser is taken as it is, so that every option of ``lm_eval run`` is here by itself and means the same. What
-it says of models and of where results go is replaced. Nothing heavy is imported to show the help.
+    python -m evaluation harness runs/demo --tasks tape_table9
+    python -m evaluation harness smollm2 --tasks arc_easy hellaswag --num_fewshot 5 --batch_size 8 --limit 100
+    python -m evaluation harness MODEL --tasks tape_needle --max_length 32k --metadata '{"max_seq_lengths": [16384]}'
+    torchrun --nproc_per_node 8 -m evaluation harness MODEL --tasks tape_pose_standard --batch_size auto
+
+Groups of this project: tape_table9 (MMLU's four parts, ARC), tape_pose_standard, tape_passkey, tape_scrolls,
+tape_needle and tape_ruler. All other options are lm-eval's own. A request that is longer than --max_length is an error
+before work starts, or is cut by --truncate, and what was cut is counted.
+
+Written to the folder of results: ``harness.json``, and below ``lm_eval`` what lm-eval writes itself. An interrupted
+evaluation goes on when it is started again, on any number of processes.
+Exit codes: 0 done; 2 something to mend.
 """
 
 import argparse
@@ -12,7 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation import options as shared
+from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError
+from tape_ds.scoring import CHUNK
 
 if TYPE_CHECKING:
     from lm_eval.config.evaluate_config import EvaluatorConfig
@@ -21,8 +33,6 @@ TASKS = Path(__file__).parent / "tasks"
 """Tasks of this project, always included."""
 WAYS = ("left", "middle")
 """Where a context that is too long is cut."""
-CHUNK = 4096
-"""Tokens of a prompt that are read at once."""
 REFUSED = {
     ("--model", "-M"): "give the model as it is, without an option",
     ("--model_args", "-a"): "use --dtype, --device, --tokenizer, --trust_remote_code, --max_length",
@@ -44,9 +54,9 @@ NUMBERS = (
 """lm-eval's options that decide numbers."""
 
 
-def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
-    """All options together."""
-    parser = _theirs(description)
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """This project's options for the model, and lm-eval's own for everything else."""
+    parser = _theirs()
     for names, remedy in REFUSED.items():
         told = Problem(names[0], "", "has another name here", remedy)
         parser.add_argument(
@@ -128,18 +138,19 @@ def settings(options: argparse.Namespace, config: "EvaluatorConfig") -> dict[str
     return {"tasks": tasks, **theirs, **ours, "metadata": told}
 
 
-def _theirs(description: str) -> argparse.ArgumentParser:
-    """The parser of ``lm_eval run``, in which later options replace earlier ones of the same name."""
+def _theirs() -> argparse.ArgumentParser:
+    """The parser of ``lm_eval run``, so that every option of it is here by itself and means the same; later options
+    replace earlier ones of the same name."""
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     from lm_eval._cli.run import Run
 
-    class Parser(argparse.ArgumentParser):
+    class Replacing(Parser):
         def __init__(self, **kwargs: Any):
             super().__init__(**(kwargs | {"conflict_handler": "resolve", "allow_abbrev": False}))
 
-    parser: argparse.ArgumentParser = Run(Parser().add_subparsers())._parser
+    parser: argparse.ArgumentParser = Run(Replacing().add_subparsers())._parser
     parser.prog, parser.usage, parser.epilog = "python -m evaluation harness", None, None
-    parser.description = description
+    parser.description = __doc__
     return parser
 
 

@@ -4,17 +4,25 @@ What ``python -m evaluation`` finds, as long as this project computes models of 
 this project's own model, which gives its logits.
 """
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from evaluation import models
-from evaluation.models import FoundModel
 from tape_ds import storage
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.model import extendable
-from tape_ds.scoring import inspection
 
+if TYPE_CHECKING:
+    from evaluation.models import FoundModel
+    from tape_ds.model import extendable
+
+NOWHERE = (
+    "no layer turns queries and keys or adds to their scores: positions enter with the embeddings, or not at all, "
+    "and there is nothing to take dot products of"
+)
+"""Said of a model without a map of positions."""
 DTYPES = ("float32", "float64", "bfloat16")
 
 
@@ -34,6 +42,9 @@ def find(addresses: Sequence[str], given: argparse.Namespace) -> dict[str, Found
     Raises:
         UserError: everything wrong with any of them.
     """
+    from evaluation import models
+    from tape_ds.scoring import inspection
+
     problems: list[Problem] = []
     found: dict[str, FoundModel] = {}
     for typed in addresses:
@@ -68,6 +79,8 @@ def load(found: FoundModel) -> extendable.Model:
     Raises:
         UserError: weights that are missing or do not fit.
     """
+    from tape_ds.scoring import inspection
+
     return inspection.as_own(found.load())
 
 

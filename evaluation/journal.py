@@ -18,14 +18,16 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from evaluation import job
-from evaluation.models import FoundModel, OwnModel
 from tape_ds import results
 from tape_ds.data import cache
 from tape_ds.errors import Problem, UserError, disk_error
 from tape_ds.training.run_folder import TRAINED
+
+if TYPE_CHECKING:
+    from evaluation.models import FoundModel
 
 Job = TypeVar("Job")
 
@@ -227,16 +229,16 @@ def _typed(words: Sequence[str]) -> list[str]:
     return ["python", "-m", "evaluation", *(word for word in words[1:] if not word.startswith("--local_rank="))]
 
 
-def default_folder(model: FoundModel) -> Path:
+def default_folder(model: "FoundModel") -> Path:
     """Where results of a model go when nobody says."""
-    if isinstance(model, OwnModel) and model.source.record is not None:
+    if model.record is not None:
         run = model.folder.parent / HERE
         return run if model.folder.name == TRAINED else run / model.folder.name
     name = model.address.strip("/").removesuffix(".gguf").replace("/", "--").lstrip(".-")
     return Path("runs") / HERE / name
 
 
-def folder(options: argparse.Namespace, model: FoundModel) -> Path:
+def folder(options: argparse.Namespace, model: "FoundModel") -> Path:
     """The folder that the options of :func:`evaluation.options.add_output` name."""
     return Path(options.output) if options.output is not None else default_folder(model)
 

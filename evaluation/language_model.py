@@ -29,10 +29,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from transformers import PreTrainedModel
 
 from evaluation import models
-from evaluation.harness_options import CHUNK
 from evaluation.models import FoundModel
 from evaluation.request_lengths import Lengths
-from tape_ds.scoring import continuations
+from tape_ds.scoring import CHUNK, continuations
 from tape_ds.scoring.continuations import Row
 from tape_ds.scoring.generation import continue_prompts, ends_of
 

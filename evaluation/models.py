@@ -64,6 +64,11 @@ class FoundModel(ABC):
     def kind(self) -> str:
         """What the address leads to, for people."""
 
+    @property
+    def record(self) -> trained.Record | None:
+        """What the run that trained the model says of it; None where no run of this project did."""
+        return None
+
     @abstractmethod
     def files(self) -> Iterable[Path]:
         """Every file that decides what the model computes."""
@@ -151,21 +156,26 @@ class OwnModel(FoundModel):
     source: source_model.SourceModel
 
     @property
+    def record(self) -> trained.Record | None:
+        """Of a folder that a run left behind."""
+        return self.source.record
+
+    @property
     def kind(self) -> str:
         """``trained``: a base and what a run trained of it; else a model folder."""
-        return "trained" if self.source.record is not None else "model folder"
+        return "trained" if self.record is not None else "model folder"
 
     def files(self) -> Iterable[Path]:
         """With those of the base that a run trained on."""
         yield from _model_files(self.source.folder)
-        record = self.source.record
+        record = self.record
         if record is not None and record.base is not None and not any(self.folder.glob(trained.WHOLE_WEIGHTS)):
             base = convert.resolve(record.base)
             yield from _model_files(Path(base) if Path(base).is_dir() else _download(base))
 
     def whole(self) -> PreTrainedModel:
         """Adapters are merged in fp32, which loses nothing."""
-        if self.source.record is None:
+        if self.record is None:
             return extendable.load(self.source.folder, self.source.config, dtype=self.dtype)
         return self.source.load()
 

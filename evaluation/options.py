@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tape_ds.errors import Problem
+from tape_ds.errors import Problem, is_main_process
 
 if TYPE_CHECKING:
     from evaluation.models import FoundModel
@@ -78,3 +78,11 @@ def check_lengths(field: str, lengths: Sequence[int], model: "FoundModel") -> li
         for each in lengths
         if each > limit
     ]
+
+
+def note_beyond(lengths: Sequence[int], address: str, native_length: int | None) -> None:
+    """Say, once for a job, how far the longest length goes beyond what the model was made for."""
+    longest = max(lengths)
+    if native_length is not None and longest > native_length and is_main_process():
+        times = f"{longest / native_length:.3g} times the native length of {address}, {native_length:,}"
+        print(f"note: {longest:,} tokens are {times}", flush=True)

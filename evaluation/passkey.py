@@ -1,18 +1,4 @@
-"""Passkeys: whether a model finds a number anywhere in a long text, as a heat map of depth and length.
-
-    python -m evaluation passkey runs/demo --lengths 4k 8k 16k
-    python -m evaluation passkey smollm2 --lengths 1k 2k 4k 8k --depths 0 0.25 0.5 0.75 1 --trials 5
-    python -m evaluation passkey MODEL --form pose --depths 11      PoSE's filler, depths 0, 0.1, ... 1
-    python -m evaluation passkey MODEL --protocol published         the prompts of LongLoRA's and TAPE's figure
-    torchrun --nproc_per_node 8 -m evaluation passkey MODEL --lengths 32k 64k 128k
-
-A prompt with its reply has at most ``length`` tokens, whatever the tokenizer; the key stands behind ``depth`` of the
-filler. Replies are greedy, whatever the model's own generation settings say. One is right when its first integer is the
-key; that it begins with the key's token ids (LongLoRA's rule) is counted beside it.
-
-Written to the folder of results: ``passkey.json`` (every reply), ``passkey.png``, ``passkey.csv``, ``passkey.md``.
-Exit codes: 0 done; 2 something to mend.
-"""
+"""The work of ``python -m evaluation passkey``, which :mod:`evaluation.passkey_options` describes."""
 
 import argparse
 import statistics
@@ -42,7 +28,7 @@ NAME = "passkey"
 @command
 def main(argv: list[str] | None = None) -> int:
     """Check, ask, count, write, print."""
-    options = passkey_options.parse(argv, __doc__)
+    options = passkey_options.parse(argv)
     model, tokenizer, questions = prepare(options)
     evaluation = journal.Evaluation(
         NAME,
@@ -52,13 +38,15 @@ def main(argv: list[str] | None = None) -> int:
         data={f"passkey:{options.form}": passkey_protocols.fingerprint(options.form)},
         seed=None if options.protocol == "published" else options.seed,
     )
+    native_length = (evaluation.started.model or {}).get("native_length")
     with job.joined() as (rank, _):
         raise_if_any(evaluation.check(options.overwrite))
+        shared.note_beyond(options.lengths, model.address, native_length)
         stored = evaluation.stored()
         figures = stored.figures if stored is not None else ask_all(evaluation, options, model, tokenizer, questions)
         if rank == 0:
             title = f"Passkeys found by {model.address} ({options.form}, {options.protocol})"
-            report(figures, evaluation.folder, title, (evaluation.started.model or {}).get("native_length"))
+            report(figures, evaluation.folder, title, native_length)
             print(f"{'complete already' if stored is not None else 'written'}: {evaluation.path}", flush=True)
     return 0
 

@@ -1,14 +1,29 @@
-"""The options of ``python -m evaluation passkey``, what they mean together, and what is wrong with them."""
+"""Passkeys: whether a model finds a number anywhere in a long text, as a heat map of depth and length.
+
+    python -m evaluation passkey runs/demo --lengths 4k 8k 16k
+    python -m evaluation passkey smollm2 --lengths 1k 2k 4k 8k --depths 0 0.25 0.5 0.75 1 --trials 5
+    python -m evaluation passkey MODEL --form pose --depths 11      PoSE's filler, depths 0, 0.1, ... 1
+    python -m evaluation passkey MODEL --protocol published         the prompts of LongLoRA's and TAPE's figure
+    torchrun --nproc_per_node 8 -m evaluation passkey MODEL --lengths 32k 64k 128k
+
+A prompt with its reply has at most ``length`` tokens, whatever the tokenizer; the key stands behind ``depth`` of the
+filler. Replies are greedy, whatever the model's own generation settings say. One is right when its first integer is the
+key; that it begins with the key's token ids (LongLoRA's rule) is counted beside it.
+
+Written to the folder of results: ``passkey.json`` (every reply), ``passkey.png``, ``passkey.csv``, ``passkey.md``.
+Exit codes: 0 done; 2 something to mend.
+"""
 
 import argparse
 from collections.abc import Sequence
 from typing import Any
 
 from evaluation import options as shared
+from tape_ds.arguments import Parser
 from tape_ds.data.passkey import FORMS
 from tape_ds.data.passkey_protocols import PUBLISHED_LENGTHS, PUBLISHED_TRIALS
 from tape_ds.errors import Problem
-from tape_ds.scoring import passkey
+from tape_ds.scoring import CHUNK
 
 LENGTHS = tuple(1024 * thousands for thousands in (1, 2, 4, 8))
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -17,12 +32,9 @@ NEW_TOKENS = 10
 """PoSE's; LongLoRA's rule looks at the first few of them."""
 
 
-def parse(argv: Sequence[str] | None, description: str | None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command's options; what was not given is the protocol's default."""
-    style = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation passkey", description=description, formatter_class=style, allow_abbrev=False
-    )
+    parser = Parser(prog="python -m evaluation passkey", description=__doc__)
     shared.add_model(parser)
     shared.add_output(parser)
     group = parser.add_argument_group("passkeys")
@@ -59,7 +71,7 @@ def parse(argv: Sequence[str] | None, description: str | None) -> argparse.Names
     )
     group.add_argument("--no_cache", dest="use_cache", action="store_false", help="the same as --use_cache false")
     group.add_argument(
-        "--chunk", type=int, default=passkey.CHUNK, help="tokens of a prompt read at once (default: %(default)s)"
+        "--chunk", type=int, default=CHUNK, help="tokens of a prompt read at once (default: %(default)s)"
     )
     options = parser.parse_args(argv)
     published = options.protocol == "published"

@@ -1,18 +1,4 @@
-"""Perplexity by length, on any texts and by each of the published conventions, and loss by position.
-
-    python -m evaluation perplexity smollm2 --lengths 2k 4k 8k 16k --spans 2k       held-out files of the stdlib
-    python -m evaluation perplexity runs/demo --data bin:pg19.bin --lengths 1k 2k 4k 8k --convention all_tokens
-    python -m evaluation perplexity MODEL --data "jsonl:books/*.jsonl#text" --lengths 32k 64k --convention new_tokens \\
-        --stride 16k --bos --min_tokens 128k --max_tokens 128k --max_documents 20
-    torchrun --nproc_per_node 8 -m evaluation perplexity MODEL --data bin:proof_pile.bin --lengths 8k
-
-Three conventions, whose numbers do not compare: all_tokens scores every token of windows that overlap (LongLoRA, and
-Table 2 of TAPE, --stride 256), new_tokens scores each token once with what its window has before it (PoSE, YaRN,
-Hugging Face), blocks scores windows that do not overlap. What no window covers is counted, stored and shown.
-
-Test sets as one file of token ids are made by tools/prepare_test_set.py. Written to the folder of results:
-``perplexity.json``. Exit codes: 0 done; 2 something to mend.
-"""
+"""The work of ``python -m evaluation perplexity``, which :mod:`evaluation.perplexity_options` describes."""
 
 import argparse
 import sys
@@ -25,10 +11,12 @@ from evaluation import job, journal, models, perplexity_options, texts, window_j
 from evaluation import options as shared
 from evaluation.cost import Cost
 from evaluation.models import FoundModel
-from evaluation.window_jobs import Jobs, Scoring, Texts, WindowsJob
+from evaluation.perplexity_options import Scoring
+from evaluation.window_jobs import Jobs, Texts, WindowsJob
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, command, raise_if_any
-from tape_ds.scoring.loss_by_position import SpanLosses, unscorable
+from tape_ds.scoring.loss_by_position import unscorable
+from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import tables
 
 NAME = "perplexity"
@@ -37,7 +25,7 @@ NAME = "perplexity"
 @command
 def main(argv: list[str] | None = None) -> int:
     """Check, read, score, write, print."""
-    options = perplexity_options.parse(argv, __doc__)
+    options = perplexity_options.parse(argv)
     model, sources = prepare(options)
     evaluation = journal.Evaluation(
         NAME,
@@ -47,12 +35,14 @@ def main(argv: list[str] | None = None) -> int:
         data={source.address: source.fingerprint() for source in sources},
         seed=None,
     )
+    native_length = (evaluation.started.model or {}).get("native_length")
     with job.joined() as (rank, _):
         raise_if_any(evaluation.check(options.overwrite))
+        shared.note_beyond(options.lengths, model.address, native_length)
         stored = evaluation.stored()
         figures = stored.figures if stored is not None else score(evaluation, options, model, sources)
         if rank == 0:
-            report(figures, model.address, (evaluation.started.model or {}).get("native_length"))
+            report(figures, model.address, native_length)
             print(f"{'complete already' if stored is not None else 'written'}: {evaluation.path}", flush=True)
     return 0
 

@@ -1,15 +1,31 @@
-"""The options of ``python -m evaluation perplexity``, what they mean together, and what is wrong with them."""
+"""Perplexity by length, on any texts and by each of the published conventions, and loss by position.
+
+    python -m evaluation perplexity smollm2 --lengths 2k 4k 8k 16k --spans 2k       held-out files of the stdlib
+    python -m evaluation perplexity runs/demo --data bin:pg19.bin --lengths 1k 2k 4k 8k --convention all_tokens
+    python -m evaluation perplexity MODEL --data "jsonl:books/*.jsonl#text" --lengths 32k 64k --convention new_tokens \\
+        --stride 16k --bos --min_tokens 128k --max_tokens 128k --max_documents 20
+    torchrun --nproc_per_node 8 -m evaluation perplexity MODEL --data bin:proof_pile.bin --lengths 8k
+
+Three conventions, whose numbers do not compare: all_tokens scores every token of windows that overlap (LongLoRA, and
+Table 2 of TAPE, --stride 256), new_tokens scores each token once with what its window has before it (PoSE, YaRN,
+Hugging Face), blocks scores windows that do not overlap. What no window covers is counted, stored and shown.
+
+Test sets as one file of token ids are made by tools/prepare_test_set.py. Written to the folder of results:
+``perplexity.json``. Exit codes: 0 done; 2 something to mend.
+"""
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from evaluation import options as shared
-from evaluation.texts import Choice
-from evaluation.window_jobs import Scoring
+from evaluation.texts import Choice, Text
+from tape_ds.arguments import Parser
 from tape_ds.data.sources import SPLITS
 from tape_ds.errors import Problem
-from tape_ds.scoring.windows import CONVENTIONS
+from tape_ds.scoring import windows
+from tape_ds.scoring.windows import CONVENTIONS, Window
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,12 +37,36 @@ SHORTEST = 2
 """Tokens of the shortest window and document: one to start from and one to predict."""
 
 
-def parse(argv: Sequence[str] | None, description: str | None) -> argparse.Namespace:
+@dataclass(frozen=True)
+class Scoring:
+    """Which windows are scored, and how."""
+
+    convention: str
+    stride: int
+    """Ignored by a convention that has none."""
+    begin: int | None
+    """Token that each window is read behind."""
+    first_window: bool
+    """Whether only the first window of each text is scored."""
+    drop_last: bool
+    """Whether the last window of each text is left out."""
+    spans: int | None
+    """Positions per span of the loss by position; None: it is not taken."""
+
+    def room(self, length: int) -> int:
+        """Tokens of a text in a full window."""
+        return length - (self.begin is not None)
+
+    def windows(self, text: Text, length: int) -> list[Window]:
+        """Those of one text."""
+        found = windows.CONVENTIONS[self.convention](len(text.ids), length, self.stride, self.begin is not None)
+        found = found[:-1] if self.drop_last else found
+        return found[:1] if self.first_window else found
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command's options."""
-    style = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation perplexity", description=description, formatter_class=style, allow_abbrev=False
-    )
+    parser = Parser(prog="python -m evaluation perplexity", description=__doc__)
     shared.add_model(parser)
     shared.add_output(parser)
     _add_data(parser.add_argument_group("data"))

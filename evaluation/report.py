@@ -26,6 +26,7 @@ from evaluation.pages import (
 )
 from evaluation.pages.parts import Page, Section
 from tape_ds import storage
+from tape_ds.arguments import Parser
 from tape_ds.errors import UserError, check_folder, command, is_main_process, raise_if_any
 
 HTML, MARKDOWN = "report.html", "report.md"
@@ -89,9 +90,7 @@ def write(page: Page, folder: Path) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="python -m evaluation report", description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="folders or stored results, each PATH or NAME=PATH")
     parser.add_argument("--output", required=True, help=f"folder of the page; its {HTML} and {MARKDOWN} are replaced")
     parser.add_argument("--title", default="Comparison of runs", help="of the page (default: %(default)s)")

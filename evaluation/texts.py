@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tape_ds import storage
 from tape_ds.data import packing, selection
 from tape_ds.data.sources import Source
 from tape_ds.errors import Problem, UserError
@@ -14,9 +14,6 @@ from tape_ds.errors import Problem, UserError
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
-
-CACHE = Path("~/.cache/tape_ds/data")
-"""Tokenised documents, shared with training."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ def read(source: Source, tokenizer: "PreTrainedTokenizerBase", choice: Choice) -
             [source.address],
             tokenizer,
             choice.split,
-            CACHE.expanduser(),
+            storage.cache_home() / "data",
             min_tokens=choice.min_tokens + (_ends(tokenizer) if choice.bare and not source.tokenised else 0),
             max_documents=choice.max_documents,
         )

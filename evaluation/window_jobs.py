@@ -13,10 +13,11 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from evaluation.models import used_at
+from evaluation.perplexity_options import Scoring
 from evaluation.texts import Text
 from tape_ds.scoring import loss_by_position, perplexity, windows
-from tape_ds.scoring.loss_by_position import SpanLosses
 from tape_ds.scoring.perplexity import WindowLoss
+from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.scoring.windows import Window
 
 TOKENS_A_JOB = 65_536
@@ -26,33 +27,6 @@ NAMED = 20
 
 Texts = Mapping[str, Sequence[Text]]
 """The texts of each source, by its address."""
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """Which windows are scored, and how."""
-
-    convention: str
-    stride: int
-    """Ignored by a convention that has none."""
-    begin: int | None
-    """Token that each window is read behind."""
-    first_window: bool
-    """Whether only the first window of each text is scored."""
-    drop_last: bool
-    """Whether the last window of each text is left out."""
-    spans: int | None
-    """Positions per span of the loss by position; None: it is not taken."""
-
-    def room(self, length: int) -> int:
-        """Tokens of a text in a full window."""
-        return length - (self.begin is not None)
-
-    def windows(self, text: Text, length: int) -> list[Window]:
-        """Those of one text."""
-        found = windows.CONVENTIONS[self.convention](len(text.ids), length, self.stride, self.begin is not None)
-        found = found[:-1] if self.drop_last else found
-        return found[:1] if self.first_window else found
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,22 @@
 """tape-ds: extend a Llama-shaped model's context, and compare positional encodings, on DeepSpeed.
 
-Importing the package registers its classes with transformers: ``AutoConfig`` and ``AutoModelForCausalLM`` then load a
-saved folder of model type ``tape`` (Llama-shaped) or ``tape_gptj``.
+Importing the package makes its classes known to transformers: ``AutoConfig`` and ``AutoModelForCausalLM`` then load a
+saved folder of model type ``tape`` (Llama-shaped) or ``tape_gptj``. Neither torch nor transformers is imported for
+that: the models are imported when transformers' auto classes are, or when they are asked for here.
 """
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from tape_ds import installation as installation  # first: it ends a script of another checkout
-from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.gptj import ScaledGPTJForCausalLM, ScaledGPTJModel
-from tape_ds.model.gptj_configuration import ScaledGPTJConfig
-from tape_ds.model.llama import TapeForCausalLM, TapeModel
+from tape_ds import registration
+
+if TYPE_CHECKING:
+    from tape_ds.model.configuration import TapeConfig
+    from tape_ds.model.gptj import ScaledGPTJForCausalLM, ScaledGPTJModel
+    from tape_ds.model.gptj_configuration import ScaledGPTJConfig
+    from tape_ds.model.llama import TapeForCausalLM, TapeModel
 
 __version__ = "0.1.0"
 __all__ = [
@@ -21,10 +27,21 @@ __all__ = [
     "TapeForCausalLM",
     "TapeModel",
 ]
+_HOMES = {
+    "ScaledGPTJConfig": "tape_ds.model.gptj_configuration",
+    "ScaledGPTJForCausalLM": "tape_ds.model.gptj",
+    "ScaledGPTJModel": "tape_ds.model.gptj",
+    "TapeConfig": "tape_ds.model.configuration",
+    "TapeForCausalLM": "tape_ds.model.llama",
+    "TapeModel": "tape_ds.model.llama",
+}
 
-AutoConfig.register(TapeConfig.model_type, TapeConfig)
-AutoModel.register(TapeConfig, TapeModel)
-AutoModelForCausalLM.register(TapeConfig, TapeForCausalLM)
-AutoConfig.register(ScaledGPTJConfig.model_type, ScaledGPTJConfig)
-AutoModel.register(ScaledGPTJConfig, ScaledGPTJModel)
-AutoModelForCausalLM.register(ScaledGPTJConfig, ScaledGPTJForCausalLM)
+
+def __getattr__(name: str) -> Any:
+    """One of the classes, imported when it is asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+registration.make_known(sys.modules[__name__])

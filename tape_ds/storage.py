@@ -93,6 +93,13 @@ def in_the_way(path: Path) -> Path | None:
     return next((each for each in (path, *path.absolute().parents) if each.exists() and not each.is_dir()), None)
 
 
+def cache_home() -> Path:
+    """Where things are kept that can be made again, unpacked models and tokenised texts: ``tape_ds`` in
+    ``XDG_CACHE_HOME``, else in ``HF_HOME``, where whoever has large models put theirs, else in ``~/.cache``."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("HF_HOME") or "~/.cache"
+    return Path(home).expanduser() / "tape_ds"
+
+
 def is_utf8(text: str) -> bool:
     """Whether a text can be written: other bytes of a command line arrive as halves of a surrogate pair, and so does
     what JSON escapes that way."""

@@ -19,20 +19,22 @@ MAY_IMPORT = {
     "fields": {"errors"},
     "installation": {"errors"},
     "__main__": {"errors", "installation"},
+    "arguments": {"errors"},
+    "registration": set(),
     "storage": set(),
     "results": {"errors", "storage"},
     "kernels": {"errors"},
-    "model": {"kernels", "errors"},
+    "model": {"kernels", "errors", "storage"},
     "data": {"model", "errors", "fields", "storage"},
     "parallel": {"model", "kernels", "errors"},
     "planning": {"model", "kernels", "errors"},
     "scoring": {"data", "model", "errors"},
     "training": {
         *("scoring", "data", "parallel", "planning", "model", "kernels"),
-        *("errors", "fields", "installation", "results", "storage"),
+        *("errors", "arguments", "fields", "installation", "results", "storage"),
     },
     "export": {"training", "scoring", "data", "model", "errors", "results", "storage", "__init__"},
-    "__init__": {"model", "errors", "installation"},
+    "__init__": {"model", "installation", "registration"},
 }
 # The model is told about parallelism, adapters and trackers from outside.
 FORBIDDEN = ("deepspeed", "torch.distributed", "peft", "wandb")

@@ -197,3 +197,20 @@ def test_a_relative_path_is_seen_to_its_root(tmp_path, monkeypatch):
 def test_what_can_be_written():
     assert storage.is_utf8("déjà 文") and storage.shown("déjà 文") == "déjà 文"
     assert not storage.is_utf8("a\udcffb") and storage.shown("a\udcffb") == "a?b"
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        ({}, "~/.cache/tape_ds"),
+        ({"HF_HOME": "/scratch/hf"}, "/scratch/hf/tape_ds"),
+        ({"HF_HOME": "/scratch/hf", "XDG_CACHE_HOME": "~/scratch"}, "~/scratch/tape_ds"),
+        ({"XDG_CACHE_HOME": ""}, "~/.cache/tape_ds"),
+    ],
+)
+def test_the_cache_is_where_caches_are_asked_to_be(monkeypatch, given, expected):
+    for name in ("XDG_CACHE_HOME", "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert storage.cache_home() == Path(expected).expanduser()

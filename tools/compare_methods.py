@@ -27,7 +27,7 @@ from typing import Any
 
 from tape_ds.errors import Problem, UserError, command, did_you_mean, raise_if_any
 from tape_ds.installation import ROOT
-from tape_ds.scoring.loss_by_position import SpanLosses
+from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import methods
 from tape_ds.training.comparison import arms, method_table, options, page, runs, summary
 from tape_ds.training.comparison.arms import Arm

@@ -13,6 +13,7 @@ import os
 import sys
 from pathlib import Path
 
+from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command, raise_if_any
 
 
@@ -56,7 +57,7 @@ def trust(source: Path, unsealed: bool) -> None:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("checkpoint", help="a run's folder checkpoint-N")
     parser.add_argument("out", help="a folder that is not there")
     parser.add_argument(

@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command, raise_if_any
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
@@ -44,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("kind", choices=["llama-to-tape", "tape-to-llama", "reference-to-tape"])
     parser.add_argument("source")
     parser.add_argument("out")

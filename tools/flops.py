@@ -11,19 +11,24 @@ causal kernel computes. FLOPs are 2 x MACs. "M" is 2^20 parameters, as in the pa
 Exit codes: 0 done; 2 something to mend.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tape_ds import results
+from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, check_folder, command, raise_if_any
-from tape_ds.model import convert, flops, positions
-from tape_ds.model.configuration import TapeConfig
+from tape_ds.model import positions
 from tape_ds.training.comparison import summary
+
+if TYPE_CHECKING:
+    from tape_ds.model.configuration import TapeConfig
 
 PAPER = {
     "vocab_size": 32_000,
@@ -75,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("--model", help="folder or hub id of a Llama-shaped or TAPE model; default: the paper's 155M")
     parser.add_argument("--length", type=int, help="tokens of a row; default: the model's window")
     parser.add_argument("--position_encoding", nargs="*", help="default: all of them, or the model's own")
@@ -123,6 +128,8 @@ def configurations(options: argparse.Namespace) -> list[TapeConfig]:
     Raises:
         UserError: a model that is none, or an encoding that was asked for and does not go with it.
     """
+    from tape_ds.model import convert
+
     source = convert.read_config(convert.resolve(options.model)) if options.model else None
     own = getattr(source, "position_encoding", None)
     named = options.position_encoding or ([own] if own else [])
@@ -138,6 +145,9 @@ def configurations(options: argparse.Namespace) -> list[TapeConfig]:
 
 
 def _configuration(source: Any, name: str, given: dict[str, Any] | None) -> TapeConfig:
+    from tape_ds.model import convert
+    from tape_ds.model.configuration import TapeConfig
+
     changes: dict[str, Any] = {"position_encoding": name}
     if source is not None and name == getattr(source, "position_encoding", None):
         merged = {**(source.position_options or {}), **(given or {})}
@@ -152,6 +162,8 @@ def _configuration(source: Any, name: str, given: dict[str, Any] | None) -> Tape
 
 def count(config: TapeConfig, length: int | None) -> dict[str, Any]:
     """One row of the table."""
+    from tape_ds.model import flops
+
     length = length or config.max_position_embeddings
     full, causal = (flops.multiply_adds(config, length, causal=each) for each in (False, True))
     return {
@@ -169,6 +181,9 @@ def count(config: TapeConfig, length: int | None) -> dict[str, Any]:
 
 def table_3() -> list[dict[str, Any]]:
     """The paper's Table 3: published, counted here, and TAPE counted as its published code is."""
+    from tape_ds.model import flops
+    from tape_ds.model.configuration import TapeConfig
+
     rows = []
     for name, given in TABLE_3.items():
         rows.append({"encoding": name, "count": "published", **dict(zip(_COLUMNS, given, strict=False))})
@@ -188,7 +203,7 @@ def _counted(parameters: int, full: float, causal: float | None = None) -> dict[
     """A row's cells; FLOPs are 2 x MACs."""
     giga = [None if macs is None else macs / 1e9 for macs in (full, causal)]
     cells = [each for macs in giga for each in (None if macs is None else 2 * macs, macs)]
-    cells.insert(2, parameters / flops.MEBI)
+    cells.insert(2, parameters / 2**20)
     return {name: None if each is None else round(each, 2) for name, each in zip(_COLUMNS, cells, strict=True)}
 
 
@@ -199,6 +214,9 @@ def published_tape() -> tuple[int, float]:
     wide each, although their halves are equal; the gate is evaluated twice. Its contractions across heads are einsums,
     which the paper's profiler counted as FLOPs but not as MACs.
     """
+    from tape_ds.model import flops
+    from tape_ds.model.configuration import TapeConfig
+
     rope = TapeConfig(**PAPER, position_encoding="rope")
     layers, hidden, heads = rope.num_hidden_layers, rope.hidden_size, rope.num_attention_heads
     length = rope.max_position_embeddings

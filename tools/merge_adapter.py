@@ -9,17 +9,17 @@ logits are held to the adapter model's before anything is written. OUT then load
 that needs no ``tape_ds``.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
+from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command
 
 
 @command
 def main(argv: list[str] | None = None) -> int:
     """Load, merge, save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("trained")
     parser.add_argument("out")
     parser.add_argument(

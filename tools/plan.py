@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import installation, results, storage
+from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command, raise_if_any
 from tape_ds.planning import clock, hardware, published, search, sweep, tables
 from tape_ds.planning.job import Job, problems
@@ -70,8 +71,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """This command's options, and the recipe's fields."""
-    style = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style, allow_abbrev=False)
+    parser = Parser(description=__doc__)
     parser.add_argument("recipe", nargs="?", help="a recipe's name or path")
     parser.add_argument("--gpus", type=int, default=8, help="how many; default %(default)s")
     parser.add_argument("--gpu", default="h100-80", help=f"one of: {', '.join(hardware.GPUS)}; default %(default)s")

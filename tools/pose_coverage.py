@@ -15,6 +15,8 @@ an eighth of an octave) and ``coverage.json`` (command, versions, figures).
 Exit codes: 0 done; 2 something to mend.
 """
 
+from __future__ import annotations
+
 import argparse
 import csv
 import io
@@ -22,16 +24,20 @@ import sys
 from itertools import repeat
 from math import ceil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tape_ds import results, storage
+from tape_ds.arguments import Parser
 from tape_ds.data import coverage, sources
-from tape_ds.data.dataset import TrainingRows
 from tape_ds.data.rows import FILL
 from tape_ds.errors import Problem, command, raise_if_any
 from tape_ds.training.recipe import extension
 from tape_ds.training.recipe.extension import ExtensionRecipe
+
+if TYPE_CHECKING:
+    from tape_ds.data.dataset import TrainingRows
 
 NAME = "coverage"
 
@@ -63,8 +69,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """This command's options, and the recipe's."""
-    style = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style, allow_abbrev=False)
+    parser = Parser(description=__doc__)
     parser.add_argument("--samples", type=int, default=2000, help="rows that are counted")
     parser.add_argument("--document_tokens", type=int, help="take every document to have so many tokens; read none")
     parser.add_argument("--output", default="runs/pose_coverage", help="folder of the plot and the table")
@@ -98,6 +103,7 @@ def made_up_rows(recipe: ExtensionRecipe, document_tokens: int) -> TrainingRows:
     """Rows as the recipe would have them if every document had ``document_tokens`` tokens."""
     from datasets import Dataset
 
+    from tape_ds.data.dataset import TrainingRows
     from tape_ds.data.pose import PoseRows
     from tape_ds.training.run import sample_count
 

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command, raise_if_any
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     from tape_ds.data.prepared import PARTS, SHARD_TOKENS
     from tape_ds.data.sources import SPLITS
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("--data", nargs="+", metavar="ADDRESS", help="as in the recipes")
     parser.add_argument("--tokenizer", metavar="PATH_OR_NAME", help="a folder, a hub id, a .gguf file or smollm2")
     parser.add_argument("--output", metavar="DIR")

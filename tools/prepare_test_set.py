@@ -18,6 +18,8 @@ from wherever ``--data`` says. Beside the file a record is written (``FILE.bin.j
 sources, counts, checksum. Exit codes: 0 done; 2 something to mend.
 """
 
+from __future__ import annotations
+
 import argparse
 import dataclasses
 import sys
@@ -25,14 +27,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from tape_ds import storage
+from tape_ds.arguments import Parser
 from tape_ds.data import packing, token_file, tokenizer
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, command, raise_if_any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -86,9 +92,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line; what was not given is the test set's."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("name", choices=TEST_SETS)
     parser.add_argument("--tokenizer", required=True, help="a folder, a hub id, a .gguf file or smollm2")
     parser.add_argument("--output", required=True, metavar="FILE.bin")

@@ -12,6 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command
 
 
@@ -35,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("checkpoint", help="a run's folder checkpoint-N")
     parser.add_argument("--processes", type=int, help="of the job that is to go on; default: as many as before")
     parser.add_argument("--stage", type=int, choices=[1, 2, 3], help="its ZeRO stage; default: as before")

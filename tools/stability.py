@@ -16,6 +16,8 @@ figures).
 Exit codes: 0 done; 2 something to mend.
 """
 
+from __future__ import annotations
+
 import argparse
 import math
 import shlex
@@ -23,21 +25,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from evaluation import inspected, options, published, texts
-from evaluation.models import FoundModel, used_at
 from evaluation.pages import numbers
 from evaluation.pages.parts import MISSING
 from evaluation.perplexity_options import SPLIT
 from tape_ds import results
+from tape_ds.arguments import Parser
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, check_folder, command, raise_if_any
-from tape_ds.scoring import stability
-from tape_ds.scoring.inspection import NOWHERE
 from tape_ds.training.comparison import summary
+
+if TYPE_CHECKING:
+    from evaluation.models import FoundModel
 
 NAME = "stability"
 LAYERS = (1, 2, 4, 8)
@@ -78,10 +79,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    style = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog=f"python -m tools.{NAME}", description=__doc__, formatter_class=style, allow_abbrev=False
-    )
+    parser = Parser(prog=f"python -m tools.{NAME}", description=__doc__)
     parser.add_argument("models", nargs="+", metavar="MODEL", help="each MODEL or NAME=MODEL")
     parser.add_argument("--layers", type=int, nargs="+", metavar="N", help="default: those of 1 2 4 8 that all have")
     parser.add_argument("--tokens", type=options.length, default=512, help="of each text (default: %(default)s)")
@@ -170,6 +168,11 @@ def measured(
     name: str, found: FoundModel, read: Sequence[texts.Text], layers: Sequence[int], own: argparse.Namespace
 ) -> Row:
     """One model's figures: of each text, and their mean."""
+    import torch
+
+    from evaluation.models import used_at
+    from tape_ds.scoring import stability
+
     print(f"{name}: {len(read)} texts of {own.tokens:,} tokens", flush=True)
     model, token = inspected.load(found), added_token(found, own)
     assert token is not None, "checked before"
@@ -276,7 +279,7 @@ def _without_positions(rows: Sequence[Row], layers: Sequence[int]) -> list[str]:
     nameless = [
         row["name"] for row in rows if row["mean"]["add_tokens"]["layers"][layers[0]]["positions_percent"] is None
     ]
-    return [f"{', '.join(nameless)}: {NOWHERE}."] if nameless else []
+    return [f"{', '.join(nameless)}: {inspected.NOWHERE}."] if nameless else []
 
 
 def _provenance(result: results.Result) -> str:

@@ -11,6 +11,7 @@ files. Addresses of data are those of the recipes.
 import argparse
 import sys
 
+from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command
 
 
@@ -32,7 +33,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     from tape_ds.data.tokenizer import MAX_CHARACTERS
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("--data", nargs="+", required=True, metavar="ADDRESS")
     parser.add_argument("--vocab_size", type=int, required=True)
     parser.add_argument("--output", required=True, metavar="DIR")

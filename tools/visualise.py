@@ -16,24 +16,30 @@ earlier command left there under these names goes.
 Exit codes: 0 done; 2 something to mend.
 """
 
+from __future__ import annotations
+
 import argparse
 import hashlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from transformers import PreTrainedTokenizerBase
 
-from evaluation import inspected, map_figures, options
-from evaluation.models import FoundModel, used_at
+from evaluation import inspected, options
 from evaluation.pages import maps
 from evaluation.pages.maps import Kind, Map
 from tape_ds import results, storage
+from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, check_folder, command, raise_if_any
-from tape_ds.scoring.inspection import NOWHERE, LayerView, inspect
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from evaluation.models import FoundModel
+    from tape_ds.scoring.inspection import LayerView
 
 NAME = "visualise"
 PAGE = "maps.html"
@@ -93,17 +99,14 @@ def main(argv: list[str] | None = None) -> int:
     results.save(started.finish(figures), folder / f"{NAME}.json")
     for each in seen:
         if not each.positions:
-            print(f"{each.name}: no map of positions: {NOWHERE}")
+            print(f"{each.name}: no map of positions: {inspected.NOWHERE}")
     print(f"written to {folder}: {', '.join(pictures(kinds))}, {PAGE}, {NAME}.json", flush=True)
     return 0
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    style = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog=f"python -m tools.{NAME}", description=__doc__, formatter_class=style, allow_abbrev=False
-    )
+    parser = Parser(prog=f"python -m tools.{NAME}", description=__doc__)
     parser.add_argument("model", metavar="MODEL", help="MODEL or NAME=MODEL")
     parser.add_argument("--against", metavar="OTHER", help="a second one; differences are MODEL minus OTHER")
     source = parser.add_mutually_exclusive_group(required=True)
@@ -187,6 +190,8 @@ def check_ids(each: Mapping[str, list[int]], found: Mapping[str, FoundModel], ow
 def chosen_layers(model: FoundModel) -> list[int]:
     """All, or some that lie evenly apart."""
     numbers = [str(number) for number in range(1, model.config.num_hidden_layers + 1)]
+    from evaluation import map_figures
+
     return [int(number) for number in map_figures.some(numbers, LAYERS)]
 
 
@@ -203,6 +208,11 @@ def spelled(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]
 
 def look(name: str, found: FoundModel, ids: Sequence[int], layers: Sequence[int]) -> Seen:
     """One forward of one model."""
+    import torch
+
+    from evaluation.models import used_at
+    from tape_ds.scoring.inspection import inspect
+
     model = inspected.load(found)
     seen = Seen(name, model.config.num_attention_heads)
     with used_at(model, len(ids)):
@@ -274,7 +284,7 @@ def distances(one: Seen, other: Seen) -> dict[int, float]:
 
 def about(seen: Seen, found: FoundModel) -> dict[str, object]:
     """What the result says of one model."""
-    positions = seen.unit if seen.positions else f"none: {NOWHERE}"
+    positions = seen.unit if seen.positions else f"none: {inspected.NOWHERE}"
     return {"name": seen.name, "model": found.about(), "positions": positions}
 
 
@@ -297,6 +307,8 @@ def title(found: Mapping[str, FoundModel], layers: Sequence[int]) -> tuple[str, 
 
 def write(kinds: Sequence[Kind], tokens: Sequence[str], titles: tuple[str, str], folder: Path) -> None:
     """The pictures and the page; pictures of an earlier command, which these would be taken for, go."""
+    from evaluation import map_figures
+
     drawn = pictures(kinds)
     for file in PICTURES:
         if file not in drawn:

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from tape_ds import TapeConfig, TapeForCausalLM
-from tape_ds.model import positions
+from tape_ds.model.positions import registry
 
 HERE = Path(__file__).resolve().parent
 QUERY, KEY, VALUE, STATE, SCORE, SMALL = "#c7e9c0", "#c6dbef", "#fdd0a2", "#dadaeb", "#f0f0f0", "#fcbba1"
@@ -68,7 +68,7 @@ def small_config(encoding: str = "tape", **options: object) -> TapeConfig:
 def start() -> plt.Figure:
     """The clocks of eight tokens, the numbers of the state, and their inner products."""
     figure = plt.figure(figsize=(13, 3.9))
-    states_B1TK = positions.build(small_config()).start(torch.arange(4 * SHOWN)[None, :, None])
+    states_B1TK = registry.build(small_config()).start(torch.arange(4 * SHOWN)[None, :, None])
     assert states_B1TK is not None, "tape starts from angles"
     e_TK = states_B1TK[0, 0]
     pairs = e_TK.shape[-1] // 2

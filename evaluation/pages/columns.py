@@ -14,7 +14,7 @@ from typing import Any
 
 from tape_ds import results
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.scoring.loss_by_position import SpanLosses
+from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training.run_folder import RESULTS
 
 DEPTH = 4

@@ -11,7 +11,7 @@ from evaluation.pages import numbers
 from evaluation.pages.columns import LOSSES, RUN, Column
 from evaluation.pages.parts import Cell, Chart, Grid, Head, Line, Note, Part, Section, Table, Text
 from tape_ds import results
-from tape_ds.scoring.loss_by_position import SpanLosses
+from tape_ds.scoring.span_losses import SpanLosses
 
 POINTS = 120
 """Most points of a line in a chart; more are averaged."""

@@ -15,7 +15,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 
 from evaluation.pages import html
@@ -120,6 +119,8 @@ _FRAME = """<noscript>
 
 def _kind(kind: Kind) -> dict[str, Any]:
     low, high = kind.limits()
+    import matplotlib
+
     shades = (matplotlib.colormaps[kind.colours](np.linspace(0, 1, SHADES))[:, :3] * 255).round().astype(np.uint8)
     return {
         "name": kind.name,

@@ -13,7 +13,8 @@ import sys
 
 from tape_ds.errors import Problem, UserError, command, did_you_mean
 
-COMMANDS = ("generate", "score", "compare")
+COMMANDS = {"generate": "generate_options", "score": None, "compare": None}
+"""The module that reads a command's line, where the command's own takes seconds to import."""
 
 
 @command
@@ -25,5 +26,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if words[0] not in COMMANDS:
         raise UserError(Problem("scrolls", words[0], "unknown", did_you_mean(words[0], COMMANDS)))
+    if (reader := COMMANDS[words[0]]) is not None:  # --help, or a mistake, ends here
+        importlib.import_module(f"evaluation.scrolls.{reader}").parse(words[1:])
     code: int = importlib.import_module(f"evaluation.scrolls.{words[0]}").main(words[1:])
     return code

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from evaluation.pages import answers, html, markdown
 from evaluation.scrolls import official
 from tape_ds import results, storage
+from tape_ds.arguments import Parser
 from tape_ds.data.scrolls import datasets, examples
 from tape_ds.data.scrolls.datasets import SPLITS
 from tape_ds.data.scrolls.examples import Example
@@ -247,10 +248,7 @@ def write(result: results.Result, folder: Path) -> None:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command's options."""
-    style = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation scrolls compare", description=__doc__, formatter_class=style, allow_abbrev=False
-    )
+    parser = Parser(prog="python -m evaluation scrolls compare", description=__doc__)
     parser.add_argument("results", nargs="+", metavar="RESULTS", help="folder or file of predictions, [NAME=]PATH")
     parser.add_argument(
         "--dataset",

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from evaluation.scrolls import official
+from tape_ds.arguments import Parser
 from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls.datasets import SPLITS
 from tape_ds.data.scrolls.examples import Example
@@ -71,10 +72,7 @@ def _others(options: argparse.Namespace) -> list[str]:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command's options."""
-    style = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation scrolls score", description=__doc__, formatter_class=style, allow_abbrev=False
-    )
+    parser = Parser(prog="python -m evaluation scrolls score", description=__doc__)
     parser.add_argument("predictions", help="JSON file of texts by id")
     parser.add_argument("--dataset", required=True, metavar="NAME", help=f"one of: {', '.join(official.names())}")
     parser.add_argument("--split", default="validation", choices=SPLITS, help="default: validation")

@@ -1,8 +1,8 @@
 """What chooses the attention backend in an exported model: torch's own attention, or plain matrices on request."""
 
 from tape_ds.errors import did_you_mean
-from tape_ds.model.attention.backends import available, requested
 from tape_ds.model.attention.call import Call
+from tape_ds.model.attention.names import available, requested
 
 
 def choose(backend: str, call: Call) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from tape_ds.export.addresses import shown
 from tape_ds.results import Result
-from tape_ds.scoring.loss_by_position import SpanLosses
+from tape_ds.scoring.span_losses import SpanLosses
 
 LOSS = "loss_by_position"
 TITLES = {

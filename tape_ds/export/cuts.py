@@ -31,6 +31,8 @@ FAMILIES: dict[str, Family] = {
 BACKENDS = ("reference", "sdpa")
 """Attention backends that need nothing but torch."""
 _OPERATORS = "tape_ds.export.operators"
+_ENCODING = "a model has one encoding"
+_TORCH_ALONE = "the others need more than torch"
 _COUNTING = "counting operations is no part of running a model"
 _NO_TRITON = "Triton's kernels are not exported: the PyTorch form computes the same on every device"
 _NAMESPACE = "an exported model registers its operators under names of its own"
@@ -58,9 +60,11 @@ REPLACEMENTS: dict[Name, Name] = {
 def cuts(encoding: str) -> list[Cut]:
     """The changes of the sources for a model with this encoding."""
     return [
-        _only("tape_ds.model.positions", "_ENCODINGS", (encoding,), "a model has one encoding"),
+        _only("tape_ds.model.positions", "_OPTIONS", (encoding,), _ENCODING),
+        _only("tape_ds.model.positions.registry", "_CLASSES", (encoding,), _ENCODING),
         _without("tape_ds.model.llama", "TapeForCausalLM", ("multiply_adds", "flops"), _COUNTING),
-        _only("tape_ds.model.attention.backends", "_BACKENDS", BACKENDS, "the others need more than torch"),
+        _only("tape_ds.model.attention.names", "NEEDS_CUDA", BACKENDS, _TORCH_ALONE),
+        _only("tape_ds.model.attention.backends", "_BACKENDS", BACKENDS, _TORCH_ALONE),
         _text("tape_ds.kernels.rotate", "(rotate_triton.forward if rotate_triton.fits(x) else forward)(", "forward("),
         _text(
             "tape_ds.kernels.rotate", "(rotate_triton.backward if rotate_triton.fits(grad) else backward)(", "backward("

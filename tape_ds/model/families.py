@@ -4,21 +4,26 @@ A family is taken in when its blocks compute what a Llama's do, name for name: :
 is found in the configuration, before any weight is read, and told together with the reason.
 """
 
-from pathlib import Path
-from typing import Any
+from __future__ import annotations
 
-from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, PreTrainedConfig
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tape_ds.errors import Problem, UserError
-from tape_ds.model import baichuan
-from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.positions import scaling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+TAPE = "tape"
+"""This project's own."""
+BAICHUAN = "baichuan"
+"""Becomes a Llama, see :mod:`tape_ds.model.baichuan`."""
 
 QWEN2 = "qwen2"
 """A Llama with biases on queries, keys and values: ``TapeConfig.qkv_bias``."""
 
-SHAPES = ("llama", "mistral", QWEN2, "tape")
+SHAPES = ("llama", "mistral", QWEN2, TAPE)
 """Model types whose parameters are Llama's, name for name."""
 
 _NEEDED = (
@@ -63,6 +68,11 @@ def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
     Raises:
         UserError: nothing there, no configuration in it, or a Baichuan that cannot become a Llama.
     """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig, PreTrainedConfig
+
+    from tape_ds.model import baichuan
+
     try:
         content, _ = PreTrainedConfig.get_config_dict(source, **hub_arguments)
         if baichuan.recognises(content):
@@ -84,14 +94,14 @@ def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
 
 def angles_of(config: PreTrainedConfig) -> dict[str, Any]:
     """``rope_parameters`` of a Llama-shaped configuration, complete, in this project's sense of them."""
-    if config.model_type == TapeConfig.model_type:
+    if config.model_type == TAPE:
         return dict(config.rope_parameters or {})
     return scaling.of_transformers(config.rope_parameters or {}, config.max_position_embeddings)
 
 
 def has_llamas_names(config: PreTrainedConfig) -> bool:
     """Whether a model of this type becomes one whose parameters are Llama's, name for name."""
-    return config.model_type in (*SHAPES, baichuan.MODEL_TYPE)
+    return config.model_type in (*SHAPES, BAICHUAN)
 
 
 def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 import torch
 
 from tape_ds.kernels import flop_formulas  # noqa: F401  (torch's counters then know the operators)
-from tape_ds.model import positions
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.gptj_configuration import ScaledGPTJConfig
+from tape_ds.model.positions import registry
 
 Config: TypeAlias = TapeConfig | ScaledGPTJConfig
 
@@ -26,8 +26,8 @@ MEBI = 2**20
 def position_parameters(config: TapeConfig) -> int:
     """Parameters of the positional encoding."""
     with torch.device("meta"):
-        layers = [positions.build_layer(config, index) for index in range(config.num_hidden_layers)]
-        parts = torch.nn.ModuleList([positions.build(config), *layers])
+        layers = [registry.build_layer(config, index) for index in range(config.num_hidden_layers)]
+        parts = torch.nn.ModuleList([registry.build(config), *layers])
     return sum(weight.numel() for weight in parts.parameters())
 
 
@@ -60,7 +60,7 @@ def multiply_adds(config: Config, length: int, causal: bool = True, *, attention
     attention = 2 * query * keys  # scores and values
     layers = config.num_hidden_layers * (projections + feed_forward + attention)
     own: Any = config
-    position = sum(positions.multiplications_per_token(own, i, keys) for i in range(config.num_hidden_layers))
+    position = sum(registry.multiplications_per_token(own, i, keys) for i in range(config.num_hidden_layers))
     return length * (layers + position + config.hidden_size * config.vocab_size)
 
 

@@ -26,7 +26,8 @@ from transformers.utils.output_capturing import capture_outputs
 from tape_ds.errors import raise_if_any
 from tape_ds.kernels.rotate import rotate
 from tape_ds.model import weights
-from tape_ds.model.attention import Borders, attend_values, attend_with_weights
+from tape_ds.model.attention.attend import attend_values, attend_with_weights
+from tape_ds.model.attention.borders import Borders
 from tape_ds.model.attention.shifted_groups import attend_in_groups, cut_ahead, require_every_head
 from tape_ds.model.filling import require_exact
 from tape_ds.model.gptj_configuration import ScaledGPTJConfig
@@ -40,7 +41,7 @@ from tape_ds.model.inputs import (
 )
 from tape_ds.model.language_model import LanguageModel
 from tape_ds.model.output_head import OutputHead
-from tape_ds.model.positions.base import Options
+from tape_ds.model.positions.options import Options
 from tape_ds.model.positions.rope import RopeEncoding
 from tape_ds.model.sharding import UNSHARED, Shards, ShareRows, shards_of
 

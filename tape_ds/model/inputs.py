@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
-from tape_ds.model.attention import Borders, requested
+from tape_ds.model.attention import requested
 from tape_ds.model.attention.borders import (
     FEW_QUERIES,
+    Borders,
     borders_of,
     borders_of_packed_rows,
     check_packed_rows,

@@ -1,6 +1,6 @@
 """The one model file: a Llama decoder whose positional encoding is a pair of hooks.
 
-No encoding is named here. ``positions.build`` gives what runs once per forward, ``positions.build_layer`` what runs in
+No encoding is named here. ``registry.build`` gives what runs once per forward, ``registry.build_layer`` what runs in
 every block; parameters outside ``layers.N.position`` are those of HF Llama, name for name and bit for bit.
 
 Shape letters: B batch, T tokens of this call, S keys (cached ones included), H query heads, G key/value heads, K head
@@ -24,7 +24,8 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from tape_ds.model import flops, place_memory, positions
-from tape_ds.model.attention import Borders, attend_values, attend_with_weights
+from tape_ds.model.attention.attend import attend_values, attend_with_weights
+from tape_ds.model.attention.borders import Borders
 from tape_ds.model.attention.shifted_groups import attend_in_groups, cut_ahead, require_every_head
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.inputs import (
@@ -37,6 +38,7 @@ from tape_ds.model.inputs import (
 )
 from tape_ds.model.language_model import LanguageModel
 from tape_ds.model.output_head import OutputHead
+from tape_ds.model.positions import base, registry
 from tape_ds.model.sharding import UNSHARED, Shards, ShareRows, shards_of
 
 
@@ -62,7 +64,7 @@ class TapeAttention(nn.Module):
     def forward(
         self,
         x_BTD: Tensor,
-        position: positions.InAttention,
+        position: base.InAttention,
         start: Tensor | None,
         state: Tensor | None,
         borders: Borders | None,
@@ -143,7 +145,7 @@ class TapeDecoderLayer(GradientCheckpointingLayer):
         self.mlp = LlamaMLP(config)
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.position = positions.build_layer(config, layer_idx)
+        self.position = registry.build_layer(config, layer_idx)
 
     def forward(
         self,
@@ -190,7 +192,7 @@ class TapePreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, positions.Parameters):
+        if isinstance(module, base.Parameters):
             # transformers calls this with the parameters gathered, under zero.Init too
             normal = functools.partial(init.normal_, mean=0.0, std=self.config.initializer_range)
             module.initialise(normal, init.constant_)
@@ -207,7 +209,7 @@ class TapeModel(TapePreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(TapeDecoderLayer(config, index) for index in range(config.num_hidden_layers))
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.encoding = positions.build(config)
+        self.encoding = registry.build(config)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -270,7 +272,7 @@ class TapeModel(TapePreTrainedModel):
         position_ids = rows_that_differ(position_ids)
         remembers = self.encoding.remembers
         past_places = place_memory.recall(past_key_values, offset, remembers, self.config.head_dim)
-        text = positions.Text(input_ids, documents, offset, past_places)
+        text = base.Text(input_ids, documents, offset, past_places)
         if self.encoding.draws:
             shards.agree_on_draws(given.device)
         places_BTN = self.encoding.locate(position_ids, text)
@@ -327,7 +329,7 @@ def change_positions(model: "TapeForCausalLM", config: TapeConfig) -> nn.ModuleL
     """
     decoder: Any = model.model
     kept = nn.ModuleList([decoder.encoding, *(layer.position for layer in decoder.layers)])
-    others = [positions.build(config), *(positions.build_layer(config, index) for index in range(len(decoder.layers)))]
+    others = [registry.build(config), *(registry.build_layer(config, index) for index in range(len(decoder.layers)))]
     borrowed = nn.ModuleList(others).train(decoder.training)
     own, off = model.config, positions.without_updates(model.config)
     alike = [own.position_options, None if off is None else off.position_options]
@@ -360,7 +362,7 @@ def _take_over(kept: nn.Module, borrowed: nn.Module) -> None:
     them."""
     own = dict(kept.named_modules())
     for name, part in list(borrowed.named_modules()):
-        if isinstance(part, positions.Parameters) and name in own:
+        if isinstance(part, base.Parameters) and name in own:
             parent, _, attribute = name.rpartition(".")
             setattr(borrowed.get_submodule(parent), attribute, own[name])
 

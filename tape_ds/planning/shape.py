@@ -1,19 +1,22 @@
 """What is trained: a model's tensors by kind, counted from its configuration, and which of them get gradients."""
 
+from __future__ import annotations
+
 import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal
 
 from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.model import positions
-from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.gptj_configuration import ScaledGPTJConfig
+from tape_ds.model.families import TAPE
 
-Config = TapeConfig | ScaledGPTJConfig
+if TYPE_CHECKING:
+    from tape_ds.model.configuration import TapeConfig
+    from tape_ds.model.gptj_configuration import ScaledGPTJConfig
+
+    Config = TapeConfig | ScaledGPTJConfig
 Kind = Literal["linear", "head", "embedding", "norm", "position", "adapter"]
 
 LLAMAS: Mapping[str, Mapping[str, Any]] = {
@@ -99,6 +102,9 @@ def published(name: str, **changes: Any) -> Config:
     if found is None:
         remedy = f"{did_you_mean(name, [*SHORT, *LLAMAS])}, or --model_config FILE"
         raise UserError(Problem("model", name, "its configuration is not at hand", remedy))
+    from tape_ds.model.configuration import TapeConfig
+    from tape_ds.model.gptj_configuration import ScaledGPTJConfig
+
     if found == GPT_J:
         return ScaledGPTJConfig()
     return TapeConfig(**{**LLAMA_2_7B, "position_encoding": "rope", **LLAMAS[found], **changes})
@@ -138,7 +144,7 @@ class Trained:
     trained."""
 
     @classmethod
-    def everything(cls) -> "Trained":
+    def everything(cls) -> Trained:
         """Full training."""
         return cls(linears=True, norms=True, embeddings=True, positions=True)
 
@@ -204,10 +210,14 @@ def sizes(config: Config) -> Sizes:
     """The numbers of a configuration."""
     state, carried, rank, biased, work = 0, 0, 0, False, (0.0, 0.0)
     weights: tuple[tuple[int, int], ...] = ()
-    if isinstance(config, TapeConfig):
+    if config.model_type == TAPE:
+        import torch
+
+        from tape_ds.model.positions import registry
+
         with torch.device("meta"):
-            encoding = positions.build(config)
-            layers = {index: positions.build_layer(config, index) for index in (config.num_hidden_layers - 1, 0)}
+            encoding = registry.build(config)
+            layers = {index: registry.build_layer(config, index) for index in (config.num_hidden_layers - 1, 0)}
         # all blocks but the last are like the first
         times = {index: config.num_hidden_layers - 1 if index == 0 and len(layers) > 1 else 1 for index in layers}
         counted = Counter(weight.numel() for weight in encoding.parameters())

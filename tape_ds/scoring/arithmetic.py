@@ -8,14 +8,14 @@ that has learned its rows and nothing beyond them already reaches 25 %. Hence th
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from tape_ds.data.arithmetic import split
 from tape_ds.data.arithmetic.tasks import Task
 from tape_ds.errors import Problem
-from tape_ds.scoring.generation import continue_prompts
+
+if TYPE_CHECKING:
+    from torch import nn
 
 EXAMPLES = 3
 """Wrong answers of a cell that are kept."""
@@ -91,7 +91,7 @@ class Cell:
 
 
 def replies(
-    model: nn.Module, questions: Sequence[Question], *, end: int, batch_size: int, use_cache: bool = True
+    model: "nn.Module", questions: Sequence[Question], *, end: int, batch_size: int, use_cache: bool = True
 ) -> list[tuple[int, ...]]:
     """What ``model`` writes behind each prompt, up to the end of text.
 
@@ -109,6 +109,8 @@ def replies(
     Raises:
         ValueError: an empty prompt, ``batch_size`` below 1.
     """
+    from tape_ds.scoring.generation import continue_prompts
+
     found: list[tuple[int, ...]] = []
     for start in range(0, len(questions), batch_size):
         asked = questions[start : start + batch_size]

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, StoppingCriteriaList
 
+from tape_ds.scoring import CHUNK
 from tape_ds.scoring.causal_lm import bare, evaluating
-from tape_ds.scoring.passkey import CHUNK, reads_in_pieces
+from tape_ds.scoring.passkey import reads_in_pieces
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -21,22 +21,18 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.model import extendable, positions
-from tape_ds.model.attention import backends
+from tape_ds.model.attention.names import ENVIRONMENT, requested
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.filling import fill
 from tape_ds.model.gptj import ScaledGPTJForCausalLM
 from tape_ds.model.llama import TapeForCausalLM
-from tape_ds.model.positions import PositionLayer
+from tape_ds.model.positions.base import PositionLayer
 from tape_ds.model.score_bias import ScoreBias
 
 WITH_WEIGHTS = "reference"
 """The attention backend that computes them."""
 QUERIES_AT_ONCE = 128
 """A bias is computed for so many queries at a time: what it holds on the way can be far larger than itself."""
-NOWHERE = (
-    "no layer turns queries and keys or adds to their scores: positions enter with the embeddings, or not at all, "
-    "and there is nothing to take dot products of"
-)
 
 
 class PositionMap(ABC):
@@ -91,7 +87,8 @@ class LayerView:
     weights_HTS: Tensor
     """Attention weights, fp32 at least; 0 behind the query's own place."""
     positions: PositionMap | None
-    """As this layer read them, before its own update; None: see :data:`NOWHERE`."""
+    """As this layer read them, before its own update; None: positions enter with the
+    embeddings, or not at all."""
     start: Tensor | None = None
     """What the state started from, [1, G or 1, T, C], where there is one."""
     deviation: Tensor | None = None
@@ -104,11 +101,11 @@ Visit = Callable[[LayerView], None]
 def check(config: PreTrainedConfig) -> list[Problem]:
     """Why a model of this configuration cannot be inspected: it is of a family that this project does not compute, or
     the environment asks for attention without weights."""
-    asked = backends.requested(WITH_WEIGHTS)
+    asked = requested(WITH_WEIGHTS)
     problems = []
     if asked != WITH_WEIGHTS:
         wrong = f"attention weights are computed by the {WITH_WEIGHTS} backend alone"
-        problems.append(Problem(backends.ENVIRONMENT, asked, wrong, "unset this environment variable"))
+        problems.append(Problem(ENVIRONMENT, asked, wrong, "unset this environment variable"))
     return problems + extendable.check(config)
 
 

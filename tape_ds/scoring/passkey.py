@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from tape_ds.data.passkey import Prompt, answer_ids
+from tape_ds.scoring import CHUNK
 from tape_ds.scoring.causal_lm import bare, evaluating
 from tape_ds.scoring.each import Each, in_turn
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 NEW_TOKENS = 8
 """Tokens of a reply."""
-CHUNK = 4096
-"""Tokens of a prompt that are read at once, where the model's cache allows pieces."""
 
 
 @dataclass(frozen=True)

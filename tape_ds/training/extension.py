@@ -19,8 +19,8 @@ from tape_ds.model import rows as rows_of_vocabulary
 from tape_ds.model.attention.shifted_groups import attention_span
 from tape_ds.model.flops import training_flops_per_token
 from tape_ds.model.positions import scaling
-from tape_ds.scoring.loss_by_position import SpanLosses
 from tape_ds.scoring.passkey import Passkey
+from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import identity, methods, plots, tables
 from tape_ds.training.callbacks import LossByPosition, PasskeyRetrieval
 from tape_ds.training.held_out import WITHOUT_UPDATES, HeldOut, Scores, Variant, read_passkeys, read_scores

@@ -4,24 +4,29 @@ What a method trains, in which dtype the engine holds it, and how the DeepSpeed 
 the sizes come from the model's configuration alone.
 """
 
+from __future__ import annotations
+
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tape_ds.errors import Problem
-from tape_ds.model import convert, extendable, positions
+from tape_ds.model import positions
 from tape_ds.model.positions import scaling
 from tape_ds.planning import memory, room, search, shape
 from tape_ds.planning.hardware import Gpu, of_device
 from tape_ds.planning.job import Job
 from tape_ds.planning.layout import Engine, Layout, Offload
-from tape_ds.planning.shape import Config, Trained
+from tape_ds.planning.shape import Trained
 from tape_ds.training.recipe import deepspeed_config, paths
 from tape_ds.training.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.training.recipe.extension import ExtensionRecipe
 from tape_ds.training.recipe.pretraining import PretrainingRecipe
 from tape_ds.training.recipe.recipe import Recipe
+
+if TYPE_CHECKING:
+    from tape_ds.planning.shape import Config
 
 GIB = 2**30
 CONFIG = "config.json"
@@ -64,6 +69,8 @@ def config_of(recipe: Recipe, base: str | None = None) -> Config:
         entries = recipe.model.vocab_size or _entries(str(recipe.data.tokenizer))
         stand_in: Any = _NoTokenizer(entries)
         return recipe.model_config(stand_in, entries)
+    from tape_ds.model import extendable
+
     native = native_config(recipe.model.model if base is None else base)
     if isinstance(recipe, ExtensionRecipe):
         return extended(recipe, native)
@@ -107,10 +114,12 @@ def native_config(model: str) -> Any:
     """
     if shape.known(model) and not Path(model).exists():
         return shape.published(model)
+    from tape_ds.model import addresses, extendable
+
     path = Path(model)
     if path.is_file() and path.name == CONFIG:
         return extendable.read_config(path.parent)
-    return extendable.read_config(convert.resolve(model) if model.endswith(".gguf") else model)
+    return extendable.read_config(addresses.resolve(model) if model.endswith(".gguf") else model)
 
 
 def extended(recipe: ExtensionRecipe, native: Any) -> Config:
@@ -119,6 +128,8 @@ def extended(recipe: ExtensionRecipe, native: Any) -> Config:
     Raises:
         UserError: options or angles that the model cannot have.
     """
+    from tape_ds.model import extendable
+
     model = recipe.model
     stand_in: Any = _NoTokenizer(native.vocab_size)
     options = positions.options_for(model.position_encoding, model.position_options, stand_in)

@@ -22,9 +22,10 @@ from tape_ds.model import extendable
 from tape_ds.model.llama import TapeForCausalLM, evaluated_at
 from tape_ds.scoring import passkey, perplexity
 from tape_ds.scoring.causal_lm import bare
-from tape_ds.scoring.loss_by_position import SpanLosses, score
+from tape_ds.scoring.loss_by_position import score
 from tape_ds.scoring.passkey import Passkey
 from tape_ds.scoring.perplexity import Perplexity
+from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training.shared_work import rounds, share_out
 
 Model: TypeAlias = extendable.Model | PeftModel

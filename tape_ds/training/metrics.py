@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import torch
 
+from tape_ds.training.numbers import NOT_AVAILABLE, duration, gibibytes, number
+
 # Dense 16-bit tensor-core peak, FLOP/s, from the makers' data sheets (without sparsity); bf16, on V100 and T4 fp16.
 # The first pattern that fits the name CUDA gives decides, so a special form stands before the general one.
 PEAK_FLOPS: tuple[tuple[str, float], ...] = (
@@ -38,7 +40,6 @@ PEAK_FLOPS: tuple[tuple[str, float], ...] = (
     (r"\bT4\b", 65e12),
 )
 
-NOT_AVAILABLE = "N/A"
 _CLEAR_REFS = Path("/proc/self/clear_refs")  # proc(5): 5 sets the peak of the resident set to its present size
 
 
@@ -144,28 +145,3 @@ class MetricsLine:
         if metrics.get("skipped"):
             parts.append(f"SKIPPED {metrics['skipped']} so far")
         return " | ".join(parts)
-
-
-def number(value: Any, form: str) -> str:
-    """``value`` in format ``form``; None reads N/A, what is not finite reads NaN, inf or -inf, text stays as it is."""
-    if value is None:
-        return NOT_AVAILABLE
-    if isinstance(value, str):
-        return value
-    value = float(value)
-    if math.isnan(value):
-        return "NaN"
-    return format(value, form) if math.isfinite(value) else str(value)
-
-
-def gibibytes(value: float | None) -> str:
-    """Bytes as GiB with two decimals."""
-    return NOT_AVAILABLE if value is None else f"{value / 2**30:.2f} GiB"
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as h:mm:ss."""
-    if seconds is None or not math.isfinite(seconds):
-        return NOT_AVAILABLE
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullLocator
 
 from tape_ds import storage
-from tape_ds.scoring.loss_by_position import SpanLosses
+from tape_ds.scoring.span_losses import SpanLosses
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 STYLES = ("-", "--", "-.", ":")

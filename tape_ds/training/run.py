@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainingArgum
 from tape_ds.data import sources
 from tape_ds.data.dataset import collate
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.model import extendable, liger, positions
+from tape_ds.model import extendable, liger, liger_forwards, positions
 from tape_ds.model.flops import training_flops_per_token
 from tape_ds.parallel.cuts import whole_numel
 from tape_ds.scoring import inspection
@@ -357,7 +357,7 @@ def _use_liger(run: Run) -> None:
     wanted, reason = run.recipe.model.liger, liger.why_not(run.arguments.device)
     assert wanted != "on" or reason is None, "checked with the recipe"
     if wanted != "off" and reason is None:
-        logger.info("Liger's kernels in place of: %s", ", ".join(liger.use_liger(run.model)))
+        logger.info("Liger's kernels in place of: %s", ", ".join(liger_forwards.use_liger(run.model)))
 
 
 _REPLACED = ("PrinterCallback", "ProgressCallback")

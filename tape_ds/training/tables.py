@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tape_ds.scoring.loss_by_position import SpanLosses
 from tape_ds.scoring.passkey import Passkey
 from tape_ds.scoring.perplexity import Perplexity
+from tape_ds.scoring.span_losses import SpanLosses
 
 
 def print_rows(rows: Mapping[str, str]) -> None:

@@ -317,7 +317,7 @@ def exits(program: str, partial: Sequence[str] | None = None) -> Iterator[None]:
             said.append(f"unknown: {', '.join(sorted(unknown))}")
         raise SystemExit(2)
 
-    with mock.patch("argparse.ArgumentParser.error", error):
+    with mock.patch("argparse.ArgumentParser.error", error), mock.patch("tape_ds.arguments.Parser.error", error):
         try:
             yield
         except SystemExit as left:

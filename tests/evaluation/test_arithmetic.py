@@ -33,6 +33,7 @@ class Found:
     position_limit: int | None = None
     config: object = None
     address: str = "a/model"
+    record: None = None
     loads: list = field(default_factory=list)
     device = torch.device("cpu")
 

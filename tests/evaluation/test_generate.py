@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from evaluation import generate
+from evaluation import generate, generate_options
 
 
 @pytest.fixture
@@ -172,11 +172,11 @@ def test_a_pipe_that_holds_no_text(base, monkeypatch, capfd):
 def test_the_end_of_the_last_line_is_no_part_of_a_prompt(given, prompt, tmp_path, monkeypatch):
     """``echo 'The sky is' | ...``: the model is to go on in that line."""
     (tmp_path / "prompt.txt").write_text(given)
-    named = generate.parse(["model", "--prompt_file", str(tmp_path / "prompt.txt")])
+    named = generate_options.parse(["model", "--prompt_file", str(tmp_path / "prompt.txt")])
     assert generate.read_prompt(named) == prompt
     monkeypatch.setattr(sys, "stdin", io.StringIO(given))
-    assert generate.read_prompt(generate.parse(["model"])) == prompt
-    assert generate.read_prompt(generate.parse(["model", "--prompt", given])) == given
+    assert generate.read_prompt(generate_options.parse(["model"])) == prompt
+    assert generate.read_prompt(generate_options.parse(["model", "--prompt", given])) == given
 
 
 def test_a_prompt_without_a_token_is_refused(base, tmp_path, capfd):

@@ -143,7 +143,7 @@ def test_a_tokenizer_with_code_reaches_no_task_unasked(base, tmp_path, words, gi
     code = "from transformers import PreTrainedTokenizerFast\n\n\nclass Own(PreTrainedTokenizerFast):\n    pass\n"
     (folder / "tokenizer.py").write_text(code)
     for where, expected in ((base, True), (folder, given)):
-        options = harness_options.parse([str(where), "--tasks", "a", *words], "")
+        options = harness_options.parse([str(where), "--tasks", "a", *words])
         _, config = harness.prepare(options)
         assert ("tokenizer" in config.metadata) == expected
         assert "tokenizer" not in harness_options.settings(options, config)["metadata"]
@@ -258,9 +258,9 @@ def test_every_option_of_lm_eval_is_known():
     from lm_eval._cli.run import Run
 
     theirs = Run(argparse.ArgumentParser().add_subparsers())._parser
-    ours = harness_options._theirs("")
+    ours = harness_options._theirs()
     assert set(ours._option_string_actions) == set(theirs._option_string_actions)
-    options = harness_options.parse(["m", "--tasks", "a,b", "--seed", "3", "--use_cache", "false"], "")
+    options = harness_options.parse(["m", "--tasks", "a,b", "--seed", "3", "--use_cache", "false"])
     assert (options.model, options.tasks, options.use_cache) == ("m", ["a", "b"], False)
     assert harness_options.configure(options).seed == [3, 3, 3, 3]
     assert request_lengths.Lengths(None, None).cut == {"requests": 0, "tokens": 0} and torch.is_grad_enabled()

@@ -38,3 +38,16 @@ def test_lengths_beyond_a_table_of_positions_are_problems_one_each():
     assert [problem.value for problem in problems] == [2048, 4096]
     assert "positions for 1024 tokens and no more" in problems[0].wrong
     assert options.check_lengths("--lengths", [1 << 20], Endless()) == []
+
+
+def test_lengths_beyond_the_native_one_are_a_note(capsys, monkeypatch):
+    """100k on a model made for 8k is asked for on purpose, or by mistake: it is done, and told."""
+    options.note_beyond([4096, 8192], "gpt2", 8192)
+    options.note_beyond([102_400], "gpt2", None)
+    assert capsys.readouterr().out == ""
+    options.note_beyond([102_400, 4096], "gpt2", 8192)
+    said = capsys.readouterr().out
+    assert said == "note: 102,400 tokens are 12.5 times the native length of gpt2, 8,192\n"
+    monkeypatch.setenv("RANK", "1")
+    options.note_beyond([102_400], "gpt2", 8192)
+    assert capsys.readouterr().out == ""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from evaluation import models, perplexity, texts, window_jobs
+from evaluation import models, perplexity, window_jobs
 from tape_ds import errors, results
 from tape_ds.data import token_file
 from tape_ds.data.packing import tokenizer_fingerprint
@@ -23,7 +23,7 @@ BOS = 1
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(texts, "CACHE", tmp_path / "cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture

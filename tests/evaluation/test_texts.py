@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from evaluation import texts
 from evaluation.texts import Choice, read
 from tape_ds.data.sources import parse
 from tape_ds.errors import UserError
@@ -16,7 +15,7 @@ ALL = {"split": "heldout", "min_tokens": 1, "max_tokens": None, "max_documents":
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(texts, "CACHE", tmp_path / "cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture

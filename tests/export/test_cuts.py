@@ -167,5 +167,5 @@ def test_every_cut_says_why_and_refuses_a_source_it_does_not_fit(position):
 
 
 def test_an_unknown_encoding_is_refused():
-    with pytest.raises(BundleError, match="_ENCODINGS has no ropee"):
+    with pytest.raises(BundleError, match="_OPTIONS has no ropee"):
         cuts.model_bundle("tape", "ropee")

@@ -14,6 +14,7 @@ import pytest
 
 from tape_ds.kernels import jit
 from tools import compile_kernels
+from tools.compile_gate import gate as work
 from tools.compile_gate import launches, machine_code
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,7 +120,7 @@ def test_spills_outside_loops_are_shown(examples):
 def table(output):
     """The cells by column of each row of the gate's table, by kernel and call."""
     lines = [re.split(r"\s{2,}", line.strip()) for line in output.splitlines()]
-    names = ["kernel", *compile_kernels.COLUMNS]
+    names = ["kernel", *work.COLUMNS]
     return {cells[0]: dict(zip(names, cells, strict=True)) for cells in lines if len(cells) == len(names)}
 
 
@@ -134,7 +135,7 @@ def test_a_warm_cache_gives_the_same_figures(examples, cache):
 
 
 def test_the_interpreter_compiles_nothing(monkeypatch, capsys):
-    monkeypatch.setattr(compile_kernels, "INTERPRETED", True)
+    monkeypatch.setattr(work, "INTERPRETED", True)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert compile_kernels.main([]) == 2
     assert "env -u TRITON_INTERPRET" in capsys.readouterr().err
@@ -151,7 +152,7 @@ def test_the_interpreter_compiles_nothing(monkeypatch, capsys):
     ],
 )
 def test_a_command_that_cannot_work_says_why(monkeypatch, capsys, arguments, words):
-    monkeypatch.setattr(compile_kernels, "INTERPRETED", False)
+    monkeypatch.setattr(work, "INTERPRETED", False)
     assert compile_kernels.main(arguments) == 2
     assert words in capsys.readouterr().err
 

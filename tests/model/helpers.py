@@ -4,6 +4,7 @@ import torch
 
 from tape_ds import TapeConfig, TapeForCausalLM
 from tape_ds.model import positions
+from tape_ds.model.positions import base, registry
 
 VOCABULARY = 61
 
@@ -85,9 +86,9 @@ MODELS = [("gqa", name) for name in ENCODINGS] + [
 """(heads, encoding) for :func:`tiny_model`: every encoding with grouped queries, a few with the other kinds."""
 
 
-def build_encoding(name: str) -> positions.PositionEncoding:
+def build_encoding(name: str) -> base.PositionEncoding:
     """The once-per-forward part of an entry of ``ENCODINGS``."""
-    return positions.build(tiny_config(encoding=name))
+    return registry.build(tiny_config(encoding=name))
 
 
 def tiny_config(heads: str = "gqa", encoding: str = "tape", **changes) -> TapeConfig:

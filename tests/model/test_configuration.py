@@ -53,7 +53,7 @@ def test_a_folder_gives_back_every_field(tmp_path):
         ({"rope_parameters": {"rope_type": "su", "factor": 2.0, "rope_theta": 1e4}}, "rope_parameters.rope_type"),
         ({"head_dim": 7}, "even head size"),
         ({"num_key_value_heads": 3}, "does not divide the 4"),
-        ({"num_key_value_heads": 0}, "does not divide the 4"),
+        ({"num_key_value_heads": 0}, "give 1 or more"),
         ({"attention_dropout": 0.1}, "set it to 0"),
         ({"qkv_bias": True, "attention_bias": True}, "together with attention_bias"),
         ({"qkv_bias": True, "mlp_bias": True}, "together with mlp_bias"),

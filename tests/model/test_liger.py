@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from tape_ds.kernels.jit import INTERPRETED
-from tape_ds.model import liger
+from tape_ds.model import liger, liger_forwards
 from tape_ds.model.output_head import OutputHead
 from tests.model.helpers import VOCABULARY, gradients, largest_difference, tiny_model, tokens
 
@@ -71,10 +71,11 @@ def test_why_not(calls, monkeypatch):
 @pytest.mark.parametrize("from_tokens", [24, 25])
 def test_every_norm_feed_forward_and_long_loss(calls, monkeypatch, from_tokens):
     """3 layers; 24 tokens. The loss is Liger's from the threshold on, and ours below."""
-    monkeypatch.setattr(liger, "FUSED_FROM", from_tokens)
+    monkeypatch.setattr(liger_forwards, "FUSED_FROM", from_tokens)
     model, ids = tiny_model().train(), tokens(2, 12)
     names, expected = list(model.state_dict()), step(model, ids)
-    assert liger.use_liger(model) == ["RMSNorm (7)", "SwiGLU (3)", f"cross-entropy from {from_tokens} tokens (1)"]
+    replaced = liger_forwards.use_liger(model)
+    assert replaced == ["RMSNorm (7)", "SwiGLU (3)", f"cross-entropy from {from_tokens} tokens (1)"]
     found = step(model, ids)
     by_name = [name for name, _ in calls]
     assert (by_name.count("norm"), by_name.count("swiglu")) == (7, 3)
@@ -85,9 +86,9 @@ def test_every_norm_feed_forward_and_long_loss(calls, monkeypatch, from_tokens):
 
 
 def test_the_loss_is_summed_in_fp32_and_no_gradient_overwritten(calls, monkeypatch):
-    monkeypatch.setattr(liger, "FUSED_FROM", 1)
+    monkeypatch.setattr(liger_forwards, "FUSED_FROM", 1)
     model = tiny_model().train()
-    liger.use_liger(model)
+    liger_forwards.use_liger(model)
     step(model, tokens(1, 9))
     assert {option for name, option in calls if name == "loss"} == {torch.float32}
     assert {option for name, option in calls if name == "norm"} == {False}
@@ -95,11 +96,11 @@ def test_the_loss_is_summed_in_fp32_and_no_gradient_overwritten(calls, monkeypat
 
 def test_a_head_trained_alone_keeps_its_gradient(calls, monkeypatch):
     """Liger computes gradients only where the hidden states need one, and the weight would get none."""
-    monkeypatch.setattr(liger, "FUSED_FROM", 1)
+    monkeypatch.setattr(liger_forwards, "FUSED_FROM", 1)
     model, ids = tiny_model().train().requires_grad_(False), tokens(2, 12)
     model.lm_head.requires_grad_(True)
     expected = step(model, ids)[1]
-    liger.use_liger(model)
+    liger_forwards.use_liger(model)
     found = step(model, ids)[1]
     assert "loss" not in {name for name, _ in calls}
     assert found.keys() == {"lm_head.weight"} and largest_difference(found, expected) < 1e-5
@@ -109,7 +110,7 @@ def test_a_head_trained_alone_keeps_its_gradient(calls, monkeypatch):
 def test_a_head_trained_in_fp16_is_not_summed_by_liger(calls, trained):
     """Its sum over the tokens would be rounded to fp16, which ends at 65,504; frozen, there is no such sum."""
     head = OutputHead(16, 48, dtype=torch.float16).requires_grad_(trained)
-    liger.use_liger(head)
+    liger_forwards.use_liger(head)
     head.fused_from = 1
     hidden = torch.full((4096, 16), 40.0, dtype=torch.float16, requires_grad=True)
     (head(hidden, targets=torch.zeros(4096, dtype=torch.long)) / 4096).backward()
@@ -123,7 +124,7 @@ def test_what_peft_wrapped(calls):
     config = peft.LoraConfig(target_modules=["gate_proj"], modules_to_save=norms, init_lora_weights=False)
     model, ids = peft.get_peft_model(tiny_model(), config).train(), tokens(2, 12)
     names, expected = list(model.state_dict()), step(model, ids)
-    assert liger.use_liger(model)[0] == "RMSNorm (10)"  # originals and copies
+    assert liger_forwards.use_liger(model)[0] == "RMSNorm (10)"  # originals and copies
     found = step(model, ids)
     assert list(model.state_dict()) == names and len(calls) == 10
     assert any("input_layernorm.modules_to_save" in name for name in found[1])
@@ -132,12 +133,12 @@ def test_what_peft_wrapped(calls):
 
 
 def test_another_activation_is_left_alone(calls):
-    assert liger.use_liger(tiny_model(hidden_act="gelu"))[1].startswith("cross-entropy")
+    assert liger_forwards.use_liger(tiny_model(hidden_act="gelu"))[1].startswith("cross-entropy")
 
 
 def test_a_copy_of_the_model_reads_its_own_weights(calls):
     model = tiny_model()
-    liger.use_liger(model)
+    liger_forwards.use_liger(model)
     other = copy.deepcopy(model)
     with torch.no_grad():
         other.model.norm.weight.zero_()
@@ -147,17 +148,17 @@ def test_a_copy_of_the_model_reads_its_own_weights(calls):
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "liger_kernel", None)
     with pytest.raises(ModuleNotFoundError):
-        liger.use_liger(tiny_model())
+        liger_forwards.use_liger(tiny_model())
 
 
 @pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs a GPU, or Triton's interpreter")
 def test_the_loss_of_liger_itself(monkeypatch):
     pytest.importorskip("liger_kernel")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    monkeypatch.setattr(liger, "FUSED_FROM", 1)
+    monkeypatch.setattr(liger_forwards, "FUSED_FROM", 1)
     ours = OutputHead(32, VOCABULARY, device=device)
     theirs = copy.deepcopy(ours)
-    liger.use_liger(theirs)
+    liger_forwards.use_liger(theirs)
     targets = tokens(2, 12).to(device)
     targets[0, :5] = -100
     hidden = torch.randn(2, 12, 32, device=device)
@@ -176,12 +177,12 @@ def test_the_loss_of_liger_itself(monkeypatch):
 def test_liger_itself_in_a_model(monkeypatch, dtype, tolerance):
     """bf16: relative to the largest entry, a few roundings of 2^-8 in each of three layers."""
     pytest.importorskip("liger_kernel")
-    monkeypatch.setattr(liger, "FUSED_FROM", 1)
+    monkeypatch.setattr(liger_forwards, "FUSED_FROM", 1)
     model, ids = tiny_model().train().to("cuda", dtype), tokens(2, 64).cuda()
     expected = step(model, ids)
     kinds = {type(module) for module in model.modules()}
     assert {LlamaRMSNorm, LlamaMLP, OutputHead} <= kinds
-    assert len(liger.use_liger(model)) == 3
+    assert len(liger_forwards.use_liger(model)) == 3
     assert {type(module) for module in model.modules()} == kinds
     found = step(model, ids)
     torch.testing.assert_close(found[0], expected[0], rtol=tolerance, atol=0)

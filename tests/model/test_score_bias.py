@@ -6,8 +6,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from tape_ds.model.attention import attend, sdpa
 from tape_ds.model.attention import biased as attention_in_blocks
+from tape_ds.model.attention import sdpa
+from tape_ds.model.attention.attend import attend
 from tests.model.helpers import tiny_model, tokens
 
 B, S, K, V = 2, 9, 8, 16

@@ -10,7 +10,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tape_ds.scoring import loss_by_position
-from tape_ds.scoring.loss_by_position import SpanLosses, score
+from tape_ds.scoring.loss_by_position import score
+from tape_ds.scoring.span_losses import SpanLosses
 
 VOCABULARY = 101
 

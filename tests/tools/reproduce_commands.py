@@ -10,7 +10,7 @@ from evaluation import (
     passkey_options,
     perplexity_options,
 )
-from evaluation.scrolls import compare, generate
+from evaluation.scrolls import compare, generate_options
 from tape_ds.errors import raise_if_any
 from tape_ds.training.comparison import options
 from tools import plan
@@ -44,10 +44,10 @@ def take(command):
 def of_evaluation(name, words):
     """Its options, and what it finds wrong with them before it looks for the model."""
     if name == "scrolls":
-        {"generate": generate, "compare": compare}[words[0]].parse(words[1:])
+        {"generate": generate_options, "compare": compare}[words[0]].parse(words[1:])
         return
     module = EVALUATIONS[name]
-    raise_if_any(module.check(module.parse(words, "")))
+    raise_if_any(module.check(module.parse(words)))
 
 
 def of_launcher(words):

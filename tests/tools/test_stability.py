@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from evaluation import published, texts
+from evaluation import published
 from tape_ds import results
 from tape_ds.model import convert
 from tests.export.conftest import base, run
@@ -22,7 +22,7 @@ WORDS = [*range(3, 10), *range(30, 61)]
 @pytest.fixture(autouse=True)
 def _own_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(texts, "CACHE", tmp_path / "cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from transformers import PreTrainedTokenizerFast
 
 from tape_ds import TapeForCausalLM
 from tape_ds.errors import UserError
-from tape_ds.scoring.loss_by_position import SpanLosses
 from tape_ds.scoring.passkey import Passkey, Reply
+from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import extension
 from tape_ds.training.callbacks import PasskeyRetrieval
 from tape_ds.training.held_out import write_passkeys, write_scores

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from tape_ds.data.coverage import Coverage
-from tape_ds.scoring.loss_by_position import SpanLosses
+from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import plots
 
 PNG = b"\x89PNG\r\n\x1a\n"

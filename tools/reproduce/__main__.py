@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tape_ds import results, storage
+from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, check_folder, command, raise_if_any
 from tape_ds.planning import hardware
 from tape_ds.training.comparison import runs
@@ -58,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"python -m tools.{NAME}",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

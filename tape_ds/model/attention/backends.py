@@ -8,7 +8,6 @@ chip. What was picked, and why, is logged once.
 import functools
 import json
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tape_ds.errors import Problem, did_you_mean
+from tape_ds.errors import did_you_mean
 from tape_ds.kernels import jit
 from tape_ds.model.attention.borders import FEW_QUERIES
 from tape_ds.model.attention.call import Call, joined
@@ -25,6 +24,7 @@ from tape_ds.model.attention.flash import missing as missing_flash
 from tape_ds.model.attention.flex import FLEX_QUERIES, attention_by_flex
 from tape_ds.model.attention.fused import attention_by_triton
 from tape_ds.model.attention.fused import why_not as why_not_triton
+from tape_ds.model.attention.names import NEEDS_CUDA, requested
 from tape_ds.model.attention.plain import attention_by_reference
 from tape_ds.model.attention.sdpa import attention_by_sdpa
 from tape_ds.model.attention.varlen import attention_by_varlen
@@ -32,8 +32,6 @@ from tape_ds.model.attention.varlen import why_not as why_not_varlen
 
 logger = logging.getLogger(__name__)
 
-ENVIRONMENT = "TAPE_DS_ATTENTION"
-"""This environment variable overrides the backend that a model's configuration names."""
 TABLE = Path(__file__).with_name("table.json")
 # Tensors of torch's meta device stand for a GPU's: their shapes go the way that a GPU's would.
 _GPUS = ("cuda", "meta")
@@ -48,37 +46,9 @@ _BACKENDS: dict[str, Callable[[Call], tuple[Tensor, ...]]] = {
 }
 
 
-def available() -> list[str]:
-    """Names of the attention backends, without "auto"."""
-    return sorted(_BACKENDS)
-
-
 def run(name: str, call: Call) -> tuple[Tensor, ...]:
     """The call's outputs [B, H, T, V], by the backend of that name."""
     return _BACKENDS[name](call)
-
-
-def requested(backend: str) -> str:
-    """``backend``, unless ``TAPE_DS_ATTENTION`` names another."""
-    return os.environ.get(ENVIRONMENT) or backend
-
-
-def problems(backend: str) -> list[Problem]:
-    """Unknown names, in the configuration's ``attention_backend`` or in the environment."""
-    found = []
-    for field, name in (("attention_backend", backend), (ENVIRONMENT, os.environ.get(ENVIRONMENT))):
-        if name and name not in ("auto", *_BACKENDS):
-            found.append(Problem(field, name, "unknown backend", did_you_mean(name, ["auto", *_BACKENDS])))
-    return found
-
-
-def missing(backend: str, device_type: str) -> Problem | None:
-    """What a machine whose models run on "cpu" or "cuda" lacks for the configured backend, or for the one that the
-    environment puts in its place."""
-    name = requested(backend)
-    reason = _missing(name, device_type)
-    field = ENVIRONMENT if os.environ.get(ENVIRONMENT) else "attention_backend"
-    return None if reason is None else Problem(field, name, reason, "choose auto or sdpa")
 
 
 def choose(backend: str, call: Call) -> str:
@@ -92,7 +62,7 @@ def choose(backend: str, call: Call) -> str:
         return _auto(call)
     if name not in _BACKENDS:
         raise ValueError(f"attention backend {name!r} is unknown; {did_you_mean(name, ['auto', *_BACKENDS])}")
-    reason = _missing(name, chip_of(call.q.device).type) or _why_not(name, call)
+    reason = missing(name, chip_of(call.q.device).type) or _why_not(name, call)
     if reason:
         raise ValueError(f"attention backend {name!r} {reason}; choose auto or sdpa")
     _say(f"{name} (asked for)")
@@ -156,7 +126,7 @@ def _auto(call: Call) -> str:
     name, reason = _unmeasured(call, device)
     row = _measured(call, chip)
     if row is not None:
-        unfit = _missing(row.backend, device) or _why_not(row.backend, call)
+        unfit = missing(row.backend, device) or _why_not(row.backend, call)
         if unfit is None:
             name, reason = row.backend, f"fastest in {row.source}"
         else:
@@ -191,9 +161,9 @@ def _measured(call: Call, chip: str) -> Row | None:
     return max(fitting, key=lambda row: row.min_tokens, default=None)
 
 
-def _missing(name: str, device_type: str) -> str | None:
+def missing(name: str, device_type: str) -> str | None:
     """What this machine lacks for a backend, whatever the call."""
-    if name in ("flash", "flex", "varlen") and device_type not in _GPUS:
+    if NEEDS_CUDA[name] and device_type not in _GPUS:
         return "needs a CUDA device"
     if name == "flash":
         return missing_flash()

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tape_ds.model.attention import Borders, attend_values
-from tape_ds.model.attention.borders import Packed
+from tape_ds.model.attention.attend import attend_values
+from tape_ds.model.attention.borders import Borders, Packed
 from tape_ds.model.sharding import UNSHARED, Shards
 
 

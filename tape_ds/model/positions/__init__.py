@@ -1,4 +1,8 @@
-"""Registry of positional encodings: a new one is one file beside this and one line in ``_ENCODINGS``."""
+"""What is known of every positional encoding before one is built: its name, its options, and what they say. No torch.
+
+A new encoding is a file beside this, its options in :mod:`tape_ds.model.positions.options`, a line in ``_OPTIONS`` and
+one in :mod:`tape_ds.model.positions.registry`, which builds.
+"""
 
 from __future__ import annotations
 
@@ -6,50 +10,39 @@ import copy
 from collections.abc import Mapping
 from dataclasses import fields
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from tape_ds.errors import Problem, did_you_mean, raise_if_any
-from tape_ds.model.positions import abacus, scaling
-from tape_ds.model.positions.abacus import AbacusEncoding
-from tape_ds.model.positions.alibi import AlibiEncoding, AlibiLayer
-from tape_ds.model.positions.base import InAttention, Options, Parameters, PositionEncoding, PositionLayer, Text
-from tape_ds.model.positions.bipe import BipeAlibiEncoding, BipeAlibiLayer, BipeOptions, BipeRopeEncoding
-from tape_ds.model.positions.fire import FireEncoding, FireLayer, FireOptions
-from tape_ds.model.positions.nope import NopeEncoding, NopeLayer
-from tape_ds.model.positions.randpe import RandpeEncoding, RandpeOptions
-from tape_ds.model.positions.rope import RopeEncoding, RopeLayer, YarnOptions
-from tape_ds.model.positions.sincos import SincosEncoding, SincosLayer
-from tape_ds.model.positions.t5 import T5Encoding, T5Layer, T5Options
-from tape_ds.model.positions.tape import TapeEncoding, TapeLayer, TapeOptions
-from tape_ds.model.positions.xpos import XposEncoding, XposLayer
+from tape_ds.model.positions import abacus_options, scaling
+from tape_ds.model.positions.options import (
+    AlibiOptions,
+    BipeAlibiOptions,
+    BipeOptions,
+    FireOptions,
+    Options,
+    RandpeOptions,
+    T5Options,
+    TapeOptions,
+    YarnOptions,
+)
 
 if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
+    from tape_ds.model.sizes import Fields
 
-__all__ = ["InAttention", "Options", "Parameters", "PositionEncoding", "PositionLayer", "Text"]
-
-
-class _Entry(NamedTuple):
-    encoding: type[PositionEncoding]
-    layer: type[PositionLayer]
-    options: type[Options]
-
-
-_ENCODINGS = {
-    "alibi": _Entry(AlibiEncoding, AlibiLayer, Options),
-    "bipe_alibi": _Entry(BipeAlibiEncoding, BipeAlibiLayer, BipeOptions),
-    "bipe_rope": _Entry(BipeRopeEncoding, RopeLayer, BipeOptions),
-    "fire": _Entry(FireEncoding, FireLayer, FireOptions),
-    "nope": _Entry(NopeEncoding, NopeLayer, Options),
-    "randpe": _Entry(RandpeEncoding, RopeLayer, RandpeOptions),
-    "rope": _Entry(RopeEncoding, RopeLayer, Options),
-    "sincos": _Entry(SincosEncoding, SincosLayer, Options),
-    "t5": _Entry(T5Encoding, T5Layer, T5Options),
-    "tape": _Entry(TapeEncoding, TapeLayer, TapeOptions),
-    "xpos": _Entry(XposEncoding, XposLayer, Options),
-    "yarn": _Entry(RopeEncoding, RopeLayer, YarnOptions),
+_OPTIONS: dict[str, type[Options]] = {
+    "alibi": AlibiOptions,
+    "bipe_alibi": BipeAlibiOptions,
+    "bipe_rope": BipeOptions,
+    "fire": FireOptions,
+    "nope": Options,
+    "randpe": RandpeOptions,
+    "rope": Options,
+    "sincos": Options,
+    "t5": T5Options,
+    "tape": TapeOptions,
+    "xpos": Options,
+    "yarn": YarnOptions,
 }
 _LLAMA = ("rope", "yarn")
 """Encodings of which a plain Llama computes the same."""
@@ -57,60 +50,36 @@ _LLAMA = ("rope", "yarn")
 
 def available() -> list[str]:
     """Names of the encodings, as ``position_encoding`` takes them."""
-    return sorted(_ENCODINGS)
-
-
-def build(config: TapeConfig) -> PositionEncoding:
-    """The once-per-forward part of the encoding that ``config`` (a TapeConfig) names."""
-    chosen = options(config)
-    encoding = _entry(config.position_encoding).encoding(config, chosen)
-    return AbacusEncoding(config, chosen, encoding) if chosen.abacus else encoding
-
-
-def build_layer(config: TapeConfig, layer_idx: int) -> PositionLayer:
-    """The per-block part of the encoding that ``config`` names."""
-    return _entry(config.position_encoding).layer(config, options(config), layer_idx)
-
-
-def multiplications_per_token(config: TapeConfig, layer_idx: int, keys: float) -> float:
-    """What the encoding adds to block ``layer_idx``, see :meth:`PositionLayer.multiplications_per_token`."""
-    with torch.device("meta"):
-        return build_layer(config, layer_idx).multiplications_per_token(keys)
-
-
-def state_columns(config: TapeConfig) -> int:
-    """Numbers of position state per token between blocks, see :meth:`PositionLayer.state_columns`."""
-    with torch.device("meta"):
-        return build_layer(config, 0).state_columns()
+    return sorted(_OPTIONS)
 
 
 def learns(name: str, given: Mapping[str, Any]) -> bool:
     """Whether an encoding with these options has parameters of its own (TAPE's updates, T5's tables, ...)."""
-    kind = _entry(name).options(**given)
+    kind = _kind(name)(**given)
     return kind.learns() or kind.abacus
 
 
 def reads_tokens(name: str) -> bool:
     """Whether an encoding's places follow from the token ids, so that position ids mean nothing to it."""
-    return _entry(name).encoding.reads_tokens
+    return _kind(name)().reads_tokens()
 
 
 def biases_scores(name: str) -> bool:
     """Whether an encoding may add to the scores of attention."""
-    return _entry(name).layer.score_bias is not PositionLayer.score_bias
+    return _kind(name)().biases_scores()
 
 
 def options_for(name: str, given: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
     """The given options, and whatever this encoding takes from a tokenizer where nobody gave it."""
-    kind = _entry(name).options(**given)
-    filled = abacus.for_tokenizer(kind.for_tokenizer(tokenizer), tokenizer)
+    kind = _kind(name)(**given)
+    filled = abacus_options.for_tokenizer(kind.for_tokenizer(tokenizer), tokenizer)
     changed = {each.name for each in fields(kind) if getattr(filled, each.name) != getattr(kind, each.name)}
     return {**given, **{name: getattr(filled, name) for name in changed}}
 
 
 def default_rope_parameters(name: str, window: int) -> dict[str, Any]:
     """Angles of a model made from scratch, trained on ``window`` tokens, where nobody says otherwise."""
-    return _entry(name).options().first_angles(window)
+    return _kind(name)().first_angles(window)
 
 
 def plain(config: TapeConfig, rope_parameters: Mapping[str, Any]) -> TapeConfig:
@@ -156,29 +125,29 @@ def llama_rope_parameters(config: TapeConfig) -> dict[str, Any] | None:
     return scaling.as_llama(config.rope_parameters, config.head_dim)
 
 
-def problems_with(config: TapeConfig) -> list[Problem]:
+def problems_with(config: Fields) -> list[Problem]:
     """What contradicts itself between the encoding, its options and the model's other fields."""
     given = config.position_options or {}
     problems = check_options(config.position_encoding, given)
     problems += scaling.check(config.rope_parameters or {})
     if problems:
         return problems
-    chosen = _entry(config.position_encoding).options(**given)
-    return chosen.problems_with(config) + abacus.problems_with(chosen, config)
+    chosen = _kind(config.position_encoding)(**given)
+    return chosen.problems_with(config) + abacus_options.problems_with(chosen, config)
 
 
 def options(config: TapeConfig) -> Options:
     """``config.position_options`` as the encoding's own checked dataclass."""
     given = config.position_options or {}
     raise_if_any(check_options(config.position_encoding, given))
-    return _entry(config.position_encoding).options(**given)
+    return _kind(config.position_encoding)(**given)
 
 
 def check_options(name: str, given: Mapping[str, Any]) -> list[Problem]:
     """What is wrong with an encoding's name or its options; empty when all is well."""
-    if name not in _ENCODINGS:
-        return [Problem("position_encoding", name, "unknown encoding", did_you_mean(name, _ENCODINGS))]
-    kind = _ENCODINGS[name].options
+    if name not in _OPTIONS:
+        return [Problem("position_encoding", name, "unknown encoding", did_you_mean(name, _OPTIONS))]
+    kind = _OPTIONS[name]
     hints = get_type_hints(kind)
     problems = []
     for key, value in given.items():
@@ -190,12 +159,12 @@ def check_options(name: str, given: Mapping[str, Any]) -> list[Problem]:
     if problems:
         return problems
     chosen = kind(**given)
-    return chosen.problems() + abacus.problems(chosen)
+    return chosen.problems() + abacus_options.problems(chosen)
 
 
-def _entry(name: str) -> _Entry:
+def _kind(name: str) -> type[Options]:
     raise_if_any(check_options(name, {}))
-    return _ENCODINGS[name]
+    return _OPTIONS[name]
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tape_ds.model.positions import base
+from tape_ds.model.positions.options import Options
 from tape_ds.model.score_bias import ScoreBias, elementwise
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class AlibiLayer(base.PositionLayer):
     steepness = 1.0
     """Multiplies every slope."""
 
-    def __init__(self, config: TapeConfig, options: base.Options, layer_idx: int):
+    def __init__(self, config: TapeConfig, options: Options, layer_idx: int):
         super().__init__()
         self.slopes = [self.steepness * slope for slope in slopes(config.num_attention_heads)]
 

@@ -12,14 +12,13 @@ checkpointing sees and differentiates both.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from tape_ds.errors import Problem
+from tape_ds.model.positions.options import Options
 from tape_ds.model.score_bias import ScoreBias
 
 if TYPE_CHECKING:
@@ -27,55 +26,6 @@ if TYPE_CHECKING:
 
 
 EVERY_HEAD = slice(None)
-
-
-@dataclass(frozen=True)
-class Options:
-    """Settings of one encoding, as the user writes them under ``position_options``; subclasses add the fields."""
-
-    random_shift: int = 0
-    """In training, each forward counts positions from a common offset drawn from 0 .. random_shift (torch's CPU
-    generator). An encoding that promises invariance under shifts does not need it; the published TAPE code draws from
-    twice its window, and the ablations without that invariance have to be trained with it."""
-    abacus: bool = False
-    """Whether digits also get a learned embedding of their place within their number, see
-    :mod:`tape_ds.model.positions.abacus`; the next three are about it."""
-    abacus_digits: list[int] | None = None
-    """Ids of the tokens that are one digit each; None: taken from the tokenizer where there is one."""
-    abacus_places: int = 512
-    """Places that have an embedding of their own, those of ``abacus_shift`` included; later ones share the last."""
-    abacus_shift: int = 100
-    """In training, each forward counts places from a common offset drawn from 0 .. this (torch's CPU generator)."""
-
-    def problems(self) -> list[Problem]:
-        """What contradicts itself among the fields (types and names are checked before)."""
-        if self.random_shift < 0:
-            return [Problem("position_options.random_shift", self.random_shift, "negative", "give 0 or more")]
-        return []
-
-    def problems_with(self, config: TapeConfig) -> list[Problem]:
-        """What contradicts the model's other fields."""
-        return []
-
-    def learns(self) -> bool:
-        """Whether an encoding with these options has parameters of its own."""
-        return False
-
-    def without_updates(self) -> dict[str, Any] | None:
-        """Fields to change so that no layer updates the position state; None where none does."""
-        return None
-
-    def for_tokenizer(self, tokenizer: Any) -> Options:
-        """These options, with what depends on the tokenizer filled in where nobody gave it."""
-        return self
-
-    def first_angles(self, window: int) -> dict[str, Any]:
-        """``rope_parameters`` of a model made from scratch for ``window`` tokens, where nobody says otherwise."""
-        return {"rope_type": "default", "rope_theta": 10_000.0}
-
-    def angles_at(self, angles: Mapping[str, Any], length: int) -> Mapping[str, Any]:
-        """``rope_parameters`` on texts of ``length`` tokens, of a model that has ``angles``."""
-        return angles
 
 
 class Text(NamedTuple):
@@ -117,14 +67,13 @@ class PositionEncoding(nn.Module):
     """A promise: adding a constant to all positions leaves the logits unchanged."""
     cache_exact = True
     """A promise: decoding with a cache gives the logits of the full pass, at any length."""
-    reads_tokens = False
-    """Whether places follow from the token ids, position ids being ignored."""
     remembers = 0
     """N where a later call needs the places of earlier tokens: a cache then keeps them. 0: it does not, and N is 1."""
 
     def __init__(self, config: TapeConfig, options: Options):
         super().__init__()
         self.random_shift = options.random_shift
+        self.reads_tokens = options.reads_tokens()
 
     @property
     def draws(self) -> bool:

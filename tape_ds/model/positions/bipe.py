@@ -7,75 +7,19 @@ position ids are not read, so skipped positions (PoSE) mean nothing here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from tape_ds.errors import Problem
-from tape_ds.model.positions import base, documents, scaling
+from tape_ds.model.positions import base, documents
 from tape_ds.model.positions.alibi import AlibiLayer
+from tape_ds.model.positions.options import BipeOptions
 from tape_ds.model.positions.place_table import PlaceTable
 from tape_ds.model.positions.rope import RopeEncoding
 
 if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
-
-SEPARATORS = (".", "\n")
-
-
-@dataclass(frozen=True)
-class BipeOptions(base.Options):
-    """What ends a segment, and how long one is told apart."""
-
-    separators: list[int] | None = None
-    """Ids of the tokens that end a segment (and belong to it); None: taken from the tokenizer where a model is made
-    from scratch. Llama 2's are 869 and 13."""
-    segment_length: int = 1024
-    """Places within a segment that have an embedding of their own; later ones share the last."""
-
-    def problems(self) -> list[Problem]:
-        """Ids are 0 or more, a segment has places."""
-        problems = super().problems()
-        if self.separators is not None and (not self.separators or min(self.separators) < 0):
-            remedy = "give one token id or more, each 0 or more"
-            problems.append(Problem("position_options.separators", self.separators, "no token ids", remedy))
-        if self.segment_length < 1:
-            problems.append(Problem("position_options.segment_length", self.segment_length, "too small", "give 1 up"))
-        if self.random_shift:
-            wrong = "these places follow from the tokens, there is nothing to shift"
-            problems.append(Problem("position_options.random_shift", self.random_shift, wrong, "remove it"))
-        return problems
-
-    def problems_with(self, config: TapeConfig) -> list[Problem]:
-        """Separators are known, within the vocabulary, and the angles' base does not follow the length."""
-        problems = []
-        if self.separators is None:
-            remedy = "give the ids of the tokens that end a segment, Llama 2's are [869, 13]"
-            problems.append(Problem("position_options.separators", None, "not known", remedy))
-        elif max(self.separators) >= config.vocab_size:
-            wrong = f"beyond the vocabulary of {config.vocab_size}"
-            problems.append(Problem("position_options.separators", self.separators, wrong, "give ids of this model"))
-        if scaling.is_dynamic(config.rope_parameters or {}):
-            wrong = "dynamic scaling follows the length in tokens, these angles count segments"
-            problems.append(Problem("rope_parameters.rope_type", "dynamic", wrong, "choose another rope_type"))
-        return problems
-
-    def learns(self) -> bool:
-        """The embedding of the place within a segment."""
-        return True
-
-    def for_tokenizer(self, tokenizer: Any) -> BipeOptions:
-        """Every token that spells a separator, with or without the mark of a word's beginning."""
-        if self.separators is not None:
-            return self
-        spelled = {
-            index: tokenizer.convert_tokens_to_string([word]).strip(" ")
-            for word, index in tokenizer.get_vocab().items()
-        }
-        found = sorted(index for index, text in spelled.items() if text in SEPARATORS)
-        return replace(self, separators=found) if found else self
 
 
 class BipeRopeEncoding(RopeEncoding):
@@ -84,7 +28,6 @@ class BipeRopeEncoding(RopeEncoding):
     A place is three integers: the segment's number, the place within it, and whether the token ends it.
     """
 
-    reads_tokens = True
     remembers = 3
 
     def __init__(self, config: TapeConfig, options: BipeOptions):

@@ -6,48 +6,22 @@ position (at least a learned threshold), so that any length is mapped to the sam
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from tape_ds.errors import Problem
 from tape_ds.kernels.reference import upcast
 from tape_ds.model.positions import base
 from tape_ds.model.positions.alibi import AlibiEncoding
+from tape_ds.model.positions.options import FireOptions
 from tape_ds.model.score_bias import ScoreBias
 
 if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
 
 EPSILON = 1e-6
-
-
-@dataclass(frozen=True)
-class FireOptions(base.Options):
-    """The paper's settings."""
-
-    width: int = 32
-    """Hidden units of the network."""
-    curvature: float = 0.1
-    """Where c starts, in ``ln(c distance + 1)``; learned."""
-    threshold: float = 512.0
-    """L: queries before this position are normalised by it; multiplied by a learned factor that starts at 1."""
-
-    def problems(self) -> list[Problem]:
-        """All are above 0."""
-        return super().problems() + [
-            Problem(f"position_options.{name}", getattr(self, name), "impossible", "give a finite number above 0")
-            for name in ("width", "curvature", "threshold")
-            if not 0 < getattr(self, name) < math.inf
-        ]
-
-    def learns(self) -> bool:
-        """A network in every layer."""
-        return True
 
 
 class FireEncoding(AlibiEncoding):

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from tape_ds.kernels.reference import upcast
+from tape_ds.model.positions.options import BUCKETS
 
-BUCKETS = 4
 FLOOR = 1e-3
 EVALUATION_SEED = 0
 _PRIMES = (2_654_435_761, 40_503, 2**31 - 1)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tape_ds.model.positions import base
+from tape_ds.model.positions.options import Options
 
 if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
@@ -18,5 +19,5 @@ class NopeEncoding(base.PositionEncoding):
 class NopeLayer(base.PositionLayer):
     """Does nothing."""
 
-    def __init__(self, config: TapeConfig, options: base.Options, layer_idx: int):
+    def __init__(self, config: TapeConfig, options: Options, layer_idx: int):
         super().__init__()

@@ -7,57 +7,18 @@ step of cached decoding; here all layers of a forward share one draw, and evalua
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tape_ds.errors import Problem
 from tape_ds.model.positions import base
+from tape_ds.model.positions.options import RandpeOptions
 from tape_ds.model.positions.rope import RopeEncoding
 
 if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
-
-
-@dataclass(frozen=True)
-class RandpeOptions(base.Options):
-    """How far and how densely positions are drawn."""
-
-    max_range: int | None = None
-    """Positions are drawn from 0 .. max_range - 1; None: twice ``max_position_embeddings``, as published."""
-    evaluation_length: int | None = None
-    """Tokens over which evaluation spreads the range; None: ``max_position_embeddings``, the density of training.
-    ``max_range`` itself makes evaluation count 0, 1, 2, ... Tokens beyond it count on from ``max_range`` in steps of
-    1, which training has never seen."""
-    evaluation_seed: int = 0
-    """Decides the fixed draw of evaluation."""
-
-    def problems(self) -> list[Problem]:
-        """Positions that are drawn need no random offset, which would only push them out of the window."""
-        problems = super().problems()
-        if self.random_shift:
-            wrong = "positions are drawn at random already"
-            problems.append(Problem("position_options.random_shift", self.random_shift, wrong, "remove it"))
-        return problems
-
-    def problems_with(self, config: TapeConfig) -> list[Problem]:
-        """A draw cannot be larger than its range."""
-        whole = self.max_range if self.max_range is not None else 2 * config.max_position_embeddings
-        problems = []
-        if whole < config.max_position_embeddings:
-            wrong = f"shorter than max_position_embeddings = {config.max_position_embeddings}"
-            problems.append(Problem("position_options.max_range", whole, wrong, "give that or more"))
-        length = self.evaluation_length
-        if length is not None and not 1 <= length <= whole:
-            wrong = f"not between 1 and max_range = {whole}"
-            problems.append(Problem("position_options.evaluation_length", length, wrong, "choose one of these"))
-        if self.evaluation_seed < 0:
-            wrong = "negative"
-            problems.append(Problem("position_options.evaluation_seed", self.evaluation_seed, wrong, "give 0 or more"))
-        return problems
 
 
 class RandpeEncoding(RopeEncoding):

@@ -6,47 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from tape_ds.errors import Problem
 from tape_ds.kernels.rotate import rotate
 from tape_ds.model.positions import base, scaling
+from tape_ds.model.positions.options import Options
 
 if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
-
-
-@dataclass(frozen=True)
-class YarnOptions(base.Options):
-    """``yarn``: trained with a factor of 1 it is plain RoPE; used beyond its original window, the factor reaches the
-    length of the text."""
-
-    def problems_with(self, config: TapeConfig) -> list[Problem]:
-        """The angles are YaRN's."""
-        rope_type = (config.rope_parameters or {}).get("rope_type")
-        if "yarn" in (rope_type or ""):
-            return []
-        remedy = "set rope_parameters.rope_type to yarn or yarn_revised, or position_encoding to rope"
-        return [Problem("position_encoding", "yarn", f"rope_type is {rope_type!r}", remedy)]
-
-    def first_angles(self, window: int) -> dict[str, Any]:
-        """A factor of 1, from ``window`` on."""
-        own = {"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": window}
-        return {**super().first_angles(window), **own}
-
-    def angles_at(self, angles: Mapping[str, Any], length: int) -> Mapping[str, Any]:
-        """See :func:`reaching`."""
-        return reaching(angles, length)
-
-
-def reaching(angles: Mapping[str, Any], length: int) -> Mapping[str, Any]:
-    """YaRN's angles with the factor that reaches ``length``; never less than the model's own."""
-    factor = max(float(angles["factor"]), length / angles["original_max_position_embeddings"])
-    return {**angles, "factor": factor}
 
 
 class RopeEncoding(base.PositionEncoding):
@@ -57,7 +27,7 @@ class RopeEncoding(base.PositionEncoding):
     here. So it neither is invariant under shifts nor gives the full pass's logits beyond the original window.
     """
 
-    def __init__(self, config: TapeConfig, options: base.Options):
+    def __init__(self, config: TapeConfig, options: Options):
         super().__init__(config, options)
         self.rope_parameters = dict(config.rope_parameters)
         self.dynamic = scaling.is_dynamic(self.rope_parameters)
@@ -89,7 +59,7 @@ class RopeEncoding(base.PositionEncoding):
     def start(self, places_BTN: Tensor) -> Tensor:
         """fp32 [B, 1, T, K]: cosines in the first K/2 columns, sines in the last; angles in fp64, rounded once."""
         if self.dynamic:
-            frequencies = scaling.dynamic_frequencies(self.rope_parameters, self.head_dim, places_BTN[..., 1])
+            frequencies = dynamic_frequencies(self.rope_parameters, self.head_dim, places_BTN[..., 1])
             factor = 1.0
         else:
             frequencies, factor = self._frequencies_on(places_BTN.device), self.factor
@@ -109,6 +79,18 @@ class RopeEncoding(base.PositionEncoding):
         return frequencies
 
 
+def dynamic_frequencies(parameters: Mapping[str, Any], head_size: int, length: Tensor) -> Tensor:
+    """Dynamic NTK: fp64 [..., head_size / 2] for texts of ``length`` [...] tokens.
+
+    Beyond the original window the base is that of static NTK with the factor ``s length / window - (s - 1)``.
+    """
+    factor, window = parameters["factor"], parameters["original_max_position_embeddings"]
+    stretch = (factor * length.double() / window - (factor - 1)).clamp_min(1.0)
+    base = float(parameters["rope_theta"]) * stretch ** (head_size / (head_size - 2))
+    exponents = torch.arange(0, head_size, 2, dtype=torch.float64, device=length.device) / head_size
+    return base[..., None] ** -exponents
+
+
 def _own_length(places_BT1: Tensor, documents_BS: Tensor | None) -> Tensor:
     """Length [B or 1, 1, 1] of the rows that a call begins: one more than the last position that is no padding."""
     if documents_BS is not None:
@@ -120,7 +102,7 @@ def _own_length(places_BT1: Tensor, documents_BS: Tensor | None) -> Tensor:
 class RopeLayer(base.PositionLayer):
     """Rotates queries and keys by the start; updates nothing."""
 
-    def __init__(self, config: TapeConfig, options: base.Options, layer_idx: int):
+    def __init__(self, config: TapeConfig, options: Options, layer_idx: int):
         super().__init__()
 
     def rotate(self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: None) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from tape_ds.errors import Problem, did_you_mean
 
@@ -44,20 +42,8 @@ def same(one: Parameters, other: Parameters, head_size: int) -> bool:
 
 
 def is_dynamic(parameters: Parameters) -> bool:
-    """Whether the frequencies follow from the length of a text, see :func:`dynamic_frequencies`."""
+    """Whether the frequencies follow from the length of a text, see ``rope.dynamic_frequencies``."""
     return parameters.get("rope_type") == _DYNAMIC
-
-
-def dynamic_frequencies(parameters: Parameters, head_size: int, length: Tensor) -> Tensor:
-    """Dynamic NTK: fp64 [..., head_size / 2] for texts of ``length`` [...] tokens.
-
-    Beyond the original window the base is that of static NTK with the factor ``s length / window - (s - 1)``.
-    """
-    factor, window = parameters["factor"], parameters[_WINDOW]
-    stretch = (factor * length.double() / window - (factor - 1)).clamp_min(1.0)
-    base = float(parameters["rope_theta"]) * stretch ** (head_size / (head_size - 2))
-    exponents = torch.arange(0, head_size, 2, dtype=torch.float64, device=length.device) / head_size
-    return base[..., None] ** -exponents
 
 
 def as_llama(parameters: Parameters, head_size: int) -> dict[str, Any] | None:
@@ -231,7 +217,7 @@ def _yarn_attention_factor(parameters: Parameters) -> float:
 
 
 def _dynamic(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
-    """What texts within the original window get; :func:`dynamic_frequencies` for longer ones."""
+    """What texts within the original window get; ``rope.dynamic_frequencies`` for longer ones."""
     return _plain(parameters, head_size), 1.0
 
 

@@ -5,45 +5,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tape_ds.errors import Problem
 from tape_ds.kernels.reference import upcast
 from tape_ds.model.positions import base
 from tape_ds.model.positions.alibi import AlibiEncoding
+from tape_ds.model.positions.options import T5Options
 from tape_ds.model.score_bias import ScoreBias
 
 if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
-
-
-@dataclass(frozen=True)
-class T5Options(base.Options):
-    """Shape of the buckets."""
-
-    buckets: int = 64
-    """Half of them hold one distance each, the other half grow geometrically."""
-    max_distance: int = 128
-    """From this distance on, everything is in the last bucket."""
-
-    def problems(self) -> list[Problem]:
-        """Half the buckets must end before the last one begins."""
-        problems = super().problems()
-        if self.buckets < 2:
-            problems.append(Problem("position_options.buckets", self.buckets, "too few", "give 2 or more"))
-        elif self.max_distance <= self.buckets // 2:
-            wrong = f"not above half the buckets, {self.buckets // 2}"
-            problems.append(Problem("position_options.max_distance", self.max_distance, wrong, "give more"))
-        return problems
-
-    def learns(self) -> bool:
-        """A table in every layer."""
-        return True
 
 
 def buckets_by_distance(buckets: int, max_distance: int) -> np.ndarray:

@@ -12,105 +12,25 @@ Shape letters: B batch, T tokens, H query heads, G key/value heads (one state ea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from tape_ds.errors import Problem
 from tape_ds.kernels.pair_modulus import scaled_to
 from tape_ds.kernels.position_state import position_state
 from tape_ds.kernels.reference import rotate_whole
 from tape_ds.kernels.rotate import rotate
 from tape_ds.model.positions import base
 from tape_ds.model.positions.alibi import slopes
-from tape_ds.model.positions.kernel_features import BUCKETS, draw_grids, features, log_kernel
-from tape_ds.model.positions.rope import RopeEncoding, reaching
+from tape_ds.model.positions.kernel_features import draw_grids, features, log_kernel
+from tape_ds.model.positions.options import TapeOptions
+from tape_ds.model.positions.rope import RopeEncoding
 from tape_ds.model.positions.tape_updates import FORMS, Form, Projection, Update
 from tape_ds.model.score_bias import ScoreBias
 
 if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
-
-
-@dataclass(frozen=True)
-class TapeOptions(base.Options):
-    """Choices of TAPE and of its ablations."""
-
-    attention_update: Literal["mix", "scale", "off"] = "mix"
-    """How ``A e`` joins the state: ``mix`` by a matrix across heads (the paper's form), ``scale`` by one scalar per
-    query head (what the published code computes), ``off`` not at all."""
-    feed_forward: bool = True
-    """Whether the position feed-forward updates the state."""
-    rank: int | None = None
-    """I, the inner width of the position feed-forward; None: 4 G."""
-    form: Literal["tensorial", "separate", "vector", "flattened"] = "tensorial"
-    """What the updates act across: heads, the same for all channels (``tensorial``, the paper's form); heads, with
-    other matrices for cosines and sines (``separate``); channels (``vector``); both (``flattened``). All but the first
-    are ablations that give the invariance under shifts up: train them with ``random_shift``."""
-    start: Literal["rope", "alibi"] = "rope"
-    """What the state starts from: the rotation (scaled as ``rope_parameters`` say), or features of ALiBi's kernel."""
-    state_norm: Literal["none", "unit"] = "none"
-    """``unit``: after each layer every pair (cos_j, sin_j) of the state gets the modulus of its start back. The state
-    stays a rotation; updates turn it, and cannot rescale the scores."""
-    attention_norm: Literal["none", "unit"] = "none"
-    """``unit``: the pairs of ``A e`` get the start's moduli before they join the state: a direction found by attention
-    counts the same however spread attention is."""
-    attention_init: Literal["zero", "identity"] = "zero"
-    """``identity``: the weight of the attention update is counted from the mean over each group's own heads, so that
-    a new model begins with it. For training from scratch: a converted Llama then does not begin as the Llama."""
-
-    def problems(self) -> list[Problem]:
-        """A rank must be positive; features of a kernel have no cosines and sines; an update that is off has nothing
-        to set."""
-        problems = super().problems()
-        if self.rank is not None and self.rank < 1:
-            wrong = "too small"
-            problems.append(
-                Problem("position_options.rank", self.rank, wrong, "give at least 1, or null for 4 x heads")
-            )
-        if self.start == "alibi" and self.form != "tensorial":
-            wrong = "this start has neither cosines nor sines nor channels in an order"
-            problems.append(Problem("position_options.form", self.form, wrong, "give tensorial, or start: rope"))
-        for name in ("state_norm", "attention_norm"):
-            if self.start == "alibi" and getattr(self, name) == "unit":
-                wrong = "this start has no pairs of cosines and sines"
-                problems.append(Problem(f"position_options.{name}", "unit", wrong, "give none, or start: rope"))
-        if self.attention_update == "off" and self.attention_norm == "unit":
-            wrong = "there is no attention update"
-            problems.append(Problem("position_options.attention_norm", "unit", wrong, "give none, or an update"))
-        if self.attention_init == "identity" and (
-            self.attention_update == "off" or self.form not in ("tensorial", "separate")
-        ):
-            wrong = "there is no attention update by a matrix across heads"
-            remedy = "give zero, or attention_update: mix with form: tensorial"
-            problems.append(Problem("position_options.attention_init", "identity", wrong, remedy))
-        return problems
-
-    def problems_with(self, config: TapeConfig) -> list[Problem]:
-        """Kernel features come in fours."""
-        if self.start == "alibi" and config.head_dim % BUCKETS:
-            wrong = f"the features of start: alibi need a multiple of {BUCKETS}"
-            return [Problem("head_dim", config.head_dim, wrong, "choose another head size, or start: rope")]
-        return []
-
-    def learns(self) -> bool:
-        """Unless both updates are off."""
-        return self.attention_update != "off" or self.feed_forward
-
-    def angles_at(self, angles: Mapping[str, Any], length: int) -> Mapping[str, Any]:
-        """With YaRN's angles at a factor of 1 the model was trained on plain ones, and is used as ``yarn`` is: the
-        factor reaches the length of the text. Any other factor is what the model was extended with, and stays."""
-        is_plain_yarn = "yarn" in str(angles.get("rope_type")) and angles.get("factor") == 1
-        return reaching(angles, length) if is_plain_yarn else angles
-
-    def without_updates(self) -> dict[str, Any] | None:
-        """Both off, and what sets them as it is by itself."""
-        if not self.learns():
-            return None
-        return {"attention_update": "off", "feed_forward": False, "attention_norm": "none", "attention_init": "zero"}
 
 
 class TapeEncoding(RopeEncoding):

@@ -15,6 +15,7 @@ from torch import Tensor
 from tape_ds.kernels.reference import upcast
 from tape_ds.kernels.rotate import rotate
 from tape_ds.model.positions import base
+from tape_ds.model.positions.options import Options
 from tape_ds.model.positions.rope import RopeEncoding
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ LARGEST_IN_HALF = 512.0
 class XposEncoding(RopeEncoding):
     """The rotation's cosines and sines, and the factors on queries; keys get their inverse."""
 
-    def __init__(self, config: TapeConfig, options: base.Options):
+    def __init__(self, config: TapeConfig, options: Options):
         super().__init__(config, options)
         self.middle = min(config.max_position_embeddings // 2, FARTHEST)  # farther, and position 0 is out of reach
 
@@ -58,7 +59,7 @@ class XposEncoding(RopeEncoding):
 class XposLayer(base.PositionLayer):
     """Rotates and scales queries and keys; updates nothing."""
 
-    def __init__(self, config: TapeConfig, options: base.Options, layer_idx: int):
+    def __init__(self, config: TapeConfig, options: Options, layer_idx: int):
         super().__init__()
         self.width = config.head_dim
 

@@ -25,8 +25,6 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from torch import distributed
-
 from tape_ds.errors import GRACE_SECONDS, Problem, UserError, is_main_process, raise_if_any, redacted
 from tape_ds.training import verdict
 from tape_ds.training.cluster import place as places
@@ -349,7 +347,11 @@ def _end(error: NotTogether) -> int:
 def _decline(problems: Sequence[Problem], broken: bool = False) -> list[Problem] | None:
     """Tell the others; None where nobody waits for it, or nobody can be told: this rank then speaks for itself."""
     place = places.here()
-    if distributed.is_initialized() or place.is_alone or _gave_up or (_call is not None and _call.over):
+    if place.is_alone or _gave_up or (_call is not None and _call.over):
+        return None
+    from torch import distributed  # not needed where a job is alone, which may be here to be told of a typo
+
+    if distributed.is_initialized():
         return None
     try:
         call = current(DECLINE_SECONDS)
@@ -362,6 +364,8 @@ def _decline(problems: Sequence[Problem], broken: bool = False) -> list[Problem]
 
 def _store(place: Place, address: str, port: int, seconds: float) -> Any:
     """The job's store; rank 0 begins it, unless torchrun's agent has."""
+    from torch import distributed
+
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     host = place.rank == 0 and not by_agent
     if not host:

@@ -4,21 +4,20 @@ What was trained is framed, and a title has the mean of the whole grid beside th
 of which nothing was asked is grey.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
+from typing import TYPE_CHECKING, Any
 
 from tape_ds import storage
 from tape_ds.scoring.arithmetic import Cell, Pair, as_cell, means
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
 
 COLOURS = "cividis"
 """Even in lightness, and the same to colour-blind readers."""
@@ -38,7 +37,7 @@ class Grid:
     """What the two lengths mean, first operand's first."""
 
     @classmethod
-    def of(cls, label: str, figures: Mapping[str, Any]) -> "Grid":
+    def of(cls, label: str, figures: Mapping[str, Any]) -> Grid:
         """From the figures of ``python -m evaluation arithmetic``."""
         cells = [as_cell(each) for each in figures["cells"]]
         (first, second), (one, other) = figures["trained"], figures["sizes"]
@@ -58,6 +57,9 @@ def draw(grids: Sequence[Grid], path: Path, title: str) -> Path:
     """
     if not grids or not all(grid.cells for grid in grids):
         raise ValueError("no cells: nothing to draw")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     across = min(ACROSS, len(grids))
     down = math.ceil(len(grids) / across)
     figure = Figure(figsize=(1.5 + 3.3 * across, 0.6 + 3.8 * down), layout="compressed")
@@ -76,6 +78,9 @@ def draw(grids: Sequence[Grid], path: Path, title: str) -> Path:
 
 def _panel(axes: Axes, grid: Grid) -> AxesImage:
     """One grid: the first operand upwards, the second to the right."""
+    from matplotlib.patches import Rectangle
+    from matplotlib.ticker import MaxNLocator
+
     last = max(cell.first for cell in grid.cells), max(cell.second for cell in grid.cells)
     shares = [[math.nan] * last[1] for _ in range(last[0])]
     for cell in grid.cells:

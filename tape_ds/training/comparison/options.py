@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import fields
+from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 from tape_ds.scoring.statistics import MOST_FLIPPED
 from tape_ds.training.comparison import arms, runs
@@ -23,7 +24,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def parser(description: str | None, *, name: str, flag: str, recipe: str, recipe_help: str) -> argparse.ArgumentParser:
     """What every comparison takes; ``--flag`` names its arms."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = Parser(description=description)
     made.add_argument(f"--{flag}", nargs="+", help='NAME or NAME{"option": value}')
     made.add_argument("--arms", metavar="FILE", help="YAML: for each arm, NAME: {field of the recipe: value, ...}")
     made.add_argument("--recipe", default=recipe, help=f"{recipe_help} (default: {recipe})")

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tape_ds.errors import Problem, UserError
-from tape_ds.model.positions import PositionEncoding, PositionLayer
+from tape_ds.model.positions.base import PositionEncoding, PositionLayer
 
 NORMS = (LlamaRMSNorm, nn.LayerNorm)
 

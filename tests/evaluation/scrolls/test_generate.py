@@ -5,7 +5,7 @@ import json
 import pytest
 
 from evaluation import report
-from evaluation.scrolls import generate, writing
+from evaluation.scrolls import generate, generate_options, writing
 from tape_ds import results
 from tape_ds.data.scrolls import datasets, examples
 from tests.evaluation.scrolls.conftest import DATA
@@ -190,7 +190,7 @@ def test_prompts_beyond_what_the_model_is_made_for_are_counted(llama, tmp_path, 
 
 
 def test_all_stands_for_the_seven_beside_others(llama):
-    options = generate.parse([str(llama), "--datasets", "stdlib", "all", "qasper"])
+    options = generate_options.parse([str(llama), "--datasets", "stdlib", "all", "qasper"])
     assert options.datasets == ["stdlib", *datasets.DATASETS]
 
 

@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from tape_ds.model.attention import attend, attend_with_weights, sdpa
+from tape_ds.model.attention import sdpa
+from tape_ds.model.attention.attend import attend, attend_with_weights
 from tape_ds.model.attention.borders import borders_of
 
 # Which code answers a call depends on sizes; these thresholds make every route answer at tiny ones.

@@ -7,10 +7,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend
 
-from tape_ds.model.attention import attend, available, backends, missing, problems, sdpa
+from tape_ds.model.attention import available, backends, missing, problems, sdpa
+from tape_ds.model.attention.attend import attend
 from tape_ds.model.attention.backends import Chip, Row, choose
 from tape_ds.model.attention.borders import borders_of
 from tape_ds.model.attention.call import complete
+from tape_ds.model.attention.names import NEEDS_CUDA
 from tape_ds.model.score_bias import ScoreBias
 from tests.model.helpers import tiny_model, tokens
 
@@ -313,3 +315,7 @@ def test_lengths_that_change_take_flash_before_cudnn(monkeypatch):
     assert order[0] == torch._C._get_sdp_priority_order()
     assert order[1].index(flash) < order[1].index(cudnn)
     assert order[1][0] == flash
+
+
+def test_every_backend_has_its_name():
+    assert list(backends._BACKENDS) == list(NEEDS_CUDA)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from accelerate.utils import send_to_device
 
-from tape_ds.model.attention import Borders, attend_values
+from tape_ds.model.attention.attend import attend_values
 from tape_ds.model.attention.borders import (
+    Borders,
     borders_of,
     borders_of_packed_rows,
     check_packed_rows,

@@ -4,7 +4,8 @@ where there is a GPU."""
 import pytest
 import torch
 
-from tape_ds.model.attention import attend, backends, flex
+from tape_ds.model.attention import backends, flex
+from tape_ds.model.attention.attend import attend
 from tape_ds.model.attention.call import allowed_keys
 from tape_ds.model.attention.flex import flex_attend
 from tape_ds.model.score_bias import ScoreBias

@@ -5,7 +5,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tape_ds.model import flops, llama
-from tape_ds.model.attention import Borders, attend, attend_values, backends
+from tape_ds.model.attention import backends
+from tape_ds.model.attention.attend import attend, attend_values
+from tape_ds.model.attention.borders import Borders
 from tape_ds.model.attention.shifted_groups import attend_in_groups, attention_span, use_groups
 from tests.model.attention import varlen_on_cpu  # noqa: F401 (registers the kernels)
 from tests.model.attention.group_masks import allowed, in_groups_by_mask, masked

@@ -9,7 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tape_ds import TapeForCausalLM
-from tape_ds.model.attention import attend, backends
+from tape_ds.model.attention import backends
+from tape_ds.model.attention.attend import attend
 from tape_ds.model.recompute import use_recompute
 from tests.model.attention import varlen_on_cpu
 from tests.model.attention.test_attend import DOCUMENTS, PLACES, inputs, oracle

@@ -11,6 +11,7 @@ from transformers import DynamicCache, PreTrainedTokenizerFast, StaticCache
 from tape_ds.model import positions
 from tape_ds.model.convert import to_plain
 from tape_ds.model.llama import evaluated_at
+from tape_ds.model.positions import base, registry
 from tape_ds.model.positions.abacus import places_in_numbers
 from tests.model.helpers import CACHE_EXACT, ENCODINGS, tiny_config, tiny_model, tokens
 
@@ -30,13 +31,13 @@ def beside(name, **changes):
 
 
 def encoding(**changes):
-    return positions.build(tiny_config(encoding="rope", position_options=options("rope", **changes)))
+    return registry.build(tiny_config(encoding="rope", position_options=options("rope", **changes)))
 
 
 def located(text, documents=None, offset=0, past=None):
     """Places within numbers of a string's letters."""
     ids = torch.tensor([[20 + int(letter) if letter.isdigit() else 3 for letter in text]])
-    where = positions.Text(ids, documents, offset, past)
+    where = base.Text(ids, documents, offset, past)
     return encoding().locate(torch.arange(len(text))[None], where)
 
 
@@ -126,7 +127,7 @@ def test_the_encoding_beside_it_does_what_it_did(name):
     assert torch.equal(model(letters).logits, plain(letters).logits)
     assert not torch.equal(model(ids).logits, plain(ids).logits)
     found = model.model.encoding
-    located = found.locate(torch.arange(14)[None], positions.Text(ids, None, 0, None))
+    located = found.locate(torch.arange(14)[None], base.Text(ids, None, 0, None))
     start, read = found.start(located), found.for_layers(located)
     if not found.reads_tokens:
         assert start is None or len(start) == 1
@@ -139,9 +140,9 @@ def test_the_encoding_beside_it_does_what_it_did(name):
 def test_an_encoding_counts_by_what_it_remembers(name):
     """``remembers`` says how many integers place a token, and one where nothing is remembered: it is relied on here."""
     places = tiny_model(encoding=name).model.encoding.locate(
-        torch.arange(5)[None], positions.Text(tokens(2, 5), None, 0, None)
+        torch.arange(5)[None], base.Text(tokens(2, 5), None, 0, None)
     )
-    assert places.shape[-1] == max(positions.build(tiny_config(encoding=name)).remembers, 1)
+    assert places.shape[-1] == max(registry.build(tiny_config(encoding=name)).remembers, 1)
 
 
 def test_digits_get_their_place_s_row_and_other_tokens_nothing():
@@ -176,7 +177,7 @@ def test_an_offset_is_drawn_in_training_for_all_digits_together():
 
 def test_only_what_draws_says_so():
     assert encoding(abacus_shift=3).draws and not encoding().draws
-    assert positions.build(tiny_config(encoding="randpe", position_options=ABACUS)).draws
+    assert registry.build(tiny_config(encoding="randpe", position_options=ABACUS)).draws
     abacus, before = encoding().train(), torch.get_rng_state()
     abacus.embed(torch.zeros(1, 1, 32), torch.tensor([[[0, 1]]]))
     assert torch.equal(torch.get_rng_state(), before)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tape_ds.model import positions
+from tape_ds.model.positions import registry
 from tape_ds.model.positions.alibi import slopes
 from tests.model.helpers import tiny_config
 
@@ -41,7 +41,7 @@ def bias_of(name, places, heads="gqa", **changes):
     places = torch.tensor(places)[None, :, None]
     if config.position_encoding.startswith("bipe"):
         places = torch.cat((places, torch.zeros_like(places), torch.zeros_like(places)), dim=-1)
-    return positions.build_layer(config, 0).score_bias(places, None, places, None)
+    return registry.build_layer(config, 0).score_bias(places, None, places, None)
 
 
 @pytest.mark.parametrize("name, steepness", [("alibi", 1), ("bipe_alibi", 96)])

@@ -11,8 +11,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tape_ds.model import positions
-from tape_ds.model.positions import scaling
+from tape_ds.model.positions import registry, scaling
 from tests.model.helpers import tiny_config
 
 WINDOW = 2048
@@ -81,7 +80,7 @@ def parameters_of(name, factor, theta):
 
 def started(parameters, head_size, places, length):
     """Cosines and sines [T, K] that the model starts from, for a text of ``length`` tokens."""
-    encoding = positions.build(tiny_config(encoding="rope", head_dim=head_size, rope_parameters=parameters))
+    encoding = registry.build(tiny_config(encoding="rope", head_dim=head_size, rope_parameters=parameters))
     places = torch.tensor(places)[None, :, None]
     if scaling.is_dynamic(parameters):
         places = torch.cat((places, torch.full_like(places, length)), dim=-1)

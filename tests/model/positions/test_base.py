@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tape_ds.model import positions
+from tape_ds.model.positions import base, registry
 from tests.model.helpers import ENCODINGS, INVARIANT, tiny_config, tiny_model, tokens
 
 REFUSING = ("bipe_alibi", "bipe_rope", "randpe")
@@ -17,13 +18,13 @@ def with_shift(name, largest):
 
 
 def no_text():
-    return positions.Text(None, None, 0, None)
+    return base.Text(None, None, 0, None)
 
 
 @pytest.mark.parametrize("name", ["rope", "alibi"])
 def test_offsets_are_drawn_evenly_from_the_whole_range(name):
     """Both ends are reached, nothing beyond them, and all tokens and rows move together."""
-    encoding = positions.build(with_shift(name, 3)).train()
+    encoding = registry.build(with_shift(name, 3)).train()
     places = torch.tensor([[0, 1, 9], [4, 4, 100]])
     offsets = []
     for _ in range(200):
@@ -34,15 +35,15 @@ def test_offsets_are_drawn_evenly_from_the_whole_range(name):
 
 
 def test_only_training_draws():
-    encoding, places = positions.build(with_shift("rope", 1000)), torch.arange(9)[None]
+    encoding, places = registry.build(with_shift("rope", 1000)), torch.arange(9)[None]
     assert torch.equal(encoding.eval().locate(places, no_text())[..., 0], places)
     before = torch.get_rng_state()
-    positions.build(tiny_config(encoding="rope")).train().locate(places, no_text())
+    registry.build(tiny_config(encoding="rope")).train().locate(places, no_text())
     assert torch.equal(torch.get_rng_state(), before), "an encoding that draws nothing leaves the generator alone"
 
 
 def test_torch_s_seed_decides_the_offset():
-    encoding, places = positions.build(with_shift("rope", 10**6)).train(), torch.arange(9)[None]
+    encoding, places = registry.build(with_shift("rope", 10**6)).train(), torch.arange(9)[None]
     drawn = []
     for seed in (1, 2, 1):
         torch.manual_seed(seed)
@@ -52,7 +53,7 @@ def test_torch_s_seed_decides_the_offset():
 
 def test_a_default_device_does_not_draw():
     """``torch.set_default_device`` would move the draw to a generator that nobody seeded for it."""
-    encoding, places, drawn = positions.build(with_shift("rope", 10**6)).train(), torch.arange(9)[None], []
+    encoding, places, drawn = registry.build(with_shift("rope", 10**6)).train(), torch.arange(9)[None], []
     for device in ("cpu", "meta"):
         torch.manual_seed(1)
         with torch.device(device):
@@ -84,12 +85,12 @@ def test_positions_that_are_not_read_or_drawn_already_cannot_be_shifted(name):
 
 def test_a_text_joins_what_is_remembered_and_what_is_new():
     past, new = torch.tensor([[[5, 1], [6, 1]]]), torch.tensor([[[7, 1]], [[8, 2]]])
-    whole = positions.Text(None, None, 2, past).whole(new)
+    whole = base.Text(None, None, 2, past).whole(new)
     assert whole.tolist() == [[[5, 1], [6, 1], [7, 1]], [[5, 1], [6, 1], [8, 2]]]
-    text = positions.Text(None, None, 2, past)
+    text = base.Text(None, None, 2, past)
     assert torch.equal(text.of_this_call(whole, 1), new)
     buffer = torch.cat((past, torch.zeros(1, 2, 2, dtype=torch.long)), dim=1)
-    static = positions.Text(None, None, torch.tensor(2), buffer)
+    static = base.Text(None, None, torch.tensor(2), buffer)
     assert static.whole(new)[1].tolist() == [[5, 1], [6, 1], [8, 2], [0, 0]]
     assert torch.equal(static.of_this_call(static.whole(new), 1), new)
     assert torch.equal(no_text().whole(new), new) and torch.equal(no_text().of_this_call(new, 1), new)

@@ -6,6 +6,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from tape_ds.model import positions
+from tape_ds.model.positions import base, registry
 from tape_ds.model.positions.bipe import count_segments
 from tests.model.helpers import tiny_config, tiny_model, tokens
 
@@ -27,12 +28,12 @@ def ids_of(text):
 
 
 def encoding(name="bipe_rope"):
-    return positions.build(tiny_config(encoding=name))
+    return registry.build(tiny_config(encoding=name))
 
 
 def located(ids, documents=None, offset=0, past=None):
     """(segment, place within it, whether it ends it) of each token."""
-    text = positions.Text(ids, documents, offset, past)
+    text = base.Text(ids, documents, offset, past)
     return encoding().locate(torch.zeros(1, ids.shape[1], dtype=torch.long), text)
 
 
@@ -119,7 +120,7 @@ def test_places_beyond_the_table_share_its_last_row():
 def test_segments_turn_and_bias_instead_of_positions():
     places = torch.tensor([[[2, 0, 0], [2, 5, 0], [9, 0, 0]]])
     turned = encoding().start(places)
-    plain = positions.build(tiny_config(encoding="rope")).start(torch.tensor([[[2], [2], [9]]]))
+    plain = registry.build(tiny_config(encoding="rope")).start(torch.tensor([[[2], [2], [9]]]))
     assert torch.equal(turned, plain)
     assert encoding("bipe_alibi").start(places) is None
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tape_ds.model import positions
+from tape_ds.model.positions import registry
 from tape_ds.model.positions.alibi import slopes
 from tape_ds.model.positions.kernel_features import FLOOR, draw_grids, features, log_kernel
 from tests.model.helpers import tiny_config, tiny_model, tokens
@@ -56,7 +56,7 @@ def test_evaluation_has_one_draw_and_training_a_new_one_each():
 
 def test_a_state_depends_on_its_position_alone():
     """So that a cached one is the one of the full pass."""
-    encoding = positions.build(tiny_config(encoding="tape from alibi")).eval()
+    encoding = registry.build(tiny_config(encoding="tape from alibi")).eval()
     start = encoding.start(torch.tensor([[[3], [70], [5]], [[0], [1], [3]]]))
     assert start.shape == (2, 2, 3, 8)
     assert torch.equal(start[0, :, 0], start[1, :, 2])

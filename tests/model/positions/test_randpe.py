@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tape_ds.model import positions
+from tape_ds.model.positions import base, registry
 from tape_ds.model.positions.rope import RopeEncoding
 from tests.model.helpers import tiny_config, tiny_model, tokens
 
@@ -11,12 +11,12 @@ WINDOW = 64  # tiny_config's max_position_embeddings
 
 
 def encoding(training=False, **options):
-    return positions.build(tiny_config(encoding="randpe", position_options=options)).train(training)
+    return registry.build(tiny_config(encoding="randpe", position_options=options)).train(training)
 
 
 def located(encoding, *places):
     """Where tokens at these positions stand."""
-    text = positions.Text(None, None, 0, None)
+    text = base.Text(None, None, 0, None)
     return encoding.locate(torch.tensor(places)[None], text)[0, :, 0].tolist()
 
 
@@ -114,5 +114,5 @@ def test_dynamic_scaling_sees_the_drawn_places():
     """The base follows from the farthest place that is rotated to, not from the number of tokens."""
     parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 8}
     config = tiny_config(encoding="randpe", rope_parameters=parameters)
-    places = positions.build(config).locate(torch.arange(5)[None], positions.Text(None, None, 0, None))
+    places = registry.build(config).locate(torch.arange(5)[None], base.Text(None, None, 0, None))
     assert places[0, :, 1].tolist() == [int(places[0, -1, 0]) + 1] * 5

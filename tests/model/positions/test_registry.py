@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from tape_ds.model import positions
+from tape_ds.model.positions import base, registry
 from tests.model.helpers import ENCODINGS, tiny_config
 
 
@@ -13,13 +14,13 @@ def test_every_encoding_builds_both_its_parts():
     assert positions.available() == names.split()
     for name in positions.available():
         config = tiny_config(encoding=name)
-        assert isinstance(positions.build(config), positions.PositionEncoding)
-        assert isinstance(positions.build_layer(config, 0), positions.PositionLayer)
+        assert isinstance(registry.build(config), base.PositionEncoding)
+        assert isinstance(registry.build_layer(config, 0), base.PositionLayer)
         assert positions.check_options(name, {}) == []
 
 
 def test_hooks_that_an_encoding_leaves_alone_do_nothing():
-    layer, encoding = positions.PositionLayer(), positions.PositionEncoding(tiny_config(), positions.Options())
+    layer, encoding = base.PositionLayer(), base.PositionEncoding(tiny_config(), positions.Options())
     marks = object(), object()
     assert layer.rotate(*marks, None, None) == marks
     assert layer.carry(None, None, marks[0]) is None
@@ -75,7 +76,7 @@ def test_a_whole_number_may_stand_for_a_float():
 def test_learning_is_having_parameters(name):
     """Methods and recipes go by this answer instead of building the encoding."""
     config = tiny_config(encoding=name)
-    parts = [positions.build(config), positions.build_layer(config, 0)]
+    parts = [registry.build(config), registry.build_layer(config, 0)]
     learned = any(list(part.parameters()) for part in parts)
     assert positions.learns(config.position_encoding, config.position_options or {}) == learned
 
@@ -91,3 +92,16 @@ def test_options_are_frozen():
     """Layers share one object of options."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         positions.options(tiny_config()).rank = 3
+
+
+def test_both_tables_have_the_same_names():
+    assert positions._OPTIONS.keys() == registry._CLASSES.keys()
+
+
+@pytest.mark.parametrize("name", positions.available())
+def test_what_is_said_of_an_encoding_is_what_its_classes_do(name):
+    """Recipes go by what options say, and import no class to ask it."""
+    config = tiny_config(encoding=name)
+    overrides = registry._CLASSES[name].layer.score_bias is not base.PositionLayer.score_bias
+    assert positions.biases_scores(name) == overrides
+    assert positions.reads_tokens(name) == registry.build(config).reads_tokens

@@ -11,7 +11,7 @@ from transformers import DynamicCache, LlamaConfig, StaticCache
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from tape_ds.model import positions
+from tape_ds.model.positions import base, registry
 from tests.model.helpers import tiny_config, tiny_model, tokens
 
 WINDOW = 32
@@ -25,7 +25,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_m
 
 def text(documents=None, offset=0, past=None, ids=None):
     """What a forward knows of its tokens beside their positions."""
-    return positions.Text(ids, documents, offset, past)
+    return base.Text(ids, documents, offset, past)
 
 
 def distinct_rows(start):
@@ -40,9 +40,9 @@ def test_rotation_is_llama_s(name):
     places = torch.arange(20)[None]
     llama = LlamaConfig(hidden_size=32, num_attention_heads=4, head_dim=8, rope_parameters=dict(PARAMETERS[name]))
     expected = apply_rotary_pos_emb(q, k, *LlamaRotaryEmbedding(llama)(q, places))
-    start = positions.build(config).start(places[..., None])
+    start = registry.build(config).start(places[..., None])
     assert start.dtype == torch.float32 and start.shape == (1, 1, 20, 8)
-    for mine, theirs in zip(positions.build_layer(config, 0).rotate(q, k, start, None), expected, strict=True):
+    for mine, theirs in zip(registry.build_layer(config, 0).rotate(q, k, start, None), expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
 
 
@@ -50,7 +50,7 @@ def test_rotation_is_llama_s(name):
 def test_far_angles_are_exact(name):
     """An fp32 angle is off by 4e-3 at position 131,071; ours is the correctly computed cosine, rounded once."""
     config = tiny_config(encoding="rope", head_dim=128, rope_parameters=PARAMETERS[name])
-    encoding = positions.build(config)
+    encoding = registry.build(config)
     far = torch.tensor([[131_071, 131_070, 1_000_003]])
     angles = far.numpy().astype(np.longdouble)[0][:, None] * encoding.frequencies.astype(np.longdouble)
     exact = np.concatenate((np.cos(angles), np.sin(angles)), -1) * encoding.factor
@@ -73,7 +73,7 @@ def test_no_cast_merges_positions(encoding, cast, length):
 
 def test_a_cast_of_the_frequencies_would_merge_positions():
     """The counter-test: what the test above would see if frequencies and positions went through bf16."""
-    frequencies = torch.from_numpy(positions.build(tiny_config(encoding="rope", head_dim=64)).frequencies).bfloat16()
+    frequencies = torch.from_numpy(registry.build(tiny_config(encoding="rope", head_dim=64)).frequencies).bfloat16()
     angles = torch.arange(8_192).bfloat16()[:, None] * frequencies
     assert distinct_rows(angles.float().cos()[None, None]) < 1_000
 
@@ -89,7 +89,7 @@ def test_angles_survive_copies_and_have_no_state():
 
 def test_copies_on_a_device_do_not_travel():
     """Loaded with ``map_location``, they would be on another device than their keys say."""
-    encoding = positions.build(tiny_config(encoding="rope"))
+    encoding = registry.build(tiny_config(encoding="rope"))
     encoding.placed[torch.device("cuda", 0)] = torch.ones(4)
     for other in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
         assert other.placed == {} and np.array_equal(other.frequencies, encoding.frequencies)
@@ -111,7 +111,7 @@ def test_a_compiled_forward_keeps_nothing_of_its_graph():
 
 def test_positions_may_jump_and_differ_by_row():
     """PoSE: every token's angles follow from its own position alone."""
-    encoding = positions.build(tiny_config(encoding="rope"))
+    encoding = registry.build(tiny_config(encoding="rope"))
     places = encoding.locate(torch.tensor([[0, 1, 500, 501], [7, 3, 3, 131_071]]), text())
     start = encoding.start(places)
     assert start.shape == (2, 1, 4, 8)
@@ -123,7 +123,7 @@ def test_positions_may_jump_and_differ_by_row():
 
 def test_rope_is_only_a_rotation():
     """Nothing rides along with the value and no state grows."""
-    layer = positions.build_layer(tiny_config(encoding="rope"), 0)
+    layer = registry.build_layer(tiny_config(encoding="rope"), 0)
     value = torch.randn(1, 2, 3, 8)
     assert layer.carry(torch.randn(1, 1, 3, 8), None, value) is None
     assert layer.score_bias(torch.randn(1, 1, 3, 8), None, None, None) is None
@@ -132,7 +132,7 @@ def test_rope_is_only_a_rotation():
 
 
 def dynamic(**changes):
-    return positions.build(tiny_config(encoding="rope", head_dim=64, rope_parameters=DYNAMIC | changes))
+    return registry.build(tiny_config(encoding="rope", head_dim=64, rope_parameters=DYNAMIC | changes))
 
 
 def published_start(length, places):
@@ -151,7 +151,7 @@ def test_dynamic_angles_are_transformers_at_that_length(length):
     encoding, places = dynamic(), torch.arange(length)[None]
     start = encoding.start(encoding.locate(places, text()))
     torch.testing.assert_close(start, published_start(length, places), rtol=0, atol=1e-6 * max(length, 10))
-    plain = positions.build(tiny_config(encoding="rope", head_dim=64)).start(places[..., None])
+    plain = registry.build(tiny_config(encoding="rope", head_dim=64)).start(places[..., None])
     assert torch.equal(start, plain) == (length <= WINDOW)
 
 
@@ -218,5 +218,5 @@ def test_an_empty_static_cache_has_no_length():
 @pytest.mark.parametrize("name", ["rope", "tape", "xpos"])
 def test_dynamic_scaling_takes_the_promises_back(name):
     config = tiny_config(encoding=name, rope_parameters=DYNAMIC)
-    encoding = positions.build(config)
+    encoding = registry.build(config)
     assert (encoding.translation_invariant, encoding.cache_exact, encoding.remembers) == (False, False, 2)

@@ -11,6 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tape_ds.model.positions import scaling
+from tape_ds.model.positions.rope import dynamic_frequencies
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
 LLAMA3 = {
@@ -113,7 +114,7 @@ def test_revised_yarn_is_not_the_original():
 def test_dynamic_is_static_ntk_at_the_length_s_own_factor(length):
     parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 2048}
     plain, on_cosine = scaling.frequencies(parameters, 128)
-    mine = scaling.dynamic_frequencies(parameters, 128, torch.tensor([[length], [1]]))
+    mine = dynamic_frequencies(parameters, 128, torch.tensor([[length], [1]]))
     assert mine.dtype == torch.float64 and mine.shape == (2, 1, 64)
     factor = max(2.0 * length / 2048 - 1.0, 1.0)
     expected, _ = scaling.frequencies({"rope_type": "ntk", "rope_theta": 1e4, "factor": factor}, 128)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tape_ds.model import positions
+from tape_ds.model.positions import registry
 from tests.model.helpers import tiny_config
 
 
@@ -18,7 +18,7 @@ def waves(place, width):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_waves_are_added_once(dtype):
     """Any jumps and rows; in bf16 the published code computed the waves themselves in 8 bits."""
-    encoding = positions.build(tiny_config(encoding="sincos"))
+    encoding = registry.build(tiny_config(encoding="sincos"))
     places = torch.tensor([[0, 1, 500], [131_071, 3, 3]])
     x = torch.randn(2, 3, 32).to(dtype)
     mine = encoding.embed(x, places[..., None])
@@ -29,7 +29,7 @@ def test_waves_are_added_once(dtype):
 
 
 def test_one_row_of_places_serves_every_row():
-    encoding = positions.build(tiny_config(encoding="sincos"))
+    encoding = registry.build(tiny_config(encoding="sincos"))
     x = torch.zeros(3, 4, 32)
     mine = encoding.embed(x, torch.arange(4)[None, :, None])
     assert mine.shape == (3, 4, 32) and torch.equal(mine[0], mine[2])
@@ -37,6 +37,6 @@ def test_one_row_of_places_serves_every_row():
 
 def test_nothing_else_is_touched():
     config = tiny_config(encoding="sincos")
-    layer, q = positions.build_layer(config, 0), torch.randn(1, 4, 3, 8)
+    layer, q = registry.build_layer(config, 0), torch.randn(1, 4, 3, 8)
     assert layer.rotate(q, q, None, None) == (q, q)
-    assert positions.build(config).start(torch.zeros(1, 3, 1)) is None
+    assert registry.build(config).start(torch.zeros(1, 3, 1)) is None

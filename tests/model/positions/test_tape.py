@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from tape_ds.kernels import reference
 from tape_ds.model import positions
-from tape_ds.model.attention import attend_with_weights
+from tape_ds.model.attention.attend import attend_with_weights
+from tape_ds.model.positions import registry
 from tape_ds.model.positions.tape import current
 from tests.model.helpers import HEADS, tiny_config, tiny_model, tokens
 
@@ -146,9 +147,9 @@ def test_zero_effect_at_the_start_but_a_gradient_to_leave_it(encoding):
 def accumulate(state_dtype, deviation):
     """32 layers, each adding 1e-3 to every entry of the state, stored as the layer stores it or as ``e`` itself."""
     config = tiny_config(num_hidden_layers=33, encoding="tape attention only", state_dtype=state_dtype)
-    start = positions.build(config).start(torch.arange(64)[None, :, None])
+    start = registry.build(config).start(torch.arange(64)[None, :, None])
     update = torch.full((1, 2, 64, 8), 1e-3, dtype=torch.bfloat16)
-    layer = positions.build_layer(config, 0)
+    layer = registry.build_layer(config, 0)
     with torch.no_grad():  # every state is what its group's first head saw
         layer.attend.weight.copy_(torch.eye(2).repeat_interleave(2, dim=1) * torch.tensor([1.0, 0.0, 1.0, 0.0]))
     moved = update.repeat_interleave(2, dim=1)
@@ -251,7 +252,7 @@ def test_a_state_that_stays_a_rotation_begins_as_the_llama():
 @pytest.mark.parametrize("update", ["mix", "scale"])
 def test_identity_begins_with_the_mean_over_a_group_s_own_heads(form, update):
     options = {"form": form, "attention_update": update, "attention_init": "identity", "feed_forward": False}
-    layer = positions.build_layer(tiny_config("gqa", "tape", position_options=options), 0)
+    layer = registry.build_layer(tiny_config("gqa", "tape", position_options=options), 0)
     for weight in layer.parameters():
         torch.nn.init.zeros_(weight)
     start, moved = torch.randn(1, 1, T, K), torch.randn(B, 4, T, K)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tape_ds.model import positions
+from tape_ds.model.positions import registry
 from tape_ds.model.positions.xpos import FARTHEST
 from tests.model.helpers import tiny_config, tiny_model, tokens
 
@@ -11,7 +11,7 @@ from tests.model.helpers import tiny_config, tiny_model, tokens
 def scores(places, dtype=torch.float32, **changes):
     """q k' [H, T, T] of the same query and the same key at every place."""
     config = tiny_config("mha", "xpos", **changes)
-    encoding, layer = positions.build(config), positions.build_layer(config, 0)
+    encoding, layer = registry.build(config), registry.build_layer(config, 0)
     generator = torch.Generator().manual_seed(1)
     q, k = (torch.randn(1, 4, 1, 8, generator=generator).expand(-1, -1, len(places), -1) for _ in range(2))
     start = encoding.start(torch.tensor(places)[None, :, None])
@@ -30,8 +30,8 @@ def test_scores_depend_on_the_distance_alone(shift):
 def test_the_decay_is_the_paper_s():
     """zeta_j^((n - m) / 2048) on pair j, zeta_j = (2 j + 0.4 K) / 1.4 K: without rotation, a sum over pairs."""
     config = tiny_config("mha", "xpos")
-    layer = positions.build_layer(config, 0)
-    start = positions.build(config).start(torch.tensor([5000, 10])[None, :, None])
+    layer = registry.build_layer(config, 0)
+    start = registry.build(config).start(torch.tensor([5000, 10])[None, :, None])
     start[..., :4], start[..., 4:8] = 1.0, 0.0  # no angle
     q, k = torch.randn(1, 4, 2, 8), torch.randn(1, 4, 2, 8)
     turned_q, turned_k = layer.rotate(q, k, start, None)
@@ -69,8 +69,8 @@ def test_a_window_of_millions_begins_within_reach(window):
 def test_half_precision_rounds_once(dtype):
     """Rotated and scaled queries and keys, each within half a step of the exact ones."""
     config = tiny_config("mha", "xpos")
-    start = positions.build(config).start(torch.tensor([3, 900])[None, :, None])
-    layer, q, k = positions.build_layer(config, 0), torch.randn(1, 4, 2, 8), torch.randn(1, 4, 2, 8)
+    start = registry.build(config).start(torch.tensor([3, 900])[None, :, None])
+    layer, q, k = registry.build_layer(config, 0), torch.randn(1, 4, 2, 8), torch.randn(1, 4, 2, 8)
     mine = layer.rotate(q.to(dtype), k.to(dtype), start, None)
     exact = layer.rotate(q.to(dtype).double(), k.to(dtype).double(), start, None)
     for half, truth in zip(mine, exact, strict=True):

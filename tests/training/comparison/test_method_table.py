@@ -6,7 +6,7 @@ import math
 from types import SimpleNamespace
 
 from tape_ds import results
-from tape_ds.scoring.loss_by_position import SpanLosses
+from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training.comparison import method_table, page
 from tape_ds.training.comparison.study import Study
 

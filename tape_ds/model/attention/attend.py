@@ -1,0 +1,103 @@
+"""One attention function for every positional encoding: causal softmax whose value may be wider than its key.
+
+Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size, V value width.
+
+Where documents begin is what :class:`Borders` says. Position ids are never read here: a jump in them (PoSE) is not a
+border.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tape_ds.model.attention import backends
+from tape_ds.model.attention.borders import Borders, borders_of
+from tape_ds.model.attention.call import complete
+from tape_ds.model.attention.plain import attention_with_weights
+from tape_ds.model.score_bias import ScoreBias
+
+
+def attend(
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSV: Tensor,
+    *,
+    causal: bool = True,
+    document_ids: Tensor | None = None,
+    offset: int | Tensor | None = None,
+    scale: float | None = None,
+    score_bias: ScoreBias | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """:func:`attend_values` of one value, with documents told by their ids.
+
+    Args:
+        document_ids: integers [B, S]: a query sees only keys of its own document; -1 marks padding, which sees
+            nothing and is seen by nobody, whatever it contains (NaN included). None: one document, no padding.
+
+    Returns:
+        [B, H, T, V]; 0 for a query that may see no key.
+    """
+    borders = None
+    if document_ids is not None:
+        queries, keys = q_BHTK.shape[2], k_BGSK.shape[2]
+        offset = keys - queries if offset is None else offset
+        if causal and isinstance(offset, int):  # keys behind the last query play no part
+            document_ids = document_ids[:, : offset + queries]
+        borders = borders_of(document_ids, queries, offset)
+    call = complete(q_BHTK, k_BGSK, (v_BGSV,), causal, borders, offset, scale, score_bias)
+    return backends.run(backends.choose(backend, call), call)[0]
+
+
+def attend_values(
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    values: Sequence[Tensor],
+    *,
+    causal: bool = True,
+    borders: Borders | None = None,
+    offset: int | Tensor | None = None,
+    scale: float | None = None,
+    score_bias: ScoreBias | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, ...]:
+    """Attention of T queries over S keys; without dropout.
+
+    Args:
+        q_BHTK: queries; H is a multiple of G (grouped-query attention, keys and values are repeated by nobody).
+        k_BGSK: keys.
+        values: one or more [B, G, S, V], of any widths V >= 1, that share one softmax.
+        causal: query t sees the keys up to its own place ``offset + t``.
+        borders: which document every key belongs to, and which keys are padding; of the keys up to the last query
+            where ``causal``. None: one document, no padding.
+        offset: place of the first query on the key axis; default S - T. Keys behind the last query (the unused end of
+            a static cache) are never seen by a causal query.
+        scale: factor on the scores; default K ** -0.5.
+        score_bias: what is added to the scaled scores; never held for all queries at once.
+        backend: "auto" or a name of :func:`available`; the environment variable ``TAPE_DS_ATTENTION`` overrides it.
+
+    Returns:
+        For each value [B, H, T, V]; 0 for a query that may see no key.
+
+    Raises:
+        ValueError: unknown backend, one that cannot compute this call here, queries that stand outside the key axis,
+            borders of other rows, or an input so long that the only way left would hold the whole T x S matrix.
+    """
+    call = complete(q_BHTK, k_BGSK, tuple(values), causal, borders, offset, scale, score_bias)
+    return backends.run(backends.choose(backend, call), call)
+
+
+def attend_with_weights(
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    values: Sequence[Tensor],
+    *,
+    borders: Borders | None = None,
+    offset: int | Tensor | None = None,
+    score_bias: ScoreBias | None = None,
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """:func:`attend_values` by the ``reference`` backend, together with its weights [B, H, T, S] (fp32)."""
+    wide = torch.cat(list(values), dim=-1)
+    out, weights = attention_with_weights(complete(q_BHTK, k_BGSK, (wide,), True, borders, offset, None, score_bias))
+    return out.split([value.shape[-1] for value in values], dim=-1), weights

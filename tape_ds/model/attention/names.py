@@ -1,0 +1,55 @@
+"""The attention backends by name, and what can be said of them without torch: what a configuration is checked with."""
+
+import os
+
+from tape_ds.errors import Problem, did_you_mean
+
+ENVIRONMENT = "TAPE_DS_ATTENTION"
+"""This environment variable overrides the backend that a model's configuration names."""
+NEEDS_CUDA = {
+    "flash": True,
+    "flex": True,
+    "reference": False,
+    "sdpa": False,
+    "triton": False,
+    "varlen": True,
+}
+"""Every backend, and whether nothing but a CUDA device will do (Triton has an interpreter)."""
+
+
+def available() -> list[str]:
+    """Names of the attention backends, without "auto"."""
+    return sorted(NEEDS_CUDA)
+
+
+def requested(backend: str) -> str:
+    """``backend``, unless ``TAPE_DS_ATTENTION`` names another."""
+    return os.environ.get(ENVIRONMENT) or backend
+
+
+def problems(backend: str) -> list[Problem]:
+    """Unknown names, in the configuration's ``attention_backend`` or in the environment."""
+    found = []
+    for field, name in (("attention_backend", backend), (ENVIRONMENT, os.environ.get(ENVIRONMENT))):
+        if name and name not in ("auto", *NEEDS_CUDA):
+            found.append(Problem(field, name, "unknown backend", did_you_mean(name, ["auto", *NEEDS_CUDA])))
+    return found
+
+
+def missing(backend: str, device_type: str) -> Problem | None:
+    """What a machine whose models run on "cpu" or "cuda" lacks for the configured backend, or for the one that the
+    environment puts in its place.
+
+    Only where the answer is with a package that needs torch itself (``flash`` on CUDA, ``triton`` elsewhere) is torch
+    imported.
+    """
+    name = requested(backend)
+    if name not in NEEDS_CUDA or name in ("reference", "sdpa"):
+        return None
+    reason: str | None = "needs a CUDA device"
+    if device_type == "cuda" or not NEEDS_CUDA[name]:
+        from tape_ds.model.attention import backends
+
+        reason = backends.missing(name, device_type)
+    field = ENVIRONMENT if os.environ.get(ENVIRONMENT) else "attention_backend"
+    return None if reason is None else Problem(field, name, reason, "choose auto or sdpa")

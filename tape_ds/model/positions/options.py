@@ -1,0 +1,360 @@
+"""Settings of every encoding, as users write them under ``position_options``, and what each says of itself.
+
+Everything that can be said before a model is built is said here, without torch: a recipe is checked in a moment. The
+classes that compute are in a file for each encoding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from tape_ds.errors import Problem
+from tape_ds.model.positions import scaling
+
+if TYPE_CHECKING:
+    from tape_ds.model.sizes import Fields
+
+SEPARATORS = (".", "\n")
+"""What ends a segment of ``bipe_*``."""
+BUCKETS = 4
+"""Columns of one grid of :mod:`tape_ds.model.positions.kernel_features`."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of one encoding, as the user writes them under ``position_options``; subclasses add the fields."""
+
+    random_shift: int = 0
+    """In training, each forward counts positions from a common offset drawn from 0 .. random_shift (torch's CPU
+    generator). An encoding that promises invariance under shifts does not need it; the published TAPE code draws from
+    twice its window, and the ablations without that invariance have to be trained with it."""
+    abacus: bool = False
+    """Whether digits also get a learned embedding of their place within their number, see
+    :mod:`tape_ds.model.positions.abacus`; the next three are about it."""
+    abacus_digits: list[int] | None = None
+    """Ids of the tokens that are one digit each; None: taken from the tokenizer where there is one."""
+    abacus_places: int = 512
+    """Places that have an embedding of their own, those of ``abacus_shift`` included; later ones share the last."""
+    abacus_shift: int = 100
+    """In training, each forward counts places from a common offset drawn from 0 .. this (torch's CPU generator)."""
+
+    def problems(self) -> list[Problem]:
+        """What contradicts itself among the fields (types and names are checked before)."""
+        if self.random_shift < 0:
+            return [Problem("position_options.random_shift", self.random_shift, "negative", "give 0 or more")]
+        return []
+
+    def problems_with(self, config: Fields) -> list[Problem]:
+        """What contradicts the model's other fields."""
+        return []
+
+    def learns(self) -> bool:
+        """Whether an encoding with these options has parameters of its own."""
+        return False
+
+    def reads_tokens(self) -> bool:
+        """Whether places follow from the token ids, position ids being ignored."""
+        return False
+
+    def biases_scores(self) -> bool:
+        """Whether an encoding of this kind may add to the scores of attention."""
+        return False
+
+    def without_updates(self) -> dict[str, Any] | None:
+        """Fields to change so that no layer updates the position state; None where none does."""
+        return None
+
+    def for_tokenizer(self, tokenizer: Any) -> Options:
+        """These options, with what depends on the tokenizer filled in where nobody gave it."""
+        return self
+
+    def first_angles(self, window: int) -> dict[str, Any]:
+        """``rope_parameters`` of a model made from scratch for ``window`` tokens, where nobody says otherwise."""
+        return {"rope_type": "default", "rope_theta": 10_000.0}
+
+    def angles_at(self, angles: Mapping[str, Any], length: int) -> Mapping[str, Any]:
+        """``rope_parameters`` on texts of ``length`` tokens, of a model that has ``angles``."""
+        return angles
+
+
+@dataclass(frozen=True)
+class YarnOptions(Options):
+    """``yarn``: trained with a factor of 1 it is plain RoPE; used beyond its original window, the factor reaches the
+    length of the text."""
+
+    def problems_with(self, config: Fields) -> list[Problem]:
+        """The angles are YaRN's."""
+        rope_type = (config.rope_parameters or {}).get("rope_type")
+        if "yarn" in (rope_type or ""):
+            return []
+        remedy = "set rope_parameters.rope_type to yarn or yarn_revised, or position_encoding to rope"
+        return [Problem("position_encoding", "yarn", f"rope_type is {rope_type!r}", remedy)]
+
+    def first_angles(self, window: int) -> dict[str, Any]:
+        """A factor of 1, from ``window`` on."""
+        own = {"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": window}
+        return {**super().first_angles(window), **own}
+
+    def angles_at(self, angles: Mapping[str, Any], length: int) -> Mapping[str, Any]:
+        """See :func:`reaching`."""
+        return reaching(angles, length)
+
+
+def reaching(angles: Mapping[str, Any], length: int) -> Mapping[str, Any]:
+    """YaRN's angles with the factor that reaches ``length``; never less than the model's own."""
+    factor = max(float(angles["factor"]), length / angles["original_max_position_embeddings"])
+    return {**angles, "factor": factor}
+
+
+@dataclass(frozen=True)
+class AlibiOptions(Options):
+    """``alibi``: nothing of its own to set."""
+
+    def biases_scores(self) -> bool:
+        """By the distance."""
+        return True
+
+
+@dataclass(frozen=True)
+class BipeOptions(Options):
+    """What ends a segment, and how long one is told apart."""
+
+    separators: list[int] | None = None
+    """Ids of the tokens that end a segment (and belong to it); None: taken from the tokenizer where a model is made
+    from scratch. Llama 2's are 869 and 13."""
+    segment_length: int = 1024
+    """Places within a segment that have an embedding of their own; later ones share the last."""
+
+    def problems(self) -> list[Problem]:
+        """Ids are 0 or more, a segment has places."""
+        problems = super().problems()
+        if self.separators is not None and (not self.separators or min(self.separators) < 0):
+            remedy = "give one token id or more, each 0 or more"
+            problems.append(Problem("position_options.separators", self.separators, "no token ids", remedy))
+        if self.segment_length < 1:
+            problems.append(Problem("position_options.segment_length", self.segment_length, "too small", "give 1 up"))
+        if self.random_shift:
+            wrong = "these places follow from the tokens, there is nothing to shift"
+            problems.append(Problem("position_options.random_shift", self.random_shift, wrong, "remove it"))
+        return problems
+
+    def problems_with(self, config: Fields) -> list[Problem]:
+        """Separators are known, within the vocabulary, and the angles' base does not follow the length."""
+        problems = []
+        if self.separators is None:
+            remedy = "give the ids of the tokens that end a segment, Llama 2's are [869, 13]"
+            problems.append(Problem("position_options.separators", None, "not known", remedy))
+        elif max(self.separators) >= config.vocab_size:
+            wrong = f"beyond the vocabulary of {config.vocab_size}"
+            problems.append(Problem("position_options.separators", self.separators, wrong, "give ids of this model"))
+        if scaling.is_dynamic(config.rope_parameters or {}):
+            wrong = "dynamic scaling follows the length in tokens, these angles count segments"
+            problems.append(Problem("rope_parameters.rope_type", "dynamic", wrong, "choose another rope_type"))
+        return problems
+
+    def learns(self) -> bool:
+        """The embedding of the place within a segment."""
+        return True
+
+    def reads_tokens(self) -> bool:
+        """Segments are counted in them."""
+        return True
+
+    def for_tokenizer(self, tokenizer: Any) -> BipeOptions:
+        """Every token that spells a separator, with or without the mark of a word's beginning."""
+        if self.separators is not None:
+            return self
+        spelled = {
+            index: tokenizer.convert_tokens_to_string([word]).strip(" ")
+            for word, index in tokenizer.get_vocab().items()
+        }
+        found = sorted(index for index, text in spelled.items() if text in SEPARATORS)
+        return replace(self, separators=found) if found else self
+
+
+@dataclass(frozen=True)
+class BipeAlibiOptions(BipeOptions):
+    """As ``bipe_rope`` has them."""
+
+    def biases_scores(self) -> bool:
+        """By the distance in segments."""
+        return True
+
+
+@dataclass(frozen=True)
+class FireOptions(Options):
+    """The paper's settings."""
+
+    width: int = 32
+    """Hidden units of the network."""
+    curvature: float = 0.1
+    """Where c starts, in ``ln(c distance + 1)``; learned."""
+    threshold: float = 512.0
+    """L: queries before this position are normalised by it; multiplied by a learned factor that starts at 1."""
+
+    def problems(self) -> list[Problem]:
+        """All are above 0."""
+        return super().problems() + [
+            Problem(f"position_options.{name}", getattr(self, name), "impossible", "give a finite number above 0")
+            for name in ("width", "curvature", "threshold")
+            if not 0 < getattr(self, name) < math.inf
+        ]
+
+    def learns(self) -> bool:
+        """A network in every layer."""
+        return True
+
+    def biases_scores(self) -> bool:
+        """By the network."""
+        return True
+
+
+@dataclass(frozen=True)
+class RandpeOptions(Options):
+    """How far and how densely positions are drawn."""
+
+    max_range: int | None = None
+    """Positions are drawn from 0 .. max_range - 1; None: twice ``max_position_embeddings``, as published."""
+    evaluation_length: int | None = None
+    """Tokens over which evaluation spreads the range; None: ``max_position_embeddings``, the density of training.
+    ``max_range`` itself makes evaluation count 0, 1, 2, ... Tokens beyond it count on from ``max_range`` in steps of
+    1, which training has never seen."""
+    evaluation_seed: int = 0
+    """Decides the fixed draw of evaluation."""
+
+    def problems(self) -> list[Problem]:
+        """Positions that are drawn need no random offset, which would only push them out of the window."""
+        problems = super().problems()
+        if self.random_shift:
+            wrong = "positions are drawn at random already"
+            problems.append(Problem("position_options.random_shift", self.random_shift, wrong, "remove it"))
+        return problems
+
+    def problems_with(self, config: Fields) -> list[Problem]:
+        """A draw cannot be larger than its range."""
+        whole = self.max_range if self.max_range is not None else 2 * config.max_position_embeddings
+        problems = []
+        if whole < config.max_position_embeddings:
+            wrong = f"shorter than max_position_embeddings = {config.max_position_embeddings}"
+            problems.append(Problem("position_options.max_range", whole, wrong, "give that or more"))
+        length = self.evaluation_length
+        if length is not None and not 1 <= length <= whole:
+            wrong = f"not between 1 and max_range = {whole}"
+            problems.append(Problem("position_options.evaluation_length", length, wrong, "choose one of these"))
+        if self.evaluation_seed < 0:
+            wrong = "negative"
+            problems.append(Problem("position_options.evaluation_seed", self.evaluation_seed, wrong, "give 0 or more"))
+        return problems
+
+
+@dataclass(frozen=True)
+class T5Options(Options):
+    """Shape of the buckets."""
+
+    buckets: int = 64
+    """Half of them hold one distance each, the other half grow geometrically."""
+    max_distance: int = 128
+    """From this distance on, everything is in the last bucket."""
+
+    def problems(self) -> list[Problem]:
+        """Half the buckets must end before the last one begins."""
+        problems = super().problems()
+        if self.buckets < 2:
+            problems.append(Problem("position_options.buckets", self.buckets, "too few", "give 2 or more"))
+        elif self.max_distance <= self.buckets // 2:
+            wrong = f"not above half the buckets, {self.buckets // 2}"
+            problems.append(Problem("position_options.max_distance", self.max_distance, wrong, "give more"))
+        return problems
+
+    def learns(self) -> bool:
+        """A table in every layer."""
+        return True
+
+    def biases_scores(self) -> bool:
+        """By the table."""
+        return True
+
+
+@dataclass(frozen=True)
+class TapeOptions(Options):
+    """Choices of TAPE and of its ablations."""
+
+    attention_update: Literal["mix", "scale", "off"] = "mix"
+    """How ``A e`` joins the state: ``mix`` by a matrix across heads (the paper's form), ``scale`` by one scalar per
+    query head (what the published code computes), ``off`` not at all."""
+    feed_forward: bool = True
+    """Whether the position feed-forward updates the state."""
+    rank: int | None = None
+    """I, the inner width of the position feed-forward; None: 4 G."""
+    form: Literal["tensorial", "separate", "vector", "flattened"] = "tensorial"
+    """What the updates act across: heads, the same for all channels (``tensorial``, the paper's form); heads, with
+    other matrices for cosines and sines (``separate``); channels (``vector``); both (``flattened``). All but the first
+    are ablations that give the invariance under shifts up: train them with ``random_shift``."""
+    start: Literal["rope", "alibi"] = "rope"
+    """What the state starts from: the rotation (scaled as ``rope_parameters`` say), or features of ALiBi's kernel."""
+    state_norm: Literal["none", "unit"] = "none"
+    """``unit``: after each layer every pair (cos_j, sin_j) of the state gets the modulus of its start back. The state
+    stays a rotation; updates turn it, and cannot rescale the scores."""
+    attention_norm: Literal["none", "unit"] = "none"
+    """``unit``: the pairs of ``A e`` get the start's moduli before they join the state: a direction found by attention
+    counts the same however spread attention is."""
+    attention_init: Literal["zero", "identity"] = "zero"
+    """``identity``: the weight of the attention update is counted from the mean over each group's own heads, so that
+    a new model begins with it. For training from scratch: a converted Llama then does not begin as the Llama."""
+
+    def problems(self) -> list[Problem]:
+        """A rank must be positive; features of a kernel have no cosines and sines; an update that is off has nothing
+        to set."""
+        problems = super().problems()
+        if self.rank is not None and self.rank < 1:
+            wrong = "too small"
+            problems.append(
+                Problem("position_options.rank", self.rank, wrong, "give at least 1, or null for 4 x heads")
+            )
+        if self.start == "alibi" and self.form != "tensorial":
+            wrong = "this start has neither cosines nor sines nor channels in an order"
+            problems.append(Problem("position_options.form", self.form, wrong, "give tensorial, or start: rope"))
+        for name in ("state_norm", "attention_norm"):
+            if self.start == "alibi" and getattr(self, name) == "unit":
+                wrong = "this start has no pairs of cosines and sines"
+                problems.append(Problem(f"position_options.{name}", "unit", wrong, "give none, or start: rope"))
+        if self.attention_update == "off" and self.attention_norm == "unit":
+            wrong = "there is no attention update"
+            problems.append(Problem("position_options.attention_norm", "unit", wrong, "give none, or an update"))
+        if self.attention_init == "identity" and (
+            self.attention_update == "off" or self.form not in ("tensorial", "separate")
+        ):
+            wrong = "there is no attention update by a matrix across heads"
+            remedy = "give zero, or attention_update: mix with form: tensorial"
+            problems.append(Problem("position_options.attention_init", "identity", wrong, remedy))
+        return problems
+
+    def problems_with(self, config: Fields) -> list[Problem]:
+        """Kernel features come in fours."""
+        if self.start == "alibi" and config.head_dim % BUCKETS:
+            wrong = f"the features of start: alibi need a multiple of {BUCKETS}"
+            return [Problem("head_dim", config.head_dim, wrong, "choose another head size, or start: rope")]
+        return []
+
+    def learns(self) -> bool:
+        """Unless both updates are off."""
+        return self.attention_update != "off" or self.feed_forward
+
+    def biases_scores(self) -> bool:
+        """From ``start: alibi``."""
+        return True
+
+    def angles_at(self, angles: Mapping[str, Any], length: int) -> Mapping[str, Any]:
+        """With YaRN's angles at a factor of 1 the model was trained on plain ones, and is used as ``yarn`` is: the
+        factor reaches the length of the text. Any other factor is what the model was extended with, and stays."""
+        is_plain_yarn = "yarn" in str(angles.get("rope_type")) and angles.get("factor") == 1
+        return reaching(angles, length) if is_plain_yarn else angles
+
+    def without_updates(self) -> dict[str, Any] | None:
+        """Both off, and what sets them as it is by itself."""
+        if not self.learns():
+            return None
+        return {"attention_update": "off", "feed_forward": False, "attention_norm": "none", "attention_init": "zero"}

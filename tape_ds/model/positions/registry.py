@@ -1,0 +1,63 @@
+"""The classes that compute each encoding, and what is built of them. Its options are registered beside this file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from tape_ds.model import positions
+from tape_ds.model.positions.abacus import AbacusEncoding
+from tape_ds.model.positions.alibi import AlibiEncoding, AlibiLayer
+from tape_ds.model.positions.base import PositionEncoding, PositionLayer
+from tape_ds.model.positions.bipe import BipeAlibiEncoding, BipeAlibiLayer, BipeRopeEncoding
+from tape_ds.model.positions.fire import FireEncoding, FireLayer
+from tape_ds.model.positions.nope import NopeEncoding, NopeLayer
+from tape_ds.model.positions.randpe import RandpeEncoding
+from tape_ds.model.positions.rope import RopeEncoding, RopeLayer
+from tape_ds.model.positions.sincos import SincosEncoding, SincosLayer
+from tape_ds.model.positions.t5 import T5Encoding, T5Layer
+from tape_ds.model.positions.tape import TapeEncoding, TapeLayer
+from tape_ds.model.positions.xpos import XposEncoding, XposLayer
+
+if TYPE_CHECKING:
+    from tape_ds.model.configuration import TapeConfig
+
+
+class _Classes(NamedTuple):
+    encoding: type[PositionEncoding]
+    layer: type[PositionLayer]
+
+
+_CLASSES = {
+    "alibi": _Classes(AlibiEncoding, AlibiLayer),
+    "bipe_alibi": _Classes(BipeAlibiEncoding, BipeAlibiLayer),
+    "bipe_rope": _Classes(BipeRopeEncoding, RopeLayer),
+    "fire": _Classes(FireEncoding, FireLayer),
+    "nope": _Classes(NopeEncoding, NopeLayer),
+    "randpe": _Classes(RandpeEncoding, RopeLayer),
+    "rope": _Classes(RopeEncoding, RopeLayer),
+    "sincos": _Classes(SincosEncoding, SincosLayer),
+    "t5": _Classes(T5Encoding, T5Layer),
+    "tape": _Classes(TapeEncoding, TapeLayer),
+    "xpos": _Classes(XposEncoding, XposLayer),
+    "yarn": _Classes(RopeEncoding, RopeLayer),
+}
+
+
+def build(config: TapeConfig) -> PositionEncoding:
+    """The once-per-forward part of the encoding that ``config`` (a TapeConfig) names."""
+    chosen = positions.options(config)
+    encoding = _CLASSES[config.position_encoding].encoding(config, chosen)
+    return AbacusEncoding(config, chosen, encoding) if chosen.abacus else encoding
+
+
+def build_layer(config: TapeConfig, layer_idx: int) -> PositionLayer:
+    """The per-block part of the encoding that ``config`` names."""
+    return _CLASSES[config.position_encoding].layer(config, positions.options(config), layer_idx)
+
+
+def multiplications_per_token(config: TapeConfig, layer_idx: int, keys: float) -> float:
+    """What the encoding adds to block ``layer_idx``, see :meth:`PositionLayer.multiplications_per_token`."""
+    with torch.device("meta"):
+        return build_layer(config, layer_idx).multiplications_per_token(keys)
