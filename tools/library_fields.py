@@ -21,6 +21,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pydantic
 
 from tape_ds import storage
+from tape_ds.arguments import Parser
 from tape_ds.installation import ROOT
 from tape_ds.training.recipe import library_fields
 
@@ -170,6 +171,7 @@ def _plain(value: Any) -> Any:
 
 def main() -> int:
     """Write both files."""
+    Parser(description=__doc__).parse_args()
     storage.write_text(library_fields.FILE, json.dumps(collect(), indent=1) + "\n")
     from tape_ds.training.recipe import help
     from tape_ds.training.recipe.arithmetic import ArithmeticRecipe

@@ -22,7 +22,7 @@ from tape_ds.planning.shape import Trained
 from tape_ds.training.recipe import deepspeed_config, paths
 from tape_ds.training.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.training.recipe.extension import ExtensionRecipe
-from tape_ds.training.recipe.pretraining import PretrainingRecipe
+from tape_ds.training.recipe.pretraining import NO_TOKENIZER, PretrainingRecipe
 from tape_ds.training.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -31,26 +31,6 @@ if TYPE_CHECKING:
 GIB = 2**30
 CONFIG = "config.json"
 """What a model's folder calls its configuration."""
-
-
-class _NoTokenizer:
-    """Stands in for a tokenizer that nobody has yet: what an encoding takes from one changes no size."""
-
-    bos_token_id = eos_token_id = None
-
-    def __init__(self, entries: int):
-        self.entries = entries
-
-    def __len__(self) -> int:
-        return self.entries
-
-    def get_vocab(self) -> dict[str, int]:
-        """A full stop, a line's end and a digit."""
-        return {".": 0, "\n": 1, "0": 2}
-
-    def convert_tokens_to_string(self, words: list[str]) -> str:
-        """The words."""
-        return "".join(words)
 
 
 def config_of(recipe: Recipe, base: str | None = None) -> Config:
@@ -67,8 +47,7 @@ def config_of(recipe: Recipe, base: str | None = None) -> Config:
         return recipe.checked_config()
     if isinstance(recipe, PretrainingRecipe) and base is None:
         entries = recipe.model.vocab_size or _entries(str(recipe.data.tokenizer))
-        stand_in: Any = _NoTokenizer(entries)
-        return recipe.model_config(stand_in, entries)
+        return recipe.model_config(NO_TOKENIZER, entries)
     from tape_ds.model import extendable
 
     native = native_config(recipe.model.model if base is None else base)
@@ -90,8 +69,7 @@ def config_at_hand(recipe: Recipe) -> Config | None:
         name = recipe.model.model
         return config_of(recipe) if shape.known(name) or paths.is_file(Path(name) / CONFIG) else None
     entries = recipe.model.vocab_size or _published_entries(str(recipe.data.tokenizer))
-    stand_in: Any = _NoTokenizer(entries)
-    return recipe.model_config(stand_in, entries) if entries else None
+    return recipe.model_config(NO_TOKENIZER, entries) if entries else None
 
 
 def _published_entries(tokenizer: str) -> int:
@@ -131,8 +109,7 @@ def extended(recipe: ExtensionRecipe, native: Any) -> Config:
     from tape_ds.model import extendable
 
     model = recipe.model
-    stand_in: Any = _NoTokenizer(native.vocab_size)
-    options = positions.options_for(model.position_encoding, model.position_options, stand_in)
+    options = positions.options_for(model.position_encoding, model.position_options, NO_TOKENIZER)
     return extendable.configure(
         native,
         position_encoding=model.position_encoding,

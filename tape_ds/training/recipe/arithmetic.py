@@ -19,7 +19,6 @@ from tape_ds.training.recipe.addressing import Addressing, wrong_trained
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from tape_ds.model.configuration import TapeConfig
 
 DIGITS = 4
 """Stand in for digits that are missing."""
@@ -136,22 +135,23 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
             return vocabulary.of_words(asked.task.vocabulary)
         return vocabulary.tokenizer(TASKS[self.data.task].name)
 
-    def checked_config(self) -> "TapeConfig":
-        """The configuration of the model.
+    def configuration(self) -> dict[str, Any]:
+        """The fields of the model's configuration.
 
         Where ``position_options`` does not say otherwise, an encoding that draws its positions at random has them
         drawn from a range in which the longest test has room, and one with segments ends them at the signs, so that a
         number is a segment.
 
         Raises:
-            UserError: sizes or options that no model can have.
+            UserError: options that the encoding does not have.
         """
         from tape_ds.model import positions
 
-        tokenizer, model = self.tokenizer(), self.model
+        asked, model = self.addressing, self.model
+        task = TASKS[self.data.task] if asked is None else asked.task
+        words = new_model.Words(task.vocabulary, special=True)
         whole = model.position_options.get("max_range") or DRAWN_FROM * self.test_tokens
-        ends = TASKS[self.data.task].signs if self.addressing is None else self.addressing.task.signs
-        signs = [number for letter, number in tokenizer.get_vocab().items() if letter in ends]
+        signs = [number for letter, number in words.get_vocab().items() if letter in task.signs]
         own = {
             "max_range": whole,
             "evaluation_length": min(whole, self.test_tokens),
@@ -163,8 +163,7 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
             if not positions.check_options(model.position_encoding, {name: value})
         }
         options = known | model.position_options
-        window, entries, pad = self.data.window, len(tokenizer), tokenizer.pad_token_id
-        return new_model.configuration(model, window, tokenizer, entries, options, pad_token_id=pad)
+        return new_model.configuration(model, self.data.window, words, len(words), options, words.pad_token_id)
 
     def outline(self) -> dict[str, str]:
         """Model, task, lengths and what is scored."""

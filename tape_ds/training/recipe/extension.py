@@ -226,7 +226,7 @@ class ExtensionRecipe(Recipe):
     @rule("method", "position_encoding", "position_options", "state_dtype")
     def _encoding(self) -> Iterator[Problem]:
         from tape_ds.model import positions
-        from tape_ds.model.configuration import STATE_DTYPES
+        from tape_ds.model.sizes import STATE_DTYPES
 
         model = self.model
         for problem in positions.check_options(model.position_encoding, model.position_options):

@@ -1,13 +1,14 @@
 """The section of every recipe that builds a new model, the configuration made of it, and whether its sizes agree."""
 
+import dataclasses
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from tape_ds.errors import Problem, UserError
+from tape_ds.errors import Problem
 from tape_ds.fields import DERIVED, Section, rule
 from tape_ds.parallel.layout import SEQUENCE, TENSOR, check_heads
 from tape_ds.training.recipe.recipe import Recipe
@@ -85,15 +86,41 @@ def derived(flat: Mapping[str, Any], window: int) -> dict[str, Any]:
     }
 
 
+class Words:
+    """What a configuration takes from a tokenizer, of the tokens alone; where a recipe is checked, none is loaded.
+
+    Args:
+        tokens: in the order of their ids.
+        special: whether they begin with those of padding, unknown tokens, begin and end.
+    """
+
+    def __init__(self, tokens: Sequence[str], special: bool = False):
+        self.tokens = tokens
+        self.pad_token_id = 0 if special else None
+        self.bos_token_id = 2 if special else None
+        self.eos_token_id = 3 if special else None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Token -> id."""
+        return {token: number for number, token in enumerate(self.tokens)}
+
+    def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
+        """The text of tokens."""
+        return "".join(tokens)
+
+
 def configuration(
     model: NewModel,
     window: int,
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: "PreTrainedTokenizerBase | Words",
     vocab_size: int,
     options: Mapping[str, Any],
     pad_token_id: int | None = None,
-) -> "TapeConfig":
-    """The configuration of a new model.
+) -> dict[str, Any]:
+    """The fields of a new model's ``TapeConfig``.
 
     Args:
         model: its section.
@@ -105,13 +132,12 @@ def configuration(
             text's.
 
     Raises:
-        UserError: sizes or options that no model can have.
+        UserError: options that the encoding does not have.
     """
     from tape_ds.model import positions
-    from tape_ds.model.configuration import TapeConfig
 
     filled = positions.options_for(model.position_encoding, options, tokenizer)
-    fields = {
+    return {
         "hidden_size": model.hidden_size,
         "intermediate_size": model.intermediate_size,
         "num_hidden_layers": model.num_hidden_layers,
@@ -132,7 +158,6 @@ def configuration(
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": pad_token_id,
     }
-    return TapeConfig(**fields)
 
 
 _SIZES = (
@@ -150,12 +175,14 @@ class NewModelRecipe(Recipe):
     model: NewModel
 
     @abstractmethod
-    def checked_config(self) -> "TapeConfig":
-        """The configuration, with a stand-in for what is not known before the run.
+    def configuration(self) -> dict[str, Any]:
+        """The fields of the model's configuration, with a stand-in for what is not known before the run."""
 
-        Raises:
-            UserError: sizes or options that no model can have.
-        """
+    def checked_config(self) -> "TapeConfig":
+        """:meth:`configuration` as the model's class has it."""
+        from tape_ds.model.configuration import TapeConfig
+
+        return TapeConfig(**self.configuration())
 
     @rule("position_encoding", "position_options")
     def _options(self) -> Iterator[Problem]:
@@ -166,22 +193,16 @@ class NewModelRecipe(Recipe):
     @rule(*_SIZES, *_ENCODING, "rms_norm_eps", "initializer_range", "vocab_size", "window", *_TASK)
     def _model(self) -> Iterator[Problem]:
         """Whatever the model's own configuration refuses."""
-        from huggingface_hub.errors import StrictDataclassError
+        from tape_ds.model import sizes
 
         model = self.model
         if "head_dim" not in self.given and model.hidden_size % model.num_attention_heads:
             wrong = f"not divisible by num_attention_heads = {model.num_attention_heads}"
             yield Problem("hidden_size", model.hidden_size, wrong, "choose a multiple, or give head_dim")
-            return
-        if list(self._options()):
-            return
-        try:
-            self.checked_config()
-        except UserError as error:
-            yield from error.problems
-        except (StrictDataclassError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            yield Problem("model", self.name, f"transformers refuses it: {reason}", "change the field it names")
+        elif not list(self._options()):
+            known = {field.name for field in dataclasses.fields(sizes.Fields)}
+            own = {name: value for name, value in self.configuration().items() if name in known}
+            yield from sizes.problems(sizes.Fields(**own))
 
     @rule(SEQUENCE, TENSOR, "num_attention_heads", "num_key_value_heads")
     def _heads(self) -> Iterator[Problem]:

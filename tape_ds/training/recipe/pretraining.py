@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from tape_ds.model.configuration import TapeConfig
 
+NO_TOKENIZER = new_model.Words((".", "\n", "0"))
+"""Stands in for a tokenizer that nobody has yet: what an encoding takes from one changes no size."""
 EVAL_MULTIPLES = (1, 2, 4, 8)
 """Default lengths that are scored, in windows."""
 
@@ -100,7 +102,9 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         """Tokens per training row."""
         return self.data.window
 
-    def model_config(self, tokenizer: "PreTrainedTokenizerBase", vocab_size: int | None = None) -> "TapeConfig":
+    def model_config(
+        self, tokenizer: "PreTrainedTokenizerBase | new_model.Words", vocab_size: int | None = None
+    ) -> "TapeConfig":
         """The configuration of the model for this tokenizer, see :func:`.new_model.configuration`.
 
         No padding token is set: rows are not padded.
@@ -112,16 +116,16 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         Raises:
             UserError: sizes or options that no model can have.
         """
-        entries = vocab_size or len(tokenizer)
+        from tape_ds.model.configuration import TapeConfig
+
+        return TapeConfig(**self._fields(tokenizer, vocab_size or len(tokenizer)))
+
+    def configuration(self) -> dict[str, Any]:
+        """The fields with a stand-in for the run's tokenizer, which no check loads."""
+        return self._fields(NO_TOKENIZER, self.model.vocab_size or 2**31)
+
+    def _fields(self, tokenizer: "PreTrainedTokenizerBase | new_model.Words", entries: int) -> dict[str, Any]:
         return new_model.configuration(self.model, self.data.window, tokenizer, entries, self.model.position_options)
-
-    def checked_config(self) -> "TapeConfig":
-        """The configuration with a stand-in for the run's tokenizer, which no check loads.
-
-        Raises:
-            UserError: as :meth:`model_config`.
-        """
-        return self.model_config(_some_tokenizer(), max(0, self.model.vocab_size or 0) or 2**31)
 
     def outline(self) -> dict[str, str]:
         """Model, encoding, tokenizer and data."""
@@ -181,14 +185,6 @@ class PretrainingRecipe(new_model.NewModelRecipe):
     @rule("train_data", "eval_data")
     def _data(self) -> Iterator[Problem]:
         yield from addresses.check_data(self.data.train_data, self.data.eval_data)
-
-
-def _some_tokenizer() -> "PreTrainedTokenizerBase":
-    """Stands in for the run's tokenizer, where an encoding takes something from it: a full stop, and a digit."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({".": 0, "0": 1}, unk_token=".")))
 
 
 def load(argv: list[str], world_size: int | None = None) -> PretrainingRecipe:
