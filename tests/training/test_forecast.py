@@ -10,7 +10,8 @@ from tape_ds.model.llama import TapeForCausalLM
 from tape_ds.planning import hardware, memory, shape
 from tape_ds.training import forecast
 from tape_ds.training.recipe import extension, pretraining
-from tape_ds.training.recipe.files import recipes_of
+from tape_ds.training.recipe.files import recipes_of, shipped
+from tests.training.recipe.helpers import has_bitsandbytes
 
 A100 = hardware.find("a100-80")
 
@@ -68,9 +69,22 @@ FOR_OTHERS_TO_BUILD_ON = "c4_155m"
 def test_every_shipped_recipe_can_be_planned_without_its_model(name, monkeypatch):
     """Hub models by their published sizes; the network is never asked."""
     monkeypatch.setattr(convert, "resolve", lambda model: pytest.fail(model) if "/" in model else _smollm2(model))
+    has_bitsandbytes(monkeypatch)
     load = pretraining.load if name in recipes_of("pretrain_c4") else extension.load
     job = asked("--recipe", name, world=1, load=load)
     assert memory.estimate(job).peak.total > 1e8
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "gib", "has"),
+    [("llama3_8b_32k_qlora_24gb", "a100-40", 13.6, 23.6), ("llama3_8b_32k_tape_80gb", "h100-80", 49.9, 79.2)],
+)
+def test_the_recipes_for_one_gpu_need_what_they_say(name, gpu, gib, has, monkeypatch):
+    """A card of 24 GB is none that the planner knows; bytes are the same on any."""
+    has_bitsandbytes(monkeypatch)
+    job = asked("--recipe", name, world=1, gpu=hardware.find(gpu))
+    assert round(memory.estimate(job).peak.total / 2**30, 1) == gib < has
+    assert f"{gib} GiB" in shipped()[name].path.read_text()
 
 
 _RESOLVE = convert.resolve

@@ -1,15 +1,23 @@
 """Where a recipe's values come from: YAML files that build on one another, then the command line.
 
+A file of ``launchers/recipes`` holds one recipe, and in ``variants`` others that build on it::
+
+    variants:
+      c4_155m_alibi:
+        about: A bias on the scores that falls with distance.
+        position_encoding: alibi
+
 Nothing is interpreted here beyond YAML itself: the result is, for every name that was written, the value and the place
 where it was written, so that later checks can point there.
 """
 
-import itertools
+import copy
+import functools
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -33,6 +41,28 @@ class Given:
 
 
 Collected = dict[str, Given]
+
+
+class Place(NamedTuple):
+    """Where a recipe is written."""
+
+    path: Path
+    variant: str | None = None
+    """Its name in the file's ``variants``; None: it is the file's own recipe."""
+
+    def __str__(self) -> str:
+        return self.variant or self.path.name
+
+
+_Document = tuple[yaml.Node, dict[Hashable, Any]]
+
+
+class _File(NamedTuple):
+    """What one file says."""
+
+    own: Collected
+    variants: dict[str, Collected]
+    problems: list[Problem]
 
 
 class _Loader(yaml.SafeLoader):
@@ -63,10 +93,12 @@ _Loader.add_implicit_resolver(
 def read_recipe(name: str, launcher: str, problems: list[Problem]) -> Collected:
     """Everything that the recipe ``name`` (anywhere in ``launchers/recipes``, or a path) says, its bases included.
 
-    A file's values replace those of its base whole; a mapping is not merged into the base's mapping, whose keys might
+    A recipe's values replace those of its base whole; a mapping is not merged into the base's mapping, whose keys might
     not fit the new ones. Where there is no such recipe, those of ``launcher`` are suggested.
     """
-    return _read_chain(name, RECIPES, "recipe", (), problems, launcher)
+    place = _find_or_say(name, RECIPES, "recipe", problems, launcher)
+    # a copy, since a shipped file is read once for all recipes of a process
+    return {} if place is None else copy.deepcopy(_read_chain(place, "recipe", (), problems, launcher))
 
 
 def require_launcher(name: str, collected: Collected, launcher: str) -> None:
@@ -88,64 +120,172 @@ def require_launcher(name: str, collected: Collected, launcher: str) -> None:
     raise UserError(Problem("recipe", name, f"it is a recipe of {said.value}.py", remedy))
 
 
-def shipped() -> dict[str, Path]:
-    """Every recipe of ``launchers/recipes`` and its folders by its name, which no other folder has."""
-    return {path.stem: path for path in sorted(RECIPES.rglob("*.yaml"))}
+def shipped() -> dict[str, Place]:
+    """Every recipe of ``launchers/recipes`` and its folders by its name, which no other one has, sorted."""
+    places = {}
+    for path in _shipped_paths(RECIPES):
+        places[path.stem] = Place(path)
+        places |= {name: Place(path, name) for name in _shipped_file(path).variants}
+    return dict(sorted(places.items()))
 
 
 def recipes_of(launcher: str) -> list[str]:
     """Names of the shipped recipes for a launcher."""
-    chains = {name: _read_chain(name, RECIPES, "recipe", (), [], "") for name in shipped()}
+    chains = {name: _read_chain(place, "recipe", (), [], "") for name, place in shipped().items()}
     return sorted(name for name, said in chains.items() if "launcher" in said and said["launcher"].value == launcher)
 
 
 def about(name: str) -> str:
-    """What a shipped recipe is, in one line: the first sentence of the comment that it begins with."""
-    lines = shipped()[name].read_text(encoding="utf-8").splitlines()
-    comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
-    return " ".join(line.lstrip("# ") for line in comment).split(". ")[0].rstrip(".") + "."
+    """One line on a shipped recipe: of a variant its ``about``, of a file the first sentence of its first comment."""
+    place = shipped()[name]
+    if place.variant:
+        said = _shipped_file(place.path).variants[place.variant].get("about")
+        return "" if said is None else str(said.value)
+    comment = re.match(r"(?:# .*\n)*", place.path.read_text(encoding="utf-8"))
+    joined = " ".join(line.removeprefix("# ") for line in comment[0].splitlines()) if comment else ""
+    return re.split(r"(?<=[.!?]) (?=[A-Z])", joined)[0]
 
 
 def _read_chain(
-    name: str, folder: Path, field: str, above: tuple[Path, ...], problems: list[Problem], launcher: str
+    place: Place, field: str, above: tuple[Place, ...], problems: list[Problem], launcher: str
 ) -> Collected:
-    path = find(name, folder)
-    if path is None:
-        known = recipes_of(launcher) if launcher else []
-        remedy = f"{did_you_mean(name, known)} (in {RECIPES}), or give the path of a .yaml file"
-        problems.append(Problem(field, name, "no such recipe", remedy))
+    if place in above:
+        loop = " -> ".join(map(str, (*above[above.index(place) :], place)))
+        wrong = f"recipes build on each other in a circle: {loop}"
+        problems.append(Problem("base", str(place), wrong, "break the circle"))
         return {}
-    if path in above:
-        loop = " -> ".join(file.name for file in (*above[above.index(path) :], path))
-        problems.append(Problem("base", name, f"recipes build on each other in a circle: {loop}", "break the circle"))
-        return {}
-    found = read_yaml(path, field, problems)
-    if "base" not in found:
-        return found
-    base = found.pop("base")
-    if not isinstance(base.value, str):
+    found = _said_at(place, field, above, problems)
+    base = found.pop("base", None)
+    if base is None:
+        below = Place(place.path) if place.variant else None
+    elif isinstance(base.value, str):
+        below = _find_or_say(base.value, place.path.parent, "base", problems, launcher, f" ({base.where})")
+    else:
         problems.append(Problem("base", base.value, f"not the name of a recipe ({base.where})", "give one name"))
-        return found
-    return _read_chain(base.value, path.parent, "base", (*above, path), problems, launcher) | found
+        below = None
+    return found if below is None else _read_chain(below, "base", (*above, place), problems, launcher) | found
 
 
-def find(name: str, folder: Path) -> Path | None:
-    """The file that ``name`` means: a path as it is, or a recipe of ``folder`` or of the shipped ones."""
+def _said_at(place: Place, field: str, above: tuple[Place, ...], problems: list[Problem]) -> Collected:
+    """What is written at one place, without what it builds on."""
+    file = _shipped_file(place.path) if _is_shipped(place.path) else _read_file(place.path, field)
+    if all(place.path != each.path for each in above):  # else said already
+        problems += file.problems
+    if place.variant is None:
+        return dict(file.own)
+    return {name: given for name, given in file.variants[place.variant].items() if name != "about"}
+
+
+def _find_or_say(
+    name: str, folder: Path, field: str, problems: list[Problem], launcher: str, where: str = ""
+) -> Place | None:
+    place = find(name, folder)
+    if place is None:
+        known = recipes_of(launcher) if launcher else []
+        remedy = f"{did_you_mean(Path(name).stem, known)} (in {RECIPES}), or give the path of a .yaml file"
+        problems.append(Problem(field, name, f"no such recipe{where}", remedy))
+        # a shipped file that somebody broke hides its variants
+        problems += [each for path in _shipped_paths(RECIPES) for each in _shipped_file(path).problems]
+    return place
+
+
+def find(name: str, folder: Path) -> Place | None:
+    """What ``name`` means: a path as it is, a recipe of ``folder``, or a shipped one, whose own folder may stand before
+    it (``scrolls/qasper``)."""
     if not name:
         return None
-    if name.endswith((".yaml", ".yml")):
-        candidates = [paths.of(name), folder / name]
-    else:
-        candidates = [folder / f"{name}.yaml", shipped().get(name, RECIPES / f"{name}.yaml")]
-    return next((path.resolve() for path in candidates if paths.is_file(path)), None)
+    is_path = name.endswith((".yaml", ".yml"))
+    for path in [paths.of(name), folder / name] if is_path else [folder / f"{name}.yaml"]:
+        if paths.is_file(path):
+            return Place(path.resolve())
+    return None if is_path else _find_shipped(name)
+
+
+def _find_shipped(name: str) -> Place | None:
+    """Reads those files alone in which the name stands: reading all of them takes longer than checking a recipe."""
+    folder, _, name = name.rpartition("/")
+    for path in _shipped_paths(RECIPES):
+        if folder and path.relative_to(RECIPES.resolve()).parent.as_posix() != folder:
+            continue
+        if path.stem == name:
+            return Place(path)
+        if name in path.read_text(encoding="utf-8", errors="replace") and name in _shipped_file(path).variants:
+            return Place(path, name)
+    return None
+
+
+@functools.cache
+def _shipped_paths(folder: Path) -> list[Path]:
+    return sorted(path.resolve() for path in folder.rglob("*.yaml"))
+
+
+def _is_shipped(path: Path) -> bool:
+    return path.is_relative_to(RECIPES.resolve())
+
+
+@functools.cache
+def _shipped_file(path: Path) -> _File:
+    return _read_file(path, "recipe")
+
+
+def _read_file(path: Path, field: str) -> _File:
+    """One file's own recipe and its variants, with what is wrong with its form."""
+    problems: list[Problem] = []
+    document = _document(path, field, problems)
+    if document is None:
+        return _File({}, {}, problems)
+    own = _with_lines(*document, path)
+    table = own.pop("variants", None)
+    if table is None:
+        return _File(own, {}, problems)
+    if not _is_shipped(path):
+        wrong = f"only recipes of {RECIPES} have variants ({table.where})"
+        problems.append(Problem("variants", str(path), wrong, "write a file for each, with base: NAME"))
+        return _File(own, {}, problems)
+    if not isinstance(table.value, dict):
+        wrong = f"not a mapping ({table.where})"
+        problems.append(Problem("variants", table.value, wrong, "write 'name: {about: text, field: value}' for each"))
+        return _File(own, {}, problems)
+    node = _children(document[0])["variants"]
+    nodes = _children(node)
+    variants = {}
+    for name, given in _with_lines(node, table.value, path).items():
+        if isinstance(given.value, dict) and name in nodes:
+            variants[name] = _with_lines(nodes[name], given.value, path)
+        else:
+            remedy = "write a name, and its fields as a mapping"
+            problems.append(Problem("variants", name, f"not a recipe ({given.where})", remedy))
+    return _File(own, variants, problems)
+
+
+def _children(node: yaml.Node) -> dict[str, yaml.Node]:
+    """The values of a mapping by their keys."""
+    assert isinstance(node, yaml.MappingNode)
+    return {key.value: value for key, value in node.value if isinstance(key, yaml.ScalarNode)}
+
+
+def _with_lines(node: yaml.Node, content: dict[Hashable, Any], path: Path) -> Collected:
+    """The values of a mapping, each with its line."""
+    assert isinstance(node, yaml.MappingNode)
+    lines = {key.value: key.start_mark.line + 1 for key, _ in node.value if isinstance(key, yaml.ScalarNode)}
+    return {
+        str(name): Given(value, f"{path.name} line {lines[str(name)]}" if str(name) in lines else path.name)
+        for name, value in content.items()
+    }
 
 
 def read_yaml(path: Path, field: str, problems: list[Problem]) -> Collected:
     """The top level of one file, each value with its line."""
+    document = _document(path, field, problems)
+    return {} if document is None else _with_lines(*document, path)
 
-    def refuse(wrong: str, remedy: str) -> Collected:
+
+def _document(path: Path, field: str, problems: list[Problem]) -> _Document | None:
+    """The mapping that a file is, as YAML's nodes and as values; None where it is none, which ``problems`` then say."""
+
+    def refuse(wrong: str, remedy: str) -> _Document | None:
         problems.append(Problem(field, str(path), wrong, remedy))
-        return {}
+        return None
 
     try:
         text = path.read_text(encoding="utf-8")
@@ -179,12 +319,8 @@ def read_yaml(path: Path, field: str, problems: list[Problem]) -> Collected:
     if not isinstance(content, dict):
         kind = "empty" if content is None else f"a {type(content).__name__}"
         return refuse(f"not a mapping but {kind}", "write one 'field: value' a line")
-    assert isinstance(node, yaml.MappingNode)
-    lines = {key.value: key.start_mark.line + 1 for key, _ in node.value if isinstance(key, yaml.ScalarNode)}
-    return {
-        str(name): Given(value, f"{path.name} line {lines[str(name)]}" if str(name) in lines else path.name)
-        for name, value in content.items()
-    }
+    assert node is not None
+    return node, content
 
 
 def _is_small(content: Any) -> bool:

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-import yaml
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from tape_ds import TapeForCausalLM
 from tape_ds.model.positions.tape import TapeOptions
 from tape_ds.training.comparison import encodings
-from tape_ds.training.recipe import files, pretraining
+from tape_ds.training.recipe import pretraining
+from tests.training.recipe import helpers
 from tools import prepare_test_set
 
 BASES = {"c4_155m_tape": 12, "tiny_tape": 4}
@@ -53,7 +53,7 @@ def parameters(name, tokenizer):
 
 def test_there_is_a_recipe_for_every_row_and_no_other():
     named = {f"{scale}_{what}" for scale, what, _ in EACH}
-    assert {path.stem for path in (files.RECIPES / "ablations").glob("*.yaml")} == named
+    assert set(helpers.in_folder("ablations")) == named
 
 
 @pytest.mark.parametrize("scale, what, options", EACH, ids=lambda value: value if isinstance(value, str) else "")
@@ -74,7 +74,7 @@ def test_the_rows_differ_in_the_options_alone(scale):
     """And in their folders: seed, data, sizes and steps are those of the base."""
     whole = pretraining.load(["--recipe", f"{scale}_whole"], 2).as_dict()
     for _, what, _ in (each for each in EACH if each[0] == scale):
-        said = yaml.safe_load(files.shipped()[f"{scale}_{what}"].read_text())
+        said = helpers.said(f"{scale}_{what}")
         if what != "whole":
             assert set(said) <= {"base", "position_options", "output_dir"} and said["base"] == f"{scale}_whole"
         found = pretraining.load(["--recipe", f"{scale}_{what}"], 2).as_dict()

@@ -3,9 +3,8 @@
 import pytest
 
 from tape_ds.data.pose import Pose
-from tape_ds.training.recipe import files
 from tape_ds.training.recipe.extension import load
-from tests.training.recipe.helpers import problems_of, write
+from tests.training.recipe.helpers import in_folder, problems_of, write
 
 PACKED = {"pose_chunks": 1}
 
@@ -77,7 +76,7 @@ def test_the_plan_says_how_rows_are_packed():
     assert "rows of 1,024 tokens (packed documents, whole, attending across)" in recipe.outline()["data"]
 
 
-POSE = sorted(path.stem for path in (files.RECIPES / "pose").glob("*.yaml"))
+POSE = in_folder("pose")
 
 # window and target of the checkpoints that PoSE's authors published, and of their GPT-J runs
 PUBLISHED = {

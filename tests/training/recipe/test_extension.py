@@ -8,7 +8,7 @@ import pytest
 from tape_ds.training.methods import METHODS
 from tape_ds.training.recipe import files
 from tape_ds.training.recipe.extension import MethodSection, check_against_model, load
-from tests.training.recipe.helpers import problems_of, write
+from tests.training.recipe.helpers import has_bitsandbytes, problems_of, write
 
 RECIPES = files.recipes_of("extend_llama")
 
@@ -133,7 +133,8 @@ def test_a_malformed_recipe_names_field_value_and_remedy(name):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_shipped_recipes_load(name):
+def test_the_shipped_recipes_load(name, monkeypatch):
+    has_bitsandbytes(monkeypatch)
     recipe = load(["--recipe", name], world_size=2)
     assert recipe.name == name and (recipe.deepspeed is not None) == recipe.trains
     assert recipe.training_kwargs["output_dir"] == f"runs/{name}"
@@ -221,7 +222,8 @@ def test_theta_may_interpolate_too_as_the_published_code_did():
 
 
 @pytest.mark.parametrize("name", [*RECIPES, *METHODS])
-def test_a_recipe_written_out_loads_to_itself(name):
+def test_a_recipe_written_out_loads_to_itself(name, monkeypatch):
+    has_bitsandbytes(monkeypatch)
     argv = ["--recipe", "demo", "--method", name] if name in METHODS else ["--recipe", name]
     if name in METHODS and METHODS[name].angles:
         argv += ["--rope_parameters", "{}"]

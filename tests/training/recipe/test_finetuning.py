@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tape_ds.data.scrolls.datasets import DATASETS
-from tape_ds.training.recipe import files, plan
+from tape_ds.training.recipe import plan
 from tape_ds.training.recipe.finetuning import load
 from tests.training.recipe import helpers
 
@@ -107,11 +107,9 @@ def test_shipped_recipes_are_the_published_settings(name):
 
 
 def test_the_seven_differ_in_nothing_but_the_data_set():
-    folder = files.RECIPES / "scrolls"
     for name in DATASETS:
-        content = yaml.safe_load((folder / f"{name}.yaml").read_text())
-        assert content == {"base": "scrolls", "dataset": name, "output_dir": f"runs/scrolls/{name}"}
-    assert {path.stem for path in folder.glob("*.yaml")} == {*DATASETS, "scrolls", "scrolls_tiny"}
+        assert helpers.said(name) == {"base": "scrolls", "dataset": name, "output_dir": f"runs/scrolls/{name}"}
+    assert set(helpers.in_folder("scrolls")) == {*DATASETS, "scrolls", "scrolls_tiny"}
 
 
 def test_the_default_needs_nothing_but_what_is_installed():

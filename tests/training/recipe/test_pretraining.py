@@ -15,7 +15,7 @@ from tests.training.recipe import helpers
 ENCODINGS = (
     *("alibi", "bipe_alibi", "bipe_rope", "fire", "nope", "randpe", "rope", "sincos", "t5", "tape", "xpos", "yarn"),
 )
-ABLATIONS = sorted(path.stem for path in (files.RECIPES / "ablations").glob("*.yaml"))
+ABLATIONS = helpers.in_folder("ablations")
 RECIPES = (*(f"c4_155m_{encoding}" for encoding in ENCODINGS), "c4_7b", "tiny", *ABLATIONS)
 
 GOOD = {
@@ -146,9 +146,7 @@ def test_every_shipped_recipe_is_of_one_launcher():
     launchers = ("extend_llama", "finetune_scrolls", "pretrain_c4", "train_arithmetic")
     shipped = {launcher: files.recipes_of(launcher) for launcher in launchers}
     assert shipped["pretrain_c4"] == sorted([*RECIPES, "c4_155m"])
-    everything = sorted(path.stem for path in files.RECIPES.rglob("*.yaml"))
-    assert len(set(everything)) == len(everything), "a name means one recipe, whatever its folder"
-    assert sorted(name for names in shipped.values() for name in names) == everything
+    assert sorted(name for names in shipped.values() for name in names) == list(files.shipped())
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -173,11 +171,10 @@ def test_there_is_a_recipe_for_every_encoding():
 
 
 def test_the_family_differs_in_the_encoding_alone():
-    """Derived from one base, not copied: what a comparison must not vary stands in one file."""
-    lines = {encoding: files.shipped()[f"c4_155m_{encoding}"].read_text().splitlines() for encoding in ENCODINGS}
+    """Derived from one base, not copied: what a comparison must not vary stands once."""
     own = {"position_encoding", "position_options", "rope_parameters"}
-    for encoding, written in lines.items():
-        said = yaml.safe_load("\n".join(written))
+    for encoding in ENCODINGS:
+        said = helpers.said(f"c4_155m_{encoding}")
         assert said.pop("base") == "c4_155m" and set(said) <= own and said["position_encoding"] == encoding
         recipe = load(["--recipe", f"c4_155m_{encoding}"], world_size=8)
         kwargs = recipe.training_kwargs
