@@ -20,9 +20,10 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import sentencepiece_tokenizer, weights
+from tape_ds.model.family_names import BAICHUAN
 from tape_ds.model.filling import fill, require_exact
 
-MODEL_TYPE = "baichuan"
+MODEL_TYPE = BAICHUAN
 
 FILES = ("*.json", "tokenizer.model", "*.safetensors", "pytorch_model*.bin")
 """What of a hub repository is needed; not its code."""

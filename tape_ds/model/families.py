@@ -1,6 +1,7 @@
 """Which model families can be extended, and why another one cannot.
 
-A family is taken in when its blocks compute what a Llama's do, name for name: :data:`SHAPES`. Everything that differs
+A family is taken in when its blocks compute what a Llama's do, name for name:
+:data:`.family_names.SHAPES`. Everything that differs
 is found in the configuration, before any weight is read, and told together with the reason.
 """
 
@@ -13,13 +14,10 @@ from transformers import AutoConfig, PreTrainedConfig
 from tape_ds.errors import Problem, UserError
 from tape_ds.model import baichuan
 from tape_ds.model.configuration import TapeConfig
+from tape_ds.model.family_names import BAICHUAN, REASONS
+from tape_ds.model.family_names import QWEN2 as QWEN2
+from tape_ds.model.family_names import SHAPES as SHAPES
 from tape_ds.model.positions import scaling
-
-QWEN2 = "qwen2"
-"""A Llama with biases on queries, keys and values: ``TapeConfig.qkv_bias``."""
-
-SHAPES = ("llama", "mistral", QWEN2, "tape")
-"""Model types whose parameters are Llama's, name for name."""
 
 _NEEDED = (
     "hidden_size",
@@ -31,27 +29,6 @@ _NEEDED = (
     "vocab_size",
     "rope_parameters",
 )
-_EXPERTS = "its feed-forward is a mixture of experts"
-_GEMMA = "its norms scale by 1 + weight, and its embeddings by the root of the hidden size"
-_NORMED_HEADS = "it normalises queries and keys"
-_REASONS = {
-    "falcon": "it runs attention and feed-forward side by side, on one fused projection",
-    "gemma": _GEMMA,
-    "gemma2": f"{_GEMMA}; it caps its scores",
-    "gemma3_text": f"{_GEMMA}; {_NORMED_HEADS}",
-    "gpt2": "it learns a vector for every position, which no rotary angle replaces",
-    "gpt_neox": "it runs attention and feed-forward side by side, and rotates a part of each head",
-    "ministral": "some of its layers attend within a sliding window",
-    "mixtral": _EXPERTS,
-    "olmo2": f"it norms what a block gives, not what it takes; {_NORMED_HEADS}",
-    "phi": "it runs attention and feed-forward side by side, and rotates a part of each head",
-    "phi3": "its queries, keys and values are one projection, its gate and up projections another",
-    "qwen2_moe": _EXPERTS,
-    "qwen3": _NORMED_HEADS,
-    "qwen3_moe": f"{_EXPERTS}; {_NORMED_HEADS}",
-    "stablelm": "it rotates a part of each head",
-}
-"""What another family computes that a Llama does not, for those that people ask for."""
 
 
 def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
@@ -91,14 +68,14 @@ def angles_of(config: PreTrainedConfig) -> dict[str, Any]:
 
 def has_llamas_names(config: PreTrainedConfig) -> bool:
     """Whether a model of this type becomes one whose parameters are Llama's, name for name."""
-    return config.model_type in (*SHAPES, baichuan.MODEL_TYPE)
+    return config.model_type in (*SHAPES, BAICHUAN)
 
 
 def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
     """What keeps an architecture from being a Llama: one problem listing every difference, or none."""
     differences = []
     if not has_llamas_names(config):
-        reason = f" ({_REASONS[config.model_type]})" if config.model_type in _REASONS else ""
+        reason = f" ({REASONS[config.model_type]})" if config.model_type in REASONS else ""
         differences.append(f"model_type is {config.model_type!r}{reason}, not one of {', '.join(SHAPES)}")
     differences += [f"it has no {name}" for name in _NEEDED if getattr(config, name, None) is None]
     if getattr(config, "hidden_act", "silu") != "silu":
