@@ -88,8 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     has_gpu = gpus() > 0
     line = started(COMMANDS[words[0]], words[1:], has_gpu)
     environment = installation.environment()
-    if not has_gpu:
-        environment.setdefault("DS_ACCELERATOR", "cpu")
+    if not has_gpu and "DS_ACCELERATOR" not in environment:
+        environment |= {"DS_ACCELERATOR": "cpu", installation.FOUND_NO_GPU: "1"}
     sys.stdout.flush()
     os.execve(line[0], line, environment)
 

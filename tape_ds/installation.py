@@ -15,6 +15,9 @@ ROOMS = ("launchers", "evaluation", "tools", "benchmarks")
 SHIPPED = "shipped"
 """The folder of the package that holds them in a wheel; ``setup.py`` fills it."""
 
+FOUND_NO_GPU = "TAPE_DS_FOUND_NO_GPU"
+"""A variable of what ``tape-ds`` starts: it chose the CPU itself, since it found no GPU."""
+
 _PACKAGE = Path(__file__).resolve().parent
 ROOT = _PACKAGE / SHIPPED if (_PACKAGE / SHIPPED).is_dir() else _PACKAGE.parent
 """What paths such as ``launchers/recipes`` and ``ds_configs`` start from: the checkout, or the wheel's folder."""

@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 from tape_ds import __main__ as program
+from tape_ds import installation
 from tape_ds.__main__ import COMMANDS, LAUNCHER_OPTIONS, LOOKS
 from tape_ds.installation import ROOT
 from tape_ds.training.recipe import arithmetic, extension, finetuning, loading, pretraining
@@ -120,6 +121,7 @@ def test_the_script_takes_the_process_over(monkeypatch, cuda, own, expected):
     path, line, environment = become.call_args.args
     assert path == sys.executable and line == [path, str(ROOT / "tools" / "merge_adapter.py"), "a", "b"]
     assert environment.get("DS_ACCELERATOR") == expected
+    assert (installation.FOUND_NO_GPU in environment) is (cuda == 0 and own is None)
     assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)
 
 

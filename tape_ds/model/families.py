@@ -6,6 +6,7 @@ is found in the configuration, before any weight is read, and told together with
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ QWEN2 = "qwen2"
 
 SHAPES = ("llama", "mistral", QWEN2, TAPE)
 """Model types whose parameters are Llama's, name for name."""
+TAKEN = (*SHAPES, BAICHUAN, "gptj", "tape_gptj")
+"""Every model type that can be extended or fine-tuned."""
 
 _NEEDED = (
     "hidden_size",
@@ -39,7 +42,7 @@ _NEEDED = (
 _EXPERTS = "its feed-forward is a mixture of experts"
 _GEMMA = "its norms scale by 1 + weight, and its embeddings by the root of the hidden size"
 _NORMED_HEADS = "it normalises queries and keys"
-_REASONS = {
+REASONS = {
     "falcon": "it runs attention and feed-forward side by side, on one fused projection",
     "gemma": _GEMMA,
     "gemma2": f"{_GEMMA}; it caps its scores",
@@ -57,6 +60,12 @@ _REASONS = {
     "stablelm": "it rotates a part of each head",
 }
 """What another family computes that a Llama does not, for those that people ask for."""
+
+
+def foreign(config: Mapping[str, Any]) -> str | None:
+    """The model type that a ``config.json`` names, where it is none that is taken; None also where it names none."""
+    name = config.get("model_type")
+    return name if isinstance(name, str) and name not in TAKEN else None
 
 
 def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
@@ -108,7 +117,7 @@ def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
     """What keeps an architecture from being a Llama: one problem listing every difference, or none."""
     differences = []
     if not has_llamas_names(config):
-        reason = f" ({_REASONS[config.model_type]})" if config.model_type in _REASONS else ""
+        reason = f" ({REASONS[config.model_type]})" if config.model_type in REASONS else ""
         differences.append(f"model_type is {config.model_type!r}{reason}, not one of {', '.join(SHAPES)}")
     differences += [f"it has no {name}" for name in _NEEDED if getattr(config, name, None) is None]
     if getattr(config, "hidden_act", "silu") != "silu":

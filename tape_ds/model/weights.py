@@ -3,6 +3,8 @@
 Weights are safetensors, whose header is held to the file before a tensor is read: an empty file, one that was cut, or a
 header that lies about sizes is refused at once. Published models that have torch's own files alone are read with
 ``weights_only``, so that a pickle that would call something is refused as well.
+
+The checks import no torch: recipes run them before anything else.
 """
 
 import contextlib
@@ -11,13 +13,14 @@ import pickle
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
-from torch import Tensor
 
 from tape_ds.errors import Problem, UserError, raise_if_any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WHOLE, PICKLED = "model.safetensors", "pytorch_model.bin"
 _PICKLE = b"\x80"  # how a pickle of any protocol since 2 begins: torch's older format
@@ -27,24 +30,49 @@ _NOT_TORCH = "is no file that torch saved"
 REMEDY = "fetch or copy the file again, or take it from an earlier checkpoint"
 
 
-def read(file: Path, field: str = "model") -> dict[str, Tensor]:
+def read(file: Path, field: str = "model") -> dict[str, "Tensor"]:
     """The tensors of a safetensors file.
 
     Raises:
         UserError: it is not there, is damaged, or holds no tensor.
     """
+    from safetensors.torch import load_file
+
     raise_if_any(check_file(file, field))
     return load_file(file)
 
 
 def check_file(file: Path, field: str = "model") -> list[Problem]:
     """What is wrong with a safetensors file as far as its header and its size tell; no tensor is read."""
+    return _look_into(file, field)[1]
+
+
+def _look_into(file: Path, field: str) -> tuple[set[str], list[Problem]]:
+    """The names of a safetensors file's tensors, and what is wrong with it."""
     try:
-        with safe_open(file, framework="pt") as opened:
-            empty = not opened.keys()
+        with safe_open(file, framework="np") as opened:
+            names = set(opened.keys())
     except (SafetensorError, OSError) as error:
-        return [Problem(field, str(file), f"could not be read as safetensors ({_reason(error)})", REMEDY)]
-    return [Problem(field, str(file), "holds no tensor", REMEDY)] if empty else []
+        wrong = f"could not be read as safetensors ({_cut_short(file) or _reason(error)})"
+        return set(), [Problem(field, str(file), wrong, REMEDY)]
+    return names, [] if names else [Problem(field, str(file), "holds no tensor", REMEDY)]
+
+
+def _cut_short(file: Path) -> str | None:
+    """How much of a safetensors file is there, where its header asks for more."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(length)) if length < size else {}
+        wanted = 8 + length + max(each["data_offsets"][1] for name, each in header.items() if name != "__metadata__")
+        return f"truncated: {_bytes(size)} of {_bytes(wanted)}" if size < wanted else None
+    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        return None  # not even a header
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size:,} bytes"
 
 
 def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
@@ -58,7 +86,10 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
     if not (safe or pickled or problems):
         return [Problem(field, str(folder), "no weights in it", f"give a folder with {WHOLE}, or its shards")]
     if safe:
-        return problems + [problem for file in safe for problem in check_file(file, field)]
+        found = {file.name: _look_into(file, field) for file in safe}
+        damaged = [problem for _, wrong in found.values() for problem in wrong]
+        whole = {name: names for name, (names, wrong) in found.items() if not wrong}
+        return problems + damaged + ([] if problems else _check_places(folder, whole, field))
     strange = [file for file in pickled if not _is_torch_file(file)]
     return problems + [Problem(field, str(file), _NOT_TORCH, REMEDY) for file in strange]
 
@@ -66,16 +97,36 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
 def _check_index(folder: Path, whole: str, field: str) -> list[Problem]:
     """Whether every shard that the index of a folder names, if it has one, lies beside it."""
     index = folder / f"{whole}.index.json"
-    if not index.is_file() or (folder / whole).is_file():
-        return []
     try:
-        names = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+        names = sorted(set(_places(folder, whole).values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return [Problem(field, str(index), f"could not be read ({_reason(error)})", REMEDY)]
     wrong = [f"the shard {name!r} that it names is not a file beside it" for name in names if Path(name).name != name]
     missing = [name for name in names if Path(name).name == name and not (folder / name).is_file()]
     wrong += [f"weights are missing: {', '.join(missing)}"] if missing else []
     return [Problem(field, str(index), each, "give the whole folder, as it was published or saved") for each in wrong]
+
+
+def _places(folder: Path, whole: str) -> dict[str, str]:
+    """Tensor -> the shard that the index of a folder has it in; nothing where there is no index to be read."""
+    index = folder / f"{whole}.index.json"
+    if not index.is_file() or (folder / whole).is_file():
+        return {}
+    return {name: str(shard) for name, shard in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()}
+
+
+def _check_places(folder: Path, whole: dict[str, set[str]], field: str) -> list[Problem]:
+    """Whether every tensor is in the shard that the index says, of those shards that are ``whole``: name -> tensors."""
+    lacking: dict[str, list[str]] = {}
+    for name, shard in sorted(_places(folder, WHOLE).items()):
+        if name not in whole.get(shard, {name}):
+            lacking.setdefault(shard, []).append(name)
+    return [
+        Problem(
+            field, str(folder / shard), f"lacks {len(names)} of the tensors that the index says: {names[0]}", REMEDY
+        )
+        for shard, names in lacking.items()
+    ]
 
 
 def check_adapter(folder: str | Path, field: str = "model") -> list[Problem]:
@@ -106,12 +157,14 @@ def _is_torch_file(file: Path) -> bool:
         return opened.read(1) == _PICKLE or zipfile.is_zipfile(file)
 
 
-def read_torch_file(file: Path, field: str = "model") -> dict[str, Tensor]:
+def read_torch_file(file: Path, field: str = "model") -> dict[str, "Tensor"]:
     """The tensors of one of torch's own files, mapped into memory where its format allows.
 
     Raises:
         UserError: it is damaged, or holds something else than tensors, which is not run.
     """
+    import torch
+
     mapped = zipfile.is_zipfile(file)  # torch's older format cannot be
     with reading(file, field):
         found: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tape_ds import storage
-from tape_ds.errors import UserError
+from tape_ds.errors import UserError, raise_if_any
 from tape_ds.training import checkpoint, guards, report, run, run_folder, run_lock, shared_work, stopping, verdict
 from tape_ds.training.agreement import Agreement
 from tape_ds.training.allocator import expand_segments
 from tape_ds.training.cluster import roll_call
 from tape_ds.training.environment import leave_process_group, say
 from tape_ds.training.guards import StoppedByGuard
+from tape_ds.training.recipe import device
 from tape_ds.training.recipe.recipe import Recipe
 from tape_ds.training.stopping import StopRequest
 from tape_ds.training.trainer import Stopped
@@ -27,7 +28,12 @@ from tape_ds.training.watchdog import Watchdog
 
 def launch(recipe: Recipe, assemble: Callable[..., run.Run]) -> int:
     """Assemble the run of a recipe and carry it out; returns the exit code. Signals are answered from here on, and so
-    is the launcher's death."""
+    is the launcher's death.
+
+    Raises:
+        UserError: whatever is to be mended before training begins, a CPU that nobody asked for included.
+    """
+    raise_if_any(device.check(recipe))
     expand_segments(recipe.memory.expandable_segments)
     stop = StopRequest()
     stop.listen()

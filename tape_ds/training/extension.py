@@ -30,7 +30,7 @@ from tape_ds.training.recipe.optimization import check_trained, learns
 from tape_ds.training.recipe.scale import check_model
 from tape_ds.training.run import Run, fingerprints, require_room, require_same, sample_count, start, weights_dtype
 from tape_ds.training.run_folder import RESULTS
-from tape_ds.training.trained import Record, check_whole
+from tape_ds.training.trained import Record
 
 SCORES = "results/loss_by_position.json"
 PASSKEYS = "results/passkey.json"
@@ -158,7 +158,6 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
         UserError: whatever only the model's own files or the data can tell, on every rank alike.
     """
     base = convert.resolve(base_address(recipe.model.model))
-    raise_if_any(check_whole("model", recipe.model.model, base))
     native = extendable.read_config(base)
     fitting = [*check_against_model(recipe, native), *targets_of(recipe.chosen, native.model_type, recipe.method)]
     learned = recipe.trains_positions and learns(recipe.model.position_encoding, position_options(recipe, native))

@@ -23,7 +23,7 @@ from tape_ds.training.recipe.finetuning import HELD_OUT, TRAIN, FinetuningRecipe
 from tape_ds.training.recipe.optimization import check_trained, learns
 from tape_ds.training.recipe.scale import check_model
 from tape_ds.training.run import RunOfVariedRows, require_room, require_same, sample_count, start, weights_dtype
-from tape_ds.training.trained import Record, check_whole
+from tape_ds.training.trained import Record
 
 SCORES = "results/answers.json"
 PLAIN = "rope"
@@ -104,7 +104,6 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
         UserError: whatever only the model's own files or the data can tell, on every rank alike.
     """
     base = convert.resolve(base_address(recipe.model.model))
-    raise_if_any(check_whole("model", recipe.model.model, base))
     native = extendable.read_config(base)
     raise_if_any([*extendable.check(native), *check_model(recipe.scale, native)])
     config = model_config(recipe, native)

@@ -19,7 +19,7 @@ from tape_ds.planning.hardware import Gpu, of_device
 from tape_ds.planning.job import Job
 from tape_ds.planning.layout import Engine, Layout, Offload
 from tape_ds.planning.shape import Trained
-from tape_ds.training.recipe import deepspeed_config, paths
+from tape_ds.training.recipe import deepspeed_config, pretrained
 from tape_ds.training.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.training.recipe.extension import ExtensionRecipe
 from tape_ds.training.recipe.pretraining import NO_TOKENIZER, PretrainingRecipe
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tape_ds.planning.shape import Config
 
 GIB = 2**30
-CONFIG = "config.json"
-"""What a model's folder calls its configuration."""
 
 
 def config_of(recipe: Recipe, base: str | None = None) -> Config:
@@ -58,7 +56,7 @@ def config_of(recipe: Recipe, base: str | None = None) -> Config:
 
 def config_at_hand(recipe: Recipe) -> Config | None:
     """The same where neither a network, nor a tokenizer, nor unpacking is needed for it: of a published model, of a
-    folder, of a new model whose vocabulary the recipe says. Else None.
+    folder, of a new model whose vocabulary the recipe says. Else None. A dry run asks the hub for a configuration.
 
     Raises:
         UserError: as :func:`config_of`.
@@ -67,7 +65,9 @@ def config_at_hand(recipe: Recipe) -> Config | None:
         return config_of(recipe)
     if not isinstance(recipe, PretrainingRecipe):
         name = recipe.model.model
-        return config_of(recipe) if shape.known(name) or paths.is_file(Path(name) / CONFIG) else None
+        if (file := pretrained.config_file(name, online=recipe.dry_run)) is not None:
+            return config_of(recipe, str(file))
+        return config_of(recipe) if shape.known(name) else None
     entries = recipe.model.vocab_size or _published_entries(str(recipe.data.tokenizer))
     return recipe.model_config(NO_TOKENIZER, entries) if entries else None
 
@@ -95,7 +95,7 @@ def native_config(model: str) -> Any:
     from tape_ds.model import addresses, extendable
 
     path = Path(model)
-    if path.is_file() and path.name == CONFIG:
+    if path.is_file() and path.name == pretrained.CONFIG:
         return extendable.read_config(path.parent)
     return extendable.read_config(addresses.resolve(model) if model.endswith(".gguf") else model)
 

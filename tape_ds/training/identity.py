@@ -40,7 +40,7 @@ FREE = (
     *("held_out_samples", "test_lengths"),
     *("passkey_lengths", "passkey_trials", "passkey_form"),
     *("keep_every", "keep_steps", "async_save", "resume_anyway", "start_anew", "nonfinite_limit", "watchdog_seconds"),
-    *("sequence_parallel_size", "tensor_parallel_size", "expandable_segments", "force"),
+    *("sequence_parallel_size", "tensor_parallel_size", "expandable_segments", "force", "allow_cpu"),
     *("profile", "profile_start", "profile_steps", "profile_ranks"),
 )
 """This stack's own fields that change no number, and those for which a fingerprint stands (of data, tokenizer, base);

@@ -32,7 +32,7 @@ from tape_ds.training.cluster import start_up
 from tape_ds.training.environment import join_process_group, keep_trackers_in, say
 from tape_ds.training.levers import ApplyLevers
 from tape_ds.training.profiling import StepProfiler
-from tape_ds.training.recipe import deepspeed_config
+from tape_ds.training.recipe import deepspeed_config, device
 from tape_ds.training.recipe.recipe import Recipe
 from tape_ds.training.resume import Resumed
 from tape_ds.training.run_folder import METRICS, RESULTS, TRAINED, finished
@@ -275,12 +275,13 @@ def require_same(recipe: Recipe, started: Started, now: Mapping[str, Any]) -> No
 
 
 def require_room(recipe: Recipe, config: extendable.Config, agreement: Agreement) -> None:
-    """Whether the run would fit the GPUs at hand, before anything is loaded.
+    """Whether the run would fit the GPUs at hand, or is small enough for a CPU, before anything is loaded.
 
     Raises:
-        UserError: it would not, and the recipe does not say ``force``; on all ranks alike.
+        UserError: it would not, and the recipe says neither ``force`` nor ``allow_cpu``; on all ranks alike.
     """
     own = forecast.check(recipe, config, agreement.world, forecast.gpu_at_hand()) if recipe.trains else []
+    own += device.check(recipe, config)
     raise_if_any(_everyones(own, agreement))
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import storage
+from tape_ds.errors import Problem
 
 METRICS = "metrics.jsonl"
 TRAINED = "trained"
@@ -29,6 +30,8 @@ SAVE_NOW = "save_now"
 RANKS = "ranks"
 NONFINITE = "nonfinite.jsonl"
 STACKS = "stacks"
+RECORD, WHOLE_WEIGHTS = "trained.json", "model*.safetensors"
+"""What in the folder ``trained`` says how it was made (:mod:`tape_ds.training.trained`), and whole models' files."""
 
 
 def mark_finished(output: Path, step: int, identity: dict[str, Any]) -> None:
@@ -78,3 +81,12 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def check_whole(field: str, address: str, folder: str | Path) -> list[Problem]:
+    """Whether ``folder`` (what ``address`` leads to) is a whole model and not what a run trained of one."""
+    folder = Path(folder)
+    if not (folder / RECORD).exists() or any(folder.glob(WHOLE_WEIGHTS)):
+        return []
+    remedy = f"make a whole model of it: python tools/merge_adapter.py {address} OUT"
+    return [Problem(field, address, "it holds only what a run trained of its base", remedy)]

@@ -165,6 +165,19 @@ def _launchers_above() -> dict[psutil.Process, list[str]]:
     return found
 
 
+def runner_option(name: str) -> str | None:
+    """What a person gave DeepSpeed's runner above this process for an option, as typed; None: nothing, or there is no
+    runner on this machine."""
+    for line in _launchers_above().values():
+        if not _runs(line, _RUNNER):
+            continue
+        for place, word in enumerate(line):
+            option, equals, value = word.partition("=")
+            if option == name:
+                return value if equals else next(iter(line[place + 1 :]), "")
+    return None
+
+
 def _is_connection(line: Sequence[str]) -> bool:
     """Whether a process is sshd's for one command: it ends with the connection, what it has started does not."""
     return bool(_CONNECTION.match(" ".join(line)))

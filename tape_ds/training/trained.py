@@ -27,11 +27,11 @@ from tape_ds import storage
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import convert, extendable, weights
 from tape_ds.parallel.cuts import cut_of
+from tape_ds.training.run_folder import RECORD as RECORD
+from tape_ds.training.run_folder import WHOLE_WEIGHTS
 
 FORMAT = 1
-RECORD = "trained.json"
 WEIGHTS = "trained.safetensors"
-WHOLE_WEIGHTS = "model*.safetensors"
 
 
 @dataclass(frozen=True)
@@ -228,15 +228,6 @@ def differing_adapters(folder: str | Path, model: PeftModel) -> list[str]:
     saved, own = PeftConfig.from_pretrained(folder), model.peft_config["default"]
     fields = {"lora_r": "r", "lora_alpha": "lora_alpha"}
     return [field for field, name in fields.items() if getattr(saved, name) != getattr(own, name)]
-
-
-def check_whole(field: str, address: str, folder: str | Path) -> list[Problem]:
-    """Whether ``folder`` (what ``address`` leads to) is a whole model and not what a run trained of one."""
-    folder = Path(folder)
-    if not (folder / RECORD).exists() or any(folder.glob(WHOLE_WEIGHTS)):
-        return []
-    remedy = f"make a whole model of it: python tools/merge_adapter.py {address} OUT"
-    return [Problem(field, address, "it holds only what a run trained of its base", remedy)]
 
 
 def load_trained(

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from tape_ds.errors import UserError
 from tape_ds.model import convert, extendable
@@ -122,6 +124,7 @@ def test_a_look_reads_no_model_that_is_not_at_hand(monkeypatch, tmp_path):
     assert forecast.config_at_hand(extension.load(["--model", "somebody/llama-11b"], world_size=1)) is None
     assert forecast.config_at_hand(extension.load(["--model", "smollm2"], world_size=1)).hidden_size == 576
     shape.published("llama2-13b").save_pretrained(tmp_path)
+    save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
     assert (
         forecast.config_at_hand(
             extension.load(["--recipe", "llama2_7b_8k", "--model", str(tmp_path)], world_size=1)

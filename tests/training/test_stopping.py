@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
@@ -104,6 +105,21 @@ def test_what_a_command_line_runs(line, run):
 )
 def test_which_ancestors_are_launchers(line, is_one):
     assert stopping._runs(line) is is_one
+
+
+@pytest.mark.parametrize(
+    ("line", "given"),
+    [
+        (["python", "/v/bin/deepspeed", "--num_gpus", "2", "x.py"], "2"),
+        (["python", "-m", "deepspeed.launcher.runner", "--num_gpus=4", "x.py"], "4"),
+        (["python", "/v/bin/deepspeed", "--num_accelerators", "2", "x.py"], None),
+        (["python", "/v/bin/deepspeed", "x.py"], None),
+        (["python", "-u", "-m", "deepspeed.launcher.launch", "--num_gpus", "2"], None),
+    ],
+)
+def test_what_was_asked_of_the_runner(line, given, monkeypatch):
+    monkeypatch.setattr(stopping, "_launchers_above", lambda: {mock.Mock(): line})
+    assert stopping.runner_option("--num_gpus") == given
 
 
 RUNNER, LAUNCH = ["python", "/v/bin/deepspeed"], ["python", "-u", "-m", "deepspeed.launcher.launch"]

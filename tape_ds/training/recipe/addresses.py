@@ -13,6 +13,11 @@ SMOLLM2 = "smollm2"
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether ``name`` is written as the hub's names are, ``owner/name``."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
 def check_pretrained(field: str, name: str, files: tuple[str, ...]) -> Iterator[Problem]:
     """Whether ``name`` may be something that ``from_pretrained`` loads, without the network.
 
@@ -32,7 +37,7 @@ def check_pretrained(field: str, name: str, files: tuple[str, ...]) -> Iterator[
         if not any((path / file).is_file() for file in files):
             wrong = f"no {' and no '.join(files)} in this folder"
             yield Problem(field, name, wrong, "give a folder saved by save_pretrained")
-    elif not _HUB_ID.fullmatch(name):
+    elif not is_hub_id(name):
         close = did_you_mean(name, [SMOLLM2])
         hint = f"{close} Or give" if close.startswith("did") else f"give {SMOLLM2},"
         yield Problem(field, name, "no such folder", f"{hint} a folder, a .gguf file or a hub id (owner/name)")

@@ -1,7 +1,7 @@
 """The recipe of ``extend_llama.py``: a pretrained model learns to address a longer context."""
 
 import importlib.util
-import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -14,7 +14,7 @@ from tape_ds.errors import Problem, did_you_mean
 from tape_ds.fields import DERIVED, Section, rule
 from tape_ds.parallel.layout import SEQUENCE, TENSOR
 from tape_ds.training.methods import METHODS, Method, trained
-from tape_ds.training.recipe import addresses, deepspeed_config, loading, paths
+from tape_ds.training.recipe import addresses, deepspeed_config, loading, pretrained
 from tape_ds.training.recipe.method import ADAPTERS, GROUPS, MethodSection, with_trait
 from tape_ds.training.recipe.optimization import learns
 from tape_ds.training.recipe.recipe import Recipe
@@ -39,7 +39,7 @@ class ModelSection(Section):
     """Options of that encoding; empty: those of a model that has this encoding already, else its defaults."""
     rope_parameters: dict[str, Any] = {}
     """Scaling of the angles to start from, in transformers' terms; empty: the model's own. A ``factor`` that is left
-    out is what reaches target_length. ``theta`` and the methods that train nothing set their own type."""
+    out, or null, is what reaches target_length. ``theta`` and the methods that train nothing set their own type."""
     state_dtype: str | None = None
     """dtype of the position state between layers; null: that of the hidden states."""
     attention_backend: str = "auto"
@@ -173,7 +173,7 @@ class ExtensionRecipe(Recipe):
         own = dict(self.chosen.angles)
         if self.method.theta_linear:
             own["rope_type"] = "linear"
-        return own | self.model.rope_parameters
+        return own | {name: value for name, value in self.model.rope_parameters.items() if value is not None}
 
     @property
     def window(self) -> int:
@@ -194,7 +194,7 @@ class ExtensionRecipe(Recipe):
         packed = f"packed documents, {data.packing}" + ", attending across" * data.attend_across
         rows = f"PoSE, {data.pose.chunks} chunks of one document" if data.pose.chunks > 1 else packed
         return {
-            "model": f"{model.model} -> {model.target_length:,} positions",
+            "model": f"{model.model}, {self._lengths()}",
             "encoding": f"{model.position_encoding} {model.position_options or ''} from {angles}",
             "method": f"{method.method}, training {', '.join(trained)}",
             "data": f"{', '.join(data.train_data)}: rows of {data.window:,} tokens ({rows})"
@@ -203,25 +203,30 @@ class ExtensionRecipe(Recipe):
             "held out": ", ".join(data.eval_data) or "nothing",
         }
 
+    def problems(self, broken: set[str]) -> Iterator[Problem]:
+        """As every recipe's; of a model of another family nothing is said of lengths, which would lead astray."""
+        if "model" not in broken and pretrained.is_foreign(self.model.model, online=self.dry_run):
+            broken = broken | {"target_length", "window", "rope_parameters"}
+        yield from super().problems(broken)
+
     @rule("model")
     def _model_is_there(self) -> Iterator[Problem]:
-        yield from addresses.check_pretrained("model", self.model.model, ("config.json",))
+        yield from pretrained.check(self.model.model, online=self.dry_run)
+
+    def native_config(self) -> Mapping[str, Any] | None:
+        """What is known of the model's configuration without loading or unpacking anything."""
+        if self.model.model == addresses.SMOLLM2:
+            return {"max_position_embeddings": SMOLLM2_LENGTH}
+        try:
+            return pretrained.configuration(self.model.model, online=self.dry_run)
+        except (OSError, ValueError, RecursionError):
+            return None  # which is said of the model
 
     @rule("model", "method", "target_length", "rope_parameters")
     def _model_has_the_length(self) -> Iterator[Problem]:
         """Where the native length is cheaply known; the launcher repeats it for the others."""
-        if self.model.model == addresses.SMOLLM2:
-            yield from check_against_model(self, {"max_position_embeddings": SMOLLM2_LENGTH})
-            return
-        file = paths.of(self.model.model) / "config.json"
-        if not paths.is_file(file):
-            return
-        try:
-            config = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            yield Problem("model", self.model.model, f"config.json is not readable ({error})", "repair the folder")
-            return
-        yield from check_against_model(self, config if isinstance(config, dict) else {})
+        if (config := self.native_config()) is not None:
+            yield from check_against_model(self, config)
 
     @rule("method", "position_encoding", "position_options", "state_dtype")
     def _encoding(self) -> Iterator[Problem]:
@@ -252,6 +257,16 @@ class ExtensionRecipe(Recipe):
             return
         # what the recipe leaves out follows from the model's length, which the launcher reads from its configuration
         yield from scaling.check(dict.fromkeys(scaling.filled_in(rope.get("rope_type", "default")), 1) | rope)
+
+    def _lengths(self) -> str:
+        """From the native length to the target, and what factor that is."""
+        target, config = self.model.target_length, self.native_config()
+        native = None if config is None else native_length(config)
+        if native is None:
+            return f"extended to {target:,} positions"
+        base = factor_base(self, config, self.angles.get("original_max_position_embeddings"), native)
+        counted = "" if base == native else f": a factor of {target / base:g} from {base:,}"
+        return f"{native:,} -> {target:,} positions, x{target / native:g}{counted}"
 
     @rule("eval_length", "eval_span")
     def _spans(self) -> Iterator[Problem]:
@@ -430,43 +445,69 @@ def check_against_model(recipe: "ExtensionRecipe", model_config: Any) -> list[Pr
         recipe: as loaded.
         model_config: a transformers configuration, or a mapping with the same names.
     """
-
-    def read(name: str) -> Any:
-        return model_config.get(name) if isinstance(model_config, Mapping) else getattr(model_config, name, None)
-
-    native, target = read("max_position_embeddings") or read("n_positions"), recipe.model.target_length  # GPT-J's name
-    if not isinstance(native, int) or isinstance(native, bool) or native < 1:
+    native, target = native_length(model_config), recipe.model.target_length
+    if native is None:
+        found = _read(model_config, "max_position_embeddings") or _read(model_config, "n_positions")
         remedy = "give a model whose config.json says how long its context is"
-        return [Problem("model", recipe.model.model, f"its max_position_embeddings is {native!r}", remedy)]
+        return [Problem("model", recipe.model.model, f"its max_position_embeddings is {found!r}", remedy)]
     problems = []
     if target < native:
         wrong = f"shorter than the {native} tokens that {recipe.model.model} has natively"
         problems.append(Problem("target_length", target, wrong, f"give {native} or more"))
-    rope = recipe.angles
-    window = rope.get("original_max_position_embeddings")
+    window = recipe.angles.get("original_max_position_embeddings")
     if isinstance(window, int) and window > native:
         wrong = f"longer than the {native} tokens that {recipe.model.model} has natively"
         remedy = f"give {native}, or leave it out"
         problems.append(Problem("rope_parameters.original_max_position_embeddings", window, wrong, remedy))
         window = None
-    return [*problems, *_check_reach(recipe, read("rope_parameters"), window, native)]
+    return [*problems, *_check_reach(recipe, model_config, window, native)]
 
 
-def _check_reach(recipe: "ExtensionRecipe", own: Any, window: Any, native: int) -> Iterator[Problem]:
-    """A factor that is given must reach the target from the angles that the model has (``own``, where known), and a
-    base frequency that a method is about must be larger than theirs."""
+def native_length(model_config: Any) -> int | None:
+    """Tokens of context that a configuration (or a mapping with the same names) has; None: it does not say."""
+    found = _read(model_config, "max_position_embeddings") or _read(model_config, "n_positions")  # GPT-J's name
+    return found if isinstance(found, int) and not isinstance(found, bool) and found >= 1 else None
+
+
+def _read(model_config: Any, name: str) -> Any:
+    return model_config.get(name) if isinstance(model_config, Mapping) else getattr(model_config, name, None)
+
+
+def factor_base(recipe: "ExtensionRecipe", model_config: Any, window: Any, native: int) -> int:
+    """Tokens that a factor of the recipe's angles counts from: the ``window`` that it names, or what the model's own
+    angles, where they are known, leave of its native length."""
+    if isinstance(window, int):
+        return window
+    own, rope = _own_angles(model_config), recipe.angles
+    if own is None:
+        return native
     from tape_ds.model.positions import scaling
 
+    return round(scaling.window_of(own, {"rope_type": rope.get("rope_type", own["rope_type"])}, native))
+
+
+def _own_angles(model_config: Any) -> Mapping[str, Any] | None:
+    own = _read(model_config, "rope_parameters")
+    if not isinstance(own, Mapping) or not {"rope_type", "rope_theta"} <= own.keys():
+        return None
+    from tape_ds.model.positions import scaling
+
+    return None if scaling.check(own) else own
+
+
+def _check_reach(recipe: "ExtensionRecipe", model_config: Any, window: Any, native: int) -> Iterator[Problem]:
+    """A factor that is given must reach the target from the angles that the model has (where they are known), and a
+    base frequency that a method is about must be larger than theirs."""
     rope, target = recipe.angles, recipe.model.target_length
-    known = isinstance(own, Mapping) and {"rope_type", "rope_theta"} <= own.keys() and not scaling.check(own)
-    base = window if isinstance(window, int) else native
-    if known and not isinstance(window, int):
-        base = round(scaling.window_of(own, {"rope_type": rope.get("rope_type", own["rope_type"])}, native))
+    own, base = _own_angles(model_config), factor_base(recipe, model_config, window, native)
     factor, theta = rope.get("factor"), rope.get("rope_theta")
     if isinstance(factor, (int, float)) and factor * base < target:
-        wrong = f"{factor} x {base} = {factor * base:.0f} tokens do not reach target_length = {target}"
-        yield Problem("rope_parameters.factor", factor, wrong, f"give {target / base:g} or more")
-    if not known or "rope_theta" not in recipe.chosen.angles or not isinstance(theta, (int, float)):
+        wrong = f"{factor:g} x {base:,} = {factor * base:,.0f} tokens do not reach target_length = {target:,}"
+        enough = math.ceil(target / base * 1000) / 1000  # rounded down it would not reach either
+        remedy = f"give {enough:.10g} or more ({target:,} / {base:,}), or leave factor out (factor: null): it follows"
+        remedy += " from target_length"
+        yield Problem("rope_parameters.factor", factor, wrong, remedy)
+    if own is None or "rope_theta" not in recipe.chosen.angles or not isinstance(theta, (int, float)):
         return
     if theta <= (present := own["rope_theta"]):
         wrong = f"not larger than the rope_theta of {recipe.model.model}, {present:g}: it would reach no further"

@@ -10,7 +10,7 @@ from tape_ds.data.scrolls import datasets, examples
 from tape_ds.data.scrolls.prompts import reserved
 from tape_ds.errors import Problem
 from tape_ds.fields import DERIVED, Section, rule
-from tape_ds.training.recipe import addresses, loading
+from tape_ds.training.recipe import loading, pretrained
 from tape_ds.training.recipe.recipe import Recipe
 
 TRAIN, HELD_OUT = "train", "validation"
@@ -110,7 +110,7 @@ class FinetuningRecipe(Recipe):
 
     @rule("model")
     def _model_is_there(self) -> Iterator[Problem]:
-        yield from addresses.check_pretrained("model", self.model.model, ("config.json",))
+        yield from pretrained.check(self.model.model, online=self.dry_run)
 
     @rule("dataset", "data_dir", "eval_examples")
     def _data(self) -> Iterator[Problem]:

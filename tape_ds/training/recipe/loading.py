@@ -79,10 +79,12 @@ def load(argv: list[str], kind: type[R], world_size: int | None = None) -> R:
             broken.add(needed)
     world = world_size or int(os.environ.get("WORLD_SIZE", "1"))
     recipe = _build(kind, Path(name).stem, values, broken, world, problems)
+    # before the rules: what is only looked at may look further
+    recipe = dataclasses.replace(recipe, print_config=switches["print_config"], dry_run=switches["dry_run"])
     said = {str(problem) for problem in problems}
     problems += {str(each): each for each in recipe.problems(broken) if str(each) not in said}.values()
     raise_if_any(problems)
-    return dataclasses.replace(recipe, print_config=switches["print_config"], dry_run=switches["dry_run"])
+    return recipe
 
 
 def _recipe_name(kind: type[Recipe], flags: dict[str, list[str]], problems: list[Problem]) -> str:

@@ -33,6 +33,10 @@ class Memory(Section):
     force: bool = False
     """Start although more memory would be needed than the GPUs have, as far as that can be foreseen."""
 
+    allow_cpu: bool = False
+    """Train on a CPU what is refused there: a model of more than a billion parameters, or a run for which the launcher
+    was given ``--num_gpus``. ``use_cpu: true`` and ``DS_ACCELERATOR=cpu`` say so as well."""
+
     @rule("activation_checkpointing", "checkpoint_layers", "checkpoint_offload")
     def _checkpointing(self, whole: Whole) -> Iterator[Problem]:
         if whole.trainer_value("activation_checkpointing"):

@@ -1,16 +1,24 @@
 """What a recipe would do, as far as it can be told without loading a model, data or a process group."""
 
-from tape_ds.errors import is_main_process
-from tape_ds.training.recipe import deepspeed_config
+from tape_ds.errors import is_main_process, raise_if_any
+from tape_ds.training.recipe import deepspeed_config, pretrained
 from tape_ds.training.recipe.recipe import Recipe
 
 
 def shown(recipe: Recipe) -> bool:
-    """Whether this command line asked to look only; the main process then prints what it asked for."""
+    """Whether this command line asked to look only; the main process then prints what it asked for.
+
+    Raises:
+        UserError: it asked for a dry run, and the run would be refused on this machine's CPU; the plan is printed.
+    """
     if not (recipe.print_config or recipe.dry_run):
         return False
     if is_main_process():
-        print(recipe.to_yaml() if recipe.print_config else describe(recipe))
+        print(recipe.to_yaml() if recipe.print_config else describe(recipe), flush=True)
+    if not recipe.print_config:
+        from tape_ds.training.recipe import device
+
+        raise_if_any(device.check(recipe))
     return True
 
 
@@ -25,6 +33,10 @@ def _memory(recipe: Recipe) -> str:
 
 def describe(recipe: Recipe) -> str:
     """The plan as lines of ``name: value``, for ``--dry_run``."""
+    from tape_ds.training.recipe import device
+
+    name = getattr(recipe.model, "model", None)  # a new model has none
+    why = pretrained.not_read(name) if name is not None and recipe.dry_run else None
     each, accumulation = recipe.trainer_value("per_device_train_batch_size"), recipe.accumulation()
     layout = recipe.layout()
     rate = recipe.trainer_value("learning_rate")
@@ -43,7 +55,9 @@ def describe(recipe: Recipe) -> str:
     lines = {
         "recipe": recipe.name,
         **recipe.outline(),
+        **({"model": f"{recipe.outline()['model']} (its config.json was not read: {why})"} if why else {}),
         **(training if recipe.trains else {}),
+        "device": device.told(recipe),
         "engine": f"{engine}, {precision}",
         **({"memory": _memory(recipe)} if recipe.trains else {}),
         "output": str(recipe.trainer_value("output_dir")),

@@ -115,6 +115,13 @@ class Recipe(ABC):
         """A checkpoint's path, True for the newest of output_dir, "auto" for that if there is one, False for none."""
         return self.trainer_value("resume_from_checkpoint") or False
 
+    @property
+    def chosen_cpu(self) -> str | None:
+        """What says that the run computes on the CPU, as it is written; None: nothing does."""
+        if self.trainer_value("use_cpu"):
+            return "use_cpu: true"
+        return "DS_ACCELERATOR=cpu" if os.environ.get("DS_ACCELERATOR") == "cpu" else None
+
     def layout(self, world_size: int | None = None) -> Layout:
         """Who does what among ``world_size`` processes; default those of the job.
 
@@ -154,7 +161,7 @@ class Recipe(ABC):
         kwargs = {name: value for name, value in self.training_kwargs.items() if name in known}
         kwargs["resume_from_checkpoint"] = self.resume_from_checkpoint or None
         kwargs["gradient_accumulation_steps"] = self.accumulation(world_size)
-        if not torch.accelerator.is_available() or os.environ.get("DS_ACCELERATOR") == "cpu":
+        if self.chosen_cpu is not None or not torch.accelerator.is_available():
             kwargs["use_cpu"] = True
         try:
             return TrainingArguments(**kwargs, deepspeed=self._engine())
@@ -247,8 +254,7 @@ class Recipe(ABC):
         """Where the run will compute."""
         import torch
 
-        on_cpu = self.trainer_value("use_cpu") or os.environ.get("DS_ACCELERATOR") == "cpu"
-        return torch.device("cuda" if torch.cuda.is_available() and not on_cpu else "cpu")
+        return torch.device("cuda" if torch.cuda.is_available() and self.chosen_cpu is None else "cpu")
 
     @rule(
         *("deepspeed", "bf16", "fp16", "learning_rate", "per_device_train_batch_size", "global_batch_size"),

@@ -278,3 +278,18 @@ def test_norms_alone_can_be_trained_under_any_encoding():
     """The control of every comparison with position updates."""
     recipe = load(["--recipe", write(position_encoding="rope", train_position=False)])
     assert (recipe.method.method, recipe.method.train_position, recipe.method.train_norms) == ("tape", False, True)
+
+
+def test_the_factor_that_is_asked_for_reaches_the_target_and_may_be_left_out():
+    """488.28125 rounded down would be refused again."""
+    found, _ = problems_of("--recipe", write(), "--target_length", "4000000")
+    assert "give 488.282 or more (4,000,000 / 8,192), or leave factor out" in found["rope_parameters.factor"].remedy
+    for given in ("488.282", "null"):
+        load(["--recipe", write(), "--target_length", "4000000", "--rope_parameters.factor", given])
+
+
+def test_the_plan_says_what_factor_a_target_means():
+    assert load(["--recipe", write()]).outline()["model"] == "smollm2, 8,192 -> 16,384 positions, x2"
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    shown = load(["--recipe", write(rope_parameters=rope)]).outline()["model"]
+    assert shown == "smollm2, 8,192 -> 16,384 positions, x2: a factor of 4 from 4,096"
