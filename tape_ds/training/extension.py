@@ -24,6 +24,7 @@ from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import identity, methods, plots, tables
 from tape_ds.training.callbacks import LossByPosition, PasskeyRetrieval
 from tape_ds.training.held_out import WITHOUT_UPDATES, HeldOut, Scores, Variant, read_passkeys, read_scores
+from tape_ds.training.recipe import paths
 from tape_ds.training.recipe.extension import ExtensionRecipe, check_against_model
 from tape_ds.training.recipe.method import targets_of
 from tape_ds.training.recipe.optimization import check_trained, learns
@@ -242,7 +243,7 @@ def training_rows(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase) -
     Raises:
         UserError: the data, or ``append_eos`` where the tokenizer has no EOS.
     """
-    data, cache = recipe.data, Path(recipe.data.data_cache).expanduser()
+    data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
     end = _end_token(tokenizer) if data.append_eos else None
     found = select(data.train_data, tokenizer, "train", cache, data.min_document_tokens, data.max_documents)
     origin = f"{found}" + f", none below {data.min_document_tokens:,}" * (data.min_document_tokens > 1)
@@ -278,7 +279,7 @@ def held_out_documents(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBa
     documents: list[HeldOut] = []
     problems = []
     for address in recipe.data.eval_data:
-        for row in tokenize([address], tokenizer, "heldout", Path(recipe.data.data_cache).expanduser()):
+        for row in tokenize([address], tokenizer, "heldout", paths.data_cache(recipe.data.data_cache)):
             if len(row["input_ids"]) < length:
                 wrong = f"{row['name']} has {len(row['input_ids'])} tokens, fewer than eval_length = {length}"
                 problems.append(Problem("eval_data", address, wrong, "name longer documents, or lower eval_length"))

@@ -1,7 +1,6 @@
 """From a checked fine-tuning recipe to a run: a whole model, rows of prompts and answers, held-out questions."""
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -19,6 +18,7 @@ from tape_ds.scoring.answers import Asked
 from tape_ds.training import answer_scores, identity, methods, tables
 from tape_ds.training.answer_scores import AnswerScores
 from tape_ds.training.extension import base_address
+from tape_ds.training.recipe import paths
 from tape_ds.training.recipe.finetuning import HELD_OUT, TRAIN, FinetuningRecipe, data_origin
 from tape_ds.training.recipe.optimization import check_trained, learns
 from tape_ds.training.recipe.scale import check_model
@@ -181,5 +181,5 @@ def tokenized(
     """
     data = recipe.data
     form = rows.Form(data.max_tokens, data.answer_tokens, data.reference_format)
-    cache = Path(data.data_cache).expanduser()
+    cache = paths.data_cache(data.data_cache)
     return rows.tokenized(data.dataset, split, data.data_dir, tokenizer, form, cache, questions)

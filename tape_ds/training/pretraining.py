@@ -1,7 +1,6 @@
 """From a checked pretraining recipe to a run: a tokenizer, a new model, rows packed or streamed, documents to score."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from tape_ds.errors import Problem, UserError
 from tape_ds.training import fresh, identity, methods, tables
 from tape_ds.training.callbacks import PerplexityByLength
 from tape_ds.training.held_out import HeldOut, read_perplexities
+from tape_ds.training.recipe import paths
 from tape_ds.training.recipe.pretraining import PretrainingRecipe
 from tape_ds.training.run import Run, fingerprints, require_room, require_same, sample_count, start, weights_dtype
 from tape_ds.training.trained import Record
@@ -113,7 +113,7 @@ def choose_tokenizer(recipe: PretrainingRecipe) -> PreTrainedTokenizerBase:
     data, size = recipe.data, recipe.model.vocab_size
     if data.tokenizer is None:
         assert size is not None, "checked with the recipe"
-        return tokenizers.cached(data.train_data, size, Path(data.data_cache).expanduser())
+        return tokenizers.cached(data.train_data, size, paths.data_cache(data.data_cache))
     tokenizer = tokenizers.load(data.tokenizer)
     if size is not None and size != len(tokenizer):
         wrong = f"the tokenizer {data.tokenizer} has {len(tokenizer)} entries"
@@ -123,7 +123,7 @@ def choose_tokenizer(recipe: PretrainingRecipe) -> PreTrainedTokenizerBase:
 
 def training_rows(recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase) -> TrainingRows | StreamedRows:
     """The run's samples: as many as its steps (or epochs) consume."""
-    data, seed, cache = recipe.data, recipe.trainer_value("seed"), Path(recipe.data.data_cache).expanduser()
+    data, seed, cache = recipe.data, recipe.trainer_value("seed"), paths.data_cache(recipe.data.data_cache)
     if data.streaming:
         return StreamedRows(
             data.train_data,
@@ -151,7 +151,7 @@ def held_out_documents(recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizer
     if not recipe.data.eval_data:
         return documents, 0
     left_out = best = 0
-    for row in tokenize(recipe.data.eval_data, tokenizer, "heldout", Path(recipe.data.data_cache).expanduser()):
+    for row in tokenize(recipe.data.eval_data, tokenizer, "heldout", paths.data_cache(recipe.data.data_cache)):
         found = len(row["input_ids"])
         left_out, best = left_out + (found < longest), max(best, found)
         kept = min(found, room) // longest * longest

@@ -17,6 +17,7 @@ from tape_ds import results, storage
 from tape_ds.errors import redacted
 from tape_ds.training import verdict
 from tape_ds.training.cluster.place import Place
+from tape_ds.training.recipe import paths
 from tape_ds.training.recipe.recipe import Recipe
 
 LOOKS = 5
@@ -103,7 +104,7 @@ def record_of(place: Place, recipe: Recipe, details: Details, output: Path, mark
     """What this rank says of itself; ``marker`` names the file that rank 0 has put into ``output``."""
     now = time.time()  # before all that takes a time of its own on each machine
     on_cpu = not torch.accelerator.is_available() or os.environ.get("DS_ACCELERATOR") == "cpu"
-    folders = {"output_dir": output, "data_cache": Path(recipe.as_dict()["data_cache"]).expanduser()}
+    folders = {"output_dir": output, "data_cache": paths.data_cache(recipe.as_dict().get("data_cache"))}
     return Record(
         rank=place.rank,
         machine=place.machine,

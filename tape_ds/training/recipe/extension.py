@@ -70,8 +70,9 @@ class DataSection(Section):
     single``, else 1."""
     max_documents: int | None = Field(None, ge=1)
     """Read no further than this many documents of min_document_tokens; null: read all."""
-    data_cache: str = "~/.cache/tape_ds/data"
-    """Folder of tokenised data, shared by runs."""
+    data_cache: str | None = None
+    """Folder of tokenised data, shared by runs; null: ``tape_ds/data`` in XDG_CACHE_HOME, else in HF_HOME, else in
+    ~/.cache."""
 
 
 class EvaluationSection(Section):

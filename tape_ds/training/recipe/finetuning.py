@@ -46,8 +46,9 @@ class DataSection(Section):
     """Rows as the published code has them, but for its padding: another BOS before each answer, its first target."""
     eval_examples: int = Field(200, ge=0)
     """Questions of the split ``validation``, spread over it, whose answers are scored before and after; 0: none."""
-    data_cache: str = "~/.cache/tape_ds/data"
-    """Folder of tokenised rows, shared by runs."""
+    data_cache: str | None = None
+    """Folder of tokenised rows, shared by runs; null: ``tape_ds/data`` in XDG_CACHE_HOME, else in HF_HOME, else in
+    ~/.cache."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tape_ds import storage
 from tape_ds.errors import Problem
 
 FIELDS = ("output_dir", "data_cache", "data_dir", "resume", "resume_from_checkpoint", "model", "tokenizer")
@@ -20,6 +21,11 @@ def of(text: str) -> Path:
         return Path(text).expanduser()
     except RuntimeError:
         return Path(text)
+
+
+def data_cache(given: str | None) -> Path:
+    """The folder of the field ``data_cache``."""
+    return storage.cache_home() / "data" if given is None else Path(given).expanduser()
 
 
 def is_file(path: Path) -> bool:

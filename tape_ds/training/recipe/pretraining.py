@@ -44,8 +44,9 @@ class DataSection(Section):
     stream_lanes: int = Field(32, ge=1)
     """Shards of the data that are read side by side when streaming; rows take turns between them. Part of the data
     order, whatever the number of processes."""
-    data_cache: str = "~/.cache/tape_ds/data"
-    """Folder of tokenised data and trained tokenizers, shared by runs."""
+    data_cache: str | None = None
+    """Folder of tokenised data and trained tokenizers, shared by runs; null: ``tape_ds/data`` in XDG_CACHE_HOME, else
+    in HF_HOME, else in ~/.cache."""
 
 
 class EvaluationSection(Section):
