@@ -12,38 +12,10 @@ EVALUATION = (
     *("scrolls", "scrolls generate", "scrolls score", "scrolls compare"),
 )
 TOOLS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tools").glob("*.py"))
-HANDS_ON = ("tools/pose_coverage.py",)
-"""What it does not know is taken for a recipe's field, and the whole recipe is read."""
-HEAVY = ("torch", "transformers", "datasets", "deepspeed", "matplotlib", "peft", "accelerate", "scipy", "triton")
-CHECKED_WITH = (
-    "tape_ds",
-    "tape_ds.arguments",
-    "tape_ds.data.addressing.tasks",
-    "tape_ds.data.arithmetic.vocabulary",
-    "tape_ds.data.pose",
-    "tape_ds.data.rows",
-    "tape_ds.data.scrolls.examples",
-    "tape_ds.data.scrolls.prompts",
-    "tape_ds.data.sources",
-    "tape_ds.model.attention",
-    "tape_ds.model.families",
-    "tape_ds.model.liger",
-    "tape_ds.model.positions",
-    "tape_ds.model.positions.scaling",
-    "tape_ds.model.sizes",
-    "tape_ds.parallel.layout",
-    "tape_ds.planning.hardware",
-    "tape_ds.results",
-    "tape_ds.training.checkpoint",
-    "tape_ds.training.cluster.roll_call",
-    "tape_ds.training.cluster.starting",
-    "tape_ds.training.comparison.options",
-    "tape_ds.training.forecast",
-    "tape_ds.training.methods",
-    "tape_ds.training.supervision",
+LAUNCHERS = tuple(
+    f"launchers/{name}.py" for name in ("extend_llama", "pretrain_c4", "finetune_scrolls", "train_arithmetic")
 )
-"""What recipes are checked with, and what every command imports."""
-
+HEAVY = ("torch", "transformers", "datasets", "deepspeed", "matplotlib", "peft", "accelerate", "scipy", "triton")
 # One process for all: each program starts where nothing heavy has been imported, or the one before it is named.
 STARTED = """
 import contextlib, io, runpy, sys
@@ -74,15 +46,17 @@ def run(code):
 
 @pytest.mark.parametrize("word, code", [("--help", 0), ("--halp", 2)])
 def test_commands_read_their_line_before_anything_heavy(word, code):
-    tools = [tool for tool in TOOLS if code == 0 or tool not in HANDS_ON]
     started = [["-m", "evaluation", *command.split()] for command in EVALUATION]
-    started += [[tool] for tool in tools] + [["-m", "tools.reproduce"]]
+    started += [[script] for script in (*LAUNCHERS, *TOOLS)] + [["-m", "tools.reproduce"]]
     run(STARTED.format(commands=[([*words, word], code) for words in started], heavy=HEAVY))
 
 
-def test_what_a_recipe_is_checked_with_imports_nothing_heavy():
-    code = "\n".join(f"import {name}" for name in ("sys", *CHECKED_WITH))
-    run(f"{code}\nloaded = [name for name in {HEAVY!r} if name in sys.modules]\nassert not loaded, loaded")
+def test_recipes_are_listed_shown_and_checked_before_anything_heavy():
+    started = [([script, word], 0) for script in LAUNCHERS for word in ("--list", "--print_config")]
+    started += [(["launchers/pretrain_c4.py", "--recipe", "c4_155m_bipe_rope", "--print_config"], 0)]
+    started += [(["launchers/train_arithmetic.py", "--recipe", "look_back", "--print_config"], 0)]
+    started += [(["launchers/extend_llama.py", "--recipe", "dmeo"], 2)]
+    run(STARTED.format(commands=started, heavy=HEAVY))
 
 
 def test_encodings_and_sizes_are_checked_without_torch():

@@ -74,6 +74,7 @@ def test_commands_that_only_look(user):
     assert "evaluate" in user("--help")
     assert "/site-packages/tape_ds/shipped" in user("--folder")
     assert "max_steps: 400" in user("pretrain", "--print_config")
+    assert "--target_length" in user("extend", "--help") and "llama3_8b_32k_qlora_24gb" in user("extend", "--list")
     user("extned", code=2)
 
 
