@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tape_ds.data.coverage import Coverage, measure
-from tape_ds.data.pose import Pose
+from tape_ds.data.pose import Pose, PoseRows
 from tape_ds.data.rows import cut
 
 
@@ -59,7 +59,7 @@ def test_any_rows_as_counted_pair_by_pair(seed):
 
 
 def test_pose_rows_as_counted_pair_by_pair():
-    pose, rng = Pose(12, 64, chunks=4), np.random.default_rng(0)
+    pose, rng = PoseRows(12, 64, Pose(chunks=4)), np.random.default_rng(0)
     rows = [one_document(*pose.draw(np.arange(40), rng)[1]) for _ in range(20)]
     np.testing.assert_array_equal(measure(rows, 64).pairs, pair_by_pair(rows, 64))
 
@@ -74,7 +74,7 @@ def test_two_chunks_as_expected_of_all_draws():
         for skip in skips
     ]
     expected = measure(every, target).pairs / len(every)
-    pose, rng = Pose(window, target), np.random.default_rng(1)
+    pose, rng = PoseRows(window, target, Pose(chunks=2)), np.random.default_rng(1)
     drawn = np.array([measure([one_document(*pose.draw(np.arange(8), rng)[1])], target).pairs for _ in range(20_000)])
     sigma = drawn.std(0) / np.sqrt(len(drawn))
     assert (np.abs(drawn.mean(0) - expected) <= 5 * sigma + 1e-12).all()

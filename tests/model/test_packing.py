@@ -124,7 +124,7 @@ def test_a_collator_says_nothing_of_interleaved_documents():
 
 def test_selective_recomputation_keeps_packed_attention(monkeypatch):
     """Its operator was missing from the list: attention ran again, or the run ended at its first step."""
-    monkeypatch.setattr(backends, "_missing", lambda name, device: None)
+    monkeypatch.setattr(backends, "missing", lambda name, device: None)
     monkeypatch.setattr(backends, "_why_not", lambda name, call: None)
     monkeypatch.setenv("TAPE_DS_ATTENTION", "varlen")
     model = tiny_model().train()
@@ -155,7 +155,7 @@ def backend(request, monkeypatch):
     for threshold, value in thresholds.items():
         monkeypatch.setattr(sdpa, threshold, value)
     if name == "varlen":
-        monkeypatch.setattr(backends, "_missing", lambda name, device: None)
+        monkeypatch.setattr(backends, "missing", lambda name, device: None)
         monkeypatch.setattr(backends, "_why_not", lambda name, call: None)
         varlen_on_cpu.CALLS.clear()
     monkeypatch.setenv("TAPE_DS_ATTENTION", name)

@@ -94,6 +94,6 @@ def test_a_tokenizer_without_an_end(recipe, tokenizer):
 def test_pose_draws_from_the_first_long_documents(recipe, tokenizer):
     rows = training_rows(recipe(pose_chunks=2, pose_content="contiguous", max_documents=1), tokenizer)
     assert rows.origin == "1 of 2 documents, 10 of 13 tokens, none below 8"
-    assert rows.pose.content == "contiguous"
+    assert rows.pose.pose.content == "contiguous"
     assert all(rows[index]["input_ids"].tolist() == [20] * 8 for index in range(4))
     assert len({tuple(rows[index]["position_ids"].tolist()) for index in range(4)}) == 4

@@ -40,7 +40,9 @@ def test_liger_is_used_where_it_is_wanted_and_can_be(wanted, reason, used, monke
     """Once, on the model as it is trained, and said in the log."""
     models = []
     monkeypatch.setattr(run.liger, "why_not", lambda device: reason)
-    monkeypatch.setattr(run.liger, "use_liger", lambda model: models.append(model) or ["RMSNorm (7)", "SwiGLU (3)"])
+    monkeypatch.setattr(
+        run.liger_forwards, "use_liger", lambda model: models.append(model) or ["RMSNorm (7)", "SwiGLU (3)"]
+    )
     model = torch.nn.Linear(1, 1)
     recipe = SimpleNamespace(model=SimpleNamespace(liger=wanted))
     with caplog.at_level("INFO", logger="tape_ds"):

@@ -200,9 +200,5 @@ def _section(path: str) -> type[Section]:
     block = known()
     for part in path.split(".")[:-1]:
         block = block[part]
-    types = {
-        key: library_fields.annotation(kind) if isinstance(kind, str) else kind
-        for key, kind in block.items()
-        if not isinstance(kind, dict) and kind is not FREE
-    }
-    return library_fields.section(path or "deepspeed", {key: (kind, None) for key, kind in types.items()})
+    plain = {key: kind for key, kind in block.items() if not isinstance(kind, dict) and kind is not FREE}
+    return library_fields.section(path or "deepspeed", {key: (kind, None) for key, kind in plain.items()})

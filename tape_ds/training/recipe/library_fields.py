@@ -23,11 +23,8 @@ def read() -> dict[str, Any]:
     return json.loads(FILE.read_text(encoding="utf-8"))
 
 
-def annotation(spelled: str) -> Any:
-    """The type that an entry of the file spells."""
-    return eval(spelled, _NAMES)  # the file is ours, and made of types
-
-
 def section(name: str, entries: Mapping[str, tuple[Any, Any]]) -> type[Section]:
-    """A section of the fields ``entries``, name -> (type, default)."""
-    return create_model(name, __base__=Section, **dict(entries))  # type: ignore[call-overload]
+    """A section of the fields ``entries``, name -> (type, or how the file spells it; default)."""
+    made: type[Section] = create_model(name, __base__=Section, **dict(entries))  # type: ignore[call-overload]
+    made.model_rebuild(_types_namespace=_NAMES)
+    return made

@@ -153,7 +153,7 @@ _Fields = library_fields.section(
     "TrainerFields",
     {
         name: (
-            library_fields.annotation(entry["type"]),
+            entry["type"],
             Field(_OURS.get(name, entry["default"]), description=entry["help"], **_BOUNDS.get(name, {})),
         )
         for name, entry in _ENTRIES.items()
