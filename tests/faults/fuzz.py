@@ -19,6 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+import torch._dynamo  # noqa: F401  # --dry_run imports it, and it makes a folder of its own then
 import yaml
 
 from tape_ds.errors import EXIT_CODE, command
