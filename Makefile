@@ -1,4 +1,4 @@
-# make demo    extend SmolLM2-135M from 8k to 16k tokens and compare loss by position before and after
+# make demo    extend SmolLM2-135M from 8k to 16k tokens: loss by position and hidden passkeys, before and after
 # make test    the default test suite (CPU only)
 # make check   format, lint, types
 # make faults  every fault campaign in full (an hour or more; killed, it goes on): docs/results/faults.md
@@ -48,7 +48,8 @@ demo: $(STAMP)
 	    *) processes="--num_accelerators 8" ;; \
 	esac; \
 	PATH="$(BIN):$$PATH" $(BIN)/python -m deepspeed.launcher.runner $$processes --master_port $$port \
-	    launchers/extend_llama.py $(ARGS)
+	    launchers/extend_llama.py $(ARGS) && \
+	echo "what such figures say, beside a control: docs/results/extend_smollm2_16k.md"
 
 # Each part says how long it took. Where a fixture starts processes, a file's tests stay with one worker; where four
 # processes work together, one test runs at a time. A part that holds none of the tests ARGS asks for (pytest's exit

@@ -175,7 +175,7 @@ def write(planned: Sequence[runs.Planned], given: argparse.Namespace, primary: M
         if all(each["loss"] for each in own)
     }
     if curves:
-        plots.compare_losses(curves, folder / f"{NAME}.png", native)
+        plots.loss_by_position(curves, folder / f"{NAME}.png", native)
     return f"{text}\nwritten to {folder}"
 
 

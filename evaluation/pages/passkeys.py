@@ -7,6 +7,7 @@ from evaluation import published
 from evaluation.pages import beside, numbers
 from evaluation.pages.columns import RUN, Column
 from evaluation.pages.parts import Cell, Grid, Head, Note, Part, Section, Table, Text
+from tape_ds.scoring.passkey import of_variant
 
 Counts = tuple[int, int]
 """Correct, trials."""
@@ -46,7 +47,11 @@ def _asked(column: Column) -> Iterator[tuple[str, str, Cells]]:
     own = column.result(RUN)
     passkeys = own.figures.get("passkey") if own else None
     if own is not None and passkeys:
-        yield str(own.config.get("passkey_form")), RUN, _summed([{**each, "depth": None} for each in passkeys])
+        yield (
+            str(own.config.get("passkey_form")),
+            RUN,
+            _summed([{**each, "depth": None} for each in of_variant(passkeys)]),
+        )
 
 
 def _summed(entries: Sequence[Mapping[str, Any]]) -> Cells:

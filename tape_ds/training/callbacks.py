@@ -2,10 +2,11 @@
 
 import json
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -15,16 +16,21 @@ from tape_ds import storage
 from tape_ds.data.passkey import Prompt
 from tape_ds.scoring import inspection, update_statistics
 from tape_ds.scoring.causal_lm import bare
+from tape_ds.scoring.loss_by_position import SpanLosses
+from tape_ds.scoring.passkey import Passkey
 from tape_ds.training import metrics
 from tape_ds.training.held_out import (
+    Found,
     HeldOut,
     Scores,
     Variants,
-    forwards,
     passkeys,
     perplexities,
+    read_passkeys,
     read_scores,
     score_variants,
+    tokens_to_ask,
+    tokens_to_score,
     write_passkeys,
     write_perplexities,
     write_scores,
@@ -158,21 +164,47 @@ class SaveTrained(TrainerCallback):
         replace_trained(self.folder, trainer.model, trainer.record, trainer.processing_class)
 
 
-class LossByPosition(TrainerCallback):
-    """Scores the held-out documents before the first step and after the last; results go to ``file``.
+Measured = TypeVar("Measured")
+"""What was found of one variant."""
 
-    A resumed run keeps the scores that its first part took.
+
+class ScoredAround(TrainerCallback, ABC, Generic[Measured]):
+    """Scores variants of the model before the first step and after the last; results go to ``file``.
+
+    A resumed run keeps what its first part found, as far as the same was asked.
     """
 
-    def __init__(self, documents: list[HeldOut], before: Variants, after: Variants, span: int, file: Path):
-        self.documents = documents
+    def __init__(self, before: Variants, after: Variants, file: Path):
         self.before = before
         self.after = after
-        self.span = span
         self.file = file
 
+    @abstractmethod
+    def announcement(self, variants: Variants) -> str:
+        """What is about to be done, in words."""
+
+    @abstractmethod
+    def tokens(self, model: Any, variants: Variants) -> int:
+        """How many of them this rank is about to read."""
+
+    @abstractmethod
+    def measure(self, model: Any, variants: Variants) -> dict[str, Measured]:
+        """Score them, on every rank together."""
+
+    @abstractmethod
+    def asked(self, found: Measured) -> Any:
+        """What was asked, whatever the answers: results of different questions do not belong in one table."""
+
+    @abstractmethod
+    def read(self) -> dict[str, Measured]:
+        """What ``file`` holds."""
+
+    @abstractmethod
+    def write(self, found: dict[str, Measured]) -> None:
+        """Replace what ``file`` holds."""
+
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Score the variants that need no training; scores of an earlier run in this folder go."""
+        """Score the variants that need no training; results of an earlier run in this folder go."""
         if state.global_step > 0:
             return
         if state.is_world_process_zero:
@@ -185,35 +217,102 @@ class LossByPosition(TrainerCallback):
         self._score(kwargs["model"], self.after, state)
 
     def _score(self, model: Any, variants: Variants, state: TrainerState) -> None:
-        if state.is_world_process_zero:
-            names = ", ".join(document.name for document in self.documents)
-            print(f"scoring {', '.join(variants)} on {names} ({self.documents[0].input_ids_1T.shape[1]} tokens)")
-            sys.stdout.flush()
-        count = forwards(self.documents, variants)
-        with _bar_of_layers(model, count, shown=state.is_world_process_zero and sys.stderr.isatty()):
-            scores = score_variants(model, self.documents, variants, self.span)
-        if state.is_world_process_zero:
-            write_scores(self.file, self._comparable(scores) | scores)
+        first = state.is_world_process_zero
+        if first:
+            print(self.announcement(variants), flush=True)
+        with _bar_of_tokens(model, self.tokens(model, variants), shown=first and sys.stderr.isatty()):
+            found = self.measure(model, variants)
+        if first:
+            same = self.asked(next(iter(found.values())))
+            kept = {variant: each for variant, each in self.read().items() if self.asked(each) == same}
+            self.write(kept | found)
 
-    def _comparable(self, scores: Scores) -> Scores:
-        """Stored scores of the same spans of the same documents: others do not belong in one table."""
-        shapes = {name: losses.counts for name, losses in next(iter(scores.values())).items()}
-        return {
-            variant: parts
-            for variant, parts in read_scores(self.file).items()
-            if {name: losses.counts for name, losses in parts.items()} == shapes
-        }
+
+class LossByPosition(ScoredAround[dict[str, SpanLosses]]):
+    """Scores the held-out documents."""
+
+    def __init__(self, documents: list[HeldOut], span: int, before: Variants, after: Variants, file: Path):
+        super().__init__(before, after, file)
+        self.documents = documents
+        self.span = span
+
+    def announcement(self, variants: Variants) -> str:
+        """Variants, documents and their length."""
+        names = ", ".join(document.name for document in self.documents)
+        return f"scoring {', '.join(variants)} on {names} ({self.documents[0].input_ids_1T.shape[1]} tokens)"
+
+    def tokens(self, model: Any, variants: Variants) -> int:
+        """Those of the documents."""
+        return tokens_to_score(model, self.documents, variants)
+
+    def measure(self, model: Any, variants: Variants) -> Scores:
+        """Losses by variant and document."""
+        return score_variants(model, self.documents, variants, self.span)
+
+    def asked(self, found: dict[str, SpanLosses]) -> Any:
+        """The documents and their spans."""
+        return {name: losses.counts for name, losses in found.items()}
+
+    def read(self) -> Scores:
+        """As stored."""
+        return read_scores(self.file)
+
+    def write(self, found: Scores) -> None:
+        """Store."""
+        write_scores(self.file, found)
+
+
+class PasskeyRetrieval(ScoredAround[list[Passkey]]):
+    """Asks for the numbers that ``prompts`` hide."""
+
+    def __init__(
+        self,
+        prompts: list[Prompt],
+        tokenizer: PreTrainedTokenizerBase,
+        before: Variants,
+        after: Variants,
+        file: Path,
+    ):
+        super().__init__(before, after, file)
+        self.prompts = prompts
+        self.tokenizer = tokenizer
+
+    def announcement(self, variants: Variants) -> str:
+        """Variants, and the prompts with their lengths."""
+        lengths = ", ".join(f"{length:,}" for length in sorted({prompt.length for prompt in self.prompts}))
+        return f"asking {', '.join(variants)} for {len(self.prompts)} passkeys in prompts of {lengths} tokens"
+
+    def tokens(self, model: Any, variants: Variants) -> int:
+        """Those of the prompts and replies."""
+        return tokens_to_ask(self.prompts, variants)
+
+    def measure(self, model: Any, variants: Variants) -> Found:
+        """Replies by variant and length."""
+        return passkeys(model, self.tokenizer, self.prompts, variants)
+
+    def asked(self, found: list[Passkey]) -> Any:
+        """The keys and where they stood."""
+        return [(part.length, [(each.trial, each.key, each.depth) for each in part.replies]) for part in found]
+
+    def read(self) -> Found:
+        """As stored."""
+        return read_passkeys(self.file)
+
+    def write(self, found: Found) -> None:
+        """Store."""
+        write_passkeys(self.file, found)
 
 
 @contextmanager
-def _bar_of_layers(model: Any, count: int, shown: bool) -> Iterator[None]:
-    """Within the block, a bar that every layer of so many forwards moves on: one forward over a long document takes a
+def _bar_of_tokens(model: Any, count: int, shown: bool) -> Iterator[None]:
+    """Within the block, a bar of so many tokens that every layer moves on: one forward over a long document takes a
     minute on a CPU."""
     layers = inspection.blocks(bare(model))
-    with tqdm(total=len(layers) * count, unit="layer", disable=not shown, leave=False) as bar, ExitStack() as hooks:
+    with tqdm(total=count, unit="token", unit_scale=True, disable=not shown, leave=False) as bar, ExitStack() as hooks:
 
-        def move(*_: Any) -> None:
-            bar.update()
+        def move(_layer: Any, _inputs: Any, output: Any) -> None:
+            hidden_BTD = output[0] if isinstance(output, tuple) else output
+            bar.update(hidden_BTD.shape[1] / len(layers))
 
         for layer in layers:
             hooks.callback(layer.register_forward_hook(move).remove)
@@ -247,21 +346,3 @@ class PerplexityByLength(ScoredAfter):
         scores = perplexities(kwargs["model"], self.documents, self.lengths)
         if state.is_world_process_zero:
             write_perplexities(self.file, scores)
-
-
-class PasskeyRetrieval(ScoredAfter):
-    """Asks the trained model for the numbers that ``prompts`` hide; what it replies goes to ``file``."""
-
-    def __init__(self, prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, file: Path):
-        self.prompts = prompts
-        self.tokenizer = tokenizer
-        self.file = file
-
-    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Ask, on every rank together."""
-        if state.is_world_process_zero:
-            lengths = ", ".join(f"{length:,}" for length in sorted({prompt.length for prompt in self.prompts}))
-            print(f"asking for {len(self.prompts)} passkeys in prompts of {lengths} tokens", flush=True)
-        found = passkeys(kwargs["model"], self.tokenizer, self.prompts)
-        if state.is_world_process_zero:
-            write_passkeys(self.file, found)

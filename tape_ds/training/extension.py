@@ -19,11 +19,19 @@ from tape_ds.model import rows as rows_of_vocabulary
 from tape_ds.model.attention.shifted_groups import attention_span
 from tape_ds.model.flops import training_flops_per_token
 from tape_ds.model.positions import scaling
-from tape_ds.scoring.passkey import Passkey
 from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import identity, methods, plots, tables
 from tape_ds.training.callbacks import LossByPosition, PasskeyRetrieval
-from tape_ds.training.held_out import WITHOUT_UPDATES, HeldOut, Scores, Variant, read_passkeys, read_scores
+from tape_ds.training.held_out import (
+    WITHOUT_UPDATES,
+    Found,
+    HeldOut,
+    Scores,
+    Variant,
+    passkey_rows,
+    read_passkeys,
+    read_scores,
+)
 from tape_ds.training.recipe import paths
 from tape_ds.training.recipe.extension import ExtensionRecipe, check_against_model
 from tape_ds.training.recipe.method import targets_of
@@ -46,7 +54,7 @@ class Extension(Run):
     """Configuration of the base model."""
     held_out: list[HeldOut]
     prompts: list[passkey.Prompt]
-    """What hides a number that the trained model is asked for."""
+    """What hides a number that the model is asked for."""
 
     @property
     def record(self) -> Record:
@@ -61,7 +69,7 @@ class Extension(Run):
 
     @property
     def variants(self) -> dict[str, dict[str, Any] | None]:
-        """What is scored before training: the base model, and its angles scaled without training where they differ. A
+        """What is measured before training: the base model, and its angles scaled without training where they differ. A
         base with an encoding of its own is scored as it starts, which is untouched where nothing was changed."""
         if not self.recipe.evaluation.eval_before:
             return {}
@@ -108,30 +116,34 @@ class Extension(Run):
 
     def scoring(self) -> list[TrainerCallback]:
         """Loss by position, where there is text to score; passkeys, where the recipe has lengths for them."""
-        asking = [PasskeyRetrieval(self.prompts, self.tokenizer, self.output / PASSKEYS)] if self.prompts else []
-        if not self.held_out:
-            return [*asking]
         trained = f"{self.recipe.method.method}, trained"
-        after: dict[str, Variant] = {trained if self.recipe.trains else untrained_name(self.angles): None}
-        if self.recipe.trains and positions.without_updates(self.config):
-            # Before the model itself: what was trained stands last.
-            after = {f"{trained}, {WITHOUT_UPDATES}": WITHOUT_UPDATES, **after}
-        span = self.recipe.evaluation.eval_span
-        return [LossByPosition(self.held_out, self.variants, after, span, self.output / SCORES), *asking]
+        made: dict[str, Variant] = {trained if self.recipe.trains else untrained_name(self.angles): None}
+        callbacks: list[TrainerCallback] = []
+        if self.held_out:
+            after, span = made, self.recipe.evaluation.eval_span
+            if self.recipe.trains and positions.without_updates(self.config):
+                # Before the model itself: what was trained stands last.
+                after = {f"{trained}, {WITHOUT_UPDATES}": WITHOUT_UPDATES, **made}
+            callbacks.append(LossByPosition(self.held_out, span, self.variants, after, self.output / SCORES))
+        if self.prompts:
+            prompts, file = self.prompts, self.output / PASSKEYS
+            callbacks.append(PasskeyRetrieval(prompts, self.tokenizer, self.variants, made, file))
+        return callbacks
 
     def _scores(self) -> Scores:
         return read_scores(self.output / SCORES) if self.held_out else {}
 
-    def _passkeys(self) -> list[Passkey]:
-        return read_passkeys(self.output / PASSKEYS) if self.prompts else []
+    def _passkeys(self) -> Found:
+        return read_passkeys(self.output / PASSKEYS) if self.prompts else {}
 
     def figures(self) -> dict[str, Any]:
-        """Loss by position: variant -> document -> spans, what was trained last; passkeys by length."""
+        """Loss by position: variant -> document -> spans, what was trained last; passkeys by variant and length, in the
+        same order."""
         scores = self._scores()
         return {
             "native_length": self.native.max_position_embeddings,
             "loss_by_position": {v: {n: part.to_dict() for n, part in parts.items()} for v, parts in scores.items()},
-            "passkey": [found.to_dict() for found in self._passkeys()],
+            "passkey": passkey_rows(self._passkeys()),
         }
 
     def show(self) -> None:
@@ -139,7 +151,8 @@ class Extension(Run):
         scores, native = self._scores(), self.native.max_position_embeddings
         if scores:
             merged = {variant: SpanLosses.merge(parts.values()) for variant, parts in scores.items()}
-            plots.loss_by_position(merged, self.output / RESULTS / "loss_by_position.png", native)
+            start = next((name for name in reversed(self.variants) if name in merged), None)
+            plots.loss_by_position(merged, self.output / RESULTS / "loss_by_position.png", native, start)
             tables.print_loss_by_position(scores, native)
         if self.prompts:
             tables.print_passkeys(self._passkeys(), native)

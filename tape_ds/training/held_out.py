@@ -1,13 +1,15 @@
 """What is scored within the run that trains: held-out documents (loss by position, perplexity by length), and passkeys.
 
-For loss by position two models are scored before training, from the same weights: ``untouched`` (the base model, its
-own angles) and ``untrained`` (its angles scaled as the recipe says, which is also what the TAPE model computes at step
-0). Jobs, one per variant and document, per block of a length, or per prompt, are shared out over the ranks.
+For loss by position and passkeys two models are scored before training, from the same weights: ``untouched`` (the base
+model, its own angles) and ``untrained`` (its angles scaled as the recipe says, which is also what the TAPE model
+computes at step 0). Jobs, one per variant and document, per block of a length, or per prompt, are shared out over the
+ranks.
 """
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -36,6 +38,8 @@ position state left as it started, or None for the model as it is."""
 Variants: TypeAlias = Mapping[str, Variant]
 Scores: TypeAlias = dict[str, dict[str, SpanLosses]]
 """variant -> document -> losses."""
+Found: TypeAlias = dict[str, list[Passkey]]
+"""variant -> replies by length."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ def score_variants(
         span: positions per span.
     """
     results: Scores = {variant: {} for variant in variants}
-    for names in _alike(variants):
+    for names in _side_by_side(model, variants):
         jobs = [(name, document) for name in names for document in documents]
         losses = share_out(lambda job: _score_one(model, job[1], variants[job[0]], span), jobs)
         for (name, document), scored in zip(jobs, losses, strict=True):
@@ -69,29 +73,38 @@ def score_variants(
     return results
 
 
-def forwards(documents: Sequence[HeldOut], variants: Variants) -> int:
-    """How many forwards of this rank :func:`score_variants` takes."""
-    return sum(rounds(len(names) * len(documents)) for names in _alike(variants))
+def tokens_to_score(model: Model, documents: Sequence[HeldOut], variants: Variants) -> int:
+    """How many tokens this rank reads in :func:`score_variants`."""
+    groups = [len(names) * len(documents) for names in _side_by_side(model, variants)]
+    return sum(map(rounds, groups)) * documents[0].input_ids_1T.shape[1]
 
 
-def _alike(variants: Variants) -> list[list[str]]:
-    """Names of the variants that call the same modules, which ranks may score beside one another: under ZeRO-3 a layer
-    with its updates and one without would wait for different weights."""
-    kinds: dict[object, list[str]] = {}
+def _side_by_side(model: Model, variants: Variants) -> list[list[str]]:
+    """Names of the variants that ranks may score at the same time: under ZeRO-3 those that call the same modules, since
+    a layer with its updates and one without would wait for different weights; else all."""
+    sharded = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+    groups: dict[object, list[str]] = {}
     for name, variant in variants.items():
-        kinds.setdefault(type(variant), []).append(name)
-    return list(kinds.values())
+        groups.setdefault(type(variant) if sharded else None, []).append(name)
+    return list(groups.values())
 
 
 def _score_one(model: Model, document: HeldOut, variant: Variant, span: int) -> SpanLosses:
-    if variant is None:
+    with _computing_as(model, variant):
         return score(model, document.input_ids_1T, span)
-    if isinstance(variant, str):
-        with bare(model).without_updates():
-            return score(model, document.input_ids_1T, span)
-    adapters = model.disable_adapter() if isinstance(model, PeftModel) else contextlib.nullcontext()
-    with adapters, bare(model).at_angles(variant):
-        return score(model, document.input_ids_1T, span)
+
+
+@contextlib.contextmanager
+def _computing_as(model: Model, variant: Variant) -> Iterator[None]:
+    """Within the block, ``model`` is the variant."""
+    with contextlib.ExitStack() as stack:
+        if isinstance(variant, str):
+            stack.enter_context(bare(model).without_updates())
+        elif variant is not None:
+            if isinstance(model, PeftModel):
+                stack.enter_context(model.disable_adapter())
+            stack.enter_context(bare(model).at_angles(variant))
+        yield
 
 
 def write_scores(path: Path, scores: Scores) -> None:
@@ -135,16 +148,37 @@ def read_perplexities(path: Path) -> dict[int, Perplexity]:
     return {int(length): Perplexity.from_dict(found) for length, found in plain.items()}
 
 
-def passkeys(model: Model, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[Passkey]:
-    """What the model replies to ``prompts``, by length; every rank must call it and gets all results."""
-    return passkey.score(model, tokenizer, prompts, each=share_out)
+def passkeys(model: Model, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], variants: Variants) -> Found:
+    """What each variant replies to ``prompts``, by length; every rank must call it and gets all results."""
+    found: Found = {}
+    for name, variant in variants.items():
+        with _computing_as(model, variant):
+            found[name] = passkey.score(model, tokenizer, prompts, each=share_out)
+    return found
 
 
-def write_passkeys(path: Path, found: Sequence[Passkey]) -> None:
+def tokens_to_ask(prompts: Sequence[Prompt], variants: Variants) -> int:
+    """How many tokens this rank reads in :func:`passkeys`, prompts taken for as long as they may be."""
+    asked = Counter(prompt.length for prompt in prompts)
+    replied = passkey.NEW_TOKENS - 1  # the last token of a reply is read by nobody
+    return len(variants) * sum(rounds(trials) * (length + replied) for length, trials in asked.items())
+
+
+def passkey_rows(found: Found) -> list[dict[str, Any]]:
+    """As stored: a row for each variant and length."""
+    return [{"variant": variant, **each.to_dict()} for variant, part in found.items() for each in part]
+
+
+def write_passkeys(path: Path, found: Found) -> None:
     """Store replies as JSON."""
-    storage.write_json(path, [each.to_dict() for each in found])
+    storage.write_json(path, passkey_rows(found))
 
 
-def read_passkeys(path: Path) -> list[Passkey]:
-    """Replies stored by :func:`write_passkeys`; empty when there are none."""
-    return [Passkey.from_dict(each) for each in json.loads(path.read_text())] if path.exists() else []
+def read_passkeys(path: Path) -> Found:
+    """Replies stored by :func:`write_passkeys`; empty when there are none, or when they name no variant (as runs stored
+    them that asked the trained model alone)."""
+    found: Found = {}
+    for row in json.loads(path.read_text()) if path.exists() else []:
+        if "variant" in row:
+            found.setdefault(row["variant"], []).append(Passkey.from_dict(row))
+    return found

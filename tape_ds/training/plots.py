@@ -41,7 +41,7 @@ def loss_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
     figure, axes = _figure()
     _draw_losses(axes, train, "training", COLOURS[0], marker="." if len(train) <= 100 else "")
     if len(train) >= 8:
-        width = max(4, len(train) // 10)
+        width = max(min(8, len(train) // 2), len(train) // 10)  # rows differ more than a few steps change
         means = _running_mean(train, width)
         steps, losses = [step for step, _ in means], [loss for _, loss in means]
         axes.plot(steps, losses, color=COLOURS[4], lw=2, label=f"training, mean of {width} entries")
@@ -55,51 +55,59 @@ def loss_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
     return _write(figure, path)
 
 
-def loss_by_position(variants: Mapping[str, SpanLosses], path: str | Path, native_length: int | None) -> Path:
-    """Draw the loss in each span of positions, a line for each of ``variants``, as a PNG at ``path``.
+def loss_by_position(
+    variants: Mapping[str, SpanLosses], path: str | Path, native_length: int | None, reference: str | None = None
+) -> Path:
+    """Draw the loss in each span of positions, a line for each of ``variants``, as a PNG at ``path``; below it, where
+    there are two or more, the differences from one of them.
 
-    ``native_length`` is the context in tokens the model was first trained for, marked by a dashed line; None where
-    there is none. A span whose loss is not finite leaves a gap, and the legend says so. Raises ValueError when there
-    is nothing to draw.
+    Stretches of a document differ far more than good models do: without the differences, lines lie on one another. The
+    lower half shows what is near 0; a line that leaves it is seen in the upper one.
+
+    Args:
+        variants: losses by name, of the same spans where there are two or more.
+        path: of the PNG.
+        native_length: the context in tokens the model was first trained for, marked by a dashed line; None where there
+            is none.
+        reference: the variant whose losses the others are less; None: the median of each span.
+
+    A span whose loss is not finite leaves a gap, and the legend says so. Raises ValueError when nothing is to be drawn.
     """
     if not any(losses.starts for losses in variants.values()):
         raise ValueError("no variant has a span: nothing to draw")
-    figure, axes = _figure()
-    _draw_spans(axes, variants)
-    _finish_positions(axes, variants, native_length)
-    axes.set(ylabel="loss (nats per token)", title="Loss by position")
-    axes.legend(frameon=False)
-    return _write(figure, path)
-
-
-def compare_losses(variants: Mapping[str, SpanLosses], path: str | Path, native_length: int | None) -> Path:
-    """Draw many models' losses by position twice, as a PNG: as they are, and as differences from their median.
-
-    Stretches of a document differ far more than good models do: without the median of each span, lines lie on one
-    another. The lower half shows what is near the median; a line that leaves it is seen in the upper one. Arguments
-    and errors as of :func:`loss_by_position`; all variants need the same spans.
-    """
-    if not any(losses.starts for losses in variants.values()):
-        raise ValueError("no variant has a span: nothing to draw")
-    medians = [_median(losses) for losses in zip(*(each.nll for each in variants.values()), strict=True)]
-    apart = {
-        name: replace(each, nll=tuple(nll - median for nll, median in zip(each.nll, medians, strict=True)))
-        for name, each in variants.items()
-    }
-    figure = Figure(figsize=(10, 7.5), layout="constrained")
+    halves = 2 if len(variants) > 1 else 1
+    figure = Figure(figsize=(10, 2.5 + 2.5 * halves), layout="constrained")
     FigureCanvasAgg(figure)
-    upper, lower = figure.subplots(2, 1, sharex=True)
-    for axes, drawn in ((upper, variants), (lower, apart)):
+    upper, *lower = figure.subplots(halves, 1, sharex=True, squeeze=False)[:, 0]
+    for axes, drawn in [(upper, variants), *((half, _apart(variants, reference)) for half in lower)]:
         _tidy(axes)
         _draw_spans(axes, drawn)
         _finish_positions(axes, variants, native_length)
-    distances = sorted(abs(value) for each in apart.values() for value in each.nll if math.isfinite(value))
-    limit = 1.5 * distances[int(0.8 * (len(distances) - 1))] if distances else 0.0
-    lower.set_ylim(-max(limit, 0.01), max(limit, 0.01))
-    upper.set(xlabel=None, ylabel="loss (nats per token)", title="Loss by position")
-    lower.set(ylabel="difference from the median (nats per token)")
+        if axes in lower:
+            _zoom_on_zero(axes, drawn)
+            axes.set(ylabel=f"difference from\n{reference or 'the median'}")
+    upper.set(xlabel=None if lower else upper.get_xlabel(), ylabel="loss (nats per token)", title="Loss by position")
     upper.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _write(figure, path)
+
+
+def _apart(variants: Mapping[str, SpanLosses], reference: str | None) -> dict[str, SpanLosses]:
+    """Each less the reference, or less the median of each span."""
+    if reference is None:
+        base = [_median(losses) for losses in zip(*(each.nll for each in variants.values()), strict=True)]
+    else:
+        base = list(variants[reference].nll)
+    return {
+        name: replace(each, nll=tuple(nll - less for nll, less in zip(each.nll, base, strict=True)))
+        for name, each in variants.items()
+    }
+
+
+def _zoom_on_zero(axes: Axes, drawn: Mapping[str, SpanLosses]) -> None:
+    """Limits by what four of five values keep."""
+    distances = sorted(abs(value) for each in drawn.values() for value in each.nll if math.isfinite(value))
+    limit = 1.5 * distances[int(0.8 * (len(distances) - 1))] if distances else 0.0
+    axes.set_ylim(-max(limit, 0.01), max(limit, 0.01))
 
 
 def _median(losses: Iterable[float]) -> float:

@@ -53,17 +53,20 @@ def print_perplexity(scores: Mapping[int, Perplexity], window: int) -> None:
     _print(table)
 
 
-def print_passkeys(found: Iterable[Passkey], native_length: int) -> None:
-    """A row per length, beyond the native length in bold, with what was replied instead of the number."""
+def print_passkeys(found: Mapping[str, Iterable[Passkey]], native_length: int) -> None:
+    """A row per variant and length, beyond the native length in bold, with what was replied instead of the number."""
     table = Table(title="passkeys found", title_justify="left")
+    table.add_column("")
     for column in ("prompt tokens", "x native", "found"):
         table.add_column(column, justify="right")
     table.add_column("replied instead")
-    for each in found:
-        bold = "[bold]" if each.length > native_length else ""
-        wrong = [f"{miss.reply!r} for {miss.key} at {miss.depth:.0%}" for miss in each.replies if not miss.correct]
-        count = f"{bold}{each.correct} of {each.trials}"
-        table.add_row(f"{each.length:,}", f"{each.length / native_length:.2g}", count, escape("\n".join(wrong)))
+    for variant, part in found.items():
+        for each in part:
+            bold = "[bold]" if each.length > native_length else ""
+            wrong = [f"{miss.reply!r} for {miss.key} at {miss.depth:.0%}" for miss in each.replies if not miss.correct]
+            sizes = f"{each.length:,}", f"{each.length / native_length:.2g}"
+            table.add_row(variant, *sizes, f"{bold}{each.correct} of {each.trials}", escape("\n".join(wrong)))
+        table.add_section()
     _print(table)
 
 

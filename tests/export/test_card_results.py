@@ -43,8 +43,10 @@ def test_answers_before_and_after():
 
 
 def test_nested_entries_are_left_out():
-    text = card_results.text(stored(passkey=[{"length": 4096, "replies": [{"key": 54321}], "correct": 1}]))
-    assert "| length | correct |" in text and "| 4,096 | 1 |" in text and "54321" not in text
+    rows = [{"variant": name, "length": 4096, "replies": [{"key": 54321}], "correct": 1} for name in ("start", "made")]
+    text = card_results.text(stored(passkey=rows))
+    assert "| variant | length | correct |" in text and "54321" not in text
+    assert "| start | 4,096 | 1 |\n| made | 4,096 | 1 |" in text
 
 
 def test_nothing_scored_is_said():

@@ -30,6 +30,7 @@ def arguments(tiny, output) -> list[str]:
         "save_steps": 3,
         "learning_rate": 0.03,
         "warmup_steps": 0,
+        "deepspeed": "zero3",
         "bf16": "false",
         "global_batch_size": 8,
         "report_to": "tensorboard",
@@ -67,8 +68,10 @@ def test_a_run_says_what_it_does_and_leaves_it_behind(two):
         "tape, trained, updates off",
         "tape, trained",
     ]
-    (asked,) = result["figures"]["passkey"]
-    assert (asked["length"], asked["trials"], len(asked["replies"])) == (500, 3, 3) and "passkeys found" in printed
+    asked = {each["variant"]: each for each in result["figures"]["passkey"]}
+    assert list(asked) == ["untouched", "yarn x2, untrained", "tape, trained"] and "passkeys found" in printed
+    assert all((each["length"], each["trials"], len(each["replies"])) == (500, 3, 3) for each in asked.values())
+    assert printed.count("asking ") == 2
     assert result["figures"]["tokens"] == 6 * 256 and result["figures"]["tokens_per_second"] > 0
     assert result["figures"]["peak_memory_bytes"] >= max(entry["memory_bytes"] for entry in metrics(output)) / 2
     for picture in ("loss.png", "loss_by_position.png"):
@@ -101,7 +104,8 @@ def test_angles_alone_are_scored_without_an_engine_as_within_one(two, tiny, tmp_
     scored, before = (each["figures"]["loss_by_position"]["yarn x2, untrained"] for each in (mine, theirs))
     for name, spans in before.items():
         assert scored[name]["nll"] == pytest.approx(spans["nll"], abs=1e-5)
-    assert mine["figures"]["steps"] == 0 and len(mine["figures"]["passkey"][0]["replies"]) == 3
+    (asked,), asked_before = mine["figures"]["passkey"], theirs["figures"]["passkey"]
+    assert mine["figures"]["steps"] == 0 and asked == asked_before[1] and len(asked["replies"]) == 3
     assert trained.read_record(tmp_path / "trained").names == () and not list(tmp_path.glob("checkpoint-*"))
 
 

@@ -53,7 +53,13 @@ def launch(launcher, own, count, log):
         "peak_memory_bytes": 3 * 2**29 if recipe.trains else None,
         "loss_by_position": {each: {n: part.to_dict() for n, part in losses(each).items()} for each in scored},
         "passkey": [
-            {"length": length, "trials": recipe.evaluation.passkey_trials, "correct": int(length < 8192)}
+            {
+                "variant": each,
+                "length": length,
+                "trials": recipe.evaluation.passkey_trials,
+                "correct": int(length < 8192 and each != "untouched"),
+            }
+            for each in scored
             for length in recipe.evaluation.passkey_lengths
         ],
     }
@@ -138,7 +144,7 @@ def test_the_table_is_written_in_every_form(runs, capsys):
     text = (runs / "compare_methods.md").read_text()
     assert text in capsys.readouterr().out
     text = re.sub(r"\d+ \|\n", "s |\n", text)  # how long each took
-    assert "| untouched | 0 | 0 | 2.000 | 4.000 | N/A | N/A | N/A | N/A | N/A |" in text
+    assert "| untouched | 0 | 0 | 2.000 | 4.000 | 0/2 | 0/2 | N/A | N/A | N/A |" in text
     assert "| tape | 40 | 32,768 | 1.750 | **1.500** | 1/2 | 0/2 | 125 | 1.50 GiB | s |" in text
     assert "| tape+lora | 90 | 32,768 | **1.500** | 1.750 | 1/2 | 0/2 | 125 | 1.50 GiB | s |" in text
     assert "| yarn | 0 | 0 | 2.125 | 1.875 | 1/2 | 0/2 | N/A | N/A | s |" in text
@@ -153,9 +159,9 @@ def test_the_table_is_written_in_every_form(runs, capsys):
 def test_the_untouched_model_is_scored_once_and_the_table_grows_with_every_run(runs, monkeypatch):
     """So that results can be kept method by method: after the first there is a table of one."""
     sizes = []
-    draw = plots.compare_losses
+    draw = plots.loss_by_position
     monkeypatch.setattr(
-        plots, "compare_losses", lambda curves, *rest: sizes.append(list(curves)) or draw(curves, *rest)
+        plots, "loss_by_position", lambda curves, *rest: sizes.append(list(curves)) or draw(curves, *rest)
     )
     compare(runs, "yarn", "tape")
     assert sizes == [["untouched", "yarn"], ["untouched", "yarn", "tape"]]

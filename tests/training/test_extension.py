@@ -43,6 +43,7 @@ def recipe(model, **changes):
         "rope_parameters": "{}",
         "train_data": f"text:{model.parent}/text.txt",
         "eval_data": "",
+        "passkey_lengths": "[]",
         "data_cache": model.parent / "cache",
         "window": 16,
         "pose_chunks": 1,
@@ -131,7 +132,7 @@ def test_scores_of_an_earlier_run_are_not_this_one_s(model):
     """A run that scores nothing in a folder that holds another's scores."""
     prepared = extension.assemble(recipe(model))
     write_scores(prepared.output / extension.SCORES, {"untouched": {"old.py": SpanLosses(16, (0,), (2.0,), (15,))}})
-    write_passkeys(prepared.output / extension.PASSKEYS, [Passkey(64, (Reply(0, 64, 0.5, 7, " 7"),))])
+    write_passkeys(prepared.output / extension.PASSKEYS, {"untouched": [Passkey(64, (Reply(0, 64, 0.5, 7, " 7"),))]})
     assert prepared.figures() == {"native_length": 64, "loss_by_position": {}, "passkey": []}
     assert prepared.scoring() == []
 
@@ -141,6 +142,9 @@ def test_passkeys_are_asked_of_every_method_alike(model):
     asked = {"passkey_lengths": "400,500", "passkey_trials": 3, "seed": 5}
     one, other = (extension.assemble(recipe(model, method=name, **asked)) for name in ("norms", "lora"))
     assert [(prompt.length, prompt.trial) for prompt in one.prompts] == [(n, t) for n in (400, 500) for t in range(3)]
-    assert one.prompts == other.prompts and [type(each) for each in one.scoring()] == [PasskeyRetrieval]
+    assert one.prompts == other.prompts
+    (asking,) = one.scoring()
+    assert isinstance(asking, PasskeyRetrieval) and list(asking.before) == ["untouched"]
+    assert list(asking.after) == ["norms, trained"]
     with pytest.raises(UserError, match="without any filler"):
         extension.assemble(recipe(model, passkey_lengths="5"))

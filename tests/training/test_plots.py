@@ -37,15 +37,15 @@ def spans(*losses, width=2048, last=2048):
 
 
 def test_loss_by_position_marks_the_native_length(tmp_path, drawn):
-    variants = {"untouched": spans(2.4, 1.9, 2.0, 1.9, 1.6, 3.2, 5.2, 6.0), "trained": spans(2.3, 1.9, 1.9, 1.9)}
+    variants = {"untouched": spans(2.4, 1.9, 2.0, 1.9, 1.6, 3.2, 5.2, 6.0)}
     path = plots.loss_by_position(variants, tmp_path / "plots" / "positions.png", native_length=8192)
     assert path.read_bytes().startswith(PNG)
-    axes = drawn[0].axes[0]
-    assert legend(drawn[0]) == ["untouched", "trained", "native length 8,192"]
-    native = axes.lines[-1]
+    (axes,) = drawn[0].axes
+    assert legend(drawn[0]) == ["untouched", "native length 8,192"]
+    native = drawn[0].axes[0].lines[-1]
     assert list(native.get_xdata()) == [8192, 8192] and native.get_linestyle() == "--"
     assert "tokens" in axes.get_xlabel() and "nats" in axes.get_ylabel()
-    assert list(axes.lines[1].get_xdata()) == [1024, 3072, 5120, 7168]
+    assert list(axes.lines[0].get_xdata())[:3] == [1024, 3072, 5120]
     assert axes.get_xlim() == (0, 16384)
 
 
@@ -72,10 +72,10 @@ def test_loss_curve_draws_training_and_held_out_loss(tmp_path, drawn):
     history += [{"step": 50, "eval_loss": 2.2}, {"train_runtime": 3.0, "step": 50}]
     path = plots.loss_curve(history, tmp_path / "loss.png")
     assert path.read_bytes().startswith(PNG)
-    assert legend(drawn[0]) == ["training", "training, mean of 5 entries", "held out"]
+    assert legend(drawn[0]) == ["training", "training, mean of 8 entries", "held out"]
     training, mean, _ = drawn[0].axes[0].lines
     assert len(training.get_xdata()) == 50
-    assert mean.get_xdata()[0] == 5 and mean.get_ydata()[0] == pytest.approx(3 - 3 / 50)
+    assert mean.get_xdata()[0] == 8 and mean.get_ydata()[0] == pytest.approx(3 - 4.5 / 50)
 
 
 def test_loss_that_is_not_finite_is_marked(tmp_path, drawn):
@@ -137,7 +137,7 @@ def test_compared_losses_are_drawn_apart_from_their_median(tmp_path, drawn):
         "b": spans(2.4, 1.9, 1.8, math.nan),
         "c": spans(2.5, 2.0, 1.9, 1.8),
     }
-    path = plots.compare_losses(variants, tmp_path / "p.png", native_length=4096)
+    path = plots.loss_by_position(variants, tmp_path / "p.png", native_length=4096)
     assert path.read_bytes().startswith(PNG)
     upper, lower = drawn[0].axes
     assert list(upper.lines[1].get_ydata()) == [2.3, 1.8, 1.7, 1.6]
@@ -145,8 +145,16 @@ def test_compared_losses_are_drawn_apart_from_their_median(tmp_path, drawn):
     assert legend(drawn[0]) == ["untouched", "a", "b (1 spans not finite)", "c", "native length 4,096"]
     low, high = lower.get_ylim()
     assert 0.2 < high == -low < 1.0
-    with pytest.raises(ValueError, match="nothing to draw"):
-        plots.compare_losses({"a": SpanLosses(2048, (), (), ())}, tmp_path / "p.png", native_length=8192)
+
+
+def test_losses_are_drawn_apart_from_the_one_that_is_named(tmp_path, drawn):
+    variants = {"untouched": spans(2.4, 5.0), "start": spans(2.5, 1.8), "trained": spans(2.3, 1.75)}
+    plots.loss_by_position(variants, tmp_path / "p.png", 2048, reference="start")
+    _, lower = drawn[0].axes
+    assert [line.get_ydata() for line in lower.lines[:3]] == [
+        pytest.approx(apart) for apart in ((-0.1, 3.2), (0, 0), (-0.2, -0.05))
+    ]
+    assert lower.get_ylabel() == "difference from\nstart" and lower.get_ylim()[1] < 1
 
 
 def test_position_updates_are_drawn_by_layer(tmp_path, drawn):

@@ -31,17 +31,16 @@ def test_perplexity_is_a_row_per_length(capsys):
 
 
 def test_passkeys_are_counted_and_wrong_replies_shown(capsys):
-    """What a reply says is text, never markup of the table."""
-    found = [
-        Passkey(64, (Reply(0, 64, 0.5, 7, " 7."), Reply(1, 64, 0.25, 9, " 8"))),
-        Passkey(192, (Reply(0, 192, 0.875, 12, "[/bold] no"),)),
-    ]
-    tables.print_passkeys(found, native_length=128)
+    """All models in one table; what a reply says is text, never markup of the table."""
+    short = Passkey(64, (Reply(0, 64, 0.5, 7, " 7."), Reply(1, 64, 0.25, 9, " 8")))
+    missed, found = (Passkey(192, (Reply(0, 192, 0.875, 12, reply),)) for reply in ("[/bold] no", " 12"))
+    tables.print_passkeys({"untouched": [short, missed], "trained": [found]}, native_length=128)
     lines = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     cells = [[cell.strip() for cell in line[1:-1]] for line in lines]
     assert cells == [
-        ["64", "0.5", "1 of 2", "' 8' for 9 at 25%"],
-        ["192", "1.5", "0 of 1", "'[/bold] no' for 12 at 88%"],
+        ["untouched", "64", "0.5", "1 of 2", "' 8' for 9 at 25%"],
+        ["untouched", "192", "1.5", "0 of 1", "'[/bold] no' for 12 at 88%"],
+        ["trained", "192", "1.5", "1 of 1", ""],
     ]
 
 

@@ -1,5 +1,6 @@
 """The trainer without an engine: data in order, exact resume, honest logs."""
 
+import functools
 import json
 import math
 import sys
@@ -13,9 +14,9 @@ from tape_ds.data.dataset import collate
 from tape_ds.data.passkey import Prompt
 from tape_ds.errors import UserError
 from tape_ds.scoring.passkey import score
-from tape_ds.training import methods, trained
+from tape_ds.training import callbacks, methods, shared_work, trained
 from tape_ds.training.callbacks import LossByPosition, PasskeyRetrieval, PositionUpdates, Progress
-from tape_ds.training.held_out import WITHOUT_UPDATES, HeldOut, read_passkeys, read_scores
+from tape_ds.training.held_out import WITHOUT_UPDATES, HeldOut, read_passkeys, read_scores, tokens_to_score
 from tape_ds.training.recipe.optimization import Optimization
 from tape_ds.training.trained import Record
 from tape_ds.training.trainer import TapeTrainer
@@ -250,7 +251,7 @@ def test_loss_by_position_before_and_after(tmp_path):
     documents = [HeldOut("a", tokens(1, 40)), HeldOut("b", tokens(1, 40))]
     before = {"untouched": rope, "linear x2, untrained": stretched}
     after = {"tape, trained, updates off": WITHOUT_UPDATES, "tape, trained": None}
-    trainer.add_callback(LossByPosition(documents, before, after, 16, file))
+    trainer.add_callback(LossByPosition(documents, 16, before, after, file))
     trainer.train()
     scores = read_scores(file)
     assert list(scores) == ["untouched", "linear x2, untrained", *after]
@@ -260,15 +261,32 @@ def test_loss_by_position_before_and_after(tmp_path):
 
 
 def test_scoring_shows_how_far_it_is_on_a_terminal(tmp_path, monkeypatch, capsys):
-    """Layer by layer; nothing is left on the model, and nothing is shown to a file."""
+    """Layer by layer, up to every token that is read; nothing is left on the model, nothing is shown to a file."""
     trainer = build(tmp_path, max_steps=1)
-    callback = LossByPosition([HeldOut("a", tokens(1, 40))], {}, {"trained": None}, 16, tmp_path / "scores.json")
-    for terminal in (False, True):
-        monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)  # noqa: B023
-        callback.on_train_end(trainer.args, trainer.state, trainer.control, model=trainer.model)
-        assert ("layer" in capsys.readouterr().err) == terminal
+    monkeypatch.setattr(callbacks, "tqdm", functools.partial(callbacks.tqdm, mininterval=0, miniters=1))
+    prompts = [Prompt(30, trial, 5, 0.5, "", tuple(tokens(1, 22)[0].tolist())) for trial in range(2)]
+    losses = LossByPosition([HeldOut("a", tokens(1, 40))], 16, {}, {"trained": None}, tmp_path / "scores.json")
+    asking = PasskeyRetrieval(prompts, Letters(), {}, {"trained": None}, tmp_path / "passkey.json")
+    for callback, read in ((losses, "40.0/40.0"), (asking, "58.0/74.0")):  # prompts may have 30 tokens, and have 22
+        for terminal in (False, True):
+            monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)  # noqa: B023
+            callback.on_train_end(trainer.args, trainer.state, trainer.control, model=trainer.model)
+            shown = capsys.readouterr().err
+            assert (read in shown) == terminal and ("token" in shown) == terminal
     layers = trainer.model.model.layers
     assert not any(layer._forward_hooks for layer in layers)
+
+
+def test_ranks_score_at_the_same_time_what_waits_for_the_same_weights(tmp_path, monkeypatch):
+    """Of two ranks one scores the model with its updates and one without, but under ZeRO-3 both do first one, then the
+    other."""
+    model, documents = build(tmp_path).model, [HeldOut("a", tokens(1, 40))]
+    monkeypatch.setattr(shared_work, "_team_and_teams", lambda: (0, 2))
+    after = {"off": WITHOUT_UPDATES, "trained": None}
+    assert tokens_to_score(model, documents, after) == 40
+    monkeypatch.setattr(model.model.norm.weight, "ds_id", 0, raising=False)  # as DeepSpeed marks what it shards
+    assert tokens_to_score(model, documents, after) == 80
+    assert tokens_to_score(model, documents, {"untouched": {}, "start": {}}) == 40
 
 
 def test_scores_of_another_run_are_not_kept(tmp_path):
@@ -276,32 +294,64 @@ def test_scores_of_another_run_are_not_kept(tmp_path):
     file = tmp_path / "scores.json"
     rope = dict(build(tmp_path).model.config.rope_parameters)
     first = build(tmp_path)
-    first.add_callback(LossByPosition([HeldOut("a", tokens(1, 40))], {"untouched": rope}, {"first": None}, 16, file))
+    first.add_callback(LossByPosition([HeldOut("a", tokens(1, 40))], 16, {"untouched": rope}, {"first": None}, file))
     first.train()
     assert set(read_scores(file)) == {"untouched", "first"}
     resumed = build(tmp_path)
     resumed.add_callback(
-        LossByPosition([HeldOut("b", tokens(1, 40))], {"untouched": rope}, {"resumed": None}, 16, file)
+        LossByPosition([HeldOut("b", tokens(1, 40))], 16, {"untouched": rope}, {"resumed": None}, file)
     )
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert set(read_scores(file)) == {"resumed"}
     fresh = build(tmp_path)
-    fresh.add_callback(LossByPosition([HeldOut("b", tokens(1, 40))], {}, {"fresh": None}, 16, file))
+    fresh.add_callback(LossByPosition([HeldOut("b", tokens(1, 40))], 16, {}, {"fresh": None}, file))
     fresh.train()
     assert set(read_scores(file)) == {"fresh"}
 
 
-def test_passkeys_are_asked_for_after_training_alone(tmp_path, capsys):
-    """The replies are those of the trained weights; an earlier run's go when this one begins."""
+def asking_for(length, file, rope, after) -> PasskeyRetrieval:
+    """One prompt of so many tokens, before training asked of the model as plain RoPE."""
+    prompts = [Prompt(length, 0, 5, 0.5, "", tuple(tokens(1, length)[0].tolist()))]
+    return PasskeyRetrieval(prompts, Letters(), {"untouched": rope}, {after: None}, file)
+
+
+def test_passkeys_are_asked_for_before_training_and_after(tmp_path, capsys):
+    """The replies are those of the weights of then; an earlier run's go when this one begins. Two layers that are far
+    from what they start as reply otherwise."""
     file = tmp_path / "passkey.json"
     file.write_text("an earlier run's")
-    trainer = build(tmp_path, max_steps=2)
-    prompts = [Prompt(40, 0, 5, 0.5, "", tuple(tokens(1, 40)[0].tolist()))]
-    trainer.add_callback(PasskeyRetrieval(prompts, Letters(), file))
+    trainer = build(tmp_path, max_steps=2, learning_rate=1.0)
+    rope = {"rope_type": "default", "rope_theta": 100.0}
+    callback = asking_for(40, file, rope, "trained")
+    with trainer.model.at_angles(rope):
+        before = score(trainer.model, Letters(), callback.prompts)
+    trainer.add_callback(callback)
     trainer.train()
-    (found,) = read_passkeys(file)
-    assert found == score(trainer.model, Letters(), prompts)[0] and len(found.replies) == 1
-    assert "asking for 1 passkeys in prompts of 40 tokens" in capsys.readouterr().out
+    found = read_passkeys(file)
+    assert list(found) == ["untouched", "trained"] and before != found["trained"]
+    assert found == {"untouched": before, "trained": score(trainer.model, Letters(), callback.prompts)}
+    printed = capsys.readouterr().out
+    assert [f"asking {name} for 1 passkeys in prompts of 40 tokens" in printed for name in found] == [True, True]
+
+
+def test_a_resumed_run_keeps_the_passkeys_of_its_first_part(tmp_path):
+    """As far as the prompts are the same; what was stored without the name of a model cannot be told apart."""
+    file = tmp_path / "passkey.json"
+    first = build(tmp_path)
+    rope = dict(first.model.config.rope_parameters)
+    first.add_callback(asking_for(40, file, rope, "first"))
+    first.train()
+    stored = file.read_text()
+    for length, old, kept in (
+        (40, stored, {"untouched", "first"}),
+        (50, stored, set()),
+        (40, json.dumps([{"length": 40, "replies": []}]), set()),
+    ):
+        file.write_text(old)
+        resumed = build(tmp_path)
+        resumed.add_callback(asking_for(length, file, rope, "resumed"))
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+        assert set(read_passkeys(file)) == kept | {"resumed"}
 
 
 def test_half_precision_without_an_engine_trains(tmp_path):

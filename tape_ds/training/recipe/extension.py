@@ -76,17 +76,17 @@ class DataSection(Section):
 
 
 class EvaluationSection(Section):
-    """Loss by position, before and after; passkeys, after."""
+    """Loss by position and passkeys, before training and after."""
 
     eval_length: int = Field(DERIVED, ge=2)
     """Tokens of each held-out document that are scored; default target_length. More is allowed."""
     eval_span: int = Field(DERIVED, ge=1)
     """Tokens per mean; default 2048, or eval_length if that is less."""
     eval_before: bool = True
-    """Also score, before training, the untouched model and the start."""
+    """Also score, and ask for passkeys, before training: the untouched model and the start."""
     passkey_lengths: list[Annotated[int, Field(ge=1)]] = []
-    """Tokens of the prompts that hide a number to be found, after training; more than target_length asks what lies
-    beyond. Empty: none."""
+    """Tokens of the prompts that hide a number to be found; more than target_length asks what lies beyond. Empty:
+    none."""
     passkey_trials: int = Field(2, ge=1)
     """Prompts of each length, the number and its place drawn for each from the seed."""
     passkey_form: Literal["longlora", "pose"] = "longlora"

@@ -41,7 +41,15 @@ def test_a_row_is_of_what_the_run_made_last(tmp_path):
     assert (row["loss"]["within"], row["loss"]["past"]) == (2.0, 3.0)
     assert row["loss"]["spans"]["counts"] == [6, 4], "all documents together"
     assert row["settings"] == {"method": "m"} and row["trained_parameters"] == 7
-    assert method_table.row_untouched("untouched", result(tmp_path, {"untouched": (9.0, 8.0)}))["loss"]["past"] == 8.0
+    asked = [
+        {"variant": name, "length": length, "correct": correct, "trials": 2, "replies": []}
+        for name, length, correct in (("untouched", 64, 1), ("untouched", 96, 0), ("m, trained", 64, 2))
+    ]
+    both = result(tmp_path, {"untouched": (9.0, 8.0), "m, trained": (2.0, 3.0)}, asked)
+    untouched = method_table.row_untouched("untouched", both)
+    assert untouched["loss"]["past"] == 8.0
+    assert untouched["passkey"] == {"64": {"correct": 1, "trials": 2}, "96": {"correct": 0, "trials": 2}}
+    assert method_table.row(run("m"), both, [])["passkey"] == {"64": {"correct": 2, "trials": 2}}
 
 
 def test_what_was_not_asked_is_not_available(tmp_path):

@@ -11,7 +11,7 @@ from tape_ds.training.recipe.extension import load
 def test_the_plan_says_batch_steps_and_engine():
     shown = plan.describe(load([], world_size=2))
     assert "8 rows = 8,192 tokens a step: 1 per device x 2 processes x 4 accumulation" in shown
-    assert "smollm2, 8,192 -> 16,384 positions, x2\n" in shown and "ZeRO-3, bf16" in shown and "PoSE, 2 chunks" in shown
+    assert "smollm2, 8,192 -> 16,384 positions, x2\n" in shown and "ZeRO-1, bf16" in shown and "PoSE, 2 chunks" in shown
 
 
 @pytest.mark.parametrize(
