@@ -41,19 +41,19 @@ def rule(*names: str) -> Callable[[_Rule], _Rule]:
     return mark
 
 
-def broken_rules(checked: object, broken: set[str], *arguments: object) -> Iterator[Problem]:
-    """What the rules of ``checked`` find that read none of the fields ``broken``.
+def run_rules(checked: object, broken: set[str], *arguments: object) -> Iterator[Problem]:
+    """What the rules of ``checked`` find, but for those that read one of the fields ``broken``.
 
     Args:
         checked: a section or a recipe.
         broken: names of fields whose value is wrong by itself.
         arguments: for each rule, behind ``self``.
     """
-    for kind in reversed(type(checked).__mro__):
-        for method in vars(kind).values():
-            reads = getattr(method, "reads", None)
-            if isinstance(reads, tuple) and broken.isdisjoint(reads):
-                yield from method(checked, *arguments)
+    methods = {name: method for kind in reversed(type(checked).__mro__) for name, method in vars(kind).items()}
+    for method in methods.values():
+        reads = getattr(method, "reads", None)
+        if isinstance(reads, tuple) and broken.isdisjoint(reads):
+            yield from method(checked, *arguments)
 
 
 class Section(BaseModel):
@@ -156,6 +156,7 @@ _OUT_OF_RANGE = ("greater_than", "greater_than_equal", "less_than", "less_than_e
 _RANGES = {
     ("ge", "le"): "give {ge} to {le}",
     ("ge", "lt"): "give a number from {ge} to below {lt}",
+    ("gt", "lt"): "give a number above {gt} and below {lt}",
     ("gt",): "give a number above {gt}",
     ("ge",): "give {ge} or more",
 }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import yaml
 
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.fields import Section, broken_rules, rule
+from tape_ds.fields import Section, rule, run_rules
 from tape_ds.parallel.layout import SEQUENCE, TENSOR, Layout
 from tape_ds.training.recipe import deepspeed_config, trainer
 from tape_ds.training.recipe.memory import Memory
@@ -201,9 +201,9 @@ class Recipe(ABC):
     def problems(self, broken: set[str]) -> Iterator[Problem]:
         """What the rules find that read no field of ``broken``."""
         for name in self.SECTIONS:
-            yield from broken_rules(getattr(self, name), broken, self)
-        yield from broken_rules(self.trainer, broken, self)
-        yield from broken_rules(self, broken)
+            yield from run_rules(getattr(self, name), broken, self)
+        yield from run_rules(self.trainer, broken, self)
+        yield from run_rules(self, broken)
 
     @rule(*("global_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps", SEQUENCE, TENSOR))
     def _batch(self) -> Iterator[Problem]:

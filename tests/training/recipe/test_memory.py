@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tape_ds import fields
-from tape_ds.fields import broken_rules
+from tape_ds.fields import run_rules
 from tape_ds.training.recipe.memory import Memory
 from tape_ds.training.recipe.scale import Scale
 
@@ -18,7 +18,7 @@ def problems(section=None, window=64, shared_by=1, **trainer):
         window=window,
         trainer_value=values.get,
     )
-    return {problem.field: str(problem) for problem in broken_rules(section or Memory(), set(), recipe)}
+    return {problem.field: str(problem) for problem in run_rules(section or Memory(), set(), recipe)}
 
 
 @pytest.mark.parametrize("layers", [1, 7, "selective", "selective_matmuls"])

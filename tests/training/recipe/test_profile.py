@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tape_ds.fields import broken_rules, check
+from tape_ds.fields import check, run_rules
 from tape_ds.training.recipe.profile import Profile
 
 
@@ -15,7 +15,7 @@ def problems(max_steps=10, world_size=2, **fields):
         world_size=world_size,
     )
     given = {"profile": True} | fields
-    wrong = check(Profile, given) or broken_rules(Profile(**given), set(), recipe)
+    wrong = check(Profile, given) or run_rules(Profile(**given), set(), recipe)
     return {problem.field for problem in wrong}
 
 

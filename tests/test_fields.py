@@ -1,0 +1,106 @@
+"""Sections: what is wrong with a value is said whatever its field is, and rules run where what they read is right."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field, field_validator
+
+from tape_ds import fields
+from tape_ds.errors import Problem
+from tape_ds.fields import Section, WrongValueError, rule
+
+
+class Inner(Section):
+    """Has a prefix in a recipe."""
+
+    size: int = Field(2, ge=1, le=9)
+    """Of it."""
+
+
+class Outer(Section):
+    """Of every kind of field."""
+
+    inner: Inner = Inner()
+    name: str
+    share: float = Field(0.5, gt=0, lt=1)
+    rate: float | None = Field(None, gt=0)
+    kept: list[Annotated[int, Field(ge=1)]] = []
+    mode: Literal["on", "off"] | int = "off"
+    options: dict[str, int] = {}
+    even: int = 2
+
+    @field_validator("even")
+    @classmethod
+    def _is_even(cls, value: int) -> int:
+        if value % 2:
+            raise WrongValueError("odd", "give an even one")
+        return value
+
+    @rule("share", "rate")
+    def _both(self, limit: float) -> Iterator[Problem]:
+        if self.rate is not None and self.rate * self.share > limit:
+            yield Problem("rate", self.rate, "too much", "give less")
+
+
+class Other(Outer):
+    """Has another rule of the same name."""
+
+    @rule("share")
+    def _both(self, limit: float) -> Iterator[Problem]:
+        yield Problem("share", self.share, "never", "remove it")
+
+
+@pytest.mark.parametrize(
+    "name, value, wrong, remedy",
+    [
+        ("share", 1.0, "out of range", "give a number above 0 and below 1"),
+        ("rate", 0.0, "out of range", "give a number above 0, or null"),
+        ("rate", float("inf"), "wrong type", "give a number, or give null"),
+        ("kept", [3, 0], "out of range", "give 1 or more"),
+        ("kept", [3, "x"], "wrong type", "give a list; of each item: give a whole number"),
+        ("mode", "of", "wrong type", "one of: on, off, or give a whole number"),
+        ("even", 3, "odd", "give an even one"),
+        ("even", True, "wrong type", "give a whole number"),
+        ("even", 2**63, "wrong type", "give a number of 64 bits"),
+        ("name", 7, "wrong type", "give a text (in quotes if it looks like a number)"),
+        ("options", {"a": "b"}, "wrong type", "give a mapping (key: value)"),
+        ("shares", 1, "unknown field", "did you mean 'share'?"),
+    ],
+)
+def test_a_wrong_value(name, value, wrong, remedy):
+    (found,) = fields.check(Outer, {name: value})
+    assert (found.field, found.wrong, found.remedy) == (name, wrong, remedy)
+
+
+def test_every_wrong_value_is_named_once():
+    found = fields.check(Outer, {"share": 2.0, "kept": [0, 0, "x"], "even": 4, "rate": -1})
+    assert [problem.field for problem in found] == ["share", "rate", "kept"]
+
+
+def test_bounds_of_two_sides_and_names_with_a_prefix():
+    assert fields.check(Inner, {"size": 10})[0].remedy == "give 1 to 9"
+    assert Outer.flat_fields()["inner_size"] == (Inner, "size")
+    built = Outer.build({"inner_size": 5, "name": "a"})
+    assert (built.inner.size, built.even) == (5, 2) and built.flat()["inner_size"] == 5
+
+
+@pytest.mark.parametrize(
+    "name, value, meant", [("kept", 3, 3), ("mode", False, "off"), ("mode", 1e6, 1_000_000), ("rate", 1e6, 1e6)]
+)
+def test_spelling(name, value, meant):
+    assert fields.as_meant(value, Outer.model_fields[name].annotation) == meant
+
+
+def test_a_lone_text_is_a_list_of_one():
+    assert fields.as_meant("a", list[str]) == ["a"] and fields.as_meant("a", str | list[str]) == "a"
+
+
+def test_rules_run_where_what_they_read_is_right():
+    asked = Outer.build({"name": "a", "rate": 4.0})
+    assert [each.field for each in fields.run_rules(asked, {"name"}, 1.0)] == ["rate"]
+    assert not list(fields.run_rules(asked, {"share"}, 1.0)) and not list(fields.run_rules(asked, set(), 3.0))
+
+
+def test_a_rule_replaces_its_namesake():
+    assert [each.field for each in fields.run_rules(Other.build({"name": "a", "rate": 4.0}), set(), 1.0)] == ["share"]
