@@ -72,12 +72,16 @@ def share_cores() -> None:
     """Give each process of a CPU machine its share of the cores.
 
     DeepSpeed's launcher leaves thread counts alone, so two ranks would each start a thread for every core and wait for
-    each other. A machine with a GPU keeps torch's default, and so does a user who set OMP_NUM_THREADS.
+    each other. Accelerate, which does not know that launcher's name for the number of local processes, would give each
+    all cores again, unless the variable says that somebody has chosen. A machine with a GPU keeps torch's default, and
+    so does a user who set OMP_NUM_THREADS.
     """
     if "OMP_NUM_THREADS" in os.environ or torch.cuda.is_available():
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_SIZE", "1"))))
+    own = max(1, cores // int(os.environ.get("LOCAL_SIZE", "1")))
+    torch.set_num_threads(own)
+    os.environ["OMP_NUM_THREADS"] = str(own)
 
 
 def skip_shared_memory_build() -> None:
