@@ -307,3 +307,10 @@ def _redact_command(command: Sequence[str]) -> list[str]:
             shown.append(redacted(argument))
         secret_follows = names_secret and not equals
     return shown
+
+
+def passkeys_of(rows: Sequence[Mapping[str, Any]], variant: str | None = None) -> list[Mapping[str, Any]]:
+    """Rows of a run's figure ``passkey`` that are of one model: the variant of that name, by default the one that the
+    run made, which stands last. Rows that name no variant are of that one alone."""
+    wanted = rows[-1].get("variant") if rows and variant is None else variant
+    return [row for row in rows if row.get("variant") == wanted]

@@ -7,7 +7,7 @@ from evaluation import published
 from evaluation.pages import beside, numbers
 from evaluation.pages.columns import RUN, Column
 from evaluation.pages.parts import Cell, Grid, Head, Note, Part, Section, Table, Text
-from tape_ds.scoring.passkey import of_variant
+from tape_ds.results import passkeys_of
 
 Counts = tuple[int, int]
 """Correct, trials."""
@@ -50,7 +50,7 @@ def _asked(column: Column) -> Iterator[tuple[str, str, Cells]]:
         yield (
             str(own.config.get("passkey_form")),
             RUN,
-            _summed([{**each, "depth": None} for each in of_variant(passkeys)]),
+            _summed([{**each, "depth": None} for each in passkeys_of(passkeys)]),
         )
 
 

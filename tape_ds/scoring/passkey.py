@@ -90,13 +90,6 @@ class Passkey:
         return cls(values["length"], tuple(Reply(**{**each, "reply": str(each["reply"])}) for each in fields))
 
 
-def of_variant(rows: Sequence[Mapping[str, Any]], variant: str | None = None) -> list[Mapping[str, Any]]:
-    """Rows of a run's figure ``passkey`` that are of one model: the variant of that name, by default the one that the
-    run made, which stands last. Rows that name no variant are of that one alone."""
-    wanted = rows[-1].get("variant") if rows and variant is None else variant
-    return [row for row in rows if row.get("variant") == wanted]
-
-
 def first_integer(reply: str) -> int | None:
     """The first run of digits 0 to 9 in a reply; None where there is none."""
     found = re.search(r"\d+", reply, re.ASCII)

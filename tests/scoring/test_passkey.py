@@ -8,8 +8,9 @@ from peft import LoraConfig, get_peft_model
 
 from tape_ds import results
 from tape_ds.data.passkey import Prompt, draw
+from tape_ds.results import passkeys_of
 from tape_ds.scoring.each import in_turn
-from tape_ds.scoring.passkey import NEW_TOKENS, Passkey, Reply, of_variant, score
+from tape_ds.scoring.passkey import NEW_TOKENS, Passkey, Reply, score
 from tests.data.letters import BEGIN, Letters
 from tests.model.helpers import CACHE_EXACT, VOCABULARY, tiny_model, tokens
 from tests.scoring.readers import Reader
@@ -250,6 +251,6 @@ def test_refusals():
 def test_rows_of_a_run_are_told_apart_by_model():
     """What the run made stands last; runs that asked nothing else named no model."""
     rows = [{"variant": name, "length": length} for name in ("untouched", "made") for length in (64, 128)]
-    assert of_variant(rows) == rows[2:] and of_variant(rows, "untouched") == rows[:2]
-    assert of_variant([{"length": 64}]) == [{"length": 64}] and of_variant([]) == []
-    assert of_variant([{"length": 64}], "untouched") == []
+    assert passkeys_of(rows) == rows[2:] and passkeys_of(rows, "untouched") == rows[:2]
+    assert passkeys_of([{"length": 64}]) == [{"length": 64}] and passkeys_of([]) == []
+    assert passkeys_of([{"length": 64}], "untouched") == []

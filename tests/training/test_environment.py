@@ -82,8 +82,11 @@ def test_other_ranks_have_no_trackers(tmp_path, monkeypatch):
 def test_ranks_share_the_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
     monkeypatch.setenv("LOCAL_SIZE", "2")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # so that what is set below is taken back
+    monkeypatch.delenv("OMP_NUM_THREADS")
     environment.share_cores()
     assert torch.get_num_threads() == 4
+    assert os.environ["OMP_NUM_THREADS"] == "4", "accelerate gave every rank all cores again"
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("LOCAL_SIZE", "4")
     environment.share_cores()

@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Any
 
 from tape_ds import results
-from tape_ds.scoring.passkey import of_variant
+from tape_ds.results import passkeys_of
 from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training.comparison import summary
 from tape_ds.training.comparison.measures import Column, Measure, Row
@@ -29,7 +29,7 @@ def row(run: Planned, result: results.Result, differing: Sequence[str]) -> dict[
         "trained_parameters": figures["parameters"]["trained"],
         "tokens": figures["tokens"],
         "loss": _losses(scores[own], figures["native_length"]) if own else None,
-        "passkey": _counts(of_variant(figures["passkey"])),
+        "passkey": _counts(passkeys_of(figures["passkey"])),
         "tokens_per_second": figures["tokens_per_second"],
         "peak_memory_bytes": figures["peak_memory_bytes"],
         "settings": {name: result.config[name] for name in differing if name in result.config},
@@ -46,7 +46,7 @@ def row_untouched(variant: str, result: results.Result) -> dict[str, Any]:
         "trained_parameters": 0,
         "tokens": 0,
         "loss": _losses(figures["loss_by_position"][variant], figures["native_length"]),
-        "passkey": _counts(of_variant(figures["passkey"], variant)),
+        "passkey": _counts(passkeys_of(figures["passkey"], variant)),
         "tokens_per_second": None,
         "peak_memory_bytes": None,
         "seconds": None,
