@@ -86,18 +86,19 @@ def test_losses_by_position_with_what_the_run_scored_beside_its_model():
     stored = columns.collect([str(examples.STORED / "demo.json")])[0][0].result("run")
     rows = table(page(("demo", {"run": stored})), "Loss by position", "nats")
     assert {name: cell.text for name, cell in rows["from 14k"].items()} == {
-        "demo": "1.628",
+        "demo": "1.609",
         "demo: untouched": "7.077",
         "demo: yarn x2, untrained": "1.609",
+        "demo: tape, trained, updates off": "1.580",
     }
-    assert [name for name, cell in rows["from 14k"].items() if cell.best] == ["demo: yarn x2, untrained"]
-    assert {name: cell.text for name, cell in rows["mean"].items()}["demo"] == "1.812"
+    assert [name for name, cell in rows["from 14k"].items() if cell.best] == ["demo: tape, trained, updates off"]
+    assert {name: cell.text for name, cell in rows["mean"].items()}["demo"] == "1.804"
 
 
 def test_what_several_runs_scored_alike_is_shown_once():
     stored = columns.collect([str(examples.STORED / "demo.json")])[0][0].result("run")
     rows = table(page(("a", {"run": stored}), ("b", {"run": stored})), "Loss by position", "nats")
-    assert list(rows["mean"]) == ["a", "b", "a: untouched", "a: yarn x2, untrained"]
+    assert list(rows["mean"]) == ["a", "b", "a: untouched", "a: yarn x2, untrained", "a: tape, trained, updates off"]
 
 
 def test_perplexity_stands_beside_the_published_value_of_its_length():
