@@ -1,35 +1,39 @@
-"""A few steps of a run, recorded: what ``--profile`` does.
+"""A few steps of a run, recorded by torch's profiler: what ``--profile`` does.
 
-While they last, torch's profiler runs, and marks lie around the phases of a step and the parts of the model; before and
-after, nothing of it is there, and a step costs what it always does. What it leaves in the run's folder, for each rank
-that records:
+What it leaves in the run's folder, for each rank that records:
 
     profile/trace_rank0.json.gz      for chrome://tracing or ui.perfetto.dev
-    profile/memory_rank0.html        CUDA: every allocation over time, with its stack; opens in a browser
-    profile/summary_rank0.json       where time and memory went, and what was communicated (tape_ds.results)
-    profile/summary_rank0.md         the same to read; rank 0's, or that of the first rank that records, is printed
+    profile/memory_rank0.pickle      CUDA: every allocation, for https://pytorch.org/memory_viz
+    profile/summary_rank0.md         where time went; that of the first rank that records is printed
 """
 
-import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, record_function
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, record_function, schedule
 from transformers import TrainerCallback, TrainerState
 
-from tape_ds import results, storage
+from tape_ds import storage
 from tape_ds.model.output_head import OutputHead
 from tape_ds.model.positions.base import PositionEncoding, PositionLayer
-from tape_ds.training import trace
 from tape_ds.training.environment import say
 from tape_ds.training.recipe.profile import Profile
 from tape_ds.training.trainer import TapeTrainer
 
 FOLDER = "profile"
+PHASES = ("data", "forward", "backward", "optimizer")
+ROWS = 20
+"""Operators that the summary names."""
+_PHASE, _PART = "phase: ", "part: "
+_STEP = "ProfilerStep"  # torch's own mark around each step
+_BACKWARD = "autograd::engine::evaluate_function"
+_COLLECTIVES = ("gloo:", "nccl", "ncclDevKernel", "ncclKernel")
 _HOOKS = {
     "rotate": "rotation",
     "carry": "carried state",
@@ -55,152 +59,92 @@ class StepProfiler(TrainerCallback):
         self.profile = profile
         self.folder = output / FOLDER
         self.rank = trainer.args.process_index
-        self.first = 0
-        """The step that this process began after."""
-        self.began = 0
-        """The step that recording began after."""
-        self.recording: Recording | None = None
-        self.done = False
-
-    @property
-    def takes_part(self) -> bool:
-        """Whether this rank records."""
-        return self.rank in self.profile.profile_ranks
+        self.recorded = False
+        self._profiler: torch.profiler.profile | None = None
+        self._undo: list[Callable[[], None]] = []
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Begin, where the first step is recorded already."""
-        self.first = state.global_step
-        self._look(state)
+        """Set the profiler's schedule and name what a step consists of."""
+        if self.rank not in self.profile.profile_ranks:
+            return
+        on_cuda = args.device.type == "cuda"
+        if on_cuda:
+            torch.cuda.memory._record_memory_history(stacks="python")
+        self._undo = [_mark(*each) for each in marks_of(self.trainer)]
+        before = self.profile.profile_start - 1
+        warmup = min(before, 1)  # its first step costs the profiler more than others
+        self._profiler = torch.profiler.profile(
+            activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_cuda,
+            schedule=schedule(
+                skip_first=before - warmup, wait=0, warmup=warmup, active=self.profile.profile_steps, repeat=1
+            ),
+            on_trace_ready=self._store,
+            record_shapes=True,
+        )
+        self._profiler.start()
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Begin or end, where the window does: from the end of one step to the end of another, reading data too."""
-        self._look(state)
+        """Tell the profiler; behind the last step that is recorded, leave nothing of it."""
+        if self._profiler is not None and state.global_step < state.max_steps:
+            self._profiler.step()
+            if self.recorded:
+                self._end()
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """A run that ends within the window leaves what there is; one that ends before it says so."""
-        if self.recording is not None:
-            self._end(state)
-        elif self.takes_part and not self.done:
-            say(f"rank {self.rank} recorded no profile: the run ended before step {self._start + 1}")
+        """Store what there is where the run ends within the recorded steps; say so where it ends before them."""
+        if self._profiler is not None:
+            self._end()
+            if not self.recorded:
+                say(f"rank {self.rank} recorded no profile: the run ended before step {self.profile.profile_start}")
 
-    @property
-    def _start(self) -> int:
-        """The step that recording begins after."""
-        return self.first + self.profile.profile_start - 1
+    def _end(self) -> None:
+        assert self._profiler is not None
+        profiler, self._profiler = self._profiler, None
+        profiler.stop()
+        for undo in reversed(self._undo):
+            undo()
+        if self.trainer.args.device.type == "cuda":
+            torch.cuda.memory._record_memory_history(enabled=None)
 
-    def _look(self, state: TrainerState) -> None:
-        if not self.takes_part or self.done:
-            return
-        if self.recording is None and state.global_step == self._start and state.global_step < state.max_steps:
-            self.began = state.global_step
-            self.recording = Recording(marks_of(self.trainer), self.trainer.args.device)
-        elif self.recording is not None and state.global_step >= self.began + self.profile.profile_steps:
-            self._end(state)
-
-    def _end(self, state: TrainerState) -> None:
-        assert self.recording is not None
+    def _store(self, profiler: torch.profiler.profile) -> None:
+        self.recorded = True
         self.trainer.beat("profiling")
-        recording, self.recording, self.done = self.recording, None, True
-        recording.stop()
-        steps = state.global_step - self.began
+        path = self.folder / f"trace_rank{self.rank}.json.gz"
         try:
-            text = self._store(recording, steps)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(path))
+            if self.trainer.args.device.type == "cuda":
+                torch.cuda.memory._dump_snapshot(str(self.folder / f"memory_rank{self.rank}.pickle"))
+            text = f"profile of rank {self.rank}: {path}\n\n{summarise(profiler)}"
+            storage.write_text(self.folder / f"summary_rank{self.rank}.md", text + "\n")
         except OSError as error:
             say(f"PROFILE NOT STORED: {storage.explain(error, self.folder)}; the run goes on")
             return
         if self.rank == min(self.profile.profile_ranks):
             say(text)
 
-    def _store(self, recording: "Recording", steps: int) -> str:
-        """Write everything; returns the text."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        result = results.collect(config=self.profile.flat(), processes=self.trainer.args.world_size)
-        path = recording.store(self.folder, self.rank)
-        summary = trace.summarise(trace.read(path))
-        held = held_bytes(self.trainer)
-        named = f"steps {self.began + 1} to {self.began + steps}, rank {self.rank}"
-        text = describe(summary, steps, held, f"profile of {named}: {path}")
-        figures = {"steps": steps, "held_bytes": held} | dataclasses.asdict(summary)
-        results.save(result.finish(figures), self.folder / f"summary_rank{self.rank}.json")
-        storage.write_text(self.folder / f"summary_rank{self.rank}.md", text + "\n")
-        return text
+
+def marks_of(trainer: TapeTrainer) -> Iterator[tuple[Any, str, str]]:
+    """Yield object, method and name of everything that is named in the trace: phases of a step, parts of the model."""
+    yield trainer, "get_batch_samples", _PHASE + "data"
+    yield trainer, "compute_loss", _PHASE + "forward"
+    yield trainer.accelerator, "backward", _PHASE + "backward"
+    yield (trainer.model_wrapped if trainer.is_deepspeed_enabled else trainer.optimizer), "step", _PHASE + "optimizer"
+    for module in trainer.model.modules():
+        yield from ((module, method, _PART + name) for method, name in _methods(module).items())
 
 
-Mark = tuple[Any, str, str]
-"""Object, the name of its method, and what its time is called in the trace."""
-
-
-def marks_of(trainer: TapeTrainer) -> list[Mark]:
-    """The phases of a step, and the parts of the model."""
-    engine = trainer.is_deepspeed_enabled
-    optimizer = trainer.model_wrapped if engine else trainer.optimizer
-    phases = [
-        (trainer, "get_batch_samples", "data"),
-        (trainer, "compute_loss", "forward"),
-        (trainer.accelerator, "backward", "backward"),
-        (optimizer, "step", "optimizer"),
-    ]
-    marks = [(each, method, trace.PHASE + name) for each, method, name in phases]
-    return marks + [(each, method, trace.PART + name) for each, method, name in _parts(trainer.model)]
-
-
-def _parts(model: nn.Module) -> Iterator[Mark]:
-    for module in model.modules():
-        if isinstance(module, PositionLayer):
-            yield from ((module, method, name) for method, name in _HOOKS.items())
-        elif isinstance(module, PositionEncoding):
-            yield module, "start", "positions"
-        elif isinstance(module, OutputHead):
-            yield module, "forward", "head and loss"
-        else:
-            kind = type(module).__name__
-            yield from ((module, "forward", name) for ending, name in _CLASSES if kind.endswith(ending))
-
-
-class Recording:
-    """The profiler at work; begins when it is made.
-
-    Args:
-        marks: what is named in the trace.
-        device: where the model computes.
-    """
-
-    def __init__(self, marks: Sequence[Mark], device: torch.device):
-        self.on_cuda = device.type == "cuda"
-        self.snapshot: Any = None
-        self._undo = [_mark(*mark) for mark in marks]
-        if self.on_cuda:
-            torch.cuda.synchronize(device)
-            torch.cuda.memory._record_memory_history(stacks="python")
-        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * self.on_cuda
-        self._profiler = torch.profiler.profile(activities=activities, record_shapes=True, profile_memory=True)
-        self._profiler.start()
-        self._window = record_function(trace.WINDOW)
-        self._window.__enter__()
-
-    def stop(self) -> None:
-        """End it, and leave nothing of it behind."""
-        if self.on_cuda:
-            torch.cuda.synchronize()
-        self._window.__exit__(None, None, None)
-        self._profiler.stop()
-        if self.on_cuda:
-            self.snapshot = torch.cuda.memory._snapshot()
-            torch.cuda.memory._record_memory_history(enabled=None)
-        for undo in reversed(self._undo):
-            undo()
-
-    def store(self, folder: Path, rank: int) -> Path:
-        """Write the trace, and on CUDA every allocation; returns the trace's path."""
-        path = folder / f"trace_rank{rank}.json.gz"
-        unfinished = path.with_name(f"unfinished_{path.name}")
-        self._profiler.export_chrome_trace(str(unfinished))
-        unfinished.replace(path)
-        if self.snapshot is not None:
-            from torch.cuda import _memory_viz
-
-            storage.write_text(folder / f"memory_rank{rank}.html", _memory_viz.trace_plot(self.snapshot))
-        return path
+def _methods(module: nn.Module) -> dict[str, str]:
+    """Methods of a module that are a part of the model -> the part's name."""
+    if isinstance(module, PositionLayer):
+        return _HOOKS
+    if isinstance(module, PositionEncoding):
+        return {"start": "positions"}
+    if isinstance(module, OutputHead):
+        return {"forward": "head and loss"}
+    kind = type(module).__name__
+    name = next((name for ending, name in _CLASSES if kind.endswith(ending)), None)
+    return {} if name is None else {"forward": name}
 
 
 def _mark(of: Any, method: str, name: str) -> Callable[[], None]:
@@ -222,82 +166,88 @@ def _mark(of: Any, method: str, name: str) -> Callable[[], None]:
     return undo
 
 
-def held_bytes(trainer: TapeTrainer) -> dict[str, int]:
-    """Bytes that this rank holds between steps: its share of the weights, and the optimizer's states with the master
-    copies of weights among them."""
-    weights = [getattr(weight, "ds_tensor", weight) for weight in trainer.model.parameters()]
-    optimizer: Any = trainer.optimizer
-    while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    of_the_model = {weight.data_ptr() for weight in weights}
-    stepped = [weight for group in optimizer.param_groups for weight in group["params"]]
-    states = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, torch.Tensor)]
-    masters = [weight for weight in stepped if weight.data_ptr() not in of_the_model]
-    return {"weights": _bytes(weights), "optimizer": _bytes(states) + _bytes(masters)}
+def summarise(profiler: torch.profiler.profile) -> str:
+    """Return where the time of the recorded steps went, as Markdown: phases, parts of the model, operators.
+
+    A backward operator belongs to the part of the forward operator with its sequence number, by which torch ties the
+    two. Times are an operator's own, without what it calls, so that they add up; on a GPU they are its kernels'.
+    """
+    events = [event for event in profiler.events() or [] if event.device_type == torch.autograd.DeviceType.CPU]
+    on_device = any(event.self_device_time_total for event in events)
+    steps = [event for event in events if event.name.startswith(_STEP)]
+    whole = sum(event.time_range.elapsed_us() for event in steps)
+    phases = dict.fromkeys((*PHASES, "other"), 0.0)
+    phases["other"] = whole
+    parts: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys((*PHASES, "other"), 0.0))
+    made_in: dict[int, str] = {}
+    for event in sorted(events, key=lambda event: event.time_range.start):
+        phase, part = _phase_around(event), _part_around(event, made_in)
+        if event.name.startswith(_PHASE):
+            # an engine steps within its backward: each moment counts for the innermost mark
+            phases[phase] += event.time_range.elapsed_us()
+            phases[_phase_around(event.cpu_parent)] -= event.time_range.elapsed_us()
+        is_main = event.thread == steps[0].thread
+        if is_main and event.sequence_nr >= 0:
+            made_in[event.sequence_nr] = part  # the last one with a number makes the node; others only ask for it
+        if on_device or is_main:  # on a CPU, the main thread waits for all others
+            parts[part][phase] += event.self_device_time_total if on_device else event.self_cpu_time_total
+    averages = profiler.key_averages()
+    clock = "device" if on_device else "cpu"
+    return "\n\n".join(
+        [
+            f"{len(steps)} steps of {whole / len(steps) / 1e3:,.1f} ms. The profiler makes them slower than others.",
+            _table("phase", {name: {"all": time} for name, time in phases.items()}, len(steps)),
+            _table("kernels" if on_device else "part", parts, len(steps)),
+            _collectives(averages, len(steps)),
+            "```\n" + averages.table(sort_by=f"self_{clock}_time_total", row_limit=ROWS) + "```",
+        ]
+    )
 
 
-def _bytes(tensors: Sequence[torch.Tensor]) -> int:
-    return sum(x.numel() * x.element_size() for x in tensors)
+def _around(event: FunctionEvent | None) -> Iterator[FunctionEvent]:
+    """Yield an operator, what called it, and so on."""
+    while event is not None:
+        yield event
+        event = event.cpu_parent
 
 
-def describe(summary: trace.Summary, steps: int, held: dict[str, int], title: str) -> str:
-    """A summary in words and tables; everything for a step."""
-    each = summary.window / steps
-    lines = [title, "", f"{steps} steps of {each:,.1f} ms. The profiler makes them slower than others.", ""]
-    rows = [[name, f"{time / steps:,.1f}", _share(time, summary.window)] for name, time in summary.phases.items()]
-    lines += [*_table(["phase", "ms a step", "share"], rows), ""]
-    by_part = {part: sum(times.values()) for part, times in summary.parts.items()}
-    total = sum(by_part.values())
-    shown = [name for name in trace.PHASES if any(times.get(name, 0.0) for times in summary.parts.values())]
-    rows = [
-        [part]
-        + [f"{summary.parts[part].get(name, 0.0) / steps:,.1f}" for name in shown]
-        + [f"{time / steps:,.1f}", _share(time, total)]
-        for part, time in sorted(by_part.items(), key=lambda pair: -pair[1])
-    ]
-    clock = "kernels, ms a step" if summary.on_device else "ms a step"
-    lines += [*_table([clock, *shown, "all", "share"], rows), ""]
-    lines += [*_communication(summary, steps), ""]
-    rows = [[f"held between steps: {name}", f"{size / 1e6:,.1f}"] for name, size in held.items()]
-    rows += [[f"on top, at the most in {name}", f"{size / 1e6:,.1f}"] for name, size in summary.highest.items() if size]
-    lines += [*_table(["memory", "MB"], rows), "", f"The highest of all was reached in: {summary.highest_part}."]
+def _phase_around(event: FunctionEvent | None) -> str:
+    for each in _around(event):
+        if each.name.startswith(_PHASE):
+            return each.name.removeprefix(_PHASE)
+        if each.name.startswith(_BACKWARD) and each.cpu_parent is None:  # on a GPU the backward has its own thread
+            return "backward"
+    return "other"
+
+
+def _part_around(event: FunctionEvent, made_in: Mapping[int, str]) -> str:
+    for each in _around(event):
+        if each.name.startswith(_PART):
+            return each.name.removeprefix(_PART)
+        if each.name.startswith(_BACKWARD):
+            return made_in.get(each.sequence_nr, "other")
+    return "other"
+
+
+def _table(head: str, rows: Mapping[str, Mapping[str, float]], steps: int) -> str:
+    """Markdown: milliseconds a step by column, all of them, and the share; the largest row first."""
+    columns = [name for name in (*PHASES, "other") if any(times.get(name) for times in rows.values())]
+    totals = {name: sum(times.values()) for name, times in rows.items()}
+    lines = [f"| {head}, ms a step | " + "".join(f"{name} | " for name in columns) + "all | share |"]
+    lines.append("|---|" + "---:|" * (len(columns) + 2))
+    for name, total in sorted(totals.items(), key=lambda pair: -pair[1]):
+        cells = [f"{rows[name].get(column, 0) / steps / 1e3:,.1f}" for column in columns]
+        share = f"{total / max(sum(totals.values()), 1e-9):.0%}"
+        lines.append(f"| {' | '.join([name, *cells, f'{total / steps / 1e3:,.1f}', share])} |")
     return "\n".join(lines)
 
 
-def _communication(summary: trace.Summary, steps: int) -> list[str]:
-    if not summary.collectives:
-        return ["No collective ran."]
-    rows = [
-        [
-            each.name,
-            f"{each.count / steps:,.1f}",
-            "N/A" if each.bytes is None else f"{each.bytes / steps / 1e6:,.3f}",
-            f"{each.milliseconds / steps:,.1f}",
-        ]
-        for each in summary.collectives
-    ]
-    header = ["collective", "count a step", "MB a step", "ms a step"]
-    share = _share(summary.communicating, summary.window)
-    under_way = (
-        f"Under way for {summary.communicating / steps:,.1f} ms a step ({share}), other work beside them or not."
-    )
-    return [*_table(header, rows), "", under_way]
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.0%}" if whole else "N/A"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Markdown that reads well on a terminal too: names left, numbers right."""
-    widths = [max(len(row[at]) for row in [header, *rows]) for at in range(len(header))]
-
-    def line(cells: Sequence[str]) -> str:
-        first, *others = (
-            cell.ljust(width) if at == 0 else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        )
-        return "| " + " | ".join([first, *others]) + " |"
-
-    rule = "| " + " | ".join(["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]) + " |"
-    return [line(header), rule, *(line(row) for row in rows)]
+def _collectives(averages: Iterable[Any], steps: int) -> str:
+    found = [each for each in averages if each.key.startswith(_COLLECTIVES)]
+    if not found:
+        return "No collective ran."
+    lines = ["| collective | count a step | ms a step |", "|---|---:|---:|"]
+    for each in found:
+        time = max(each.cpu_time_total, each.device_time_total)
+        lines.append(f"| {each.key[:60]} | {each.count / steps:,.1f} | {time / steps / 1e3:,.1f} |")
+    return "\n".join(lines)

@@ -13,7 +13,7 @@ class Profile(Section):
     """Which steps are recorded, and where."""
 
     profile: bool = False
-    """Record some steps: a trace, what each part of a step took in time and memory, and what was communicated, in the
+    """Record some steps with torch's profiler: a trace, what each part of a step took, on CUDA every allocation, in the
     run's folder under ``profile``. Such steps are slower, all others are not."""
     profile_start: int = Field(3, ge=1)
     """The first of them, counted from where this process begins; the steps before it are warm-up."""
