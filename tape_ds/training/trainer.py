@@ -7,13 +7,12 @@ end of each step all ranks tell each other how it went (:mod:`.agreement`), so t
 together.
 """
 
-import contextlib
 import functools
 import json
 import math
 import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from deepspeed.checkpoint.constants import (
 )
 from peft import PeftModel
 from torch import nn
-from torch.utils.data import Sampler, SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainerControl, set_seed
 from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME, safe_globals
 
@@ -54,27 +52,26 @@ from tape_ds.training.watchdog import Watchdog
 _WITHIN = ("data", "forward", "backward", "step")
 
 
-@contextlib.contextmanager
-def _nothing_executed(folder: str | None, *names: str) -> Iterator[None]:
-    """transformers reads its files so that nothing in them is executed; say which one wanted that.
-
-    Args:
-        folder: the checkpoint.
-        names: of the files in it that are read.
+def _refuse_functions(folder: Path, *names: str) -> None:
+    """Refuse a checkpoint of which one of these files holds more than tensors and plain values.
 
     Raises:
-        UserError: one of them names a function.
+        UserError: loading it would run what it names. transformers would not load it either, but in the middle of a
+            start, and by an error that only says so of pickles.
     """
-    try:
-        yield
-    except pickle.UnpicklingError as error:
-        guilty = [name for name in names if len(names) == 1 or _names_functions(Path(str(folder)) / name)]
-        reason = str(error).partition(". ")[0]
-        wrong = f"{' and '.join(guilty)} in it holds more than states, and was not loaded ({reason})"
-        problem = Problem("resume_from_checkpoint", folder, wrong, "use another checkpoint, of a run of your own")
-        refusal = UserError(problem)
-        refusal.on_one_rank = True
-        raise refusal from error
+    for name in names:
+        try:
+            if (folder / name).is_file():
+                with safe_globals():
+                    torch.load(folder / name, map_location="cpu", weights_only=True, mmap=True)
+        except pickle.UnpicklingError as error:
+            wrong = f"{name} in it holds more than states, and was not loaded ({str(error).partition('. ')[0]})"
+            remedy = "use another checkpoint, of a run of your own"
+            refusal = UserError(Problem("resume_from_checkpoint", str(folder), wrong, remedy))
+            refusal.on_one_rank = True
+            raise refusal from error
+        except RuntimeError:  # of a format that cannot be mapped: read whole, below transformers' own guard
+            continue
 
 
 def _rank_states(folder: Path) -> list[dict[str, Any]]:
@@ -83,27 +80,25 @@ def _rank_states(folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"rank_state_{rank}.json").read_text(encoding="utf-8")) for rank in range(count)]
 
 
-class _TakeUp(TrainerCallback):
-    """Has a trainer take up what its checkpoint left, when the base class has set all of it to zero; where no step is
-    left as well."""
+class _GoOn(TrainerCallback):
+    """What the trainer does around its steps: it goes on from what its checkpoint left, when the base class has set all
+    of it to zero, and commits a save on its way before anything that could still fail."""
 
     def __init__(self, trainer: "TapeTrainer"):
         self.trainer = trainer
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Before the first step."""
-        self.trainer.take_up()
+        """Before the first step, also where none is left."""
+        self.trainer.load_rank_state()
 
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Before the schedule moves on."""
+        self.trainer.note_position_rate()
 
-def _names_functions(path: Path) -> bool:
-    """Whether a file of tensors and plain values is not only that."""
-    try:
-        torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except pickle.UnpicklingError:
-        return True
-    except (OSError, RuntimeError):
-        return False
-    return False
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Before the trained folder and all scores."""
+        self.trainer.beat("saving")
+        self.trainer.saver.finish()
 
 
 class Stopped(Exception):  # noqa: N818 - nothing went wrong
@@ -179,7 +174,7 @@ class TapeTrainer(Trainer):
         """This rank's loss of a spike whose step is being left out."""
         self.watchdog: Watchdog | None = None
         """Ends the process where it makes no progress; whoever trains sets it."""
-        self.add_callback(_TakeUp(self))
+        self.add_callback(_GoOn(self))
         self._resumed: Path | None = None
         """The checkpoint that training goes on from."""
         self._stop = stop
@@ -240,7 +235,9 @@ class TapeTrainer(Trainer):
         engine = getattr(self.optimizer if optimizer is None else optimizer, "optimizer", None)
         if engine is not None and not hasattr(engine, "defaults"):
             engine.defaults = engine.optimizer.defaults
-        return super().create_scheduler(num_training_steps, optimizer)
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        self._own_settings = OwnSettings.of(self.optimizer, self.lr_scheduler)  # before a checkpoint brings others
+        return scheduler
 
     def get_train_dataloader(self) -> Any:
         """As the base class's; ranks that work on the same rows read them, and its workers live through signals that
@@ -253,46 +250,33 @@ class TapeTrainer(Trainer):
         inner.worker_init_fn = functools.partial(shield_worker, init=inner.worker_init_fn)
         return loader
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler:
-        # sample i is already a function of (seed, i): any shuffling here would undo what makes a run resumable
-        return SequentialSampler(self.train_dataset if train_dataset is None else train_dataset)
-
-    def _init_training_state(
-        self, max_steps: int, steps: int, epochs: int, resume_from_checkpoint: str | None, trial: Any
-    ) -> tuple[int, int]:
-        """How often is logged and saved is this run's to say, not its checkpoint's."""
-        where = super()._init_training_state(max_steps, steps, epochs, resume_from_checkpoint, trial)
-        self.state.compute_steps(self.args, max_steps)
-        self._agreed = self.state.global_step
-        self._resumed = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
-        return where
-
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
     ) -> tuple[Any, Any]:
         """An engine saves and loads by our files, and is resumed without frozen weights: the base class would ask for
         every weight of the model."""
-        if resume_from_checkpoint is not None:
-            self._check_random_numbers(resume_from_checkpoint)
+        self._resumed = folder = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
+        if folder is not None:
+            _refuse_functions(folder, self._rng_file, OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME)
         if not self.is_deepspeed_enabled:
             prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
             self._protection = guards.protect(self.optimizer)
-            return prepared
-        if resume_from_checkpoint is not None:
-            self._require_same_record(resume_from_checkpoint)
-        prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
-        saving.adopt(self.model_wrapped)
-        if self.layout.tensor > 1:
-            # it would send the first batch, CUDA tensors pickled, from process to process: the loader saw to that
-            self.model_wrapped.first_dataloader_check.remove()
-        if not guards.protects_itself(self.model_wrapped):
-            self._protection = guards.protect(self.model_wrapped.optimizer)
-        if resume_from_checkpoint is not None:
-            own = OwnSettings.of(self.optimizer, self.lr_scheduler)
-            self._load_engine(resume_from_checkpoint)
-            self._load_optimizer_and_scheduler(resume_from_checkpoint)
-            own.put_back(self.optimizer, self.lr_scheduler)
-            self._load_scaler(resume_from_checkpoint)
+        else:
+            if folder is not None:
+                self._require_same_record(str(folder))
+            prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
+            saving.adopt(self.model_wrapped)
+            if self.layout.tensor > 1:
+                # it would send the first batch, CUDA tensors pickled, from process to process: the loader saw to that
+                self.model_wrapped.first_dataloader_check.remove()
+            if not guards.protects_itself(self.model_wrapped):
+                self._protection = guards.protect(self.model_wrapped.optimizer)
+            if folder is not None:
+                self._load_engine(str(folder))
+                self._load_optimizer_and_scheduler(str(folder))
+                self._load_scaler(str(folder))
+        if folder is not None:
+            self._own_settings.put_back(self.optimizer, self.lr_scheduler)
         return prepared
 
     def _load_engine(self, folder: str) -> None:
@@ -301,16 +285,19 @@ class TapeTrainer(Trainer):
         if found is None:
             raise RuntimeError(f"the engine did not load {folder}/{tag}")
 
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        """A save on its way is committed before anything that could still fail."""
-        self.beat("saving")
-        self.saver.finish()
-        return super()._finalize_training(*args, **kwargs)
+    def load_rank_state(self) -> None:
+        """Go on from what :meth:`_rank_state` left; how often is logged and saved is this run's to say.
 
-    def take_up(self) -> None:
-        """Go on with what :meth:`_leave` left. What all ranks hold alike comes from one file; where another number of
-        ranks saved, their sums become the mean."""
-        states = [] if self._resumed is None else _rank_states(self._resumed)
+        What all ranks hold alike comes from one file. Where another number of ranks saved, their sums become the mean,
+        and every rank's random numbers start from the seed, the step and its own number.
+        """
+        self.state.compute_steps(self.args, self.state.max_steps)
+        self._agreed = self.state.global_step
+        if self._resumed is None:
+            return
+        if not (self._resumed / self._rng_file).is_file():
+            set_seed((self.args.seed + 1_000_003 * self.state.global_step + 7919 * self.agreement.rank) % 2**32)
+        states = _rank_states(self._resumed)
         if not states:
             return
         left = states[0]
@@ -324,8 +311,8 @@ class TapeTrainer(Trainer):
             self._protection.load_state(left["protection"])
         self._skipped = self.skipped_steps
 
-    def _leave(self) -> dict[str, Any]:
-        """What :meth:`take_up` takes up; numbers to the last digit."""
+    def _rank_state(self) -> dict[str, Any]:
+        """What :meth:`load_rank_state` loads; numbers to the last digit."""
         logged = self._globalstep_last_logged == self.state.global_step
         return {
             "loss": (0.0 if logged else self._tr_loss.item()).hex(),
@@ -335,34 +322,6 @@ class TapeTrainer(Trainer):
             "spikes": self.spikes.state(),
             "protection": None if self._protection is None else self._protection.state(),
         }
-
-    def _check_random_numbers(self, folder: str) -> None:
-        """They are taken up when the first rows are read; a file that is none must be refused before."""
-        path = Path(folder) / self._rng_file
-        if path.is_file():
-            with _nothing_executed(folder, self._rng_file), safe_globals():
-                torch.load(path, weights_only=True)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Where another number of ranks saved, every rank starts from the seed, the step and its own number."""
-        if checkpoint is None or len(list(Path(checkpoint).glob("rng_state*.pth"))) == self.agreement.world:
-            with _nothing_executed(checkpoint, self._rng_file):
-                super()._load_rng_state(checkpoint)
-            return
-        set_seed((self.args.seed + 1_000_003 * self.state.global_step + 7919 * self.agreement.rank) % 2**32)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Without an engine the base class calls this at every start."""
-        if checkpoint is None:
-            return
-        own = OwnSettings.of(self.optimizer, self.lr_scheduler)
-        with _nothing_executed(checkpoint, OPTIMIZER_NAME, SCHEDULER_NAME):
-            super()._load_optimizer_and_scheduler(checkpoint)
-        own.put_back(self.optimizer, self.lr_scheduler)
-
-    def _load_scaler(self, checkpoint: str | None) -> None:
-        with _nothing_executed(checkpoint, SCALER_NAME):
-            super()._load_scaler(checkpoint)
 
     @property
     def _rng_file(self) -> str:
@@ -434,7 +393,7 @@ class TapeTrainer(Trainer):
         """What this rank writes of a checkpoint beside the trained folder and the engine's files, by name."""
         files: dict[str, Callable[[Path], Any]] = {
             self._rng_file: lambda path: self._save_rng_state(str(path.parent)),
-            f"rank_state_{self.agreement.rank}.json": lambda path: storage.write_json(path, self._leave()),
+            f"rank_state_{self.agreement.rank}.json": lambda path: storage.write_json(path, self._rank_state()),
         }
         if not self.args.should_save:
             return files
@@ -586,11 +545,10 @@ class TapeTrainer(Trainer):
         reader = self.layout.data_rank(rank)
         return guards.samples_of_step(step, reader, global_batch=batch, micro_batch=each, world=readers)
 
-    def _get_learning_rate(self) -> float:
-        """As the base class's, which asks when a step was taken; position parameters are the last group."""
+    def note_position_rate(self) -> None:
+        """Keep the learning rate of the step that was just taken; position parameters are the last group."""
         if self.optimization.position_learning_rate is not None:
             self._position_rate = self.optimizer.param_groups[-1]["lr"]
-        return super()._get_learning_rate()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add speed, use of the hardware, memory and skipped steps to the metrics of a logging step."""

@@ -53,6 +53,7 @@ def arguments(folder: Path, stage: int, **changes: Any) -> TrainingArguments:
         "logging_steps": 1,
         "report_to": [],
         "save_strategy": "no",
+        "train_sampling_strategy": "sequential",
         "disable_tqdm": True,
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
     }
