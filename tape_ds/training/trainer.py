@@ -236,7 +236,8 @@ class TapeTrainer(Trainer):
         if engine is not None and not hasattr(engine, "defaults"):
             engine.defaults = engine.optimizer.defaults
         scheduler = super().create_scheduler(num_training_steps, optimizer)
-        self._own_settings = OwnSettings.of(self.optimizer, self.lr_scheduler)  # before a checkpoint brings others
+        if not self.is_deepspeed_enabled:  # before the base class loads a checkpoint's; an engine's are made elsewhere
+            self._own_settings = OwnSettings.of(self.optimizer, self.lr_scheduler)
         return scheduler
 
     def get_train_dataloader(self) -> Any:
@@ -272,6 +273,7 @@ class TapeTrainer(Trainer):
             if not guards.protects_itself(self.model_wrapped):
                 self._protection = guards.protect(self.model_wrapped.optimizer)
             if folder is not None:
+                self._own_settings = OwnSettings.of(self.optimizer, self.lr_scheduler)
                 self._load_engine(str(folder))
                 self._load_optimizer_and_scheduler(str(folder))
                 self._load_scaler(str(folder))
