@@ -6,8 +6,6 @@ else is an error (1), or the user's to mend (2).
 """
 
 import contextlib
-import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,9 +66,10 @@ def carry_out(prepared: run.Run, stop: StopRequest | None = None) -> int:
             raise Stopped(trainer.state.global_step, reason)
 
     shared_work.look_between(look)
+    stacks, seconds = prepared.output / run_folder.STACKS, prepared.recipe.safety.watchdog_seconds
     try:
         look()
-        with _watching(prepared, agreement) as trainer.watchdog:
+        with Watchdog(stacks, agreement.rank, agreement.world, seconds) as trainer.watchdog:
             if prepared.names:
                 folder = None if prepared.resumed is None else str(prepared.resumed.folder)
                 trainer.train(resume_from_checkpoint=folder)
@@ -97,13 +96,6 @@ def carry_out(prepared: run.Run, stop: StopRequest | None = None) -> int:
         run_folder.mark_finished(prepared.output, trainer.state.global_step, dict(prepared.identity))
     _leave(prepared, agreement)
     return 0
-
-
-def _watching(prepared: run.Run, agreement: Agreement) -> Watchdog:
-    siblings = dict(enumerate(agreement.objects((socket.gethostname(), os.getpid()))))
-    seconds = prepared.recipe.safety.watchdog_seconds
-    folder = prepared.output / run_folder.STACKS
-    return Watchdog(folder, agreement.rank, agreement.world, seconds, siblings=siblings)
 
 
 def _leave_no_trace(output: Path) -> None:

@@ -1,12 +1,8 @@
 """Who trains into a run's folder right now: every rank locks a file of its own there as long as it lives.
 
 Two jobs that write into one folder destroy both runs; it happens when ranks outlive their launcher and somebody
-resumes.
-The system gives a lock back when its process ends, however it ends, so that nothing has to be cleared up by hand.
-
-POSIX record locks, because a data-loader worker, forked from a rank, would inherit any other kind and keep it. They
-belong to a process and a file, and have a trap: when a process closes *any* descriptor of the file, its lock is gone.
-So nothing here opens a file that this process has locked.
+resumes. The system gives a lock back when its process ends, however it ends, so that nothing has to be cleared up by
+hand. ``flock`` itself and not the ``filelock`` package, which has no shared lock to look at another one with.
 """
 
 import contextlib
@@ -18,9 +14,7 @@ import os
 import re
 import socket
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,9 +27,20 @@ logger = logging.getLogger(__name__)
 PATIENCE_SECONDS = 1.0
 """How long :meth:`RunLock.acquire` waits for a lock that may be a look of :func:`living` at the file."""
 
-_TAKEN = (errno.EACCES, errno.EAGAIN)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _FILE = re.compile(r"rank-(\d+)")
+_held: dict[Path, int] = {}
+"""Files that this process has locked -> their open descriptors."""
+
+
+def _forget_in_child() -> None:
+    """A fork, a data-loader worker, shares its rank's open files: it would keep the lock behind the rank's end."""
+    for file in _held.values():
+        os.close(file)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 @dataclass(frozen=True)
@@ -59,22 +64,6 @@ class Holder:
         return f"rank {self.rank}: {process} on {self.host or 'an unknown machine'}, since {self.started or 'now'}"
 
 
-@dataclass(frozen=True)
-class _Held:
-    """A file that a process has locked."""
-
-    process: int
-    """Its number: a fork has a copy of this record, and not the lock."""
-    file: int
-    """The open descriptor."""
-    holder: Holder
-
-
-_held: dict[tuple[int, int], _Held] = {}
-"""What this process has locked, by device and inode."""
-_changing = threading.RLock()
-
-
 class RunLock:
     """One rank's lock. The process has it, not the object: it stays when the object goes, and another object of the
     same folder and rank gives it back.
@@ -87,7 +76,7 @@ class RunLock:
     def __init__(self, output: Path, rank: int):
         self.output = output
         self.rank = rank
-        self.path = output / run_folder.RANKS / f"rank-{rank}"
+        self.path = (output / run_folder.RANKS / f"rank-{rank}").absolute()
 
     def acquire(self) -> None:
         """Lock it until :meth:`release` or the end of this process; what it has already it keeps. On a file system
@@ -97,69 +86,59 @@ class RunLock:
             UserError: another process has it, or the folder cannot be written.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
-        with _changing:
-            while _own(self.path) is None:
-                try:
-                    self._attempt()
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise UserError(self._taken()) from None
-                    time.sleep(0.05)
-                except OSError as error:
-                    wrong, remedy = storage.explain(error, self.output), "make it writable, or name another folder"
-                    raise UserError(Problem("output_dir", str(self.output), wrong, remedy)) from error
+        while self.path not in _held:
+            try:
+                self._attempt()
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    wrong = f"another process took the place of rank {self.rank} in it just now"
+                    problem = Problem("output_dir", str(self.output), wrong, "start it once only")
+                    raise UserError(refuse(self.output) or problem) from None
+                time.sleep(0.05)
+            except OSError as error:
+                wrong, remedy = storage.explain(error, self.output), "make it writable, or name another folder"
+                raise UserError(Problem("output_dir", str(self.output), wrong, remedy)) from error
 
     def _attempt(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             _lock(file, fcntl.LOCK_EX)
-            found = os.fstat(file)
-            if not self.path.exists() or not os.path.samestat(found, self.path.stat()):
+            if not self.path.exists() or not os.path.samestat(os.fstat(file), self.path.stat()):
                 raise BlockingIOError(errno.EAGAIN, "its holder of before has just removed it")
         except BaseException:
             os.close(file)
             raise
+        _held[self.path] = file
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         holder = Holder(self.rank, os.getpid(), socket.gethostname(), started, redacted(" ".join(sys.argv)))
-        _held[found.st_dev, found.st_ino] = _Held(os.getpid(), file, holder)
         try:
             os.ftruncate(file, 0)
             os.pwrite(file, (json.dumps(asdict(holder)) + "\n").encode(), 0)
         except OSError as error:  # the lock is what counts
             logger.warning("%s: %s", self.path, storage.explain(error, self.output))
 
-    def _taken(self) -> list[Problem]:
-        wrong = f"another process took the place of rank {self.rank} in it just now"
-        return refuse(self.output) or [Problem("output_dir", str(self.output), wrong, "start it once only")]
-
     def release(self) -> None:
         """Give it back and take its file away; where this process does not have it, nothing happens."""
-        with _changing:
-            held = _own(self.path)
-            if held is None:
-                return
-            del _held[_key(self.path)]
+        if (file := _held.pop(self.path, None)) is not None:
             with contextlib.suppress(OSError):
                 self.path.unlink()
-            os.close(held.file)
+            os.close(file)
 
 
 def living(output: Path) -> list[Holder]:
-    """The ranks that have this folder locked, by number; those of this process among them."""
-    with _changing:
-        return [holder for holder, is_locked in _look(output) if is_locked]
+    """Return the ranks that have this folder locked, by number; those of this process among them."""
+    return [holder for holder, is_locked in _look(output) if is_locked]
 
 
 def named(output: Path) -> list[Holder]:
-    """Ranks that have a file in this folder, by number, locked or not: those that were killed as well, and those of a
-    file system without locks."""
-    with _changing:
-        return [holder for holder, _ in _look(output)]
+    """Return the ranks that have a file in this folder, by number, locked or not: those that were killed as well, and
+    those of a file system without locks."""
+    return [holder for holder, _ in _look(output)]
 
 
 def refuse(output: Path, field: str = "output_dir") -> list[Problem]:
-    """A problem that names the process of every rank living in this folder; none where none does.
+    """Return a problem that names the process of every rank living in this folder; none where none does.
 
     Args:
         output: the run's folder.
@@ -179,86 +158,50 @@ def refuse(output: Path, field: str = "output_dir") -> list[Problem]:
     return [Problem(field, str(output), wrong, remedy if kills else "wait for its end")]
 
 
-def _look(output: Path) -> Iterator[tuple[Holder, bool]]:
-    """Every rank's file, and whether its process lives."""
-    numbered = [(int(match[1]), path) for path in _files(output) if (match := _FILE.fullmatch(path.name))]
-    for rank, path in sorted(numbered):
-        own = _own(path)
-        if own is not None:
-            yield own.holder, True
-            continue
+def _look(output: Path) -> list[tuple[Holder, bool]]:
+    """Every rank's file, and whether a process has it locked."""
+    try:
+        paths = list((output / run_folder.RANKS).iterdir())
+    except OSError:
+        return []
+    found = []
+    for rank, path in sorted((int(match[1]), path) for path in paths if (match := _FILE.fullmatch(path.name))):
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # released meanwhile
             continue
         try:
-            is_locked = _is_locked(file)
-            yield _read(file, rank), is_locked
+            is_locked = False
+            try:
+                _lock(file, fcntl.LOCK_SH)  # shared: two looks do not stand in each other's way
+            except BlockingIOError:
+                is_locked = True
+            try:
+                said = json.loads(os.pread(file, 2**16, 0))
+                holder = Holder(rank, int(said["pid"]), str(said["host"]), str(said["started"]), str(said["command"]))
+            except (ValueError, KeyError, TypeError):  # not yet whole
+                holder = Holder(rank, None, "", "", "")
+            found.append((holder, is_locked))
         finally:
             os.close(file)
-
-
-def _files(output: Path) -> list[Path]:
-    try:
-        return list((output / run_folder.RANKS).iterdir())
-    except OSError:
-        return []
-
-
-def _key(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino
-
-
-def _own(path: Path) -> _Held | None:
-    """This process's own lock on a file, known without opening it."""
-    try:
-        held = _held.get(_key(path))
-    except OSError:
-        return None
-    return held if held is not None and held.process == os.getpid() else None
-
-
-def _is_locked(file: int) -> bool:
-    """Whether another process has an open file locked; looks share, so that they do not stand in each other's way."""
-    try:
-        _lock(file, fcntl.LOCK_SH)
-    except BlockingIOError:
-        return True
-    fcntl.lockf(file, fcntl.LOCK_UN)
-    return False
-
-
-def _lock(file: int, kind: int) -> None:
-    """``lockf`` without waiting; where the file system knows no locks, that is said once and the file is free.
-
-    Raises:
-        BlockingIOError: another process has it.
-    """
-    try:
-        fcntl.lockf(file, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _TAKEN:
-            raise BlockingIOError(errno.EAGAIN, "locked") from error
-        if error.errno not in _NO_LOCKS:
-            raise
-        _warn_without_locks()
+    return found
 
 
 _warned = False
 
 
-def _warn_without_locks() -> None:
+def _lock(file: int, kind: int) -> None:
+    """``flock`` without waiting; where the file system knows no locks, that is said once and the file is free.
+
+    Raises:
+        BlockingIOError: another open file has it.
+    """
     global _warned
-    if not _warned:
-        _warned = True
-        logger.warning("this file system knows no locks: nothing keeps two jobs from training into one folder")
-
-
-def _read(file: int, rank: int) -> Holder:
-    """What a rank's file says; a file that is not yet whole says nothing."""
     try:
-        said = json.loads(os.pread(file, 2**16, 0))
-        return Holder(rank, int(said["pid"]), str(said["host"]), str(said["started"]), str(said["command"]))
-    except (ValueError, KeyError, TypeError):
-        return Holder(rank, None, "", "", "")
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        if not _warned:
+            _warned = True
+            logger.warning("this file system knows no locks: nothing keeps two jobs from training into one folder")

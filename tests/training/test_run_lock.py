@@ -129,7 +129,7 @@ def asked_by_another(output) -> list:
 
 
 def test_looking_at_one_s_own_lock_does_not_lose_it(tmp_path):
-    """A process that closes any descriptor of a file loses its POSIX locks of it."""
+    """Nor is it free for this process itself."""
     lock = RunLock(tmp_path, 0)
     lock.acquire()
     assert [holder.pid for holder in run_lock.living(tmp_path)] == [os.getpid()]
@@ -164,7 +164,7 @@ def test_a_file_system_without_locks_is_said_once(number, tmp_path, monkeypatch,
     def refuse(*arguments):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(fcntl, "lockf", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     monkeypatch.setattr(run_lock, "_warned", False)
     locks = [RunLock(tmp_path, rank) for rank in range(2)]
     with caplog.at_level(logging.WARNING):
