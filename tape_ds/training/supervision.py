@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from tape_ds.errors import EXIT_CODE, Problem, UserError, raise_if_any
-from tape_ds.training import checkpoint, run_folder, run_lock, stopping, verdict
+from tape_ds.training import checkpoint, run_folder, run_lock, verdict
 from tape_ds.training.cluster import hostfile, reach
 from tape_ds.training.cluster.hostfile import Host
 from tape_ds.training.stopping import StopRequest
@@ -201,7 +201,7 @@ class KeepAlive:
                 return max(attempt.code, 0) or 1
             pause = min(self.patience.backoff * 2 ** max(in_vain - 1, 0), LONGEST_BACKOFF)
             counted = f", restart {in_vain} of {self.patience.restarts} without a newer one" if in_vain else ""
-            self.say(f"{attempt.ended}; starting it again in {pause:g} s from {attempt.newest_name}{counted}")
+            self.say(f"{attempt.ended}; starting it again in {pause:g} s {self._from()}{counted}")
             self._wait(pause)
             command = self.kept.again
         self.say(f"{self.request.reason} while nothing was running; {self._way_on()}")
@@ -258,9 +258,12 @@ class KeepAlive:
         return 1
 
     def _way_on(self) -> str:
-        newest = _newest(self.kept.output)
-        where = "from the beginning: there is no checkpoint" if newest is None else f"from checkpoint-{newest}"
-        return f"the same command goes on {where}"
+        return f"the same command goes on {self._from()}"
+
+    def _from(self) -> str:
+        """What the next start goes on from, in words."""
+        found = checkpoint.committed(self.kept.output)
+        return f"from {found[-1].name}" if found else "from the beginning: there is no checkpoint"
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -337,23 +340,16 @@ class _Attempt:
         """Whether a checkpoint was committed since it was started, be it in the place of a damaged one."""
         return bool(_stamps(self.kept.output) - self._checkpoints_before)
 
-    @property
-    def newest_name(self) -> str:
-        """What a restart goes on from, in words."""
-        newest = _newest(self.kept.output)
-        return "the beginning" if newest is None else f"checkpoint-{newest}"
-
     def ask_to_stop(self, grace: float) -> bool:
         """SIGTERM for every rank, also for those that come up meanwhile; returns whether they left by themselves within
         ``grace`` seconds, or had nothing to lose. Nothing is left of the attempt in either case."""
         asked: set[int] = set()
         began = time.monotonic()
-        while self.is_running or self._ranks() or self._elsewhere():
-            for rank in self._ranks():
-                if rank.pid not in asked:
-                    asked.add(rank.pid)
-                    _send(rank, signal.SIGTERM)
-            self._look_for_beginning()
+        while (ranks := self._ranks()) or self.is_running:
+            self.had_begun = self.had_begun or bool(ranks)
+            for pid in {rank.pid for rank in ranks if rank.is_here and rank.pid} - asked:
+                asked.add(pid)
+                _send(pid, signal.SIGTERM)
             if time.monotonic() - began > (grace if self.had_begun else min(grace, STARTING_SECONDS)):
                 self.kill()
                 return not self.had_begun
@@ -367,97 +363,53 @@ class _Attempt:
         left then; returns how many ranks that were."""
         self._was_clean = not self._left()
         until = time.monotonic() + grace
-        while (self._ranks() or self._elsewhere()) and time.monotonic() < until:
+        while (ranks := self._ranks()) and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
-        left = len(self._ranks()) + len(self._elsewhere())
         self.kill()
-        return left
+        return len(ranks)
 
     def kill(self) -> None:
         """SIGKILL for everything that is left of it, until nothing is: on this machine, and on those of the hostfile as
         far as they can be reached. What waits for a disk that does not answer cannot be killed."""
+        elsewhere: dict[str, list[int]] = {}
+        for rank in self._ranks():
+            if self.kept.hosts and not rank.is_here and rank.pid:
+                elsewhere.setdefault(rank.host, []).append(rank.pid)
+        if elsewhere:
+            reach.kill(self.kept.hosts, self.kept.ssh_port, SSH_SECONDS, elsewhere, self.kept.script)
         until = time.monotonic() + LONGEST_KILL
-        self._kill_elsewhere()
-        while (left := {*self._left(), *self._ranks()}) and time.monotonic() < until:
-            for process in left:
-                _send(process, signal.SIGKILL)
-            psutil.wait_procs(left, timeout=_POLL_SECONDS)
-        self._process.poll()
+        while time.monotonic() < until:
+            here = self._left() | {rank.pid for rank in self._ranks() if rank.is_here and rank.pid}
+            if not here:
+                break
+            for pid in here:
+                _send(pid, signal.SIGKILL)
+            self._process.poll()
+            time.sleep(0.02)
 
-    def _kill_elsewhere(self) -> None:
-        left: dict[str, list[int]] = {}
-        for holder in self._elsewhere() if self.kept.hosts else ():
-            if holder.pid is not None:
-                left.setdefault(holder.host, []).append(holder.pid)
-        if left:
-            reach.kill(self.kept.hosts, self.kept.ssh_port, SSH_SECONDS, left, self.kept.script)
+    def _ranks(self) -> list[run_lock.Holder]:
+        """Those that have the run's folder locked, on any machine; on a file system without locks, processes of this
+        attempt that have a file there."""
+        living, own = run_lock.living(self.kept.output), self._left()
+        return living + [each for each in run_lock.named(self.kept.output) if each.pid in own and each not in living]
 
-    def _look_for_beginning(self) -> None:
-        if not self.had_begun:
-            own = {process.pid for process in self._ranks()}
-            holders = run_lock.named(self.kept.output)
-            self.had_begun = any(holder.is_here and holder.pid in own for holder in holders) or bool(self._elsewhere())
-
-    def _ranks(self) -> list[psutil.Process]:
-        """Its ranks on this machine: processes of its session that run the launcher's script, without those that they
-        have started (data-loader workers), and those that hold the run's folder (on several machines, ssh starts
-        them)."""
-        found = {process.pid: process for process in self._left() if self._is_of_script(process)}
-        ranks = {pid: process for pid, process in found.items() if _parent(process) not in found}
-        for holder in run_lock.living(self.kept.output):
-            if holder.is_here and holder.pid is not None and holder.pid not in ranks:
-                with contextlib.suppress(psutil.Error):
-                    ranks[holder.pid] = psutil.Process(holder.pid)
-        return list(ranks.values())
-
-    def _elsewhere(self) -> list[run_lock.Holder]:
-        """Ranks on other machines, where the folder's file system tells."""
-        return [holder for holder in run_lock.living(self.kept.output) if not holder.is_here]
-
-    def _is_of_script(self, process: psutil.Process) -> bool:
-        try:
-            return PurePath(stopping.program(process.cmdline())).name == self.kept.script
-        except psutil.Error:
-            return False
-
-    def _left(self) -> list[psutil.Process]:
-        """Its processes that are alive, the command itself among them."""
-        return list(_session(self._process.pid))
+    def _left(self) -> set[int]:
+        """Living processes of its session; without zombies, which nothing can end."""
+        found = set()
+        for pid in psutil.pids():
+            with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
+                if os.getsid(pid) == self._process.pid and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                    found.add(pid)
+        return found
 
     def _is_new(self, marker: str) -> bool:
         stamp = _stamp(self.kept.output / marker)
         return stamp is not None and stamp != self._before[marker]
 
 
-def _session(leader: int) -> Iterator[psutil.Process]:
-    """Living processes of a session; without zombies, which nothing can end."""
-    for number in psutil.pids():
-        try:
-            if os.getsid(number) != leader:
-                continue
-            process = psutil.Process(number)
-            if process.status() != psutil.STATUS_ZOMBIE:
-                yield process
-        except (ProcessLookupError, PermissionError, psutil.Error):
-            continue
-
-
-def _parent(process: psutil.Process) -> int | None:
-    try:
-        return process.ppid()
-    except psutil.Error:
-        return None
-
-
-def _send(process: psutil.Process, number: int) -> None:
-    with contextlib.suppress(psutil.Error):  # it has just ended
-        process.send_signal(number)
-
-
-def _newest(output: Path) -> int | None:
-    """Step of the newest committed checkpoint."""
-    found = checkpoint.committed(output)
-    return checkpoint.step_of(found[-1]) if found else None
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended
+        os.kill(pid, number)
 
 
 def _stamps(output: Path) -> set[tuple[int, int] | None]:
