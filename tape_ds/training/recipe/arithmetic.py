@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator
@@ -72,11 +73,6 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
 
     LAUNCHER: ClassVar[str] = "train_arithmetic"
     DEFAULT: ClassVar[str] = "addition_tiny"
-    SECTIONS: ClassVar[Mapping[str, type[Section]]] = {
-        "model": new_model.NewModel,
-        "data": DataSection,
-        **new_model.NewModelRecipe.SECTIONS,
-    }
     STAND_INS: ClassVar[Mapping[str, Any]] = {**new_model.STAND_INS, "task": "addition", "max_digits": DIGITS}
     FORMER: ClassVar[Mapping[str, str]] = {
         "eval_data": "held_out_samples: problems are drawn, not read",
@@ -262,10 +258,4 @@ def longest_row(task_name: str, first: int, second: int) -> int:
     return TASKS[task_name].longest(first, second)
 
 
-def load(argv: list[str], world_size: int | None = None) -> ArithmeticRecipe:
-    """Read and check the recipe that a command line asks for, see :func:`tape_ds.training.recipe.loading.load`.
-
-    Raises:
-        UserError: with everything that is wrong.
-    """
-    return loading.load(argv, ArithmeticRecipe, world_size)
+load = partial(loading.load, kind=ArithmeticRecipe)

@@ -4,6 +4,7 @@ import importlib.util
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -99,13 +100,6 @@ class ExtensionRecipe(Recipe):
 
     LAUNCHER: ClassVar[str] = "extend_llama"
     DEFAULT: ClassVar[str] = "demo"
-    SECTIONS: ClassVar[Mapping[str, type[Section]]] = {
-        "model": ModelSection,
-        "data": DataSection,
-        "method": MethodSection,
-        "evaluation": EvaluationSection,
-        **Recipe.SECTIONS,
-    }
     STAND_INS: ClassVar[Mapping[str, Any]] = {
         "model": addresses.SMOLLM2,
         "target_length": SMOLLM2_LENGTH,
@@ -515,10 +509,4 @@ def _check_reach(recipe: "ExtensionRecipe", model_config: Any, window: Any, nati
         yield Problem("rope_parameters.rope_theta", theta, wrong, "give a larger one, or choose another method")
 
 
-def load(argv: list[str], world_size: int | None = None) -> ExtensionRecipe:
-    """Read and check the recipe that a command line asks for, see :func:`tape_ds.training.recipe.loading.load`.
-
-    Raises:
-        UserError: with everything that is wrong.
-    """
-    return loading.load(argv, ExtensionRecipe, world_size)
+load = partial(loading.load, kind=ExtensionRecipe)

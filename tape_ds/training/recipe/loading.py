@@ -48,13 +48,13 @@ def required(kind: type[Recipe]) -> list[str]:
     return [name for name, (section, own) in table(kind).items() if section.model_fields[own].is_required()]
 
 
-def load(argv: list[str], kind: type[R], world_size: int | None = None) -> R:
+def load(argv: list[str], world_size: int | None = None, *, kind: type[R]) -> R:
     """Read and check the recipe that a command line asks for.
 
     Args:
         argv: arguments without the program's name, as DeepSpeed's launcher passes them on (``--local_rank`` included).
-        kind: of recipe that the launcher takes.
         world_size: processes of the job; default the environment's WORLD_SIZE, else 1.
+        kind: of recipe that the launcher takes.
 
     Raises:
         UserError: with everything that is wrong, each with field, value and remedy.

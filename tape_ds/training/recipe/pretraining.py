@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -64,12 +65,6 @@ class PretrainingRecipe(new_model.NewModelRecipe):
 
     LAUNCHER: ClassVar[str] = "pretrain_c4"
     DEFAULT: ClassVar[str] = "tiny"
-    SECTIONS: ClassVar[Mapping[str, type[Section]]] = {
-        "model": ModelSection,
-        "data": DataSection,
-        "evaluation": EvaluationSection,
-        **new_model.NewModelRecipe.SECTIONS,
-    }
     STAND_INS: ClassVar[Mapping[str, Any]] = {
         **new_model.STAND_INS,
         "train_data": ["stdlib"],
@@ -188,10 +183,4 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         yield from addresses.check_data(self.data.train_data, self.data.eval_data)
 
 
-def load(argv: list[str], world_size: int | None = None) -> PretrainingRecipe:
-    """Read and check the recipe that a command line asks for, see :func:`tape_ds.training.recipe.loading.load`.
-
-    Raises:
-        UserError: with everything that is wrong.
-    """
-    return loading.load(argv, PretrainingRecipe, world_size)
+load = partial(loading.load, kind=PretrainingRecipe)

@@ -44,7 +44,7 @@ class Recipe(ABC):
         "memory": Memory,
         "profile": Profile,
     }
-    """Field -> what it is made of, of the sections whose fields are this stack's."""
+    """Field -> what it is made of, of the sections whose fields are this stack's; a kind's own come first."""
     STAND_INS: ClassVar[Mapping[str, Any]]
     """Values for required fields that are missing or wrong, so that the rules which do not read them can still run."""
     FORMER: ClassVar[Mapping[str, str]]
@@ -76,6 +76,14 @@ class Recipe(ABC):
     """Show :meth:`to_yaml` and stop."""
     dry_run: bool = False
     """Show what would happen and stop."""
+
+    def __init_subclass__(cls) -> None:
+        own = {
+            name: kind
+            for name, kind in cls.__annotations__.items()
+            if isinstance(kind, type) and issubclass(kind, Section)
+        }
+        cls.SECTIONS = {**own, **cls.SECTIONS, **own}
 
     @classmethod
     @abstractmethod

@@ -6,7 +6,7 @@ contradiction.
 
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from pydantic import Field
@@ -168,25 +168,11 @@ class Whole(Protocol):
 
     world_size: int
     deepspeed: dict[str, Any] | None
-
-    @property
-    def scale(self) -> Any:
-        """How processes share the work."""
-
-    @property
-    def window(self) -> int:
-        """Tokens per training row."""
-
-    @property
-    def trains(self) -> bool:
-        """Whether there are steps to take."""
-
-    @property
-    def trains_positions(self) -> bool:
-        """Whether an encoding's own parameters are trained, as far as a recipe can tell."""
-
-    def trainer_value(self, name: str) -> Any:
-        """The value of a trainer's field."""
+    scale: Any
+    window: int
+    trains: bool
+    trains_positions: bool
+    trainer_value: Callable[[str], Any]
 
 
 class Trainer(_Fields):  # type: ignore[misc, valid-type]
