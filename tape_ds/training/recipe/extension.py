@@ -329,21 +329,19 @@ class ExtensionRecipe(Recipe):
             value = getattr(self.method, field)
             if field in so_anyway and value is so_anyway[field]:
                 continue
-            if field in ADAPTERS:
-                remedy = "remove it, or choose a method with adapters: " + with_trait(lambda m: m.trains == "adapters")
-                yield Problem(field, value, f"method = {name!r} has no adapters", remedy)
-            elif field == "group_tokens":
-                remedy = "remove it (where a base has it: group_tokens: null), or method: " + with_trait(
-                    lambda m: m.grouped
-                )
-                yield Problem(field, value, f"method = {name!r} does not group attention", remedy)
-            elif field == "theta_linear":
-                remedy = "remove it (or give false), or method: " + with_trait(lambda m: "rope_theta" in m.angles)
-                yield Problem(field, value, f"method = {name!r} leaves rope_theta as it is", remedy)
-            else:
-                wrong = f"method = {name!r} trains {trains if trains == 'nothing' else 'every parameter'}"
+            if field in GROUPS:
+                wrong = f"trains {trains if trains == 'nothing' else 'every parameter'}"
                 remedy = f"remove it (where a base has it: {field}: {str(not value).lower()}), or choose another method"
-                yield Problem(field, value, wrong, remedy)
+            elif field == "group_tokens":
+                wrong, others = "does not group attention", with_trait(lambda m: m.grouped)
+                remedy = f"remove it (where a base has it: group_tokens: null), or method: {others}"
+            elif field == "theta_linear":
+                wrong, others = "leaves rope_theta as it is", with_trait(lambda m: "rope_theta" in m.angles)
+                remedy = f"remove it (or give false), or method: {others}"
+            else:
+                wrong, others = "has no adapters", with_trait(lambda m: m.trains == "adapters")
+                remedy = f"remove it, or choose a method with adapters: {others}"
+            yield Problem(field, value, f"method = {name!r} {wrong}", remedy)
 
     @rule("method", "position_encoding", "position_options", *GROUPS)
     def _trains_something(self) -> Iterator[Problem]:

@@ -57,7 +57,7 @@ FILES = {
     "a truth that is none": ("bf16: !!bool x\n", "tag forbids", "quotes"),
     "a number that is none": ("seed: !!int x\n", "tag forbids", "quotes"),
     "a date that is none": ("seed: 2001-99-99\n", "form or tag forbids", "quotes"),
-    "brackets without end": ("lora_targets: " + "[" * 3000 + "]" * 3000 + "\n", "too deep", "flat"),
+    "brackets without end": ("lora_targets: " + "[" * 3000 + "]" * 3000 + "\n", "recursion", "flat"),
     "a list of itself": ("lora_targets: &a [*a]\n", "recursive", "mend"),
     "a billion laughs": (
         "a: &a [x,x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\n"
