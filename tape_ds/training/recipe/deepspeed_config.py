@@ -42,7 +42,7 @@ def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, A
 def find(name: str) -> Path | None:
     """The file that ``name`` means."""
     candidates = [FOLDER / f"{name}.json", paths.of(name), FOLDER / name]
-    return next((path for path in candidates if paths.is_file(path)), None)
+    return next((path for path in candidates if os.path.isfile(path)), None)
 
 
 def _read_file(name: str, problems: list[Problem]) -> dict[str, Any] | None:
@@ -187,7 +187,7 @@ def check_disks(config: Mapping[str, Any]) -> Iterator[Problem]:
         if given:  # a missing one is for :func:`check_itself`
             asked.append(f"deepspeed.{name}.device")
             field, path = f"deepspeed.{name}.nvme_path", paths.of(str(given))
-            if not paths.is_dir(path):
+            if not os.path.isdir(path):
                 remedy = "make it, on a local NVMe disk, on every machine of the job"
                 yield Problem(field, str(given), "no such folder", remedy)
             elif not os.access(path, os.W_OK | os.X_OK):

@@ -143,22 +143,15 @@ _AUTO_IS_A_VALUE = (
 )
 
 
-def check(config: Mapping[str, Any], root: str = "deepspeed") -> Iterator[Problem]:
-    """Unknown, removed and ill-typed keys of a DeepSpeed JSON, at every level, all at once.
-
-    Args:
-        config: the parsed JSON.
-        root: what stands before each key in the messages.
-    """
-    gone = library_fields.read()["deepspeed"]["removed"]
+def check(config: Mapping[str, Any]) -> Iterator[Problem]:
+    """Unknown, removed and ill-typed keys of a DeepSpeed JSON, at every level, all at once."""
     if "bfloat16" in config:
         wrong = "an old name that transformers does not read: the trainer would not know of it"
-        yield Problem(f"{root}.bfloat16", config["bfloat16"], wrong, 'write "bf16"')
+        yield Problem("deepspeed.bfloat16", config["bfloat16"], wrong, 'write "bf16"')
     for key in NOT_HERE.keys() & config.keys():
-        yield Problem(f"{root}.{key}", config[key], f"no part of this training: {NOT_HERE[key]}", "remove it")
-    handled = {*NOT_HERE, "bfloat16"}
-    rest = {key: value for key, value in config.items() if key not in handled}
-    yield from _check_block(rest, known(), "", root, gone)
+        yield Problem(f"deepspeed.{key}", config[key], f"no part of this training: {NOT_HERE[key]}", "remove it")
+    rest = {key: value for key, value in config.items() if key not in (*NOT_HERE, "bfloat16")}
+    yield from _check_block(rest, known(), "")
 
 
 def known() -> dict[str, Any]:
@@ -166,32 +159,31 @@ def known() -> dict[str, Any]:
     return SCALARS | BLOCKS | library_fields.read()["deepspeed"]["blocks"]
 
 
-def _check_block(
-    block: Mapping[str, Any], keys: Mapping[str, Any], path: str, root: str, gone: Mapping[str, Any]
-) -> Iterator[Problem]:
+def _check_block(block: Mapping[str, Any], keys: Mapping[str, Any], path: str) -> Iterator[Problem]:
     values: dict[str, Any] = {}
+    gone = library_fields.read()["deepspeed"]["removed"].get(path.rstrip("."), {})
     for key, value in block.items():
         name, kind = f"{path}{key}", keys.get(key)
-        if key in gone.get(path.rstrip("."), {}):
-            wrong = f"removed from DeepSpeed: {gone[path.rstrip('.')][key]}"
-            yield Problem(f"{root}.{name}", value, wrong, "remove it")
+        if key in gone:
+            wrong = f"removed from DeepSpeed: {gone[key]}"
+            yield Problem(f"deepspeed.{name}", value, wrong, "remove it")
         elif key not in keys:
             wrong = "unknown key, which DeepSpeed would ignore" if not path else "unknown key"
-            yield Problem(f"{root}.{name}", value, wrong, did_you_mean(key, keys))
+            yield Problem(f"deepspeed.{name}", value, wrong, did_you_mean(key, keys))
         elif value == "auto":
             if name not in (*FILLED_FROM_TRAINER, *FILLED_FROM_MODEL, *_AUTO_IS_A_VALUE):
                 wrong = "nothing fills this in: DeepSpeed would fall back to its default or fail"
                 remedy = "write the value, or remove the key for DeepSpeed's default"
-                yield Problem(f"{root}.{name}", "auto", wrong, remedy)
+                yield Problem(f"deepspeed.{name}", "auto", wrong, remedy)
         elif (isinstance(kind, dict) or kind is FREE) and not (value is None and path):
             if not isinstance(value, Mapping):
-                yield Problem(f"{root}.{name}", value, "not a block", 'write { "key": value, ... }')
+                yield Problem(f"deepspeed.{name}", value, "not a block", 'write { "key": value, ... }')
             elif isinstance(kind, dict):
-                yield from _check_block(value, kind, f"{name}.", root, gone)
+                yield from _check_block(value, kind, f"{name}.")
         elif not isinstance(kind, dict):
             values[key] = value
     for problem in fields.check(_section(path), values):
-        yield Problem(f"{root}.{path}{problem.field}", problem.value, problem.wrong, problem.remedy)
+        yield Problem(f"deepspeed.{path}{problem.field}", problem.value, problem.wrong, problem.remedy)
 
 
 @functools.cache

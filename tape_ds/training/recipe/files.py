@@ -13,6 +13,7 @@ where it was written, so that later checks can point there.
 
 import copy
 import functools
+import os
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -196,7 +197,7 @@ def find(name: str, folder: Path) -> Place | None:
         return None
     is_path = name.endswith((".yaml", ".yml"))
     for path in [paths.of(name), folder / name] if is_path else [folder / f"{name}.yaml"]:
-        if paths.is_file(path):
+        if os.path.isfile(path):
             return Place(path.resolve())
     return None if is_path else _find_shipped(name)
 

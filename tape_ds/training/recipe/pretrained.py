@@ -7,6 +7,7 @@ looks before a run: the run itself meets the hub anyway.
 import functools
 import json
 import logging
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ def check(name: str, *, online: bool) -> Iterator[Problem]:
         yield Problem("model", name, f"{family} is not a Llama-shaped decoder{reason}", remedy)
         return
     folder = paths.of(name)
-    if name != addresses.SMOLLM2 and paths.is_dir(folder):
+    if name != addresses.SMOLLM2 and os.path.isdir(folder):
         yield from run_folder.check_whole("model", name, folder) or weights.check_folder(folder)
 
 
@@ -93,12 +94,12 @@ def config_file(name: str, *, online: bool) -> Path | None:
     if is_on_hub(name):
         return from_hub(name).file if online else None
     file = paths.of(name) / CONFIG
-    return file if name != addresses.SMOLLM2 and paths.is_file(file) else None
+    return file if name != addresses.SMOLLM2 and os.path.isfile(file) else None
 
 
 def is_on_hub(name: str) -> bool:
     """Whether an address can only mean a hub id."""
-    return addresses.is_hub_id(name) and not name.endswith(".gguf") and not paths.is_dir(paths.of(name))
+    return addresses.is_hub_id(name) and not name.endswith(".gguf") and not os.path.isdir(paths.of(name))
 
 
 def not_read(name: str) -> str | None:

@@ -237,10 +237,10 @@ class Trainer(_Fields):  # type: ignore[misc, valid-type]
     def _resume(self, whole: Whole) -> Iterator[Problem]:
         """A path; true, the newest checkpoint of output_dir; auto, the same if there is one; false for none."""
         given = self.resume_from_checkpoint
-        if given in (None, True, False, "auto") or paths.is_dir(paths.of(given)):
+        if given in (None, True, False, "auto") or os.path.isdir(paths.of(given)):
             return
         folder = paths.of(self.output_dir)
-        found = [place.name for place in checkpoint.numbered(folder)] if paths.is_dir(folder) else []
+        found = [place.name for place in checkpoint.numbered(folder)] if os.path.isdir(folder) else []
         remedy = f"{folder} has {', '.join(found)}" if found else "give a folder checkpoint-N, or auto for the newest"
         yield Problem("resume_from_checkpoint", given, "no such folder", remedy)
 
