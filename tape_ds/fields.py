@@ -175,27 +175,31 @@ def _problem(section: type[Section], name: str, value: Any, error: Mapping[str, 
         } or error["ctx"]  # of an item of a list
         optional = ", or null" if takes(field.annotation, type(None)) else ""
         return Problem(name, value, "out of range", _RANGES[tuple(sorted(bounds))].format(**bounds) + optional)
-    return Problem(name, value, "wrong type", wanted(section.model_fields[name].annotation))
+    annotation = section.model_fields[name].annotation
+    quotes = " (in quotes if it looks like a number)" if takes(annotation, str) else ""
+    return Problem(name, value, "wrong type", f"give {spelled(annotation)}{quotes}")
 
 
 _WORDS = {
-    bool: "give true or false",
-    int: "give a whole number",
-    float: "give a number",
-    str: "give a text (in quotes if it looks like a number)",
-    dict: "give a mapping (key: value)",
-    type(None): "give null",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    dict: "a mapping",
+    list: "a list",
+    type(None): "null",
 }
 
 
-def wanted(annotation: Any) -> str:
-    """What a type takes, as a remedy."""
+def spelled(annotation: Any) -> str:
+    """A type in words: ``a whole number``, ``a list, each item a text``, ``one of: a, b``."""
     said = []
     for member in _members(annotation):
-        if get_origin(member) is Literal:
-            said.append("one of: " + ", ".join(map(str, get_args(member))))
-        elif get_origin(member) is list and get_args(member):
-            said.append(f"give a list; of each item: {wanted(get_args(member)[0])}")
+        kind, inner = get_origin(member) or member, get_args(member)
+        if kind is Literal:
+            said.append("one of: " + ", ".join(map(str, inner)))
+        elif kind is list and inner:
+            said.append(f"a list, each item {spelled(inner[0])}")
         else:
-            said.append(_WORDS.get(get_origin(member) or member, "give a list"))
+            said.append(_WORDS.get(kind, "anything"))
     return ", or ".join(dict.fromkeys(said))

@@ -181,7 +181,7 @@ def main() -> int:
 
     kinds = (ExtensionRecipe, PretrainingRecipe, FinetuningRecipe, ArithmeticRecipe)
     page = ROOT / "docs" / "fields.md"
-    storage.write_text(page, help.page({kind.LAUNCHER: kind for kind in kinds}))
+    storage.write_text(page, help.page(kinds))
     print(f"written: {library_fields.FILE}, {page}")
     return 0
 

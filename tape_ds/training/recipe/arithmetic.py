@@ -101,11 +101,6 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
         return lengths | new_model.derived(flat, window)
 
     @property
-    def window(self) -> int:
-        """Tokens per training row, at most."""
-        return self.data.window
-
-    @property
     def addressing(self) -> Addressing | None:
         """The task with its lengths, where it is one of addressing."""
         return Addressing.of(self.data.flat()) if self.data.task in ADDRESSING else None

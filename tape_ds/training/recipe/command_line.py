@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, get_args, get_origin
 
 from tape_ds.errors import Problem, did_you_mean
-from tape_ds.fields import takes, wanted
+from tape_ds.fields import takes
 from tape_ds.training.recipe import files
 from tape_ds.training.recipe.files import Collected, Given
 
@@ -49,7 +49,7 @@ def switch(name: str, flags: dict[str, list[str]], problems: list[Problem]) -> b
     value = plain(texts[-1]) if texts else True
     if isinstance(value, bool):
         return value
-    problems.append(Problem(name, texts[-1], f"wrong type ({WHERE})", wanted(bool)))
+    problems.append(Problem(name, texts[-1], f"wrong type ({WHERE})", "give true or false"))
     return False
 
 

@@ -13,6 +13,7 @@ from tape_ds.data.pose import Pose
 from tape_ds.data.rows import Packing
 from tape_ds.errors import Problem, did_you_mean
 from tape_ds.fields import DERIVED, Section, rule
+from tape_ds.model.families import foreign
 from tape_ds.parallel.layout import SEQUENCE, TENSOR
 from tape_ds.training.methods import METHODS, Method, trained
 from tape_ds.training.recipe import addresses, deepspeed_config, loading, pretrained
@@ -170,11 +171,6 @@ class ExtensionRecipe(Recipe):
             own["rope_type"] = "linear"
         return own | {name: value for name, value in self.model.rope_parameters.items() if value is not None}
 
-    @property
-    def window(self) -> int:
-        """Tokens per training row."""
-        return self.data.window
-
     def as_dict(self) -> dict[str, Any]:
         """As every recipe's; settings of other methods are left out."""
         return {name: value for name, value in super().as_dict().items() if name not in self.method.idle}
@@ -200,7 +196,7 @@ class ExtensionRecipe(Recipe):
 
     def problems(self, broken: set[str]) -> Iterator[Problem]:
         """As every recipe's; of a model of another family nothing is said of lengths, which would lead astray."""
-        if "model" not in broken and pretrained.is_foreign(self.model.model, online=self.dry_run):
+        if "model" not in broken and foreign(pretrained.known(self.model.model, online=self.dry_run) or {}):
             broken = broken | {"target_length", "window", "rope_parameters"}
         yield from super().problems(broken)
 
@@ -212,10 +208,7 @@ class ExtensionRecipe(Recipe):
         """What is known of the model's configuration without loading or unpacking anything."""
         if self.model.model == addresses.SMOLLM2:
             return {"max_position_embeddings": SMOLLM2_LENGTH}
-        try:
-            return pretrained.configuration(self.model.model, online=self.dry_run)
-        except (OSError, ValueError, RecursionError):
-            return None  # which is said of the model
+        return pretrained.known(self.model.model, online=self.dry_run)
 
     @rule("model", "method", "target_length", "rope_parameters")
     def _model_has_the_length(self) -> Iterator[Problem]:

@@ -65,13 +65,12 @@ def check(name: str, *, online: bool) -> Iterator[Problem]:
         yield from run_folder.check_whole("model", name, folder) or weights.check_folder(folder)
 
 
-def is_foreign(name: str, *, online: bool) -> bool:
-    """Whether a model is of a family that is not taken; arguments as of :func:`check`."""
+def known(name: str, *, online: bool) -> Mapping[str, Any] | None:
+    """:func:`configuration`, and None where that is damaged, which :func:`check` says."""
     try:
-        content = configuration(name, online=online)
+        return configuration(name, online=online)
     except (OSError, ValueError, RecursionError):
-        return False
-    return content is not None and foreign(content) is not None
+        return None
 
 
 def configuration(name: str, *, online: bool) -> Mapping[str, Any] | None:

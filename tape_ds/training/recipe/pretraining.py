@@ -93,11 +93,6 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         lengths = [multiple * flat["window"] for multiple in EVAL_MULTIPLES]
         return new_model.derived(flat, flat["window"]) | {"eval_lengths": lengths}
 
-    @property
-    def window(self) -> int:
-        """Tokens per training row."""
-        return self.data.window
-
     def model_config(
         self, tokenizer: "PreTrainedTokenizerBase | new_model.Words", vocab_size: int | None = None
     ) -> "TapeConfig":

@@ -91,9 +91,9 @@ class Recipe(ABC):
         """Values of the :data:`tape_ds.fields.DERIVED` fields, from all fields of the sections by name."""
 
     @property
-    @abstractmethod
     def window(self) -> int:
-        """Tokens per training row."""
+        """Tokens per training row, at most."""
+        return int(self.data.window)
 
     @property
     def trains(self) -> bool:

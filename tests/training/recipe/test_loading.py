@@ -132,7 +132,7 @@ COMMAND_LINE = {
     "brackets without end": (["--train_data", "[" * 5000], "train_data", "[[[", "JSON"),
     "braces without end": (["--rope_parameters", '{"a":' * 5000], "rope_parameters", "{", "JSON"),
     "a number without end": (["--max_steps", "9" * 5000], "max_steps", "999", "whole number"),
-    "no texts in a list of several": (["--label_names", "[null]", "a"], "label_names", "null", "give a text"),
+    "no texts in a list of several": (["--label_names", "[null]", "a"], "label_names", "null", "each item a text"),
     "switch": (["--dry_run", "maybe"], "dry_run", "maybe", "true or false"),
 }
 
