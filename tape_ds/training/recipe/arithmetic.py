@@ -96,7 +96,7 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
             return lengths | new_model.derived(flat, flat["window"] or lengths["window"])
         first = DIGITS if flat["max_digits"] is None else flat["max_digits"]
         second = first if flat["max_digits_second"] is None else flat["max_digits_second"]
-        window = flat["window"] or longest_row(flat["task"], first, second)
+        window = flat["window"] or TASKS[flat["task"]].longest(first, second)
         lengths = {"max_digits_second": first, "test_digits": TESTED * max(first, second), "window": window}
         return lengths | new_model.derived(flat, window)
 
@@ -109,7 +109,7 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
     def test_tokens(self) -> int:
         """Tokens of the longest test."""
         asked = self.addressing
-        longest = longest_row(self.data.task, *self.tested) if asked is None else asked.test_tokens
+        longest = TASKS[self.data.task].longest(*self.tested) if asked is None else asked.test_tokens
         return max(self.data.window, longest)
 
     @property
@@ -174,10 +174,11 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
 
     @rule("task", "max_digits", "max_digits_second")
     def _task(self) -> Iterator[Problem]:
-        largest = TASKS[self.data.task].largest if self.data.task in TASKS else (LONGEST, LONGEST)
-        for name, there_is in zip(("max_digits", "max_digits_second"), largest, strict=True):
+        if self.data.task not in TASKS:
+            return
+        for name, there_is in zip(("max_digits", "max_digits_second"), TASKS[self.data.task].largest, strict=True):
             size, limit = getattr(self.data, name), min(there_is, LONGEST)
-            if not missing(size) and size > limit and self.data.task in TASKS:
+            if not missing(size) and size > limit:
                 yield Problem(name, size, "out of range", f"give 1 to {limit}")
 
     @rule("task", "max_digits")
@@ -191,7 +192,7 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
         data = self.data
         if data.task in ADDRESSING or missing(data.max_digits):
             return
-        longest = longest_row(data.task, data.max_digits, data.max_digits_second)
+        longest = TASKS[data.task].longest(data.max_digits, data.max_digits_second)
         if data.window < longest and "window" in self.given:
             row = f"the longest training row has {longest} tokens"
             yield Problem("window", data.window, row, f"give {longest} or more, or leave it out")
@@ -246,11 +247,6 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
         if (asked := self.addressing) is not None and self.data.window < asked.window:
             row = f"the longest training row has {asked.window} tokens"
             yield Problem("window", self.data.window, row, f"give {asked.window} or more, or leave it out")
-
-
-def longest_row(task_name: str, first: int, second: int) -> int:
-    """Tokens of the longest row with sizes up to these."""
-    return TASKS[task_name].longest(first, second)
 
 
 load = partial(loading.load, kind=ArithmeticRecipe)

@@ -151,16 +151,7 @@ def _check_params(block: Mapping[str, Any], name: str, known: set[str]) -> Itera
 
 
 def check_itself(config: Mapping[str, Any]) -> Iterator[Problem]:
-    """Contradictions inside the JSON."""
-    level = stage(config)
-    for name, stages in (("offload_param", (3,)), ("offload_optimizer", (1, 2, 3))):
-        device = lookup(config, f"zero_optimization.{name}.device")
-        if device not in (None, "none") and level not in stages:
-            wrong = f"ZeRO stage {level} does not offload this"
-            yield Problem(f"deepspeed.zero_optimization.{name}.device", device, wrong, f"use stage {stages[-1]}")
-        if device == "nvme" and not lookup(config, f"zero_optimization.{name}.nvme_path"):
-            field = f"deepspeed.zero_optimization.{name}.nvme_path"
-            yield Problem(field, None, "missing for device nvme", "give a folder on a local NVMe disk")
+    """What the JSON asks for that would do harm, or nothing, in this training."""
     for name in ("bf16.check_grad_overflow", "zero_optimization.compute_grad_norm"):
         if lookup(config, name) is False:
             wrong = "a gradient that is not finite would go into the weights unseen"
@@ -172,29 +163,34 @@ def check_itself(config: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem("deepspeed.activation_checkpointing", dict(block), wrong, remedy)
 
 
-def check_disks(config: Mapping[str, Any]) -> Iterator[Problem]:
-    """A disk to write to, and what reads and writes it while the GPU computes."""
-    asked = []
-    for block in ("offload_param", "offload_optimizer"):
+def check_offload(config: Mapping[str, Any]) -> Iterator[Problem]:
+    """An offload that its stage does not do, a disk that cannot be written to, and what reads and writes it while the
+    GPU computes."""
+    level, written = stage(config), []
+    for block, stages in (("offload_param", (3,)), ("offload_optimizer", (1, 2, 3))):
         name = f"zero_optimization.{block}"
-        if lookup(config, f"{name}.device") != "nvme":
+        device, folder = lookup(config, f"{name}.device"), lookup(config, f"{name}.nvme_path")
+        field, path = f"deepspeed.{name}.nvme_path", paths.of(str(folder))
+        if device in (None, "none"):
             continue
-        if block == "offload_optimizer" and stage(config) != 3:  # :func:`check_itself` says it of the other block
-            wrong = f"stage {stage(config)} keeps it in the host's memory, and never writes to a disk"
+        if level not in stages:
+            wrong = f"ZeRO stage {level} does not offload this"
+            yield Problem(f"deepspeed.{name}.device", device, wrong, f"use stage {stages[-1]}")
+        elif device == "nvme" and level != 3:
+            wrong = f"stage {level} keeps it in the host's memory, and never writes to a disk"
             yield Problem(f"deepspeed.{name}.device", "nvme", wrong, 'use stage 3, or give "device": "cpu"')
-            continue
-        given = lookup(config, f"{name}.nvme_path")
-        if given:  # a missing one is for :func:`check_itself`
-            asked.append(f"deepspeed.{name}.device")
-            field, path = f"deepspeed.{name}.nvme_path", paths.of(str(given))
+        elif device == "nvme" and not folder:
+            yield Problem(field, None, "missing for device nvme", "give a folder on a local NVMe disk")
+        elif device == "nvme":
+            written.append(f"deepspeed.{name}.device")
             if not os.path.isdir(path):
                 remedy = "make it, on a local NVMe disk, on every machine of the job"
-                yield Problem(field, str(given), "no such folder", remedy)
+                yield Problem(field, str(folder), "no such folder", remedy)
             elif not os.access(path, os.W_OK | os.X_OK):
-                yield Problem(field, str(given), "not writable", "give another folder, or change its rights")
-    if asked and (reason := _why_no_asynchronous_io()) is not None:
+                yield Problem(field, str(folder), "not writable", "give another folder, or change its rights")
+    if written and (reason := _why_no_asynchronous_io()) is not None:
         remedy = 'install it (on Debian and Ubuntu: apt install libaio-dev), or give "device": "cpu"'
-        yield Problem(asked[0], "nvme", reason, remedy)
+        yield Problem(written[0], "nvme", reason, remedy)
 
 
 def _why_no_asynchronous_io() -> str | None:

@@ -272,7 +272,9 @@ class ExtensionRecipe(Recipe):
 
     @rule("train_data", "eval_data")
     def _data(self) -> Iterator[Problem]:
-        yield from addresses.check_data(self.data.train_data, self.data.eval_data)
+        from tape_ds.data import sources
+
+        yield from sources.check_lists(self.data.train_data, self.data.eval_data)
 
     @rule("target_length", "window")
     def _window(self) -> Iterator[Problem]:

@@ -300,15 +300,7 @@ def _document(path: Path, field: str, problems: list[Problem]) -> _Document | No
         mark = error.problem_mark or error.context_mark
         line = f"line {mark.line + 1}" if mark else "somewhere"
         return refuse(f"not readable as YAML, {line}: {error.problem}", "mend the YAML there; indent with spaces")
-    except (
-        yaml.YAMLError,
-        RecursionError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except _FORBIDS as error:
         reason = str(error).partition("\n")[0]
         wrong = f"not readable as YAML: characters, or a value that its own form or tag forbids ({reason})"
         return refuse(wrong, "remove strange characters, write values in quotes, and brackets flat")
@@ -322,6 +314,10 @@ def _document(path: Path, field: str, problems: list[Problem]) -> _Document | No
         return refuse(f"not a mapping but {kind}", "write one 'field: value' a line")
     assert node is not None
     return node, content
+
+
+_FORBIDS = (yaml.YAMLError, RecursionError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What building a value raises whose characters, depth or tag cannot be."""
 
 
 def _is_small(content: Any) -> bool:

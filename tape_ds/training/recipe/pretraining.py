@@ -175,7 +175,9 @@ class PretrainingRecipe(new_model.NewModelRecipe):
 
     @rule("train_data", "eval_data")
     def _data(self) -> Iterator[Problem]:
-        yield from addresses.check_data(self.data.train_data, self.data.eval_data)
+        from tape_ds.data import sources
+
+        yield from sources.check_lists(self.data.train_data, self.data.eval_data)
 
 
 load = partial(loading.load, kind=PretrainingRecipe)

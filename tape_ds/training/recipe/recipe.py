@@ -299,5 +299,5 @@ class Recipe(ABC):
     @rule("deepspeed", "use_cpu")
     def _sharding(self) -> Iterator[Problem]:
         config = self.deepspeed or {}
-        yield from deepspeed_config.check_disks(config)
+        yield from deepspeed_config.check_offload(config)
         yield from deepspeed_config.check_zero_plus_plus(config, self.world_size, self.trainer_value("use_cpu"))
