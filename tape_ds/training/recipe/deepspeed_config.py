@@ -146,7 +146,7 @@ def _check_params(block: Mapping[str, Any], name: str, known: set[str]) -> Itera
         field = f"{name}.params.{key}"
         if key not in known:
             yield Problem(f"deepspeed.{field}", value, "unknown key", did_you_mean(key, known))
-        elif value == "auto" and field not in deepspeed_keys.FILLED_FROM_TRAINER:
+        elif value == "auto" and field not in deepspeed_keys.filled():
             yield Problem(f"deepspeed.{field}", value, "nothing fills this in", "write the value, or remove the key")
 
 
