@@ -248,8 +248,8 @@ class ExtensionRecipe(Recipe):
 
     def _lengths(self) -> str:
         """From the native length to the target, and what factor that is."""
-        target, config = self.model.target_length, self.native_config()
-        native = None if config is None else native_length(config)
+        target, config = self.model.target_length, self.native_config() or {}
+        native = native_length(config)
         if native is None:
             return f"extended to {target:,} positions"
         base = factor_base(self, config, self.angles.get("original_max_position_embeddings"), native)
@@ -433,9 +433,10 @@ def check_against_model(recipe: "ExtensionRecipe", model_config: Any) -> list[Pr
         recipe: as loaded.
         model_config: a transformers configuration, or a mapping with the same names.
     """
-    native, target = native_length(model_config), recipe.model.target_length
+    config = model_config if isinstance(model_config, Mapping) else vars(model_config)
+    native, target = native_length(config), recipe.model.target_length
     if native is None:
-        found = _read(model_config, "max_position_embeddings") or _read(model_config, "n_positions")
+        found = config.get("max_position_embeddings") or config.get("n_positions")
         remedy = "give a model whose config.json says how long its context is"
         return [Problem("model", recipe.model.model, f"its max_position_embeddings is {found!r}", remedy)]
     problems = []
@@ -448,25 +449,21 @@ def check_against_model(recipe: "ExtensionRecipe", model_config: Any) -> list[Pr
         remedy = f"give {native}, or leave it out"
         problems.append(Problem("rope_parameters.original_max_position_embeddings", window, wrong, remedy))
         window = None
-    return [*problems, *_check_reach(recipe, model_config, window, native)]
+    return [*problems, *_check_reach(recipe, config, window, native)]
 
 
-def native_length(model_config: Any) -> int | None:
-    """Tokens of context that a configuration (or a mapping with the same names) has; None: it does not say."""
-    found = _read(model_config, "max_position_embeddings") or _read(model_config, "n_positions")  # GPT-J's name
-    return found if isinstance(found, int) and not isinstance(found, bool) and found >= 1 else None
+def native_length(config: Mapping[str, Any]) -> int | None:
+    """Tokens of context that a configuration has; None: it does not say."""
+    found = config.get("max_position_embeddings") or config.get("n_positions")  # GPT-J's name
+    return found if type(found) is int and found >= 1 else None
 
 
-def _read(model_config: Any, name: str) -> Any:
-    return model_config.get(name) if isinstance(model_config, Mapping) else getattr(model_config, name, None)
-
-
-def factor_base(recipe: "ExtensionRecipe", model_config: Any, window: Any, native: int) -> int:
+def factor_base(recipe: "ExtensionRecipe", config: Mapping[str, Any], window: Any, native: int) -> int:
     """Tokens that a factor of the recipe's angles counts from: the ``window`` that it names, or what the model's own
     angles, where they are known, leave of its native length."""
     if isinstance(window, int):
         return window
-    own, rope = _own_angles(model_config), recipe.angles
+    own, rope = _own_angles(config), recipe.angles
     if own is None:
         return native
     from tape_ds.model.positions import scaling
@@ -474,8 +471,8 @@ def factor_base(recipe: "ExtensionRecipe", model_config: Any, window: Any, nativ
     return round(scaling.window_of(own, {"rope_type": rope.get("rope_type", own["rope_type"])}, native))
 
 
-def _own_angles(model_config: Any) -> Mapping[str, Any] | None:
-    own = _read(model_config, "rope_parameters")
+def _own_angles(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    own = config.get("rope_parameters")
     if not isinstance(own, Mapping) or not {"rope_type", "rope_theta"} <= own.keys():
         return None
     from tape_ds.model.positions import scaling
@@ -483,11 +480,11 @@ def _own_angles(model_config: Any) -> Mapping[str, Any] | None:
     return None if scaling.check(own) else own
 
 
-def _check_reach(recipe: "ExtensionRecipe", model_config: Any, window: Any, native: int) -> Iterator[Problem]:
+def _check_reach(recipe: "ExtensionRecipe", config: Mapping[str, Any], window: Any, native: int) -> Iterator[Problem]:
     """A factor that is given must reach the target from the angles that the model has (where they are known), and a
     base frequency that a method is about must be larger than theirs."""
     rope, target = recipe.angles, recipe.model.target_length
-    own, base = _own_angles(model_config), factor_base(recipe, model_config, window, native)
+    own, base = _own_angles(config), factor_base(recipe, config, window, native)
     factor, theta = rope.get("factor"), rope.get("rope_theta")
     if isinstance(factor, (int, float)) and factor * base < target:
         wrong = f"{factor:g} x {base:,} = {factor * base:,.0f} tokens do not reach target_length = {target:,}"
