@@ -133,12 +133,8 @@ def meant(text: str, annotation: Any) -> Any:
     value = plain(text)
     if isinstance(value, str) or not takes(annotation, str):
         return value
-    return value if any(takes(annotation, kind) for kind in _kinds(value)) else text
-
-
-def _kinds(value: Any) -> tuple[type, ...]:
-    """The types that take a value which :func:`plain` found."""
-    return (int, float) if type(value) is int else (type(value),)
+    kinds = (int, float) if type(value) is int else (type(value),)
+    return value if any(takes(annotation, kind) for kind in kinds) else text
 
 
 def _items(text: str, annotation: Any) -> list[Any]:
