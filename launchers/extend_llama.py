@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from tape_ds.errors import command
 from tape_ds.training.cluster.roll_call import answering
-from tape_ds.training.recipe import extension, help, plan
+from tape_ds.training.recipe import extension, help, loading, plan
 
 
 @command
@@ -23,7 +23,7 @@ def main() -> int:
     """Check the recipe, then build, train, score and report."""
     if help.answered(sys.argv[1:], extension.ExtensionRecipe):
         return 0
-    recipe = extension.load(sys.argv[1:])
+    recipe = loading.load(sys.argv[1:], kind=extension.ExtensionRecipe)
     return 0 if plan.shown(recipe) else extend(recipe)
 
 

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from tape_ds.errors import command
 from tape_ds.training.cluster.roll_call import answering
-from tape_ds.training.recipe import finetuning, help, plan
+from tape_ds.training.recipe import finetuning, help, loading, plan
 
 
 @command
@@ -24,7 +24,7 @@ def main() -> int:
     """Check the recipe, then build, train, score and report."""
     if help.answered(sys.argv[1:], finetuning.FinetuningRecipe):
         return 0
-    recipe = finetuning.load(sys.argv[1:])
+    recipe = loading.load(sys.argv[1:], kind=finetuning.FinetuningRecipe)
     return 0 if plan.shown(recipe) else finetune(recipe)
 
 

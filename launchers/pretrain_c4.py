@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from tape_ds.errors import command
 from tape_ds.training.cluster.roll_call import answering
-from tape_ds.training.recipe import help, plan, pretraining
+from tape_ds.training.recipe import help, loading, plan, pretraining
 
 
 @command
@@ -25,7 +25,7 @@ def main() -> int:
     """Check the recipe, then build, train, score and report."""
     if help.answered(sys.argv[1:], pretraining.PretrainingRecipe):
         return 0
-    recipe = pretraining.load(sys.argv[1:])
+    recipe = loading.load(sys.argv[1:], kind=pretraining.PretrainingRecipe)
     return 0 if plan.shown(recipe) else pretrain(recipe)
 
 

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from tape_ds.errors import command
 from tape_ds.training.cluster.roll_call import answering
-from tape_ds.training.recipe import arithmetic, help, plan
+from tape_ds.training.recipe import arithmetic, help, loading, plan
 
 
 @command
@@ -24,7 +24,7 @@ def main() -> int:
     """Check the recipe, then build, train, score and report."""
     if help.answered(sys.argv[1:], arithmetic.ArithmeticRecipe):
         return 0
-    recipe = arithmetic.load(sys.argv[1:])
+    recipe = loading.load(sys.argv[1:], kind=arithmetic.ArithmeticRecipe)
     return 0 if plan.shown(recipe) else train(recipe)
 
 

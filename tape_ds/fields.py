@@ -108,7 +108,7 @@ def as_meant(value: Any, annotation: Any) -> Any:
     """``value`` as YAML gave it, spelled as the type wants it: one text is a list of one, 1e6 a whole number, and what
     YAML takes for a truth value may be a choice called ``off``."""
     members = _members(annotation)
-    if isinstance(value, str) and takes(annotation, list) and not takes(annotation, str):
+    if isinstance(value, str) and value[:1] != "[" and takes(annotation, list) and not takes(annotation, str):
         return [value]
     if isinstance(value, float) and value.is_integer() and takes(annotation, int) and not takes(annotation, float):
         return int(value)
@@ -132,24 +132,19 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 def check(section: type[Section], values: Mapping[str, Any]) -> list[Problem]:
     """What is wrong with each of ``values`` by itself, one problem for a field; fields that are not there are no
     problem. Names are the section's own."""
-    huge = [
-        Problem(name, value, "wrong type", "give a number of 64 bits")
+    found = {
+        name: Problem(name, value, "wrong type", "give a number of 64 bits")
         for name, value in values.items()
         if isinstance(value, int) and abs(value) >= 2**63
-    ]
-    if huge:
-        names = {problem.field for problem in huge}
-        return huge + check(section, {name: value for name, value in values.items() if name not in names})
+    }
     try:
-        section.model_validate(dict(values))
-        return []
+        section.model_validate({name: value for name, value in values.items() if name not in found})
     except ValidationError as error:
-        found: dict[str, Problem] = {}
         for each in error.errors(include_url=False):
-            if each["type"] != "missing" and str(each["loc"][0]) not in found:
-                name = str(each["loc"][0])
+            name = str(each["loc"][0])
+            if name not in found and each["type"] != "missing":
                 found[name] = _problem(section, name, values[name], dict(each))
-        return list(found.values())
+    return list(found.values())
 
 
 _OUT_OF_RANGE = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
@@ -180,27 +175,31 @@ def _problem(section: type[Section], name: str, value: Any, error: Mapping[str, 
         } or error["ctx"]  # of an item of a list
         optional = ", or null" if takes(field.annotation, type(None)) else ""
         return Problem(name, value, "out of range", _RANGES[tuple(sorted(bounds))].format(**bounds) + optional)
-    return Problem(name, value, "wrong type", wanted(section.model_fields[name].annotation))
+    annotation = section.model_fields[name].annotation
+    quotes = " (in quotes if it looks like a number)" if takes(annotation, str) else ""
+    return Problem(name, value, "wrong type", f"give {spelled(annotation)}{quotes}")
 
 
 _WORDS = {
-    bool: "give true or false",
-    int: "give a whole number",
-    float: "give a number",
-    str: "give a text (in quotes if it looks like a number)",
-    dict: "give a mapping (key: value)",
-    type(None): "give null",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    dict: "a mapping",
+    list: "a list",
+    type(None): "null",
 }
 
 
-def wanted(annotation: Any) -> str:
-    """What a type takes, as a remedy."""
+def spelled(annotation: Any) -> str:
+    """A type in words: ``a whole number``, ``a list, each item a text``, ``one of: a, b``."""
     said = []
     for member in _members(annotation):
-        if get_origin(member) is Literal:
-            said.append("one of: " + ", ".join(map(str, get_args(member))))
-        elif get_origin(member) is list and get_args(member):
-            said.append(f"give a list; of each item: {wanted(get_args(member)[0])}")
+        kind, inner = get_origin(member) or member, get_args(member)
+        if kind is Literal:
+            said.append("one of: " + ", ".join(map(str, inner)))
+        elif kind is list and inner:
+            said.append(f"a list, each item {spelled(inner[0])}")
         else:
-            said.append(_WORDS.get(get_origin(member) or member, "give a list"))
+            said.append(_WORDS.get(kind, "anything"))
     return ", or ".join(dict.fromkeys(said))

@@ -9,6 +9,7 @@ the installed versions; write it anew when they change.
 
 import dataclasses
 import enum
+import importlib
 import inspect
 import json
 import re
@@ -78,7 +79,7 @@ def trainer() -> dict[str, Any]:
 
 
 def deepspeed() -> dict[str, Any]:
-    """The blocks of the JSON that DeepSpeed parses with pydantic, its schedulers, and the keys that it took out."""
+    """The keys of DeepSpeed's JSON, those that it took out, those that transformers fills in, and its schedulers."""
     from deepspeed.comm.config import CommsLoggerConfig
     from deepspeed.compile.config import CompileConfig
     from deepspeed.monitor.config import CometConfig, CSVConfig, TensorBoardConfig, WandbConfig
@@ -87,6 +88,7 @@ def deepspeed() -> dict[str, Any]:
     from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
+    from transformers.integrations import deepspeed as integration
 
     blocks: dict[str, type[pydantic.BaseModel]] = {
         "zero_optimization": DeepSpeedZeroConfig,
@@ -101,8 +103,10 @@ def deepspeed() -> dict[str, Any]:
         "tensor_parallel": TPTrainingConfig,
     }
     return {
-        "blocks": {name: block(model) for name, model in blocks.items()}
+        "keys": key_by_key()
+        | {name: block(model) for name, model in blocks.items()}
         | {"timers": {"throughput": block(DeepSpeedThroughputTimerConfig)}},
+        "filled": re.findall(r'fill_(?:match|only)\(\s*"([\w.]+)"', inspect.getsource(integration)),
         "schedulers": {
             name: sorted(set(inspect.signature(getattr(lr_schedules, name)).parameters) - {"optimizer"})
             for name in library_fields.SCHEDULERS
@@ -112,6 +116,39 @@ def deepspeed() -> dict[str, Any]:
             "zero_optimization": config._REMOVED_ZERO_CONFIG_KEYS,
         },
     }
+
+
+def key_by_key() -> dict[str, Any]:
+    """What DeepSpeed reads without a model: at the top, and block by block."""
+    from deepspeed.runtime import config
+
+    read = re.findall(
+        r"(?:get_scalar_param\(\s*|self\._)param_dict(?:,|\.get\()\s*([A-Z_]+)\b", inspect.getsource(config)
+    )
+    common, writing = "runtime.constants", "runtime.model_checkpointing.constants"
+    checkpoint = {
+        **constants(common, "CHECKPOINT_TAG_VALIDATION|LOAD_UNIVERSAL|USE_NODE_LOCAL"),
+        **constants(writing, "CHECKPOINT_SERIALIZATION"),
+        "parallel_write": constants(common, "CHECKPOINT_PARALLEL_WRITE_"),
+        "writer": constants(writing, "CHECKPOINT_(WRITER_|IO_|DATA_PARALLEL)"),
+    }
+    data_types = constants(common, "GRAD_ACCUM_DTYPE|PARAM_DTYPE|BUFFER_DTYPE|KEEP_IN_FP32_MODULES")
+    return constants(common, f"({'|'.join(read)})$") | {
+        "torch_autocast": constants(common, "TORCH_AUTOCAST_"),
+        "activation_checkpointing": constants("runtime.activation_checkpointing.config", "ACT_CHKPT_"),
+        "aio": constants("runtime.swap_tensor.constants", "AIO_"),
+        "flops_profiler": constants("profiling.constants", "FLOPS_PROFILER_"),
+        "data_types": data_types | {"keep_in_fp32_modules": "str | list"},
+        "checkpoint": checkpoint,
+    }
+
+
+def constants(module: str, names: str) -> dict[str, Any]:
+    """Key -> the type of its default, Any without one, of the constants of a module of DeepSpeed whose names match."""
+    there = vars(importlib.import_module(f"deepspeed.{module}"))
+    keys = {name: key for name, key in there.items() if re.match(names, name) and not name.endswith("_DEFAULT")}
+    defaults = {key: there.get(f"{name}_DEFAULT") for name, key in keys.items() if re.fullmatch("[a-z0-9_]+", str(key))}
+    return {key: "Any" if default is None else _PLAIN[type(default)] for key, default in defaults.items()}
 
 
 def block(model: type[pydantic.BaseModel]) -> dict[str, Any]:
@@ -181,7 +218,7 @@ def main() -> int:
 
     kinds = (ExtensionRecipe, PretrainingRecipe, FinetuningRecipe, ArithmeticRecipe)
     page = ROOT / "docs" / "fields.md"
-    storage.write_text(page, help.page({kind.LAUNCHER: kind for kind in kinds}))
+    storage.write_text(page, help.page(kinds))
     print(f"written: {library_fields.FILE}, {page}")
     return 0
 

@@ -119,7 +119,7 @@ def load(name: str, fields: list[str], world: int) -> Recipe:
     said = files.read_recipe(name, ExtensionRecipe.LAUNCHER, wrong).get("launcher")
     kinds = {kind.LAUNCHER: kind for kind in KINDS}
     kind = kinds.get(str(said.value) if said is not None else "", ExtensionRecipe)
-    return loading.load(["--recipe", name, *fields], kind, world)
+    return loading.load(["--recipe", name, *fields], world, kind=kind)
 
 
 def show(job: Job, as_json: bool) -> int:

@@ -33,7 +33,7 @@ from tape_ds.arguments import Parser
 from tape_ds.data import coverage, sources
 from tape_ds.data.rows import FILL
 from tape_ds.errors import Problem, command, raise_if_any
-from tape_ds.training.recipe import extension
+from tape_ds.training.recipe import loading
 from tape_ds.training.recipe.extension import ExtensionRecipe
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     """Check, count, write, print."""
     given = sys.argv[1:] if argv is None else argv
     own, fields = parse(given)
-    recipe = extension.load(fields, world_size=1)
+    recipe = loading.load(fields, world_size=1, kind=ExtensionRecipe)
     raise_if_any(problems(own, recipe))
     addresses = [] if own.document_tokens else recipe.data.train_data
     started = results.collect(

@@ -156,7 +156,7 @@ def _read(launcher: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
     raise_if_any(problems)
     switches = {field: flags.pop(field) for field in _LOOKS if field in flags}
     decisive = {field: texts for field, texts in flags.items() if field in _DECISIVE}
-    collected = command_line.override(collected, decisive, loading.field_hints(kind), problems, set())
+    collected = command_line.override(collected, decisive, loading.field_hints(kind), problems)
     raise_if_any(problems)
     said: dict[str, Any] = {field: not texts or command_line.plain(texts[-1]) for field, texts in switches.items()}
     said |= {field: given.value for field, given in collected.items() if field in _DECISIVE}

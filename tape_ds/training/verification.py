@@ -18,7 +18,7 @@ def verified(source: Path) -> Manifest:
     try:
         manifest = checkpoint.read(source)
     except ValueError as error:
-        found = [str(error) if paths.is_dir(source) else "there is no such folder"]
+        found = [str(error) if os.path.isdir(source) else "there is no such folder"]
     else:
         found = checkpoint.misfits(source, manifest) or checkpoint.damage(source, manifest)
         if not found:
@@ -33,11 +33,11 @@ def instead(source: Path) -> str:
         return f"give one of the checkpoints in it: {', '.join(inside)}"
     if others := [name for name in beside if name != source.name]:
         return f"use another of its run: {', '.join(others)}"
-    return "restore it from a copy" if paths.is_dir(source) else "give a run's folder checkpoint-N"
+    return "restore it from a copy" if os.path.isdir(source) else "give a run's folder checkpoint-N"
 
 
 def _committed(folder: Path) -> list[Path]:
-    return checkpoint.committed(folder) if paths.is_dir(folder) else []
+    return checkpoint.committed(folder) if os.path.isdir(folder) else []
 
 
 def against(field: str, folder: Path, source: Path) -> list[Problem]:

@@ -289,7 +289,7 @@ def reading(target: str, world: int | None) -> Callable[..., Any]:
         original: Callable[..., Any] = argparse.ArgumentParser.parse_args
         return lambda *given, **named: stopped(original(*given, **named))
     load = getattr(importlib.import_module(owner), attribute)
-    return lambda argv, kind, world_size=None: stopped(load(argv, kind, world or world_size))
+    return lambda argv, world_size=None, *, kind: stopped(load(argv, world or world_size, kind=kind))
 
 
 def stopped(*found: Any) -> Any:

@@ -107,12 +107,13 @@ def parse_all(addresses: Sequence[str], field: str = "data") -> list[Source]:
 
 
 def check_lists(train: Sequence[str], evaluation: Sequence[str]) -> list[Problem]:
-    """Problems of ``train_data`` and ``eval_data`` together: each address, and documents that stand in both."""
+    """Problems of ``train_data`` and ``eval_data`` together: each address, and documents that stand in both; only the
+    latter may be empty."""
     problems: list[Problem] = []
     lists: list[list[Source]] = []
     for field, addresses in (("train_data", train), ("eval_data", evaluation)):
         try:
-            lists.append(parse_all(addresses, field))
+            lists.append(parse_all(addresses, field) if addresses or field == "train_data" else [])
         except UserError as error:
             problems += error.problems
     if problems:

@@ -2,6 +2,7 @@
 or ``NAME{"field": value}``, or in a file, and arguments for every run."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,7 +72,7 @@ def read_file(path: str, own: Collection[str], read_one: Callable[[str, dict[str
     Raises:
         UserError: everything wrong with the file; what no recipe takes is found when the recipes are loaded.
     """
-    if not paths.is_file(paths.of(path)):
+    if not os.path.isfile(paths.of(path)):
         raise UserError(Problem("arms", path, "no such file", "name a YAML file, NAME: {field: value} in each line"))
     problems: list[Problem] = []
     found: list[Arm] = []

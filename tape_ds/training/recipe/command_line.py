@@ -12,16 +12,12 @@ from collections.abc import Mapping
 from typing import Any, get_args, get_origin
 
 from tape_ds.errors import Problem, did_you_mean
-from tape_ds.fields import takes, wanted
+from tape_ds.fields import takes
 from tape_ds.training.recipe import files
 from tape_ds.training.recipe.files import Collected, Given
 
 WHERE = "command line"
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
-
-
-class NotReadableError(ValueError):
-    """A text that stands for no value of its field; ``str()`` is the remedy."""
 
 
 def read(argv: list[str], problems: list[Problem]) -> dict[str, list[str]]:
@@ -53,7 +49,7 @@ def switch(name: str, flags: dict[str, list[str]], problems: list[Problem]) -> b
     value = plain(texts[-1]) if texts else True
     if isinstance(value, bool):
         return value
-    problems.append(Problem(name, texts[-1], f"wrong type ({WHERE})", wanted(bool)))
+    problems.append(Problem(name, texts[-1], f"wrong type ({WHERE})", "give true or false"))
     return False
 
 
@@ -62,7 +58,6 @@ def override(
     flags: Mapping[str, list[str]],
     annotations: Mapping[str, Any],
     problems: list[Problem],
-    broken: set[str],
 ) -> Collected:
     """``collected`` with the command line's values in place of the files'.
 
@@ -72,7 +67,6 @@ def override(
         annotations: name of a field -> its type. Names that it lacks pass through, for the one check of names that also
             covers the files.
         problems: gets what is wrong.
-        broken: gets the names of fields whose text stands for no value.
     """
     merged = dict(collected)
     for name, texts in flags.items():
@@ -80,15 +74,13 @@ def override(
         if rest:
             _override_key(merged, head, rest, texts, annotations, problems)
         elif name in annotations:
-            _override_field(merged, name, texts, annotations[name], problems, broken)
+            _override_field(merged, name, texts, annotations[name], problems)
         else:
             merged[name] = Given(texts[0] if texts else None, WHERE)
     return merged
 
 
-def _override_field(
-    merged: Collected, name: str, texts: list[str], annotation: Any, problems: list[Problem], broken: set[str]
-) -> None:
+def _override_field(merged: Collected, name: str, texts: list[str], annotation: Any, problems: list[Problem]) -> None:
     if not texts:
         if takes(annotation, bool):
             merged[name] = Given(True, WHERE)
@@ -98,15 +90,10 @@ def _override_field(
     if len(texts) > 1 and not takes(annotation, list):
         problems.append(Problem(name, " ".join(texts), "one value is wanted, several are given", "keep one of them"))
         texts = texts[:1]
-    try:
-        if len(texts) == 1:
-            merged[name] = Given(meant(texts[0], annotation), WHERE)
-        else:
-            merged[name] = Given([part for text in texts for part in _items(text, annotation)], WHERE)
-    except NotReadableError as error:
-        problems.append(Problem(name, " ".join(texts), f"wrong type ({WHERE})", str(error)))
-        merged.pop(name, None)
-        broken.add(name)
+    if len(texts) == 1:
+        merged[name] = Given(meant(texts[0], annotation), WHERE)
+    else:
+        merged[name] = Given([part for text in texts for part in _items(text, annotation)], WHERE)
 
 
 def _override_key(
@@ -138,45 +125,25 @@ def _override_key(
 
 
 def meant(text: str, annotation: Any) -> Any:
-    """What a text stands for in a field of this type.
-
-    Raises:
-        NotReadableError: it has the form of a list or a mapping, and is none.
-    """
+    """What a text stands for in a field of this type; itself where it stands for nothing that the field takes."""
     if takes(annotation, list) and not (takes(annotation, str) and "," not in text and text[:1] != "["):
-        return _items(text, annotation)
-    if takes(annotation, dict) and (text[:1] == "{" or not takes(annotation, str)):
-        return None if text == "null" else _json(text, '{"key": 1}')
+        value = plain(text)
+        is_whole = text.startswith("[") or (value is None and takes(annotation, type(None)))
+        return value if is_whole else _items(text, annotation)
     value = plain(text)
     if isinstance(value, str) or not takes(annotation, str):
         return value
-    return value if any(takes(annotation, kind) for kind in _kinds(value)) else text
-
-
-def _kinds(value: Any) -> tuple[type, ...]:
-    """The types that take a value which :func:`plain` found."""
-    return (int, float) if type(value) is int else (type(value),)
+    kinds = (int, float) if type(value) is int else (type(value),)
+    return value if any(takes(annotation, kind) for kind in kinds) else text
 
 
 def _items(text: str, annotation: Any) -> list[Any]:
     """The items that one word of a list stands for."""
-    if text.startswith("["):
-        found = _json(text, "[1, 2]")
-        return list(found) if isinstance(found, list) else [found]
-    if text == "null" and takes(annotation, type(None)):
-        return None  # type: ignore[return-value]  # the whole field
+    if isinstance(value := plain(text), list):
+        return value
     lists = [member for member in (get_args(annotation) or ()) if get_origin(member) is list] or [annotation]
     item = (get_args(lists[0]) or (str,))[0]
     return [meant(part.strip(), item) for part in text.split(",") if part.strip()]
-
-
-def _json(text: str, example: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise NotReadableError(f"give JSON such as {example} ({error.msg}, character {error.pos})") from None
-    except (ValueError, RecursionError):  # thousands of digits, or of brackets
-        raise NotReadableError(f"give JSON such as {example}") from None
 
 
 def plain(text: str) -> Any:

@@ -10,7 +10,7 @@ one: a recipe that is only looked at is not refused for that.
 import copy
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from tape_ds.installation import ROOT
 from tape_ds.training.recipe import deepspeed_keys, library_fields, paths
 
 FOLDER = ROOT / "ds_configs"
+_SHARED = (*("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps", "gradient_clipping"),)
+"""Keys at the top whose values are the trainer's."""
 
 
 def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, Any] | None:
@@ -40,7 +42,7 @@ def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, A
 def find(name: str) -> Path | None:
     """The file that ``name`` means."""
     candidates = [FOLDER / f"{name}.json", paths.of(name), FOLDER / name]
-    return next((path for path in candidates if paths.is_file(path)), None)
+    return next((path for path in candidates if os.path.isfile(path)), None)
 
 
 def _read_file(name: str, problems: list[Problem]) -> dict[str, Any] | None:
@@ -59,12 +61,9 @@ def _read_file(name: str, problems: list[Problem]) -> dict[str, Any] | None:
 
     try:
         config = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
-    except json.JSONDecodeError as error:
-        wrong = f"not readable as JSON, line {error.lineno} column {error.colno}: {error.msg}"
-        problems.append(Problem("deepspeed", str(path), wrong, "mend the JSON there (no comments, no trailing commas)"))
-        return None
     except (OSError, ValueError, RecursionError) as error:
-        problems.append(Problem("deepspeed", str(path), f"cannot be read ({error})", "make it a readable UTF-8 file"))
+        remedy = "mend the JSON there (UTF-8, no comments, no trailing commas)"
+        problems.append(Problem("deepspeed", str(path), f"not readable as JSON ({error})", remedy))
         return None
     problems += [
         Problem(f"deepspeed.{key}", path.name, "written twice in the same block", "keep one of the two")
@@ -81,14 +80,8 @@ def complete(config: dict[str, Any]) -> dict[str, Any]:
 
     Left out, DeepSpeed would take its own default: no clipping, fp32 weights beside a trainer that says bf16.
     """
-    completed = copy.deepcopy(config)
-    for name in ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps"):
-        completed.setdefault(name, "auto")
-    completed.setdefault("gradient_clipping", "auto")
-    for block in ("bf16", "fp16"):
-        completed.setdefault(block, {})
-        completed[block].setdefault("enabled", "auto")
-    return completed
+    left_out = dict.fromkeys((key for key in _SHARED if key not in config), "auto")
+    return config | left_out | {block: {"enabled": "auto"} | config.get(block, {}) for block in ("bf16", "fp16")}
 
 
 def lookup(config: Mapping[str, Any], name: str) -> Any:
@@ -153,21 +146,12 @@ def _check_params(block: Mapping[str, Any], name: str, known: set[str]) -> Itera
         field = f"{name}.params.{key}"
         if key not in known:
             yield Problem(f"deepspeed.{field}", value, "unknown key", did_you_mean(key, known))
-        elif value == "auto" and field not in deepspeed_keys.FILLED_FROM_TRAINER:
+        elif value == "auto" and field not in deepspeed_keys.filled():
             yield Problem(f"deepspeed.{field}", value, "nothing fills this in", "write the value, or remove the key")
 
 
 def check_itself(config: Mapping[str, Any]) -> Iterator[Problem]:
-    """Contradictions inside the JSON."""
-    level = stage(config)
-    for name, stages in (("offload_param", (3,)), ("offload_optimizer", (1, 2, 3))):
-        device = lookup(config, f"zero_optimization.{name}.device")
-        if device not in (None, "none") and level not in stages:
-            wrong = f"ZeRO stage {level} does not offload this"
-            yield Problem(f"deepspeed.zero_optimization.{name}.device", device, wrong, f"use stage {stages[-1]}")
-        if device == "nvme" and not lookup(config, f"zero_optimization.{name}.nvme_path"):
-            field = f"deepspeed.zero_optimization.{name}.nvme_path"
-            yield Problem(field, None, "missing for device nvme", "give a folder on a local NVMe disk")
+    """What the JSON asks for that would do harm, or nothing, in this training."""
     for name in ("bf16.check_grad_overflow", "zero_optimization.compute_grad_norm"):
         if lookup(config, name) is False:
             wrong = "a gradient that is not finite would go into the weights unseen"
@@ -179,29 +163,34 @@ def check_itself(config: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem("deepspeed.activation_checkpointing", dict(block), wrong, remedy)
 
 
-def check_disks(config: Mapping[str, Any]) -> Iterator[Problem]:
-    """A disk to write to, and what reads and writes it while the GPU computes."""
-    asked = []
-    for block in ("offload_param", "offload_optimizer"):
+def check_offload(config: Mapping[str, Any]) -> Iterator[Problem]:
+    """An offload that its stage does not do, a disk that cannot be written to, and what reads and writes it while the
+    GPU computes."""
+    level, written = stage(config), []
+    for block, stages in (("offload_param", (3,)), ("offload_optimizer", (1, 2, 3))):
         name = f"zero_optimization.{block}"
-        if lookup(config, f"{name}.device") != "nvme":
+        device, folder = lookup(config, f"{name}.device"), lookup(config, f"{name}.nvme_path")
+        field, path = f"deepspeed.{name}.nvme_path", paths.of(str(folder))
+        if device in (None, "none"):
             continue
-        if block == "offload_optimizer" and stage(config) != 3:  # :func:`check_itself` says it of the other block
-            wrong = f"stage {stage(config)} keeps it in the host's memory, and never writes to a disk"
+        if level not in stages:
+            wrong = f"ZeRO stage {level} does not offload this"
+            yield Problem(f"deepspeed.{name}.device", device, wrong, f"use stage {stages[-1]}")
+        elif device == "nvme" and level != 3:
+            wrong = f"stage {level} keeps it in the host's memory, and never writes to a disk"
             yield Problem(f"deepspeed.{name}.device", "nvme", wrong, 'use stage 3, or give "device": "cpu"')
-            continue
-        given = lookup(config, f"{name}.nvme_path")
-        if given:  # a missing one is for :func:`check_itself`
-            asked.append(f"deepspeed.{name}.device")
-            field, path = f"deepspeed.{name}.nvme_path", paths.of(str(given))
-            if not paths.is_dir(path):
+        elif device == "nvme" and not folder:
+            yield Problem(field, None, "missing for device nvme", "give a folder on a local NVMe disk")
+        elif device == "nvme":
+            written.append(f"deepspeed.{name}.device")
+            if not os.path.isdir(path):
                 remedy = "make it, on a local NVMe disk, on every machine of the job"
-                yield Problem(field, str(given), "no such folder", remedy)
+                yield Problem(field, str(folder), "no such folder", remedy)
             elif not os.access(path, os.W_OK | os.X_OK):
-                yield Problem(field, str(given), "not writable", "give another folder, or change its rights")
-    if asked and (reason := _why_no_asynchronous_io()) is not None:
+                yield Problem(field, str(folder), "not writable", "give another folder, or change its rights")
+    if written and (reason := _why_no_asynchronous_io()) is not None:
         remedy = 'install it (on Debian and Ubuntu: apt install libaio-dev), or give "device": "cpu"'
-        yield Problem(asked[0], "nvme", reason, remedy)
+        yield Problem(written[0], "nvme", reason, remedy)
 
 
 def _why_no_asynchronous_io() -> str | None:
@@ -226,59 +215,39 @@ def check_zero_plus_plus(config: Mapping[str, Any], world: int, use_cpu: bool) -
         world: processes of the job.
         use_cpu: whether a GPU would be left alone.
     """
-    zero = lookup(config, "zero_optimization")
-    for key, off, reason_of, remedy in _ZERO_PLUS_PLUS:
-        value = zero.get(key) if isinstance(zero, Mapping) else None
-        if value in (None, "auto") or value is False or value == off:
+    for key, (off, remedy) in _ZERO_PLUS_PLUS.items():
+        value = lookup(config, f"zero_optimization.{key}")
+        if value in (None, "auto", off):
             continue
         reason: str | None = f"it is a part of ZeRO stage 3, and would do nothing at stage {stage(config)}"
         if stage(config) == 3:
-            reason = reason_of(world, value, use_cpu)
+            reason = _why_nothing(key, value, world, use_cpu)
         if reason is not None:
             yield Problem(f"deepspeed.zero_optimization.{key}", value, reason, remedy)
 
 
-def _why_no_secondary_copy(world: int, group: int, use_cpu: bool) -> str | None:
-    if world == 1:
-        return None
-    if group >= world:
-        return f"all {world} processes are one group: nothing would be gathered within a smaller one"
-    return f"does not divide the {world} processes" if world % group else None
+_ZERO_PLUS_PLUS = {
+    "zero_hpz_partition_size": (1, "give the processes of one machine, where there are several, or remove it"),
+    "zero_quantized_weights": (False, "remove it"),
+    "zero_quantized_gradients": (False, "remove it"),
+    "zero_quantized_nontrainable_weights": (False, "remove it; adapters over a 4-bit base are load_in_4bit: true"),
+}
+"""Key -> the value that asks for nothing, and the remedy."""
 
 
-def _why_no_quantised_weights(world: int, _: Any, use_cpu: bool) -> str | None:
-    return None if _on_cuda(use_cpu) else "its kernels need a CUDA device"
-
-
-def _why_no_quantised_gradients(world: int, _: Any, use_cpu: bool) -> str | None:
-    if not _on_cuda(use_cpu):
-        return "its kernels need a CUDA device; DeepSpeed accepts it on a CPU and does nothing"
-    local = next((int(os.environ[name]) for name in _LOCAL_SIZES if name in os.environ), None)
-    if local is not None and world // local < 2:
-        return "DeepSpeed quantises gradients between machines, and there is one"
-    return None
-
-
-def _why_no_quantised_frozen(*_: Any) -> str:
-    return "weights are frozen when the engine has sharded them already: none would be quantised"
-
-
-_ZERO_PLUS_PLUS: tuple[tuple[str, Any, Callable[[int, Any, bool], str | None], str], ...] = (
-    (
-        *("zero_hpz_partition_size", 1, _why_no_secondary_copy),
-        "give the processes of one machine, where there are several machines, or remove it",
-    ),
-    ("zero_quantized_weights", False, _why_no_quantised_weights, "remove it"),
-    ("zero_quantized_gradients", False, _why_no_quantised_gradients, "remove it"),
-    (
-        *("zero_quantized_nontrainable_weights", False, _why_no_quantised_frozen),
-        "remove it; adapters over a 4-bit base are load_in_4bit: true",
-    ),
-)
-"""Key, the value that asks for nothing, why it would do nothing, and the remedy."""
-
-
-def _on_cuda(use_cpu: bool) -> bool:
+def _why_nothing(key: str, value: Any, world: int, use_cpu: bool) -> str | None:
+    """Why a part of ZeRO++ would do nothing at stage 3; None: it would do what it is for."""
+    if key == "zero_hpz_partition_size":
+        if value >= world > 1:
+            return f"all {world} processes are one group: nothing would be gathered within a smaller one"
+        return f"does not divide the {world} processes" if world > 1 and world % value else None
+    if key == "zero_quantized_nontrainable_weights":
+        return "weights are frozen when the engine has sharded them already: none would be quantised"
     import torch
 
-    return torch.cuda.is_available() and not use_cpu and os.environ.get("DS_ACCELERATOR") != "cpu"
+    if use_cpu or os.environ.get("DS_ACCELERATOR") == "cpu" or not torch.cuda.is_available():
+        return "its kernels need a CUDA device"
+    local = next((int(os.environ[name]) for name in _LOCAL_SIZES if name in os.environ), None)
+    if key == "zero_quantized_gradients" and local is not None and world // local < 2:
+        return "DeepSpeed quantises gradients between machines, and there is one"
+    return None

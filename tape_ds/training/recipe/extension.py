@@ -4,6 +4,7 @@ import importlib.util
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -12,6 +13,7 @@ from tape_ds.data.pose import Pose
 from tape_ds.data.rows import Packing
 from tape_ds.errors import Problem, did_you_mean
 from tape_ds.fields import DERIVED, Section, rule
+from tape_ds.model.families import foreign
 from tape_ds.parallel.layout import SEQUENCE, TENSOR
 from tape_ds.training.methods import METHODS, Method, trained
 from tape_ds.training.recipe import addresses, deepspeed_config, loading, pretrained
@@ -99,13 +101,6 @@ class ExtensionRecipe(Recipe):
 
     LAUNCHER: ClassVar[str] = "extend_llama"
     DEFAULT: ClassVar[str] = "demo"
-    SECTIONS: ClassVar[Mapping[str, type[Section]]] = {
-        "model": ModelSection,
-        "data": DataSection,
-        "method": MethodSection,
-        "evaluation": EvaluationSection,
-        **Recipe.SECTIONS,
-    }
     STAND_INS: ClassVar[Mapping[str, Any]] = {
         "model": addresses.SMOLLM2,
         "target_length": SMOLLM2_LENGTH,
@@ -176,11 +171,6 @@ class ExtensionRecipe(Recipe):
             own["rope_type"] = "linear"
         return own | {name: value for name, value in self.model.rope_parameters.items() if value is not None}
 
-    @property
-    def window(self) -> int:
-        """Tokens per training row."""
-        return self.data.window
-
     def as_dict(self) -> dict[str, Any]:
         """As every recipe's; settings of other methods are left out."""
         return {name: value for name, value in super().as_dict().items() if name not in self.method.idle}
@@ -206,7 +196,7 @@ class ExtensionRecipe(Recipe):
 
     def problems(self, broken: set[str]) -> Iterator[Problem]:
         """As every recipe's; of a model of another family nothing is said of lengths, which would lead astray."""
-        if "model" not in broken and pretrained.is_foreign(self.model.model, online=self.dry_run):
+        if "model" not in broken and foreign(pretrained.known(self.model.model, online=self.dry_run) or {}):
             broken = broken | {"target_length", "window", "rope_parameters"}
         yield from super().problems(broken)
 
@@ -218,10 +208,7 @@ class ExtensionRecipe(Recipe):
         """What is known of the model's configuration without loading or unpacking anything."""
         if self.model.model == addresses.SMOLLM2:
             return {"max_position_embeddings": SMOLLM2_LENGTH}
-        try:
-            return pretrained.configuration(self.model.model, online=self.dry_run)
-        except (OSError, ValueError, RecursionError):
-            return None  # which is said of the model
+        return pretrained.known(self.model.model, online=self.dry_run)
 
     @rule("model", "method", "target_length", "rope_parameters")
     def _model_has_the_length(self) -> Iterator[Problem]:
@@ -261,8 +248,8 @@ class ExtensionRecipe(Recipe):
 
     def _lengths(self) -> str:
         """From the native length to the target, and what factor that is."""
-        target, config = self.model.target_length, self.native_config()
-        native = None if config is None else native_length(config)
+        target, config = self.model.target_length, self.native_config() or {}
+        native = native_length(config)
         if native is None:
             return f"extended to {target:,} positions"
         base = factor_base(self, config, self.angles.get("original_max_position_embeddings"), native)
@@ -285,7 +272,9 @@ class ExtensionRecipe(Recipe):
 
     @rule("train_data", "eval_data")
     def _data(self) -> Iterator[Problem]:
-        yield from addresses.check_data(self.data.train_data, self.data.eval_data)
+        from tape_ds.data import sources
+
+        yield from sources.check_lists(self.data.train_data, self.data.eval_data)
 
     @rule("target_length", "window")
     def _window(self) -> Iterator[Problem]:
@@ -335,21 +324,19 @@ class ExtensionRecipe(Recipe):
             value = getattr(self.method, field)
             if field in so_anyway and value is so_anyway[field]:
                 continue
-            if field in ADAPTERS:
-                remedy = "remove it, or choose a method with adapters: " + with_trait(lambda m: m.trains == "adapters")
-                yield Problem(field, value, f"method = {name!r} has no adapters", remedy)
-            elif field == "group_tokens":
-                remedy = "remove it (where a base has it: group_tokens: null), or method: " + with_trait(
-                    lambda m: m.grouped
-                )
-                yield Problem(field, value, f"method = {name!r} does not group attention", remedy)
-            elif field == "theta_linear":
-                remedy = "remove it (or give false), or method: " + with_trait(lambda m: "rope_theta" in m.angles)
-                yield Problem(field, value, f"method = {name!r} leaves rope_theta as it is", remedy)
-            else:
-                wrong = f"method = {name!r} trains {trains if trains == 'nothing' else 'every parameter'}"
+            if field in GROUPS:
+                wrong = f"trains {trains if trains == 'nothing' else 'every parameter'}"
                 remedy = f"remove it (where a base has it: {field}: {str(not value).lower()}), or choose another method"
-                yield Problem(field, value, wrong, remedy)
+            elif field == "group_tokens":
+                wrong, others = "does not group attention", with_trait(lambda m: m.grouped)
+                remedy = f"remove it (where a base has it: group_tokens: null), or method: {others}"
+            elif field == "theta_linear":
+                wrong, others = "leaves rope_theta as it is", with_trait(lambda m: "rope_theta" in m.angles)
+                remedy = f"remove it (or give false), or method: {others}"
+            else:
+                wrong, others = "has no adapters", with_trait(lambda m: m.trains == "adapters")
+                remedy = f"remove it, or choose a method with adapters: {others}"
+            yield Problem(field, value, f"method = {name!r} {wrong}", remedy)
 
     @rule("method", "position_encoding", "position_options", *GROUPS)
     def _trains_something(self) -> Iterator[Problem]:
@@ -446,9 +433,10 @@ def check_against_model(recipe: "ExtensionRecipe", model_config: Any) -> list[Pr
         recipe: as loaded.
         model_config: a transformers configuration, or a mapping with the same names.
     """
-    native, target = native_length(model_config), recipe.model.target_length
+    config = model_config if isinstance(model_config, Mapping) else vars(model_config)
+    native, target = native_length(config), recipe.model.target_length
     if native is None:
-        found = _read(model_config, "max_position_embeddings") or _read(model_config, "n_positions")
+        found = config.get("max_position_embeddings") or config.get("n_positions")
         remedy = "give a model whose config.json says how long its context is"
         return [Problem("model", recipe.model.model, f"its max_position_embeddings is {found!r}", remedy)]
     problems = []
@@ -461,25 +449,21 @@ def check_against_model(recipe: "ExtensionRecipe", model_config: Any) -> list[Pr
         remedy = f"give {native}, or leave it out"
         problems.append(Problem("rope_parameters.original_max_position_embeddings", window, wrong, remedy))
         window = None
-    return [*problems, *_check_reach(recipe, model_config, window, native)]
+    return [*problems, *_check_reach(recipe, config, window, native)]
 
 
-def native_length(model_config: Any) -> int | None:
-    """Tokens of context that a configuration (or a mapping with the same names) has; None: it does not say."""
-    found = _read(model_config, "max_position_embeddings") or _read(model_config, "n_positions")  # GPT-J's name
-    return found if isinstance(found, int) and not isinstance(found, bool) and found >= 1 else None
+def native_length(config: Mapping[str, Any]) -> int | None:
+    """Tokens of context that a configuration has; None: it does not say."""
+    found = config.get("max_position_embeddings") or config.get("n_positions")  # GPT-J's name
+    return found if type(found) is int and found >= 1 else None
 
 
-def _read(model_config: Any, name: str) -> Any:
-    return model_config.get(name) if isinstance(model_config, Mapping) else getattr(model_config, name, None)
-
-
-def factor_base(recipe: "ExtensionRecipe", model_config: Any, window: Any, native: int) -> int:
+def factor_base(recipe: "ExtensionRecipe", config: Mapping[str, Any], window: Any, native: int) -> int:
     """Tokens that a factor of the recipe's angles counts from: the ``window`` that it names, or what the model's own
     angles, where they are known, leave of its native length."""
     if isinstance(window, int):
         return window
-    own, rope = _own_angles(model_config), recipe.angles
+    own, rope = _own_angles(config), recipe.angles
     if own is None:
         return native
     from tape_ds.model.positions import scaling
@@ -487,8 +471,8 @@ def factor_base(recipe: "ExtensionRecipe", model_config: Any, window: Any, nativ
     return round(scaling.window_of(own, {"rope_type": rope.get("rope_type", own["rope_type"])}, native))
 
 
-def _own_angles(model_config: Any) -> Mapping[str, Any] | None:
-    own = _read(model_config, "rope_parameters")
+def _own_angles(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    own = config.get("rope_parameters")
     if not isinstance(own, Mapping) or not {"rope_type", "rope_theta"} <= own.keys():
         return None
     from tape_ds.model.positions import scaling
@@ -496,11 +480,11 @@ def _own_angles(model_config: Any) -> Mapping[str, Any] | None:
     return None if scaling.check(own) else own
 
 
-def _check_reach(recipe: "ExtensionRecipe", model_config: Any, window: Any, native: int) -> Iterator[Problem]:
+def _check_reach(recipe: "ExtensionRecipe", config: Mapping[str, Any], window: Any, native: int) -> Iterator[Problem]:
     """A factor that is given must reach the target from the angles that the model has (where they are known), and a
     base frequency that a method is about must be larger than theirs."""
     rope, target = recipe.angles, recipe.model.target_length
-    own, base = _own_angles(model_config), factor_base(recipe, model_config, window, native)
+    own, base = _own_angles(config), factor_base(recipe, config, window, native)
     factor, theta = rope.get("factor"), rope.get("rope_theta")
     if isinstance(factor, (int, float)) and factor * base < target:
         wrong = f"{factor:g} x {base:,} = {factor * base:,.0f} tokens do not reach target_length = {target:,}"
@@ -515,10 +499,4 @@ def _check_reach(recipe: "ExtensionRecipe", model_config: Any, window: Any, nati
         yield Problem("rope_parameters.rope_theta", theta, wrong, "give a larger one, or choose another method")
 
 
-def load(argv: list[str], world_size: int | None = None) -> ExtensionRecipe:
-    """Read and check the recipe that a command line asks for, see :func:`tape_ds.training.recipe.loading.load`.
-
-    Raises:
-        UserError: with everything that is wrong.
-    """
-    return loading.load(argv, ExtensionRecipe, world_size)
+load = partial(loading.load, kind=ExtensionRecipe)

@@ -13,6 +13,7 @@ where it was written, so that later checks can point there.
 
 import copy
 import functools
+import os
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -196,7 +197,7 @@ def find(name: str, folder: Path) -> Place | None:
         return None
     is_path = name.endswith((".yaml", ".yml"))
     for path in [paths.of(name), folder / name] if is_path else [folder / f"{name}.yaml"]:
-        if paths.is_file(path):
+        if os.path.isfile(path):
             return Place(path.resolve())
     return None if is_path else _find_shipped(name)
 
@@ -291,28 +292,20 @@ def _document(path: Path, field: str, problems: list[Problem]) -> _Document | No
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         return refuse(f"cannot be read ({error})", "make it a readable UTF-8 file")
-    loader = None
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         content = loader.construct_document(node) if node is not None else None
-        if not _is_small(content):
-            return refuse(f"it stands for more than {LARGEST:,} values", "write it without aliases (& and *)")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f"line {mark.line + 1}" if mark else "somewhere"
-        tab = "\t" in text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else False
-        hint = "indent with spaces: YAML forbids tabs" if tab else "mend the YAML there"
-        return refuse(f"not readable as YAML, {line}: {error.problem}", hint)
-    except yaml.YAMLError as error:  # characters that YAML does not allow at all
-        return refuse(f"not readable as YAML: {str(error).splitlines()[0]}", "remove the strange character")
-    except RecursionError:
-        return refuse("not readable as YAML: its brackets lie too deep in one another", "write it flat")
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # a tag that does not fit
-        return refuse(f"not readable as YAML: a value that its own form or tag forbids ({error})", "write it in quotes")
-    finally:
-        if loader is not None:
-            loader.dispose()
+        return refuse(f"not readable as YAML, {line}: {error.problem}", "mend the YAML there; indent with spaces")
+    except _FORBIDS as error:
+        reason = str(error).partition("\n")[0]
+        wrong = f"not readable as YAML: characters, or a value that its own form or tag forbids ({reason})"
+        return refuse(wrong, "remove strange characters, write values in quotes, and brackets flat")
+    if not _is_small(content):
+        return refuse(f"it stands for more than {LARGEST:,} values", "write it without aliases (& and *)")
     for name, number in loader.repeated:
         wrong = f"written twice in {path.name}, the second time in line {number}"
         problems.append(Problem(name, path.name, wrong, "keep one of the two"))
@@ -321,6 +314,10 @@ def _document(path: Path, field: str, problems: list[Problem]) -> _Document | No
         return refuse(f"not a mapping but {kind}", "write one 'field: value' a line")
     assert node is not None
     return node, content
+
+
+_FORBIDS = (yaml.YAMLError, RecursionError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What building a value raises whose characters, depth or tag cannot be."""
 
 
 def _is_small(content: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -57,11 +58,6 @@ class FinetuningRecipe(Recipe):
 
     LAUNCHER: ClassVar[str] = "finetune_scrolls"
     DEFAULT: ClassVar[str] = "scrolls_tiny"
-    SECTIONS: ClassVar[Mapping[str, type[Section]]] = {
-        "model": ModelSection,
-        "data": DataSection,
-        **Recipe.SECTIONS,
-    }
     STAND_INS: ClassVar[Mapping[str, Any]] = {"model": "smollm2", "dataset": datasets.MADE.name}
     FORMER: ClassVar[Mapping[str, str]] = {
         "block_size": "max_tokens",
@@ -132,10 +128,4 @@ def data_origin(dataset: str) -> str:
     return "Python's own sources" if dataset == datasets.MADE.name else f"the hub's {datasets.HUB_REPOSITORY}"
 
 
-def load(argv: list[str], world_size: int | None = None) -> FinetuningRecipe:
-    """Read and check the recipe that a command line asks for, see :func:`tape_ds.training.recipe.loading.load`.
-
-    Raises:
-        UserError: with everything that is wrong.
-    """
-    return loading.load(argv, FinetuningRecipe, world_size)
+load = partial(loading.load, kind=FinetuningRecipe)

@@ -5,12 +5,12 @@ import re
 import shutil
 import sys
 import textwrap
-import types
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Union, get_args, get_origin
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from tape_ds import fields
 from tape_ds.errors import Problem, UserError, did_you_mean, is_main_process
 from tape_ds.fields import Section
 from tape_ds.training.recipe import files, loading, trainer
@@ -77,37 +77,28 @@ def _whole(kind: type[Recipe]) -> Iterator[str]:
             yield _wrapped("and every other field of transformers' TrainingArguments: " + ", ".join(rest), "  ")
 
 
-def page(kinds: Mapping[str, type[Recipe]]) -> str:
-    """docs/fields.md.
-
-    Args:
-        kinds: launcher -> what its recipes are.
-    """
-    shared = set.intersection(*({*loading.sections(kind)} for kind in kinds.values()))
+def page(kinds: Sequence[type[Recipe]]) -> str:
+    """docs/fields.md, of these kinds of recipes."""
+    shared = [*Recipe.SECTIONS.values(), Trainer]
     lines = [
         *("# Fields of a recipe", ""),
         "Of every launcher, section by section; each can stand in a recipe or on the command line. This page is what",
         "`--help` says; `--help FIELD` says it of one. Every field of transformers' `TrainingArguments` is taken, too.",
     ]
-    for launcher, kind in kinds.items():
-        lines += ["", f"## launchers/{launcher}.py"]
-        for section in loading.sections(kind):
-            if section not in shared:
-                lines += _listed(kind, section)
-    some = next(iter(kinds.values()))
-    lines += ["", "## All launchers"]
-    for section in loading.sections(some):
-        if section in shared:
-            lines += _listed(some, section)
+    for kind in kinds:
+        own = [section for section in loading.sections(kind) if section not in shared]
+        lines += ["", f"## launchers/{kind.LAUNCHER}.py", *_listed(kind, own)]
+    lines += ["", "## All launchers", *_listed(kinds[0], shared)]
     return "\n".join(lines) + "\n"
 
 
-def _listed(kind: type[Recipe], section: type[Section]) -> Iterator[str]:
-    yield f"\n### {_title(section)}\n"
-    for name in _names(kind, section):
-        where, own = loading.table(kind)[name]
-        text = f"- `{name}` ({spelled(where.model_fields[own].annotation)}): {_described(where, own)}"
-        yield textwrap.fill(text, 140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+def _listed(kind: type[Recipe], sections: Sequence[type[Section]]) -> Iterator[str]:
+    for section in sections:
+        yield f"\n### {_title(section)}\n"
+        for name in _names(kind, section):
+            where, own = loading.table(kind)[name]
+            text = f"- `{name}` ({fields.spelled(where.model_fields[own].annotation)}): {_described(where, own)}"
+            yield textwrap.fill(text, 140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _names(kind: type[Recipe], section: type[Section]) -> list[str]:
@@ -127,7 +118,7 @@ def _one(kind: type[Recipe], name: str) -> Iterator[str]:
         raise UserError(Problem("help", name, "unknown field", remedy))
     section, own = known[name]
     field = section.model_fields[own]
-    yield f"--{name}  ({spelled(field.annotation)})"
+    yield f"--{name}  ({fields.spelled(field.annotation)})"
     yield _wrapped(_described(section, own), "  ")
     if name in trainer.OWNED:
         owned = trainer.OWNED[name]
@@ -166,26 +157,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_shown, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def spelled(annotation: Any) -> str:
-    """A type in words: ``whole number``, ``list of texts``, ``a | b``."""
-    words: Mapping[Any, str] = {
-        int: "whole number",
-        float: "number",
-        bool: "true or false",
-        str: "text",
-        dict: "mapping",
-        types.NoneType: "null",
-    }
-    if get_origin(annotation) in (Union, types.UnionType):
-        return ", ".join(dict.fromkeys(spelled(member) for member in get_args(annotation)))
-    if get_origin(annotation) is Literal:
-        return " | ".join(map(str, get_args(annotation)))
-    if get_origin(annotation) is list:
-        return f"list of {spelled(get_args(annotation)[0])}"
-    inner = get_args(annotation)
-    return words.get(get_origin(annotation) or annotation) or (spelled(inner[0]) if inner else "any")
 
 
 def _plain(text: str) -> str:

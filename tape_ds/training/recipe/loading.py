@@ -48,13 +48,13 @@ def required(kind: type[Recipe]) -> list[str]:
     return [name for name, (section, own) in table(kind).items() if section.model_fields[own].is_required()]
 
 
-def load(argv: list[str], kind: type[R], world_size: int | None = None) -> R:
+def load(argv: list[str], world_size: int | None = None, *, kind: type[R]) -> R:
     """Read and check the recipe that a command line asks for.
 
     Args:
         argv: arguments without the program's name, as DeepSpeed's launcher passes them on (``--local_rank`` included).
-        kind: of recipe that the launcher takes.
         world_size: processes of the job; default the environment's WORLD_SIZE, else 1.
+        kind: of recipe that the launcher takes.
 
     Raises:
         UserError: with everything that is wrong, each with field, value and remedy.
@@ -68,7 +68,7 @@ def load(argv: list[str], kind: type[R], world_size: int | None = None) -> R:
     unreadable = not collected and bool(problems)
     files.require_launcher(name, collected, kind.LAUNCHER)
     broken: set[str] = set()
-    collected = command_line.override(collected, flags, field_hints(kind), problems, broken)
+    collected = command_line.override(collected, flags, field_hints(kind), problems)
     values = _checked(kind, collected, problems, broken)
     if unreadable:  # the rest would only say that everything is missing
         raise UserError(problems)
@@ -118,7 +118,8 @@ def _checked(
         found = [*paths.check(name, value), *trainer.owned_problem(name, value)]
         for each in [] if found else fields.check(section, {own: value}):
             where = f" ({given.where})" if each.wrong == "wrong type" else ""
-            found.append(dataclasses.replace(each, field=name, wrong=each.wrong + where))
+            form = " as JSON" if isinstance(value, str) and value[:1] in ("[", "{") else ""
+            found.append(dataclasses.replace(each, field=name, wrong=each.wrong + where, remedy=each.remedy + form))
         problems += found
         if found:
             broken.add(name)

@@ -73,6 +73,14 @@ class NewModel(Section):
         }
 
 
+_SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    "head_dim",
+)
+_TAKEN_OVER = (*_SIZES, "tie_word_embeddings", "position_encoding", "state_dtype", "attention_backend")
+"""Fields that the configuration has as they are."""
+
+
 def derived(flat: Mapping[str, Any], window: int) -> dict[str, Any]:
     """A key/value head for each query head, heads that share the width, and the encoding's angles."""
     from tape_ds.model import positions
@@ -138,32 +146,19 @@ def configuration(
 
     filled = positions.options_for(model.position_encoding, options, tokenizer)
     return {
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.intermediate_size,
-        "num_hidden_layers": model.num_hidden_layers,
-        "num_attention_heads": model.num_attention_heads,
-        "num_key_value_heads": model.num_key_value_heads,
-        "head_dim": model.head_dim,
+        **{name: getattr(model, name) for name in _TAKEN_OVER},
         "rms_norm_eps": float(model.rms_norm_eps),
-        "tie_word_embeddings": model.tie_word_embeddings,
         "initializer_range": float(model.initializer_range),
         "max_position_embeddings": window,
         "vocab_size": vocab_size,
         "rope_parameters": dict(model.rope_parameters),
-        "position_encoding": model.position_encoding,
         "position_options": filled or None,
-        "state_dtype": model.state_dtype,
-        "attention_backend": model.attention_backend,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": pad_token_id,
     }
 
 
-_SIZES = (
-    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-    "head_dim",
-)
 _TASK = ("task", "test_digits", "task_options", "train_lengths", "test_lengths")
 _ENCODING = ("position_encoding", "position_options", "rope_parameters", "state_dtype", "attention_backend")
 

@@ -28,22 +28,6 @@ def data_cache(given: str | None) -> Path:
     return storage.cache_home() / "data" if given is None else Path(given).expanduser()
 
 
-def is_file(path: Path) -> bool:
-    """Whether a file is there; what cannot be a path is none."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
-
-
-def is_dir(path: Path) -> bool:
-    """Whether a folder is there; what cannot be a path is none."""
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
-
-
 def check(name: str, value: Any) -> Iterator[Problem]:
     """Why the value of field ``name`` cannot be the path that it should be, or cannot be written down at all."""
     if any("\x00" in text for text in _texts(value)):

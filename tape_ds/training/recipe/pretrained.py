@@ -7,6 +7,7 @@ looks before a run: the run itself meets the hub anyway.
 import functools
 import json
 import logging
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -60,17 +61,16 @@ def check(name: str, *, online: bool) -> Iterator[Problem]:
         yield Problem("model", name, f"{family} is not a Llama-shaped decoder{reason}", remedy)
         return
     folder = paths.of(name)
-    if name != addresses.SMOLLM2 and paths.is_dir(folder):
+    if name != addresses.SMOLLM2 and os.path.isdir(folder):
         yield from run_folder.check_whole("model", name, folder) or weights.check_folder(folder)
 
 
-def is_foreign(name: str, *, online: bool) -> bool:
-    """Whether a model is of a family that is not taken; arguments as of :func:`check`."""
+def known(name: str, *, online: bool) -> Mapping[str, Any] | None:
+    """:func:`configuration`, and None where that is damaged, which :func:`check` says."""
     try:
-        content = configuration(name, online=online)
+        return configuration(name, online=online)
     except (OSError, ValueError, RecursionError):
-        return False
-    return content is not None and foreign(content) is not None
+        return None
 
 
 def configuration(name: str, *, online: bool) -> Mapping[str, Any] | None:
@@ -93,12 +93,12 @@ def config_file(name: str, *, online: bool) -> Path | None:
     if is_on_hub(name):
         return from_hub(name).file if online else None
     file = paths.of(name) / CONFIG
-    return file if name != addresses.SMOLLM2 and paths.is_file(file) else None
+    return file if name != addresses.SMOLLM2 and os.path.isfile(file) else None
 
 
 def is_on_hub(name: str) -> bool:
     """Whether an address can only mean a hub id."""
-    return addresses.is_hub_id(name) and not name.endswith(".gguf") and not paths.is_dir(paths.of(name))
+    return addresses.is_hub_id(name) and not name.endswith(".gguf") and not os.path.isdir(paths.of(name))
 
 
 def not_read(name: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -64,12 +65,6 @@ class PretrainingRecipe(new_model.NewModelRecipe):
 
     LAUNCHER: ClassVar[str] = "pretrain_c4"
     DEFAULT: ClassVar[str] = "tiny"
-    SECTIONS: ClassVar[Mapping[str, type[Section]]] = {
-        "model": ModelSection,
-        "data": DataSection,
-        "evaluation": EvaluationSection,
-        **new_model.NewModelRecipe.SECTIONS,
-    }
     STAND_INS: ClassVar[Mapping[str, Any]] = {
         **new_model.STAND_INS,
         "train_data": ["stdlib"],
@@ -97,11 +92,6 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         score."""
         lengths = [multiple * flat["window"] for multiple in EVAL_MULTIPLES]
         return new_model.derived(flat, flat["window"]) | {"eval_lengths": lengths}
-
-    @property
-    def window(self) -> int:
-        """Tokens per training row."""
-        return self.data.window
 
     def model_config(
         self, tokenizer: "PreTrainedTokenizerBase | new_model.Words", vocab_size: int | None = None
@@ -185,13 +175,9 @@ class PretrainingRecipe(new_model.NewModelRecipe):
 
     @rule("train_data", "eval_data")
     def _data(self) -> Iterator[Problem]:
-        yield from addresses.check_data(self.data.train_data, self.data.eval_data)
+        from tape_ds.data import sources
+
+        yield from sources.check_lists(self.data.train_data, self.data.eval_data)
 
 
-def load(argv: list[str], world_size: int | None = None) -> PretrainingRecipe:
-    """Read and check the recipe that a command line asks for, see :func:`tape_ds.training.recipe.loading.load`.
-
-    Raises:
-        UserError: with everything that is wrong.
-    """
-    return loading.load(argv, PretrainingRecipe, world_size)
+load = partial(loading.load, kind=PretrainingRecipe)

@@ -44,7 +44,7 @@ class Recipe(ABC):
         "memory": Memory,
         "profile": Profile,
     }
-    """Field -> what it is made of, of the sections whose fields are this stack's."""
+    """Field -> what it is made of, of the sections whose fields are this stack's; a kind's own come first."""
     STAND_INS: ClassVar[Mapping[str, Any]]
     """Values for required fields that are missing or wrong, so that the rules which do not read them can still run."""
     FORMER: ClassVar[Mapping[str, str]]
@@ -77,15 +77,23 @@ class Recipe(ABC):
     dry_run: bool = False
     """Show what would happen and stop."""
 
+    def __init_subclass__(cls) -> None:
+        own = {
+            name: kind
+            for name, kind in cls.__annotations__.items()
+            if isinstance(kind, type) and issubclass(kind, Section)
+        }
+        cls.SECTIONS = {**own, **cls.SECTIONS, **own}
+
     @classmethod
     @abstractmethod
     def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
         """Values of the :data:`tape_ds.fields.DERIVED` fields, from all fields of the sections by name."""
 
     @property
-    @abstractmethod
     def window(self) -> int:
-        """Tokens per training row."""
+        """Tokens per training row, at most."""
+        return int(self.data.window)
 
     @property
     def trains(self) -> bool:
@@ -291,5 +299,5 @@ class Recipe(ABC):
     @rule("deepspeed", "use_cpu")
     def _sharding(self) -> Iterator[Problem]:
         config = self.deepspeed or {}
-        yield from deepspeed_config.check_disks(config)
+        yield from deepspeed_config.check_offload(config)
         yield from deepspeed_config.check_zero_plus_plus(config, self.world_size, self.trainer_value("use_cpu"))

@@ -6,7 +6,7 @@ contradiction.
 
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from pydantic import Field
@@ -76,49 +76,27 @@ OWNED: dict[str, Owned] = {
 }
 
 REMOVED: dict[str, str] = {
-    "adafactor": "optim: adafactor",
     "batch_size": "global_batch_size",
     "block_size": "window",
     "deepspeed_config": "deepspeed",
-    "dispatch_batches": "accelerator_config",
-    "do_predict_only": "tools for evaluation",
     "evaluation_strategy": "eval_data (the launcher scores this held-out text itself)",
-    "fp16_backend": "nothing: torch's own is used",
-    "fp16_opt_level": "nothing: apex is gone",
     "group_by_length": "nothing: rows have one length",
-    "half_precision_backend": "nothing: torch's own is used",
-    "include_inputs_for_metrics": "include_for_metrics",
-    "include_tokens_per_second": "nothing: every log line has tokens/s",
-    "jit_mode_eval": "torch_compile",
     "local_rank": "nothing: the launcher says it to each process",
     "logging_dir": "nothing: logs go to output_dir (for TensorBoard export TENSORBOARD_LOGGING_DIR)",
     "lr": "learning_rate",
     "no_cuda": "use_cpu",
     "num_epochs": "num_train_epochs",
     "overwrite_output_dir": "another output_dir, or resume_from_checkpoint to go on",
-    "past_index": "nothing",
-    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
-    "per_gpu_train_batch_size": "per_device_train_batch_size",
-    "push_to_hub_model_id": "hub_model_id",
-    "push_to_hub_organization": "hub_model_id",
-    "push_to_hub_token": "HF_TOKEN in the environment",
-    "ray_scope": "nothing: hyper-parameter search is not part of a run",
     "rope_scaling": "rope_parameters",
     "rope_scaling_factor": "rope_parameters.factor",
     "rope_scaling_type": "rope_parameters.rope_type",
     "save_safetensors": "nothing: safetensors is the only format",
-    "sharded_ddp": "deepspeed",
-    "split_batches": "global_batch_size",
     "torch_dtype": "bf16 or fp16",
-    "torchdynamo": "torch_compile",
-    "tpu_num_cores": "nothing",
     "use_flash_attention_2": "attention_backend",
     "use_flash_attn": "attention_backend",
     "use_full_attn": "attention_backend",
-    "use_ipex": "nothing",
     "use_mps_device": "nothing: the device is found",
     "warmup_ratio": "warmup_steps (a number below 1 is the share of all steps)",
-    "xpu_backend": "ddp_backend",
 }
 """Names of older transformers and of related training scripts, with what stands for them today; those that stand for
 one launcher's own fields are that launcher's (``Recipe.FORMER``)."""
@@ -168,25 +146,11 @@ class Whole(Protocol):
 
     world_size: int
     deepspeed: dict[str, Any] | None
-
-    @property
-    def scale(self) -> Any:
-        """How processes share the work."""
-
-    @property
-    def window(self) -> int:
-        """Tokens per training row."""
-
-    @property
-    def trains(self) -> bool:
-        """Whether there are steps to take."""
-
-    @property
-    def trains_positions(self) -> bool:
-        """Whether an encoding's own parameters are trained, as far as a recipe can tell."""
-
-    def trainer_value(self, name: str) -> Any:
-        """The value of a trainer's field."""
+    scale: Any
+    window: int
+    trains: bool
+    trains_positions: bool
+    trainer_value: Callable[[str], Any]
 
 
 class Trainer(_Fields):  # type: ignore[misc, valid-type]
@@ -273,10 +237,10 @@ class Trainer(_Fields):  # type: ignore[misc, valid-type]
     def _resume(self, whole: Whole) -> Iterator[Problem]:
         """A path; true, the newest checkpoint of output_dir; auto, the same if there is one; false for none."""
         given = self.resume_from_checkpoint
-        if given in (None, True, False, "auto") or paths.is_dir(paths.of(given)):
+        if given in (None, True, False, "auto") or os.path.isdir(paths.of(given)):
             return
         folder = paths.of(self.output_dir)
-        found = [place.name for place in checkpoint.numbered(folder)] if paths.is_dir(folder) else []
+        found = [place.name for place in checkpoint.numbered(folder)] if os.path.isdir(folder) else []
         remedy = f"{folder} has {', '.join(found)}" if found else "give a folder checkpoint-N, or auto for the newest"
         yield Problem("resume_from_checkpoint", given, "no such folder", remedy)
 

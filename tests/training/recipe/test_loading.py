@@ -57,7 +57,7 @@ FILES = {
     "a truth that is none": ("bf16: !!bool x\n", "tag forbids", "quotes"),
     "a number that is none": ("seed: !!int x\n", "tag forbids", "quotes"),
     "a date that is none": ("seed: 2001-99-99\n", "form or tag forbids", "quotes"),
-    "brackets without end": ("lora_targets: " + "[" * 3000 + "]" * 3000 + "\n", "too deep", "flat"),
+    "brackets without end": ("lora_targets: " + "[" * 3000 + "]" * 3000 + "\n", "recursion", "flat"),
     "a list of itself": ("lora_targets: &a [*a]\n", "recursive", "mend"),
     "a billion laughs": (
         "a: &a [x,x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\n"
@@ -132,7 +132,7 @@ COMMAND_LINE = {
     "brackets without end": (["--train_data", "[" * 5000], "train_data", "[[[", "JSON"),
     "braces without end": (["--rope_parameters", '{"a":' * 5000], "rope_parameters", "{", "JSON"),
     "a number without end": (["--max_steps", "9" * 5000], "max_steps", "999", "whole number"),
-    "no texts in a list of several": (["--label_names", "[null]", "a"], "label_names", "null", "give a text"),
+    "no texts in a list of several": (["--label_names", "[null]", "a"], "label_names", "null", "each item a text"),
     "switch": (["--dry_run", "maybe"], "dry_run", "maybe", "true or false"),
 }
 

@@ -10,7 +10,7 @@ def problems(world_size=1, stage=3, use_cpu=None, **zero):
     """What the checks say of this ``zero_optimization``, as {field's last name: text}."""
     config = {"zero_optimization": {"stage": stage} | zero}
     wrong = [
-        *deepspeed_config.check_disks(config),
+        *deepspeed_config.check_offload(config),
         *deepspeed_config.check_zero_plus_plus(config, world_size, bool(use_cpu)),
     ]
     return {found.field.rpartition(".")[2]: str(found) for found in wrong}
@@ -33,7 +33,7 @@ def with_libaio(monkeypatch):
 
 def test_nothing_asked_nothing_said():
     assert problems() == {}
-    assert [*deepspeed_config.check_disks({}), *deepspeed_config.check_zero_plus_plus({}, 1, False)] == []
+    assert [*deepspeed_config.check_offload({}), *deepspeed_config.check_zero_plus_plus({}, 1, False)] == []
 
 
 @pytest.mark.parametrize(
