@@ -124,6 +124,19 @@ def test_a_machine_that_refuses_its_recipe_keeps_nobody_waiting(tmp_path, folder
 
 
 @pytest.mark.slow
+def test_a_folder_that_is_not_shared_is_refused_and_nothing_stays(tmp_path, folder):
+    def elsewhere(folder: Path, node: int, port: int) -> list[str]:
+        (tmp_path / f"disk{node}").mkdir()
+        return ["env", "-C", str(tmp_path / f"disk{node}"), *runner(folder, node, port)]
+
+    words = [str(ROOT / PRETRAIN), *flags(folder, Path("run"))]
+    codes, printed = both(tmp_path, folder, [words, words], elsewhere)
+    assert codes == [2, 2] and "output_dir on node_rank 1" in printed[0], printed
+    assert "the run does not start; the first machine says why" in printed[1]
+    assert not [*(tmp_path / "disk0").iterdir(), *(tmp_path / "disk1").iterdir()]
+
+
+@pytest.mark.slow
 def test_torchrun_brings_the_machines_together(tmp_path, folder):
     words = [NODES, *flags(folder, tmp_path / "run")]
     codes, printed = both(tmp_path, folder, [words, words], torchrun)

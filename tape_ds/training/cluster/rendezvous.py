@@ -80,27 +80,28 @@ class Rendezvous:
             raise NotTogether(Problem("start", self.place.machine, wrong, "see what the first machine says")) from error
 
     def end(self, error: UserError) -> UserError:
-        """Have all ranks end; returns what there is to say: on rank 0, which says it, what all ranks said. A rank that
-        rank 0 does not hear speaks for itself."""
-        is_first, heard = self.place.rank == 0, False
-        linger = LEAVE_SECONDS if isinstance(error, NotTogether) and error.problems else LINGER_SECONDS
+        """Have all ranks end with the first that failed; returns what there is to say. Rank 0 says it, and waits until
+        all know; a rank that it does not hear, or that failed otherwise, speaks for itself."""
+        own = [[each.field, redacted(str(each.value)), each.wrong, each.remedy] for each in error.problems]
+        said, is_first, heard = own, self.place.rank == 0, False
+        linger = LEAVE_SECONDS if own and isinstance(error, NotTogether) else LINGER_SECONDS
+        until = time.monotonic() + linger + (0 if is_first else LEAVE_SECONDS)
         with contextlib.suppress(RuntimeError):  # the store is gone, and rank 0 with it
-            if error.problems:
-                said = [[each.field, redacted(str(each.value)), each.wrong, each.remedy] for each in error.problems]
-                report = json.dumps([self.place.machine, error.exit_code, said])
-                self.store.set(f"failed/{self.store.add('failed', 1)}", report)
-            error = self._failures()
+            report = json.dumps([self.place.machine, error.exit_code, own])
+            report = (self.store.compare_set("failed", "", report) if own else self.store.get("failed")).decode()
+            machine, code, said = json.loads(report)
+            if own != said:
+                problems = [Problem(f"{field} on {machine}", *others) for field, *others in said]
+                error = UserError([*error.problems, *problems])
+            error.exit_code = code
             self.store.add("ended", 1)
-            until = time.monotonic() + linger + (0 if is_first else LEAVE_SECONDS)
-            while time.monotonic() < until and not heard:
+            while not heard and time.monotonic() < until:
                 heard = self.store.add("ended", 0) >= self.place.world if is_first else self.store.check(["said"])
                 time.sleep(POLL_SECONDS)
-            if is_first:
-                error = self._failures()
+            if is_first:  # a launcher may end everything with the first process that ends
                 self.store.set("said", "")
-        error.on_one_rank = self.place.leads and not heard
-        if self.place.leads and heard and not is_first:
-            print(f"\n{self.place.machine}: the run does not start; the first machine says why", file=sys.stderr)
+                time.sleep(2 * POLL_SECONDS)  # the store goes with this process
+        error.on_one_rank = self.place.leads and not (heard and own in ([], said))
         return error
 
     def _enter(self) -> None:
@@ -119,7 +120,7 @@ class Rendezvous:
         for waited in _looks(self.place, seconds):
             if self.store.add(f"{self._stage}", 0) >= self.place.world:
                 return
-            if self.store.add("failed", 0):
+            if self.store.check(["failed"]):
                 raise NotTogether([])  # `end` says what the others said
             if self.place.rank == 0 and waited > notice:
                 print(f"waiting for {self._missing()} since {waited:.0f} s", flush=True)
@@ -137,30 +138,11 @@ class Rendezvous:
                 machines.setdefault(self.place.machine_of(rank), []).append(str(rank))
         return "; ".join(f"{machine}, rank {', '.join(ranks)}" for machine, ranks in machines.items())
 
-    def _failures(self) -> UserError:
-        """What the ranks have said, each thing once; where not all say it, with their machines."""
-        keys = [f"failed/{number + 1}" for number in range(self.store.add("failed", 0))]
-        reports = [json.loads(text) for text in self.store.multi_get(keys)]
-        said: dict[tuple[str, ...], list[str]] = {}
-        for machine, _, problems in reports:
-            for problem in problems:
-                said.setdefault(tuple(problem), []).append(machine)
-        found = []
-        for (field, value, wrong, remedy), machines in said.items():
-            where = f" on {', '.join(sorted(set(machines)))}" if len(machines) < self.place.world else ""
-            found.append(Problem(field + where, value, wrong, remedy))
-        is_mistake = all(code == EXIT_CODE for _, code, _ in reports)
-        return UserError(found) if is_mistake else NotTogether(found)
-
 
 _met: Rendezvous | None = None
 
 
-def _nobody_asks() -> str | None:
-    return None
-
-
-_asked: Callable[[], str | None] = _nobody_asks
+_asked: Callable[[], str | None] | None = None
 
 
 def leave_when(asked: Callable[[], str | None]) -> None:
@@ -177,9 +159,12 @@ def report_failures(main: Callable[..., int | None]) -> Callable[..., int | None
         try:
             return main(*args, **kwargs)
         except UserError as error:
-            if error.exit_code == EXIT_CODE:
+            told, place = _told(error), places.here()
+            if told.exit_code == EXIT_CODE:
                 verdict.leave(EXIT_CODE)
-            raise _told(error) from error
+            if place.leads and place.rank != 0 and not told.on_one_rank:
+                print(f"\n{place.machine}: the run does not start; the first machine says why", file=sys.stderr)
+            raise told from error
         except Exception as error:
             wrong = f"ended with {type(error).__name__}: {redacted(_first_line(error))}"
             broken = UserError(Problem("start", places.here().host, wrong, "see its traceback, on that machine"))
@@ -261,7 +246,7 @@ def _looks(place: Place, seconds: float) -> Iterator[float]:
     """
     began = time.monotonic()
     while (waited := time.monotonic() - began) <= seconds:
-        if (reason := _asked()) is not None:
+        if _asked is not None and (reason := _asked()) is not None:
             wrong = f"{place.machine} was stopped while it waited for the others"
             raise NotTogether(Problem("start", reason, wrong, "start it again"))
         yield waited
