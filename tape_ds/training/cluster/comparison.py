@@ -132,12 +132,14 @@ def unshared(output: Path, agreement: Agreement) -> list[Problem]:
     NFS may show a new file late; listing a folder has it ask the server again.
     """
     here = place.here()
-    first = agreement.first((here.machine, here.host, os.getpid()))
-    for _ in range(1 if here.is_alone else LOOKS):
-        if here.is_alone or first[1:] in [(holder.host, holder.pid) for holder in run_lock.named(output)]:
+    if here.is_alone:
+        return []
+    machine, host, pid = agreement.first((here.machine, here.host, os.getpid()))
+    for _ in range(LOOKS):
+        if any((holder.host, holder.pid) == (host, pid) for holder in run_lock.named(output)):
             return []
         time.sleep(_LOOK_SECONDS)
-    wrong = f"it is another folder than that of {first[0]}: nothing that was put there is seen"
+    wrong = f"it is another folder than that of {machine}: nothing that was put there is seen"
     remedy = "name a folder on a disk that all machines share: every rank writes its part of a checkpoint there"
     return [Problem(f"output_dir on {here.machine}", str(output), wrong, remedy)]
 
