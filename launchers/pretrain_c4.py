@@ -15,12 +15,12 @@ import sys
 from typing import NoReturn
 
 from tape_ds.errors import command
-from tape_ds.training.cluster.roll_call import answering
+from tape_ds.training.cluster.rendezvous import report_failures
 from tape_ds.training.recipe import help, loading, plan, pretraining
 
 
 @command
-@answering
+@report_failures
 def main() -> int:
     """Check the recipe, then build, train, score and report."""
     if help.answered(sys.argv[1:], pretraining.PretrainingRecipe):

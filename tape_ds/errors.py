@@ -70,6 +70,8 @@ class UserError(ValueError):
     """Whether a single rank may have found it, so that this rank has to speak for itself."""
     stands = "nothing was started"
     """What has become of the work."""
+    exit_code = EXIT_CODE
+    """Of the command."""
 
     def __init__(self, problems: Problem | Iterable[Problem]):
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
@@ -186,4 +188,4 @@ def _tell(error: UserError) -> int:
         print(f"\nerror: {redacted(str(error))}", file=sys.stderr, flush=True)
     else:
         time.sleep(GRACE_SECONDS)
-    return EXIT_CODE
+    return error.exit_code

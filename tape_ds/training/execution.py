@@ -14,7 +14,7 @@ from tape_ds.errors import UserError, raise_if_any
 from tape_ds.training import checkpoint, guards, report, run, run_folder, run_lock, shared_work, stopping, verdict
 from tape_ds.training.agreement import Agreement
 from tape_ds.training.allocator import expand_segments
-from tape_ds.training.cluster import roll_call
+from tape_ds.training.cluster import rendezvous
 from tape_ds.training.environment import leave_process_group, say
 from tape_ds.training.guards import StoppedByGuard
 from tape_ds.training.recipe import device
@@ -36,7 +36,7 @@ def launch(recipe: Recipe, assemble: Callable[..., run.Run]) -> int:
     stop = StopRequest()
     stop.listen()
     stopping.watch_launcher(stop)
-    roll_call.leave_when(lambda: stop.reason)  # nothing is lost there, and others may never come
+    rendezvous.leave_when(lambda: stop.reason)  # nothing is lost there, and others may never come
     stopping.tolerate_lost_terminal()
     try:
         prepared = assemble(recipe)

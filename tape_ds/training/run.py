@@ -28,7 +28,7 @@ from tape_ds.scoring import inspection
 from tape_ds.training import checkpoint, forecast, identity, parameter_groups, resume, run_lock
 from tape_ds.training.agreement import Agreement
 from tape_ds.training.callbacks import PositionUpdates, Progress, SaveTrained
-from tape_ds.training.cluster import start_up
+from tape_ds.training.cluster import comparison
 from tape_ds.training.environment import join_process_group, keep_trackers_in, say
 from tape_ds.training.levers import ApplyLevers
 from tape_ds.training.profiling import StepProfiler
@@ -197,11 +197,12 @@ def start(recipe: Recipe, read: Mapping[str, str]) -> Started:
             job is at work in the folder; there is no checkpoint to go on from, or none that this job can read; the
             folder holds another run's. On all ranks.
     """
-    start_up.check(recipe, read, say)
+    comparison.check(recipe, read)
     arguments = recipe.training_arguments()
     join_process_group(arguments)
     agreement, output = Agreement(), Path(arguments.output_dir)
     _claim(output, agreement)
+    raise_if_any(_everyones(comparison.unshared(output, agreement), agreement))
     resumed = None
     if recipe.trains:
         resumed = resume.choose(recipe.resume_from_checkpoint, output, agreement)

@@ -23,8 +23,7 @@ import psutil
 
 from tape_ds.errors import EXIT_CODE, Problem, UserError, raise_if_any
 from tape_ds.training import checkpoint, run_folder, run_lock, verdict
-from tape_ds.training.cluster import hostfile, reach
-from tape_ds.training.cluster.hostfile import Host
+from tape_ds.training.cluster import ssh
 from tape_ds.training.stopping import StopRequest
 
 GUARD_CODE = 3
@@ -33,8 +32,6 @@ WATCHDOG_CODE = 4
 """A run's exit code when it was stuck."""
 LONGEST_BACKOFF = 300.0
 LONGEST_KILL = 30.0
-SSH_SECONDS = 10.0
-"""How long a machine may take to let ssh in."""
 STARTING_SECONDS = 5.0
 """How long ranks that have not yet taken hold of the run's folder may take to stop: they have nothing to lose."""
 
@@ -79,7 +76,7 @@ class Kept:
     """The run's folder."""
     script: str
     """Name of the launcher's file that the ranks run."""
-    hosts: Sequence[Host] = ()
+    hosts: Sequence[str] = ()
     """Machines that its ranks are started on by ssh."""
     ssh_port: int | None = None
     """Of their ssh servers; None: ssh's own choice."""
@@ -120,7 +117,7 @@ def prepare(command: Sequence[str]) -> Kept:
     return Kept(first, again, output, script.name, hosts, port)
 
 
-def _machines(options: Sequence[str]) -> tuple[list[Host], int | None]:
+def _machines(options: Sequence[str]) -> tuple[list[str], int | None]:
     """The machines of a command's hostfile that it reaches by ssh, and the port; none where it starts one by one."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("-H", "--hostfile", type=Path)
@@ -130,7 +127,9 @@ def _machines(options: Sequence[str]) -> tuple[list[Host], int | None]:
         found, _ = parser.parse_known_args(list(options))
     except argparse.ArgumentError:  # DeepSpeed will say it
         return [], None
-    return ([], None) if found.hostfile is None or found.no_ssh else (hostfile.read(found.hostfile), found.ssh_port)
+    if found.hostfile is None or found.no_ssh:
+        return [], None
+    return list(ssh.slots_of(found.hostfile)), found.ssh_port
 
 
 def _read(launcher: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
@@ -376,7 +375,7 @@ class _Attempt:
             if self.kept.hosts and not rank.is_here and rank.pid:
                 elsewhere.setdefault(rank.host, []).append(rank.pid)
         if elsewhere:
-            reach.kill(self.kept.hosts, self.kept.ssh_port, SSH_SECONDS, elsewhere, self.kept.script)
+            ssh.kill(self.kept.hosts, self.kept.ssh_port, elsewhere, self.kept.script)
         until = time.monotonic() + LONGEST_KILL
         while time.monotonic() < until:
             here = self._left() | {rank.pid for rank in self._ranks() if rank.is_here and rank.pid}

@@ -124,6 +124,19 @@ def test_a_machine_that_refuses_its_recipe_keeps_nobody_waiting(tmp_path, folder
 
 
 @pytest.mark.slow
+def test_a_folder_that_is_not_shared_is_refused_and_nothing_stays(tmp_path, folder):
+    def elsewhere(folder: Path, node: int, port: int) -> list[str]:
+        (tmp_path / f"disk{node}").mkdir()
+        return ["env", "-C", str(tmp_path / f"disk{node}"), *runner(folder, node, port)]
+
+    words = [str(ROOT / PRETRAIN), *flags(folder, Path("run"))]
+    codes, printed = both(tmp_path, folder, [words, words], elsewhere)
+    assert codes == [2, 2] and "output_dir on node_rank 1" in printed[0], printed
+    assert "the run does not start; the first machine says why" in printed[1]
+    assert not [*(tmp_path / "disk0").iterdir(), *(tmp_path / "disk1").iterdir()]
+
+
+@pytest.mark.slow
 def test_torchrun_brings_the_machines_together(tmp_path, folder):
     words = [NODES, *flags(folder, tmp_path / "run")]
     codes, printed = both(tmp_path, folder, [words, words], torchrun)
@@ -179,7 +192,7 @@ def test_the_slurm_script_starts_a_launcher_a_machine(tmp_path, folder):
 @pytest.fixture(scope="module")
 def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """An ssh server of its own on two addresses of this machine, the second one's logins with another
-    ``TAPE_DS_ATTENTION`` where :file:`differs` is; the variables with which pdsh finds it."""
+    ``TAPE_DS_ATTENTION`` where :file:`differs` is; a ``PATH`` whose ssh finds it, as ``~/.ssh/config`` would say."""
     sshd = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
     if sshd is None or shutil.which("pdsh") is None:
         pytest.skip("needs sshd and pdsh: apt install openssh-server pdsh")
@@ -199,7 +212,8 @@ def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     if os.getuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)  # where sshd shuts in the process that speaks to strangers
     server = subprocess.Popen([sshd, "-D", "-f", made / "sshd_config", "-E", made / "log"])
-    arguments = f"-F {shlex.quote(str(made / 'config'))}"
+    (made / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {shlex.quote(str(made))}/config "$@"\n')
+    (made / "ssh").chmod(0o755)
     probe = ["ssh", "-F", made / "config", "-o", "BatchMode=yes", ADDRESSES[1], "true"]
     try:
         for _ in range(50):
@@ -208,7 +222,7 @@ def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             time.sleep(0.2)
         else:
             pytest.skip(f"sshd lets nobody in here: {(made / 'log').read_text()[-500:]}")
-        yield {"PDSH_SSH_ARGS_APPEND": arguments}
+        yield {"PATH": f"{made}{os.pathsep}{os.environ['PATH']}"}
     finally:
         server.terminate()
         server.wait()
@@ -243,8 +257,8 @@ def test_a_machine_that_does_not_answer_is_named_and_nothing_starts(tmp_path, ss
     command = on_hosts(tmp_path / "hosts", NODES)
     with Launch(command, tmp_path / "log", ssh) as started:
         assert started.wait(SECONDS) == 2
-        assert "hosts:2 = '127.0.0.9': no ssh server answers" in started.printed
-        assert "hosts:3 = 'no.such.invalid': no machine of this name" in started.printed
+        assert "'127.0.0.9': ssh: connect to host 127.0.0.9" in started.printed
+        assert "'no.such.invalid': ssh: Could not resolve hostname no.such.invalid" in started.printed
         assert "Traceback" not in started.printed and "launch.py" not in started.printed
 
 

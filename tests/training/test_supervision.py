@@ -18,7 +18,6 @@ import pytest
 
 from tape_ds.errors import UserError
 from tape_ds.training import guards, run_folder, run_lock, supervision, watchdog
-from tape_ds.training.cluster.hostfile import Host
 from tape_ds.training.stopping import StopRequest
 from tape_ds.training.supervision import KeepAlive, Kept, Patience
 
@@ -139,14 +138,14 @@ def test_ranks_on_other_machines_that_do_not_leave_are_killed_there(tmp_path, mo
     """A start of the same run would meet their locks, and be refused."""
     told = Told(tmp_path, ["killed()", "finish()"], grace=1)
     holders = [run_lock.Holder(1, 71, "far", "now", "x"), run_lock.Holder(2, 72, "far", "now", "x")]
-    told.kept = dataclasses.replace(told.kept, hosts=[Host("far.away", 2, 1)], ssh_port=2222)
+    told.kept = dataclasses.replace(told.kept, hosts=["far.away"], ssh_port=2222)
     killed = []
 
-    def kill(hosts, port, seconds, processes, of):
-        killed.append(([host.name for host in hosts], port, processes, of))
+    def kill(hosts, port, processes, of):
+        killed.append((hosts, port, processes, of))
         holders.clear()
 
-    monkeypatch.setattr(supervision.reach, "kill", kill)
+    monkeypatch.setattr(supervision.ssh, "kill", kill)
     monkeypatch.setattr(supervision.run_lock, "refuse", lambda output: [])
     monkeypatch.setattr(supervision.run_lock, "living", lambda output: list(holders))
     assert told.run() == 0 and killed == [(["far.away"], 2222, {"far": [71, 72]}, "pretrain_c4.py")]
@@ -385,11 +384,11 @@ def test_machines_are_those_of_the_hostfile_unless_each_is_started_by_itself(tmp
     path.write_text("a slots=2\nb slots=2\n")
     runner = ["deepspeed", "--hostfile", str(path), "--ssh_port", "2222"]
     kept = supervision.prepare([*runner, "launchers/pretrain_c4.py", "--recipe", "tiny"])
-    assert [host.name for host in kept.hosts] == ["a", "b"] and kept.ssh_port == 2222
+    assert kept.hosts == ["a", "b"] and kept.ssh_port == 2222
     kept = supervision.prepare([*runner, "--no_ssh", "launchers/pretrain_c4.py", "--recipe", "tiny"])
     assert list(kept.hosts) == []
     path.write_text("a:2\n")
-    with pytest.raises(UserError, match="behind a colon"):
+    with pytest.raises(UserError, match="bad entry: a:2"):
         supervision.prepare([*runner, "launchers/pretrain_c4.py", "--recipe", "tiny"])
 
 

@@ -1,187 +1,156 @@
-"""Records of all ranks compared: what differs and must not, with the machine, the thing and both values; what may."""
+"""Whether all machines of a job would train the same: looked at together, before a model or a process group is made.
 
-import dataclasses
+A machine with another commit, another recipe or other data trains along without a word, and spoils the run. So all
+ranks say what they are about to run with, and end with one message that names the machine, the thing and both values.
+"""
+
+import hashlib
 import json
+import os
+import sys
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from tape_ds import storage
-from tape_ds.errors import Problem
-from tape_ds.training.cluster.record import Record
+import torch
 
-CLOCK_SECONDS = 5.0
-"""Clocks that are this far apart are said."""
-LOW_DISK = 20 * 2**30
-"""Bytes: where less is free on a machine, and less than half of what the others have, it is said."""
+from tape_ds import results
+from tape_ds.errors import Problem, raise_if_any, redacted
+from tape_ds.training import run_lock, verdict
+from tape_ds.training.agreement import Agreement
+from tape_ds.training.cluster import place, rendezvous
+from tape_ds.training.recipe.recipe import Recipe
+
 NAMED = 6
 """Files and machines that a message names one by one."""
+LOOKS = 5
+"""How often a machine looks for another's file: a network's file system may show it late."""
 
-_NOT_SHARED = "not shared"
-_DEVICE = "see `nvidia-smi` there, and that DS_ACCELERATOR is the same on all machines"
-_FACETS = {
-    "packages": "install the same requirements.txt on all machines",
-    "variables": "set it on all machines alike: launchers/on_hosts.py does",
-}
-"""Parts of a record that must be equal, and the remedy."""
-_PARTS = {
+_LOOK_SECONDS = 0.4
+_MACHINES_OWN = ("data_cache", "data_dir")
+"""Fields that may name another folder on each machine."""
+_REMEDIES = {
     "code": "bring all machines to the same commit, or share the checkout",
+    "versions": "install the same requirements.txt on all machines",
+    "variables": "set it on all machines alike: launchers/on_hosts.py does",
+    "device": "see `nvidia-smi` there, and that DS_ACCELERATOR is the same on all machines",
     "recipe": "start every machine with the same recipe and the same flags",
     "data": "copy the same files to every machine, or read them from a disk that all share",
 }
-"""Parts of its details, and the remedy."""
+"""What is compared, and the remedy where it differs."""
 
 
-@dataclass(frozen=True)
-class Findings:
-    """What a comparison found."""
+def check(recipe: Recipe, fingerprints: Mapping[str, str]) -> None:
+    """Bring all ranks together and compare them; nothing where the whole job is on one machine.
 
-    problems: list[Problem] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    unlike: list[str] = field(default_factory=list)
-    """Names of the parts whose digests differ."""
+    Args:
+        recipe: checked.
+        fingerprints: of the data, by address.
 
-    def to_text(self) -> str:
-        """As JSON."""
-        return json.dumps(dataclasses.asdict(self))
+    Raises:
+        UserError: a machine differs, or did not come; on all ranks alike.
+    """
+    seconds = min(rendezvous.JOIN_SECONDS, recipe.trainer_value("ddp_timeout"))
+    met = rendezvous.current(seconds)
+    if met is None:
+        return
+    facts = facts_of(recipe, fingerprints)
+    digest, boot = _digest(json.dumps(facts, sort_keys=True).encode()), Path("/proc/sys/kernel/random/boot_id")
+    own: dict[str, Any] = {
+        "machine": met.place.machine,
+        "host": met.place.host,
+        "boot": boot.read_text(encoding="ascii") if boot.exists() else "",
+        "digest": digest,
+    }
+    records = [json.loads(text) for text in met.barrier(json.dumps(own), seconds)]
+    found = namesakes(records)
+    if len({record["digest"] for record in records}) > 1:  # the long lists are sent only where they are needed
+        own |= {"facts": facts, "commit": (results.commit() or {"hash": "unknown"})["hash"]}
+        found += differences([json.loads(text) for text in met.barrier(json.dumps(own), seconds)])
+    raise_if_any(found)
 
-    @classmethod
-    def from_text(cls, text: str) -> "Findings":
-        """What :meth:`to_text` wrote."""
-        read = json.loads(text)
-        return cls([Problem(**each) for each in read["problems"]], read["warnings"], read["unlike"])
+
+def facts_of(recipe: Recipe, fingerprints: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """What this process is about to run with, as subject -> name -> value, without credentials."""
+    on_cpu = not torch.accelerator.is_available() or os.environ.get("DS_ACCELERATOR") == "cpu"
+    fields = {name: value for name, value in results.redact(recipe.as_dict()).items() if name not in _MACHINES_OWN}
+    own = {name: value for name, value in os.environ.items() if name.startswith("TAPE_DS_") and name != verdict.FILE}
+    return {
+        "code": code_files(Path(__file__).resolve().parents[2], Path(sys.argv[0])),
+        "versions": results.versions(),
+        "variables": {name: redacted(value) for name, value in own.items()},
+        "device": {"device": "cpu" if on_cpu else str(torch.accelerator.current_accelerator())},
+        "recipe": {name: redacted(json.dumps(value, sort_keys=True, default=str)) for name, value in fields.items()},
+        "data": {f"data {redacted(address)}": value for address, value in fingerprints.items()},
+    }
 
 
-def compare(records: Sequence[Record]) -> Findings:
-    """What differs between ranks; values that most have, of equally many those of the first, count as right."""
-    records = sorted(records, key=lambda record: record.rank)
-    found = Findings()
-    for facet, remedy in _FACETS.items():
-        for name in sorted({name for record in records for name in getattr(record, facet)}):
-            values = [getattr(record, facet).get(name, "absent") for record in records]
-            found.problems.extend(_unlike(name, records, values, remedy))
-    found.problems.extend(_unlike("device", records, [record.device for record in records], _DEVICE))
-    found.problems.extend(_namesakes(records))
-    if blind := [record for record in records if not record.sees_output]:
-        wrong = f"it is another folder than that of {records[0].machine}: nothing that was put there is seen"
-        remedy = "name a folder on a disk that all machines share: every rank writes its part of a checkpoint there"
-        found.problems.append(Problem(f"output_dir on {_machines(blind)}", _NOT_SHARED, wrong, remedy))
-    found.unlike.extend(
-        name
-        for name in sorted({name for record in records for name in record.digests})
-        if len({record.digests.get(name) for record in records}) > 1
-    )
-    found.warnings.extend([*_clocks(records), *_disks(records), *_kinds(records)])
+def code_files(package: Path, program: Path) -> dict[str, str]:
+    """Digest of every file of the package, and of the program that runs."""
+    files = {path.relative_to(package.parent).as_posix(): path for path in package.rglob("*")} | {program.name: program}
+    wanted = {name: path for name, path in files.items() if path.suffix in (".py", ".json") and path.is_file()}
+    return {name: _digest(path.read_bytes()) for name, path in wanted.items()}
+
+
+def differences(records: Sequence[Mapping[str, Any]]) -> list[Problem]:
+    """What differs from the machines that are most, of equally many from the first."""
+    usual = Counter(record["digest"] for record in records).most_common(1)[0][0]
+    right = [record for record in records if record["digest"] == usual]
+    others, found = _machines(right), []
+    for digest in dict.fromkeys(record["digest"] for record in records if record["digest"] != usual):
+        unlike = [record for record in records if record["digest"] == digest]
+        there = _machines(unlike)
+        for subject, remedy in _REMEDIES.items():
+            own, wanted = unlike[0]["facts"][subject], right[0]["facts"][subject]
+            names = sorted(name for name in own | wanted if own.get(name) != wanted.get(name))
+            if names and subject == "code":
+                wrong = f"not as on {others} (commit {unlike[0]['commit'][:12]}, there {right[0]['commit'][:12]})"
+                found.append(Problem(f"code on {there}", _some(names), wrong, remedy))
+                continue
+            for name in names:
+                wrong = f"it is {wanted.get(name, 'absent')} on {others}"
+                found.append(Problem(f"{name} on {there}", own.get(name, "absent"), wrong, remedy))
     return found
 
 
-def compare_parts(records: Sequence[Record], parts: Sequence[Mapping[str, Mapping[str, str]]]) -> list[Problem]:
-    """What differs in the parts whose digests do; ``parts`` in the order of ``records``."""
-    found: list[Problem] = []
-    for part, remedy in _PARTS.items():
-        lists = [each.get(part, {}) for each in parts]
-        names = sorted({name for each in lists for name in each})
-        unlike = [name for name in names if len({each.get(name) for each in lists}) > 1]
-        if part == "code" and unlike:
-            commits = [each.get("commit", {}).get("hash", "") for each in parts]
-            found += _other_code(records, lists, unlike, commits)
-            continue
-        for name in unlike:
-            shown = name if part == "recipe" else f"{part} {name}"
-            found += _unlike(shown, records, [each.get(name, "absent") for each in lists], remedy)
-    return found
-
-
-def _other_code(
-    records: Sequence[Record], lists: Sequence[Mapping[str, str]], unlike: Sequence[str], commits: Sequence[str]
-) -> Iterator[Problem]:
-    """One problem for each group of machines with the same other files, which it names."""
-    states = [json.dumps([each.get(name) for name in unlike]) for each in lists]
-    usual = _usual(states)
-    right = lists[states.index(usual)]
-    for state in dict.fromkeys(states):
-        if state == usual:
-            continue
-        own = lists[states.index(state)]
-        names = [name for name in unlike if own.get(name) != right.get(name)]
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        there = [record for record, each in zip(records, states, strict=True) if each == state]
-        others = [record for record, each in zip(records, states, strict=True) if each == usual]
-        here, usually = commits[states.index(state)], commits[states.index(usual)]
-        apart = f" (commit {here or 'unknown'}, there {usually or 'unknown'})" if here != usually else ""
-        wrong = f"not as on {_machines(others)}{apart}"
-        yield Problem(f"code on {_machines(there)}", ", ".join(names[:NAMED]) + more, wrong, _PARTS["code"])
-
-
-def _unlike(name: str, records: Sequence[Record], values: Sequence[str], remedy: str) -> Iterator[Problem]:
-    """A problem for each value that is not the usual one."""
-    usual = _usual(values)
-    for value in dict.fromkeys(values):
-        if value == usual:
-            continue
-        there = [record for record, each in zip(records, values, strict=True) if each == value]
-        others = [record for record, each in zip(records, values, strict=True) if each == usual]
-        yield Problem(f"{name} on {_machines(there)}", value, f"it is {usual} on {_machines(others)}", remedy)
-
-
-def _usual(values: Sequence[str]) -> str:
-    """The commonest value; of equally common ones the first."""
-    return Counter(values).most_common(1)[0][0]
-
-
-def _machines(records: Sequence[Record]) -> str:
-    """Their machines in words."""
-    names = list(dict.fromkeys(record.machine for record in records))
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
-
-
-def _namesakes(records: Sequence[Record]) -> Iterator[Problem]:
-    """Locks and messages tell machines by their names: a process would be looked for on the wrong one."""
-    for host in dict.fromkeys(record.host for record in records):
-        named = [record for record in records if record.host == host]
-        if len({record.boot for record in named if record.boot}) > 1:
+def namesakes(records: Sequence[Mapping[str, Any]]) -> list[Problem]:
+    """Machines of one name: locks and messages would take one for the other."""
+    found = []
+    for host in sorted({record["host"] for record in records}):
+        named = [record for record in records if record["host"] == host]
+        if len({record["boot"] for record in named}) > 1:
             wrong = f"several machines call themselves so: {_machines(named)}"
-            yield Problem("hostname", host, wrong, "give each machine, or container, a hostname of its own")
+            found.append(Problem("hostname", host, wrong, "give each machine, or container, a hostname of its own"))
+    return found
 
 
-def _clocks(records: Sequence[Record]) -> Iterator[str]:
-    machines = {record.machine for record in records}
-    middle = records[0].time if len(machines) == 2 else _median([record.time for record in records])
-    for record in _firsts(records):
-        apart = record.time - middle
-        if abs(apart) > CLOCK_SECONDS:
-            side = "ahead of" if apart > 0 else "behind"
-            yield f"the clock of {record.machine} is {abs(apart):.0f} s {side} the others"
+def unshared(output: Path, agreement: Agreement) -> list[Problem]:
+    """Whether this machine sees rank 0's lock of the run's folder, which rank 0 has by now; called by all ranks.
+
+    NFS may show a new file late; listing a folder has it ask the server again.
+    """
+    here = place.here()
+    if here.is_alone:
+        return []
+    machine, host, pid = agreement.first((here.machine, here.host, os.getpid()))
+    for _ in range(LOOKS):
+        if any((holder.host, holder.pid) == (host, pid) for holder in run_lock.named(output)):
+            return []
+        time.sleep(_LOOK_SECONDS)
+    wrong = f"it is another folder than that of {machine}: nothing that was put there is seen"
+    remedy = "name a folder on a disk that all machines share: every rank writes its part of a checkpoint there"
+    return [Problem(f"output_dir on {here.machine}", str(output), wrong, remedy)]
 
 
-def _disks(records: Sequence[Record]) -> Iterator[str]:
-    for name in sorted({name for record in records for name in record.free}):
-        middle = _median([record.free.get(name, 0) for record in records])
-        for record in _firsts(records):
-            free = record.free.get(name, 0)
-            if free < min(LOW_DISK, middle / 2):
-                yield f"{name} on {record.machine} has {storage.size(free)} free, the others {storage.size(middle)}"
+def _machines(records: Sequence[Mapping[str, Any]]) -> str:
+    return _some(list(dict.fromkeys(record["machine"] for record in records)))
 
 
-def _kinds(records: Sequence[Record]) -> Iterator[str]:
-    values = [_gpus(record) for record in records]
-    usual = _usual(values)
-    for value in dict.fromkeys(values):
-        if value != usual:
-            there = [record for record, each in zip(records, values, strict=True) if each == value]
-            yield f"{_machines(there)} has {value}, the others {usual}: the slowest sets the pace"
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
-def _gpus(record: Record) -> str:
-    counted = Counter(record.gpus)
-    return ", ".join(f"{count} x {name}" for name, count in sorted(counted.items())) or "no GPU"
-
-
-def _firsts(records: Sequence[Record]) -> list[Record]:
-    """The first rank of each machine."""
-    return list({record.machine: record for record in reversed(records)}.values())
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

@@ -1,51 +1,38 @@
-"""Variables of this environment on every machine of a job.
+"""A ``deepspeed --hostfile`` command whose ranks get this environment, and the arguments as they were typed.
 
-DeepSpeed's launcher forwards a few (NCCL, Python, MPI); what else a run is told by the environment it drops: trackers,
-the hub's token and caches, thread counts, this stack's own. It would take more from a file (``DS_ENV_FILE``), but puts
-all of that into command lines, which it logs, and which everybody on a machine can read.
-
-So each machine gets a small shell script of its own through ssh's input, readable by this user alone, in memory where
-there is ``/dev/shm``; the launch reads it before anything else (``--venv_script``), and reading removes it.
+DeepSpeed forwards a few variables (NCCL, Python, MPI), and others from its environment file by command lines, which it
+logs and everybody on a machine can read. So each machine gets a small shell script through ssh's input, in memory and
+readable by this user alone; the launch reads it before anything else (``--venv_script``), and reading removes it.
 """
 
+import contextlib
 import os
 import re
 import secrets
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+import shutil
+import signal
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
 
-from tape_ds.errors import Problem, raise_if_any
+from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.training import verdict
-from tape_ds.training.cluster import reach
-from tape_ds.training.cluster.hostfile import Host
+from tape_ds.training.cluster import ssh
 
-PREFIXES = (
-    *(
-        "TAPE_DS_",
-        "DS_",
-        "DEEPSPEED_",
-        "ACCELERATE_",
-        "TRITON_",
-        "TORCH",
-        "PYTORCH_",
-        "CUDA_",
-        "NCCL_",
-        "GLOO_",
-        "UCX_",
-    ),
-    *("FI_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "HF_", "HUGGING_FACE_", "TRANSFORMERS_", "TOKENIZERS_", "WANDB_"),
-    *("TENSORBOARD_", "MLFLOW_", "AWS_"),
+FORWARDED = re.compile(
+    r"(TAPE_DS|DS|DEEPSPEED|ACCELERATE|TRITON|PYTORCH|CUDA|NCCL|GLOO|UCX|FI|OMP|MKL|KMP|OPENBLAS|HF|HUGGING_FACE)_\w+"
+    r"|(TRANSFORMERS|TOKENIZERS|WANDB|TENSORBOARD|MLFLOW|AWS)_\w+|TORCH\w+|(HTTPS?|NO)_PROXY|(https?|no)_proxy"
+    r"|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE|LD_LIBRARY_PATH|XDG_CACHE_HOME",
+    re.ASCII,
 )
-"""Variables that begin so are forwarded."""
-NAMES = (
-    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
-    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "LD_LIBRARY_PATH", "XDG_CACHE_HOME"),
-)
-"""And these."""
+"""Variables that the machines get."""
 NEVER = ("CUDA_VISIBLE_DEVICES", "DS_ENV_FILE", "TORCHELASTIC_ERROR_FILE", verdict.FILE)
 """A machine's own, whatever they begin with."""
 
+_PROGRAMS = ("deepspeed", "ds", "deepspeed.launcher.runner")
 _WATCH = """\
 ( own=$(exec sh -c 'echo $PPID'); cat
 for each in $$ $(pgrep -P $$ -f deepspeed.launcher.launch); do
@@ -53,11 +40,62 @@ for each in $$ $(pgrep -P $$ -f deepspeed.launcher.launch); do
 """Kills the launch, and nothing else, when its input ends: whoever held the other end of the connection is gone, while
 pdsh's connections outlive pdsh. Its ranks then see that their launcher died, and commit. The shell may have become the
 launch, or have it below: it goes first, for it would go on to its next command when the launch dies."""
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_FOLDERS = ("/dev/shm", "/tmp")
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
-def chosen(environ: Mapping[str, str], more: Iterable[str] = ()) -> dict[str, str]:
+def start(command: Sequence[str], forward: Sequence[str]) -> int:
+    """Start a command on its machines, pass signals on, and clear up behind it; returns its exit code, 128 + N of a
+    signal's.
+
+    Args:
+        command: as it is typed.
+        forward: names of further variables that the machines get.
+
+    Raises:
+        UserError: it does not run DeepSpeed's launcher, its hostfile cannot be used, or a machine is not reached.
+    """
+    from deepspeed.launcher import runner
+
+    place = next((number for number, part in enumerate(command) if PurePath(part).name in _PROGRAMS), None)
+    if place is None or shutil.which(command[0]) is None:
+        wrong = "it does not run deepspeed" if place is None else f"there is no program {command[0]}"
+        remedy = "python launchers/on_hosts.py deepspeed --hostfile hosts launchers/extend_llama.py --recipe NAME"
+        raise UserError(Problem("command", " ".join(command), wrong, remedy))
+    words = list(command[place + 1 :])
+    asked = runner.parse_args(words)
+    values, hosts = variables(os.environ, forward), machines(asked)
+    options = words[: len(words) - len(asked.user_args) - 1]
+    # DeepSpeed quotes the arguments alone, and starts the ranks of a single machine here
+    script = shlex.quote(asked.user_script).replace("%", "%%")
+    shown = tuple(prefix for prefix in runner.EXPORT_ENVS if prefix != "PYTHON")  # put on its command line: MLflow's
+    environment = {name: value for name, value in os.environ.items() if not (name in values and name.startswith(shown))}
+    with placed(hosts, asked.ssh_port, values, asked.venv_script) as path:
+        print(f"on_hosts: {len(hosts)} machines answer; forwarded: {', '.join(values) or 'nothing'}", flush=True)
+        options += ["--venv_script", path, "--force_multi", script, *map(for_pdsh, asked.user_args)]
+        return _see_through([*command[: place + 1], *options], environment)
+
+
+def machines(asked: Namespace) -> list[str]:
+    """The machines that a command takes of its hostfile, as DeepSpeed chooses them.
+
+    Raises:
+        UserError: it takes none by pdsh.
+    """
+    from deepspeed.launcher import runner
+
+    if asked.no_ssh or asked.launcher.lower() != "pdsh":
+        remedy = "leave on_hosts.py away: such a launch brings each machine's own environment"
+        raise UserError(Problem("command", "--no_ssh, --launcher", "machines are reached by pdsh alone", remedy))
+    slots = ssh.slots_of(Path(asked.hostfile))
+    try:
+        chosen = runner.parse_inclusion_exclusion(slots, asked.include, asked.exclude)
+    except ValueError as error:
+        named = asked.include or asked.exclude
+        raise UserError(Problem("--include, --exclude", named, str(error), "name machines of the hostfile")) from error
+    return list(runner.apply_num_nodes_and_gpus(chosen, asked.num_nodes, -1))
+
+
+def variables(environ: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:
     """The variables that are forwarded.
 
     Args:
@@ -70,82 +108,67 @@ def chosen(environ: Mapping[str, str], more: Iterable[str] = ()) -> dict[str, st
     missing = [name for name in more if name not in environ]
     remedy = "set it, or leave it out"
     raise_if_any([Problem("--forward", name, "there is no such variable", remedy) for name in missing])
-    wanted = {*NAMES, *more}
     return {
         name: value
         for name, value in sorted(environ.items())
-        if (name in wanted or name.startswith(PREFIXES)) and name not in NEVER and _NAME.fullmatch(name)
+        if (name in more or FORWARDED.fullmatch(name)) and name not in NEVER
     }
 
 
-def script(values: Mapping[str, str], programs: Path, own: str, first: str | None = None) -> str:
+def script(values: Mapping[str, str], own: str, first: str | None = None) -> str:
     """A shell script that sets these variables, removes itself, and sees that the launch does not outlive its input.
 
     Args:
         values: by name.
-        programs: a folder put before ``PATH``: a login without a terminal knows nothing of an activated environment.
         own: where it will lie.
         first: another script that it reads first.
     """
     lines = [f"rm -f -- {shlex.quote(own)}"]
-    lines += [f". {shlex.quote(first)}"] if first is not None else []
+    lines += [] if first is None else [f". {shlex.quote(first)}"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
-    return "\n".join([*lines, _WATCH, f'export PATH={shlex.quote(str(programs))}:"$PATH"', ""])
+    # a login without a terminal knows nothing of an activated environment
+    return "\n".join([*lines, _WATCH, f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"', ""])
 
 
-class Scripts:
-    """A script on each machine, from :meth:`place` to :meth:`remove`.
+@contextlib.contextmanager
+def placed(
+    hosts: Sequence[str], port: int | None, values: Mapping[str, str], first: str | None = None
+) -> Iterator[str]:
+    """A script on each machine for as long as this lasts; its path, with pdsh's ``%n`` for the machine's number.
 
-    Args:
-        answers: of the machines, in the order of their numbers.
-        port: of their ssh servers.
-        seconds: that a connection may take.
+    Raises:
+        UserError: naming each machine that took none, with what ssh said.
     """
+    stem = f"/dev/shm/tape_ds-{secrets.token_hex(16)}"
+    paths = {host: f"{stem}.{number}" for number, host in enumerate(hosts)}
+    # noclobber: a file that somebody put there is not written into
+    writing = {
+        host: (f"sh -c 'umask 077; set -C; cat > {path}'", script(values, path, first)) for host, path in paths.items()
+    }
+    remedy = "docs/multi_node.md says what to do about what ssh says"
+    try:
+        failed = ssh.tell_each(writing, port)
+        raise_if_any([Problem("--hostfile", host, said.splitlines()[-1], remedy) for host, said in failed.items()])
+        yield f"{stem}.%n"
+    finally:  # those that nobody has read, whatever happened: tokens would lie there until the machine's next start
+        ssh.tell_each({host: (f"rm -f {path}", "") for host, path in paths.items()}, port)
 
-    def __init__(self, answers: Sequence[reach.Answer], port: int | None, seconds: float):
-        self.hosts = [answer.host for answer in answers]
-        self.port = port
-        self.seconds = seconds
-        self._numbers = {host.name: number for number, host in enumerate(self.hosts)}
-        folder = _FOLDERS[0 if all(answer.has_shared_memory for answer in answers) else 1]
-        self._stem = f"{folder}/tape_ds-{secrets.token_hex(16)}"
 
-    @property
-    def pattern(self) -> str:
-        """The script's path, ``%n`` for the machine's number, which pdsh puts in."""
-        return f"{self._stem}.%n"
+def for_pdsh(word: str) -> str:
+    """A word that arrives as it is behind DeepSpeed, pdsh and a shell.
 
-    def place(self, values: Mapping[str, str], programs: Path, first: str | None = None) -> None:
-        """Write them.
+    DeepSpeed puts quotes around words with spaces alone, and leaves what a shell does with the rest: ``{"a":1}`` would
+    lose its quotes, ``$`` and ``*`` be replaced. pdsh replaces ``%h``, ``%n`` and ``%u``.
+    """
+    word = word.replace("%", "%%")
+    return re.sub(r"([\\$`])", r"\\\1", word) if " " in word else shlex.quote(word)
 
-        Raises:
-            UserError: naming each machine that took none.
-        """
 
-        def one(host: Host) -> Problem | None:
-            path = self._path(host)
-            # noclobber: a file that somebody put there is not written into
-            command = f"umask 077; set -C; cat > {path}"
-            code, _, err = reach.tell(host, self.port, self.seconds, f"sh -c {shlex.quote(command)}", content(path))
-            if code == 0:
-                return None
-            wrong = f"the environment's script cannot be written there: {err.strip() or f'exit code {code}'}"
-            return Problem("environment", host.name, wrong, f"make room in {os.path.dirname(path)}")
-
-        def content(path: str) -> str:
-            return script(values, programs, path, first)
-
-        try:
-            raise_if_any([problem for problem in reach.of_each(self.hosts, one) if problem is not None])
-        except BaseException:  # somebody's Ctrl-C as well: tokens would lie there until the machine's next start
-            self.remove()
-            raise
-
-    def remove(self) -> None:
-        """Remove those that nobody has read."""
-        reach.of_each(
-            self.hosts, lambda host: reach.tell(host, self.port, self.seconds, f"rm -f {self._path(host)}", "")
-        )
-
-    def _path(self, host: Host) -> str:
-        return f"{self._stem}.{self._numbers[host.name]}"
+def _see_through(line: Sequence[str], environment: Mapping[str, str]) -> int:
+    """On other machines its input ends with this process, however that ends, and by that the launches there know."""
+    running = subprocess.Popen(line, stdin=subprocess.PIPE, env=environment)
+    for number in _SIGNALS:  # SIGTERM is the one that DeepSpeed's runner hands to the machines
+        signal.signal(number, lambda number, frame: running.send_signal(signal.SIGTERM))
+    signal.signal(signal.SIGINT, lambda number, frame: None)  # a terminal's reaches the runner by itself
+    code = running.wait()
+    return code if code >= 0 else 128 - code

@@ -1,4 +1,4 @@
-"""A launcher as all of them begin: it reads a recipe, calls the machines together, compares them, joins, and leaves."""
+"""A launcher as all of them begin: it reads a recipe, compares the machines, joins, and leaves."""
 
 import sys
 
@@ -6,14 +6,14 @@ import torch
 from torch import distributed
 
 from tape_ds.errors import command
-from tape_ds.training.cluster import roll_call, start_up
+from tape_ds.training.cluster import comparison, rendezvous
 from tape_ds.training.environment import end_process, leave_process_group, say
 from tape_ds.training.recipe import pretraining
 from tape_ds.training.run import fingerprints
 
 
 @command
-@roll_call.answering
+@rendezvous.report_failures
 def main() -> int:
     words = sys.argv[1:]
     if breaks := "--break_down" in words:
@@ -21,8 +21,7 @@ def main() -> int:
     recipe = pretraining.load(words)
     if breaks:
         raise KeyError("a library is broken here")
-    start_up.check(recipe, fingerprints(recipe.data.train_data), say)
-    roll_call.attend()
+    comparison.check(recipe, fingerprints(recipe.data.train_data))
     distributed.init_process_group("gloo")
     summed = torch.ones(1)
     distributed.all_reduce(summed)

@@ -30,20 +30,14 @@ def test_a_machine_is_named_by_its_number_and_its_name():
 
 
 @pytest.mark.parametrize(
-    ("given", "rank", "node"),
+    ("given", "rank", "machine"),
     [
-        ({**DEEPSPEED, "CROSS_SIZE": "2"}, 9, 1),
-        ({**TORCHRUN, "GROUP_WORLD_SIZE": "2"}, 1, 0),
-        ({**DEEPSPEED, "CROSS_SIZE": "3"}, 9, None),
-        (DEEPSPEED, 9, None),
-        ({}, 0, None),
+        ({**DEEPSPEED, "CROSS_SIZE": "2"}, 9, "node_rank 1"),
+        ({**TORCHRUN, "GROUP_WORLD_SIZE": "2"}, 1, "node_rank 0"),
+        ({**DEEPSPEED, "CROSS_SIZE": "3"}, 9, "an unknown machine"),
+        (DEEPSPEED, 9, "an unknown machine"),
     ],
-    ids=["deepspeed", "torchrun", "machines with other numbers of ranks", "not said how many", "no launcher"],
+    ids=["deepspeed", "torchrun", "machines with other numbers of ranks", "not said how many"],
 )
-def test_another_ranks_machine_is_known_where_all_have_as_many(given, rank, node):
-    assert place.here(given).node_of(rank) == node
-
-
-@pytest.mark.parametrize(("numbers", "text"), [([2, 0, 1, 5], "0-2, 5"), ([7], "7"), ([], ""), ([1, 3, 4], "1, 3-4")])
-def test_numbers_in_a_row_are_drawn_together(numbers, text):
-    assert place.ranges(numbers) == text
+def test_another_ranks_machine_is_known_where_all_have_as_many(given, rank, machine):
+    assert place.here(given).machine_of(rank) == machine
