@@ -132,47 +132,50 @@ def page(plan: Plan, price: float | None) -> str:
     """Everything about one job: memory by part, work, traffic, time, how far it reaches."""
     job, gpu, found, step = plan.job, plan.job.gpu, plan.memory, plan.step
     assert gpu is not None, "this command asks about GPUs"
-    parts = {name.replace("_", " "): size for name, size in found.peak.parts().items() if size}
-    done, tokens = roofline.work(job), job.step_tokens
+    layout, done, tokens = job.layout, roofline.work(job), job.step_tokens
     moments = ", ".join(f"{each.moment} {each.total / GIB:.1f}" for each in found.moments)
     calls = f"{job.attention_calls} call{'s' * (job.attention_calls > 1)} a layer and forward"
-    cost = "" if price is None else f", {plan.hours * job.layout.gpus * price:,.0f} at {price:g} for a GPU and hour"
+    sizes = {name: size for name, size in found.peak.parts().items() if size} | {
+        f"in all, of {gpu.memory / GIB:.1f}": found.peak.total,
+        f"host, of {gpu.host_memory / GIB:.1f}": found.host,
+        "NVMe": found.nvme,
+        "checkpoint on disk, of all ranks": found.checkpoint,
+    }
+    hours = plan.hours * layout.gpus
+    run = f"{job.steps:,} steps, {plan.hours:,.1f} h, {hours:,.0f} GPU-hours"
+    cost = "" if price is None else f", {hours * price:,.0f} at {price:g} for a GPU and hour"
     blocks: dict[str, Mapping[str, str]] = {
-        f"{job.layout.gpus} x {gpu.name}: {job.layout.command_line()}": {
+        f"{layout.gpus} x {gpu.name}: {layout.command_line()}": {
             "parameters": f"{job.parameters / 1e9:,.3f} B, {job.trained_parameters / 1e6:,.3f} M trained",
             "batch": f"{job.global_batch} rows x {job.length:,} tokens = {tokens:,} a step: "
-            f"{job.layout.micro_batch} x {job.layout.replicas} ranks x {job.accumulation} accumulation",
+            f"{layout.micro_batch} x {layout.replicas} ranks x {job.accumulation} accumulation",
         },
-        f"memory of a GPU, in the {found.peak.moment} (GiB: {moments})": {
-            **{name: f"{size / GIB:8.2f} GiB" for name, size in parts.items()},
-            "in all": f"{found.peak.total / GIB:8.2f} GiB of {gpu.memory / GIB:.1f}",
-            "host, each GPU": f"{found.host / GIB:8.2f} GiB of {gpu.host_memory / GIB:.1f}",
-            "NVMe, each GPU": f"{found.nvme / GIB:8.2f} GiB",
-            "checkpoint on disk": f"{found.checkpoint / GIB:8.2f} GiB, all ranks together",
+        f"memory of a GPU in the {found.peak.moment}, GiB ({moments})": {
+            name.replace("_", " "): f"{size / GIB:8.2f}" for name, size in sizes.items()
         },
-        "work of a step, all GPUs together": {
-            "matrix products": f"{done.linear * tokens / 1e12:12,.1f} TFLOP",
-            "attention": f"{done.attention * tokens / 1e12:12,.1f} TFLOP",
-            "of the model, for MFU": f"{done.model * tokens / 1e12:12,.1f} TFLOP",
+        "TFLOP of a step, all GPUs together": {
+            "matrix products": f"{done.linear * tokens / 1e12:12,.1f}",
+            "attention": f"{done.attention * tokens / 1e12:12,.1f}",
+            "of the model, for MFU": f"{done.model * tokens / 1e12:12,.1f}",
         },
         "sent by a GPU in a step": {
             each.kind: f"{each.bytes / 1e9:10,.2f} GB by {each.link}, {each.seconds:.3f} s"
             for each in roofline.traffic(job, gpu)
         },
-        "time of a step (predicted, no GPU was measured)": {
-            "matrix products": f"{step.linear:8.3f} s",
-            "attention": f"{step.attention:8.3f} s, {step.attention / step.all:.0%} of the step: {calls}",
-            "memory-bound operators": f"{step.memory_bound:8.3f} s",
-            "optimizer": f"{step.optimizer:8.3f} s",
-            "waiting for others": f"{step.waiting:8.3f} s ({step.hidden:.3f} s more is hidden)",
-            "in all": f"{step.all:8.3f} s",
-            "speed": f"{step.tokens_per_second:,.0f} tokens/s, {step.tokens_per_second / job.layout.gpus:,.0f} "
-            f"a GPU, MFU {step.mfu:.1%}",
-            "run": f"{job.steps:,} steps, {plan.hours:,.1f} h, {plan.hours * job.layout.gpus:,.0f} GPU-hours{cost}",
+        "seconds of a step (predicted, no GPU was measured)": {
+            "matrix products": f"{step.linear:8.3f}",
+            "attention": f"{step.attention:8.3f}, {step.attention / step.all:.0%} of the step: {calls}",
+            "memory-bound operators": f"{step.memory_bound:8.3f}",
+            "optimizer": f"{step.optimizer:8.3f}",
+            "waiting for others": f"{step.waiting:8.3f}, and {step.hidden:.3f} more is hidden",
+            "in all": f"{step.all:8.3f}",
         },
-        "what fits, spread like this": {
-            "longest row": f"{search.largest_length(job):,} tokens, one on each data-parallel rank",
-            "largest micro-batch": f"{search.largest_micro_batch(job):,} rows of {job.length:,} tokens",
+        "run": {
+            "speed": f"{step.tokens_per_second:,.0f} tokens/s, {step.tokens_per_second / layout.gpus:,.0f} a GPU, "
+            f"MFU {step.mfu:.1%}",
+            "time": run + cost if job.steps else "the recipe counts epochs: the steps are not known before the data",
+            "longest row that fits": f"{search.largest_length(job):,} tokens, one on each data-parallel rank",
+            "largest micro-batch that fits": f"{search.largest_micro_batch(job):,} rows of {job.length:,} tokens",
         },
     }
     return "\n\n".join("\n".join([head, *(f"  {k:<36}{v}" for k, v in rows.items())]) for head, rows in blocks.items())

@@ -144,7 +144,7 @@ def of(job: Job) -> Activations:
         recomputed=tokens * (whole - again + extra - last * (model.layers == 1)) * bool(checkpointed),
         working=tokens * _working(job),
         head=tokens * read,
-        head_weight=_trains_head(job) * model.vocabulary / layout.tensor * model.hidden * job.element,
+        head_weight=job.trains_head * model.vocabulary / layout.tensor * model.hidden * job.element,
         logits=_logits(job),
     )
 
@@ -183,10 +183,6 @@ def _working(job: Job) -> float:
     return columns * job.element
 
 
-def _trains_head(job: Job) -> bool:
-    return job.trained.linears or (job.model.tied and job.trained.embeddings)
-
-
 def _logits(job: Job) -> float:
     """Of one chunk: logits, fp32 logarithms, and their gradient in the place of the logits; and the fp32 sum of a
     trained head's gradient. Where ranks share the vocabulary, fp32 logits, and those less the largest of all."""
@@ -196,4 +192,4 @@ def _logits(job: Job) -> float:
     chunk = min(job.tokens, chunk_tokens(-(-job.model.vocabulary // job.layout.tensor)))
     second = 4 if job.layout.tensor > 1 else job.element
     total = chunk * (vocabulary * (4 + second) + 2 * job.model.hidden * job.element)
-    return total + _trains_head(job) * vocabulary * job.model.hidden * 4
+    return total + job.trains_head * vocabulary * job.model.hidden * 4

@@ -87,6 +87,11 @@ class Job:
         return self.global_batch * self.length
 
     @property
+    def trains_head(self) -> bool:
+        """Whether the output head is trained, by itself or as the embedding that it is tied to."""
+        return self.trained.linears or (self.model.tied and self.trained.embeddings)
+
+    @property
     def masters(self) -> bool:
         """Whether the engine holds weights of its own that the optimizer steps on; it does at every stage but 0 in
         fp32, where the model's are what it steps on."""

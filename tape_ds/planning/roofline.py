@@ -48,8 +48,7 @@ def work(job: Job) -> Work:
     products = linear * (1 + trains + again * (layout.checkpoint_layers != "selective_matmuls")) + own_weights * trains
     if layout.mlp_tiles > 1 and trains:
         products += sum(blocks[name] for name in FEED_FORWARD if name in blocks)
-    own_head = trained.linears or (model.tied and trained.embeddings)
-    products += head * (1 + trains * (1 + own_head))
+    products += head * (1 + trains * (1 + job.trains_head))
 
     unit, wide = model.layers * model.query * job.attended, per_key * job.attended
     calls = 1 if wide and job.wide_attention else job.attention_calls  # each half of a wide value has its own scores
@@ -133,17 +132,15 @@ def _passes(job: Job) -> float:
 def _tensor(job: Job, group: _Group) -> list[Traffic]:
     """Around attention and around the feed-forward of every block, hidden states are gathered from the ranks that keep
     their tokens and added up where these are kept (Korthikanti et al. 2022, arXiv:2205.05198, Section 4.2.2), once more
-    behind the embedding and in front of the head; position states change from tokens to heads and back; and gradients
-    are added up, as they come, of what every rank has whole and uses for its own tokens."""
+    behind the embedding and in front of the head; position states change from tokens to heads and back. Gradients of
+    what every rank has whole, norms and position updates, are too few to count."""
     model, times, element, passes = job.model, job.accumulation, job.element, _passes(job)
     rings = 4 * model.layers * passes + 2 * (1 + job.trained.anything) * times
     # the first block has no state yet, and the last makes nothing of it
     state = activations.state_bytes(job, of_own_heads=True) + model.heads * model.carried / group.size * element
-    whole = total(each for each in job.own if each.trained and not each.split)
     return [
         group.sends("hidden states gathered, added up", rings * job.tokens * model.hidden * element),
         group.sends("position states exchanged", (model.layers - 1) * passes * job.tokens * state, exchange=True),
-        group.sends("gradients of whole weights", 2 * whole * element * times),
     ]
 
 

@@ -118,8 +118,7 @@ def test_tensor_parallelism_gathers_and_adds_up_hidden_states():
     found = sent(job("rope", model="llama2-13b", tensor=8, zero=1, checkpoint_layers=1, global_batch=1))
     hidden = 8192 * 5120 * 2 * 7 / 8
     assert found["hidden states gathered, added up"].bytes == pytest.approx((40 * 3 * 4 + 4) * hidden)
-    norms = 2 * (81 * 5120) * 2 * 7 / 8
-    assert found["gradients of whole weights"].bytes == pytest.approx(norms) and len(found) == 2
+    assert len(found) == 1
 
 
 def test_tensor_parallelism_exchanges_position_states():

@@ -1,14 +1,17 @@
 """Recipes as questions to the planner: what is trained, in which dtype, sharded how; and what the launch is told."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
 
+from tape_ds.errors import UserError
 from tape_ds.model import convert
 from tape_ds.model.llama import TapeForCausalLM
 from tape_ds.planning import hardware, memory, search, shape
 from tape_ds.planning.plan import Plan
-from tape_ds.training import forecast, model_config
+from tape_ds.training import forecast, model_config, run
+from tape_ds.training.agreement import Agreement
 from tape_ds.training.recipe import extension, pretraining
 from tape_ds.training.recipe.files import recipes_of, shipped
 from tests.training.recipe.helpers import has_bitsandbytes
@@ -122,6 +125,18 @@ def test_a_launch_that_cannot_fit_is_stopped_with_a_remedy():
     (found,) = search.refusal(Plan(asked(*words, gpu=small)))
     flags = found.remedy.removesuffix(", or --force to try").split()
     assert found.field == "memory" and search.refusal(Plan(asked(*words, *flags, gpu=small))) == []
+
+
+@pytest.mark.parametrize(
+    "more, refused", [([], True), (["--force"], False), (["--method", "full", "--mlp_tiles", "8"], True)]
+)
+def test_a_run_stops_before_it_loads_what_cannot_fit(more, refused, monkeypatch):
+    """Unless it is forced to start."""
+    monkeypatch.setattr(forecast, "gpu_at_hand", lambda: hardware.find("rtx4090"))
+    monkeypatch.setattr(run.device, "check", lambda recipe, config: [])
+    recipe = extension.load(["--recipe", "llama2_7b_8k", *more], world_size=1)
+    with pytest.raises(UserError, match="GiB would be needed") if refused else contextlib.nullcontext():
+        run.require_room(recipe, model_config.beforehand(recipe), Agreement())
 
 
 @pytest.mark.parametrize(
