@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds.model import positions
+from tape_ds.model.families import TAPE
 from tape_ds.model.positions import scaling
 from tape_ds.planning import shape
 from tape_ds.training.recipe import pretrained
 from tape_ds.training.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.training.recipe.extension import ExtensionRecipe
+from tape_ds.training.recipe.finetuning import FinetuningRecipe
 from tape_ds.training.recipe.pretraining import NO_TOKENIZER, PretrainingRecipe
 from tape_ds.training.recipe.recipe import Recipe
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from tape_ds.planning.shape import Config
+
+PLAIN = "rope"
+"""The encoding by which a plain Llama is read."""
 
 
 def extended(recipe: ExtensionRecipe, native: PreTrainedConfig, tokenizer: Any = NO_TOKENIZER) -> Config:
@@ -54,6 +59,29 @@ def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[
     return model.position_options
 
 
+def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig) -> Config:
+    """The model as it is, for rows that may be longer than it was made for.
+
+    It keeps its encoding and its angles. ``max_position_embeddings`` becomes the rows' length where that is longer,
+    which is what it addresses from then on (randpe draws positions for so many); an encoding that is used differently
+    at that length, as ``yarn`` is, is so trained.
+
+    Raises:
+        UserError: its options forbid rows of that length.
+    """
+    from tape_ds.model import extendable
+
+    length = max(recipe.data.max_tokens, native.max_position_embeddings)
+    changes = {} if native.model_type == TAPE else {"position_encoding": PLAIN}
+    config = extendable.configure(
+        native,
+        max_position_embeddings=length,
+        attention_backend=recipe.model.attention_backend,
+        **changes,
+    )
+    return positions.config_at(config, length) if config.model_type == TAPE else config
+
+
 def beforehand(recipe: Recipe, base: str | None = None) -> Config:
     """The configuration of the model that a recipe will train.
 
@@ -71,7 +99,9 @@ def beforehand(recipe: Recipe, base: str | None = None) -> Config:
     from tape_ds.model import extendable
 
     native = native_config(recipe.model.model if base is None else base)
-    return extended(recipe, native) if isinstance(recipe, ExtensionRecipe) else extendable.configure(native)
+    if isinstance(recipe, ExtensionRecipe):
+        return extended(recipe, native)
+    return finetuned(recipe, native) if isinstance(recipe, FinetuningRecipe) else extendable.configure(native)
 
 
 def at_hand(recipe: Recipe) -> Config | None:

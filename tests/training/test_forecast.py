@@ -127,9 +127,7 @@ def test_a_launch_that_cannot_fit_is_stopped_with_a_remedy():
     assert found.field == "memory" and search.refusal(Plan(asked(*words, *flags, gpu=small))) == []
 
 
-@pytest.mark.parametrize(
-    "more, refused", [([], True), (["--force"], False), (["--method", "full", "--mlp_tiles", "8"], True)]
-)
+@pytest.mark.parametrize("more, refused", [([], True), (["--force"], False)])
 def test_a_run_stops_before_it_loads_what_cannot_fit(more, refused, monkeypatch):
     """Unless it is forced to start."""
     monkeypatch.setattr(forecast, "gpu_at_hand", lambda: hardware.find("rtx4090"))
