@@ -18,9 +18,11 @@ from tape_ds import storage
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command
 from tape_ds.model.attention import backends
-from tape_ds.planning import hardware, tables
+from tape_ds.planning import hardware
 from tape_ds.planning.job import Job
-from tools import plan
+from tape_ds.planning.plan import Plan
+from tools.plan import ask
+from tools.plan import parse as parse_options
 
 NATIVE_TOKENS = 4_096
 TOY_GPU = "h200"
@@ -41,7 +43,7 @@ def main() -> int:
     for path in paths:
         measured = [row for row in table.read(path) if row.status == TIMED and row.encoding != BASELINE]
         lines = [compared(row, TOY_GPU if options.toys else named(row.device)) for row in measured]
-        text = tables.markdown(list(HEADER), lines)
+        text = "\n".join(f"| {' | '.join(cells)} |" for cells in [HEADER, ["---"] * len(HEADER), *lines])
         found = path.with_name(path.name.replace("recipe", "planner")).with_suffix(".md")
         storage.write_text(found, f"# The plan of the 7B recipe beside {path.name}\n\n{text}\n")
         print(text)
@@ -62,12 +64,10 @@ def named(device: str) -> str:
 
 def compared(row: table.Row, gpu: str) -> list[str]:
     """One line of the table."""
-    job = planned(row, gpu)
-    told = tables.figures(job)
-    left_out = ("total", "buckets", "reserve")
-    peaks = [sum(size for name, size in moment.items() if name not in left_out) for moment in told["memory"].values()]
+    plan = Plan(planned(row, gpu))
+    peak = max(moment.total - moment.buckets - moment.reserve for moment in plan.memory.moments)
     assert row.total_p50 is not None and row.peak_bytes is not None
-    seconds, gigabytes = (told["seconds"]["step"], 1e-3 * row.total_p50), (1e-9 * max(peaks), 1e-9 * row.peak_bytes)
+    seconds, gigabytes = (plan.step.all, 1e-3 * row.total_p50), (1e-9 * peak, 1e-9 * row.peak_bytes)
     cells = [cell for pair in (seconds, gigabytes) for cell in (*pair, pair[0] / pair[1])]
     return [row.shape, *(f"{cell:,.3f}" for cell in cells)]
 
@@ -80,7 +80,7 @@ def planned(row: table.Row, gpu: str) -> Job:
     fields |= {"window": tokens, "rope_parameters.factor": max(2.0, tokens / NATIVE_TOKENS)}
     words = [word for name, value in fields.items() for word in (f"--{name}", str(value).lower())]
     with contextlib.redirect_stdout(sys.stderr):  # what DeepSpeed says when it is imported is no part of the answer
-        job = plan.ask(*plan.parse(["llama2_7b_8k", "--gpus", "1", "--gpu", gpu, *words]))
+        job = ask(*parse_options(["llama2_7b_8k", "--gpus", "1", "--gpu", gpu, *words]))
     width = job.model.head_size
     kind = (row.chip, row.dtype, width, 2 * width, "N" in sizes)
     fused = any(

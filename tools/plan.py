@@ -4,8 +4,6 @@
     python tools/plan.py llama2_7b_8k --gpus 64 --gpu h100-80 --method full --search
     python tools/plan.py c4_7b --gpus 256 --gpu h200 --deepspeed zero1 --tensor_parallel_size 8 --price 2.5
     python tools/plan.py llama2_7b_8k --gpus 8 --gpu h200 --model_config my/config.json --checkpoint_layers selective
-    python tools/plan.py --published             what others measured, beside what this planner says
-    python tools/plan.py --table                 the tables of docs/scaling.md, again
 
 A recipe's name or path, then this command's own options below and any field of the recipe, as for its launcher. Nothing
 is loaded but configurations: a base model that is not at hand is planned by its published sizes. All figures are
@@ -16,57 +14,36 @@ Exit codes: 0 it fits, or one of a search does; 2 something to mend; 3 it does n
 
 import argparse
 import contextlib
-import csv
-import io
-import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-from tape_ds import installation, results, storage
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command, raise_if_any
-from tape_ds.planning import clock, hardware, published, search, sweep, tables
-from tape_ds.planning.job import Job, problems
-from tape_ds.training import forecast
+from tape_ds.planning import hardware, roofline, search
+from tape_ds.planning.job import Job
+from tape_ds.planning.plan import GIB, Plan
+from tape_ds.training import forecast, model_config
 from tape_ds.training.recipe import files, loading
 from tape_ds.training.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.training.recipe.extension import ExtensionRecipe
 from tape_ds.training.recipe.finetuning import FinetuningRecipe
 from tape_ds.training.recipe.pretraining import PretrainingRecipe
 from tape_ds.training.recipe.recipe import Recipe
+from tape_ds.training.recipe.scale import check_model
 
 DOES_NOT_FIT = 3
 KINDS: tuple[type[Recipe], ...] = (ExtensionRecipe, PretrainingRecipe, FinetuningRecipe, ArithmeticRecipe)
-STORED = installation.work() / "docs" / "results" / "scaling"
-PACKED = {"llama2_7b_8k": "TAPE", "llama2_7b_8k_lora": "RoPE"}
-"""Recipes of the table of attention's share, and their encodings."""
-DOCUMENTS = (1, 4, 16, 64)
-"""Of their rows, there."""
-LEVER_SETTING = ("llama2-7b", "h100-80", 8, 8192)
-"""Where the table of levers is made: model, GPU, how many, tokens of a row."""
 
 
 @command
 def main(argv: list[str] | None = None) -> int:
     """Read, plan, print."""
-    given = sys.argv[1:] if argv is None else argv
-    own, fields = parse(given)
-    if own.published:
-        print(tables.aligned(published_rows()))
-        return 0
-    if own.table:
-        store(Path(own.table), results.collect(command=[Path(__file__).name, *given]))
-        return 0
-    if own.recipe is None:
-        raise UserError(Problem("recipe", None, "missing", "name one, such as llama2_7b_8k"))
+    own, fields = parse(sys.argv[1:] if argv is None else argv)
     with contextlib.redirect_stdout(sys.stderr):  # what DeepSpeed says when it is imported is no part of the answer
         job = ask(own, fields)
-    raise_if_any([] if own.search else problems(job))
-    return show_search(job) if own.search else show(job, own.json)
+    return show_search(job, own.price) if own.search else show(Plan(job), own.price)
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -78,10 +55,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--model_config", help="a config.json, or the folder it is in, in place of the recipe's model")
     parser.add_argument("--price", type=float, help="of one GPU for an hour, in any currency")
     parser.add_argument("--documents", type=float, help="of a packed row, of equal length; default: one fills it")
-    parser.add_argument("--search", action="store_true", help="rank all ways to spread the run, and explain the best")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a page")
-    parser.add_argument("--published", action="store_true", help="published figures beside the planner's")
-    parser.add_argument("--table", nargs="?", const=str(STORED), help="write the stored tables into this folder")
+    parser.add_argument("--search", action="store_true", help="rank all ways to spread the run; the best one's flags")
     return parser.parse_known_args(argv)
 
 
@@ -93,6 +67,8 @@ def ask(own: argparse.Namespace, fields: list[str]) -> Job:
     """
     gpu = hardware.find(own.gpu)
     found = []
+    if own.recipe is None:
+        found.append(Problem("recipe", None, "missing", "name one, such as llama2_7b_8k"))
     if own.gpus < 1:
         found.append(Problem("gpus", own.gpus, "too small", "give 1 or more"))
     if own.price is not None and not 0 <= own.price < math.inf:
@@ -101,12 +77,13 @@ def ask(own: argparse.Namespace, fields: list[str]) -> Job:
         found.append(Problem("documents", own.documents, "too few", "give 1 or more"))
     raise_if_any(found)
     recipe = load(own.recipe, fields, own.gpus)
-    config = forecast.config_of(recipe, own.model_config)
+    config = model_config.beforehand(recipe, own.model_config)
+    raise_if_any(check_model(recipe.scale, config))
     job = forecast.job(recipe, config, own.gpus, gpu)
     if own.documents is not None and job.documents is None:
         remedy = "leave --documents out, or pack rows without attend_across"
         raise UserError(Problem("documents", own.documents, "this recipe's rows have no borders", remedy))
-    return replace(job, price=own.price, documents=own.documents or job.documents)
+    return replace(job, documents=own.documents or job.documents)
 
 
 def load(name: str, fields: list[str], world: int) -> Recipe:
@@ -122,158 +99,86 @@ def load(name: str, fields: list[str], world: int) -> Recipe:
     return loading.load(["--recipe", name, *fields], world, kind=kind)
 
 
-def show(job: Job, as_json: bool) -> int:
+def show(plan: Plan, price: float | None) -> int:
     """Print one plan."""
-    if as_json:
-        print(json.dumps(tables.figures(job), indent=2))
-    else:
-        print(tables.plan(job))
-    return 0 if search.fits(job) else DOES_NOT_FIT
+    print(page(plan, price))
+    return 0 if plan.fits else DOES_NOT_FIT
 
 
-def show_search(job: Job) -> int:
-    """Print the ranking, why its head won, and the plan of that."""
+def show_search(job: Job, price: float | None) -> int:
+    """Print the ranking, what beside its head differs in one flag alone, the head's flags, and its plan."""
     found = search.search(job)
     if not found:
         wrong = f"{job.global_batch} rows cannot be shared out over {job.layout.gpus} GPUs in any way"
         raise UserError(Problem("global_batch_size", job.global_batch, wrong, "give a multiple of the GPUs"))
-    fitting = sum(each.fits for each in found)
-    print(f"{len(found):,} ways, {fitting:,} fit\n\n{tables.ranking(found)}\n\nthe first, with one lever changed:")
-    print("\n".join(f"  {line}" for line in search.explain(found)))
-    print(f"\n{tables.plan(found[0].job)}")
-    return 0 if fitting else DOES_NOT_FIT
+    best = found[0]
+    print(f"{len(found):,} ways, {sum(each.fits for each in found):,} fit\n\n{ranking(found[:10])}")
+    print(f"\nthe first, with one choice changed:\n{ranking([best, *search.neighbours(found)])}\n")
+    if best.fits:
+        print(f"its flags:\n  {best.job.layout.command_line(job.layout)}\n")
+    return show(best, price)
 
 
-def published_rows() -> list[Sequence[str]]:
-    """What others measured, beside the planner's figures."""
-    found: list[Sequence[str]] = [("setting", "quantity", "published", "predicted", "ratio", "note")]
-    for row in published.rows():
-        note = "fitted" if row.fitted else row.because
-        shown = [f"{value:,.0f}" if value >= 100 else f"{value:.1f}" for value in (row.published, row.predicted)]
-        found.append((row.name, row.quantity, *shown, f"{row.ratio:.2f}", note))
-    return found
+def ranking(plans: Sequence[Plan]) -> str:
+    """Ways to spread a run, a line each."""
+    lines = [f"{'GiB':>7} {'s a step':>10} {'MFU':>6}"]
+    for plan in plans:
+        time = f"{plan.step.all:>10.3f} {plan.step.mfu:>6.1%}" if plan.fits else f"{'does not fit':>17}"
+        lines.append(f"{plan.memory.peak.total / GIB:>7.1f} {time}  {plan.job.layout.command_line()}")
+    return "\n".join(lines)
 
 
-def store(folder: Path, started: results.Result) -> None:
-    """Write every table of docs/scaling.md as CSV and JSON; ``docs/figures/draw_scaling.py`` draws them."""
-    points = [sweep.point(scaling, *setting) for scaling in sweep.SCALINGS for setting in sweep.jobs(scaling)]
-    levers = {method: sweep.as_rows(sweep.levers(lever_job(method))) for method in sweep.METHODS}
-    packed = attention_rows()
-    checked = [dict(zip(published_rows()[0], row, strict=True)) for row in published_rows()[1:]]
-    storage.write_text(folder / "scaling.csv", as_csv(sweep.as_rows(points)))
-    lever_rows = [{"method": method, **row} for method, rows in levers.items() for row in rows]
-    storage.write_text(folder / "levers.csv", as_csv(lever_rows))
-    storage.write_text(folder / "published.csv", as_csv(checked))
-    storage.write_text(folder / "attention.csv", as_csv(packed))
-    storage.write_text(folder / "tables.md", page(sweep.as_rows(points), lever_rows, packed, checked))
-    stored = {"points": sweep.as_rows(points), "levers": levers, "attention": packed, "published": checked}
-    results.save(started.finish(stored), folder / "scaling.json")
-
-
-def attention_rows() -> list[dict[str, Any]]:
-    """What attention takes of a step of packed rows, recipes as they are shipped, on 8 GPUs."""
-    found = []
-    for recipe, encoding in PACKED.items():
-        for gpu in reversed(sweep.GPU_NAMES):
-            for documents in DOCUMENTS:
-                words = [recipe, "--gpu", gpu, "--documents", str(documents)]
-                with contextlib.redirect_stdout(sys.stderr):
-                    job = ask(*parse(words))
-                told = clock.of(job)
-                row = {"recipe": recipe, "encoding": encoding, "gpu": gpu, "documents": documents}
-                row |= {"calls": job.attention_calls, "attention_seconds": round(told.attention, 3)}
-                found.append(row | {"step_seconds": round(told.step, 3), "share": round(told.attention / told.step, 3)})
-    return found
-
-
-def page(
-    points: list[dict[str, Any]],
-    levers: list[dict[str, Any]],
-    packed: list[dict[str, Any]],
-    checked: list[dict[str, str]],
-) -> str:
-    """All tables as markdown, from the stored rows alone."""
-    parts = [
-        "# Predicted scaling, all tables",
-        "",
-        "Made by `python tools/plan.py --table`; see [scaling](../../scaling.md).",
-        "",
-    ]
-    for scaling in sweep.SCALINGS:
-        for gpu in sweep.GPU_NAMES:
-            parts += [f"## {scaling.capitalize()} scaling, {gpu}: tokens/s a GPU (MFU)", ""]
-            parts += [scaling_table([each for each in points if (each["scaling"], each["gpu"]) == (scaling, gpu)]), ""]
-    for method in sweep.METHODS:
-        parts += [f"## Levers, {method}", "", lever_table([each for each in levers if each["method"] == method]), ""]
-    parts += ["## Attention in packed rows", "", attention_table(packed), ""]
-    parts += [
-        "## Against published figures",
-        "",
-        tables.markdown(list(checked[0]), [list(row.values()) for row in checked]),
-    ]
-    return "\n".join(parts) + "\n"
-
-
-def scaling_table(points: list[dict[str, Any]]) -> str:
-    """A row for each model, method and length; a column for each number of GPUs."""
-    counts = sorted({int(each["gpus"]) for each in points})
-    rows: dict[tuple[str, str, int], list[str]] = {}
-    for each in sorted(points, key=lambda point: int(point["gpus"])):
-        key = (each["model"], each["method"], int(each["length"]))
-        rows.setdefault(key, []).append(_cell(each))
-    header = ["model, trained, tokens", *(f"{count:,} GPUs" for count in counts)]
-    return tables.markdown(header, [[f"{a}, {b}, {c:,}", *cells] for (a, b, c), cells in rows.items()])
-
-
-def attention_table(packed: list[dict[str, Any]]) -> str:
-    """A row for each recipe and GPU, a column for each number of documents."""
-    rows: dict[tuple[str, ...], list[str]] = {}
-    for each in packed:
-        key = (each["recipe"], each["encoding"], each["gpu"], str(each["calls"]))
-        said = f"{each['attention_seconds']:.2f} of {each['step_seconds']:.2f} s ({each['share']:.0%})"
-        rows.setdefault(key, []).append(said)
-    counts = [f"{count} document{'s' * (count > 1)} a row" for count in DOCUMENTS]
-    header = ["recipe", "encoding", "8 x", "calls a layer", *counts]
-    return tables.markdown(header, [[*key, *cells] for key, cells in rows.items()])
-
-
-def _cell(point: dict[str, Any]) -> str:
-    if point["layout"]:
-        return f"{int(point['tokens_per_second_per_gpu']):,} ({float(point['mfu']):.0%})"
-    return "does not fit" if float(point["gigabytes"]) else "too few rows"
-
-
-def lever_table(levers: list[dict[str, Any]]) -> str:
-    """A row for each lever."""
-    header = ["lever", "GB a GPU", "saves, GB", "s a step", "slower", "sent by a GPU, GB"]
-    rows = [
-        [
-            *(each["lever"], str(each["gigabytes"]), str(each["saved_gigabytes"]), str(each["step_seconds"])),
-            *(f"{float(each['slower']):+.1%}", str(each["sent_gigabytes"])),
-        ]
-        for each in levers
-    ]
-    return tables.markdown(header, rows)
-
-
-def lever_job(method: str) -> Job:
-    """The job that each lever is tried on: ZeRO-1 and nothing else."""
-    name, gpu, gpus, length = LEVER_SETTING
-    (found,) = [
-        job
-        for model, trained, job in sweep.jobs("strong", [gpus])
-        if (model, trained, job.length) == (name, method, length) and job.gpu == hardware.find(gpu)
-    ]
-    return replace(found, layout=replace(found.layout, zero=1))
-
-
-def as_csv(rows: list[dict[str, Any]]) -> str:
-    """Rows of equal keys."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+def page(plan: Plan, price: float | None) -> str:
+    """Everything about one job: memory by part, work, traffic, time, how far it reaches."""
+    job, gpu, found, step = plan.job, plan.job.gpu, plan.memory, plan.step
+    assert gpu is not None, "this command asks about GPUs"
+    layout, done, tokens = job.layout, roofline.work(job), job.step_tokens
+    moments = ", ".join(f"{each.moment} {each.total / GIB:.1f}" for each in found.moments)
+    calls = f"{job.attention_calls} call{'s' * (job.attention_calls > 1)} a layer and forward"
+    sizes = {name: size for name, size in found.peak.parts().items() if size} | {
+        f"in all, of {gpu.memory / GIB:.1f}": found.peak.total,
+        f"host, of {gpu.host_memory / GIB:.1f}": found.host,
+        "NVMe": found.nvme,
+        "checkpoint on disk, of all ranks": found.checkpoint,
+    }
+    hours = plan.hours * layout.gpus
+    run = f"{job.steps:,} steps, {plan.hours:,.1f} h, {hours:,.0f} GPU-hours"
+    cost = "" if price is None else f", {hours * price:,.0f} at {price:g} for a GPU and hour"
+    blocks: dict[str, Mapping[str, str]] = {
+        f"{layout.gpus} x {gpu.name}: {layout.command_line()}": {
+            "parameters": f"{job.parameters / 1e9:,.3f} B, {job.trained_parameters / 1e6:,.3f} M trained",
+            "batch": f"{job.global_batch} rows x {job.length:,} tokens = {tokens:,} a step: "
+            f"{layout.micro_batch} x {layout.replicas} ranks x {job.accumulation} accumulation",
+        },
+        f"memory of a GPU in the {found.peak.moment}, GiB ({moments})": {
+            name.replace("_", " "): f"{size / GIB:8.2f}" for name, size in sizes.items()
+        },
+        "TFLOP of a step, all GPUs together": {
+            "matrix products": f"{done.linear * tokens / 1e12:12,.1f}",
+            "attention": f"{done.attention * tokens / 1e12:12,.1f}",
+            "of the model, for MFU": f"{done.model * tokens / 1e12:12,.1f}",
+        },
+        "sent by a GPU in a step": {
+            each.kind: f"{each.bytes / 1e9:10,.2f} GB by {each.link}, {each.seconds:.3f} s"
+            for each in roofline.traffic(job, gpu)
+        },
+        "seconds of a step (predicted, no GPU was measured)": {
+            "matrix products": f"{step.linear:8.3f}",
+            "attention": f"{step.attention:8.3f}, {step.attention / step.all:.0%} of the step: {calls}",
+            "memory-bound operators": f"{step.memory_bound:8.3f}",
+            "optimizer": f"{step.optimizer:8.3f}",
+            "waiting for others": f"{step.waiting:8.3f}, and {step.hidden:.3f} more is hidden",
+            "in all": f"{step.all:8.3f}",
+        },
+        "run": {
+            "speed": f"{step.tokens_per_second:,.0f} tokens/s, {step.tokens_per_second / layout.gpus:,.0f} a GPU, "
+            f"MFU {step.mfu:.1%}",
+            "time": run + cost if job.steps else "the recipe counts epochs: the steps are not known before the data",
+            "longest row that fits": f"{search.largest_length(job):,} tokens, one on each data-parallel rank",
+            "largest micro-batch that fits": f"{search.largest_micro_batch(job):,} rows of {job.length:,} tokens",
+        },
+    }
+    return "\n\n".join("\n".join([head, *(f"  {k:<36}{v}" for k, v in rows.items())]) for head, rows in blocks.items())
 
 
 if __name__ == "__main__":

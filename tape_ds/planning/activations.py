@@ -14,9 +14,6 @@ from dataclasses import dataclass
 
 from tape_ds.planning.job import Job
 
-NORM_ELEMENT = 4
-"""torch's RMSNorm computes in fp32 and keeps that copy of what it reads."""
-
 
 @dataclass(frozen=True)
 class Kept:
@@ -31,10 +28,10 @@ class Kept:
 
 
 def inside(job: Job) -> list[Kept]:
-    """What is kept of one block without checkpointing, bytes per token; its input, but for the state, is not part."""
+    """What is kept of one block without checkpointing, bytes per token; neither its input nor its state are part."""
     model, trained, element, ways = job.model, job.trained, job.element, job.layout.tensor
     query, key, inner = model.query / ways * element, key_columns(job) * element, model.inner / ways * element
-    hidden, wide = model.hidden * element, model.carried / model.head_size
+    hidden, wide, sums = model.hidden * element, model.carried / model.head_size, model.heads / ways * 4
     tiled, positions = job.layout.mlp_tiles > 1, bool(model.state)
     exchanged = max(ways, job.layout.sequence) > 1
     found = [
@@ -47,26 +44,29 @@ def inside(job: Job) -> list[Kept]:
         Kept("attention's output", query, "attention"),
         Kept("what became of the state", query * wide, "attention", carried=True),
         Kept("what became of it, of own tokens", (exchanged and trained.positions) * query * wide, carried=True),
-        Kept("attention's sums", model.heads / ways * 4, "attention"),
+        Kept("attention's sums", sums, "attention"),
         Kept("input of o", (_reads(job, "o_proj") and (bool(wide) or job.layout.sequence > 1)) * query),
         *_norm(job, "norm after attention"),
         Kept("input of gate and up", (tiled or _reads(job, "gate_proj", "up_proj", "fc_in")) * hidden),
         Kept("gate of the state", positions * model.rank / ways * element, "product", carried=True),
-        _output(job),
-        Kept("state", state_bytes(job)),
+        # position updates read it; under tensor parallelism it is a sum over ranks, and no linear map's own
+        Kept(
+            *("feed-forward's output", (positions and trained.positions) * hidden / ways),
+            *("product" if ways == 1 else "", True),
+        ),
         Kept("state of own heads", (ways > 1) * state_bytes(job, of_own_heads=True), carried=True),
         *(Kept(f"inside the adapter of {name}", rank * element, "product") for name, rank in trained.adapters),
-        *_scores(job),
     ]
+    if model.biased and job.gpu is None:  # inside the kernel on a GPU; on a CPU a mask, of which half a row's are held
+        found.append(Kept("bias", model.heads / ways * job.length / 2 * 4, "attention"))
     if not tiled:
         found += [
             Kept("gate, up" if model.gated else "inner columns", (2 if model.gated else 1) * inner, "product"),
             Kept("activation of the gate", (not job.fused or not model.gated) * inner),
             Kept("input of down", (model.gated and _reads(job, "down_proj", "fc_out")) * inner),
         ]
-    if wide and job.gpu is not None and not job.wide_attention:
-        # one call for each half, whose outputs stay apart
-        found.append(Kept("sums of the second half", model.heads / ways * 4, "attention", carried=True))
+    if wide and job.gpu is not None and not job.wide_attention:  # one call for each half, whose outputs stay apart
+        found.append(Kept("sums of the second half", sums, "attention", carried=True))
     return [each for each in found if each.bytes]
 
 
@@ -83,33 +83,19 @@ def state_bytes(job: Job, *, of_own_heads: bool = False) -> float:
     return model.state * share * (job.state_element or job.element)
 
 
-def _output(job: Job) -> Kept:
-    """Of the feed-forward, which position updates read; under tensor parallelism it is a sum over ranks, and no linear
-    map's own."""
-    model, ways = job.model, job.layout.tensor
-    size = model.hidden / ways * job.element * (bool(model.state) and job.trained.positions)
-    return Kept("feed-forward's output", size, "product" if ways == 1 else "", carried=True)
-
-
 def _reads(job: Job, *names: str) -> bool:
     """Whether what these linear maps read is kept: where one's weight, or its adapter, is trained; and always by the
     linear map that ZeRO-3 puts in their place."""
     return job.layout.zero == 3 or job.trained.linears or any(name in names for name, _ in job.trained.adapters)
 
 
-def _scores(job: Job) -> list[Kept]:
-    """A bias on the scores: inside the kernel on a GPU; on a CPU it is a mask, of which half a row's are held."""
-    if not job.model.biased or job.gpu is not None:
-        return []
-    return [Kept("bias", job.model.heads / job.layout.tensor * job.length / 2 * 4, "attention")]
-
-
 def _norm(job: Job, name: str) -> list[Kept]:
-    """Of an RMSNorm: its input (in fp32, unless a fused kernel reads it as it is), and what its weight multiplies."""
+    """Of an RMSNorm: its input (by torch in fp32, unless a fused kernel reads it as it is), and what its weight
+    multiplies."""
     hidden = job.model.hidden / job.layout.tensor
     if job.fused:
         return [Kept(name, hidden * job.element + 4)]
-    return [Kept(name, hidden * NORM_ELEMENT + 4), Kept(f"{name}, scaled", job.trained.norms * hidden * job.element)]
+    return [Kept(name, hidden * 4 + 4), Kept(f"{name}, scaled", job.trained.norms * hidden * job.element)]
 
 
 @dataclass(frozen=True)
@@ -132,7 +118,7 @@ class Activations:
     head: float
     """What lies between the blocks and the loss, gone before a block is differentiated."""
     head_weight: float
-    """The gradient of a trained head."""
+    """The gradient of a trained head, which the loss computes in the forward."""
     logits: float
     """Of one chunk of the loss, for a moment."""
 
@@ -141,13 +127,15 @@ def of(job: Job) -> Activations:
     """All of it."""
     layout, model, tokens = job.layout, job.model, job.tokens
     checkpointed = 0 if layout.every is None else -(-model.layers // layout.every)
-    parts = [each for each in inside(job) if each.name != "state"]
+    parts = inside(job)
     last = sum(each.bytes for each in parts if each.carried)
     whole = sum(each.bytes for each in parts)
     again, extra = _kept_again(job, parts)
     hidden = model.hidden / layout.tensor * job.element
     state = state_bytes(job)
     moved = max(0, checkpointed - 1) * layout.offload_checkpoints
+    # the loss computes its gradients in the forward; under tensor parallelism it reads the tokens of all, gathered
+    read = model.hidden * job.element * (1 + (layout.tensor > 1)) + sum(each.bytes for each in _norm(job, "final"))
     return Activations(
         checkpoints=tokens * hidden * (checkpointed - moved),
         states=tokens * state * (model.layers - 1 - moved),
@@ -155,21 +143,10 @@ def of(job: Job) -> Activations:
         inside=tokens * ((model.layers - checkpointed) * whole - last * (layout.every != 1) + checkpointed * again),
         recomputed=tokens * (whole - again + extra - last * (model.layers == 1)) * bool(checkpointed),
         working=tokens * _working(job),
-        head=_head(job),
-        head_weight=_head_weight(job),
+        head=tokens * read,
+        head_weight=job.trains_head * model.vocabulary / layout.tensor * model.hidden * job.element,
         logits=_logits(job),
     )
-
-
-def of_a_block(job: Job) -> float:
-    """Bytes that one block leaves for its backward by the layout's policy, position state included; under every n-th,
-    a block that is computed again."""
-    parts = [each for each in inside(job) if each.name != "state"]
-    if job.layout.every is None:
-        kept = sum(each.bytes for each in parts)
-    else:
-        kept = job.model.hidden / job.layout.tensor * job.element + _kept_again(job, parts)[0]
-    return job.tokens * (kept + state_bytes(job))
 
 
 def _kept_again(job: Job, parts: list[Kept]) -> tuple[float, float]:
@@ -206,23 +183,6 @@ def _working(job: Job) -> float:
     return columns * job.element
 
 
-def _head(job: Job) -> float:
-    """The final norm, and the loss's gradient in what it reads: the loss computes its gradients in the forward. Under
-    tensor parallelism it reads the tokens of all, gathered."""
-    final_norm = sum(each.bytes for each in _norm(job, "final norm"))
-    return job.tokens * (job.model.hidden * job.element * (1 + (job.layout.tensor > 1)) + final_norm)
-
-
-def _head_weight(job: Job) -> float:
-    """The gradient of a trained head, which the loss computes in the forward, too."""
-    model = job.model
-    return _head_is_trained(job) * model.vocabulary / job.layout.tensor * model.hidden * job.element
-
-
-def _head_is_trained(job: Job) -> bool:
-    return job.trained.linears or (job.model.tied and job.trained.embeddings)
-
-
 def _logits(job: Job) -> float:
     """Of one chunk: logits, fp32 logarithms, and their gradient in the place of the logits; and the fp32 sum of a
     trained head's gradient. Where ranks share the vocabulary, fp32 logits, and those less the largest of all."""
@@ -232,4 +192,4 @@ def _logits(job: Job) -> float:
     chunk = min(job.tokens, chunk_tokens(-(-job.model.vocabulary // job.layout.tensor)))
     second = 4 if job.layout.tensor > 1 else job.element
     total = chunk * (vocabulary * (4 + second) + 2 * job.model.hidden * job.element)
-    return total + _head_is_trained(job) * vocabulary * job.model.hidden * 4
+    return total + job.trains_head * vocabulary * job.model.hidden * 4

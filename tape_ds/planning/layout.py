@@ -5,13 +5,12 @@ from typing import Literal
 
 Offload = Literal["none", "cpu", "nvme"]
 Layers = int | Literal["selective", "selective_matmuls"]
-POLICIES: tuple[Layers | None, ...] = (None, 1, "selective", "selective_matmuls")
-"""What a search tries."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """What DeepSpeed keeps beside the model; sizes in elements, as its JSON has them."""
+    """What DeepSpeed keeps beside the model; sizes in elements. Defaults are those of ``ds_configs/zero1`` and
+    ``zero2``, and DeepSpeed's own."""
 
     reduce_bucket: int = 200_000_000
     overlap: bool = True
@@ -24,11 +23,13 @@ class Engine:
     sub_group: int = 1_000_000_000
     """ZeRO-3: weights that the optimizer steps on at once."""
     secondary: int = 1
-    """ZeRO++ (hpZ): so many ranks share a second copy of the weights, which the backward gathers; 1: there is none."""
-    quantised_weights: bool = False
-    """ZeRO++ (qwZ): weights are gathered in 8 bits."""
-    quantised_gradients: bool = False
-    """ZeRO++ (qgZ): gradients are reduced in 4 bits."""
+    """ZeRO++ (hpZ): so many ranks share a second copy of the weights; 1: there is none."""
+
+    @classmethod
+    def zero_3(cls, hidden: int) -> "Engine":
+        """The sizes that transformers fills in for "auto", as in ``ds_configs/zero3``."""
+        square = hidden * hidden
+        return cls(reduce_bucket=square, prefetch_bucket=int(0.9 * square), persistence=10 * hidden)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +46,7 @@ class Layout:
     micro_batch: int = 1
     """Rows of a forward, on each data-parallel rank."""
     checkpoint_layers: Layers | None = None
-    """Which blocks are computed again for the backward, as ``tape_ds.model.recompute`` takes it: every so many-th, or
-    all but for what attention (``selective``) and the linear maps (``selective_matmuls``) gave; None: none."""
+    """Which blocks are computed again for the backward, as ``tape_ds.model.recompute`` takes it; None: none."""
     offload_checkpoints: bool = False
     """The inputs of those blocks wait in the host's memory."""
     offload_optimizer: Offload = "none"
@@ -59,6 +59,11 @@ class Layout:
     def every(self) -> int | None:
         """Every so many-th block is computed again; None: none."""
         return 1 if isinstance(self.checkpoint_layers, str) else self.checkpoint_layers
+
+    @property
+    def again(self) -> float:
+        """Share of the blocks that are computed again."""
+        return 0.0 if self.every is None else 1 / self.every
 
     @property
     def replicas(self) -> int:
@@ -74,25 +79,30 @@ class Layout:
         """By how much that is divided which ZeRO shards from ``stage`` on."""
         return self.shards if self.zero is not None and self.zero >= stage else 1
 
-    def name(self) -> str:
-        """In a few words."""
-        parts = ["no engine" if self.zero is None else f"ZeRO-{self.zero}"]
-        parts += [f"tensor {self.tensor}"] * (self.tensor > 1) + [f"sequence {self.sequence}"] * (self.sequence > 1)
-        parts.append(policy_name(self.checkpoint_layers))
-        parts += ["checkpoints offloaded"] * self.offload_checkpoints
-        parts += _offloaded("optimizer", self.offload_optimizer) + _offloaded("weights", self.offload_weights)
-        parts += [f"feed-forward in {self.mlp_tiles} tiles"] * (self.mlp_tiles > 1)
-        return ", ".join([*parts, f"micro-batch {self.micro_batch}"])
+    def flags(self) -> dict[str, str]:
+        """The fields of a recipe that spread a run like this, as a launcher's command line takes them."""
+        offload = "_offload" if {self.offload_optimizer, self.offload_weights} != {"none"} else ""
+        return {
+            "deepspeed": "null" if self.zero is None else f"zero{self.zero}{offload}",
+            "per_device_train_batch_size": str(self.micro_batch),
+            "tensor_parallel_size": str(self.tensor),
+            "sequence_parallel_size": str(self.sequence),
+            "activation_checkpointing": str(self.every is not None).lower(),
+            "checkpoint_layers": str(self.checkpoint_layers or 1),
+            "checkpoint_offload": str(self.offload_checkpoints).lower(),
+            "mlp_tiles": str(self.mlp_tiles),
+        }
 
+    def differing(self, other: "Layout") -> list[str]:
+        """Names of the flags that differ from another layout's."""
+        before = other.flags()
+        return [name for name, value in self.flags().items() if value != before[name]]
 
-def _offloaded(what: str, where: Offload) -> list[str]:
-    return {"none": [], "cpu": [f"{what} offloaded"], "nvme": [f"{what} offloaded to NVMe"]}[where]
+    def changes(self, other: "Layout") -> int:
+        """How many choices differ; the two flags of checkpointing are one choice."""
+        return len({name.replace("checkpoint_layers", "activation_checkpointing") for name in self.differing(other)})
 
-
-def policy_name(layers: Layers | None) -> str:
-    """Which blocks are computed again, in a few words."""
-    if layers is None:
-        return "no checkpointing"
-    if isinstance(layers, str):
-        return f"checkpointing {layers}"
-    return "checkpointing" if layers == 1 else f"checkpointing 1 of {layers} layers"
+    def command_line(self, other: "Layout | None" = None) -> str:
+        """Flags to type behind a launcher whose recipe is spread like ``other``; None: like nothing in particular."""
+        said = {"deepspeed", "per_device_train_batch_size", *self.differing(other or Layout())}
+        return " ".join(f"--{name} {value}" for name, value in self.flags().items() if name in said)

@@ -8,6 +8,7 @@ fp32 gradients of what it steps on.
 
 import functools
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 from tape_ds.planning import activations
 from tape_ds.planning.job import Job
@@ -85,12 +86,11 @@ def estimate(job: Job, *, reserve: bool = True) -> Estimate:
         job: what is asked.
         reserve: whether to add what CUDA and fragments take; without, these are the bytes of tensors alone.
     """
-    found = activations.of(job)
+    found, gradients = activations.of(job), _gradients(job)
     states, away = _states(job)
     forward = {"checkpoints": found.checkpoints, "position_states": found.states}
-    accumulated = states.pop("accumulated")
-    boundary = states.pop("boundary")
-    step = states.pop("step")
+    freed = states | {"gathered": 0.0}
+    kept = found.recomputed + found.working
     moments: tuple[Memory, ...] = (
         Memory(
             "loss",
@@ -98,22 +98,22 @@ def estimate(job: Job, *, reserve: bool = True) -> Estimate:
             **forward,
             activations=found.inside + found.head,
             logits=found.logits,
-            gradients=accumulated + found.head_weight,
+            gradients=gradients.accumulated + found.head_weight,
         ),
         Memory(
             "backward",
             **states,
             **forward,
-            activations=found.inside + found.recomputed + found.working,
-            gradients=accumulated + found.head_weight,
+            activations=found.inside + kept,
+            gradients=gradients.accumulated + found.head_weight,
         ),
         Memory(
             "end of the backward",
-            **(states if job.layout.zero == 3 else {**states, "gathered": 0.0}),
-            activations=found.recomputed + found.working + (0 if found.recomputed else found.inside / job.model.layers),
-            gradients=boundary,
+            **(states if job.layout.zero == 3 else freed),
+            activations=kept + (0 if found.recomputed else found.inside / job.model.layers),
+            gradients=gradients.boundary,
         ),
-        Memory("optimizer step", **{**states, "gathered": 0.0}, gradients=step),
+        Memory("optimizer step", **freed, gradients=gradients.step),
     )
     if not job.trained.anything:
         moments = (Memory("forward", weights=states["weights"], gathered=states["gathered"], logits=found.logits),)
@@ -123,63 +123,60 @@ def estimate(job: Job, *, reserve: bool = True) -> Estimate:
 
 
 def _states(job: Job) -> tuple[dict[str, float], dict[str, float]]:
-    """What is there all the time, what gradients take at three moments; and what is elsewhere, by where."""
+    """What is there all the time, by part; and bytes that are elsewhere, by where."""
     layout, engine, element = job.layout, job.layout.engine, job.element
     weight_element = element if layout.zero is not None else 4
-    trained, everything = total(job.own, trained=True), total(job.own)
-    shared_trained = trained / layout.shared(1)
-    masters = shared_trained * (OPTIMIZER_BYTES + (MASTER_BYTES if job.masters else 0))
-    gradients = trained * weight_element
-    weights = everything * weight_element - _saved_by_four_bits(job, weight_element)
-    copies = everything * element if layout.zero is None and element < 4 else 0.0  # autocast's, kept for the backward
-    states = {"weights": weights, "gathered": copies, "optimizer": masters, "buckets": 0.0}
-    fp32 = shared_trained * 4 if job.masters and element < 4 else 0.0
-    away = {"none": 0.0, "cpu": 0.0, "nvme": 0.0}
+    shared = total(job.own, trained=True) / layout.shared(1)
+    everything = total(job.own)
+    weights, gathered, buckets = float(everything * weight_element), 0.0, 0.0
+    if job.quantised:  # the blocks' frozen linear layers, in NormalFloat whose scales are quantised too
+        linears = sum(each.total for each in job.own if each.kind == "linear")
+        weights -= linears * (weight_element - FOUR_BIT_BYTES)
+    if layout.zero is None and element < 4:
+        gathered = everything * element  # autocast's copies, kept for the backward
     if layout.zero == 3:
-        states |= _zero_3(job, everything, trained)
-        own = trained * element / layout.shards
-        accumulated = boundary = own
-        step = own + min(trained / layout.shards, engine.sub_group) * (4 + element)
-    elif layout.zero == 2:
-        accumulated = gradients / layout.shards * (job.accumulation > 1)
-        boundary = gradients / layout.shards
-        states["buckets"] = (1 + engine.overlap) * engine.reduce_bucket * element
-        step = boundary + max(fp32, shared_trained * element)
-    elif layout.zero == 1:
-        accumulated, boundary = gradients * (job.accumulation > 1), gradients
-        states["buckets"] = (1 + engine.overlap) * engine.reduce_bucket * element
-        step = boundary + shared_trained * element + fp32
-    else:
-        accumulated, boundary = gradients * (job.accumulation > 1), gradients
-        step = boundary + fp32
+        small = sum(each.total for each in job.own if each.size < engine.persistence)
+        live = min(everything - small, engine.max_live)
+        second = everything * element / engine.secondary if engine.secondary > 1 else 0.0
+        weights = everything * element / layout.shards + second + small * element
+        gathered = (live + min(engine.prefetch_bucket, everything - small - live)) * element
+        buckets = engine.reduce_bucket * element
+    elif layout.zero:
+        buckets = (1 + engine.overlap) * engine.reduce_bucket * element
+    optimizer = shared * (OPTIMIZER_BYTES + MASTER_BYTES * job.masters)
+    away = {"none": 0.0, "cpu": 0.0, "nvme": 0.0}
     if layout.offload_optimizer != "none":
-        away[layout.offload_optimizer] += masters + shared_trained * 4
-        states["optimizer"] = 0.0
-        step = boundary
+        away[layout.offload_optimizer] += optimizer + shared * 4
+        optimizer = 0.0
     if layout.offload_weights != "none":
-        away[layout.offload_weights] += states["weights"]
-        states["weights"] = 0.0
-    return states | {"accumulated": accumulated, "boundary": boundary, "step": step}, away
+        away[layout.offload_weights] += weights
+        weights = 0.0
+    return {"weights": weights, "gathered": gathered, "optimizer": optimizer, "buckets": buckets}, away
 
 
-def _saved_by_four_bits(job: Job, element: float) -> float:
-    """Bytes less where the blocks' frozen linear layers are in 4-bit NormalFloat, its scales quantised too."""
-    if not job.quantised:
-        return 0.0
-    return sum(each.total for each in job.own if each.kind == "linear") * (element - FOUR_BIT_BYTES)
+class _Gradients(NamedTuple):
+    """Bytes of gradients."""
+
+    accumulated: float  # before a micro-step's backward
+    boundary: float  # after the last
+    step: float  # while the optimizer steps, its fp32 copies included
 
 
-def _zero_3(job: Job, everything: int, trained: int) -> dict[str, float]:
-    """Shards, ZeRO++'s second ones, what is never given back, what is gathered, and the bucket that stays."""
-    layout, engine, element = job.layout, job.layout.engine, job.element
-    small = sum(each.total for each in job.own if each.size < engine.persistence)
-    live = min(everything - small, engine.max_live)
-    second = everything * element / engine.secondary if engine.secondary > 1 else 0.0
-    return {
-        "weights": everything * element / layout.shards + second + small * element,
-        "gathered": live * element + min(engine.prefetch_bucket, everything - small - live) * element,
-        "buckets": engine.reduce_bucket * element,
-    }
+def _gradients(job: Job) -> _Gradients:
+    layout, element = job.layout, job.element
+    trained = total(job.own, trained=True)
+    own = trained / layout.shards
+    fp32 = trained / layout.shared(1) * 4 if job.masters and element < 4 else 0.0
+    if layout.zero == 3:
+        boundary = accumulated = own * element
+        step = boundary + min(own, layout.engine.sub_group) * (4 + element)
+    else:
+        boundary = own * element if layout.zero == 2 else trained * (element if layout.zero is not None else 4)
+        accumulated = boundary * (job.accumulation > 1)
+        # the 16-bit gradients of an own part beside its fp32 ones, by ZeRO-2 in their place
+        copies = {1: own * element + fp32, 2: max(fp32, own * element)}
+        step = boundary + copies.get(layout.zero or 0, fp32)
+    return _Gradients(accumulated, boundary, boundary if layout.offload_optimizer != "none" else step)
 
 
 def _with_reserve(moment: Memory) -> Memory:
@@ -190,7 +187,6 @@ def _with_reserve(moment: Memory) -> Memory:
 def checkpoint_bytes(job: Job) -> float:
     """What a checkpoint holds: only what is trained, as the model computes with it (twice: for the engine, and to be
     loaded by itself), and the optimizer's 12 bytes."""
-    trained = job.trained_parameters
-    element = job.element if job.layout.zero is not None else 4
-    optimizer = OPTIMIZER_BYTES + (MASTER_BYTES if job.masters else 0)
-    return trained * ((2 if job.layout.zero is not None else 1) * element + optimizer)
+    has_engine = job.layout.zero is not None
+    weights = 2 * job.element if has_engine else 4
+    return job.trained_parameters * (weights + OPTIMIZER_BYTES + MASTER_BYTES * job.masters)

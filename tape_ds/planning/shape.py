@@ -19,77 +19,30 @@ if TYPE_CHECKING:
     Config = TapeConfig | ScaledGPTJConfig
 Kind = Literal["linear", "head", "embedding", "norm", "position", "adapter"]
 
-LLAMAS: Mapping[str, Mapping[str, Any]] = {
-    "meta-llama/Llama-2-7b-hf": {},
-    "meta-llama/Llama-2-13b-hf": {
-        "hidden_size": 5120,
-        "intermediate_size": 13824,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 40,
-    },
-    "meta-llama/Llama-2-70b-hf": {
-        "hidden_size": 8192,
-        "intermediate_size": 28672,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-    },
-    "meta-llama/Meta-Llama-3-8B": {
-        "intermediate_size": 14336,
-        "num_key_value_heads": 8,
-        "vocab_size": 128_256,
-        "max_position_embeddings": 8192,
-    },
-    "meta-llama/Meta-Llama-3-70B": {
-        "hidden_size": 8192,
-        "intermediate_size": 28672,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "vocab_size": 128_256,
-        "max_position_embeddings": 8192,
-    },
-    "huggyllama/llama-7b": {"max_position_embeddings": 2048},
-    "baichuan-inc/Baichuan2-7B-Base": {"vocab_size": 125_696},
-    "HuggingFaceTB/SmolLM2-135M-Instruct": {
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "vocab_size": 49_152,
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
-    },
+_COLUMNS = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("vocab_size", "max_position_embeddings", "tie_word_embeddings"),
+)
+LLAMAS: Mapping[str, tuple[int, ...]] = {
+    "huggyllama/llama-7b": (4096, 11008, 32, 32, 32, 32_000, 2048, False),
+    "meta-llama/Llama-2-7b-hf": (4096, 11008, 32, 32, 32, 32_000, 4096, False),
+    "meta-llama/Llama-2-13b-hf": (5120, 13824, 40, 40, 40, 32_000, 4096, False),
+    "meta-llama/Llama-2-70b-hf": (8192, 28672, 80, 64, 8, 32_000, 4096, False),
+    "meta-llama/Meta-Llama-3-8B": (4096, 14336, 32, 32, 8, 128_256, 8192, False),
+    "meta-llama/Meta-Llama-3-70B": (8192, 28672, 80, 64, 8, 128_256, 8192, False),
+    "baichuan-inc/Baichuan2-7B-Base": (4096, 11008, 32, 32, 32, 125_696, 4096, False),
+    **dict.fromkeys(("smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"), (576, 1536, 30, 9, 3, 49_152, 8192, True)),
 }
-"""Published sizes where they differ from Llama-2-7B's, by hub name (the models' own ``config.json``), for plans on a
-machine that does not have them. Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288; Grattafiori et al. 2024,
+"""Published sizes by the names that recipes have for them (the models' own ``config.json``), for plans on a machine
+without the models. Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288; Grattafiori et al. 2024,
 arXiv:2407.21783; Yang et al. 2023, arXiv:2309.10305; Allal et al. 2025, arXiv:2502.02737."""
-LLAMA_2_7B = {
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "vocab_size": 32_000,
-    "max_position_embeddings": 4096,
-}
-SHORT = {
-    "llama2-7b": "meta-llama/Llama-2-7b-hf",
-    "llama2-13b": "meta-llama/Llama-2-13b-hf",
-    "llama2-70b": "meta-llama/Llama-2-70b-hf",
-    "llama3-8b": "meta-llama/Meta-Llama-3-8B",
-    "llama3-70b": "meta-llama/Meta-Llama-3-70B",
-    "smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct",
-}
-"""What else they are called."""
 GPT_J = "EleutherAI/gpt-j-6b"
 """Its sizes are the defaults of its class."""
 
 
-def known(name: str) -> str | None:
-    """The hub name of a published model that ``name`` means; None where it means none."""
-    name = SHORT.get(name, name)
-    return name if name in LLAMAS or name == GPT_J else None
+def known(name: str) -> bool:
+    """Whether the sizes of a model are in this file."""
+    return name in LLAMAS or name == GPT_J
 
 
 def published(name: str, **changes: Any) -> Config:
@@ -98,16 +51,16 @@ def published(name: str, **changes: Any) -> Config:
     Raises:
         UserError: its sizes are not in this file.
     """
-    found = known(name)
-    if found is None:
-        remedy = f"{did_you_mean(name, [*SHORT, *LLAMAS])}, or --model_config FILE"
-        raise UserError(Problem("model", name, "its configuration is not at hand", remedy))
     from tape_ds.model.configuration import TapeConfig
     from tape_ds.model.gptj_configuration import ScaledGPTJConfig
 
-    if found == GPT_J:
+    if name == GPT_J:
         return ScaledGPTJConfig()
-    return TapeConfig(**{**LLAMA_2_7B, "position_encoding": "rope", **LLAMAS[found], **changes})
+    if name not in LLAMAS:
+        remedy = f"{did_you_mean(name, LLAMAS)}, or --model_config FILE"
+        raise UserError(Problem("model", name, "its configuration is not at hand", remedy))
+    sizes = dict(zip(_COLUMNS, LLAMAS[name], strict=True))
+    return TapeConfig(**{"position_encoding": "rope", **sizes, **changes})
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tape_ds.model.attention.shifted_groups import attention_span
 from tape_ds.model.flops import training_flops_per_token
 from tape_ds.model.positions import scaling
 from tape_ds.scoring.span_losses import SpanLosses
-from tape_ds.training import identity, methods, plots, tables
+from tape_ds.training import identity, methods, model_config, plots, tables
 from tape_ds.training.callbacks import LossByPosition, PasskeyRetrieval
 from tape_ds.training.held_out import (
     WITHOUT_UPDATES,
@@ -174,7 +174,9 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
     base = convert.resolve(base_address(recipe.model.model))
     native = extendable.read_config(base)
     fitting = [*check_against_model(recipe, native), *targets_of(recipe.chosen, native.model_type, recipe.method)]
-    learned = recipe.trains_positions and learns(recipe.model.position_encoding, position_options(recipe, native))
+    learned = recipe.trains_positions and learns(
+        recipe.model.position_encoding, model_config.position_options(recipe, native)
+    )
     fitting += check_trained(recipe.optimization, learned)
     raise_if_any([*extendable.check(native), *fitting, *check_model(recipe.scale, native)])
     read = fingerprints(recipe.data.train_data if recipe.trains else [])
@@ -186,18 +188,7 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
     require_same(recipe, started, decides)
     rows: Any = training_rows(recipe, tokenizer) if recipe.trains else []
     held_out, prompts = held_out_documents(recipe, tokenizer), passkey_prompts(recipe, tokenizer)
-    encoding = recipe.model.position_encoding
-    config = extendable.configure(
-        native,
-        position_encoding=encoding,
-        position_options=positions.options_for(encoding, position_options(recipe, native), tokenizer) or None,
-        state_dtype=recipe.model.state_dtype,
-        attention_backend=recipe.model.attention_backend,
-        max_position_embeddings=recipe.model.target_length,
-        rope_parameters=scaling.extended(
-            native.rope_parameters, recipe.angles, native.max_position_embeddings, recipe.model.target_length
-        ),
-    )
+    config = model_config.extended(recipe, native, tokenizer)
     require_room(recipe, config, started.agreement)
     dtype = weights_dtype(arguments, recipe.trains)
     model = extendable.load(base, config, dtype=dtype, **quantisation(recipe, arguments))
@@ -216,14 +207,6 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
         identity=decides,
         resumed=started.resumed,
     )
-
-
-def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[str, Any]:
-    """The recipe's options; where it gives none, those of a base that has this very encoding."""
-    model = recipe.model
-    if not model.position_options and getattr(native, "position_encoding", None) == model.position_encoding:
-        return dict(getattr(native, "position_options", None) or {})
-    return model.position_options
 
 
 def quantisation(recipe: ExtensionRecipe, arguments: TrainingArguments) -> dict[str, Any]:

@@ -5,17 +5,16 @@ from typing import Any
 
 import datasets
 import torch
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.scrolls import examples, rows
 from tape_ds.data.scrolls.rows import AnswerRows, Cut
 from tape_ds.errors import Problem, raise_if_any
-from tape_ds.model import convert, extendable, positions
+from tape_ds.model import convert, extendable
 from tape_ds.model import rows as rows_of_vocabulary
-from tape_ds.model.configuration import TapeConfig
 from tape_ds.scoring.answers import Asked
-from tape_ds.training import answer_scores, identity, methods, tables
+from tape_ds.training import answer_scores, identity, methods, model_config, tables
 from tape_ds.training.answer_scores import AnswerScores
 from tape_ds.training.extension import base_address
 from tape_ds.training.recipe import paths
@@ -26,8 +25,6 @@ from tape_ds.training.run import RunOfVariedRows, require_room, require_same, sa
 from tape_ds.training.trained import Record
 
 SCORES = "results/answers.json"
-PLAIN = "rope"
-"""The encoding by which a plain Llama is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +103,7 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
     base = convert.resolve(base_address(recipe.model.model))
     native = extendable.read_config(base)
     raise_if_any([*extendable.check(native), *check_model(recipe.scale, native)])
-    config = model_config(recipe, native)
+    config = model_config.finetuned(recipe, native)
     learned = learns(config.position_encoding, getattr(config, "position_options", None) or {})
     raise_if_any(list(check_trained(recipe.optimization, learned)))
     data = recipe.data
@@ -140,27 +137,6 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
         identity=decides,
         resumed=started.resumed,
     )
-
-
-def model_config(recipe: FinetuningRecipe, native: PreTrainedConfig) -> extendable.Config:
-    """The model as it is, for rows that may be longer than it was made for.
-
-    It keeps its encoding and its angles. ``max_position_embeddings`` becomes the rows' length where that is longer,
-    which is what it addresses from then on (randpe draws positions for so many); an encoding that is used differently
-    at that length, as ``yarn`` is, is so trained.
-
-    Raises:
-        UserError: its options forbid rows of that length.
-    """
-    length = max(recipe.data.max_tokens, native.max_position_embeddings)
-    changes = {} if native.model_type == TapeConfig.model_type else {"position_encoding": PLAIN}
-    config = extendable.configure(
-        native,
-        max_position_embeddings=length,
-        attention_backend=recipe.model.attention_backend,
-        **changes,
-    )
-    return positions.config_at(config, length) if isinstance(config, TapeConfig) else config
 
 
 def check_end(recipe: FinetuningRecipe, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:

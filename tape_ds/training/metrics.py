@@ -32,6 +32,7 @@ PEAK_FLOPS: tuple[tuple[str, float], ...] = (
     (r"\bA40\b", 149.7e12),
     (r"\bA30\b", 165e12),
     (r"\bA10\b", 125e12),
+    (r"\bRTX 4090$", 165.2e12),
     (r"\bL40S\b", 362e12),
     (r"\bL40\b", 181e12),
     (r"\bL4\b", 121e12),

@@ -19,7 +19,6 @@ def announce(run: Run) -> None:
     total, trained = run.parameter_counts
     stage = engine_stage(arguments)
     micro, layout = arguments.per_device_train_batch_size, recipe.layout(arguments.world_size)
-    asked = forecast.job(recipe, run.config, arguments.world_size, forecast.gpu_at_hand())
     own = run.outline()
     rows = {
         "model": own.pop("model"),
@@ -35,7 +34,7 @@ def announce(run: Run) -> None:
         "engine": f"{'ZeRO-' + str(stage) if arguments.deepspeed else 'no DeepSpeed'}, "
         f"{'bf16' if arguments.bf16 else 'fp16' if arguments.fp16 else 'fp32'}, checkpointing "
         f"{'on' if arguments.gradient_checkpointing else 'off'}",
-        "memory": forecast.told(asked),
+        "memory": forecast.here(recipe, run.config, arguments.world_size).summary(),
         "results": str(run.output),
     }
     tables.print_rows(rows)

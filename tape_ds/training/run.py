@@ -24,6 +24,7 @@ from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import extendable, liger, liger_forwards, positions
 from tape_ds.model.flops import training_flops_per_token
 from tape_ds.parallel.cuts import whole_numel
+from tape_ds.planning import search
 from tape_ds.scoring import inspection
 from tape_ds.training import checkpoint, forecast, identity, parameter_groups, resume, run_lock
 from tape_ds.training.agreement import Agreement
@@ -281,7 +282,8 @@ def require_room(recipe: Recipe, config: extendable.Config, agreement: Agreement
     Raises:
         UserError: it would not, and the recipe says neither ``force`` nor ``allow_cpu``; on all ranks alike.
     """
-    own = forecast.check(recipe, config, agreement.world, forecast.gpu_at_hand()) if recipe.trains else []
+    stopped = recipe.trains and not recipe.memory.force
+    own = search.refusal(forecast.here(recipe, config, agreement.world)) if stopped else []
     own += device.check(recipe, config)
     raise_if_any(_everyones(own, agreement))
 

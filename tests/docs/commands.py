@@ -46,7 +46,6 @@ READERS = {
     "tools.plan": "tape_ds.training.recipe.loading.load",
 }
 WORK = {
-    "tools.plan": ("tape_ds.planning.sweep.jobs", "tape_ds.planning.published.rows"),
     "tools.compare_methods": ("tape_ds.training.comparison.runs.carry_out",),
     "tools.compare_encodings": ("tape_ds.training.comparison.runs.carry_out",),
     "tools.compare_addressing": ("tape_ds.training.comparison.runs.carry_out",),

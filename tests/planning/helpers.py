@@ -9,13 +9,24 @@ from tape_ds.planning.shape import Trained
 
 FROZEN = Trained(norms=True, positions=True)
 LAYOUT = set(Layout.__dataclass_fields__)
+MODELS = {
+    "llama2-7b": "meta-llama/Llama-2-7b-hf",
+    "llama2-13b": "meta-llama/Llama-2-13b-hf",
+    "llama2-70b": "meta-llama/Llama-2-70b-hf",
+    "llama3-8b": "meta-llama/Meta-Llama-3-8B",
+}
+
+
+def published(name, **changes):
+    """The configuration of one of these, or of any other that has published sizes."""
+    return shape.published(MODELS.get(name, name), **changes)
 
 
 def job(encoding="tape", trained=None, model="llama2-7b", gpu="h100-80", **changes):
     """One job; changes are fields of the layout or of the job."""
     layout = Layout(**{"gpus": 8, **{name: changes.pop(name) for name in list(changes) if name in LAYOUT}})
     asked = Job(
-        model=shape.sizes(shape.published(model, position_encoding=encoding)),
+        model=shape.sizes(published(model, position_encoding=encoding)),
         trained=Trained.everything() if trained is None else trained,
         length=8192,
         global_batch=64,

@@ -12,6 +12,10 @@ CUDA_NAMES = {
     "h100-80": "NVIDIA H100 80GB HBM3",
     "h200": "NVIDIA H200",
     "v100-32": "Tesla V100-SXM2-32GB",
+    "rtx4090": "NVIDIA GeForce RTX 4090",
+    "l40s": "NVIDIA L40S",
+    "gh200": "NVIDIA GH200 480GB",
+    "b200": "NVIDIA B200",
 }
 
 
@@ -23,18 +27,10 @@ def test_a_card_is_known_by_what_cuda_calls_it(name):
     assert found.peak == metrics.peak_flops(CUDA_NAMES[name])
 
 
-@pytest.mark.parametrize("name", ["NVIDIA H200 NVL", "NVIDIA H100 PCIe", "NVIDIA GeForce RTX 4090", ""])
+@pytest.mark.parametrize("name", ["NVIDIA H200 NVL", "NVIDIA H100 PCIe", "NVIDIA GeForce RTX 4090 D", "NVIDIA L40", ""])
 def test_another_card_is_nobody(name):
     """An unknown GPU is never taken for a known one."""
     assert hardware.of_device(name, 1e9) is None
-
-
-def test_attention_rates_lie_between_the_measured_ones():
-    gpu = hardware.find("a100-80")
-    assert gpu.attention_rates(128, 8192) == (182e12, 182e12)
-    assert gpu.attention_rates(128, 100) == (133e12, 133e12) and gpu.attention_rates(128, 10**6) == (189e12, 189e12)
-    assert 182e12 < gpu.attention_rates(128, 12_000)[0] < 189e12
-    assert gpu.attention_rates(96, 1024) in (gpu.attention_rates(64, 1024), gpu.attention_rates(128, 1024))
 
 
 def test_an_unknown_name_suggests_a_known_one():

@@ -1,4 +1,6 @@
-"""Who shares what."""
+"""Who shares what, and how it is typed."""
+
+from dataclasses import replace
 
 from tape_ds.planning.layout import Layout
 
@@ -14,12 +16,13 @@ def test_each_stage_shards_one_thing_more():
     assert Layout(gpus=8, zero=None).shared(1) == 1
 
 
-def test_a_name_says_every_choice():
-    layout = Layout(
-        gpus=8, zero=3, tensor=2, sequence=2, checkpoint_layers=3, offload_checkpoints=True, offload_optimizer="cpu"
+def test_a_layout_is_typed_as_what_differs():
+    layout = Layout(gpus=8, zero=2, tensor=2, checkpoint_layers="selective", offload_optimizer="cpu")
+    own = "--deepspeed zero2_offload --per_device_train_batch_size 1 --tensor_parallel_size 2 "
+    assert layout.command_line() == own + "--activation_checkpointing true --checkpoint_layers selective"
+    plain = replace(layout, tensor=1, checkpoint_layers=None, offload_optimizer="none")
+    assert plain.command_line(layout).endswith(
+        "--tensor_parallel_size 1 --activation_checkpointing false --checkpoint_layers 1"
     )
-    assert layout.name() == (
-        "ZeRO-3, tensor 2, sequence 2, checkpointing 1 of 3 layers, checkpoints offloaded, optimizer offloaded, "
-        "micro-batch 1"
-    )
-    assert Layout(zero=None).name() == "no engine, no checkpointing, micro-batch 1"
+    assert plain.changes(layout) == 3 and layout.changes(layout) == 0
+    assert "--deepspeed null" in Layout(zero=None).command_line()

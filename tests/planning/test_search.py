@@ -1,12 +1,13 @@
-"""What a search finds, and why."""
+"""What a search finds, whether a run fits, and the remedy where it does not."""
 
 import time
 from dataclasses import replace
 
 import pytest
 
-from tape_ds.planning import memory, search
-from tape_ds.planning.job import problems
+from tape_ds.planning import search
+from tape_ds.planning.job import possible
+from tape_ds.planning.plan import Plan
 from tests.planning.helpers import FROZEN, job
 
 
@@ -14,36 +15,33 @@ def test_the_fastest_that_fits_comes_first():
     found = search.search(job())
     fitting = [each for each in found if each.fits]
     assert found[0].fits and fitting == found[: len(fitting)]
-    steps = [each.clock.step for each in fitting]
+    steps = [each.step.all for each in fitting]
     assert steps == sorted(steps) and all(each.memory.peak.total <= 85.0e9 for each in fitting)
 
 
-def test_a_frozen_base_takes_zero_1():
+def test_a_frozen_base_takes_zero_1_and_its_neighbours_say_why():
     """Its weights fit, and gathering them would only cost."""
-    assert search.search(job(trained=FROZEN))[0].layout.zero == 1
-
-
-def test_the_explanation_names_each_lever_and_what_it_costs():
-    told = search.explain(search.search(job(trained=FROZEN)))
-    assert any(line.startswith("ZeRO 3: ") and "waiting for others" in line for line in told)
-    assert any(line.startswith("micro-batch") and "does not fit" in line for line in told)
+    found = search.search(job(trained=FROZEN))
+    best, near = found[0].job.layout, search.neighbours(found)
+    assert best.zero == 1 and best.checkpoint_layers is None
+    assert {each.job.layout.checkpoint_layers for each in near} == {None, 1, "selective", "selective_matmuls"}
+    assert any(each.job.layout.zero == 3 and each.step.waiting > found[0].step.waiting for each in near)
+    assert any(not each.fits for each in near)
 
 
 def test_no_way_is_one_that_a_run_refuses():
     found = search.search(job(model="llama2-70b", gpus=64))
-    assert any(each.layout.tensor > 1 for each in found) and all(problems(each.job) == [] for each in found)
+    assert any(each.job.layout.tensor > 1 for each in found) and all(possible(each.job) for each in found)
 
 
 def test_offload_comes_when_nothing_else_fits():
-    tight = job(gpus=1, global_batch=1, gpu="a100-40")
-    best = search.search(tight)[0]
-    assert best.layout.offload_optimizer == "cpu"
+    best = search.search(job(gpus=1, global_batch=1, gpu="a100-40"))[0].job.layout
+    assert best.offload_optimizer == "cpu" and "_offload" in best.command_line()
 
 
-def test_what_fits_nowhere_is_said_with_the_least_it_needs():
+def test_what_fits_nowhere_begins_with_the_least_it_needs():
     found = search.search(job(model="llama2-70b", gpus=1, global_batch=1, gpu="a100-40"))
     assert not found[0].fits and found[0].memory.peak.total == min(each.memory.peak.total for each in found)
-    assert "nothing fits" in search.explain(found)[0]
 
 
 @pytest.mark.parametrize("layout", [{}, {"checkpoint_layers": 1}, {"sequence": 8, "checkpoint_layers": 1}])
@@ -51,19 +49,18 @@ def test_the_longest_row_fits_and_a_longer_one_does_not(layout):
     asked = job(trained=FROZEN, **layout)
     longest = search.largest_length(asked)
     step = search.LENGTH_STEP * asked.layout.sequence
-
-    def takes(length):
-        one = replace(asked, length=length, global_batch=asked.layout.replicas)
-        return memory.estimate(one).peak.total <= asked.gpu.memory
-
-    assert longest % step == 0 and takes(longest) and not takes(longest + step)
+    takes = [
+        Plan(replace(asked, length=length, global_batch=asked.layout.replicas)).fits
+        for length in (longest, longest + step)
+    ]
+    assert longest % step == 0 and takes == [True, False]
 
 
 def test_the_largest_micro_batch_fits():
-    rows = search.largest_micro_batch(job(trained=FROZEN, checkpoint_layers=1))
+    asked = {"trained": FROZEN, "checkpoint_layers": 1}
+    rows = search.largest_micro_batch(job(**asked))
     assert rows > 1
-    fits = [search.fits(job(trained=FROZEN, checkpoint_layers=1, micro_batch=each)) for each in (rows, rows + 1)]
-    assert fits == [True, False]
+    assert [Plan(job(**asked, micro_batch=each)).fits for each in (rows, rows + 1)] == [True, False]
 
 
 def test_a_search_of_70b_on_1024_gpus_takes_seconds():
@@ -71,3 +68,37 @@ def test_a_search_of_70b_on_1024_gpus_takes_seconds():
     began = time.process_time()
     assert len(search.search(job(model="llama2-70b", gpus=1024, global_batch=1024))) > 100
     assert time.process_time() - began < 5
+
+
+def test_what_fits_has_no_problem_and_neither_has_a_cpu():
+    assert search.refusal(Plan(job(trained=FROZEN, checkpoint_layers=1))) == []
+    assert search.refusal(Plan(job(zero=1, gpu=None))) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"zero": 1}, "--deepspeed zero"),
+        ({"zero": 3, "length": 32_768, "global_batch": 8}, "--sequence_parallel_size 4"),
+        ({"gpus": 1, "zero": 1, "trained": FROZEN, "length": 16_384}, "--activation_checkpointing true"),
+        ({"zero": 3, "length": 131_072, "global_batch": 8}, "--sequence_parallel_size"),
+        ({"model": "llama2-70b", "gpus": 8, "gpu": "a100-40"}, "more GPUs"),
+    ],
+)
+def test_the_remedy_is_the_nearest_that_would_fit(changes, remedy):
+    (found,) = search.refusal(Plan(job(**changes)))
+    assert found.field == "memory" and "GiB would be needed" in found.wrong
+    assert remedy in found.remedy and "--force" in found.remedy
+
+
+def test_a_remedy_is_never_what_a_run_refuses():
+    """Tensor parallelism takes no ZeRO-3: a higher stage is no remedy for it."""
+    (found,) = search.refusal(Plan(job(model="llama2-70b", gpus=64, tensor=8, zero=1, gpu="a100-40")))
+    assert "zero3" not in found.remedy or "--tensor_parallel_size 1" in found.remedy
+
+
+def test_the_hosts_memory_has_an_end_as_well():
+    found = search.refusal(
+        Plan(job(model="llama2-70b", gpus=8, zero=3, offload_optimizer="cpu", checkpoint_layers=1, gpu="a100-80"))
+    )
+    assert "offload" in [each.field for each in found]

@@ -8,6 +8,7 @@ from tape_ds.model import flops, positions
 from tape_ds.planning import shape
 from tape_ds.planning.shape import Trained
 from tape_ds.training import methods
+from tests.planning.helpers import published
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}
 OWN = {
@@ -36,12 +37,12 @@ def test_all_parameters_of_every_encoding(encoding):
         ("llama2-13b", 13.016),
         ("llama2-70b", 68.977),
         ("llama3-8b", 8.030),
-        ("llama3-70b", 70.554),
+        ("meta-llama/Meta-Llama-3-70B", 70.554),
     ],
 )
 def test_published_sizes(name, billions):
     """The parameter counts of the models' own pages."""
-    model = shape.sizes(shape.published(name))
+    model = shape.sizes(published(name))
     assert round(shape.total(shape.tensors(model, Trained())) / 1e9, 3) == billions
 
 
@@ -100,6 +101,6 @@ def test_an_unknown_model_says_what_to_do():
 
 def test_the_state_lives_with_the_key_value_heads():
     """70B: 8 groups of 128 columns; nothing of the last layer's."""
-    model = shape.sizes(shape.published("llama2-70b", position_encoding="tape"))
+    model = shape.sizes(published("llama2-70b", position_encoding="tape"))
     assert (model.state, model.carried, model.rank) == (8 * 128, 128, 32)
-    assert shape.sizes(shape.published("llama2-70b")).state == 0
+    assert shape.sizes(published("llama2-70b")).state == 0

@@ -27,8 +27,7 @@ def copy(tmp_path):
     left_out = shutil.ignore_patterns(page.STORED.name)
     shutil.copytree(ROOT / "docs" / "results", tmp_path / "docs" / "results", ignore=left_out)
     shutil.copytree(ROOT / "benchmarks" / "results", tmp_path / "benchmarks" / "results")
-    for name in ("pose.md", "scaling.md"):
-        shutil.copy(ROOT / "docs" / name, tmp_path / "docs")
+    shutil.copy(ROOT / "docs" / "pose.md", tmp_path / "docs")
     return tmp_path
 
 
@@ -92,7 +91,7 @@ def test_every_page_and_folder_of_results_is_listed(copy):
     listed = {link: title for title, link, _ in page.pages(copy)}
     assert listed["../a.md"] == "About a" and listed["nameless"] == "nameless"
     assert {path.name for path in (copy / page.RESULTS).glob("*.md")} - {page.PAGE.name} <= set(listed)
-    assert "../pose.md" in listed and "../scaling.md" in listed
+    assert "../pose.md" in listed
 
 
 def test_published_numbers_stand_on_the_page(built):

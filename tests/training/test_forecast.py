@@ -1,16 +1,17 @@
 """Recipes as questions to the planner: what is trained, in which dtype, sharded how; and what the launch is told."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from tape_ds.errors import UserError
-from tape_ds.model import convert, extendable
+from tape_ds.model import convert
 from tape_ds.model.llama import TapeForCausalLM
-from tape_ds.planning import hardware, memory, shape
-from tape_ds.training import forecast
+from tape_ds.planning import hardware, memory, search, shape
+from tape_ds.planning.plan import Plan
+from tape_ds.training import forecast, model_config, run
+from tape_ds.training.agreement import Agreement
 from tape_ds.training.recipe import extension, pretraining
 from tape_ds.training.recipe.files import recipes_of, shipped
 from tests.training.recipe.helpers import has_bitsandbytes
@@ -21,7 +22,7 @@ A100 = hardware.find("a100-80")
 def asked(*argv, world=8, gpu=A100, load=extension.load):
     """The job of a recipe."""
     recipe = load(list(argv), world_size=world)
-    return forecast.job(recipe, forecast.config_of(recipe), world, gpu)
+    return forecast.job(recipe, model_config.beforehand(recipe), world, gpu)
 
 
 def test_the_recipe_says_all_that_decides():
@@ -79,10 +80,9 @@ def test_every_shipped_recipe_can_be_planned_without_its_model(name, monkeypatch
 
 @pytest.mark.parametrize(
     ("name", "gpu", "gib", "has"),
-    [("llama3_8b_32k_qlora_24gb", "a100-40", 13.6, 23.6), ("llama3_8b_32k_tape_80gb", "h100-80", 49.9, 79.2)],
+    [("llama3_8b_32k_qlora_24gb", "rtx4090", 13.6, 23.6), ("llama3_8b_32k_tape_80gb", "h100-80", 49.9, 79.2)],
 )
 def test_the_recipes_for_one_gpu_need_what_they_say(name, gpu, gib, has, monkeypatch):
-    """A card of 24 GB is none that the planner knows; bytes are the same on any."""
     has_bitsandbytes(monkeypatch)
     job = asked("--recipe", name, world=1, gpu=hardware.find(gpu))
     assert round(memory.estimate(job).peak.total / 2**30, 1) == gib < has
@@ -98,54 +98,10 @@ def _smollm2(model):
 
 def test_a_new_model_is_counted_as_it_will_be():
     recipe = pretraining.load([], world_size=1)
-    config = forecast.config_of(recipe)
+    config = model_config.beforehand(recipe)
     model = TapeForCausalLM(config)
     found = forecast.job(recipe, config, 1, None)
     assert found.parameters == sum(each.numel() for each in model.parameters()) == found.trained_parameters
-
-
-def test_a_model_that_is_not_at_hand_is_refused():
-    recipe = extension.load(["--model", "somebody/llama-11b"], world_size=1)
-    with pytest.raises(UserError):
-        forecast.config_of(recipe)
-
-
-def test_a_folders_configuration_stands_in_for_the_recipes_model(tmp_path):
-    shape.published("llama2-13b").save_pretrained(tmp_path)
-    recipe = extension.load(["--recipe", "llama2_7b_8k"], world_size=8)
-    for given in (tmp_path, tmp_path / "config.json"):
-        assert forecast.config_of(recipe, str(given)).hidden_size == 5120
-
-
-def test_a_look_reads_no_model_that_is_not_at_hand(monkeypatch, tmp_path):
-    """Neither the network nor an unpacked file: published sizes, or a folder's configuration, or nothing."""
-    monkeypatch.setattr(convert, "resolve", lambda model: pytest.fail(model))
-    monkeypatch.setattr(forecast, "_entries", lambda tokenizer: pytest.fail(tokenizer))
-    assert forecast.config_at_hand(extension.load(["--model", "somebody/llama-11b"], world_size=1)) is None
-    assert forecast.config_at_hand(extension.load(["--model", "smollm2"], world_size=1)).hidden_size == 576
-    shape.published("llama2-13b").save_pretrained(tmp_path)
-    save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
-    assert (
-        forecast.config_at_hand(
-            extension.load(["--recipe", "llama2_7b_8k", "--model", str(tmp_path)], world_size=1)
-        ).hidden_size
-        == 5120
-    )
-    own = pretraining.load(["--recipe", "c4_155m_tape", "--tokenizer", "somebody/words", "--vocab_size", "null"], 1)
-    assert forecast.config_at_hand(own) is None
-
-
-def test_smollm2_is_planned_by_the_sizes_that_it_has():
-    unpacked = extendable.read_config(convert.resolve("smollm2"))
-    found = shape.sizes(extendable.configure(unpacked, position_encoding="rope"))
-    assert shape.sizes(shape.published("smollm2")) == found
-
-
-def test_a_plan_converts_no_weights(monkeypatch, tmp_path):
-    """A Baichuan's configuration is a Llama's without its weights."""
-    monkeypatch.setattr(convert, "resolve", lambda model: pytest.fail(model))
-    shape.published("llama2-13b").save_pretrained(tmp_path)
-    assert forecast.native_config(str(tmp_path)).hidden_size == 5120
 
 
 def test_tensor_parallelism_is_read_from_the_recipe():
@@ -157,31 +113,52 @@ def test_disks_and_zero_plus_plus_are_read_from_the_json():
     own = {"stage": 3, "zero_hpz_partition_size": 4, "zero_quantized_weights": True}
     own |= {"offload_param": {"device": "nvme"}, "offload_optimizer": {"device": "cpu"}}
     recipe = replace(extension.load(["--recipe", "llama2_7b_8k"], 8), deepspeed={"zero_optimization": own})
-    layout = forecast.job(recipe, forecast.config_of(recipe), 8, A100).layout
+    layout = forecast.job(recipe, model_config.beforehand(recipe), 8, A100).layout
     assert (layout.offload_weights, layout.offload_optimizer) == ("nvme", "cpu")
-    assert (layout.engine.secondary, layout.engine.quantised_weights, layout.engine.quantised_gradients) == (
-        *(4, True),
-        False,
-    )
+    assert layout.engine.secondary == 4 and layout.engine.reduce_bucket == 500_000_000
 
 
 def test_a_launch_that_cannot_fit_is_stopped_with_a_remedy():
+    """The remedy, typed behind it, makes it fit."""
     words = ["--recipe", "llama2_7b_8k", "--activation_checkpointing", "false"]
-    recipe, forced = (extension.load([*words, *more], world_size=8) for more in ([], ["--force"]))
-    config = forecast.config_of(recipe)
     small = hardware.find("a100-40")
-    (found,) = forecast.check(recipe, config, 8, small)
-    assert found.field == "memory" and "activation_checkpointing: true" in found.remedy
-    assert forecast.check(forced, config, 8, small) == []
-    assert forecast.check(recipe, config, 8, None) == []
+    (found,) = search.refusal(Plan(asked(*words, gpu=small)))
+    flags = found.remedy.removesuffix(", or --force to try").split()
+    assert found.field == "memory" and search.refusal(Plan(asked(*words, *flags, gpu=small))) == []
+
+
+@pytest.mark.parametrize("more, refused", [([], True), (["--force"], False)])
+def test_a_run_stops_before_it_loads_what_cannot_fit(more, refused, monkeypatch):
+    """Unless it is forced to start."""
+    monkeypatch.setattr(forecast, "gpu_at_hand", lambda: hardware.find("rtx4090"))
+    monkeypatch.setattr(run.device, "check", lambda recipe, config: [])
+    recipe = extension.load(["--recipe", "llama2_7b_8k", *more], world_size=1)
+    with pytest.raises(UserError, match="GiB would be needed") if refused else contextlib.nullcontext():
+        run.require_room(recipe, model_config.beforehand(recipe), Agreement())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gpus", "gpu"),
+    [
+        ("llama2_7b_8k", 8, "h200"),
+        ("llama2_7b_8k", 1, "a100-40"),
+        ("llama_7b_pose_linear_16k", 8, "v100-32"),
+        ("llama3_8b_32k", 8, "h100-80"),
+    ],
+)
+def test_the_flags_of_a_search_make_the_plan_that_it_found(recipe, gpus, gpu):
+    job = asked("--recipe", recipe, world=gpus, gpu=hardware.find(gpu))
+    best = search.search(job)[0].job
+    flags = best.layout.command_line(job.layout).split()
+    assert asked("--recipe", recipe, *flags, world=gpus, gpu=hardware.find(gpu)) == best
 
 
 def test_what_is_told_names_the_parts_and_says_predicted():
-    told = forecast.told(asked("--recipe", "llama2_7b_8k"))
+    told = Plan(asked("--recipe", "llama2_7b_8k")).summary()
     assert "GiB a GPU of 79.3 (a100-80)" in told and "position states 1.9" in told and told.endswith("(predicted)")
-    assert "a process" in forecast.told(asked(gpu=None, world=1))
+    assert "a process" in Plan(asked(gpu=None, world=1)).summary()
 
 
 def test_no_gpu_is_at_hand_on_a_cpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert forecast.gpu_at_hand() is None
+    assert hardware.gpu_at_hand() is None

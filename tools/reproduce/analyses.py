@@ -6,7 +6,7 @@ from pathlib import Path
 
 from evaluation import published
 from evaluation.published import Quantity
-from tape_ds.training import forecast
+from tape_ds.training import model_config
 from tools import plan
 from tools.reproduce import readings
 from tools.reproduce.experiment import PAPER, ROOT, SMALL, TINY, Experiment, Form, Kept, Measured, Source, Step, Values
@@ -121,7 +121,7 @@ def recipes(_: Path) -> Measured:
     sources = []
     for row, (name, launcher, own) in _RECIPES.items():
         recipe = plan.load(name, list(own), 8)
-        config = forecast.config_of(recipe)
+        config = model_config.beforehand(recipe)
         values[row] = {
             Quantity("recipe", "tokens"): recipe.window,
             Quantity("recipe", "batch"): recipe.global_batch_size,

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tape_ds.errors import UserError
-from tape_ds.planning import clock, hardware, search
-from tape_ds.training import forecast
+from tape_ds.planning import hardware
+from tape_ds.planning.plan import Plan
+from tape_ds.training import forecast, model_config
 from tools import plan
 from tools.reproduce.experiment import Form, Place, Step
 
@@ -59,12 +60,11 @@ def _of_run(words: tuple[str, ...], starts_from: str | None, cluster: Cluster) -
             origin = plan.load(starts_from, [], cluster.gpus) if starts_from is not None else None
             own = fields if origin is None else [*_without(fields, ("--model",)), "--model", STAND_IN]
             recipe = plan.load(words[at + 1], own, cluster.gpus)
-            config = forecast.config_of(recipe if origin is None else origin)
-            job = forecast.job(recipe, config, cluster.gpus, hardware.find(cluster.gpu))
+            config = model_config.beforehand(recipe if origin is None else origin)
+            found = Plan(forecast.job(recipe, config, cluster.gpus, hardware.find(cluster.gpu)))
     except UserError as error:
         return "; ".join(f"{problem.field}: {problem.wrong}" for problem in error.problems)
-    hours = clock.of(job).step * job.steps / 3600
-    return Cost(hours, hours * cluster.gpus, search.fits(job))
+    return Cost(found.hours, found.hours * cluster.gpus, found.fits)
 
 
 def _without(words: Sequence[str], options: Sequence[str]) -> list[str]:

@@ -70,10 +70,10 @@ def check(recipe: Recipe, config: "Config | None" = None) -> list[Problem]:
 def _parameters(recipe: Recipe, config: "Config | None") -> int | None:
     """How many the model has, adapters left out; None: nothing is known of it, or torch cannot count so far."""
     from tape_ds.planning import shape
-    from tape_ds.training import forecast
+    from tape_ds.training import model_config
 
     try:
-        if (config := config or forecast.config_at_hand(recipe)) is None:
+        if (config := config or model_config.at_hand(recipe)) is None:
             return None
         return shape.total(shape.tensors(shape.sizes(config), shape.Trained()))
     except (RuntimeError, TypeError):

@@ -1,0 +1,228 @@
+"""How long a step takes: what is computed, what is bound by memory, and what of the traffic is not hidden behind it.
+
+Volumes of traffic are those of ring algorithms: a gather or a scatter of S bytes over n ranks sends (n - 1) / n S from
+each, a sum that all get twice that. Only bandwidth is counted, no latency.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tape_ds.planning import activations
+from tape_ds.planning.hardware import HOST_BANDWIDTH, LINK_SHARE, MEMORY_SHARE, NVME_BANDWIDTH, Gpu
+from tape_ds.planning.job import Job
+from tape_ds.planning.shape import total
+
+FEED_FORWARD = ("gate_proj", "up_proj", "down_proj", "fc_in", "fc_out")
+"""Linear layers of a feed-forward."""
+HIDDEN_SHARE = 0.9
+"""Of computation that communication can go on beside; the rest is begun before or ended after it. The same share of a
+message is what can be hidden at most."""
+WIDE_KERNEL_SHARE = 0.75
+"""Of the vendor kernel's rate that the fused kernel for a wide value reaches: assumed, nobody has timed it."""
+STEP_BYTES = 30
+"""AdamW, fused, per trained parameter: master and two moments read and written, the gradient read, 16 bits written."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """FLOP per token, two for each multiply-add; causal attention by the half that is computed."""
+
+    linear: float
+    """Matrix products: blocks', the encoding's, the output head's; what is computed again included."""
+    attention: float
+    model: float
+    """What utilisation (MFU) goes by, see :func:`tape_ds.model.flops.training_flops_per_token`: without recomputation,
+    and a packed row taken for one document."""
+
+
+def work(job: Job) -> Work:
+    """Of a forward, its backward, and what of the forward is done twice."""
+    model, layout, trained = job.model, job.layout, job.trained
+    trains, again = trained.anything, layout.again
+    blocks = {name: 2.0 * model.layers * a * b for name, (a, b) in model.linears.items()}
+    fixed, per_key = model.position_work
+    linear, head = sum(blocks.values()) + 2 * fixed, 2.0 * model.hidden * model.vocabulary
+    own_weights = linear * trained.linears + 2 * sum(
+        each.total for each in job.tensors if each.trained and each.kind in ("adapter", "position")
+    )
+    products = linear * (1 + trains + again * (layout.checkpoint_layers != "selective_matmuls")) + own_weights * trains
+    if layout.mlp_tiles > 1 and trains:
+        products += sum(blocks[name] for name in FEED_FORWARD if name in blocks)
+    products += head * (1 + trains * (1 + job.trains_head))
+
+    unit, wide = model.layers * model.query * job.attended, per_key * job.attended
+    calls = 1 if wide and job.wide_attention else job.attention_calls  # each half of a wide value has its own scores
+    extra = wide if wide and job.wide_attention else 0.0
+    forward, backward = calls * 2 * unit + extra, calls * 5 * unit + 2 * extra  # scores, values; scores, dP, dV, dK, dQ
+    kept = isinstance(layout.checkpoint_layers, str)
+    whole = (job.length if job.attention_span is None else job.attention_span) / job.attended
+    plain = linear + head + (2 * unit + wide) * whole
+    return Work(
+        linear=products,
+        attention=forward * (1 + again * (not kept)) + backward * trains,
+        model=plain * (2 + job.trained_parameters / job.parameters if trains else 1),
+    )
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One kind of communication in an optimizer step."""
+
+    kind: str
+    link: Literal["node", "network", "host"]
+    bytes: float
+    """That one GPU sends."""
+    seconds: float
+    """Before anything is hidden behind computation."""
+    beside: float
+    """Share of the step's computation that goes on meanwhile; 0: computation waits."""
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Ranks that talk to each other, ``stride`` apart."""
+
+    gpu: Gpu
+    size: int
+    stride: int = 1
+
+    def sends(self, kind: str, whole: float, beside: float = 0.0, *, exchange: bool = False) -> Traffic:
+        """A message of ``whole`` bytes over all ranks. A ring over several nodes sends through the network adapters of
+        all its GPUs of a node at once, an ``exchange`` of all with all through each GPU's own."""
+        of_a_node = max(1, min(self.size, self.gpu.per_node // self.stride))
+        sent = whole * (self.size - 1) / self.size
+        if self.size <= of_a_node:
+            return Traffic(kind, "node", sent, sent / (self.gpu.link * LINK_SHARE), beside)
+        speed = min(self.gpu.link, self.gpu.network * (1 if exchange else of_a_node))
+        return Traffic(kind, "network", sent, sent / (speed * LINK_SHARE), beside)
+
+
+def traffic(job: Job, gpu: Gpu) -> list[Traffic]:
+    """Everything that is sent."""
+    layout = job.layout
+    found = _sharding(job, _Group(gpu, layout.shards, layout.tensor))
+    found += [*_tensor(job, _Group(gpu, layout.tensor)), _sequence(job, _Group(gpu, layout.sequence, layout.tensor))]
+    return [each for each in [*found, *_host(job, gpu)] if each.bytes]
+
+
+def _sharding(job: Job, group: _Group) -> list[Traffic]:
+    """ZeRO's, or plain data parallelism's."""
+    layout, element, times = job.layout, job.element, job.accumulation
+    trained = total(job.own, trained=True)
+    if layout.zero == 3:
+        big = sum(each.total for each in job.own if each.size >= layout.engine.persistence)
+        passes = 2 if job.trained.anything else 1
+        return [
+            group.sends("weights gathered", big * element * passes * times, beside=1),
+            group.sends("gradients reduced", trained * element * times, beside=1),
+        ]
+    size = 2 * trained * (element if layout.zero is not None else 4)
+    if layout.zero == 2:
+        reduced = group.sends("gradients reduced", size * times, beside=1)
+    else:  # in the last backward alone, which is two thirds of a micro-step
+        reduced = group.sends("gradients reduced", size, beside=2 / 3 / times)
+    return [reduced, *([group.sends("new weights gathered", trained * element)] if layout.zero else [])]
+
+
+def _passes(job: Job) -> float:
+    """How often the blocks' communication happens in a step: forward, backward, and forward again."""
+    return ((2 if job.trained.anything else 1) + job.layout.again) * job.accumulation
+
+
+def _tensor(job: Job, group: _Group) -> list[Traffic]:
+    """Around attention and around the feed-forward of every block, hidden states are gathered from the ranks that keep
+    their tokens and added up where these are kept (Korthikanti et al. 2022, arXiv:2205.05198, Section 4.2.2), once more
+    behind the embedding and in front of the head; position states change from tokens to heads and back. Gradients of
+    what every rank has whole, norms and position updates, are too few to count."""
+    model, times, element, passes = job.model, job.accumulation, job.element, _passes(job)
+    rings = 4 * model.layers * passes + 2 * (1 + job.trained.anything) * times
+    # the first block has no state yet, and the last makes nothing of it
+    state = activations.state_bytes(job, of_own_heads=True) + model.heads * model.carried / group.size * element
+    return [
+        group.sends("hidden states gathered, added up", rings * job.tokens * model.hidden * element),
+        group.sends("position states exchanged", (model.layers - 1) * passes * job.tokens * state, exchange=True),
+    ]
+
+
+def _sequence(job: Job, group: _Group) -> Traffic:
+    """Queries, keys and the wide value in, the wide output back: all-to-all."""
+    model = job.model
+    wide = 1 + model.carried / model.head_size
+    columns = (model.query + max(model.groups, group.size) * model.head_size) * (1 + wide)
+    sent = job.tokens * columns * job.element * model.layers * _passes(job)
+    return group.sends("heads for tokens", sent, exchange=True)
+
+
+def _host(job: Job, gpu: Gpu) -> list[Traffic]:
+    """What is offloaded, down and up again; an optimizer's states on a disk are part of its own time."""
+    layout, element, times = job.layout, job.element, job.accumulation
+    weights = total(job.own) / layout.shards * (layout.offload_weights != "none")
+    trained = total(job.own, trained=True) / layout.shards * (layout.offload_optimizer != "none")
+    link = gpu.host_link * LINK_SHARE
+    slow = NVME_BANDWIDTH if layout.offload_weights == "nvme" else link
+    kinds = [
+        ("checkpoints to the host and back", activations.of(job).offloaded * times, link, 1),
+        ("weights from the host", weights * element * times, slow, 1),
+        ("gradients to the host, weights back", trained * element, link, 0),
+    ]
+    return [Traffic(kind, "host", 2 * size, 2 * size / speed, beside) for kind, size, speed, beside in kinds]
+
+
+def memory_bound(job: Job) -> float:
+    """Bytes per token that a rank's operators read and write beside matrix products and attention.
+
+    In passes over a row's columns, each read or written once: two norms and two residuals (10 passes over hidden
+    states with fused norms, 38 with torch's fp32 ones), the rotation of queries and keys (2), the gated product (3 over
+    the inner columns, 5 unfused). The backward makes twice as many, recomputation as many again. The position update
+    makes 5 passes over the state forward and 9 backward, and 2 to form ``e`` for the value. Value and state are not
+    joined; where each has a call of its own, the gradients of queries and keys are added up (3 passes).
+    """
+    model, again, trains = job.model, job.layout.again, job.trained.anything
+    hidden, inner = (10, 3) if job.fused else (38, 5)
+    columns = hidden * model.hidden + 2 * (model.query + model.key) + inner * model.inner
+    passes = columns * (1 + 2 * trains + again) + model.state * (7 * (1 + again) + 9 * trains)
+    passes += (job.attention_calls - 1) * 3 * (model.query + model.key) * trains
+    return model.layers * passes / job.layout.tensor * job.element
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of an optimizer step, by what they go to."""
+
+    linear: float
+    attention: float
+    memory_bound: float
+    """Norms, activations, rotations, position updates, residuals: what reads and writes once."""
+    optimizer: float
+    waiting: float
+    """Communication that is not hidden."""
+    hidden: float
+    """Communication that is; not part of the step."""
+    all: float
+    """What is not hidden, together."""
+    tokens_per_second: float
+    """Of all GPUs together."""
+    mfu: float
+    """Model FLOP/s over the GPUs' peak."""
+
+
+def step(job: Job, gpu: Gpu) -> Step:
+    """Time of an optimizer step."""
+    found, tokens = work(job), job.accumulation * job.tokens
+    rate = gpu.rates.attention if job.documents is None or job.wide_attention else gpu.rates.packed
+    share = WIDE_KERNEL_SHARE if job.wide_attention and job.model.carried else 1.0
+    linear = tokens * found.linear / job.layout.tensor / (gpu.peak * gpu.rates.linear)
+    attention = tokens * found.attention / job.layout.tensor / (gpu.peak * rate * share)
+    bound = tokens * memory_bound(job) / (gpu.bandwidth * MEMORY_SHARE)
+    places = {"none": gpu.bandwidth * MEMORY_SHARE, "cpu": HOST_BANDWIDTH, "nvme": NVME_BANDWIDTH}
+    trained = total(job.own, trained=True) / job.layout.shared(1)
+    optimizer = trained * STEP_BYTES / places[job.layout.offload_optimizer]
+    sent, hidden = traffic(job, gpu), 0.0
+    for beside in {each.beside for each in sent}:
+        seconds = sum(each.seconds for each in sent if each.beside == beside)
+        hidden += HIDDEN_SHARE * min(seconds, beside * (linear + attention + bound))
+    waiting = sum(each.seconds for each in sent) - hidden
+    every = linear + attention + bound + optimizer + waiting
+    speed = job.step_tokens / every
+    mfu = speed * found.model / (gpu.peak * job.layout.gpus)
+    return Step(linear, attention, bound, optimizer, waiting, hidden, every, speed, mfu)

@@ -1,0 +1,150 @@
+"""The configuration of the model that a recipe trains: of what is being assembled, or beforehand, without loading it.
+
+Whoever looks beforehand has no tokenizer and perhaps no model: a base that is not at hand has its published sizes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tape_ds.model import positions
+from tape_ds.model.families import TAPE
+from tape_ds.model.positions import scaling
+from tape_ds.planning import shape
+from tape_ds.training.recipe import pretrained
+from tape_ds.training.recipe.arithmetic import ArithmeticRecipe
+from tape_ds.training.recipe.extension import ExtensionRecipe
+from tape_ds.training.recipe.finetuning import FinetuningRecipe
+from tape_ds.training.recipe.pretraining import NO_TOKENIZER, PretrainingRecipe
+from tape_ds.training.recipe.recipe import Recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from tape_ds.planning.shape import Config
+
+PLAIN = "rope"
+"""The encoding by which a plain Llama is read."""
+
+
+def extended(recipe: ExtensionRecipe, native: PreTrainedConfig, tokenizer: Any = NO_TOKENIZER) -> Config:
+    """The configuration of what a recipe makes of a base model.
+
+    Raises:
+        UserError: options or angles that the model cannot have.
+    """
+    from tape_ds.model import extendable
+
+    model = recipe.model
+    options = positions.options_for(model.position_encoding, position_options(recipe, native), tokenizer)
+    return extendable.configure(
+        native,
+        position_encoding=model.position_encoding,
+        position_options=options or None,
+        state_dtype=model.state_dtype,
+        attention_backend=model.attention_backend,
+        max_position_embeddings=model.target_length,
+        rope_parameters=scaling.extended(
+            native.rope_parameters, recipe.angles, native.max_position_embeddings, model.target_length
+        ),
+    )
+
+
+def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[str, Any]:
+    """The recipe's options; where it gives none, those of a base that has this very encoding."""
+    model = recipe.model
+    if not model.position_options and getattr(native, "position_encoding", None) == model.position_encoding:
+        return dict(getattr(native, "position_options", None) or {})
+    return model.position_options
+
+
+def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig) -> Config:
+    """The model as it is, for rows that may be longer than it was made for.
+
+    It keeps its encoding and its angles. ``max_position_embeddings`` becomes the rows' length where that is longer,
+    which is what it addresses from then on (randpe draws positions for so many); an encoding that is used differently
+    at that length, as ``yarn`` is, is so trained.
+
+    Raises:
+        UserError: its options forbid rows of that length.
+    """
+    from tape_ds.model import extendable
+
+    length = max(recipe.data.max_tokens, native.max_position_embeddings)
+    changes = {} if native.model_type == TAPE else {"position_encoding": PLAIN}
+    config = extendable.configure(
+        native,
+        max_position_embeddings=length,
+        attention_backend=recipe.model.attention_backend,
+        **changes,
+    )
+    return positions.config_at(config, length) if config.model_type == TAPE else config
+
+
+def beforehand(recipe: Recipe, base: str | None = None) -> Config:
+    """The configuration of the model that a recipe will train.
+
+    Args:
+        recipe: checked.
+        base: address of the model to start from, or its ``config.json``, in place of the recipe's.
+
+    Raises:
+        UserError: a base model that is neither at hand nor among the published ones that the planner knows.
+    """
+    if isinstance(recipe, ArithmeticRecipe) and base is None:
+        return recipe.checked_config()
+    if isinstance(recipe, PretrainingRecipe) and base is None:
+        return recipe.model_config(NO_TOKENIZER, _entries(recipe) or _read_entries(str(recipe.data.tokenizer)))
+    from tape_ds.model import extendable
+
+    native = native_config(recipe.model.model if base is None else base)
+    if isinstance(recipe, ExtensionRecipe):
+        return extended(recipe, native)
+    return finetuned(recipe, native) if isinstance(recipe, FinetuningRecipe) else extendable.configure(native)
+
+
+def at_hand(recipe: Recipe) -> Config | None:
+    """The same where neither a network, nor a tokenizer, nor unpacking is needed for it: of a published model, of a
+    folder, of a new model whose vocabulary is known. Else None. A dry run asks the hub for a configuration.
+
+    Raises:
+        UserError: as :func:`beforehand`.
+    """
+    if isinstance(recipe, ArithmeticRecipe):
+        return beforehand(recipe)
+    if isinstance(recipe, PretrainingRecipe):
+        return beforehand(recipe) if _entries(recipe) else None
+    name = recipe.model.model
+    file = pretrained.config_file(name, online=recipe.dry_run)
+    return beforehand(recipe, None if file is None else str(file)) if file or shape.known(name) else None
+
+
+def _entries(recipe: PretrainingRecipe) -> int:
+    """Rows of the embedding: the recipe's, or those of the published model whose tokenizer it takes; 0: not known."""
+    tokenizer = str(recipe.data.tokenizer)
+    published = shape.published(tokenizer).vocab_size if shape.known(tokenizer) else 0
+    return recipe.model.vocab_size or published
+
+
+def _read_entries(tokenizer: str) -> int:
+    from tape_ds.data import tokenizer as tokenizers
+
+    return len(tokenizers.load(tokenizer))
+
+
+def native_config(model: str) -> PreTrainedConfig:
+    """The configuration of a base model: its own where it is at hand or can be fetched, else as published. Weights are
+    touched in a GGUF file alone, which holds both.
+
+    Raises:
+        UserError: there is none.
+    """
+    if shape.known(model) and not Path(model).exists():
+        return shape.published(model)
+    from tape_ds.model import addresses, extendable
+
+    path = Path(model)
+    if path.is_file() and path.name == pretrained.CONFIG:
+        return extendable.read_config(path.parent)
+    return extendable.read_config(addresses.resolve(model) if model.endswith(".gguf") else model)

@@ -1,0 +1,157 @@
+"""Work, traffic and time against sums by hand, and how choices move them."""
+
+import pytest
+
+from tape_ds.model import flops
+from tape_ds.planning import roofline
+from tape_ds.planning.layout import Engine
+from tape_ds.planning.plan import Plan
+from tape_ds.planning.shape import Trained
+from tests.planning.helpers import FROZEN, job, published
+
+UNIT = 2 * 32 * 4096 * 8192 / 2
+"""FLOP per token of one product of attention."""
+LINEAR = 2 * 32 * (4 * 4096**2 + 3 * 4096 * 11008)
+HEAD = 2 * 4096 * 32_000
+PLAIN = Engine(persistence=0)
+
+
+def work(*given, **changes):
+    """Of a job."""
+    return roofline.work(job(*given, **changes))
+
+
+def sent(asked):
+    """Kind -> what is sent."""
+    return {each.kind: each for each in roofline.traffic(asked, asked.gpu)}
+
+
+@pytest.mark.parametrize("encoding", ["rope", "tape", "fire"])
+@pytest.mark.parametrize("trained", [Trained.everything(), Trained(norms=True)], ids=["full", "norms"])
+def test_model_flops_are_those_that_utilisation_goes_by(encoding, trained):
+    asked = job(encoding, trained)
+    config = published("llama2-7b", position_encoding=encoding)
+    share = asked.trained_parameters / asked.parameters
+    assert roofline.work(asked).model == pytest.approx(flops.training_flops_per_token(config, 8192, share), rel=1e-9)
+
+
+def test_attention_of_a_wide_value():
+    """Rotary: 2 and 5 products; by halves twice as many; by one kernel 3 and 7 (docs/kernels.md). The last layer
+    carries nothing by one kernel."""
+    assert work("rope").attention == 7 * UNIT and work().attention == 14 * UNIT
+    assert work(wide_attention=True).attention == pytest.approx((7 + 3 * 31 / 32) * UNIT)
+
+
+@pytest.mark.parametrize("documents", [1, 16, 64])
+def test_packed_rows_cost_what_their_documents_do_in_as_many_calls(documents):
+    """Documents of 8,192 / n tokens see each a n-th of the keys; nothing else of a step follows their number."""
+    row, packed = Plan(job()), Plan(job(documents=documents))
+    assert roofline.work(packed.job).attention == 14 * UNIT / documents
+    assert roofline.work(packed.job).model == pytest.approx(roofline.work(row.job).model, rel=1e-12)
+    assert (packed.step.linear, packed.step.memory_bound, packed.step.waiting) == pytest.approx(
+        (row.step.linear, row.step.memory_bound, row.step.waiting)
+    )
+
+
+@pytest.mark.parametrize("gpu, slower", [("h100-80", 0.53 / 0.31), ("a100-80", 1.0)])
+def test_packed_rows_run_at_flash_attention_2_s_rate(gpu, slower):
+    """torch's call for packed rows has no other kernel, where rows without borders get cuDNN's on Hopper."""
+    row, packed = (Plan(job(gpu=gpu, documents=each)).step.attention for each in (None, 1))
+    assert packed / row == pytest.approx(slower)
+
+
+def test_a_frozen_base_has_no_gradients_of_its_weights():
+    assert work("rope").linear == 3 * (LINEAR + HEAD)
+    assert work("rope", trained=Trained(norms=True)).linear == 2 * (LINEAR + HEAD)
+
+
+@pytest.mark.parametrize(
+    ("policy", "linear", "attention"),
+    [(1, 1, 1), (2, 0.5, 0.5), ("selective", 1, 0), ("selective_matmuls", 0, 0)],
+)
+def test_what_is_computed_again(policy, linear, attention):
+    plain, again = work("rope"), work("rope", checkpoint_layers=policy)
+    assert again.linear - plain.linear == linear * LINEAR
+    assert again.attention - plain.attention == attention * 2 * UNIT and again.model == plain.model
+
+
+def test_tiles_are_computed_once_more():
+    plain, tiled = work(checkpoint_layers=1), work(checkpoint_layers=1, mlp_tiles=8)
+    assert tiled.linear - plain.linear == 2 * 32 * 3 * 4096 * 11008
+
+
+def test_sequence_parallelism_sends_half_as_much_again_as_with_rope():
+    """q, k and the wide value in, the wide output back: 6 columns for 4 (Ulysses, arXiv:2309.14509)."""
+    kind = "heads for tokens"
+    rope, tape = (sent(job(encoding, sequence=8))[kind] for encoding in ("rope", "tape"))
+    assert tape.bytes == pytest.approx(1.5 * rope.bytes)
+    assert rope.bytes == pytest.approx(32 * 2 * 64 * 4 * 1024 * 4096 * 2 * 7 / 8)  # layers, passes, accumulation
+
+
+def test_zero_3_gathers_all_weights_twice_and_zero_1_what_is_trained_once():
+    everything = job().parameters * 2 * 7 / 8
+    three, one = sent(job(zero=3, engine=PLAIN)), sent(job(zero=1))
+    assert three["weights gathered"].bytes == pytest.approx(8 * 2 * everything)  # 8 micro-steps
+    assert one["new weights gathered"].bytes == pytest.approx(everything)
+    assert one["gradients reduced"].bytes == pytest.approx(2 * everything)
+    assert sum(each.bytes for each in sent(job(zero=1, trained=FROZEN)).values()) < 0.1e9
+
+
+@pytest.mark.parametrize(
+    ("layout", "link", "speed"),
+    [
+        ({"gpus": 8}, "node", 450e9),
+        ({"gpus": 16}, "network", 400e9),
+        ({"gpus": 16, "tensor": 8}, "network", 50e9),
+        ({"gpus": 8, "tensor": 8}, None, None),
+    ],
+)
+def test_a_node_sends_through_all_its_adapters_at_once(layout, link, speed):
+    """16 GPUs of 50 GB/s each: 400 GB/s to the other node; with tensor parallelism 8 each has its own 50."""
+    found = sent(job(zero=1, **layout)).get("gradients reduced")
+    assert (found.link if found else None) == link
+    assert found is None or found.bytes / found.seconds == pytest.approx(0.8 * speed)
+
+
+def test_tensor_parallelism_gathers_and_adds_up_hidden_states():
+    """13B by 8: twice each in a block, forward, again and backward, and around embedding and head; nothing else."""
+    found = sent(job("rope", model="llama2-13b", tensor=8, zero=1, checkpoint_layers=1, global_batch=1))
+    hidden = 8192 * 5120 * 2 * 7 / 8
+    assert found["hidden states gathered, added up"].bytes == pytest.approx((40 * 3 * 4 + 4) * hidden)
+    assert len(found) == 1
+
+
+def test_tensor_parallelism_exchanges_position_states():
+    """Of an eighth of the tokens, the state of all heads there and what became of it back; the first block has none."""
+    found = sent(job(model="llama2-13b", tensor=8, zero=1, checkpoint_layers=1, global_batch=1))
+    assert found["position states exchanged"].bytes == pytest.approx(39 * 3 * 2 * 8192 / 8 * 5120 * 2 * 7 / 8)
+
+
+def test_offload_is_slower_and_a_disk_much_more():
+    here, near, far = (Plan(job(zero=3, offload_optimizer=each)).step for each in ("none", "cpu", "nvme"))
+    assert near.optimizer > 10 * here.optimizer and far.optimizer > 10 * near.optimizer and near.waiting > here.waiting
+    near, far = (sent(job(offload_weights=each))["weights from the host"].seconds for each in ("cpu", "nvme"))
+    assert far > 10 * near
+
+
+def test_one_gpu_talks_to_nobody_and_a_cpu_has_no_time():
+    assert sent(job(gpus=1, zero=3)) == {}
+    with pytest.raises(ValueError, match="GPUs alone"):
+        _ = Plan(job(gpu=None)).step
+
+
+def test_a_step_is_the_sum_of_its_parts():
+    found = Plan(job(zero=3)).step
+    parts = found.linear + found.attention + found.memory_bound + found.optimizer + found.waiting
+    assert found.all == pytest.approx(parts) and found.tokens_per_second == pytest.approx(64 * 8192 / parts)
+    assert found.hidden > 0 and found.waiting >= found.hidden / 9 * 0.999  # never all of it hides
+
+
+@pytest.mark.parametrize(
+    ("trained", "low", "high"), [(FROZEN, 1.10, 1.35), (None, 1.08, 1.30)], ids=["frozen base", "full"]
+)
+def test_tape_costs_what_its_arithmetic_says(trained, low, high):
+    """By halves and recomputed, floors are 1.216 (frozen) and 1.170 (full) times RoPE's at equal rates; memory-bound
+    updates and attention's lower rate come on top."""
+    tape, rope = (Plan(job(each, trained, zero=1, checkpoint_layers=1)).step.all for each in ("tape", "rope"))
+    assert low < tape / rope < high

@@ -1,0 +1,62 @@
+"""The configuration of the model that a recipe will train, looked at beforehand."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tape_ds.errors import UserError
+from tape_ds.model import convert, extendable
+from tape_ds.planning import shape
+from tape_ds.training import model_config
+from tape_ds.training.recipe import extension, pretraining
+
+
+def test_a_model_that_is_not_at_hand_is_refused():
+    recipe = extension.load(["--model", "somebody/llama-11b"], world_size=1)
+    with pytest.raises(UserError):
+        model_config.beforehand(recipe)
+
+
+def test_a_folders_configuration_stands_in_for_the_recipes_model(tmp_path):
+    shape.published("meta-llama/Llama-2-13b-hf").save_pretrained(tmp_path)
+    recipe = extension.load(["--recipe", "llama2_7b_8k"], world_size=8)
+    for given in (tmp_path, tmp_path / "config.json"):
+        assert model_config.beforehand(recipe, str(given)).hidden_size == 5120
+
+
+def test_a_look_reads_no_model_that_is_not_at_hand(monkeypatch, tmp_path):
+    """Neither the network nor an unpacked file: published sizes, or a folder's configuration, or nothing."""
+    monkeypatch.setattr(convert, "resolve", lambda model: pytest.fail(model))
+    monkeypatch.setattr(model_config, "_read_entries", lambda tokenizer: pytest.fail(tokenizer))
+    assert model_config.at_hand(extension.load(["--model", "somebody/llama-11b"], world_size=1)) is None
+    assert model_config.at_hand(extension.load(["--model", "smollm2"], world_size=1)).hidden_size == 576
+    shape.published("meta-llama/Llama-2-13b-hf").save_pretrained(tmp_path)
+    save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
+    assert (
+        model_config.at_hand(
+            extension.load(["--recipe", "llama2_7b_8k", "--model", str(tmp_path)], world_size=1)
+        ).hidden_size
+        == 5120
+    )
+    own = pretraining.load(["--recipe", "c4_155m_tape", "--tokenizer", "somebody/words", "--vocab_size", "null"], 1)
+    assert model_config.at_hand(own) is None
+
+
+def test_smollm2_is_planned_by_the_sizes_that_it_has():
+    unpacked = extendable.read_config(convert.resolve("smollm2"))
+    found = shape.sizes(extendable.configure(unpacked, position_encoding="rope"))
+    assert shape.sizes(shape.published("smollm2")) == found
+
+
+def test_a_plan_converts_no_weights(monkeypatch, tmp_path):
+    """A Baichuan's configuration is a Llama's without its weights."""
+    monkeypatch.setattr(convert, "resolve", lambda model: pytest.fail(model))
+    shape.published("meta-llama/Llama-2-13b-hf").save_pretrained(tmp_path)
+    assert model_config.native_config(str(tmp_path)).hidden_size == 5120
+
+
+def test_a_base_that_has_the_encoding_keeps_its_options(tmp_path):
+    """The planner counted the default rank, whatever the model had."""
+    shape.published("smollm2", position_encoding="tape", position_options={"rank": 5}).save_pretrained(tmp_path)
+    found = model_config.beforehand(extension.load([], world_size=1), str(tmp_path))
+    assert found.position_options["rank"] == 5
