@@ -22,7 +22,7 @@ setup(
     package_dir={shipped(name): str(PurePath(*name.split("."))) for name in SHIPPED},
     package_data={
         "tape_ds.model.attention": ["table.json"],
-        "tape_ds.training.recipe": ["library_fields.json"],
+        "tape_ds.recipe": ["library_fields.json"],
         **{shipped(name): ["*"] for name in folders},
     },
 )

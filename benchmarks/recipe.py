@@ -14,7 +14,7 @@ from benchmarks.contest import Contest, Entry, Setting, Truth
 from benchmarks.measure import Runner, bytes_of
 from benchmarks.shapes import Model
 from tape_ds import TapeForCausalLM
-from tape_ds.training.methods import groups
+from tape_ds.methods import groups
 
 
 def contest(shape: Model, setting: Setting) -> Contest:

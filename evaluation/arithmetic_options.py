@@ -28,8 +28,8 @@ from tape_ds.data.addressing.lengths import wrong_length
 from tape_ds.data.addressing.tasks import TASKS as ADDRESSING
 from tape_ds.data.arithmetic.tasks import TASKS
 from tape_ds.errors import Problem
+from tape_ds.run_folder import RESULTS
 from tape_ds.scoring.arithmetic import both, check_counts, check_sizes
-from tape_ds.training.run_folder import RESULTS
 
 if TYPE_CHECKING:
     from evaluation.models import FoundModel

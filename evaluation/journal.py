@@ -24,7 +24,7 @@ from evaluation import job
 from tape_ds import results
 from tape_ds.data import cache
 from tape_ds.errors import Problem, UserError, disk_error
-from tape_ds.training.run_folder import TRAINED
+from tape_ds.run_folder import TRAINED
 
 if TYPE_CHECKING:
     from evaluation.models import FoundModel

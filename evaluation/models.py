@@ -23,6 +23,7 @@ from huggingface_hub.errors import HTTPError, StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from tape_ds import storage
+from tape_ds.checkpoint import trained
 from tape_ds.data import packing
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError, raise_if_any
@@ -31,8 +32,7 @@ from tape_ds.export.cuts import FAMILIES
 from tape_ds.model import convert, extendable, positions, weights
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.llama import TapeForCausalLM, change_positions, evaluated_at
-from tape_ds.training import trained
-from tape_ds.training.run_folder import TRAINED
+from tape_ds.run_folder import TRAINED
 
 ADAPTER = "adapter_config.json"
 _SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "*.py")

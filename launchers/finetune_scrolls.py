@@ -13,9 +13,10 @@ of it in one message, nothing started; 3 stopped by a guard; 4 stuck; 1 anything
 import sys
 from typing import NoReturn
 
+from tape_ds.cluster.rendezvous import report_failures
 from tape_ds.errors import command
-from tape_ds.training.cluster.rendezvous import report_failures
-from tape_ds.training.recipe import finetuning, help, loading, plan
+from tape_ds.recipe import finetuning, help, loading
+from tape_ds.training import plan
 
 
 @command

@@ -12,8 +12,8 @@ import argparse
 import sys
 
 from tape_ds.errors import command, raise_if_any
+from tape_ds.health.stopping import StopRequest, tolerate_lost_terminal
 from tape_ds.training import supervision
-from tape_ds.training.stopping import StopRequest, tolerate_lost_terminal
 
 
 @command

@@ -11,8 +11,8 @@ the command's own.
 import argparse
 import sys
 
+from tape_ds.cluster import forwarding
 from tape_ds.errors import command
-from tape_ds.training.cluster import forwarding
 
 
 @command

@@ -14,9 +14,10 @@ docs/staying_alive.md).
 import sys
 from typing import NoReturn
 
+from tape_ds.cluster.rendezvous import report_failures
 from tape_ds.errors import command
-from tape_ds.training.cluster.rendezvous import report_failures
-from tape_ds.training.recipe import help, loading, plan, pretraining
+from tape_ds.recipe import help, loading, pretraining
+from tape_ds.training import plan
 
 
 @command

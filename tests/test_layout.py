@@ -26,14 +26,35 @@ MAY_IMPORT = {
     "kernels": {"errors"},
     "model": {"kernels", "errors", "storage"},
     "data": {"model", "errors", "fields", "storage"},
+    "paths": {"errors", "storage"},
+    "run_folder": {"errors", "storage"},
+    "methods": {"model", "errors"},
     "parallel": {"model", "kernels", "errors"},
     "planning": {"model", "kernels", "errors"},
     "scoring": {"data", "model", "errors"},
-    "training": {
-        *("scoring", "data", "parallel", "planning", "model", "kernels"),
-        *("errors", "arguments", "fields", "installation", "results", "storage"),
+    "checkpoint": {"parallel", "data", "model", "errors", "paths", "run_folder", "storage"},
+    "health": {"errors", "run_folder", "storage"},
+    "recipe": {
+        *("checkpoint", "methods", "data", "parallel", "model", "errors"),
+        *("fields", "installation", "paths", "run_folder", "storage"),
     },
-    "export": {"training", "scoring", "data", "model", "errors", "results", "storage", "__init__"},
+    "cluster": {"recipe", "health", "parallel", "errors", "results"},
+    "training": {
+        *("cluster", "recipe", "health", "checkpoint", "methods", "planning", "parallel", "scoring", "data", "model"),
+        *("kernels", "errors", "arguments", "fields", "installation", "paths", "results", "run_folder", "storage"),
+    },
+    "export": {
+        "training",
+        "checkpoint",
+        "scoring",
+        "data",
+        "model",
+        "errors",
+        "results",
+        "run_folder",
+        "storage",
+        "__init__",
+    },
     "__init__": {"model", "installation", "registration"},
 }
 # The model is told about parallelism, adapters and trackers from outside.
@@ -101,7 +122,7 @@ def test_model_and_kernels_know_nothing_of_training(path):
     assert [name for name in names for bad in FORBIDDEN if name == bad or name.startswith(bad + ".")] == []
 
 
-@pytest.mark.parametrize("room", ["training/recipe"])
+@pytest.mark.parametrize("room", ["checkpoint", "health", "cluster", "methods", "planning", "recipe", "training"])
 def test_no_file_of_a_room_imports_itself_by_way_of_others(room):
     """Wherever an import stands in a file, and even for types alone."""
     package = f"tape_ds.{room.replace('/', '.')}"

@@ -15,7 +15,7 @@ from tape_ds import __main__ as program
 from tape_ds import installation
 from tape_ds.__main__ import COMMANDS, LAUNCHER_OPTIONS, LOOKS
 from tape_ds.installation import ROOT
-from tape_ds.training.recipe import arithmetic, extension, finetuning, loading, pretraining
+from tape_ds.recipe import arithmetic, extension, finetuning, loading, pretraining
 
 EXTEND = str(ROOT / "launchers" / "extend_llama.py")
 RUNNER = [sys.executable, "-m", "deepspeed.launcher.runner"]

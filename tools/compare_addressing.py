@@ -24,12 +24,12 @@ from tape_ds import results
 from tape_ds.data.addressing.lengths import Test
 from tape_ds.errors import Problem, UserError, command
 from tape_ds.installation import ROOT
+from tape_ds.recipe import arithmetic
+from tape_ds.recipe.addressing import Addressing
+from tape_ds.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.training.comparison import encodings, options, page, runs, summary
 from tape_ds.training.comparison.measures import PARAMETERS, Measure, seconds, training_loss
 from tape_ds.training.comparison.study import Study
-from tape_ds.training.recipe import arithmetic
-from tape_ds.training.recipe.addressing import Addressing
-from tape_ds.training.recipe.arithmetic import ArithmeticRecipe
 
 LAUNCHER = ROOT / "launchers" / "train_arithmetic.py"
 NAME = "compare_addressing"

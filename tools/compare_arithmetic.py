@@ -28,14 +28,14 @@ from tape_ds import results
 from tape_ds.data.arithmetic.tasks import TASKS, Task
 from tape_ds.errors import Problem, UserError, command, raise_if_any
 from tape_ds.installation import ROOT
+from tape_ds.recipe import arithmetic
+from tape_ds.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.scoring import arithmetic as scoring
 from tape_ds.scoring.arithmetic import Cell, Pair
 from tape_ds.training.comparison import encodings, options, page, runs, summary
 from tape_ds.training.comparison.grid_map import Grid, draw
 from tape_ds.training.comparison.measures import PARAMETERS, Measure, Row, seconds, training_loss
 from tape_ds.training.comparison.study import Study
-from tape_ds.training.recipe import arithmetic
-from tape_ds.training.recipe.arithmetic import ArithmeticRecipe
 
 LAUNCHER = ROOT / "launchers" / "train_arithmetic.py"
 NAME = "compare_arithmetic"

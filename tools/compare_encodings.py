@@ -26,11 +26,11 @@ from tape_ds import results
 from tape_ds.errors import command
 from tape_ds.installation import ROOT
 from tape_ds.model import positions
+from tape_ds.recipe import pretraining
+from tape_ds.recipe.recipe import Recipe
 from tape_ds.training.comparison import encodings, options, page, runs, summary
 from tape_ds.training.comparison.measures import PARAMETERS, Measure, seconds, training_loss
 from tape_ds.training.comparison.study import Study
-from tape_ds.training.recipe import pretraining
-from tape_ds.training.recipe.recipe import Recipe
 
 LAUNCHER = ROOT / "launchers" / "pretrain_c4.py"
 NAME = "compare_encodings"

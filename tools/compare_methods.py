@@ -25,15 +25,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tape_ds import methods
 from tape_ds.errors import Problem, UserError, command, did_you_mean, raise_if_any
 from tape_ds.installation import ROOT
+from tape_ds.recipe import extension, files
 from tape_ds.scoring.span_losses import SpanLosses
-from tape_ds.training import methods
 from tape_ds.training.comparison import arms, method_table, options, page, runs, summary
 from tape_ds.training.comparison.arms import Arm
 from tape_ds.training.comparison.measures import Measure
 from tape_ds.training.comparison.study import Study
-from tape_ds.training.recipe import extension, files
 
 LAUNCHER = ROOT / "launchers" / "extend_llama.py"
 NAME = "compare_methods"

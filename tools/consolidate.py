@@ -24,7 +24,8 @@ def main(argv: list[str] | None = None) -> int:
     source, out = Path(options.checkpoint), Path(options.out)
     import torch
 
-    from tape_ds.training import checkpoint, consolidation, verification
+    from tape_ds import checkpoint
+    from tape_ds.checkpoint import consolidation, verification
 
     unsealed = os.path.isdir(source) and not os.path.lexists(source / checkpoint.MANIFEST)
     if unsealed:
@@ -46,7 +47,7 @@ def trust(source: Path, unsealed: bool) -> None:
     Raises:
         UserError: nobody said that it is to be taken all the same.
     """
-    from tape_ds.training.verification import instead
+    from tape_ds.checkpoint.verification import instead
 
     wrong = "it has no manifest: nothing tells whether its files are whole and belong together"
     if not unsealed:

@@ -73,7 +73,7 @@ def check(options: argparse.Namespace) -> None:
         UserError: naming every problem.
     """
     from tape_ds.model import positions
-    from tape_ds.training.run_folder import check_whole
+    from tape_ds.run_folder import check_whole
 
     problems = []
     if Path(options.out).exists():

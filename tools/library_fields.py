@@ -24,7 +24,7 @@ import pydantic
 from tape_ds import storage
 from tape_ds.arguments import Parser
 from tape_ds.installation import ROOT
-from tape_ds.training.recipe import library_fields
+from tape_ds.recipe import library_fields
 
 _MAPPINGS = (
     *("accelerator_config", "activation_checkpointing_kwargs", "gradient_checkpointing_kwargs", "lr_scheduler_kwargs"),
@@ -210,11 +210,11 @@ def main() -> int:
     """Write both files."""
     Parser(description=__doc__).parse_args()
     storage.write_text(library_fields.FILE, json.dumps(collect(), indent=1) + "\n")
-    from tape_ds.training.recipe import help
-    from tape_ds.training.recipe.arithmetic import ArithmeticRecipe
-    from tape_ds.training.recipe.extension import ExtensionRecipe
-    from tape_ds.training.recipe.finetuning import FinetuningRecipe
-    from tape_ds.training.recipe.pretraining import PretrainingRecipe
+    from tape_ds.recipe import help
+    from tape_ds.recipe.arithmetic import ArithmeticRecipe
+    from tape_ds.recipe.extension import ExtensionRecipe
+    from tape_ds.recipe.finetuning import FinetuningRecipe
+    from tape_ds.recipe.pretraining import PretrainingRecipe
 
     kinds = (ExtensionRecipe, PretrainingRecipe, FinetuningRecipe, ArithmeticRecipe)
     page = ROOT / "docs" / "fields.md"

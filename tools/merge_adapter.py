@@ -34,9 +34,9 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(Problem("out", options.out, "exists", "name a new folder"))
     import torch
 
+    from tape_ds.checkpoint import merging, trained
     from tape_ds.data import cache
     from tape_ds.data import tokenizer as tokenizers
-    from tape_ds.training import merging, trained
 
     record = trained.read_record(options.trained)
     tokenizer = tokenizers.load(options.trained, "trained")

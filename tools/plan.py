@@ -24,14 +24,14 @@ from tape_ds.errors import Problem, UserError, command, raise_if_any
 from tape_ds.planning import hardware, roofline, search
 from tape_ds.planning.job import Job
 from tape_ds.planning.plan import GIB, Plan
+from tape_ds.recipe import files, loading
+from tape_ds.recipe.arithmetic import ArithmeticRecipe
+from tape_ds.recipe.extension import ExtensionRecipe
+from tape_ds.recipe.finetuning import FinetuningRecipe
+from tape_ds.recipe.pretraining import PretrainingRecipe
+from tape_ds.recipe.recipe import Recipe
+from tape_ds.recipe.scale import check_model
 from tape_ds.training import forecast, model_config
-from tape_ds.training.recipe import files, loading
-from tape_ds.training.recipe.arithmetic import ArithmeticRecipe
-from tape_ds.training.recipe.extension import ExtensionRecipe
-from tape_ds.training.recipe.finetuning import FinetuningRecipe
-from tape_ds.training.recipe.pretraining import PretrainingRecipe
-from tape_ds.training.recipe.recipe import Recipe
-from tape_ds.training.recipe.scale import check_model
 
 DOES_NOT_FIT = 3
 KINDS: tuple[type[Recipe], ...] = (ExtensionRecipe, PretrainingRecipe, FinetuningRecipe, ArithmeticRecipe)

@@ -33,8 +33,8 @@ from tape_ds.arguments import Parser
 from tape_ds.data import coverage, sources
 from tape_ds.data.rows import FILL
 from tape_ds.errors import Problem, command, raise_if_any
-from tape_ds.training.recipe import loading
-from tape_ds.training.recipe.extension import ExtensionRecipe
+from tape_ds.recipe import loading
+from tape_ds.recipe.extension import ExtensionRecipe
 
 if TYPE_CHECKING:
     from tape_ds.data.dataset import TrainingRows

@@ -23,7 +23,8 @@ def main(argv: list[str] | None = None) -> int:
     if options.processes is None and options.stage is None:
         remedy = "give --processes, --stage or both"
         raise UserError(Problem("checkpoint", options.checkpoint, "nothing says what it is to become", remedy))
-    from tape_ds.training import checkpoint, reshaping
+    from tape_ds import checkpoint
+    from tape_ds.checkpoint import reshaping
 
     source = Path(options.checkpoint)
     output = source.absolute().parent / "reshaped" if options.output is None else Path(options.output)

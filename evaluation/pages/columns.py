@@ -14,8 +14,8 @@ from typing import Any
 
 from tape_ds import results
 from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.run_folder import RESULTS
 from tape_ds.scoring.span_losses import SpanLosses
-from tape_ds.training.run_folder import RESULTS
 
 DEPTH = 4
 """Folders below the one that was named in which results are looked for."""

@@ -9,12 +9,12 @@ import torch
 from transformers import PreTrainedModel
 
 from tape_ds import results
+from tape_ds.checkpoint import merging, trained
 from tape_ds.errors import Problem, UserError
 from tape_ds.export.cuts import FAMILIES
 from tape_ds.model import extendable
 from tape_ds.results import Result
-from tape_ds.training import merging, trained
-from tape_ds.training.run_folder import RESULTS, TRAINED
+from tape_ds.run_folder import RESULTS, TRAINED
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer_config.json"

@@ -13,15 +13,15 @@ from tape_ds.data.addressing import rows
 from tape_ds.data.addressing.lengths import Test
 from tape_ds.data.addressing.rows import AddressingRows
 from tape_ds.model.llama import evaluated_at
+from tape_ds.parallel.shared_work import share_out
+from tape_ds.recipe.addressing import Addressing
+from tape_ds.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.scoring import addressing
 from tape_ds.scoring.addressing import Answered
 from tape_ds.scoring.causal_lm import bare
 from tape_ds.training import tables
 from tape_ds.training.callbacks import ScoredAfter
 from tape_ds.training.drawn import DrawnRun
-from tape_ds.training.recipe.addressing import Addressing
-from tape_ds.training.recipe.arithmetic import ArithmeticRecipe
-from tape_ds.training.shared_work import share_out
 
 SCORES = "results/addressing.json"
 SEED = 0

@@ -8,9 +8,9 @@ from typing import Any
 from transformers import TrainerCallback, TrainerState
 
 from tape_ds import storage
+from tape_ds.parallel.shared_work import share_out
 from tape_ds.scoring import answers
 from tape_ds.scoring.answers import AnswerLoss, Asked
-from tape_ds.training.shared_work import share_out
 
 BEFORE, AFTER = "before", "after"
 

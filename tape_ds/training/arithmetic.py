@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerState
 
-from tape_ds import storage
+from tape_ds import methods, storage
 from tape_ds.data.arithmetic import rows, split
 from tape_ds.data.arithmetic.rows import ArithmeticRows
 from tape_ds.data.arithmetic.tasks import TASKS
+from tape_ds.parallel.shared_work import share_out
+from tape_ds.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.scoring import exact_match
 from tape_ds.scoring.answers import Asked
 from tape_ds.scoring.exact_match import ExactMatch
-from tape_ds.training import fresh, identity, methods, tables
+from tape_ds.training import fresh, identity, tables
 from tape_ds.training.addressing import AddressingRun
 from tape_ds.training.callbacks import ScoredAfter
 from tape_ds.training.drawn import DrawnRun
-from tape_ds.training.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.training.run import require_room, require_same, sample_count, start, weights_dtype
-from tape_ds.training.shared_work import share_out
 
 SCORES = "results/exact_match.json"
 

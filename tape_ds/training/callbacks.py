@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
 from tape_ds import storage
+from tape_ds.checkpoint.trained import replace_trained
 from tape_ds.data.passkey import Prompt
 from tape_ds.scoring import inspection, update_statistics
 from tape_ds.scoring.causal_lm import bare
@@ -35,7 +36,6 @@ from tape_ds.training.held_out import (
     write_perplexities,
     write_scores,
 )
-from tape_ds.training.trained import replace_trained
 from tape_ds.training.trainer import TapeTrainer
 
 

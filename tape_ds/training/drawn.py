@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tape_ds.checkpoint.trained import Record
 from tape_ds.data.drawn import DrawnRows
-from tape_ds.training.recipe.arithmetic import ArithmeticRecipe
+from tape_ds.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.training.run import RunOfVariedRows
-from tape_ds.training.trained import Record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from tqdm.auto import tqdm
 
+from tape_ds import run_folder
 from tape_ds.errors import is_main_process
-from tape_ds.training import run_folder, stopping
+from tape_ds.health import stopping
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments

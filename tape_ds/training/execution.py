@@ -9,19 +9,20 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from tape_ds import storage
+from tape_ds import checkpoint, run_folder, storage
+from tape_ds.cluster import rendezvous
 from tape_ds.errors import UserError, raise_if_any
-from tape_ds.training import checkpoint, guards, report, run, run_folder, run_lock, shared_work, stopping, verdict
-from tape_ds.training.agreement import Agreement
+from tape_ds.health import guards, run_lock, stopping, verdict
+from tape_ds.health.guards import StoppedByGuard
+from tape_ds.health.stopping import StopRequest
+from tape_ds.health.watchdog import Watchdog
+from tape_ds.parallel import shared_work
+from tape_ds.parallel.agreement import Agreement
+from tape_ds.recipe.recipe import Recipe
+from tape_ds.training import device, report, run
 from tape_ds.training.allocator import expand_segments
-from tape_ds.training.cluster import rendezvous
 from tape_ds.training.environment import leave_process_group, say
-from tape_ds.training.guards import StoppedByGuard
-from tape_ds.training.recipe import device
-from tape_ds.training.recipe.recipe import Recipe
-from tape_ds.training.stopping import StopRequest
 from tape_ds.training.trainer import Stopped
-from tape_ds.training.watchdog import Watchdog
 
 
 def launch(recipe: Recipe, assemble: Callable[..., run.Run]) -> int:

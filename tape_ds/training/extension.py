@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
 
+from tape_ds import methods, paths
+from tape_ds.checkpoint.trained import Record
 from tape_ds.data import passkey
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.dataset import TrainingRows
@@ -19,8 +21,13 @@ from tape_ds.model import rows as rows_of_vocabulary
 from tape_ds.model.attention.shifted_groups import attention_span
 from tape_ds.model.flops import training_flops_per_token
 from tape_ds.model.positions import scaling
+from tape_ds.recipe.extension import ExtensionRecipe, check_against_model
+from tape_ds.recipe.method import targets_of
+from tape_ds.recipe.optimization import check_trained, learns
+from tape_ds.recipe.scale import check_model
+from tape_ds.run_folder import RESULTS
 from tape_ds.scoring.span_losses import SpanLosses
-from tape_ds.training import identity, methods, model_config, plots, tables
+from tape_ds.training import identity, model_config, plots, tables
 from tape_ds.training.callbacks import LossByPosition, PasskeyRetrieval
 from tape_ds.training.held_out import (
     WITHOUT_UPDATES,
@@ -32,14 +39,7 @@ from tape_ds.training.held_out import (
     read_passkeys,
     read_scores,
 )
-from tape_ds.training.recipe import paths
-from tape_ds.training.recipe.extension import ExtensionRecipe, check_against_model
-from tape_ds.training.recipe.method import targets_of
-from tape_ds.training.recipe.optimization import check_trained, learns
-from tape_ds.training.recipe.scale import check_model
 from tape_ds.training.run import Run, fingerprints, require_room, require_same, sample_count, start, weights_dtype
-from tape_ds.training.run_folder import RESULTS
-from tape_ds.training.trained import Record
 
 SCORES = "results/loss_by_position.json"
 PASSKEYS = "results/passkey.json"

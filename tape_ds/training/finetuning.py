@@ -7,22 +7,22 @@ import datasets
 import torch
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
+from tape_ds import methods, paths
+from tape_ds.checkpoint.trained import Record
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.scrolls import examples, rows
 from tape_ds.data.scrolls.rows import AnswerRows, Cut
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.model import convert, extendable
 from tape_ds.model import rows as rows_of_vocabulary
+from tape_ds.recipe.finetuning import HELD_OUT, TRAIN, FinetuningRecipe, data_origin
+from tape_ds.recipe.optimization import check_trained, learns
+from tape_ds.recipe.scale import check_model
 from tape_ds.scoring.answers import Asked
-from tape_ds.training import answer_scores, identity, methods, model_config, tables
+from tape_ds.training import answer_scores, identity, model_config, tables
 from tape_ds.training.answer_scores import AnswerScores
 from tape_ds.training.extension import base_address
-from tape_ds.training.recipe import paths
-from tape_ds.training.recipe.finetuning import HELD_OUT, TRAIN, FinetuningRecipe, data_origin
-from tape_ds.training.recipe.optimization import check_trained, learns
-from tape_ds.training.recipe.scale import check_model
 from tape_ds.training.run import RunOfVariedRows, require_room, require_same, sample_count, start, weights_dtype
-from tape_ds.training.trained import Record
 
 SCORES = "results/answers.json"
 

@@ -12,10 +12,10 @@ from tape_ds.planning.job import Job
 from tape_ds.planning.layout import Engine, Layout
 from tape_ds.planning.plan import Plan
 from tape_ds.planning.shape import Trained
+from tape_ds.recipe import deepspeed_config
+from tape_ds.recipe.extension import ExtensionRecipe
+from tape_ds.recipe.recipe import Recipe
 from tape_ds.training import model_config
-from tape_ds.training.recipe import deepspeed_config
-from tape_ds.training.recipe.extension import ExtensionRecipe
-from tape_ds.training.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
     from tape_ds.planning.shape import Config

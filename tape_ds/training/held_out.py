@@ -22,13 +22,13 @@ from tape_ds import storage
 from tape_ds.data.passkey import Prompt
 from tape_ds.model import extendable
 from tape_ds.model.llama import TapeForCausalLM, evaluated_at
+from tape_ds.parallel.shared_work import rounds, share_out
 from tape_ds.scoring import passkey, perplexity
 from tape_ds.scoring.causal_lm import bare
 from tape_ds.scoring.loss_by_position import score
 from tape_ds.scoring.passkey import Passkey
 from tape_ds.scoring.perplexity import Perplexity
 from tape_ds.scoring.span_losses import SpanLosses
-from tape_ds.training.shared_work import rounds, share_out
 
 Model: TypeAlias = extendable.Model | PeftModel
 WITHOUT_UPDATES = "updates off"

@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerBase
 from tape_ds import results, storage
 from tape_ds.data.packing import tokenizer_fingerprint
 from tape_ds.errors import Problem, redacted
-from tape_ds.training.recipe import trainer
-from tape_ds.training.recipe.recipe import Recipe
+from tape_ds.recipe import trainer
+from tape_ds.recipe.recipe import Recipe
 
 FIXED = ("seed", "optim", "optim_args", "optim_target_modules", "bf16", "fp16")
 """The trainer's fields that must stay as they are; without ``seed`` the rows would be others, without the rest the

@@ -14,9 +14,9 @@ from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model.positions.base import PositionLayer
 from tape_ds.model.recompute import Recompute, use_recompute
 from tape_ds.model.tiling import use_tiles
+from tape_ds.recipe.memory import Memory
 from tape_ds.training.environment import say
 from tape_ds.training.offload import InputOffload
-from tape_ds.training.recipe.memory import Memory
 
 
 class Levers:

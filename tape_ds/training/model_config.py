@@ -12,12 +12,12 @@ from tape_ds.model import positions
 from tape_ds.model.families import TAPE
 from tape_ds.model.positions import scaling
 from tape_ds.planning import shape
-from tape_ds.training.recipe import pretrained
-from tape_ds.training.recipe.arithmetic import ArithmeticRecipe
-from tape_ds.training.recipe.extension import ExtensionRecipe
-from tape_ds.training.recipe.finetuning import FinetuningRecipe
-from tape_ds.training.recipe.pretraining import NO_TOKENIZER, PretrainingRecipe
-from tape_ds.training.recipe.recipe import Recipe
+from tape_ds.recipe import pretrained
+from tape_ds.recipe.arithmetic import ArithmeticRecipe
+from tape_ds.recipe.extension import ExtensionRecipe
+from tape_ds.recipe.finetuning import FinetuningRecipe
+from tape_ds.recipe.pretraining import NO_TOKENIZER, PretrainingRecipe
+from tape_ds.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

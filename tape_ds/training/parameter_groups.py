@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 from transformers import TrainingArguments
 
-from tape_ds.training.methods.groups import position_parameters
-from tape_ds.training.recipe.optimization import Optimization
+from tape_ds.methods.groups import position_parameters
+from tape_ds.recipe.optimization import Optimization
 
 MATRICES, VECTORS, POSITIONS = "matrices", "vectors", "position parameters"
 

@@ -6,18 +6,18 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
+from tape_ds import methods, paths
+from tape_ds.checkpoint.trained import Record
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.dataset import TrainingRows
 from tape_ds.data.packing import pack, tokenize
 from tape_ds.data.streaming import StreamedRows
 from tape_ds.errors import Problem, UserError
-from tape_ds.training import fresh, identity, methods, tables
+from tape_ds.recipe.pretraining import PretrainingRecipe
+from tape_ds.training import fresh, identity, tables
 from tape_ds.training.callbacks import PerplexityByLength
 from tape_ds.training.held_out import HeldOut, read_perplexities
-from tape_ds.training.recipe import paths
-from tape_ds.training.recipe.pretraining import PretrainingRecipe
 from tape_ds.training.run import Run, fingerprints, require_room, require_same, sample_count, start, weights_dtype
-from tape_ds.training.trained import Record
 
 SCORES = "results/perplexity.json"
 

@@ -18,28 +18,31 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainingArguments, set_seed
 
+from tape_ds import checkpoint
+from tape_ds.checkpoint import resume
+from tape_ds.checkpoint.resume import Resumed
+from tape_ds.checkpoint.trained import Record
+from tape_ds.cluster import comparison
 from tape_ds.data import sources
 from tape_ds.data.dataset import collate
 from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.health import run_lock
+from tape_ds.health.stopping import StopRequest
 from tape_ds.model import extendable, liger, liger_forwards, positions
 from tape_ds.model.flops import training_flops_per_token
+from tape_ds.parallel.agreement import Agreement
 from tape_ds.parallel.cuts import whole_numel
 from tape_ds.planning import search
+from tape_ds.recipe import deepspeed_config
+from tape_ds.recipe.recipe import Recipe
+from tape_ds.run_folder import METRICS, RESULTS, TRAINED, finished
 from tape_ds.scoring import inspection
-from tape_ds.training import checkpoint, forecast, identity, parameter_groups, resume, run_lock
-from tape_ds.training.agreement import Agreement
+from tape_ds.training import device, forecast, identity, parameter_groups
 from tape_ds.training.callbacks import PositionUpdates, Progress, SaveTrained
-from tape_ds.training.cluster import comparison
 from tape_ds.training.environment import join_process_group, keep_trackers_in, say
 from tape_ds.training.levers import ApplyLevers
 from tape_ds.training.profiling import StepProfiler
-from tape_ds.training.recipe import deepspeed_config, device
-from tape_ds.training.recipe.recipe import Recipe
-from tape_ds.training.resume import Resumed
-from tape_ds.training.run_folder import METRICS, RESULTS, TRAINED, finished
-from tape_ds.training.stopping import StopRequest
 from tape_ds.training.trackers import make_expendable
-from tape_ds.training.trained import Record
 from tape_ds.training.trainer import TapeTrainer
 
 logger = logging.getLogger(__name__)

@@ -21,10 +21,11 @@ from typing import Any
 
 import psutil
 
+from tape_ds import checkpoint, run_folder
+from tape_ds.cluster import ssh
 from tape_ds.errors import EXIT_CODE, Problem, UserError, raise_if_any
-from tape_ds.training import checkpoint, run_folder, run_lock, verdict
-from tape_ds.training.cluster import ssh
-from tape_ds.training.stopping import StopRequest
+from tape_ds.health import run_lock, verdict
+from tape_ds.health.stopping import StopRequest
 
 GUARD_CODE = 3
 """A run's exit code when a guard has stopped it: started again as it is, it would stop again."""
@@ -138,7 +139,7 @@ def _read(launcher: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
     Raises:
         UserError: there is no such recipe, it is another launcher's, or it is no YAML.
     """
-    from tape_ds.training.recipe import arithmetic, command_line, extension, files, finetuning, loading, pretraining
+    from tape_ds.recipe import arithmetic, command_line, extension, files, finetuning, loading, pretraining
 
     recipes: tuple[type[loading.Recipe], ...] = (
         arithmetic.ArithmeticRecipe,

@@ -29,25 +29,27 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, set_seed
 from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME, safe_globals
 
-from tape_ds import results, storage
+from tape_ds import results, run_folder, storage
+from tape_ds.checkpoint import engine_state, saving, trained
+from tape_ds.checkpoint.own_settings import OwnSettings
+from tape_ds.checkpoint.saving import Saver
+from tape_ds.checkpoint.trained import Record
 from tape_ds.errors import Problem, UserError
-from tape_ds.parallel import cuts
+from tape_ds.health import guards
+from tape_ds.health.guards import NonFinite, SkipCounter, StoppedByGuard
+from tape_ds.health.spikes import Spike, SpikeDetector
+from tape_ds.health.stopping import StopRequest, answered, asked_to_save, shield_worker
+from tape_ds.health.watchdog import Watchdog
+from tape_ds.methods import assert_trainable
+from tape_ds.parallel import cuts, shared_work
+from tape_ds.parallel.agreement import Agreement
 from tape_ds.parallel.layout import Layout
 from tape_ds.parallel.tensor import use_tensor_parallelism
 from tape_ds.parallel.ulysses import use_sequence_parallel
-from tape_ds.training import engine_state, guards, metrics, parameter_groups, run_folder, saving, shared_work, trained
-from tape_ds.training.agreement import Agreement
+from tape_ds.recipe.optimization import Optimization
+from tape_ds.recipe.safety import Safety
+from tape_ds.training import metrics, parameter_groups
 from tape_ds.training.environment import say
-from tape_ds.training.guards import NonFinite, SkipCounter, StoppedByGuard
-from tape_ds.training.methods import assert_trainable
-from tape_ds.training.own_settings import OwnSettings
-from tape_ds.training.recipe.optimization import Optimization
-from tape_ds.training.recipe.safety import Safety
-from tape_ds.training.saving import Saver
-from tape_ds.training.spikes import Spike, SpikeDetector
-from tape_ds.training.stopping import StopRequest, answered, asked_to_save, shield_worker
-from tape_ds.training.trained import Record
-from tape_ds.training.watchdog import Watchdog
 
 _WITHIN = ("data", "forward", "backward", "step")
 

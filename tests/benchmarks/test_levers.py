@@ -10,8 +10,8 @@ from benchmarks.contest import TIMED, Setting, run
 from benchmarks.levers import NOTHING, ON_BLOCKS, ON_LOGITS, Lever, apply, hide_copies, levers_of, outside
 from benchmarks.measure import _cpu_peak
 from benchmarks.shapes import Model
+from tape_ds.recipe.memory import Memory
 from tape_ds.training.offload import InputOffload
-from tape_ds.training.recipe.memory import Memory
 from tests.model.helpers import tiny_model, tokens
 
 CPU = torch.device("cpu")

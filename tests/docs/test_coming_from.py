@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tape_ds.training.recipe import arithmetic, extension, finetuning, loading, pretraining, trainer
+from tape_ds.recipe import arithmetic, extension, finetuning, loading, pretraining, trainer
 from tests.docs import pages
 
 PAGE = pages.ROOT / "docs" / "coming_from.md"

@@ -7,11 +7,11 @@ import torch
 
 from evaluation import arithmetic
 from tape_ds import results
+from tape_ds.checkpoint.trained import Record, load_trained, save_trained
 from tape_ds.data.addressing import lengths, rows
 from tape_ds.data.addressing.tasks import TASKS, make
 from tape_ds.data.arithmetic import vocabulary
 from tape_ds.scoring import addressing
-from tape_ds.training.trained import Record, load_trained, save_trained
 from tests.model.helpers import tiny_model
 
 

@@ -13,11 +13,11 @@ import torch
 
 from evaluation import arithmetic, models
 from tape_ds import results
+from tape_ds.checkpoint.trained import Record, save_trained
 from tape_ds.data.arithmetic import rows, split, vocabulary
 from tape_ds.data.arithmetic.tasks import TASKS
 from tape_ds.model import positions
-from tape_ds.training.recipe.arithmetic import load
-from tape_ds.training.trained import Record, save_trained
+from tape_ds.recipe.arithmetic import load
 from tests.evaluation.calculators import Calculator, right
 from tests.model.helpers import tiny_model
 

@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from evaluation import models, options
 from tape_ds import TapeForCausalLM
+from tape_ds.checkpoint import trained
 from tape_ds.errors import UserError
 from tape_ds.export import folder as export_folder
 from tape_ds.export import source_model
 from tape_ds.export.card import Wishes
-from tape_ds.training import trained
 from tests.model.helpers import tokens
 
 

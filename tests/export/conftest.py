@@ -6,9 +6,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tape_ds import results
+from tape_ds.checkpoint.trained import Record, save_trained
 from tape_ds.export import modules
 from tape_ds.model import convert
-from tape_ds.training.trained import Record, save_trained
 from tests.model.helpers import VOCABULARY, randomised, tiny_model
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}

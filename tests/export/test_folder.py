@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from tape_ds import methods
+from tape_ds.checkpoint.trained import Record, save_trained
 from tape_ds.errors import UserError
 from tape_ds.export import folder, source_model
 from tape_ds.export.card import Wishes
 from tape_ds.model import convert
-from tape_ds.training import methods
-from tape_ds.training.trained import Record, save_trained
 from tests.export.conftest import YARN
 from tests.model.helpers import ENCODINGS, tiny_config, tokens
 

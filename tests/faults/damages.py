@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tape_ds.training import checkpoint, run_folder
+from tape_ds import checkpoint, run_folder
 from tests.faults import jobs, runs
 from tests.faults.campaign import Attempt, Campaign
 from tests.faults.runs import SETTINGS, STEPS, Setting

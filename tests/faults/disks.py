@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tape_ds.training import checkpoint, run_folder
+from tape_ds import checkpoint, run_folder
 from tests.faults import jobs, runs
 from tests.faults.campaign import Attempt, Campaign
 from tests.faults.runs import SETTINGS, STEPS

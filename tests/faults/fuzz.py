@@ -23,8 +23,9 @@ import torch._dynamo  # noqa: F401  # --dry_run imports it, and it makes a folde
 import yaml
 
 from tape_ds.errors import EXIT_CODE, command
-from tape_ds.training.recipe import arithmetic, extension, files, finetuning, plan, pretraining
-from tape_ds.training.recipe.loading import field_hints
+from tape_ds.recipe import arithmetic, extension, files, finetuning, pretraining
+from tape_ds.recipe.loading import field_hints
+from tape_ds.training import plan
 from tests.faults.campaign import Attempt, Campaign
 from tests.faults.strange import BYTES, STRANGE, TEXTS, WORDS
 from tests.faults.writes import watched

@@ -8,7 +8,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from tape_ds.training import run_folder
+from tape_ds import run_folder
 from tests.faults.runs import Setting, arguments, last_step
 from tests.processes import LAUNCH_SECONDS, ROOT, Forked, Job, Launch, deepspeed
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from tape_ds.training import run_folder
+from tape_ds import run_folder
 from tests.faults import jobs, runs
 from tests.faults.campaign import Attempt, Campaign
 from tests.faults.runs import SAVE_STEPS, SETTINGS, STEPS, Setting

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tape_ds.training import checkpoint, run_folder
+from tape_ds import checkpoint, run_folder
 from tests.faults import jobs, runs
 from tests.faults.campaign import Attempt, Campaign
 from tests.faults.runs import SETTINGS

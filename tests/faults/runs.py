@@ -13,7 +13,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from tape_ds.training import checkpoint, run_folder
+from tape_ds import checkpoint, run_folder
 
 STEPS, SAVE_STEPS = 14, 4
 

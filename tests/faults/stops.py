@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from tape_ds.training import run_folder
+from tape_ds import run_folder
 from tests.faults import jobs, runs
 from tests.faults.campaign import Attempt, Campaign
 from tests.faults.kills import find, go_on, kill, random_step, setting_of

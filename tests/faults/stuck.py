@@ -1,6 +1,6 @@
 """A rank that never comes: the watchdog names it, leaves every rank's stacks, and ends the job."""
 
-from tape_ds.training import run_folder
+from tape_ds import run_folder
 from tests.faults import jobs
 from tests.faults.campaign import Attempt, Campaign
 from tests.faults.runs import SETTINGS

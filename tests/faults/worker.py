@@ -27,7 +27,14 @@ from typing import Any
 
 FAULT = json.loads(os.environ["FAULT"])
 RANK = int(os.environ["RANK"])
-CHANGES = ("os.rename", "os.replace", "os.mkdir", "torch.save", "Path.write_text", "tape_ds.training.trained.save_file")
+CHANGES = (
+    "os.rename",
+    "os.replace",
+    "os.mkdir",
+    "torch.save",
+    "Path.write_text",
+    "tape_ds.checkpoint.trained.save_file",
+)
 saving = 0
 """Saves on their way."""
 saves = 0
@@ -55,7 +62,7 @@ def main() -> None:
 
 def _around_saves() -> None:
     """Know when a save is on its way: from its beginning until it is committed, in the background too."""
-    from tape_ds.training.saving import Saver
+    from tape_ds.checkpoint.saving import Saver
     from tape_ds.training.trainer import TapeTrainer
 
     def within(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,8 +93,8 @@ def _patch_points() -> None:
     import deepspeed.comm
     import torch
 
-    from tape_ds import storage
-    from tape_ds.training import checkpoint, trained
+    from tape_ds import checkpoint, storage
+    from tape_ds.checkpoint import trained
 
     for module, name in (
         *((os, "rename"), (os, "replace"), (os, "fsync"), (os, "mkdir"), (shutil, "rmtree")),

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from tape_ds.training import trained
+from tape_ds.checkpoint import trained
 
 
 def arguments(tiny, output) -> list[str]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tape_ds.checkpoint import merging, trained
 from tape_ds.model.configuration import TapeConfig
-from tape_ds.training import merging, trained
 from tests.integration.conftest import forked
 
 ZERO = (".position.attend.weight", ".position.expand.weight")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tape_ds.training import trained
+from tape_ds.checkpoint import trained
 from tests.integration.conftest import ROOT, forked, launch
 
 SCRIPT = "launchers/extend_llama.py"

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from tape_ds.training import trained
+from tape_ds.checkpoint import trained
 from tests.integration.conftest import ROOT, forked, launch, make_answers
 
 SCRIPT = "launchers/finetune_scrolls.py"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tape_ds.training.run_folder import METRICS, NONFINITE
+from tape_ds.run_folder import METRICS, NONFINITE
 from tests.integration.conftest import forked
 from tests.integration.workers.guards import BAD, LIMIT
 

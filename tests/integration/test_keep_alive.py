@@ -19,7 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tape_ds.training import checkpoint, run_folder, run_lock
+from tape_ds import checkpoint, run_folder
+from tape_ds.health import run_lock
 from tests.integration.conftest import ROOT
 
 STEPS, SAVED = 100, 10

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from tape_ds import TapeConfig
+from tape_ds import TapeConfig, methods
+from tape_ds.checkpoint import merging
+from tape_ds.checkpoint.trained import load_trained
 from tape_ds.model import convert
-from tape_ds.training import merging, methods
-from tape_ds.training.trained import load_trained
 from tests.integration.conftest import forked
 from tests.integration.workers.methods import TIED, name_of, probe
 

@@ -6,9 +6,9 @@ import json
 import pytest
 import torch
 
-from tape_ds.training import checkpoint, reshaping
-from tape_ds.training.checkpoint import Manifest
-from tape_ds.training.engine_state import EngineState, engine_folder
+from tape_ds import checkpoint
+from tape_ds.checkpoint import Manifest, reshaping
+from tape_ds.checkpoint.engine_state import EngineState, engine_folder
 from tests.integration.conftest import forked
 
 WORKER = "tests/integration/workers/reshaped.py"

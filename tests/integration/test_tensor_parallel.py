@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from tape_ds.training import trained
+from tape_ds.checkpoint import trained
 from tests.integration.conftest import forked, launch
 from tests.integration.shared_runs import arguments, assert_scored_alike, assert_trained_alike
 from tools import consolidate

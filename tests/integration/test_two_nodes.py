@@ -17,7 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tape_ds.training import checkpoint, run_folder, run_lock
+from tape_ds import checkpoint, run_folder
+from tape_ds.health import run_lock
 from tests.processes import ROOT, Launch, free_port
 
 PRETRAIN = "launchers/pretrain_c4.py"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tape_ds.training.consolidation import consolidate
+from tape_ds.checkpoint.consolidation import consolidate
 from tests.parallel.training_cases import GLOBAL_BATCH, PAIRWISE, PRODUCT, TOLERANCE, Plan, furthest, train
 
 SPECIAL = [

@@ -15,14 +15,15 @@ from deepspeed.utils import groups
 from torch import distributed
 from transformers import TrainingArguments, set_seed
 
-from tape_ds import TapeForCausalLM
+from tape_ds import TapeForCausalLM, methods
+from tape_ds.checkpoint import saving, trained
+from tape_ds.checkpoint.trained import Record
 from tape_ds.data.dataset import IGNORED, collate
+from tape_ds.parallel import shared_work
 from tape_ds.parallel.layout import Layout
-from tape_ds.training import methods, saving, shared_work, trained
+from tape_ds.recipe.memory import Memory
+from tape_ds.recipe.optimization import Optimization
 from tape_ds.training.levers import ApplyLevers
-from tape_ds.training.recipe.memory import Memory
-from tape_ds.training.recipe.optimization import Optimization
-from tape_ds.training.trained import Record
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import arguments, end
 from tests.model.helpers import randomised, tiny_config

@@ -2,12 +2,11 @@
 
 import pytest
 
-from tape_ds import TapeConfig, TapeForCausalLM
+from tape_ds import TapeConfig, TapeForCausalLM, methods
 from tape_ds.errors import UserError
 from tape_ds.model import flops, positions
 from tape_ds.planning import shape
 from tape_ds.planning.shape import Trained
-from tape_ds.training import methods
 from tests.planning.helpers import published
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}

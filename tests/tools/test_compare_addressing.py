@@ -5,8 +5,8 @@ import csv
 import pytest
 
 from tape_ds import results
+from tape_ds.recipe import arithmetic
 from tape_ds.training import comparison
-from tape_ds.training.recipe import arithmetic
 from tools import compare_addressing
 
 

@@ -5,9 +5,9 @@ import csv
 import pytest
 
 from tape_ds import results
+from tape_ds.recipe import arithmetic
 from tape_ds.scoring.arithmetic import Cell, means
 from tape_ds.training import comparison
-from tape_ds.training.recipe import arithmetic
 from tools import compare_arithmetic
 
 REACH = {"rope": 2, "tape": 3, "fire": 4}

@@ -6,9 +6,9 @@ import pytest
 
 from tape_ds import results
 from tape_ds.model import positions
+from tape_ds.recipe import pretraining
 from tape_ds.training import comparison
 from tape_ds.training.comparison import encodings
-from tape_ds.training.recipe import pretraining
 from tools import compare_encodings
 
 

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from tape_ds import results
+from tape_ds.recipe import extension
 from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import comparison, plots
-from tape_ds.training.recipe import extension
 from tools import compare_methods
 
 BASE = {

@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.training.engine_files import seal
-from tests.training.test_consolidation import saved_run
+from tests.checkpoint.engine_files import seal
+from tests.checkpoint.test_consolidation import saved_run
 from tools import consolidate, merge_adapter
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tape_ds import results
 from tape_ds.data import coverage
-from tape_ds.training.recipe.extension import load
+from tape_ds.recipe.extension import load
 from tools import pose_coverage
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tape_ds.training import checkpoint
-from tests.training.engine_files import example_groups, seal, write_engine
+from tape_ds import checkpoint
+from tests.checkpoint.engine_files import example_groups, seal, write_engine
 from tools import reshape_checkpoint
 
 

@@ -10,8 +10,8 @@ from tape_ds.data.addressing.tasks import TASKS
 from tape_ds.data.dataset import collate
 from tape_ds.errors import UserError
 from tape_ds.model import positions
+from tape_ds.recipe.arithmetic import load
 from tape_ds.training import arithmetic, report
-from tape_ds.training.recipe.arithmetic import load
 from tape_ds.training.run import build_trainer
 from tests.training import test_arithmetic
 

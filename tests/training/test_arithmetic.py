@@ -7,13 +7,14 @@ import torch
 from transformers import AutoTokenizer
 
 from tape_ds import TapeForCausalLM
+from tape_ds.checkpoint import trained
 from tape_ds.data.arithmetic import rows, split
 from tape_ds.data.arithmetic.tasks import TASKS
 from tape_ds.data.dataset import collate
 from tape_ds.errors import UserError
+from tape_ds.recipe.arithmetic import load
 from tape_ds.scoring.exact_match import ExactMatch
-from tape_ds.training import arithmetic, report, trained
-from tape_ds.training.recipe.arithmetic import load
+from tape_ds.training import arithmetic, report
 from tape_ds.training.run import build_trainer
 
 FIELDS = {

@@ -11,12 +11,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import Trainer
 
-from tape_ds import storage
+from tape_ds import checkpoint, run_folder, storage
+from tape_ds.checkpoint.saving import Saver
 from tape_ds.errors import UserError
-from tape_ds.training import checkpoint, execution, extension, run_folder, shared_work, spikes
+from tape_ds.health import spikes
+from tape_ds.health.stopping import StopRequest
+from tape_ds.parallel import shared_work
+from tape_ds.training import execution, extension
 from tape_ds.training.run import NothingToDo
-from tape_ds.training.saving import Saver
-from tape_ds.training.stopping import StopRequest
 from tape_ds.training.trainer import TapeTrainer
 from tests.training.test_extension import model, recipe
 
@@ -122,7 +124,7 @@ def test_a_person_asks_for_a_checkpoint(train, monkeypatch, text, kept):
     """A file in the run's folder; with a name in it the checkpoint stays for ever."""
     folder = train.folder / "run"
     at_step(monkeypatch, 1, lambda _: (folder / run_folder.SAVE_NOW).write_text(text))
-    monkeypatch.setattr("tape_ds.training.stopping._WRITING_SECONDS", 0)
+    monkeypatch.setattr("tape_ds.health.stopping._WRITING_SECONDS", 0)
     assert train(save_total_limit=1) == 0
     names = [each.name for each in checkpoint.committed(folder)]
     assert names == (["checkpoint-1"] if kept else []) + ["checkpoint-6"]

@@ -7,7 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tape_ds import TapeConfig
-from tape_ds.training import execution, extension, merging
+from tape_ds.checkpoint import merging
+from tape_ds.training import execution, extension
 from tests.training.test_extension import model, recipe
 
 __all__ = ["model"]  # the fixture

@@ -5,8 +5,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tape_ds.errors import UserError
+from tape_ds.recipe.extension import load
 from tape_ds.training.extension import training_rows
-from tape_ds.training.recipe.extension import load
 
 END = 1
 SIZES = [3, 10, 4, 25, 7]

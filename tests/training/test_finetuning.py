@@ -7,11 +7,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tape_ds import TapeForCausalLM
+from tape_ds.checkpoint import trained
 from tape_ds.data.dataset import collate
 from tape_ds.errors import UserError
 from tape_ds.model import positions
-from tape_ds.training import finetuning, report, trained
-from tape_ds.training.recipe.finetuning import load
+from tape_ds.recipe.finetuning import load
+from tape_ds.training import finetuning, report
 from tape_ds.training.run import build_trainer
 from tests.data.conftest import build_tokenizer
 from tests.model.helpers import tiny_config

@@ -8,13 +8,13 @@ import pytest
 from tape_ds.errors import UserError
 from tape_ds.model import convert
 from tape_ds.model.llama import TapeForCausalLM
+from tape_ds.parallel.agreement import Agreement
 from tape_ds.planning import hardware, memory, search, shape
 from tape_ds.planning.plan import Plan
+from tape_ds.recipe import extension, pretraining
+from tape_ds.recipe.files import recipes_of, shipped
 from tape_ds.training import forecast, model_config, run
-from tape_ds.training.agreement import Agreement
-from tape_ds.training.recipe import extension, pretraining
-from tape_ds.training.recipe.files import recipes_of, shipped
-from tests.training.recipe.helpers import has_bitsandbytes
+from tests.recipe.helpers import has_bitsandbytes
 
 A100 = hardware.find("a100-80")
 

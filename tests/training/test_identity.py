@@ -7,8 +7,8 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from tape_ds.recipe import extension, pretraining
 from tape_ds.training import identity
-from tape_ds.training.recipe import extension, pretraining
 
 FOLDER = Path("checkpoint-3")
 RECIPE = ["--recipe", "tiny"]
@@ -102,8 +102,8 @@ def test_every_field_of_every_kind_is_known():
     """A field of ours is either free or compared, and the lists name no field that is gone."""
     recipes = [extension.load(["--recipe", "demo"], world_size=1), pretraining.load(RECIPE, world_size=1)]
     fields = {name for recipe in recipes for name in recipe.as_dict()}
-    from tape_ds.training.recipe import arithmetic, finetuning, trainer
-    from tape_ds.training.recipe.loading import field_hints
+    from tape_ds.recipe import arithmetic, finetuning, trainer
+    from tape_ds.recipe.loading import field_hints
 
     kinds = (arithmetic.ArithmeticRecipe, finetuning.FinetuningRecipe)
     known = {name for kind in kinds for name in field_hints(kind)} | fields | set(trainer.FIELDS)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tape_ds.errors import UserError
+from tape_ds.recipe.memory import Memory
 from tape_ds.training.levers import ApplyLevers, Levers
-from tape_ds.training.recipe.memory import Memory
 from tests.model.helpers import tiny_model, tokens
 from tests.training.test_trainer import build, losses
 

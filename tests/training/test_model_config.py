@@ -7,8 +7,8 @@ from safetensors.torch import save_file
 from tape_ds.errors import UserError
 from tape_ds.model import convert, extendable
 from tape_ds.planning import shape
+from tape_ds.recipe import extension, pretraining
 from tape_ds.training import model_config
-from tape_ds.training.recipe import extension, pretraining
 
 
 def test_a_model_that_is_not_at_hand_is_refused():

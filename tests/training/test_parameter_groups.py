@@ -7,11 +7,12 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from tape_ds.training import methods, parameter_groups
+from tape_ds import methods
+from tape_ds.recipe.optimization import Optimization
+from tape_ds.training import parameter_groups
 from tape_ds.training.parameter_groups import MATRICES, POSITIONS, VECTORS
-from tape_ds.training.recipe.optimization import Optimization
+from tests.methods.test_methods import settings
 from tests.model.helpers import tiny_model, tokens
-from tests.training.test_methods import settings
 
 ARGUMENTS = SimpleNamespace(learning_rate=1e-3, weight_decay=0.1)
 

@@ -7,11 +7,11 @@ from collections import Counter
 
 import pytest
 
+from tape_ds.recipe.memory import Memory
+from tape_ds.recipe.profile import Profile
 from tape_ds.training import profiling
 from tape_ds.training.levers import ApplyLevers
 from tape_ds.training.profiling import StepProfiler
-from tape_ds.training.recipe.memory import Memory
-from tape_ds.training.recipe.profile import Profile
 from tests.training.test_trainer import STEPS, build, losses
 
 

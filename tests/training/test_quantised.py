@@ -5,8 +5,9 @@ import json
 import pytest
 import torch
 
-from tape_ds.training import execution, extension, merging
-from tape_ds.training.trained import read_record
+from tape_ds.checkpoint import merging
+from tape_ds.checkpoint.trained import read_record
+from tape_ds.training import execution, extension
 from tests.training.test_extension import model, recipe
 
 __all__ = ["model"]  # the fixture

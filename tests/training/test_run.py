@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tape_ds.errors import Problem, UserError
+from tape_ds.health.run_lock import RunLock
 from tape_ds.training import run
-from tape_ds.training.run_lock import RunLock
 
 
 def test_weights_are_16_bit_only_under_an_engine():

@@ -16,9 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tape_ds import run_folder
 from tape_ds.errors import UserError
-from tape_ds.training import guards, run_folder, run_lock, supervision, watchdog
-from tape_ds.training.stopping import StopRequest
+from tape_ds.health import guards, run_lock, watchdog
+from tape_ds.health.stopping import StopRequest
+from tape_ds.training import supervision
 from tape_ds.training.supervision import KeepAlive, Kept, Patience
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,8 +31,9 @@ import os, signal, subprocess, sys, time, types
 sys.modules["tape_ds"] = types.ModuleType("tape_ds")
 sys.modules["tape_ds"].__path__ = [{str(ROOT / "tape_ds")!r}]
 from pathlib import Path
-from tape_ds.training import run_folder, run_lock
-from tape_ds.training.checkpoint import Manifest
+from tape_ds import run_folder
+from tape_ds.health import run_lock
+from tape_ds.checkpoint import Manifest
 
 output = Path(sys.argv[1])
 asked = []

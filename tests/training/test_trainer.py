@@ -9,20 +9,22 @@ import pytest
 import torch
 from transformers import Trainer, TrainingArguments
 
-from tape_ds import TapeForCausalLM
+from tape_ds import TapeForCausalLM, methods
+from tape_ds.checkpoint import trained
+from tape_ds.checkpoint.trained import Record
 from tape_ds.data.dataset import collate
 from tape_ds.data.passkey import Prompt
 from tape_ds.errors import UserError
+from tape_ds.parallel import shared_work
+from tape_ds.recipe.optimization import Optimization
 from tape_ds.scoring.passkey import score
-from tape_ds.training import callbacks, methods, shared_work, trained
+from tape_ds.training import callbacks
 from tape_ds.training.callbacks import LossByPosition, PasskeyRetrieval, PositionUpdates, Progress
 from tape_ds.training.held_out import WITHOUT_UPDATES, HeldOut, read_passkeys, read_scores, tokens_to_score
-from tape_ds.training.recipe.optimization import Optimization
-from tape_ds.training.trained import Record
 from tape_ds.training.trainer import TapeTrainer
 from tests.data.letters import Letters
+from tests.methods.test_methods import settings
 from tests.model.helpers import tiny_config, tokens
-from tests.training.test_methods import settings
 
 LENGTH, STEPS = 16, 6
 

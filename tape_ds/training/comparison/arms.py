@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tape_ds import paths
 from tape_ds.errors import Problem, UserError
-from tape_ds.training.recipe import files, paths
-from tape_ds.training.recipe.recipe import Recipe
+from tape_ds.recipe import files
+from tape_ds.recipe.recipe import Recipe
 
 OWN = ("recipe", "output_dir", "resume_from_checkpoint")
 """Fields that a comparison decides for each run."""

@@ -11,10 +11,10 @@ from typing import Any
 from tape_ds import results
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.model import positions
+from tape_ds.recipe.recipe import Recipe
 from tape_ds.training.comparison import arms, options, runs, summary
 from tape_ds.training.comparison.arms import Arm
 from tape_ds.training.comparison.measures import Measure, Row
-from tape_ds.training.recipe.recipe import Recipe
 
 OWN = ("position_encoding", "position_options", "rope_parameters")
 """Fields that an arm decides, beside those of every comparison."""

@@ -8,12 +8,12 @@ from typing import Any
 from tape_ds import fields
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
+from tape_ds.recipe.recipe import Recipe
+from tape_ds.recipe.trainer import Trainer
 from tape_ds.scoring.statistics import MOST_FLIPPED
 from tape_ds.training.comparison import arms, runs
 from tape_ds.training.comparison.arms import Arm
 from tape_ds.training.comparison.measures import Measure
-from tape_ds.training.recipe.recipe import Recipe
-from tape_ds.training.recipe.trainer import Trainer
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -17,8 +17,8 @@ from typing import Any
 
 from tape_ds import installation, results, storage
 from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.recipe.recipe import Recipe
 from tape_ds.training.comparison.arms import Arm
-from tape_ds.training.recipe.recipe import Recipe
 
 RECIPE = "recipe.json"
 """In a run's folder: the recipe it was started with, so that nothing else is resumed there."""

@@ -9,10 +9,12 @@ from pathlib import Path
 import torch
 from transformers import set_seed
 
+from tape_ds import methods
+from tape_ds.checkpoint import trained
+from tape_ds.checkpoint.trained import Record
 from tape_ds.data.dataset import collate
 from tape_ds.model import positions
-from tape_ds.training import fresh, methods, trained
-from tape_ds.training.trained import Record
+from tape_ds.training import fresh
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, Rows, arguments, carry_out, end
 from tests.model.helpers import tiny_config

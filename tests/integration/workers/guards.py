@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, set_seed
 
-from tape_ds import TapeForCausalLM
+from tape_ds import TapeForCausalLM, methods
+from tape_ds.checkpoint.trained import Record
 from tape_ds.data.dataset import collate
-from tape_ds.training import guards, methods
-from tape_ds.training.agreement import Agreement
+from tape_ds.health import guards
+from tape_ds.health.guards import StoppedByGuard
+from tape_ds.parallel.agreement import Agreement
+from tape_ds.recipe.safety import Safety
 from tape_ds.training.callbacks import Progress
-from tape_ds.training.guards import StoppedByGuard
-from tape_ds.training.recipe.safety import Safety
-from tape_ds.training.trained import Record
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, carry_out, end
+from tests.methods.test_methods import settings
 from tests.model.helpers import tiny_config
-from tests.training.test_methods import settings
 
 STEPS, BAD, LIMIT = 6, (2, 4, 5), 2
 """Steps planned; those in which the second rank counts wrong, from 1; so many of them in a row end the run."""

@@ -10,15 +10,16 @@ from pathlib import Path
 import torch
 from transformers import set_seed
 
+from tape_ds import methods
+from tape_ds.checkpoint import trained
+from tape_ds.checkpoint.trained import Record
 from tape_ds.data.dataset import collate
 from tape_ds.model import convert
-from tape_ds.training import methods, trained
+from tape_ds.recipe import deepspeed_config
+from tape_ds.recipe.memory import Memory
+from tape_ds.recipe.profile import Profile
 from tape_ds.training.levers import ApplyLevers
 from tape_ds.training.profiling import StepProfiler
-from tape_ds.training.recipe import deepspeed_config
-from tape_ds.training.recipe.memory import Memory
-from tape_ds.training.recipe.profile import Profile
-from tape_ds.training.trained import Record
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, Rows, arguments, carry_out, end
 from tests.integration.workers.engine import Settings, base_folder

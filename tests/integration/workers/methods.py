@@ -10,13 +10,13 @@ import torch
 from accelerate.state import PartialState
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
+from tape_ds import methods
+from tape_ds.checkpoint.trained import Record, save_trained
 from tape_ds.data.dataset import collate
 from tape_ds.model import convert
-from tape_ds.training import methods
-from tape_ds.training.trained import Record, save_trained
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, carry_out, end
-from tests.training.test_methods import settings
+from tests.methods.test_methods import settings
 
 ANGLES = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
 TIED = {"tied": True, "untied": False}

@@ -5,10 +5,10 @@ import sys
 import torch
 from torch import distributed
 
+from tape_ds.cluster import comparison, rendezvous
 from tape_ds.errors import command
-from tape_ds.training.cluster import comparison, rendezvous
+from tape_ds.recipe import pretraining
 from tape_ds.training.environment import end_process, leave_process_group, say
-from tape_ds.training.recipe import pretraining
 from tape_ds.training.run import fingerprints
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from tape_ds.errors import UserError
+from tape_ds.recipe import pretraining
 from tape_ds.training.comparison import arms
 from tape_ds.training.comparison.arms import Arm
-from tape_ds.training.recipe import pretraining
 
 
 def test_an_entry_is_a_name_and_fields():

@@ -12,9 +12,9 @@ import pytest
 
 from tape_ds import results
 from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.recipe import pretraining
 from tape_ds.training.comparison import runs
 from tape_ds.training.comparison.arms import Arm
-from tape_ds.training.recipe import pretraining
 
 AUTO = ["--output_dir", "out", "--resume", "auto"]
 LAUNCHER = Path("launchers/pretrain_c4.py")

@@ -1,0 +1,281 @@
+"""Checkpoints on a disk: folders that are whole, or are none.
+
+A checkpoint is a folder ``checkpoint-N`` of a run's folder, N its step, with a ``manifest.json`` that names every file
+in it with size and SHA-256. It is written as ``checkpoint-N.writing`` and gets its name, manifest included, by one
+rename when all of it lies on the disk: a save that was cut short never looks like a checkpoint, and whatever happened
+to a committed one since then shows in its manifest. This module knows nothing of ranks: :mod:`.saving` writes,
+:mod:`.resume` chooses.
+
+    trained.json, config.json, *.safetensors, tokenizer files    a trained folder (tape_ds.checkpoint.trained)
+    global_stepN/                                                the engine's state, a file for each rank
+    optimizer.pt, scheduler.pt, scaler.pt                        without an engine; the scheduler in either case
+    rng_state[_R].pth, rank_state_R.json                         of rank R: random numbers, and sums not yet logged
+    trainer_state.json                                           steps, history
+    manifest.json
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tape_ds import storage
+
+FORMAT = 1
+"""Raised when a checkpoint of before can no longer be gone on with."""
+MANIFEST = "manifest.json"
+WRITING, REPLACED, REMOVED = ".writing", ".replaced", ".removed"
+ABANDONED = ".abandoned"
+
+_COMMITTED = re.compile(r"checkpoint-(\d+)")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of a checkpoint, as it was when it was written."""
+
+    size: int
+    """Bytes."""
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Contents of ``manifest.json``."""
+
+    step: int
+    """Optimizer steps taken."""
+    processes: int
+    stage: int | None
+    """ZeRO stage; None: trained without an engine."""
+    files: Mapping[str, Entry]
+    """By path within the folder, "/" between its parts."""
+    tensor: int = 1
+    """Processes that shared a model: each set of so many parts of the engine's state is one model's."""
+    identity: Mapping[str, Any]
+    """All that decides the numbers of the run, see :mod:`tape_ds.training.identity`."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of the packages that computed."""
+    name: str | None = None
+    """Given by a person who asked for it; a named checkpoint is never removed."""
+    format: int = FORMAT
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.files.values())
+
+    def write(self, folder: Path) -> None:
+        """Make ``folder`` say of itself what it is; comes last."""
+        content = asdict(self)
+        storage.write_json(folder / MANIFEST, {**content, "check": _hash(content)})
+
+
+def read(folder: Path) -> Manifest:
+    """The manifest of a checkpoint.
+
+    Raises:
+        ValueError: there is none, or it is damaged or of another format; says which.
+    """
+    try:
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"it has no {MANIFEST}: its save did not come to its end") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"its {MANIFEST} cannot be read ({error})") from error
+    try:
+        if content.pop("check") != _hash(content):
+            raise ValueError(f"its {MANIFEST} is damaged: its check sum is another")
+        if content["format"] != FORMAT:
+            raise ValueError(f"its format is {content['format']}, this version reads {FORMAT}")
+        files = {name: Entry(**entry) for name, entry in content.pop("files").items()}
+        if unsafe := [name for name in files if name.startswith("/") or ".." in Path(name).parts]:
+            raise ValueError(f"its {MANIFEST} names files outside of it: {', '.join(unsafe)}")
+        return Manifest(files=files, **content)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"its {MANIFEST} is damaged ({type(error).__name__}: {error})") from error
+
+
+def misfits(folder: Path, manifest: Manifest) -> list[str]:
+    """What a look at the directory tells against a checkpoint: files missing, of another size, or foreign."""
+    found = []
+    present = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
+    for name, entry in manifest.files.items():
+        path = present.pop(name, None)
+        if path is None or path.is_symlink():
+            found.append(f"{name} is missing")
+        elif path.stat().st_size != entry.size:
+            found.append(f"{name} has {path.stat().st_size:,} bytes instead of {entry.size:,}")
+    present.pop(MANIFEST, None)
+    return found + [f"{name} does not belong to it" for name in sorted(present)]
+
+
+def damage(folder: Path, manifest: Manifest, names: Collection[str] | None = None) -> list[str]:
+    """What reading files whole tells against them.
+
+    Args:
+        folder: of the checkpoint.
+        manifest: its own.
+        names: of the files that are read; all by default.
+    """
+    found = []
+    for name in manifest.files if names is None else names:
+        try:
+            same = storage.digest(folder / name) == manifest.files[name].sha256
+        except OSError as error:
+            found.append(f"{name} cannot be read ({error.strerror})")
+            continue
+        if not same:
+            found.append(f"{name} is damaged: its SHA-256 is another")
+    return found
+
+
+def entry(path: Path) -> Entry:
+    """The entry of a file as it lies there now."""
+    return Entry(path.stat().st_size, storage.digest(path))
+
+
+def commit(aside: Path, folder: Path, manifest: Manifest) -> None:
+    """Turn the complete folder ``aside`` into the checkpoint ``folder``: the one rename that counts.
+
+    A checkpoint of this name steps aside first, and goes when the new one has its place; :func:`tidy` puts it back
+    where that was cut short.
+
+    Raises:
+        ValueError: ``aside`` does not hold exactly what the manifest says.
+        OSError: the disk.
+    """
+    if wrong := misfits(aside, manifest):
+        raise ValueError(f"{aside.name} is not complete: {'; '.join(wrong)}")
+    manifest.write(aside)
+    for inner in [path for path in aside.rglob("*") if path.is_dir()]:
+        storage.sync(inner)
+    replaced = folder.with_name(folder.name + REPLACED)
+    if folder.exists():
+        _delete(replaced)
+        os.rename(folder, replaced)
+    try:
+        os.rename(aside, folder)
+    except OSError:
+        if replaced.exists():
+            os.rename(replaced, folder)
+        raise
+    storage.sync(folder.parent)
+    _delete(replaced)
+
+
+def committed(output: Path) -> list[Path]:
+    """Folders named and sealed as checkpoints, the oldest first; whether they are whole is another question."""
+    return [folder for folder in numbered(output) if (folder / MANIFEST).is_file()]
+
+
+def numbered(output: Path) -> list[Path]:
+    """Folders named as checkpoints, the oldest first."""
+    found = [
+        (int(match[1]), path) for path in output.glob("checkpoint-*") if (match := _COMMITTED.fullmatch(path.name))
+    ]
+    return [path for _, path in sorted(found) if path.is_dir()]
+
+
+def step_of(folder: Path) -> int:
+    """N of a folder ``checkpoint-N``."""
+    match = _COMMITTED.fullmatch(folder.name)
+    assert match is not None, folder
+    return int(match[1])
+
+
+def tidy(output: Path) -> list[str]:
+    """Clear away what a killed save, replacement or removal left, and put a checkpoint back that nothing replaced.
+
+    Only for whoever holds the run's lock. Returns what was done, in words.
+    """
+    done = []
+    for path in _left(output, REPLACED):
+        original = path.with_name(path.name.removesuffix(REPLACED))
+        if original.exists():
+            _delete(path)
+        else:
+            os.rename(path, original)
+            done.append(f"{original.name} put back: what was to replace it was not finished")
+    for path in [*_left(output, WRITING), *_left(output, REMOVED)]:
+        _delete(path)
+        if path.name.endswith(WRITING):
+            done.append(f"{path.name} removed: a save that was not finished")
+    return done
+
+
+def _left(output: Path, ending: str) -> Iterator[Path]:
+    return (path for path in output.glob(f"checkpoint-*{ending}") if path.is_dir())
+
+
+def remove(folder: Path) -> None:
+    """Take a checkpoint away: no longer one from its rename on, however long the rest takes."""
+    removed = folder.with_name(folder.name + REMOVED)
+    os.rename(folder, removed)
+    _delete(removed)
+
+
+def _delete(path: Path) -> None:
+    """As far as the disk lets it go, now or when it is next tidied; of a link the link."""
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def abandon(output: Path, resumed: Path, step: int) -> list[Path]:
+    """Move checkpoints out of the way of a run that goes on from ``resumed`` with ``step`` steps taken: those of later
+    steps are damaged, or of steps that are now taken otherwise, and must neither be found as the newest nor crowd out
+    new ones. Named ones as well. Returns their new places; nothing removes them but a person.
+    """
+    moved = []
+    for folder in numbered(output):
+        if step_of(folder) > step and folder.resolve() != resumed.resolve():
+            moved.append(_free_name(folder.with_name(folder.name + ABANDONED)))
+            os.rename(folder, moved[-1])
+    return moved
+
+
+def _free_name(path: Path) -> Path:
+    names = itertools.chain([path], (path.with_name(f"{path.name}-{count}") for count in itertools.count(2)))
+    return next(each for each in names if not each.exists())
+
+
+def retain(output: Path, limit: int | None, every: int | None = None, steps: Collection[int] = ()) -> list[Path]:
+    """Remove all checkpoints but the newest ``limit``, those of steps that ``every`` divides, of ``steps``, and named
+    ones. Returns what is gone.
+
+    Args:
+        output: the run's folder.
+        limit: 1 or more; None keeps all.
+        every: 1 or more; None: no such rule.
+        steps: kept for ever.
+    """
+    if limit is None:
+        return []
+    gone = []
+    for folder in committed(output)[:-limit]:
+        step = step_of(folder)
+        if step in steps or (every and step % every == 0) or name_of(folder) is not None:
+            continue
+        remove(folder)
+        gone.append(folder)
+    return gone
+
+
+def name_of(folder: Path) -> str | None:
+    """The name that a person gave a checkpoint; None: none, or it is damaged, or not there."""
+    try:
+        return read(folder).name
+    except ValueError:
+        return None
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

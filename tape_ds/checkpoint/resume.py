@@ -1,0 +1,144 @@
+"""Which checkpoint a run goes on from: chosen by rank 0, verified by all ranks, before a model is loaded.
+
+``resume_from_checkpoint`` is a folder, true (the newest committed checkpoint of output_dir) or auto (the same, or a new
+start where there is none). A folder that somebody names must be whole. Where the newest is asked for, damaged ones are
+passed over for older ones, and which and why is said.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tape_ds import checkpoint
+from tape_ds.checkpoint import Manifest
+from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.parallel.agreement import Agreement
+
+FIELD = "resume_from_checkpoint"
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A checkpoint that this job goes on from."""
+
+    folder: Path
+    manifest: Manifest
+    passed_over: list[str] = field(default_factory=list)
+    """Newer ones that are not whole, each with what is wrong."""
+
+
+def choose(given: str | bool | None, output: Path, agreement: Agreement) -> Resumed | None:
+    """The checkpoint to go on from, every byte of it verified; None to start anew. All ranks must call it.
+
+    Args:
+        given: a checkpoint's folder, True, "auto", or False or None for none.
+        output: the run's folder.
+        agreement: of the job.
+
+    Raises:
+        UserError: the folder that was named is no whole checkpoint, or there is none; on all ranks alike.
+    """
+    if not given:
+        return None
+    if given not in (True, AUTO):
+        folder = Path(str(given)).expanduser()
+        manifest, wrong = _verified(folder, agreement)
+        if manifest is None:
+            raise UserError(Problem(FIELD, str(folder), wrong, _instead(folder, agreement)))
+        return Resumed(folder, manifest)
+    passed_over: list[str] = []
+    for name in agreement.first([folder.name for folder in reversed(checkpoint.numbered(output))]):
+        manifest, wrong = _verified(output / name, agreement)
+        if manifest is not None:
+            return Resumed(output / name, manifest, passed_over)
+        passed_over.append(f"{name}: {wrong}")
+    if passed_over:
+        wrong = f"none of its checkpoints is whole: {'; '.join(passed_over)}"
+        remedy = "restore one from a copy, or start in another output_dir"
+        raise UserError(Problem(FIELD, given, f"{output}: {wrong}", remedy))
+    if given is True:
+        remedy = "give the folder of a checkpoint, or auto to start anew where there is none"
+        raise UserError(Problem(FIELD, True, f"{output} holds no committed checkpoint", remedy))
+    return None
+
+
+def _verified(folder: Path, agreement: Agreement) -> tuple[Manifest | None, str]:
+    """The manifest of a whole checkpoint, or None and what is wrong with it; each file is read by one rank, and those
+    that a rank will load by itself as well."""
+    manifest: Manifest | None = None
+    try:
+        manifest = read = checkpoint.read(folder)
+        found = checkpoint.misfits(folder, read) or checkpoint.damage(folder, read, _share(read, agreement))
+    except ValueError as error:
+        found = [str(error)]
+    except OSError as error:  # seen by one rank, it may be: the others must hear of it
+        found = [f"it cannot be read ({error.strerror or error})"]
+    everyones = [wrong for own in agreement.objects(found) for wrong in own]
+    if everyones or manifest is None:
+        return None, "; ".join(dict.fromkeys(everyones))
+    return manifest, ""
+
+
+def _share(manifest: Manifest, agreement: Agreement) -> list[str]:
+    names = sorted(manifest.files)
+    mine = {f"rng_state_{agreement.rank}.pth", f"rank_state_{agreement.rank}.json"}
+    pattern = f"zero_pp_rank_{agreement.rank}_"
+    return [
+        name
+        for number, name in enumerate(names)
+        if number % agreement.world == agreement.rank or name in mine or pattern in name or "model_states" in name
+    ]
+
+
+def _instead(folder: Path, agreement: Agreement) -> str:
+    """The remedy: another checkpoint of the same run, the newest that is whole before this one."""
+    others = [each for each in reversed(checkpoint.numbered(folder.parent)) if each.name != folder.name]
+    for name in agreement.first([each.name for each in others]):
+        if _verified(folder.parent / name, agreement)[0] is not None:
+            return f"use {folder.parent / name}, which is whole, or --resume auto, which finds it"
+    return "give another folder checkpoint-N, or restore this one from a copy"
+
+
+def require_fitting(resumed: Resumed | None, processes: int, stage: int | None, tensor: int = 1) -> None:
+    """Whether a job of so many processes at this ZeRO stage, ``tensor`` of them sharing a model, can read the engine's
+    state.
+
+    Raises:
+        UserError: it cannot; names the way out.
+    """
+    if resumed is None:
+        return
+    manifest, problems = resumed.manifest, []
+
+    def refuse(wrong: str, remedy: str) -> None:
+        problems.append(Problem(FIELD, str(resumed.folder), wrong, remedy))
+
+    tool = f"python tools/reshape_checkpoint.py {resumed.folder}"
+    cut_alike = manifest.tensor == tensor  # the tool changes what ranks share of a piece, never the pieces
+    if (manifest.stage is None) != (stage is None):
+        without = manifest.stage is None
+        wrong = "saved without an engine, and this job has one" if without else "saved with DeepSpeed, not without it"
+        refuse(wrong, "resume as it was saved; or start anew from its weights (tools/consolidate.py)")
+    elif cut_alike and manifest.stage != stage:
+        wrong = f"it was saved at ZeRO stage {manifest.stage}, and this job's is {stage}"
+        refuse(wrong, f"deepspeed: zero{manifest.stage}, or {tool} --stage {stage}")
+    if not cut_alike:
+        wrong = f"it was saved with tensor_parallel_size {manifest.tensor}, and this job's is {tensor}"
+        anew = "start anew from its weights (tools/consolidate.py)"
+        refuse(wrong, f"tensor_parallel_size: {manifest.tensor}, or {anew}")
+    elif manifest.stage and manifest.processes != processes:
+        wrong = f"it was saved by {_processes(manifest.processes)}, and this job has {processes}"
+        refuse(wrong, f"start {_processes(manifest.processes)}, or {tool} --processes {processes}")
+    raise_if_any(problems)
+
+
+def _processes(count: int) -> str:
+    return f"{count} process{'es' if count > 1 else ''}"
+
+
+def describe(resumed: Resumed, differences: list[Any]) -> list[str]:
+    """What a person should know of a resume, a line each."""
+    lines = [f"not used: {each}" for each in resumed.passed_over]
+    lines += [f"going on with another value: {each}" for each in differences]
+    return [*lines, f"resuming from {resumed.folder} (step {resumed.manifest.step})"]

@@ -1,0 +1,329 @@
+"""How a job saves: every rank writes its part aside, all agree that it lies on the disk, and one rename commits it.
+
+A disk that fails costs the save and never the run. Whatever a rank meets while it writes is kept until all ranks have
+come to the end of their parts, since the engine's own saving has collectives that everybody must reach; then it is
+said, what was written is removed, and training goes on beside the older checkpoints.
+
+With ``background``, the engine's files (by far the most of a checkpoint) are copied to the CPU's memory and written by
+a thread while training goes on; the trainer asks at each step's end whether all ranks are done, and commits then. One
+save is on its way at a time: the next one, and the end of the run, wait for it.
+"""
+
+import copy
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
+
+from tape_ds import checkpoint, storage
+from tape_ds.checkpoint import Entry, Manifest, engine_state
+from tape_ds.errors import Problem, UserError
+from tape_ds.parallel.agreement import Agreement
+
+SPARE = 16 * 2**20
+"""Bytes that must remain free beside a checkpoint, for logs and small files."""
+
+
+class Part:
+    """What one rank writes of a checkpoint.
+
+    Args:
+        folder: the checkpoint's, aside.
+        background: write in a thread; what is written must not change meanwhile.
+    """
+
+    def __init__(self, folder: Path, background: bool):
+        self.folder = folder
+        self.trouble: str | None = None
+        """What kept this rank from writing its part, in words."""
+        self.entries: dict[str, Entry] = {}
+        """Of the files written so far, by their path in the folder."""
+        self.background = background
+        self._mistake: Exception | None = None
+        self._tasks: list[tuple[str, Callable[[Path], Any]]] = []
+        self._thread: threading.Thread | None = None
+
+    def write(self, name: str, task: Callable[[Path], Any], *, at_once: bool = False) -> None:
+        """Write a file of its own, in the background if there is one, but for ``at_once``: ``task`` gets its path."""
+        if self.background and not at_once:
+            self._tasks.append((name, task))
+        else:
+            self._carry_out(name, task)
+
+    def attempt(self, task: Callable[[], Any]) -> None:
+        """Let others write into the folder, now; nothing in ``task`` may wait for other ranks, or all of it must, and
+        fail on none of them before that."""
+        if self.trouble is None:
+            try:
+                task()
+            except Exception as error:
+                self.trouble = self._explain(error)
+
+    def go(self) -> None:
+        """Start with what was left for the background."""
+        if self._tasks:
+            self._thread = threading.Thread(target=self._carry_out_all, name="checkpoint", daemon=True)
+            self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether all is written."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Until it is.
+
+        Raises:
+            Exception: of a file in the background that no disk is to blame for.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        if self._mistake is not None:
+            raise self._mistake
+
+    def _carry_out_all(self) -> None:
+        try:
+            while self._tasks:
+                self._carry_out(*self._tasks.pop(0))  # out of the list at once, so that memory is given back
+        except Exception as error:
+            self._mistake = error
+
+    def _carry_out(self, name: str, task: Callable[[Path], Any]) -> None:
+        if self.trouble is not None:
+            return
+        path = self.folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            task(path)
+            storage.sync(path)
+            self.entries[name] = checkpoint.entry(path)
+        except Exception as error:
+            self.trouble = self._explain(error)
+
+    def _explain(self, error: Exception) -> str:
+        """``error`` in words.
+
+        Raises:
+            Exception: it is no trouble with a disk, but a mistake in the program.
+        """
+        found = storage.trouble(error, self.folder)
+        if found is None:
+            raise error
+        return found
+
+
+class EngineFiles(TorchCheckpointEngine):
+    """The engine's way to its files: what it saves becomes part of a checkpoint, and nothing it loads is executed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part: Part | None = None
+        """Of the checkpoint that is being saved."""
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Nothing: folders come with the files in them."""
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Have a file written."""
+        assert self.part is not None
+        content = _copied(state_dict) if self.part.background else state_dict
+        name = Path(path).relative_to(self.part.folder).as_posix()
+        self.part.write(name, lambda target: save(content, target))
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """The contents of one of its files; tensors on the CPU, where the engine asks for them.
+
+        Raises:
+            UserError: it holds more than states.
+        """
+        try:
+            return engine_state.load(Path(path), mmap=False)
+        except ValueError as error:
+            problem = Problem(
+                "resume_from_checkpoint", path, str(error), "use another checkpoint, of a run of your own"
+            )
+            refusal = UserError(problem)
+            refusal.on_one_rank = True
+            raise refusal from error
+
+
+def save(content: Any, path: Path) -> None:
+    """``torch.save``."""
+    with path.open("wb") as file:  # by an open file, so that a full disk is an OSError
+        torch.save(content, file)
+
+
+def _copied(content: Any) -> Any:
+    """``content`` with its tensors copied to the CPU's memory: the originals are changed by the next step."""
+    if isinstance(content, torch.Tensor):
+        return content.detach().to("cpu", copy=True)
+    if isinstance(content, dict):
+        return type(content)((key, _copied(value)) for key, value in content.items())
+    if type(content) in (list, tuple):
+        return type(content)(_copied(value) for value in content)
+    return copy.deepcopy(content)  # a loss scaler, for one
+
+
+def adopt(engine: Any) -> EngineFiles:
+    """Have a DeepSpeed engine save and load by :class:`EngineFiles`, without the scripts that it puts beside."""
+    files = EngineFiles()
+    engine.checkpoint_engine = files
+    engine._copy_recovery_script = lambda folder: None  # tools/consolidate.py does what they are for, and verifies
+    return files
+
+
+@dataclass
+class _Pending:
+    step: int
+    name: str | None
+    part: Part
+    started: float = field(default_factory=time.monotonic)
+
+
+class Saver:
+    """Saves the checkpoints of one run; every method must be called by all ranks, unless it says otherwise.
+
+    Args:
+        output: the run's folder.
+        agreement: of the job.
+        about: what every manifest says of the run, see :class:`Manifest`: ``processes``, ``stage``, ``identity``,
+            ``versions``.
+        keep: arguments of :func:`checkpoint.retain` but the folder.
+        say: shows a message; called on rank 0.
+    """
+
+    def __init__(
+        self,
+        output: Path,
+        agreement: Agreement,
+        about: Mapping[str, Any],
+        keep: Mapping[str, Any],
+        say: Callable[[str], None],
+        background: bool = False,
+    ):
+        self.output = output
+        self.agreement = agreement
+        self.about = dict(about)
+        self.keep = dict(keep)
+        self.say = say
+        self.background = background
+        self.failed = 0
+        """Saves that a disk kept from being committed."""
+        self._pending: _Pending | None = None
+
+    def begin(self, step: int, need: int, name: str | None = None) -> Part | None:
+        """Make the folder of a new checkpoint; None (and said why) where there is no room for it.
+
+        Args:
+            step: its number.
+            need: bytes that it will take, where no earlier one tells.
+            name: given by a person; such a checkpoint is never removed.
+        """
+        self.finish()
+        aside = self.output / f"checkpoint-{step}{checkpoint.WRITING}"
+        trouble = self.agreement.first(self._prepare(aside, need) if self.agreement.rank == 0 else None)
+        if trouble is not None:
+            self._give_up(step, trouble)
+            return None
+        part = Part(aside, self.background)
+        self._pending = _Pending(step, name, part)
+        return part
+
+    def _prepare(self, aside: Path, need: int) -> str | None:
+        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            need, free = max(need, self._size_of_last()) + SPARE, storage.free_bytes(self.output)
+            if free < need:
+                return (
+                    f"the disk of {self.output} has {storage.size(free)} free, and a checkpoint needs about "
+                    f"{storage.size(need)}: {storage.size(need - free)} are missing"
+                )
+            aside.mkdir(parents=True)
+        except OSError as error:
+            return storage.explain(error, self.output)
+        return None
+
+    def _size_of_last(self) -> int:
+        try:
+            return max([checkpoint.read(folder).size for folder in checkpoint.committed(self.output)[-1:]], default=0)
+        except ValueError:  # it is damaged, and says nothing
+            return 0
+
+    @property
+    def done(self) -> bool:
+        """Whether this rank's part of the save on its way is written; True where none is. Each rank for itself."""
+        return self._pending is None or self._pending.part.done
+
+    @property
+    def pending(self) -> bool:
+        """Whether a save is on its way; the same on all ranks."""
+        return self._pending is not None
+
+    def finish(self) -> Path | None:
+        """Wait for the save on its way and commit it; the checkpoint, or None where none was or it failed."""
+        if self._pending is None:
+            return None
+        pending, self._pending = self._pending, None
+        pending.part.wait()
+        parts = self.agreement.objects((pending.part.trouble, pending.part.entries))
+        found: tuple[Path | None, str | None] = (None, None)
+        if self.agreement.rank == 0:
+            found = self._commit(pending, parts)
+        folder, trouble = self.agreement.first(found)
+        if trouble is not None:
+            self._give_up(pending.step, trouble)
+        return folder
+
+    def _commit(self, pending: _Pending, parts: list[tuple[str | None, dict[str, Entry]]]) -> tuple[Path | None, Any]:
+        """Rank 0's: seal and rename, or say what the trouble is."""
+        aside = pending.part.folder
+        troubles = [f"rank {rank}: {trouble}" for rank, (trouble, _) in enumerate(parts) if trouble]
+        try:
+            if troubles:
+                shutil.rmtree(aside, ignore_errors=True)
+                return None, "; ".join(troubles)
+            files = {file: entry for _, entries in parts for file, entry in entries.items()}
+            for path in sorted(path for path in aside.rglob("*") if path.is_file()):
+                file = path.relative_to(aside).as_posix()
+                if file not in files:
+                    storage.sync(path)
+                    files[file] = checkpoint.entry(path)
+            folder = self.output / f"checkpoint-{pending.step}"
+            name = pending.name or checkpoint.name_of(folder)
+            manifest = Manifest(step=pending.step, files=files, name=name, **self.about)
+            checkpoint.commit(aside, folder, manifest)
+        except (OSError, ValueError) as error:
+            shutil.rmtree(aside, ignore_errors=True)
+            return None, storage.trouble(error, self.output) or str(error)
+        seconds = time.monotonic() - pending.started
+        self.say(f"{folder.name} committed: {storage.size(manifest.size)} in {seconds:.1f} s")
+        try:
+            gone = checkpoint.retain(self.output, **self.keep)
+        except OSError as error:
+            self.say(f"an older checkpoint could not be removed: {storage.explain(error, self.output)}")
+        else:
+            if gone:
+                self.say(f"removed {', '.join(each.name for each in gone)}: save_total_limit = {self.keep['limit']}")
+        return folder, None
+
+    def _give_up(self, step: int, trouble: str) -> None:
+        self.failed += 1
+        if self.agreement.rank:
+            return
+        kept = ", ".join(folder.name for folder in checkpoint.committed(self.output)) or "no earlier checkpoint"
+        self.say(
+            f"step {step}: CHECKPOINT NOT SAVED ({self.failed} so far): {trouble}. Training goes on; there is {kept}. "
+            "Make room, and the next save is tried as usual"
+        )
+
+
+def need(trained: int, element_bytes: int, engine: bool) -> int:
+    """Bytes of a checkpoint of ``trained`` parameters, about: AdamW's two moments in fp32, the fp32 weights of an
+    engine, and the trained folder; frozen parameters are in none."""
+    return trained * (8 + 4 * engine + 2 * element_bytes)

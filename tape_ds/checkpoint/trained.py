@@ -1,0 +1,301 @@
+"""What a run leaves behind of its weights: only what was trained, and the way back to a whole model.
+
+A *trained folder* holds ``trained.json`` (format, base model, method, exact parameter names), the configuration, the
+tokenizer and the trained tensors as safetensors (with adapters: peft's two files, which hold the groups trained whole
+as well as the adapters). ``load_trained`` puts them onto the base model; with every parameter trained, the folder is an
+ordinary model folder itself.
+"""
+
+import contextlib
+import copy
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.utils import SAFETENSORS_WEIGHTS_NAME as ADAPTER_WEIGHTS
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from tape_ds import storage
+from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.model import convert, extendable, weights
+from tape_ds.parallel.cuts import cut_of
+from tape_ds.run_folder import RECORD as RECORD
+from tape_ds.run_folder import WHOLE_WEIGHTS
+
+FORMAT = 1
+WEIGHTS = "trained.safetensors"
+
+
+@dataclass(frozen=True)
+class Record:
+    """Contents of ``trained.json``."""
+
+    base: str | None
+    """Address of the model that was extended, as :func:`tape_ds.model.convert.resolve` takes it; None where there was
+    none: a model trained from scratch, whose folder is whole."""
+    method: str
+    names: tuple[str, ...]
+    """Exact names of the trained parameters; none where only the configuration differs from the base's."""
+    format: int = FORMAT
+
+
+def gather(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
+    """Whole CPU copies of these parameters on rank 0, an empty dict elsewhere. Every rank must call it.
+
+    Parameters that ZeRO-3 has partitioned, or of which ranks have pieces, are gathered one at a time.
+
+    Raises:
+        RuntimeError: a gathered tensor is empty: nothing is ever saved that cannot be loaded.
+    """
+    parameters = dict(model.named_parameters())
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    gathered = {}
+    for name in names:
+        parameter = parameters[name]
+        with _whole(parameter):
+            found = cut_of(parameter)
+            tensor = parameter.detach() if found is None else found.whole(parameter)
+            if rank == 0:
+                gathered[name] = tensor.to("cpu", copy=True).contiguous()
+    if empty := [name for name, tensor in gathered.items() if tensor.numel() == 0]:
+        raise RuntimeError(f"gathered without content: {', '.join(empty)}")
+    return gathered
+
+
+def _whole(parameter: nn.Parameter) -> contextlib.AbstractContextManager:
+    if not hasattr(parameter, "ds_id"):
+        return contextlib.nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters([parameter])
+
+
+def save_trained(folder: str | Path, model: PreTrainedModel | PeftModel, record: Record, tokenizer: Any = None) -> None:
+    """Write a trained folder from rank 0; every rank must call it."""
+    folder = Path(folder)
+    tensors = gather(model, record.names)
+    if torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_weights(folder)
+    if isinstance(model, PeftModel):
+        _save_adapter(folder, model, record.base, tensors)
+    elif _is_whole_model(model, record.names):
+        _save_whole(folder, model, tensors)
+    else:
+        model.config.save_pretrained(folder)
+        if tensors:
+            storage.write_file(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    storage.write_json(folder / RECORD, asdict(record))
+
+
+def replace_trained(folder: Path, model: PreTrainedModel | PeftModel, record: Record, tokenizer: Any = None) -> None:
+    """:func:`save_trained` where another trained folder may lie, which stays whole until the new one is; every rank
+    must call it."""
+    aside, replaced = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".replaced")
+    speaks = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    if speaks:
+        for left_over in (aside, replaced):
+            shutil.rmtree(left_over, ignore_errors=True)
+    save_trained(aside, model, record, tokenizer)
+    if speaks:
+        for path in aside.iterdir():
+            storage.sync(path)
+        if folder.exists():
+            folder.rename(replaced)
+        aside.rename(folder)
+        storage.sync(folder.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _save_whole(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor]) -> None:
+    """An ordinary model folder. Training keeps no key/value cache; whoever loads this to generate wants one."""
+    training = model.config.use_cache
+    model.config.use_cache = True
+    try:
+        with _without_bar():
+            model.save_pretrained(folder, state_dict=tensors)
+    finally:
+        model.config.use_cache = training
+
+
+@contextlib.contextmanager
+def _without_bar() -> Iterator[None]:
+    """transformers shows a bar for the files that it writes, also where there is one and where nobody looks."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _save_adapter(folder: Path, model: PeftModel, base: str | None, tensors: dict[str, Tensor]) -> None:
+    """peft's two files. Its own ``save_pretrained`` asks the hub about the base's vocabulary and adds a blank model
+    card, and both files would name the folder where this machine keeps the base."""
+    tensors = {name: tensors[first] for name, first in _first_names(model).items() if first in tensors}
+    saved = get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)
+    saved = {name: tensor.clone() for name, tensor in saved.items()}  # tied ones must not share memory in a file
+    storage.write_file(folder / ADAPTER_WEIGHTS, lambda path: save_file(saved, path, metadata={"format": "pt"}))
+    config = copy.copy(model.peft_config["default"])
+    config.base_model_name_or_path, config.inference_mode = base, True
+    config.save_pretrained(folder)
+    _unquantised(model.get_base_model().config).save_pretrained(folder)
+
+
+def _unquantised(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration without how a base was held while it trained: what was trained goes onto the base itself."""
+    if getattr(config, "quantization_config", None) is None:
+        return config
+    plain = copy.deepcopy(config)
+    del plain.quantization_config
+    return plain
+
+
+def _remove_weights(folder: Path) -> None:
+    """Remove what an earlier run left here: trained by another method, its files would be loaded instead of the new."""
+    for pattern in (
+        RECORD,
+        WEIGHTS,
+        ADAPTER_WEIGHTS,
+        "adapter_config.json",
+        WHOLE_WEIGHTS,
+        "model.safetensors.index.json",
+    ):
+        for file in folder.glob(pattern):
+            file.unlink()
+
+
+def _first_names(model: nn.Module) -> dict[str, str]:
+    """Every name of every parameter -> the name that ``named_parameters`` gives it: tied ones have several."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {name: names[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
+
+
+def read_record(folder: str | Path) -> Record:
+    """``trained.json`` of a folder.
+
+    Raises:
+        UserError: there is none, or it is not of this format.
+    """
+    path = Path(folder) / RECORD
+    remedy = "give the folder 'trained' of a run, or one of its checkpoints"
+    try:
+        fields = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise UserError(Problem("trained folder", str(folder), f"no readable {RECORD} ({error})", remedy)) from error
+    if (
+        not isinstance(fields, dict)
+        or fields.keys() != Record.__dataclass_fields__.keys()
+        or fields["format"] != FORMAT
+    ):
+        raise UserError(Problem("trained folder", str(folder), f"{RECORD} is not of format {FORMAT}", remedy))
+    return Record(**(fields | {"names": tuple(fields["names"])}))
+
+
+def differing_fields(folder: str | Path, config: extendable.Config) -> list[str]:
+    """Names of the fields in which a trained folder's model differs from ``config``; what only describes how it is
+    held or saved is left out.
+
+    Raises:
+        UserError: the folder's configuration is impossible.
+    """
+    saved, own = extendable.read_config(folder).to_dict(), config.to_dict()
+    names = (saved.keys() | own.keys()) - _NOT_THE_MODEL
+    return sorted(name for name in names if saved.get(name) != own.get(name))
+
+
+_NOT_THE_MODEL = {
+    *("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"),
+    "quantization_config",  # of a base that trains in 4 bits; a trained folder says nothing of it
+}
+
+
+def differing_adapters(folder: str | Path, model: PeftModel) -> list[str]:
+    """Names of the recipe's fields in which the adapters of a trained folder have another shape or scale than those of
+    ``model``; their targets are told by the names of what is trained."""
+    saved, own = PeftConfig.from_pretrained(folder), model.peft_config["default"]
+    fields = {"lora_r": "r", "lora_alpha": "lora_alpha"}
+    return [field for field, name in fields.items() if getattr(saved, name) != getattr(own, name)]
+
+
+def load_trained(
+    folder: str | Path, models: str | Path | None = None, **arguments: Any
+) -> extendable.Model | PeftModel:
+    """The base model with what was trained on it; a ``PeftModel`` where the method was LoRA.
+
+    Args:
+        folder: a trained folder.
+        models: where unpacked base models are kept (see :func:`tape_ds.model.convert.resolve`).
+        arguments: for ``from_pretrained`` of the base, such as ``dtype``.
+
+    Raises:
+        UserError: no such folder, or tensors that do not fit the base model exactly.
+    """
+    folder = Path(folder)
+    record = read_record(folder)
+    config = extendable.read_config(folder)
+    if any(folder.glob(WHOLE_WEIGHTS)):
+        return extendable.load(folder, config, **arguments)
+    if record.base is None:
+        remedy = "restore its model*.safetensors; there is no base to put anything onto"
+        raise UserError(Problem("trained folder", str(folder), "a model trained from scratch, without weights", remedy))
+    model: Any = extendable.load(convert.resolve(record.base, models), config, **arguments)
+    if (folder / "adapter_config.json").exists():
+        raise_if_any(weights.check_adapter(folder, "trained folder"))
+        # not PeftModel.from_pretrained, which only warns of a tensor that is missing
+        adapters = PeftConfig.from_pretrained(folder)
+        adapters.base_model_name_or_path = None
+        model = get_peft_model(model, adapters, autocast_adapter_dtype=False)
+    if record.names:
+        apply_trained(folder, model, record.names)
+    return model
+
+
+def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) -> None:
+    """Copy the tensors of a trained folder into ``model``, exactly these names and shapes.
+
+    Raises:
+        UserError: a tensor is missing, left over or of another shape.
+    """
+    tensors = _read_weights(Path(folder))
+    own = dict(model.named_parameters(remove_duplicate=False))
+    parameters: dict[str, Tensor] = {name: own[name] for name in names if name in own}
+    if isinstance(model, PeftModel):  # peft's files leave the adapter's name out of every key
+        first = _first_names(model)
+        parameters = {name: own[name] for name in own if first[name] in parameters}
+        parameters = get_peft_model_state_dict(model, state_dict=parameters, save_embedding_layers=False)
+    wrong = sorted(
+        {*(tensors.keys() ^ parameters.keys()), *(set(names) - own.keys())}
+        or {n for n, tensor in tensors.items() if tensor.shape != parameters[n].shape}
+    )
+    if wrong:
+        wrong_text = f"tensors that do not fit this model: {', '.join(wrong[:8])}"
+        raise UserError(Problem("trained folder", str(folder), wrong_text, "use the folder with the base it names"))
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            parameters[name].copy_(tensor)
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a trained folder, by the names in its files."""
+    files = [file for pattern in (WEIGHTS, ADAPTER_WEIGHTS, WHOLE_WEIGHTS) for file in sorted(folder.glob(pattern))]
+    if not files:
+        remedy = "give the folder 'trained' of a run, or one of its checkpoints"
+        raise UserError(Problem("trained folder", str(folder), "it holds no weights", remedy))
+    return {name: tensor for file in files for name, tensor in weights.read(file, "trained folder").items()}
+
+
+def _is_whole_model(model: nn.Module, names: Sequence[str]) -> bool:
+    return len(names) == sum(1 for _ in model.named_parameters())

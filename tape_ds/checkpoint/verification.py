@@ -1,0 +1,56 @@
+"""A checkpoint that a tool is about to read, whole to the last byte or refused; and where the tool may write."""
+
+import os
+from pathlib import Path
+
+from tape_ds import checkpoint, paths
+from tape_ds.checkpoint import Manifest
+from tape_ds.errors import Problem, UserError
+
+
+def verified(source: Path) -> Manifest:
+    """The manifest of a whole checkpoint; all of it is read.
+
+    Raises:
+        UserError: it is none, or not whole; names the checkpoints that are there instead.
+    """
+    try:
+        manifest = checkpoint.read(source)
+    except ValueError as error:
+        found = [str(error) if os.path.isdir(source) else "there is no such folder"]
+    else:
+        found = checkpoint.misfits(source, manifest) or checkpoint.damage(source, manifest)
+        if not found:
+            return manifest
+    raise UserError(Problem("checkpoint", str(source), "; ".join(found), instead(source)))
+
+
+def instead(source: Path) -> str:
+    """The remedy for a folder that is no whole checkpoint: those in it, where it is a run's, or those beside it."""
+    inside, beside = ([each.name for each in _committed(folder)] for folder in (source, source.parent))
+    if inside:
+        return f"give one of the checkpoints in it: {', '.join(inside)}"
+    if others := [name for name in beside if name != source.name]:
+        return f"use another of its run: {', '.join(others)}"
+    return "restore it from a copy" if os.path.isdir(source) else "give a run's folder checkpoint-N"
+
+
+def _committed(folder: Path) -> list[Path]:
+    return checkpoint.committed(folder) if os.path.isdir(folder) else []
+
+
+def against(field: str, folder: Path, source: Path) -> list[Problem]:
+    """What keeps a new folder, made from the checkpoint ``source``, from lying at ``folder``; ``field`` is what names
+    it on the command line."""
+    if impossible := list(paths.check_path(field, str(folder))):
+        return impossible
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    if existing == folder.absolute():
+        wrong = "exists"
+    elif not existing.is_dir():
+        wrong = f"{existing} is no folder"
+    elif folder.resolve().is_relative_to(source.resolve()):
+        wrong = "it lies in the checkpoint, which has to stay as it is"
+    else:
+        return []
+    return [Problem(field, str(folder), wrong, "name a new folder")]

@@ -1,0 +1,58 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv:2106.09685) through peft, with whole groups trained beside them.
+
+Targets are given to peft by their full names: it matches by suffix, and a short name would catch more than it says.
+"""
+
+from typing import Any
+
+from peft import LoraConfig, get_peft_model
+from peft.utils import ModulesToSaveWrapper
+from torch import nn
+from transformers import PreTrainedModel
+
+from tape_ds.errors import Problem, did_you_mean, raise_if_any
+from tape_ds.methods import groups
+from tape_ds.model.output_head import OutputHead
+
+
+def attach(model: PreTrainedModel, settings: Any) -> nn.Module:
+    """Wrap the model: LoRA on ``lora_targets``, whole copies of the groups that the settings switch on.
+
+    Raises:
+        UserError: a target that names no linear layer.
+    """
+    linears = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+    names = {path.rsplit(".", 1)[-1] for path in linears}
+    raise_if_any(
+        [
+            Problem("lora_targets", target, "no linear layer of this model", did_you_mean(target, names))
+            for target in settings.lora_targets
+            if target not in names
+        ]
+    )
+    switches = groups.modules_by_switch(model)
+    groups.names(model, settings)  # refuses a group that is on but empty
+    whole = [path for switch, modules in switches.items() if getattr(settings, switch) for path in modules]
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=settings.lora_r,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=settings.lora_dropout,
+        target_modules=[path for path in linears if path.rsplit(".", 1)[-1] in settings.lora_targets],
+        modules_to_save=whole or None,
+        ensure_weight_tying=bool(settings.train_embeddings and model.config.tie_word_embeddings),
+    )
+    # The engine keeps fp32 masters itself; adapters upcast by peft next to 16-bit copies break ZeRO-3's partitions.
+    wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
+    _give_back_the_head(wrapped)
+    return wrapped
+
+
+def _give_back_the_head(wrapped: nn.Module) -> None:
+    """Where a head is tied to trained embeddings, peft's copy of it is a plain ``nn.Linear`` (with its two sizes in the
+    wrong order), which could only give logits."""
+    for module in wrapped.modules():
+        if isinstance(module, ModulesToSaveWrapper) and isinstance(module.original_module, OutputHead):
+            for copied in module.modules_to_save.values():
+                head: Any = OutputHead.of(copied)
+                head.out_features, head.in_features = head.weight.shape

@@ -1,0 +1,334 @@
+"""Where a recipe's values come from: YAML files that build on one another, then the command line.
+
+A file of ``launchers/recipes`` holds one recipe, and in ``variants`` others that build on it::
+
+    variants:
+      c4_155m_alibi:
+        about: A bias on the scores that falls with distance.
+        position_encoding: alibi
+
+Nothing is interpreted here beyond YAML itself: the result is, for every name that was written, the value and the place
+where it was written, so that later checks can point there.
+"""
+
+import copy
+import functools
+import os
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from tape_ds import paths
+from tape_ds.errors import Problem, UserError, did_you_mean
+from tape_ds.installation import ROOT
+
+LAUNCHERS = ROOT / "launchers"
+RECIPES = LAUNCHERS / "recipes"
+LARGEST = 100_000
+"""Values that a recipe may hold."""
+
+
+@dataclass
+class Given:
+    """One value as somebody wrote it."""
+
+    value: Any
+    where: str
+    """For messages: ``demo.yaml line 3`` or ``command line``."""
+
+
+Collected = dict[str, Given]
+
+
+class Place(NamedTuple):
+    """Where a recipe is written."""
+
+    path: Path
+    variant: str | None = None
+    """Its name in the file's ``variants``; None: it is the file's own recipe."""
+
+    def __str__(self) -> str:
+        return self.variant or self.path.name
+
+
+_Document = tuple[yaml.Node, dict[Hashable, Any]]
+
+
+class _File(NamedTuple):
+    """What one file says."""
+
+    own: Collected
+    variants: dict[str, Collected]
+    problems: list[Problem]
+
+
+class _Loader(yaml.SafeLoader):
+    """``SafeLoader`` that remembers every key written twice, which YAML would silently let win, and reads 1e-4 as the
+    number that it is, which YAML 1.1 takes for a text."""
+
+    def __init__(self, stream: str):
+        super().__init__(stream)
+        self.repeated: list[tuple[str, int]] = []
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """The mapping, noting keys that stand in it twice."""
+        seen = set()
+        for key, _ in node.value:
+            name = key.value if isinstance(key, yaml.ScalarNode) else None
+            if name is not None and name != "<<":
+                if name in seen:
+                    self.repeated.append((name, key.start_mark.line + 1))
+                seen.add(name)
+        return super().construct_mapping(node, deep=True)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def read_recipe(name: str, launcher: str, problems: list[Problem]) -> Collected:
+    """Everything that the recipe ``name`` (anywhere in ``launchers/recipes``, or a path) says, its bases included.
+
+    A recipe's values replace those of its base whole; a mapping is not merged into the base's mapping, whose keys might
+    not fit the new ones. Where there is no such recipe, those of ``launcher`` are suggested.
+    """
+    place = _find_or_say(name, RECIPES, "recipe", problems, launcher)
+    # a copy, since a shipped file is read once for all recipes of a process
+    return {} if place is None else copy.deepcopy(_read_chain(place, "recipe", (), problems, launcher))
+
+
+def require_launcher(name: str, collected: Collected, launcher: str) -> None:
+    """Take ``launcher`` out of what the recipe ``name`` says. A recipe that does not say it fits any launcher.
+
+    Raises:
+        UserError: it is a recipe of another launcher; its fields would all read as unknown ones.
+    """
+    said = collected.pop("launcher", None)
+    if said is None or said.value == launcher:
+        return
+    known = sorted(file.stem for file in LAUNCHERS.glob("*.py") if file.stem != "keep_alive")
+    if said.value not in known:
+        raise UserError(
+            Problem("launcher", said.value, f"no such launcher ({said.where})", f"one of: {', '.join(known)}")
+        )
+    own = ", ".join(recipes_of(launcher))
+    remedy = f"start launchers/{said.value}.py with it, or choose a recipe of {launcher}.py: {own}"
+    raise UserError(Problem("recipe", name, f"it is a recipe of {said.value}.py", remedy))
+
+
+def shipped() -> dict[str, Place]:
+    """Every recipe of ``launchers/recipes`` and its folders by its name, which no other one has, sorted."""
+    places = {}
+    for path in _shipped_paths(RECIPES):
+        places[path.stem] = Place(path)
+        places |= {name: Place(path, name) for name in _shipped_file(path).variants}
+    return dict(sorted(places.items()))
+
+
+def recipes_of(launcher: str) -> list[str]:
+    """Names of the shipped recipes for a launcher."""
+    chains = {name: _read_chain(place, "recipe", (), [], "") for name, place in shipped().items()}
+    return sorted(name for name, said in chains.items() if "launcher" in said and said["launcher"].value == launcher)
+
+
+def about(name: str) -> str:
+    """One line on a shipped recipe: of a variant its ``about``, of a file the first sentence of its first comment."""
+    place = shipped()[name]
+    if place.variant:
+        said = _shipped_file(place.path).variants[place.variant].get("about")
+        return "" if said is None else str(said.value)
+    comment = re.match(r"(?:# .*\n)*", place.path.read_text(encoding="utf-8"))
+    joined = " ".join(line.removeprefix("# ") for line in comment[0].splitlines()) if comment else ""
+    return re.split(r"(?<=[.!?]) (?=[A-Z])", joined)[0]
+
+
+def _read_chain(
+    place: Place, field: str, above: tuple[Place, ...], problems: list[Problem], launcher: str
+) -> Collected:
+    if place in above:
+        loop = " -> ".join(map(str, (*above[above.index(place) :], place)))
+        wrong = f"recipes build on each other in a circle: {loop}"
+        problems.append(Problem("base", str(place), wrong, "break the circle"))
+        return {}
+    found = _said_at(place, field, above, problems)
+    base = found.pop("base", None)
+    if base is None:
+        below = Place(place.path) if place.variant else None
+    elif isinstance(base.value, str):
+        below = _find_or_say(base.value, place.path.parent, "base", problems, launcher, f" ({base.where})")
+    else:
+        problems.append(Problem("base", base.value, f"not the name of a recipe ({base.where})", "give one name"))
+        below = None
+    return found if below is None else _read_chain(below, "base", (*above, place), problems, launcher) | found
+
+
+def _said_at(place: Place, field: str, above: tuple[Place, ...], problems: list[Problem]) -> Collected:
+    """What is written at one place, without what it builds on."""
+    file = _shipped_file(place.path) if _is_shipped(place.path) else _read_file(place.path, field)
+    if all(place.path != each.path for each in above):  # else said already
+        problems += file.problems
+    if place.variant is None:
+        return dict(file.own)
+    return {name: given for name, given in file.variants[place.variant].items() if name != "about"}
+
+
+def _find_or_say(
+    name: str, folder: Path, field: str, problems: list[Problem], launcher: str, where: str = ""
+) -> Place | None:
+    place = find(name, folder)
+    if place is None:
+        known = recipes_of(launcher) if launcher else []
+        remedy = f"{did_you_mean(Path(name).stem, known)} (in {RECIPES}), or give the path of a .yaml file"
+        problems.append(Problem(field, name, f"no such recipe{where}", remedy))
+        # a shipped file that somebody broke hides its variants
+        problems += [each for path in _shipped_paths(RECIPES) for each in _shipped_file(path).problems]
+    return place
+
+
+def find(name: str, folder: Path) -> Place | None:
+    """What ``name`` means: a path as it is, a recipe of ``folder``, or a shipped one, whose own folder may stand before
+    it (``scrolls/qasper``)."""
+    if not name:
+        return None
+    is_path = name.endswith((".yaml", ".yml"))
+    for path in [paths.of(name), folder / name] if is_path else [folder / f"{name}.yaml"]:
+        if os.path.isfile(path):
+            return Place(path.resolve())
+    return None if is_path else _find_shipped(name)
+
+
+def _find_shipped(name: str) -> Place | None:
+    """Reads those files alone in which the name stands: reading all of them takes longer than checking a recipe."""
+    folder, _, name = name.rpartition("/")
+    for path in _shipped_paths(RECIPES):
+        if folder and path.relative_to(RECIPES.resolve()).parent.as_posix() != folder:
+            continue
+        if path.stem == name:
+            return Place(path)
+        if name in path.read_text(encoding="utf-8", errors="replace") and name in _shipped_file(path).variants:
+            return Place(path, name)
+    return None
+
+
+@functools.cache
+def _shipped_paths(folder: Path) -> list[Path]:
+    return sorted(path.resolve() for path in folder.rglob("*.yaml"))
+
+
+def _is_shipped(path: Path) -> bool:
+    return path.is_relative_to(RECIPES.resolve())
+
+
+@functools.cache
+def _shipped_file(path: Path) -> _File:
+    return _read_file(path, "recipe")
+
+
+def _read_file(path: Path, field: str) -> _File:
+    """One file's own recipe and its variants, with what is wrong with its form."""
+    problems: list[Problem] = []
+    document = _document(path, field, problems)
+    if document is None:
+        return _File({}, {}, problems)
+    own = _with_lines(*document, path)
+    table = own.pop("variants", None)
+    if table is None:
+        return _File(own, {}, problems)
+    if not _is_shipped(path):
+        wrong = f"only recipes of {RECIPES} have variants ({table.where})"
+        problems.append(Problem("variants", str(path), wrong, "write a file for each, with base: NAME"))
+        return _File(own, {}, problems)
+    if not isinstance(table.value, dict):
+        wrong = f"not a mapping ({table.where})"
+        problems.append(Problem("variants", table.value, wrong, "write 'name: {about: text, field: value}' for each"))
+        return _File(own, {}, problems)
+    node = _children(document[0])["variants"]
+    nodes = _children(node)
+    variants = {}
+    for name, given in _with_lines(node, table.value, path).items():
+        if isinstance(given.value, dict) and name in nodes:
+            variants[name] = _with_lines(nodes[name], given.value, path)
+        else:
+            remedy = "write a name, and its fields as a mapping"
+            problems.append(Problem("variants", name, f"not a recipe ({given.where})", remedy))
+    return _File(own, variants, problems)
+
+
+def _children(node: yaml.Node) -> dict[str, yaml.Node]:
+    """The values of a mapping by their keys."""
+    assert isinstance(node, yaml.MappingNode)
+    return {key.value: value for key, value in node.value if isinstance(key, yaml.ScalarNode)}
+
+
+def _with_lines(node: yaml.Node, content: dict[Hashable, Any], path: Path) -> Collected:
+    """The values of a mapping, each with its line."""
+    assert isinstance(node, yaml.MappingNode)
+    lines = {key.value: key.start_mark.line + 1 for key, _ in node.value if isinstance(key, yaml.ScalarNode)}
+    return {
+        str(name): Given(value, f"{path.name} line {lines[str(name)]}" if str(name) in lines else path.name)
+        for name, value in content.items()
+    }
+
+
+def read_yaml(path: Path, field: str, problems: list[Problem]) -> Collected:
+    """The top level of one file, each value with its line."""
+    document = _document(path, field, problems)
+    return {} if document is None else _with_lines(*document, path)
+
+
+def _document(path: Path, field: str, problems: list[Problem]) -> _Document | None:
+    """The mapping that a file is, as YAML's nodes and as values; None where it is none, which ``problems`` then say."""
+
+    def refuse(wrong: str, remedy: str) -> _Document | None:
+        problems.append(Problem(field, str(path), wrong, remedy))
+        return None
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        return refuse(f"cannot be read ({error})", "make it a readable UTF-8 file")
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        content = loader.construct_document(node) if node is not None else None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f"line {mark.line + 1}" if mark else "somewhere"
+        return refuse(f"not readable as YAML, {line}: {error.problem}", "mend the YAML there; indent with spaces")
+    except _FORBIDS as error:
+        reason = str(error).partition("\n")[0]
+        wrong = f"not readable as YAML: characters, or a value that its own form or tag forbids ({reason})"
+        return refuse(wrong, "remove strange characters, write values in quotes, and brackets flat")
+    if not _is_small(content):
+        return refuse(f"it stands for more than {LARGEST:,} values", "write it without aliases (& and *)")
+    for name, number in loader.repeated:
+        wrong = f"written twice in {path.name}, the second time in line {number}"
+        problems.append(Problem(name, path.name, wrong, "keep one of the two"))
+    if not isinstance(content, dict):
+        kind = "empty" if content is None else f"a {type(content).__name__}"
+        return refuse(f"not a mapping but {kind}", "write one 'field: value' a line")
+    assert node is not None
+    return node, content
+
+
+_FORBIDS = (yaml.YAMLError, RecursionError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What building a value raises whose characters, depth or tag cannot be."""
+
+
+def _is_small(content: Any) -> bool:
+    """Whether a document stands for no more than :data:`LARGEST` values once its aliases are followed. A few lines of
+    aliases of aliases can stand for billions."""
+    waiting, count = [content], 0
+    while waiting and count <= LARGEST:
+        value = waiting.pop()
+        count += 1
+        if isinstance(value, dict):
+            waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple | set):
+            waiting += value
+    return count <= LARGEST

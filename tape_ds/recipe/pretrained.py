@@ -1,0 +1,156 @@
+"""The model that a recipe starts from, as far as its address, its ``config.json`` and the headers of its files tell.
+
+Nothing is loaded, and neither torch nor transformers is imported. Of a hub id one file is read, and only where somebody
+looks before a run: the run itself meets the hub anyway.
+"""
+
+import functools
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tape_ds import paths, run_folder
+from tape_ds.errors import Problem
+from tape_ds.model import weights
+from tape_ds.model.families import REASONS, TAKEN, foreign
+from tape_ds.recipe import addresses
+
+CONFIG = "config.json"
+HUB_SECONDS = 5.0
+"""How long the hub may take to give one small file."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What the hub gave of a model."""
+
+    file: Path | None = None
+    """Its ``config.json``, in the hub's cache."""
+    why_not: str | None = None
+    """Why it was not read, where that is nobody's mistake."""
+    problem: Problem | None = None
+
+
+def check(name: str, *, online: bool) -> Iterator[Problem]:
+    """What is wrong with a model: no such thing, of another family, or files that are damaged or missing.
+
+    Args:
+        name: as recipes write it.
+        online: whether the hub may be asked for the configuration of a hub id.
+    """
+    wrong = list(addresses.check_pretrained("model", name, (CONFIG,)))
+    yield from wrong
+    if wrong:
+        return
+    if online and is_on_hub(name) and (problem := from_hub(name).problem) is not None:
+        yield problem
+        return
+    try:
+        content = configuration(name, online=online)
+    except (OSError, ValueError, RecursionError) as error:
+        yield Problem("model", name, f"{CONFIG} is not readable ({error})", "repair the folder")
+        return
+    if content is not None and (family := foreign(content)) is not None:
+        reason = f" ({REASONS[family]})" if family in REASONS else ""
+        remedy = f"give a model of one of: {', '.join(TAKEN)}"
+        yield Problem("model", name, f"{family} is not a Llama-shaped decoder{reason}", remedy)
+        return
+    folder = paths.of(name)
+    if name != addresses.SMOLLM2 and os.path.isdir(folder):
+        yield from run_folder.check_whole("model", name, folder) or weights.check_folder(folder)
+
+
+def known(name: str, *, online: bool) -> Mapping[str, Any] | None:
+    """:func:`configuration`, and None where that is damaged, which :func:`check` says."""
+    try:
+        return configuration(name, online=online)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def configuration(name: str, *, online: bool) -> Mapping[str, Any] | None:
+    """The content of a model's ``config.json``; None where it is not known before the model is unpacked or downloaded.
+
+    Raises:
+        OSError, ValueError, RecursionError: it cannot be read, or is no mapping.
+    """
+    file = config_file(name, online=online)
+    if file is None:
+        return None
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError("it is no mapping")
+    return content
+
+
+def config_file(name: str, *, online: bool) -> Path | None:
+    """A folder's ``config.json``, or the copy of a hub id's; None: there is none at hand."""
+    if is_on_hub(name):
+        return from_hub(name).file if online else None
+    file = paths.of(name) / CONFIG
+    return file if name != addresses.SMOLLM2 and os.path.isfile(file) else None
+
+
+def is_on_hub(name: str) -> bool:
+    """Whether an address can only mean a hub id."""
+    return addresses.is_hub_id(name) and not name.endswith(".gguf") and not os.path.isdir(paths.of(name))
+
+
+def not_read(name: str) -> str | None:
+    """Why nothing is known of a hub id, after it was asked for; None: its configuration was read, or it is none."""
+    return from_hub(name).why_not if is_on_hub(name) else None
+
+
+@functools.cache
+def from_hub(name: str) -> Fetched:
+    """The ``config.json`` of a hub id: from the hub's cache on this machine, else from the hub, within
+    :data:`HUB_SECONDS` all in all."""
+    from huggingface_hub import is_offline_mode, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(name, CONFIG)
+    except HFValidationError as error:
+        wrong = f"no name that the hub can have ({error})"
+        return Fetched(problem=Problem("model", name, wrong, "give a folder, or a hub id (owner/name)"))
+    if isinstance(cached, str):
+        return Fetched(Path(cached))
+    if is_offline_mode():
+        return Fetched(why_not="offline by HF_HUB_OFFLINE")
+    found: list[Fetched] = []
+    # A thread: looking a name up, and a line that trickles, know no timeout.
+    worker = threading.Thread(target=lambda: found.append(_download(name)), daemon=True)
+    worker.start()
+    worker.join(HUB_SECONDS)
+    return found[0] if found else Fetched(why_not=f"the hub did not answer within {HUB_SECONDS:g} s")
+
+
+def _download(name: str) -> Fetched:
+    """Ask once: ``hf_hub_download`` alone would go on for minutes with what does not answer."""
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what fails is said by us
+    try:
+        get_hf_file_metadata(hf_hub_url(name, CONFIG), timeout=HUB_SECONDS)
+        return Fetched(Path(hf_hub_download(name, CONFIG, etag_timeout=HUB_SECONDS)))
+    except errors.GatedRepoError:
+        return Fetched(why_not="gated: accept its licence on the hub and log in, `hf auth login`, before the run")
+    except errors.RepositoryNotFoundError:
+        remedy = "look at its name (owner/name); for a private one: hf auth login"
+        return Fetched(problem=Problem("model", name, "the hub has no such model, and this machine no folder", remedy))
+    except errors.EntryNotFoundError as error:
+        if isinstance(error, errors.LocalEntryNotFoundError):  # the line broke between the two questions
+            return Fetched(why_not="offline")
+        remedy = "give a model that was saved by save_pretrained"
+        return Fetched(problem=Problem("model", name, f"the hub has no {CONFIG} in it", remedy))
+    except errors.HfHubHTTPError as error:
+        return Fetched(why_not=f"the hub answers {error.response.status_code}")
+    except errors.HTTPError:
+        return Fetched(why_not="offline")
+    except (OSError, ValueError) as error:
+        return Fetched(why_not=" ".join(str(error).split())[:200])

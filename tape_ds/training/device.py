@@ -1,0 +1,80 @@
+"""Where a run would compute, and whether that was meant: training that slips onto a CPU takes days and says nothing."""
+
+import os
+from typing import TYPE_CHECKING
+
+from tape_ds import installation
+from tape_ds.cluster import place
+from tape_ds.errors import Problem
+from tape_ds.health import stopping
+from tape_ds.recipe.recipe import Recipe
+
+if TYPE_CHECKING:
+    from tape_ds.planning.shape import Config
+
+NO_GPU = "no GPU is visible"
+LARGEST = 1e9
+"""Parameters of a model that a CPU trains without being told to."""
+
+
+def why_cpu(recipe: Recipe) -> str | None:
+    """What puts a run on the CPU, in words; None: nothing does, it has an accelerator."""
+    import torch
+
+    if installation.FOUND_NO_GPU in os.environ and not recipe.trainer_value("use_cpu"):
+        return NO_GPU
+    if recipe.chosen_cpu is not None:
+        return recipe.chosen_cpu
+    return None if torch.accelerator.is_available() else NO_GPU
+
+
+def told(recipe: Recipe) -> str:
+    """The devices of a run, in a few words."""
+    import torch
+
+    world = recipe.world_size
+    processes = "1 process" if world == 1 else f"{world} processes"
+    if (why := why_cpu(recipe)) is not None:
+        return f"{processes} on the CPU ({why})"
+    kind = str(torch.accelerator.current_accelerator())
+    name, here = torch.cuda.get_device_name() if kind == "cuda" else kind, torch.accelerator.device_count()
+    on_node = place.here().on_node or 1
+    if on_node > here:
+        return f"{processes}, {on_node} of them on this machine, which has {here} x {name}: TOO FEW"
+    visible = f" (this machine has {here})" if here != world else ""
+    return f"{world} x {name}{visible}"
+
+
+def check(recipe: Recipe, config: "Config | None" = None) -> list[Problem]:
+    """Why a run should not begin on the CPU that it would begin on; empty where it has a GPU, where somebody chose the
+    CPU (``allow_cpu``, ``use_cpu``, ``DS_ACCELERATOR=cpu``), and where nothing speaks against it.
+
+    Args:
+        recipe: checked.
+        config: of the model that is trained; None: what is at hand of it, if anything.
+    """
+    if recipe.memory.allow_cpu or why_cpu(recipe) != NO_GPU:
+        return []
+    remedy = "see `nvidia-smi`, and that python -c 'import torch; print(torch.cuda.is_available())' says True; or"
+    asked = stopping.runner_option("--num_gpus")
+    if asked is not None:
+        wrong = f"{NO_GPU}: everything would be computed on the CPU"
+        return [Problem("--num_gpus", asked, wrong, f"{remedy} --num_accelerators {asked} --allow_cpu")]
+    count = _parameters(recipe, config) if recipe.trains else None
+    if count is None or count <= LARGEST:
+        return []
+    wrong = f"{NO_GPU}, and {count / 1e9:,.1f} B parameters would be trained on the CPU"
+    return [Problem("device", "cpu", wrong, f"{remedy} --allow_cpu; tools/plan.py plans for GPUs that are elsewhere")]
+
+
+def _parameters(recipe: Recipe, config: "Config | None") -> int | None:
+    """How many the model has, adapters left out; None: nothing is known of it, or torch cannot count so far."""
+    from tape_ds.planning import shape
+    from tape_ds.training import model_config
+
+    try:
+        if (config := config or model_config.at_hand(recipe)) is None:
+            return None
+        return shape.total(shape.tensors(shape.sizes(config), shape.Trained()))
+    except (RuntimeError, TypeError):
+        return None

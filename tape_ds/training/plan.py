@@ -1,0 +1,66 @@
+"""What a recipe would do, as far as it can be told without loading a model, data or a process group."""
+
+from tape_ds.errors import is_main_process, raise_if_any
+from tape_ds.recipe import deepspeed_config, pretrained
+from tape_ds.recipe.recipe import Recipe
+
+
+def shown(recipe: Recipe) -> bool:
+    """Whether this command line asked to look only; the main process then prints what it asked for.
+
+    Raises:
+        UserError: it asked for a dry run, and the run would be refused on this machine's CPU; the plan is printed.
+    """
+    if not (recipe.print_config or recipe.dry_run):
+        return False
+    if is_main_process():
+        print(recipe.to_yaml() if recipe.print_config else describe(recipe), flush=True)
+    if not recipe.print_config:
+        from tape_ds.training import device
+
+        raise_if_any(device.check(recipe))
+    return True
+
+
+def _memory(recipe: Recipe) -> str:
+    from tape_ds.training import forecast  # torch and transformers, which nothing else here needs
+
+    try:
+        return forecast.outlook(recipe)
+    except (RuntimeError, TypeError) as error:  # torch's words for a tensor of more numbers than it can count
+        return f"beyond counting ({str(error).splitlines()[0]})"
+
+
+def describe(recipe: Recipe) -> str:
+    """The plan as lines of ``name: value``, for ``--dry_run``."""
+    from tape_ds.training import device
+
+    name = getattr(recipe.model, "model", None)  # a new model has none
+    why = pretrained.not_read(name) if name is not None and recipe.dry_run else None
+    each, accumulation = recipe.trainer_value("per_device_train_batch_size"), recipe.accumulation()
+    layout = recipe.layout()
+    rate = recipe.trainer_value("learning_rate")
+    steps, epochs = recipe.trainer_value("max_steps"), recipe.trainer_value("num_train_epochs")
+    tokens, at_most = recipe.global_batch_size * recipe.window, "" if recipe.FULL_ROWS else "up to "
+    precision = next((name for name in ("bf16", "fp16") if recipe.trainer_value(name)), "fp32")
+    engine = f"ZeRO-{deepspeed_config.stage(recipe.deepspeed)}" if recipe.deepspeed else "no DeepSpeed"
+    training = {
+        "batch": f"{recipe.global_batch_size} rows = {at_most}{tokens:,} tokens a step: {each} per device x "
+        f"{layout.data} {layout.readers} x {accumulation} accumulation",
+        "steps": (f"{steps:,} ({at_most}{steps * tokens:,} tokens)" if steps > 0 else f"{epochs:g} epochs")
+        + f", seed {recipe.trainer_value('seed')}",
+        "rates": f"learning rate {rate:g}, weight decay {recipe.trainer_value('weight_decay'):g}"
+        + f"; position parameters: {recipe.optimization.outline(rate)}" * recipe.trains_positions,
+    }
+    lines = {
+        "recipe": recipe.name,
+        **recipe.outline(),
+        **({"model": f"{recipe.outline()['model']} (its config.json was not read: {why})"} if why else {}),
+        **(training if recipe.trains else {}),
+        "device": device.told(recipe),
+        "engine": f"{engine}, {precision}",
+        **({"memory": _memory(recipe)} if recipe.trains else {}),
+        "output": str(recipe.trainer_value("output_dir")),
+    }
+    width = max(map(len, lines))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines.items())

@@ -1,0 +1,229 @@
+"""A folder is a checkpoint or is none, whenever its save, its replacement or its removal was cut short."""
+
+import errno
+import json
+import os
+import shutil
+
+import pytest
+
+from tape_ds import checkpoint
+from tape_ds.checkpoint import Manifest
+
+
+def sealed(output, step, name=None, content="weights"):
+    """A committed checkpoint of two files."""
+    aside = output / f"checkpoint-{step}.writing"
+    (aside / "inner").mkdir(parents=True)
+    (aside / "a.txt").write_text(content)
+    (aside / "inner" / "b.txt").write_text("state")
+    files = {each: checkpoint.entry(aside / each) for each in ("a.txt", "inner/b.txt")}
+    manifest = Manifest(step=step, processes=2, stage=1, files=files, identity={"seed": 1}, name=name)
+    checkpoint.commit(aside, output / f"checkpoint-{step}", manifest)
+    return output / f"checkpoint-{step}"
+
+
+def names(output):
+    return sorted(path.name for path in output.iterdir())
+
+
+def test_what_is_committed_is_read_back(tmp_path):
+    folder = sealed(tmp_path, 3, name="before")
+    manifest = checkpoint.read(folder)
+    assert (manifest.step, manifest.processes, manifest.stage, manifest.name) == (3, 2, 1, "before")
+    assert manifest.size == len("weights") + len("state") and manifest.identity == {"seed": 1}
+    assert checkpoint.misfits(folder, manifest) == checkpoint.damage(folder, manifest) == []
+    assert names(tmp_path) == ["checkpoint-3"]
+
+
+def truncate(folder):
+    (folder / "a.txt").write_text("weight")
+
+
+def flip(folder):
+    (folder / "a.txt").write_text("weighty"[:6] + "S")
+
+
+def delete(folder):
+    (folder / "inner" / "b.txt").unlink()
+
+
+def add(folder):
+    (folder / "inner" / "foreign.pt").touch()
+
+
+def link(folder):
+    (folder / "a.txt").unlink()
+    (folder / "a.txt").symlink_to(folder / "inner" / "b.txt")
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (truncate, "a.txt has 6 bytes instead of 7"),
+        (flip, "a.txt is damaged: its SHA-256 is another"),
+        (delete, "inner/b.txt is missing"),
+        (add, "inner/foreign.pt does not belong to it"),
+        (link, "a.txt is missing"),
+    ],
+)
+def test_damage_is_named(tmp_path, harm, said):
+    folder = sealed(tmp_path, 3)
+    manifest = checkpoint.read(folder)
+    harm(folder)
+    assert (checkpoint.misfits(folder, manifest) or checkpoint.damage(folder, manifest)) == [said]
+
+
+def change_step(content):
+    content["step"] = 4
+
+
+def forget(content):
+    del content["files"]
+
+
+def lead_outside(content):
+    content["files"]["../../x"] = content["files"].pop("a.txt")
+    content.pop("check")
+    content["check"] = checkpoint._hash(content)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(change_step, "check sum is another"), (forget, "damaged"), (lead_outside, "files outside of it: ../../x")],
+)
+def test_a_manifest_that_was_changed_is_none(tmp_path, change, said):
+    folder = sealed(tmp_path, 3)
+    content = json.loads((folder / checkpoint.MANIFEST).read_text())
+    change(content)
+    (folder / checkpoint.MANIFEST).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=said):
+        checkpoint.read(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"check": 1}'])
+def test_a_manifest_that_is_no_manifest(tmp_path, text):
+    folder = sealed(tmp_path, 3)
+    (folder / checkpoint.MANIFEST).write_text(text)
+    with pytest.raises(ValueError, match=r"manifest\.json"):
+        checkpoint.read(folder)
+
+
+def test_an_incomplete_folder_is_not_committed(tmp_path):
+    aside = tmp_path / "checkpoint-3.writing"
+    aside.mkdir()
+    files = {"a.txt": checkpoint.Entry(3, "0")}
+    with pytest.raises(ValueError, match=r"a\.txt is missing"):
+        manifest = Manifest(step=3, processes=1, stage=None, files=files, identity={})
+        checkpoint.commit(aside, tmp_path / "checkpoint-3", manifest)
+    assert checkpoint.committed(tmp_path) == []
+
+
+def test_newest_last_by_number(tmp_path):
+    for step in (8, 16, 100):
+        sealed(tmp_path, step)
+    (tmp_path / "checkpoint-old").mkdir()
+    (tmp_path / "checkpoint-120").mkdir()  # without a manifest
+    assert [folder.name for folder in checkpoint.committed(tmp_path)] == [
+        *("checkpoint-8", "checkpoint-16", "checkpoint-100"),
+    ]
+
+
+@pytest.mark.parametrize("killed_at", [1, 2])
+def test_a_checkpoint_that_was_to_be_replaced_survives_a_kill_in_between(tmp_path, monkeypatch, killed_at):
+    """At either of the two renames: the old one or the new one is there, and whole."""
+    sealed(tmp_path, 3, content="old one")
+    calls, rename = [], os.rename
+
+    def dies(source, target):
+        calls.append(source)
+        if len(calls) == killed_at:
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(checkpoint.os, "rename", dies)
+    with pytest.raises(KeyboardInterrupt):
+        sealed(tmp_path, 3, content="new one")
+    monkeypatch.undo()
+    checkpoint.tidy(tmp_path)
+    (folder,) = checkpoint.committed(tmp_path)
+    manifest = checkpoint.read(folder)
+    assert checkpoint.misfits(folder, manifest) == checkpoint.damage(folder, manifest) == []
+    assert (folder / "a.txt").read_text() == "old one" and names(tmp_path) == ["checkpoint-3"]
+
+
+def test_tidy_says_what_it_removed(tmp_path):
+    sealed(tmp_path, 3)
+    (tmp_path / "checkpoint-6.writing").mkdir()
+    shutil.copytree(tmp_path / "checkpoint-3", tmp_path / "checkpoint-2.removed")
+    assert checkpoint.tidy(tmp_path) == ["checkpoint-6.writing removed: a save that was not finished"]
+    assert names(tmp_path) == ["checkpoint-3"] and checkpoint.tidy(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("rules", "kept"),
+    [
+        ({"limit": None}, [2, 4, 6, 8, 10]),
+        ({"limit": 1}, [6, 10]),
+        ({"limit": 2}, [6, 8, 10]),
+        ({"limit": 1, "every": 4}, [4, 6, 8, 10]),
+        ({"limit": 1, "steps": [2, 3]}, [2, 6, 10]),
+    ],
+)
+def test_what_is_kept(tmp_path, rules, kept):
+    """The newest, by rule, and the one that somebody gave a name (6)."""
+    for step in (2, 4, 6, 8, 10):
+        sealed(tmp_path, step, name="mine" if step == 6 else None)
+    gone = checkpoint.retain(tmp_path, **rules)
+    assert [checkpoint.step_of(folder) for folder in checkpoint.committed(tmp_path)] == kept
+    assert sorted([checkpoint.step_of(folder) for folder in gone] + kept) == [2, 4, 6, 8, 10]
+
+
+def test_a_removal_that_is_killed_leaves_no_half_checkpoint(tmp_path, monkeypatch):
+    folder = sealed(tmp_path, 3)
+
+    def dies(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", dies)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.remove(folder)
+    assert checkpoint.committed(tmp_path) == []
+
+
+def test_a_checkpoint_that_cannot_be_replaced_is_put_back(tmp_path, monkeypatch):
+    """At once, and not when the run is started again."""
+    sealed(tmp_path, 3, content="old one")
+    rename = os.rename
+
+    def fails(source, target):
+        if source.name.endswith(checkpoint.WRITING):
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, target)
+
+    monkeypatch.setattr(checkpoint.os, "rename", fails)
+    with pytest.raises(OSError, match="Input/output"):
+        sealed(tmp_path, 3, content="new one")
+    assert (tmp_path / "checkpoint-3" / "a.txt").read_text() == "old one"
+
+
+def test_of_a_link_only_the_link_goes(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    sealed(elsewhere, 2)
+    (tmp_path / "checkpoint-2").symlink_to(elsewhere / "checkpoint-2")
+    sealed(tmp_path, 4)
+    checkpoint.retain(tmp_path, 1)
+    assert names(tmp_path) == ["checkpoint-4", "elsewhere"] and names(elsewhere) == ["checkpoint-2"]
+
+
+def test_later_checkpoints_are_moved_and_none_is_lost(tmp_path):
+    """Twice, as when somebody goes back twice; named ones as well, and the one that is gone on with never."""
+    for _ in range(2):
+        for step in (2, 4, 6):
+            if not (tmp_path / f"checkpoint-{step}").exists():
+                sealed(tmp_path, step, name="mine" if step == 6 else None)
+        checkpoint.abandon(tmp_path, tmp_path / "checkpoint-4", 3)
+    assert names(tmp_path) == [
+        *("checkpoint-2", "checkpoint-4", "checkpoint-6.abandoned", "checkpoint-6.abandoned-2"),
+    ]

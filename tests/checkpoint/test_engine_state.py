@@ -1,0 +1,109 @@
+"""The engine's files: nothing in them is executed, and every parameter is found again, wherever its pieces lie."""
+
+import pickle
+
+import pytest
+import torch
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
+
+from tape_ds.checkpoint import engine_state
+from tape_ds.checkpoint.engine_state import EngineState
+from tests.checkpoint.engine_files import MOMENTS, example_groups, write_engine
+
+
+class Malicious:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_all_that_engines_save_comes_back(tmp_path):
+    """As without safety: tensors, plain values and DeepSpeed's small classes."""
+    scaler = DynamicLossScaler(2.0**16, 1000, 1.0, 2, False)
+    content = {"a": torch.ones(3, dtype=torch.bfloat16), "s": scaler, "z": ZeroStageEnum.weights, "n": [1, (2.5, None)]}
+    content["f"] = fragment_address(numel=3, start=4)
+    torch.save(content, tmp_path / "x.pt")
+    for mmap in (True, False):
+        found = engine_state.load(tmp_path / "x.pt", mmap)
+        assert torch.equal(found.pop("a"), content["a"]) and vars(found.pop("s")) == vars(scaler)
+        assert found == {name: content[name] for name in "znf"} and type(found["z"]) is ZeroStageEnum
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_a_malicious_pickle_is_named_and_never_executed(tmp_path, mmap):
+    torch.save({"optimizer_state_dict": Malicious(tmp_path / "executed")}, tmp_path / "x.pt")
+    with pytest.raises(ValueError, match=r"x\.pt names (io|_io)\.open, and was not loaded"):
+        engine_state.load(tmp_path / "x.pt", mmap)
+    with (tmp_path / "y.pt").open("wb") as file:
+        pickle.dump(Malicious(tmp_path / "executed"), file, protocol=2)
+    with pytest.raises(ValueError, match=r"y\.pt"):
+        engine_state.load(tmp_path / "y.pt", mmap)
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("keep", [0, 30, 600])
+def test_a_file_that_was_cut_is_damaged(tmp_path, keep):
+    torch.save({"a": torch.ones(300)}, tmp_path / "x.pt")
+    (tmp_path / "x.pt").write_bytes((tmp_path / "x.pt").read_bytes()[:keep])
+    with pytest.raises(ValueError, match=r"x\.pt"):
+        engine_state.load(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 8])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_parameters_are_whole_again(tmp_path, stage, processes):
+    """Weights and optimizer states, also where a rank holds nothing but padding."""
+    write_engine(tmp_path / "e", example_groups(), stage, processes)
+    state = EngineState(tmp_path / "e")
+    assert (state.stage, len(state.parts), len(state.layout.groups())) == (stage, processes, 2)
+    for name, expected in (item for group in example_groups() for item in group.items()):
+        assert torch.equal(state.whole(name), expected)
+        for key, moment in MOMENTS.items():
+            assert torch.equal(state.whole(name, key), moment(expected))
+
+
+def test_elements_are_read_from_anywhere_into_any_dtype(tmp_path):
+    write_engine(tmp_path / "e", example_groups(), 3, 4)
+    into = torch.empty(17, dtype=torch.bfloat16)
+    EngineState(tmp_path / "e").read("a.weight", 5, into)
+    assert torch.equal(into, example_groups()[0]["a.weight"].flatten()[5:22].bfloat16())
+
+
+def test_a_part_that_is_missing_is_told(tmp_path):
+    write_engine(tmp_path / "e", example_groups(), 2, 3)
+    (tmp_path / "e" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    with pytest.raises(ValueError, match=r"ranks \[0, 2\] are no complete set"):
+        EngineState(tmp_path / "e")
+    (tmp_path / "e" / "zero_pp_rank_2_mp_rank_00_optim_states.pt").unlink()
+    with pytest.raises(ValueError, match="not those of one job"):
+        EngineState(tmp_path / "e")
+
+
+def test_a_part_of_another_model_is_told(tmp_path):
+    write_engine(tmp_path / "e", example_groups(), 2, 2)
+    write_engine(tmp_path / "f", example_groups()[::-1], 2, 2)
+    name = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    (tmp_path / "f" / name).replace(tmp_path / "e" / name)
+    with pytest.raises(ValueError, match="rank 1's part does not fit"):
+        EngineState(tmp_path / "e")
+
+
+@pytest.mark.parametrize("content", [{}, {"optimizer_state_dict": []}, {"optimizer_state_dict": {"zero_stage": 3}}])
+def test_files_of_another_form_are_refused(tmp_path, content):
+    write_engine(tmp_path / "e", example_groups(), 3, 1)
+    torch.save(content, tmp_path / "e" / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    with pytest.raises(ValueError, match="another form than ZeRO's"):
+        EngineState(tmp_path / "e")
+
+
+def test_another_kind_of_parallelism_is_refused(tmp_path):
+    write_engine(tmp_path / "e", example_groups(), 1, 1)
+    (tmp_path / "e" / "mp_rank_01_model_states.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"mp_rank_01_model_states\.pt: saved with a kind of parallelism"):
+        EngineState(tmp_path / "e")

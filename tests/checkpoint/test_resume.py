@@ -1,0 +1,101 @@
+"""What can be gone on with is told from what only looks like it, before a run starts."""
+
+import errno
+
+import pytest
+
+from tape_ds import checkpoint
+from tape_ds.checkpoint import Manifest, resume
+from tape_ds.errors import UserError
+from tape_ds.parallel.agreement import Agreement
+from tests.checkpoint.test_checkpoint import delete, flip, sealed
+
+
+def choose(given, output):
+    return resume.choose(given, output, Agreement())
+
+
+@pytest.mark.parametrize("given", [None, False, ""])
+def test_nothing_asked_is_a_fresh_start(tmp_path, given):
+    sealed(tmp_path, 3)
+    assert choose(given, tmp_path) is None
+
+
+def test_auto_starts_anew_where_there_is_nothing(tmp_path):
+    assert choose("auto", tmp_path) is None
+
+
+@pytest.mark.parametrize("given", [True, "auto"])
+def test_the_newest_whole_one_is_found_and_others_named(tmp_path, given):
+    """By number, not by name; damaged ones are passed over, each with its reason."""
+    for step in (8, 16, 24, 100):
+        sealed(tmp_path, step)
+    flip(tmp_path / "checkpoint-24")
+    (tmp_path / "checkpoint-100" / "manifest.json").unlink()
+    found = choose(given, tmp_path)
+    assert found.folder == tmp_path / "checkpoint-16" and found.manifest.step == 16
+    assert [each.partition(":")[0] for each in found.passed_over] == ["checkpoint-100", "checkpoint-24"]
+    assert "did not come to its end" in found.passed_over[0] and "a.txt is damaged" in found.passed_over[1]
+    assert "not used: checkpoint-24: a.txt is damaged" in "\n".join(resume.describe(found, []))
+
+
+def test_a_folder_that_is_named_must_be_whole_and_another_is_offered(tmp_path):
+    for step in (8, 16, 24):
+        sealed(tmp_path, step)
+    flip(tmp_path / "checkpoint-16")
+    delete(tmp_path / "checkpoint-24")
+    with pytest.raises(UserError) as caught:
+        choose(str(tmp_path / "checkpoint-24"), tmp_path)
+    (problem,) = caught.value.problems
+    assert problem.field == "resume_from_checkpoint" and problem.wrong == "inner/b.txt is missing"
+    assert f"use {tmp_path / 'checkpoint-8'}, which is whole" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("harm", "given", "said"),
+    [(None, True, "holds no committed checkpoint"), (flip, "auto", "none of its checkpoints is whole")],
+)
+def test_where_nothing_can_be_gone_on_with(tmp_path, harm, given, said):
+    """Damaged checkpoints alone are no reason to start anew over them."""
+    if harm is not None:
+        harm(sealed(tmp_path, 3))
+    with pytest.raises(UserError, match=said):
+        choose(given, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("saved", "job", "said"),
+    [
+        ((2, 1), (4, 1), "saved by 2 processes, and this job has 4.*start 2 processes.*--processes 4"),
+        ((2, 2), (2, 3), "saved at ZeRO stage 2, and this job's is 3.*zero2.*--stage 3"),
+        ((2, None), (2, 3), "saved without an engine"),
+        ((2, 3), (2, None), "saved with DeepSpeed"),
+    ],
+)
+def test_a_job_that_cannot_read_it(tmp_path, saved, job, said):
+    manifest = Manifest(step=3, processes=saved[0], stage=saved[1], files={}, identity={})
+    with pytest.raises(UserError, match=f"(?s){said}"):
+        resume.require_fitting(resume.Resumed(tmp_path, manifest), *job)
+
+
+@pytest.mark.parametrize("stage", [None, 0])
+def test_without_shards_any_number_of_processes_will_do(tmp_path, stage):
+    manifest = Manifest(step=3, processes=2, stage=stage, files={}, identity={})
+    resume.require_fitting(resume.Resumed(tmp_path, manifest), 5, stage)
+
+
+def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path, monkeypatch):
+    """What one rank alone meets on its machine is no error of its own: the others would wait for it."""
+    for step in (8, 16):
+        sealed(tmp_path, step)
+    misfits = checkpoint.misfits
+
+    def stale(folder, manifest):
+        if folder.name == "checkpoint-16":
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return misfits(folder, manifest)
+
+    monkeypatch.setattr(checkpoint, "misfits", stale)
+    found = choose("auto", tmp_path)
+    assert found.folder.name == "checkpoint-8"
+    assert found.passed_over == ["checkpoint-16: it cannot be read (Stale file handle)"]

@@ -1,0 +1,180 @@
+"""A save that a disk fails costs the save and nothing else; one in the background is committed when all is written."""
+
+import errno
+import os
+import threading
+
+import pytest
+import torch
+
+from tape_ds import checkpoint, storage
+from tape_ds.checkpoint.saving import EngineFiles, Part, Saver
+from tape_ds.parallel.agreement import Agreement
+
+
+@pytest.fixture
+def said():
+    """What the savers of a test say."""
+    return []
+
+
+@pytest.fixture
+def saver(tmp_path, said):
+    """One for a run of one process, which keeps two checkpoints."""
+
+    def make(background=False):
+        about = {"processes": 1, "stage": None, "identity": {"seed": 1}, "versions": {}}
+        keep = {"limit": 2, "every": None, "steps": ()}
+        return Saver(tmp_path, Agreement(), about, keep, said.append, background)
+
+    return make
+
+
+def save(saver, step, content="weights", name=None):
+    part = saver.begin(step, need=100, name=name)
+    part.write("inner/a.txt", lambda path: path.write_text(content))
+    part.attempt(lambda: (part.folder / "b.txt").write_text("state"))
+    part.go()
+    return saver.finish()
+
+
+def names(output):
+    return sorted(path.name for path in output.iterdir())
+
+
+def test_a_save_is_committed_whole_and_old_ones_go(saver, tmp_path, said):
+    mine = saver()
+    for step in (1, 2, 3):
+        folder = save(mine, step, name="first" if step == 1 else None)
+    manifest = checkpoint.read(folder)
+    assert set(manifest.files) == {"inner/a.txt", "b.txt"} and manifest.identity == {"seed": 1}
+    assert checkpoint.damage(folder, manifest) == []
+    save(mine, 4)
+    assert names(tmp_path) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
+    assert "checkpoint-4 committed" in "\n".join(said) and "removed checkpoint-2" in said[-1]
+
+
+def full(path):
+    path.write_text("half")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def full_by_its_text(path):
+    """As torch, safetensors and tokenizers tell of it."""
+    raise RuntimeError("[enforce fail at inline_container.cc] PytorchStreamWriter failed: file write failed")
+
+
+@pytest.mark.parametrize("fails", [full, full_by_its_text])
+def test_a_full_disk_costs_the_save_and_leaves_the_old_checkpoint(saver, tmp_path, said, fails):
+    mine = saver()
+    save(mine, 1)
+    part = mine.begin(2, need=100)
+    part.write("a.txt", fails)
+    part.write("never.txt", lambda path: path.write_text("not tried"))
+    assert mine.finish() is None and mine.failed == 1
+    assert names(tmp_path) == ["checkpoint-1"]
+    assert "CHECKPOINT NOT SAVED" in said[-1] and "is full" in said[-1] and "checkpoint-1" in said[-1]
+    assert save(mine, 3) is not None, "the next one is tried as usual"
+
+
+def test_room_is_looked_for_first(saver, tmp_path, said, monkeypatch):
+    """A checkpoint as large as the last one: it says how much is missing, and writes nothing."""
+    mine = saver()
+    save(mine, 1, content="w" * 2**20)
+    monkeypatch.setattr(storage, "free_bytes", lambda folder: 2**24 + 2**19)
+    assert mine.begin(2, need=100) is None and mine.failed == 1
+    assert ": 512.00 KiB are missing" in said[-1] and names(tmp_path) == ["checkpoint-1"]
+
+
+def test_a_mistake_in_the_program_is_no_trouble_with_a_disk(saver):
+    mine = saver()
+    part = mine.begin(1, need=100)
+    with pytest.raises(KeyError):
+        part.write("a.txt", lambda path: {}["missing"])
+
+
+def test_in_the_background_training_goes_on_until_it_is_committed(saver, tmp_path):
+    mine, goes = saver(background=True), threading.Event()
+    part = mine.begin(1, need=100)
+    part.write("a.txt", lambda path: (goes.wait(10), path.write_text("late")))
+    part.go()
+    assert mine.pending and not mine.done and checkpoint.committed(tmp_path) == []
+    goes.set()
+    assert mine.finish() == tmp_path / "checkpoint-1" and not mine.pending
+    assert (tmp_path / "checkpoint-1" / "a.txt").read_text() == "late"
+
+
+def test_the_next_save_waits_for_the_one_on_its_way(saver, tmp_path):
+    mine = saver(background=True)
+    part = mine.begin(1, need=100)
+    part.write("a.txt", lambda path: path.write_text("one"))
+    part.go()
+    mine.begin(2, need=100)
+    assert [folder.name for folder in checkpoint.committed(tmp_path)] == ["checkpoint-1"]
+
+
+def test_a_mistake_in_the_background_is_not_lost(saver):
+    mine = saver(background=True)
+    part = mine.begin(1, need=100)
+    part.write("a.txt", lambda path: {}["missing"])
+    part.go()
+    with pytest.raises(KeyError):
+        mine.finish()
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_an_engine_saves_into_the_part(tmp_path, background):
+    """In the background, tensors are those of the moment of the save, whatever training does with them since."""
+    part = Part(tmp_path, background)
+    files, state = EngineFiles(), {"step": 3, "groups": [torch.ones(2)], "shape": torch.Size([2])}
+    files.part = part
+    files.save(state, str(tmp_path / "global_step3" / "mp_rank_00_model_states.pt"))
+    state["groups"][0].add_(1)
+    part.go()
+    part.wait()
+    (name,) = part.entries
+    assert name == "global_step3/mp_rank_00_model_states.pt"
+    found = torch.load(tmp_path / name, weights_only=True)
+    assert found["groups"][0].tolist() == [1.0, 1.0] and found["shape"] == (2,) and found["step"] == 3
+
+
+def test_a_checkpoint_that_cannot_even_be_begun(saver, tmp_path, said, monkeypatch):
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system", str(tmp_path))
+
+    mine = saver()
+    monkeypatch.setattr(os, "mkdir", read_only)
+    assert mine.begin(1, need=100) is None
+    assert "cannot be written (Read-only file system)" in said[-1] and "no earlier checkpoint" in said[-1]
+
+
+def test_a_name_stays_when_its_step_is_saved_again(saver, tmp_path):
+    mine = saver()
+    save(mine, 1, name="first")
+    save(mine, 1, content="again")
+    assert checkpoint.read(tmp_path / "checkpoint-1").name == "first"
+
+
+class Scale:
+    """As the engine's loss scaler: an object that training changes."""
+
+    def __init__(self):
+        self.value = 8
+
+
+def test_a_state_in_the_background_is_that_of_the_save(tmp_path):
+    part, files, state = Part(tmp_path, True), EngineFiles(), {"scaler": Scale()}
+    files.part = part
+    files.save(state, str(tmp_path / "state.pt"))
+    state["scaler"].value = 4
+    part.go()
+    part.wait()
+    with torch.serialization.safe_globals([Scale]):
+        found = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert found["scaler"].value == 8
+
+
+def test_what_is_written_at_once_is_so_in_the_background_too(tmp_path):
+    part = Part(tmp_path, True)
+    part.write("now.txt", lambda path: path.write_text("now"), at_once=True)
+    assert (tmp_path / "now.txt").read_text() == "now" and part.entries["now.txt"].size == 3

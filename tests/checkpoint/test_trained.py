@@ -1,0 +1,170 @@
+"""Trained folders: small, whole again with their base, and never accepted when they do not fit."""
+
+import json
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers.utils import logging
+
+from tape_ds import TapeForCausalLM, methods
+from tape_ds.checkpoint import merging, trained
+from tape_ds.checkpoint.trained import Record
+from tape_ds.errors import UserError
+from tests.methods.test_methods import settings
+from tests.model.helpers import randomised, tiny_config, tokens
+
+
+@pytest.fixture
+def base(tmp_path):
+    """A saved tape model whose position updates are at zero."""
+    torch.manual_seed(1)
+    TapeForCausalLM(tiny_config(tie_word_embeddings=True)).save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def trained_folder(base, tmp_path, method, encoding="tape", **changes):
+    """Pretend to train: load, choose, change what was chosen, save."""
+    model = TapeForCausalLM.from_pretrained(base)
+    prepared = methods.prepare(method, model, settings(**changes))
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for name, parameter in prepared.model.named_parameters():
+            if name in prepared.names:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    record = Record(base=str(base), method=method, names=prepared.names)
+    trained.save_trained(tmp_path / "trained", prepared.model, record)
+    return prepared.model.eval(), tmp_path / "trained"
+
+
+@pytest.mark.parametrize("embeddings", [False, True])
+@pytest.mark.parametrize("method", ["tape", "lora", "full"])
+def test_what_was_trained_comes_back(base, tmp_path, method, embeddings):
+    """Loaded, and merged, the model computes what the trained one does; its embeddings are tied to the head."""
+    changes = {"train_position": method != "lora", "train_embeddings": embeddings}
+    model, folder = trained_folder(base, tmp_path, method, **changes)
+    ids = tokens(2, 20)
+    with torch.no_grad():
+        expected = model(ids).logits
+        assert torch.equal(trained.load_trained(folder).eval()(ids).logits, expected)
+        merged = merging.merge(folder).eval()
+        assert type(merged) is TapeForCausalLM
+        torch.testing.assert_close(merged(ids).logits, expected, atol=2e-6, rtol=0)
+
+
+def test_a_tape_folder_holds_only_what_was_trained(base, tmp_path):
+    _, folder = trained_folder(base, tmp_path, "tape")
+    record = trained.read_record(folder)
+    assert set(load_file(folder / trained.WEIGHTS)) == set(record.names)
+    assert not list(folder.glob("model*.safetensors")) and not list(folder.glob("*.partial"))
+
+
+@pytest.mark.parametrize("damage", ["missing", "extra", "shape"])
+@pytest.mark.parametrize("method", ["tape", "lora"])
+def test_tensors_that_do_not_fit_are_refused(base, tmp_path, method, damage):
+    """peft by itself only warns of an adapter that lacks a tensor, and goes on without it."""
+    _, folder = trained_folder(base, tmp_path, method)
+    file = folder / (trained.WEIGHTS if method == "tape" else trained.ADAPTER_WEIGHTS)
+    tensors = load_file(file)
+    name = "model.norm.weight" if method == "tape" else "base_model.model.model.norm.weight"
+    if damage == "missing":
+        del tensors[name]
+    elif damage == "extra":
+        name = "model.layers.9.weight"
+        tensors[name] = torch.zeros(1)
+    else:
+        tensors[name] = torch.zeros(5)
+    save_file(tensors, file)
+    with pytest.raises(UserError, match=name.replace(".", r"\.")):
+        trained.load_trained(folder)
+
+
+@pytest.mark.parametrize(("first", "then"), [("full", "tape"), ("lora", "tape"), ("tape", "lora"), ("tape", "full")])
+def test_an_earlier_run_leaves_nothing_that_would_be_loaded(base, tmp_path, first, then):
+    """Two methods, one output folder: the files of the first were loaded in place of the second's, in silence."""
+    trained_folder(base, tmp_path, first, train_norms=False)
+    model, folder = trained_folder(base, tmp_path, then)
+    ids = tokens(2, 20)
+    with torch.no_grad():
+        assert torch.equal(trained.load_trained(folder).eval()(ids).logits, model(ids).logits)
+    assert trained.read_record(folder).method == then
+
+
+def test_an_adapter_names_its_base_as_the_recipe_does(base, tmp_path):
+    """Not by the folder where this machine keeps what it unpacked."""
+    prepared = methods.prepare("lora", TapeForCausalLM.from_pretrained(base), settings())
+    trained.save_trained(tmp_path / "trained", prepared.model, Record("smollm2", "lora", prepared.names))
+    saved = [file.read_text() for file in (tmp_path / "trained").iterdir() if file.suffix != ".safetensors"]
+    assert '"base_model_name_or_path": "smollm2"' in "".join(saved)
+    assert not any(str(tmp_path) in text for text in saved)
+
+
+def test_a_folder_without_a_record_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"trained\.json"):
+        trained.read_record(tmp_path)
+    (tmp_path / trained.RECORD).write_text(json.dumps({"format": 99}))
+    with pytest.raises(UserError, match="not of format"):
+        trained.read_record(tmp_path)
+
+
+def test_an_empty_tensor_is_never_saved(tmp_path):
+    """What ZeRO-3 leaves of an ungathered parameter has no elements; saved, it would be a loss found out much later."""
+    model = randomised(TapeForCausalLM(tiny_config()))
+    model.model.norm.weight = torch.nn.Parameter(torch.empty(0))
+    with pytest.raises(RuntimeError, match=r"model\.norm\.weight"):
+        trained.gather(model, ["model.norm.weight"])
+
+
+def test_an_adapter_is_an_ordinary_one(base, tmp_path):
+    """peft itself loads what was saved."""
+    model, folder = trained_folder(base, tmp_path, "lora")
+    plain = PeftModel.from_pretrained(TapeForCausalLM.from_pretrained(base), folder).eval()
+    ids = tokens(2, 20)
+    with torch.no_grad():
+        assert torch.equal(plain(ids).logits, model(ids).logits)
+
+
+def test_a_whole_model_is_an_ordinary_folder_that_generates_with_a_cache(base, tmp_path):
+    """Training keeps no key/value cache, and a folder that says so makes generation quadratic without a word."""
+    model = TapeForCausalLM.from_pretrained(base)
+    model.config.use_cache = False
+    names = methods.prepare("full", model, settings()).names
+    trained.save_trained(tmp_path / "trained", model, Record(None, "full", names))
+    assert model.config.use_cache is False
+    loaded = TapeForCausalLM.from_pretrained(tmp_path / "trained")
+    assert loaded.config.use_cache is True
+    ids = tokens(2, 20)
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
+
+
+def test_a_whole_model_is_saved_without_a_bar(base, tmp_path, capfd):
+    model = TapeForCausalLM.from_pretrained(base)
+    names = methods.prepare("full", model, settings()).names
+    capfd.readouterr()
+    trained.save_trained(tmp_path / "trained", model, Record(None, "full", names))
+    assert capfd.readouterr().err == ""
+    assert logging.is_progress_bar_enabled()
+
+
+def test_a_model_trained_from_scratch_needs_no_base_and_has_none(base, tmp_path):
+    model = TapeForCausalLM.from_pretrained(base)
+    names = methods.prepare("full", model, settings()).names
+    trained.save_trained(tmp_path / "trained", model, Record(None, "full", names))
+    record = trained.read_record(tmp_path / "trained")
+    assert (record.base, record.method, record.names) == (None, "full", names)
+    for mine, other in zip(merging.merge(tmp_path / "trained").parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    (tmp_path / "trained" / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="trained from scratch, without weights"):
+        trained.load_trained(tmp_path / "trained")
+
+
+def test_what_makes_another_model_is_told_from_how_it_is_held(base, tmp_path):
+    config = tiny_config(tie_word_embeddings=True)
+    config.use_cache, config.dtype = False, torch.bfloat16
+    config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    assert trained.differing_fields(base, config) == []
+    other = tiny_config(tie_word_embeddings=True, position_options={"feed_forward": False}, max_position_embeddings=128)
+    assert trained.differing_fields(base, other) == ["max_position_embeddings", "position_options"]

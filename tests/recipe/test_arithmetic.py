@@ -1,0 +1,208 @@
+"""The recipe of the arithmetic launcher: its own contradictions, what follows from what, and the shipped ones."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tape_ds.model import positions
+from tape_ds.recipe import files
+from tape_ds.recipe.arithmetic import load
+from tape_ds.training import plan
+from tests.recipe import helpers
+
+GOOD = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "position_encoding": "rope",
+    "task": "addition",
+    "max_digits": 5,
+    "max_steps": 4,
+    "global_batch_size": 8,
+}
+SHIPPED = (
+    *("addition", "addition_20", "addition_40", "addition_6", "addition_tiny"),
+    *("bitwise_or", "multiplication_15", "sorting", "subtraction_20"),
+)
+ADDRESSING = ("flip_flop", "look_ahead", "look_back", "look_back_markers", "recall", "selective_copy")
+
+
+def write(without=(), **fields):
+    """A recipe file in the current folder: :data:`GOOD` with ``fields``."""
+    content = {key: value for key, value in (GOOD | fields).items() if key not in without}
+    Path("mine.yaml").write_text(yaml.safe_dump(content))
+    return "mine.yaml"
+
+
+def loaded(world_size=None, **fields):
+    return load(["--recipe", write(**fields)], world_size=world_size)
+
+
+def problems_of(*argv, world_size=None):
+    """As the helpers' for this launcher."""
+    return helpers.problems_of(*argv, load=load, world_size=world_size)
+
+
+# (what to change, expected field, part of the problem, part of the remedy)
+MALFORMED = {
+    "unknown task": ({"task": "additon"}, "task", "no such task", "addition"),
+    "no digits": ({"max_digits": 0, "max_digits_second": 3}, "max_digits", "out of range", "1 or more"),
+    "no digits of either": ({"max_digits": 0}, "max_digits", "out of range", "1 or more"),
+    "fewer digits than none": ({"max_digits": -3}, "max_digits", "out of range", "1 or more"),
+    "epochs of what has no end": (
+        {"max_steps": -1, "num_train_epochs": 2},
+        "num_train_epochs",
+        "drawn",
+        "max_steps",
+    ),
+    "too many": ({"max_digits": 4, "max_digits_second": 201}, "max_digits_second", "out of range", "1 to 200"),
+    "more numbers than letters": (
+        {"task": "sorting", "max_digits_second": 53},
+        "max_digits_second",
+        "out of range",
+        "1 to 52",
+    ),
+    "rows that do not fit": ({"window": 18}, "window", "has 19 tokens", "19 or more"),
+    "tests shorter than training": ({"test_digits": 4}, "test_digits", "shorter than what is trained", "5"),
+    "tests of numbers that nobody writes": ({"test_digits": 1001}, "test_digits", "too long", "1,000 or less"),
+    "more than are found": ({"held_out_samples": 100_001}, "held_out_samples", "out of range", "0 to 100000"),
+    "fewer than none": ({"held_out_samples": -1}, "held_out_samples", "out of range", "0"),
+    "a width that heads do not share": ({"hidden_size": 66}, "hidden_size", "not divisible", "multiple"),
+    "unknown encoding": ({"position_encoding": "rop"}, "position_encoding", "unknown encoding", "rope"),
+    "unknown option": (
+        {"position_options": {"max_rang": 3}, "position_encoding": "randpe"},
+        "position_options.max_rang",
+        "not an option",
+        "max_range",
+    ),
+    "another launcher's data": ({"train_data": ["stdlib"]}, "train_data", "no field", "drawn"),
+    "another tokenizer": ({"tokenizer": "smollm2"}, "tokenizer", "no field", "letters"),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_what_is_wrong_is_said(case):
+    fields, field, wrong, remedy = MALFORMED[case]
+    found, _ = problems_of("--recipe", write(**fields))
+    assert list(found) == [field]
+    assert wrong in found[field].wrong and remedy in found[field].remedy
+
+
+def test_everything_at_once():
+    """An unknown encoding, too, hides nothing else."""
+    fields = {
+        "task": "sums",
+        "max_digits": 0,
+        "position_encoding": "rop",
+        "learning_rate": -1.0,
+        "held_out_samples": -1,
+    }
+    found, _ = problems_of("--recipe", write(**fields))
+    assert {"task", "max_digits", "position_encoding", "learning_rate", "held_out_samples"} <= set(found)
+
+
+def test_sizes_task_and_digits_must_be_given():
+    """Whether there are digits to give is the task's to say."""
+    found, _ = problems_of("--recipe", write(without=("hidden_size", "task", "max_digits")))
+    assert set(found) == {"hidden_size", "task"}
+    found, _ = problems_of("--recipe", write(without=("hidden_size", "max_digits")))
+    assert set(found) == {"hidden_size", "max_digits"}
+
+
+def test_what_follows_from_the_digits():
+    recipe = loaded(max_digits=5)
+    assert (recipe.data.max_digits_second, recipe.data.test_digits, recipe.window) == (5, 10, 19)
+    assert recipe.test_tokens == 34
+    uneven = loaded(max_digits=5, max_digits_second=3)
+    assert (uneven.window, uneven.data.test_digits, uneven.test_tokens) == (17, 10, 30)
+    assert loaded(window=64).window == 64
+    assert (recipe.model.num_key_value_heads, recipe.model.head_dim) == (4, 16)
+
+
+def test_the_model_has_the_letters_of_its_task():
+    config = loaded(task="sorting").checked_config()
+    assert config.vocab_size == 69 and (config.eos_token_id, config.pad_token_id) == (3, 0)
+    assert (
+        loaded().checked_config().vocab_size == 19 and config.max_position_embeddings == loaded(task="sorting").window
+    )
+
+
+def test_drawn_positions_reach_the_tests():
+    """Evaluation spreads the range over the tokens of the longest test; what somebody writes is kept."""
+    options = loaded(position_encoding="randpe").checked_config().position_options
+    assert options == {"max_range": 68, "evaluation_length": 34}
+    longer = loaded(position_encoding="randpe", test_digits=25).checked_config().position_options
+    assert longer["evaluation_length"] == 79
+    given = {"max_range": 30}
+    own = loaded(position_encoding="randpe", position_options=given).checked_config().position_options
+    assert own == {"max_range": 30, "evaluation_length": 30}
+
+
+@pytest.mark.parametrize("encoding", positions.available())
+def test_every_encoding_can_be_asked_for(encoding):
+    described = plan.describe(loaded(position_encoding=encoding))
+    assert f"encoding  {encoding}" in described and "rows of up to 19 tokens" in described
+
+
+def test_digits_can_be_given_places():
+    """Abacus embeddings take the digits' ids from the task's letters."""
+    options = loaded(position_options={"abacus": True}).checked_config().position_options
+    assert options["abacus_digits"] == list(range(4, 14))
+
+
+@pytest.mark.parametrize("field", ["sequence_parallel_size", "tensor_parallel_size"])
+def test_heads_are_shared_as_in_pretraining(field):
+    assert loaded(world_size=2, deepspeed="zero1", **{field: 2}).scale.ways == 2
+    found, _ = problems_of("--recipe", write(deepspeed="zero1", **{field: 3}), world_size=3)
+    assert set(found) == {field} and "4" in found[field].wrong
+
+
+def test_the_whole_recipe_loads_to_the_same_run():
+    recipe = loaded(position_encoding="randpe", max_digits_second=3)
+    Path("again.yaml").write_text(recipe.to_yaml())
+    assert load(["--recipe", "again.yaml"]).to_yaml() == Path("again.yaml").read_text()
+
+
+def test_the_shipped_recipes_are_known():
+    """With those of addressing."""
+    assert files.recipes_of("train_arithmetic") == sorted((*SHIPPED, *ADDRESSING))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_recipes_load_for_any_encoding(name):
+    for encoding in ("tape", "randpe"):
+        recipe = load(["--recipe", f"arithmetic/{name}", "--position_encoding", encoding], world_size=2)
+        assert recipe.accumulation() >= 1 and recipe.checked_config().position_encoding == encoding
+
+
+@pytest.mark.parametrize("name, tokens", [("addition_20", 64), ("addition_40", 124)])
+def test_additions_at_paper_scale_have_the_published_settings(name, tokens):
+    """Table 5 of the TAPE paper, the rest from its code; rows are as long as its rows."""
+    recipe = load(["--recipe", f"arithmetic/{name}"], world_size=8)
+    assert (recipe.global_batch_size, recipe.window, recipe.data.test_digits) == (
+        512,
+        tokens,
+        2 * recipe.data.max_digits,
+    )
+    settings = {
+        "max_steps": 20_000,
+        "learning_rate": 1e-4,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.98,
+        "adam_epsilon": 1e-12,
+        "weight_decay": 0.01,
+        "max_grad_norm": 0.5,
+        "lr_scheduler_type": "warmup_stable_decay",
+        "warmup_steps": 0.1,
+        "bf16": True,
+    }
+    assert {key: recipe.trainer_value(key) for key in settings} == settings
+    model = recipe.model
+    assert (model.num_hidden_layers, model.hidden_size, model.num_attention_heads) == (16, 1024, 16)
+
+
+def test_the_default_is_a_small_one():
+    recipe = load([])
+    assert (recipe.name, recipe.data.task, recipe.window) == ("addition_tiny", "addition", 10)

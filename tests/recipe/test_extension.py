@@ -1,0 +1,295 @@
+"""The recipe of the extension launcher: its own contradictions, its defaults, and the shipped ones."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tape_ds.methods import METHODS
+from tape_ds.recipe import files
+from tape_ds.recipe.extension import MethodSection, check_against_model, load
+from tests.recipe.helpers import has_bitsandbytes, problems_of, write
+
+RECIPES = files.recipes_of("extend_llama")
+
+# (what to change, expected field, part of the value shown, part of the remedy)
+POSITIONS = ("train_position", "True", "method: tape, tape+lora")
+MALFORMED = {
+    "no such folder": ({"model": "./nowhere"}, "model", "./nowhere", "hub id"),
+    "close to smollm2": ({"model": "smolm2"}, "model", "smolm2", "did you mean 'smollm2'"),
+    "no such gguf": ({"model": "a.gguf"}, "model", "a.gguf", "GGUF"),
+    "shorter than native": ({"target_length": 4096}, "target_length", "4096", "8192 or more"),
+    "factor too small": ({"target_length": 32768}, "rope_parameters.factor", "2.0", "4 or more"),
+    "unknown rope type": ({"rope_parameters": {"rope_type": "yran"}}, "rope_parameters.rope_type", "yran", "yarn"),
+    "factor of no type": ({"rope_parameters": {"factor": 2}}, "rope_parameters", "factor", "rope_type"),
+    "unknown encoding": ({"position_encoding": "tapes"}, "position_encoding", "tapes", "tape"),
+    "unknown option": ({"position_options": {"rnak": 4}}, "position_options.rnak", "4", "rank"),
+    "options of another method's encoding": (
+        {"method": "lora", "position_options": {"rank": 4}},
+        "position_options.rank",
+        "4",
+        "position_options: {}",
+    ),
+    "unknown state dtype": ({"state_dtype": "fp32"}, "state_dtype", "fp32", "float32"),
+    "unknown backend": ({"attention_backend": "flash9"}, "attention_backend", "flash9", "flash"),
+    "window beyond target": ({"window": 99999}, "window", "99999", "16384 or less"),
+    "pointless pose": ({"window": 16384}, "window", "16384", "pose_chunks: 1"),
+    "window below chunks": ({"window": 3, "pose_chunks": 4}, "window", "3", "a token or more"),
+    "pose without position ids": (
+        {
+            "position_encoding": "bipe_rope",
+            "position_options": {"separators": [4]},
+            "method": "lora",
+            "train_position": False,
+        },
+        "pose_chunks",
+        "2",
+        "another encoding",
+    ),
+    "no chunks": ({"pose_chunks": 0}, "pose_chunks", "0", "1 or more"),
+    "unknown address": ({"train_data": ["sdtlib"]}, "train_data", "sdtlib", "stdlib"),
+    "no such text": ({"train_data": ["text:none/*.txt"]}, "train_data", "text:none/*.txt", "check the path"),
+    "no data": ({"train_data": []}, "train_data", "[]", "stdlib"),
+    "same document": (
+        {"train_data": ["stdlib:ast.py"], "eval_data": ["stdlib:ast.py"]},
+        "eval_data",
+        "stdlib:ast.py",
+        "other documents",
+    ),
+    "span beyond length": ({"eval_length": 512, "eval_span": 1024}, "eval_span", "1024", "one stretch"),
+    "passkeys of no length": ({"passkey_lengths": [0, 4096]}, "passkey_lengths", "0", "1 or more"),
+    "passkeys twice": ({"passkey_lengths": [4096, 4096]}, "passkey_lengths", "4096", "once"),
+    "no passkey": ({"passkey_lengths": [4096], "passkey_trials": 0}, "passkey_trials", "0", "1 or more"),
+    "unknown passkeys": ({"passkey_form": "pos"}, "passkey_form", "pos", "pose"),
+    "unknown method": ({"method": "lorra"}, "method", "lorra", "did you mean 'lora'"),
+    "tape without tape": ({"position_encoding": "rope"}, "method", "tape", "position_encoding: tape"),
+    "position updates without any": (
+        {"position_encoding": "rope", "train_position": True},
+        "train_position",
+        "rope",
+        "position_encoding: tape",
+    ),
+    "tape with everything off": (
+        {"position_options": {"attention_update": "off", "feed_forward": False}},
+        "method",
+        "with these options",
+        "an update on",
+    ),
+    "nothing trained": ({"train_position": False, "train_norms": False}, "method", "tape", "train_norms"),
+    "full but not": ({"method": "full", "train_norms": False}, "train_norms", "False", "remove it"),
+    "no rank": ({"method": "lora", "lora_r": 0}, "lora_r", "0", "1 or more"),
+    "unknown target": ({"method": "lora", "lora_targets": ["q_prj"]}, "lora_targets", "q_prj", "q_proj"),
+    "position as target": ({"method": "lora", "lora_targets": ["gate"]}, "lora_targets", "gate", "gate_proj"),
+    "adapters of tape": ({"lora_r": 8}, "lora_r", "8", "tape+lora"),
+    "positions of lora": ({"method": "lora", "position_encoding": "tape", "train_position": True}, *POSITIONS),
+    "tape+lora without tape": (
+        {"method": "tape+lora", "position_encoding": "rope"},
+        "method",
+        "tape+lora",
+        "position_encoding: tape",
+    ),
+    "two scalings at once": (
+        {"method": "theta", "rope_parameters": {"rope_type": "yarn"}},
+        "rope_parameters.rope_type",
+        "yarn",
+        "rope_parameters: {}",
+    ),
+    "linear by yarn": (
+        {"method": "linear", "rope_parameters": {"rope_type": "yarn", "factor": 2}},
+        "rope_parameters.rope_type",
+        "yarn",
+        "another method",
+    ),
+    "linear theta of lora": ({"method": "lora", "theta_linear": True}, "theta_linear", "True", "method: theta"),
+    "groups of lora": ({"method": "lora", "group_tokens": 256}, "group_tokens", "256", "method: longlora"),
+    "odd group": ({"method": "longlora", "group_tokens": 255}, "group_tokens", "255", "an even number"),
+    "group beyond window": ({"method": "longlora", "group_tokens": 1024}, "group_tokens", "1024", "a quarter"),
+    "groups of biased scores": (
+        {"method": "longlora", "position_encoding": "alibi"},
+        "position_encoding",
+        "alibi",
+        "position_encoding: rope",
+    ),
+    "4 bits here": ({"method": "lora", "load_in_4bit": True}, "load_in_4bit", "True", "load_in_4bit: false"),
+    "4 bits of tape": ({"load_in_4bit": True}, "load_in_4bit", "True", "tape+lora"),
+    "norms of yarn": ({"method": "yarn", "train_norms": True}, "train_norms", "True", "train_norms: false"),
+    "positions of the control": ({"method": "norms", "train_position": True}, *POSITIONS),
+    "nothing to resume": (
+        {"method": "yarn", "output_dir": ".", "resume_from_checkpoint": True},
+        "resume_from_checkpoint",
+        "True",
+        "remove it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_recipe_names_field_value_and_remedy(name):
+    change, field, value, remedy = MALFORMED[name]
+    found, message = problems_of("--recipe", write(**change))
+    assert set(found) == {field}, message
+    assert value in message and remedy in found[field].remedy, message
+    assert message.startswith("1 problem found; nothing was started")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_shipped_recipes_load(name, monkeypatch):
+    has_bitsandbytes(monkeypatch)
+    recipe = load(["--recipe", name], world_size=2)
+    assert recipe.name == name and (recipe.deepspeed is not None) == recipe.trains
+    assert recipe.training_kwargs["output_dir"] == f"runs/{name}"
+
+
+def test_the_paper_s_recipe():
+    recipe = load(["--recipe", "llama2_7b_8k"], world_size=8)
+    kwargs = recipe.training_kwargs
+    assert (recipe.global_batch_size, recipe.accumulation(), kwargs["max_steps"]) == (64, 8, 1000)
+    assert (kwargs["learning_rate"], kwargs["warmup_steps"]) == (2e-5, 50)
+    assert kwargs["lr_scheduler_type"] == "constant_with_warmup"
+    assert recipe.model.rope_parameters == {"rope_type": "linear", "factor": 2.0}
+    assert (recipe.method.train_position, recipe.method.train_norms, recipe.method.train_embeddings) == (True,) * 3
+    assert kwargs["activation_checkpointing_kwargs"] == {"use_reentrant": False}
+    shipped = load(["--recipe", "llama2_7b_8k_as_shipped"], world_size=8).method
+    assert (shipped.train_position, shipped.train_norms, shipped.train_embeddings) == (False, True, True)
+
+
+@pytest.mark.parametrize("method", ["lora", "longlora", "theta", "full"])
+def test_the_paper_s_rivals_differ_in_the_method_alone(method):
+    """As its code set them: LoRA of rank 8 beside embeddings and norms, groups of a quarter, two scalings at once."""
+    ours, theirs = (load(["--recipe", f"llama2_7b_8k{end}"], world_size=8) for end in ("", f"_{method}"))
+    own = {"position_encoding", "position_options", "rope_parameters", "output_dir"}
+    own |= set(MethodSection.flat_fields())
+    one, other = ({name: value for name, value in each.as_dict().items() if name not in own} for each in (ours, theirs))
+    assert one == other
+    assert theirs.model.position_encoding == "rope" and theirs.angles["rope_type"] == "linear"
+    settings = theirs.method
+    assert settings.train_norms and settings.train_embeddings and not settings.lora_dropout
+    assert (settings.lora_r, settings.lora_alpha, settings.lora_targets[0]) == (8, 16, "q_proj")
+    assert settings.group_tokens == (2048 if method == "longlora" else None)
+    assert theirs.angles.get("rope_theta") == (1e6 if method == "theta" else None)
+
+
+def test_demo_is_the_default_and_nothing_is_written(tmp_path):
+    recipe = load([])
+    assert recipe.name == "demo" and recipe.model.model == "smollm2"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_defaults_that_follow_from_other_fields():
+    recipe = load(["--recipe", write(without=("window", "pose_chunks"))])
+    assert recipe.data.window == recipe.evaluation.eval_length == 16384
+    assert (recipe.data.min_document_tokens, recipe.evaluation.eval_span) == (1, 2048)
+    assert recipe.method.train_position and not recipe.method.train_embeddings
+    full = load(["--recipe", write(method="full", position_encoding="rope")]).method
+    assert full.train_position and full.train_norms and full.train_embeddings
+    lora = load(["--recipe", write(method="lora", position_encoding="rope")]).method
+    assert not lora.train_position and lora.lora_targets == ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+@pytest.mark.parametrize(
+    ("method", "encoding", "position", "embeddings", "angles"),
+    [
+        ("tape", "tape", True, False, {}),
+        ("tape+lora", "tape", True, True, {}),
+        ("lora", "rope", False, True, {}),
+        ("longlora", "rope", False, True, {}),
+        ("norms", "rope", False, False, {}),
+        ("full", "rope", True, True, {}),
+        ("theta", "rope", False, True, {"rope_type": "default", "rope_theta": 1e6}),
+        ("ntk", "rope", False, False, {"rope_type": "ntk"}),
+    ],
+)
+def test_a_method_brings_its_defaults(method, encoding, position, embeddings, angles):
+    recipe = load(["--recipe", write(method=method, rope_parameters={})])
+    assert recipe.model.position_encoding == encoding and recipe.angles == angles
+    assert (recipe.method.train_position, recipe.method.train_embeddings) == (position, embeddings)
+    assert recipe.method.group_tokens == (256 if method == "longlora" else None)
+    assert recipe.trains == (method != "ntk") == (recipe.deepspeed is not None)
+
+
+def test_what_is_so_anyway_may_be_said():
+    """A base's setting is taken back so; it was a problem whose remedy (remove it) the command line cannot follow."""
+    idle = {"load_in_4bit": False, "theta_linear": False, "group_tokens": None}
+    recipe = load(["--recipe", write(**idle, method="norms")])
+    assert not idle.keys() & recipe.as_dict().keys()
+    base = write(method="longlora", group_tokens=128)
+    assert load(["--recipe", base, "--method", "lora", "--group_tokens", "null"]).method.group_tokens is None
+
+
+def test_theta_may_interpolate_too_as_the_published_code_did():
+    recipe = load(["--recipe", write(method="theta", theta_linear=True, rope_parameters={"rope_theta": 5e5})])
+    assert recipe.angles == {"rope_type": "linear", "rope_theta": 5e5}
+
+
+@pytest.mark.parametrize("name", [*RECIPES, *METHODS])
+def test_a_recipe_written_out_loads_to_itself(name, monkeypatch):
+    has_bitsandbytes(monkeypatch)
+    argv = ["--recipe", "demo", "--method", name] if name in METHODS else ["--recipe", name]
+    if name in METHODS and METHODS[name].angles:
+        argv += ["--rope_parameters", "{}"]
+    recipe = load(argv, world_size=2)
+    Path("again.yaml").write_text(recipe.to_yaml())
+    assert load(["--recipe", "again.yaml"], world_size=2).to_yaml() == Path("again.yaml").read_text()
+
+
+def test_the_length_is_checked_in_a_local_folder_and_again_by_the_launcher():
+    Path("model").mkdir()
+    Path("model/config.json").write_text('{"max_position_embeddings": 32768}')
+    found, _ = problems_of("--recipe", write(model="model"))
+    assert "32768" in found["target_length"].wrong
+    recipe = load(["--recipe", write(model="owner/name")])
+    assert check_against_model(recipe, SimpleNamespace(max_position_embeddings=8192)) == []
+    short = check_against_model(recipe, SimpleNamespace(max_position_embeddings=4096))
+    assert [problem.field for problem in short] == ["rope_parameters.factor"]
+    assert check_against_model(recipe, SimpleNamespace())[0].field == "model"
+
+
+def test_a_start_beyond_the_model_is_refused():
+    rope = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 9000}
+    found, _ = problems_of("--recipe", write(rope_parameters=rope))
+    assert set(found) == {"rope_parameters.original_max_position_embeddings"}
+
+
+def test_a_factor_counts_from_the_angles_that_the_model_has():
+    """Of a model extended from 4k to 8k: two times more is four times what it had before."""
+    own = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 4096}
+    extended = SimpleNamespace(max_position_embeddings=8192, rope_parameters=own)
+    for factor, fields in {2.0: ["rope_parameters.factor"], 4.0: []}.items():
+        recipe = load(["--recipe", write(model="owner/name", rope_parameters={"rope_type": "yarn", "factor": factor})])
+        assert [problem.field for problem in check_against_model(recipe, extended)] == fields
+
+
+def test_theta_has_to_be_larger_than_it_was():
+    """Qwen2's is 1e6: the method would train on the angles that end where the model does."""
+    recipe = load(["--recipe", write(model="owner/name", method="theta", rope_parameters={})])
+    for theta, fields in {1e5: [], 1e6: ["rope_parameters.rope_theta"]}.items():
+        own = {"rope_type": "default", "rope_theta": theta}
+        native = SimpleNamespace(max_position_embeddings=8192, rope_parameters=own)
+        assert [problem.field for problem in check_against_model(recipe, native)] == fields
+
+
+def test_a_folder_without_a_configuration():
+    Path("model").mkdir()
+    found, _ = problems_of("--recipe", write(model="model"))
+    assert "config.json" in found["model"].wrong
+
+
+def test_norms_alone_can_be_trained_under_any_encoding():
+    """The control of every comparison with position updates."""
+    recipe = load(["--recipe", write(position_encoding="rope", train_position=False)])
+    assert (recipe.method.method, recipe.method.train_position, recipe.method.train_norms) == ("tape", False, True)
+
+
+def test_the_factor_that_is_asked_for_reaches_the_target_and_may_be_left_out():
+    """488.28125 rounded down would be refused again."""
+    found, _ = problems_of("--recipe", write(), "--target_length", "4000000")
+    assert "give 488.282 or more (4,000,000 / 8,192), or leave factor out" in found["rope_parameters.factor"].remedy
+    for given in ("488.282", "null"):
+        load(["--recipe", write(), "--target_length", "4000000", "--rope_parameters.factor", given])
+
+
+def test_the_plan_says_what_factor_a_target_means():
+    assert load(["--recipe", write()]).outline()["model"] == "smollm2, 8,192 -> 16,384 positions, x2"
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    shown = load(["--recipe", write(rope_parameters=rope)]).outline()["model"]
+    assert shown == "smollm2, 8,192 -> 16,384 positions, x2: a factor of 4 from 4,096"

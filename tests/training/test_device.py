@@ -1,0 +1,99 @@
+"""Where a run computes is said, and a CPU that nobody asked for is refused."""
+
+import types
+
+import pytest
+import torch
+
+from tape_ds import installation
+from tape_ds.cluster import place
+from tape_ds.errors import UserError
+from tape_ds.health import stopping
+from tape_ds.recipe import extension, pretraining
+from tape_ds.training import device, execution, forecast, plan
+
+LARGE = ["--recipe", "llama2_7b_8k"]
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    """A machine without a GPU, and nobody who has said anything."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(stopping, "runner_option", lambda name: None)
+    monkeypatch.setattr(forecast, "gpu_at_hand", lambda: None)
+    for name in ("DS_ACCELERATOR", installation.FOUND_NO_GPU, "LOCAL_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def with_gpus(monkeypatch, count):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+
+
+def test_a_large_model_is_not_trained_on_a_cpu_by_chance():
+    (problem,) = device.check(extension.load(LARGE))
+    assert "6.8 B parameters" in problem.wrong and "--allow_cpu" in problem.remedy
+    (problem,) = device.check(pretraining.load(["--recipe", "c4_7b"]))
+    assert "B parameters" in problem.wrong
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[*LARGE, "--allow_cpu"], [*LARGE, "--use_cpu"], ["--model", "meta-llama/Llama-2-7b-hf", "--method", "yarn"]],
+)
+def test_who_says_so_trains_there_and_scoring_is_no_training(words):
+    assert device.check(extension.load(words)) == []
+
+
+def test_small_models_train_anywhere():
+    assert device.check(extension.load([])) == []
+
+
+def test_the_environment_says_so_as_well(monkeypatch):
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    assert device.check(extension.load(LARGE)) == []
+    assert device.told(extension.load([], world_size=2)) == "2 processes on the CPU (DS_ACCELERATOR=cpu)"
+    monkeypatch.setenv(installation.FOUND_NO_GPU, "1")  # tape-ds has set the other, nobody has said anything
+    assert len(device.check(extension.load(LARGE))) == 1
+    assert device.told(extension.load([])) == "1 process on the CPU (no GPU is visible)"
+
+
+def test_a_run_for_which_gpus_were_asked_does_not_slip_onto_the_cpu(monkeypatch):
+    monkeypatch.setattr(stopping, "runner_option", {"--num_gpus": "2"}.get)
+    (problem,) = device.check(extension.load([]))
+    assert (problem.field, problem.value) == ("--num_gpus", "2") and "--num_accelerators 2" in problem.remedy
+    assert device.check(extension.load(["--allow_cpu"])) == []
+    with_gpus(monkeypatch, 2)
+    assert device.check(extension.load([])) == []
+
+
+def test_a_dry_run_shows_its_plan_and_says_that_the_run_would_be_refused(capsys):
+    with pytest.raises(UserError, match="--allow_cpu"):
+        plan.shown(extension.load([*LARGE, "--dry_run"]))
+    assert "device    1 process on the CPU (no GPU is visible)\n" in capsys.readouterr().out
+    assert plan.shown(extension.load([*LARGE, "--dry_run", "--allow_cpu"]))
+    assert plan.shown(extension.load([*LARGE, "--print_config"]))
+
+
+def test_a_run_is_refused_before_anything_is_assembled():
+    with pytest.raises(UserError, match="B parameters"):
+        execution.launch(extension.load(LARGE), lambda recipe: pytest.fail("assembled"))
+
+
+@pytest.mark.parametrize(
+    ("world", "on_node", "here", "words"),
+    [
+        (1, None, 1, "1 x NVIDIA H100 80GB HBM3"),
+        (1, None, 8, "1 x NVIDIA H100 80GB HBM3 (this machine has 8)"),
+        (8, 8, 8, "8 x NVIDIA H100 80GB HBM3"),
+        (16, 8, 8, "16 x NVIDIA H100 80GB HBM3 (this machine has 8)"),
+        (4, 4, 2, "4 processes, 4 of them on this machine, which has 2 x NVIDIA H100 80GB HBM3: TOO FEW"),
+    ],
+)
+def test_gpus_are_named(world, on_node, here, words, monkeypatch):
+    with_gpus(monkeypatch, here)
+    monkeypatch.setattr(place, "here", lambda: types.SimpleNamespace(on_node=on_node))
+    recipe = extension.load(["--global_batch_size", "16"], world_size=world)
+    assert device.told(recipe) == words

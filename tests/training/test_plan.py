@@ -1,0 +1,66 @@
+"""What ``--dry_run`` says."""
+
+import pytest
+
+from tape_ds.planning import hardware
+from tape_ds.recipe.extension import load
+from tape_ds.training import forecast, plan
+
+
+def test_the_plan_says_batch_steps_and_engine():
+    shown = plan.describe(load([], world_size=2))
+    assert "8 rows = 8,192 tokens a step: 1 per device x 2 processes x 4 accumulation" in shown
+    assert "smollm2, 8,192 -> 16,384 positions, x2\n" in shown and "ZeRO-1, bf16" in shown and "PoSE, 2 chunks" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "trained"),
+    [
+        (["--method", "full"], "full, training everything"),
+        (
+            ["--method", "lora", "--position_encoding", "rope", "--train_position", "false"],
+            "lora, training adapters, norms",
+        ),
+        ([], "tape, training position, norms"),
+    ],
+)
+def test_the_plan_says_what_is_trained(arguments, trained):
+    assert trained in plan.describe(load(arguments, world_size=1))
+
+
+def test_a_method_without_steps_asks_for_none():
+    """Angles alone are scaled: no batch has to divide by the processes, and nothing says that rows are read."""
+    lines = plan.describe(load(["--method", "yarn", "--max_steps", "-1"], world_size=3))
+    assert "yarn, training nothing" in lines and "none is read" in lines and "no DeepSpeed" in lines
+    assert "tokens a step" not in lines and "steps " not in lines
+
+
+def line(recipe):
+    """What is said of memory."""
+    return next(each for each in plan.describe(recipe).splitlines() if each.startswith("memory "))
+
+
+def test_the_plan_predicts_memory_by_part(monkeypatch):
+    monkeypatch.setattr(forecast, "gpu_at_hand", lambda: None)
+    shown = line(load(["--recipe", "llama2_7b_8k"], world_size=8))
+    assert "GiB a process" in shown and "position states 1.9" in shown and "tools/plan.py llama2_7b_8k" in shown
+
+
+@pytest.mark.parametrize(("gpu", "fits"), [("h200", True), ("v100-32", False)])
+def test_the_plan_names_the_gpu_at_hand_and_whether_it_has_room(gpu, fits, monkeypatch):
+    monkeypatch.setattr(forecast, "gpu_at_hand", lambda: hardware.find(gpu))
+    words = ["--deepspeed", "zero1", "--activation_checkpointing", "false"]
+    shown = line(load(["--recipe", "llama2_7b_8k", *words], world_size=8))
+    assert f"({gpu})" in shown and ("DOES NOT FIT" not in shown) is fits
+
+
+def test_a_model_that_nobody_has_seen_yet_is_not_counted():
+    assert "not known before" in line(load(["--model", "somebody/llama-11b"], world_size=1))
+
+
+def test_sizes_that_cannot_be_counted_are_said(monkeypatch):
+    def refuse(_):
+        raise RuntimeError("Storage size calculation overflowed with sizes=[...]\nmore")
+
+    monkeypatch.setattr(forecast, "outlook", refuse)
+    assert "beyond counting (Storage size" in line(load([], world_size=1))
