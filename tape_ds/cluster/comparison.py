@@ -78,7 +78,7 @@ def facts_of(recipe: Recipe, fingerprints: Mapping[str, str]) -> dict[str, dict[
     fields = {name: value for name, value in results.redact(recipe.as_dict()).items() if name not in _MACHINES_OWN}
     own = {name: value for name, value in os.environ.items() if name.startswith("TAPE_DS_") and name != verdict.FILE}
     return {
-        "code": code_files(Path(__file__).resolve().parents[2], Path(sys.argv[0])),
+        "code": code_files(Path(__file__).resolve().parents[1], Path(sys.argv[0])),
         "versions": results.versions(),
         "variables": {name: redacted(value) for name, value in own.items()},
         "device": {"device": "cpu" if on_cpu else str(torch.accelerator.current_accelerator())},

@@ -11,7 +11,7 @@ from tape_ds.recipe.finetuning import load
 from tape_ds.training import plan
 from tests.recipe import helpers
 
-ASSETS = Path(__file__).resolve().parents[2] / "assets" / "scrolls"
+ASSETS = Path(__file__).resolve().parents[1] / "assets" / "scrolls"
 GOOD = {"model": "smollm2", "dataset": "qasper", "data_dir": str(ASSETS), "max_steps": 4, "global_batch_size": 8}
 
 

@@ -13,7 +13,7 @@ import pytest
 from tape_ds.errors import Problem, UserError
 from tape_ds.recipe import arithmetic, extension, finetuning, pretraining
 
-FROZEN = Path(__file__).parents[2] / "assets" / "recipes"
+FROZEN = Path(__file__).parents[1] / "assets" / "recipes"
 LOAD = {
     "extend_llama": extension.load,
     "finetune_scrolls": finetuning.load,

@@ -146,7 +146,7 @@ def test_a_look_imports_nothing_heavy():
         "print([each.wrong for each in pretrained.check('nowhere', online=False)])\n"
         "print(list(pretrained.check('owner/name', online=False)))\n"
     )
-    command = [sys.executable, "-c", script, str(Path(extension.__file__).parents[2])]
+    command = [sys.executable, "-c", script, str(Path(extension.__file__).parents[1])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "['no such folder']\n[]\n", done.stderr
 

@@ -133,7 +133,7 @@ def test_what_becomes_of_a_run_decides(plan, code, starts, said, tmp_path):
 def test_rank_0_knows_better_than_a_launcher_that_always_fails_alike(left, end, code, tmp_path, monkeypatch):
     """torchrun ends with 1 whatever its ranks ended with."""
     monkeypatch.delenv("RANK", raising=False)
-    told = Told(tmp_path, [f"from tape_ds.training import verdict; verdict.leave({left}); sys.exit({end})"], restarts=0)
+    told = Told(tmp_path, [f"from tape_ds.health import verdict; verdict.leave({left}); sys.exit({end})"], restarts=0)
     assert told.run() == code and told.starts() == ["first"]
 
 
