@@ -21,11 +21,26 @@ from evaluation.pages.parts import MARKERS, Chart
 
 INCHES = (4.7, 3.1)
 """As wide as a phone's screen, so that 11 points of text are as large there."""
-STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "tape_ds", "font.size": 11, "axes.unicode_minus": True}
 METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 RUNS = ("#0b6bb5", "#b85207", "#08784f", "#b8418a", "#806400", "#6a51c9", "#107583", "#b3372f")
 """What stands for the runs' colours in a drawing."""
 SOFT, RULE, GREY, CARD = "#5b6470", "#dfe3e8", "#626a76", "#fefefe"
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "tape_ds",
+    "font.size": 11,
+    "text.color": SOFT,
+    "axes.labelcolor": SOFT,
+    "axes.edgecolor": GREY,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "grid.color": RULE,
+    "xtick.labelcolor": SOFT,
+    "xtick.color": GREY,
+    "ytick.labelcolor": SOFT,
+    "ytick.left": False,
+    **{f"axes.spines.{side}": False for side in ("top", "right", "left")},
+}
 VARIABLES = {colour: f"--c{at}" for at, colour in enumerate(RUNS)} | {
     SOFT: "--soft",
     RULE: "--rule",
@@ -38,11 +53,10 @@ MOST_MARKERS = 9
 
 def svg(chart: Chart) -> Markup:
     """The picture; its legend stands in the page."""
-    figure = Figure(figsize=INCHES, layout="constrained")
-    figure.patch.set_visible(False)
-    FigureCanvasSVG(figure)
     drawn = io.StringIO()
     with rc_context(STYLE):
+        figure = Figure(figsize=INCHES, layout="constrained")
+        FigureCanvasSVG(figure)
         _draw(figure.add_subplot(), chart)
         figure.savefig(drawn, format="svg", metadata=METADATA)
     inner = re.sub(r' id="(?:\w+_\d+)"', "", drawn.getvalue().partition("<svg")[2].partition(">")[2])
@@ -54,18 +68,12 @@ def svg(chart: Chart) -> Markup:
 
 
 def _draw(axes: Axes, chart: Chart) -> None:
-    axes.patch.set_visible(False)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(GREY)
-    axes.tick_params(colors=SOFT, length=3)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="y", color=RULE)
+    axes.grid(axis="y")
     axes.set_axisbelow(True)
-    axes.set_xlabel(chart.x_label, color=SOFT)
-    axes.set_ylabel(chart.y_label, color=SOFT)
+    axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
     finite = [(x, y) for line in chart.lines for x, y in line.points if _drawable(x, y, chart)]
     if not finite:
-        axes.text(0.5, 0.5, "nothing finite to draw", color=SOFT, ha="center", transform=axes.transAxes)
+        axes.text(0.5, 0.5, "nothing finite to draw", ha="center", transform=axes.transAxes)
         return
     if chart.y_log:
         axes.set_yscale("log")
@@ -96,7 +104,6 @@ def _draw(axes: Axes, chart: Chart) -> None:
             xycoords=axes.get_xaxis_transform(),
             xytext=gap,
             textcoords="offset points",
-            color=SOFT,
             ha=side,
             va="top",
         )

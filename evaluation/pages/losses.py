@@ -88,7 +88,7 @@ def groups(columns: Sequence[Column]) -> dict[str, Scores]:
                 if kind == RUN and name != list(scored)[-1]:  # a run scores what it made last
                     known.setdefault(variant, (f"{column.name}: {name}", documents))
                 else:
-                    known[variant] = ("", {})
+                    known[variant] = ("", {})  # not shown a second time beside the runs' own
                     own[text].append((Head(column.name, run), _scores(run, documents)))
     found = {}
     for text, scores in own.items():

@@ -68,7 +68,7 @@ def fill(template: str, **content: Any) -> str:
 
 def write(page: Page, folder: Path, name: str) -> None:
     """``NAME.html`` and ``NAME.md`` in ``folder``, each whole or as it was before."""
-    html = fill("report.html", page=page)
+    html = re.sub(r"\n\s*\n", "\n", fill("report.html", page=page))
     text = re.sub(r"\n{3,}", "\n\n", fill("report.md", page=page, picture=f"{name}.html")).strip() + "\n"
     storage.write_text(folder / f"{name}.html", html)
     storage.write_text(folder / f"{name}.md", text)
