@@ -58,6 +58,7 @@ class Scores:
         """A row for each length or, by ``name``, for each row of the table, in order; a column for each run."""
         order = sorted(self.found, key=lambda each: math.inf if each.tokens is None else each.tokens)
         frame = pd.DataFrame([{**vars(each), "name": each.name} for each in order]).dropna(subset=by)
+        frame = frame.drop_duplicates([by, "run"], keep="last")
         wide = frame.pivot(index=by, columns="run", values=of)
         return wide.reindex(index=frame[by].unique(), columns=[head.run for head in self.heads])
 

@@ -154,6 +154,12 @@ def test_a_perplexity_that_is_no_number_is_shown():
     assert row["b"] == "NaN" and not isinstance(row["b"], Best)
 
 
+def test_a_length_that_was_scored_twice_is_shown_once():
+    made = examples.perplexity(source="stdlib")
+    made.figures["perplexity"].append(made.figures["perplexity"][0] | {"perplexity": 5.0})
+    assert table(page(("a", {"perplexity": made})), "Perplexity by length", "stdlib")["1k"]["a"] == "5.000"
+
+
 def test_a_run_that_made_no_step_has_no_settings_of_steps():
     untrained = examples.run()
     untrained.figures.update(steps=0, tokens=0, train_loss=[])
