@@ -14,6 +14,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from evaluation.pages.numbers import length as length_label
 from tape_ds import storage
 
 Cell = Mapping[str, Any]
@@ -91,11 +92,6 @@ def draw(cells: Sequence[Cell], path: Path, *, title: str, native_length: int | 
     figure.colorbar(image, ax=axes, label="keys found", ticks=[0, 0.5, 1], format=lambda share, _: f"{share:.0%}")
     figure.savefig(path, dpi=150, format="png")
     return path
-
-
-def length_label(length: int) -> str:
-    """As this field writes lengths: 500, 1,000, 16k."""
-    return f"{length // 1024}k" if length % 1024 == 0 else f"{length:,}"
 
 
 def depth_label(depth: float | None) -> str:

@@ -1,23 +1,35 @@
-"""Maps of pairs of tokens as a PNG: a row of panels for each head, a column for each layer, one scale of colours."""
+"""Maps of pairs of tokens as pictures: a PNG of some layers and heads, and a page with all of them.
 
+Tokens and names come from anybody's texts and models: the page escapes them, and runs no script.
+"""
+
+import base64
+import io
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import FuncNorm
+from matplotlib.colors import FuncNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.image import imsave
 from matplotlib.ticker import MaxNLocator
 
-from evaluation.pages.maps import Kind, Map
+from evaluation.pages import render
+from evaluation.pages.maps import Kind, Map, some
 from tape_ds import storage
 
 LAYERS, HEADS = 5, 3
 """Panels across and down at most; of more, some that lie evenly apart."""
 DPI = 110
+EVEN, APART = "cividis", "PuOr"
+"""Colours of numbers that grow, and of numbers around 0: both the same to colour-blind readers."""
 
 
 def draw(kind: Kind, path: Path) -> Path:
-    """The picture at ``path``, whole or not at all."""
+    """A row of panels for each head, a column for each layer, one scale of colours; whole or not at all."""
     layers, heads = (list(dict.fromkeys(getattr(each, name) for each in kind.maps)) for name in ("layer", "head"))
     chosen = [some(layers, LAYERS), some(heads, HEADS)]
     found = {(each.layer, each.head): each for each in kind.maps}
@@ -25,21 +37,14 @@ def draw(kind: Kind, path: Path) -> Path:
     figure = Figure(figsize=(1.6 + 1.9 * across, 0.9 + 1.9 * down), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
-    low, high = kind.limits()
-    norm = FuncNorm((_root, _square) if kind.rooted else (_same, _same), vmin=low, vmax=high)
-    image = None
+    norm, image = _norm(kind), None
     for row, head in enumerate(chosen[1]):
         for column, layer in enumerate(chosen[0]):
             axes = panels[row][column]
             values_TT = _shown(found[layer, head])
             last = len(values_TT) + 0.5  # tokens are counted from 1
-            image = axes.imshow(
-                values_TT,
-                cmap=kind.colours,
-                norm=norm,
-                interpolation="nearest",
-                extent=(0.5, last, last, 0.5),
-            )
+            extent = (0.5, last, last, 0.5)
+            image = axes.imshow(values_TT, cmap=_colours(kind), norm=norm, interpolation="nearest", extent=extent)
             axes.spines[["top", "right"]].set_visible(False)
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_locator(MaxNLocator(3, integer=True))
@@ -57,15 +62,51 @@ def draw(kind: Kind, path: Path) -> Path:
     return path
 
 
-def some(names: list[str], most: int) -> list[str]:
-    """At most so many of them, evenly apart, the first and the last among them.
+def page(kinds: Sequence[Kind], tokens: Sequence[str], title: str, intro: str) -> str:
+    """All maps as one HTML file that needs nothing else.
 
-    >>> some(list("abcdefg"), 3)
-    ['a', 'd', 'g']
+    Args:
+        kinds: each with one map at least, all over the same tokens.
+        tokens: T of them, as they are shown.
+        title, intro: plain text.
     """
-    if len(names) <= most:
-        return names
-    return [names[round(place)] for place in np.linspace(0, len(names) - 1, most)]
+    return render.fill("maps.html", title=title, intro=intro, tokens=tokens, kinds=[_content(kind) for kind in kinds])
+
+
+def _content(kind: Kind) -> dict[str, object]:
+    norm, (low, high) = _norm(kind), kind.limits()
+    layers = groupby(kind.maps, lambda each: each.layer)
+    bar = colormaps[_colours(kind)](np.linspace(0, 1, 64))[None]
+    return {
+        "name": kind.name,
+        "unit": kind.unit,
+        "low": f"{low:.3g}",
+        "high": f"{high:.3g}",
+        "scale": _png(bar),
+        "layers": [(layer, [(each.head, picture(each, kind, norm)) for each in maps]) for layer, maps in layers],
+    }
+
+
+def picture(one: Map, kind: Kind, norm: Normalize | None = None) -> str:
+    """A map as an address that holds a PNG of it: a pixel a pair, queries downwards, clear where none is."""
+    pixels = colormaps[_colours(kind)](np.ma.masked_invalid((norm or _norm(kind))(_shown(one))))
+    pixels[np.triu_indices(len(pixels), 1)] = 0
+    return _png(pixels)
+
+
+def _png(pixels: np.ndarray) -> str:
+    file = io.BytesIO()
+    imsave(file, pixels, format="png")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def _colours(kind: Kind) -> str:
+    return APART if kind.signed else EVEN
+
+
+def _norm(kind: Kind) -> Normalize:
+    low, high = kind.limits()
+    return FuncNorm((_root, _square), vmin=low, vmax=high) if kind.rooted else Normalize(low, high)
 
 
 def _shown(one: Map) -> np.ndarray:
@@ -73,10 +114,6 @@ def _shown(one: Map) -> np.ndarray:
     values_TT = one.values.astype(np.float32)
     blank: np.ndarray = np.where(np.tri(len(values_TT), dtype=bool), values_TT, np.nan)
     return blank
-
-
-def _same(values: np.ndarray) -> np.ndarray:
-    return values
 
 
 def _root(values: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 RUNS are folders (a run's, an evaluation's, or one with several of them below) or stored results; ``NAME=FOLDER`` says
 what its column is called. The page is written twice, as ``report.html``, one file that needs nothing else, and as
 ``report.md``: what differs in the settings, losses, perplexity, passkeys, SCROLLS, MMLU and ARC, cost, and where each
-number comes from, with published numbers in columns of their own.
+number comes from, with published numbers in columns of their own. On top stands which is better where, and by how much.
 
 Nothing is computed anew and no model is loaded. The same results give the same bytes.
 """
@@ -12,24 +12,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from evaluation.pages import (
-    columns,
-    costs,
-    html,
-    losses,
-    markdown,
-    passkeys,
-    perplexities,
-    provenance,
-    settings,
-    tasks,
-)
-from evaluation.pages.parts import Page, Section
-from tape_ds import storage
+from evaluation.pages import columns, render
+from evaluation.pages.parts import Page
 from tape_ds.arguments import Parser
 from tape_ds.errors import UserError, check_folder, command, is_main_process, raise_if_any
 
-HTML, MARKDOWN = "report.html", "report.md"
+NAME = "report"
+HTML, MARKDOWN = f"{NAME}.html", f"{NAME}.md"
 
 
 @command
@@ -46,54 +35,51 @@ def main(argv: list[str]) -> int:
         problems += error.problems
     raise_if_any(problems)
     if is_main_process():
-        write(build(found, unused, options.title, published=options.published), folder)
+        render.write(build(found, unused, options.title, published=options.published), folder, NAME)
         _say(found, unused, folder)
     return 0
 
 
 def build(
-    found: Sequence[columns.Column], unused: Sequence[columns.Unused], title: str, *, published: bool = False
+    found: Sequence[columns.Column], unused: Sequence[columns.Unused], title: str | None, *, published: bool = False
 ) -> Page:
     """The page of these columns; a topic of which nothing is stored has no section.
 
     Args:
         found: what is compared.
         unused: files that could not be used.
-        title: of the page.
+        title: of the page; None: one that says how many runs there are.
         published: all published tables at the end.
     """
-    sections: list[Section | None] = [
-        settings.section(found),
+    # slow to import, and a mistaken command line is told before
+    from evaluation.pages import facts, losses, passkeys, perplexities, tasks, verdict
+
+    sections = [
+        facts.settings(found),
         losses.training(found),
         losses.by_position(found),
         perplexities.section(found),
         passkeys.section(found),
         tasks.scrolls(found),
         tasks.harness(found),
-        costs.section(found),
-        provenance.section(found, unused),
-        provenance.everything_published() if published else None,
+        facts.costs(found),
+        facts.origins(found, unused),
+        facts.everything_published() if published else None,
     ]
     files = sum(len(column.records) for column in found)
     compared = f"{len(found)} runs or models" if len(found) > 1 else "One run or model"
-    intro = (
-        f"{compared}, from {files} stored {'results' if files > 1 else 'result'}. A dash is a number that is not there."
-    )
-    return Page(title, intro, [each for each in sections if each is not None])
-
-
-def write(page: Page, folder: Path) -> None:
-    """Both files in ``folder``, each whole or as it was before."""
-    texts = {HTML: html.page(page), MARKDOWN: markdown.page(page, HTML)}
-    for name, text in texts.items():
-        storage.write_text(folder / name, text)
+    stored = "results" if files > 1 else "result"
+    intro = f"{compared}, from {files} stored {stored}. A dash is a number that is not there."
+    usual = f"Comparison of {len(found)} runs" if len(found) > 1 else f"Results of {found[0].name}"
+    shown = [each for each in sections if each is not None]
+    return Page(usual if title is None else title, intro, shown, verdict.sentences(found))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m evaluation report", description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="folders or stored results, each PATH or NAME=PATH")
     parser.add_argument("--output", required=True, help=f"folder of the page; its {HTML} and {MARKDOWN} are replaced")
-    parser.add_argument("--title", default="Comparison of runs", help="of the page (default: %(default)s)")
+    parser.add_argument("--title", help="of the page (default: how many runs, or the name of one)")
     parser.add_argument("--published", action="store_true", help="also show every published table at the end")
     return parser
 

@@ -1,11 +1,13 @@
 """Where things lie, in a checkout and in a wheel, and that no script runs another checkout's package."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import setuptools
 
 from tape_ds import installation
 from tape_ds.installation import ROOT, root_of
@@ -29,6 +31,15 @@ def test_a_command_finds_modules_and_programs(monkeypatch):
     found = installation.environment()
     assert found["PYTHONPATH"] == f"{ROOT}:/mine"
     assert found["PATH"].split(":")[0] == str(Path(sys.executable).parent)
+
+
+def test_a_wheel_holds_the_templates_of_the_report(monkeypatch):
+    given = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **words: given.update(words))
+    monkeypatch.chdir(CHECKOUT)
+    runpy.run_path("setup.py")
+    name = "tape_ds.shipped.evaluation.pages.templates"
+    assert name in given["packages"] and given["package_data"][name] == ["*"]
 
 
 @pytest.fixture

@@ -190,9 +190,7 @@ def check_ids(each: Mapping[str, list[int]], found: Mapping[str, FoundModel], ow
 def chosen_layers(model: FoundModel) -> list[int]:
     """All, or some that lie evenly apart."""
     numbers = [str(number) for number in range(1, model.config.num_hidden_layers + 1)]
-    from evaluation import map_figures
-
-    return [int(number) for number in map_figures.some(numbers, LAYERS)]
+    return [int(number) for number in maps.some(numbers, LAYERS)]
 
 
 def spelled(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
@@ -317,7 +315,7 @@ def write(kinds: Sequence[Kind], tokens: Sequence[str], titles: tuple[str, str],
         map_figures.draw(kind, folder / file)
     names, some = titles
     intro = f"What {names} computed of {len(tokens)} tokens: a number for each token and each one before it.{some}"
-    storage.write_text(folder / PAGE, maps.page(kinds, tokens, f"Positions and attention: {names}", intro))
+    storage.write_text(folder / PAGE, map_figures.page(kinds, tokens, f"Positions and attention: {names}", intro))
 
 
 if __name__ == "__main__":

@@ -1,40 +1,34 @@
-"""What a page is made of, whatever it is written as: sections of text, notes, tables and charts.
+"""What a page is made of, whatever it is written as. Strings are plain text; the templates escape them."""
 
-Strings are plain text; each writer escapes them.
-"""
-
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import groupby
+from typing import ClassVar
 
 MISSING = "–"
 """What stands where there is no number; never 0."""
+MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚"}
+"""matplotlib's name of a run's marker -> the same as a letter."""
+COLOURS = 8
+"""Runs with colours of their own, ``--c0`` on in page.css; later ones use them again, dashed."""
+FIRST, SCREEN = 12, 46
+"""Letters of a table's first column, and of all, on a phone's screen."""
+BREAK = re.compile(r"[\s_./]")
+"""Where a name may be broken."""
 
 
-@dataclass(frozen=True)
-class Text:
-    """A paragraph."""
-
-    text: str
+class Best(str):
+    """A cell of a table that is the best of its row."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """Something to know before numbers are read; ``loud`` where they do not compare."""
+    """A paragraph; ``loud`` where it says that numbers do not compare."""
 
+    kind: ClassVar = "note"
     text: str
     loud: bool = False
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell of a table."""
-
-    text: str = MISSING
-    detail: str = ""
-    """Small print behind it: a standard error, a count."""
-    best: bool = False
-    share: float | None = None
-    """0 to 1, shown as a colour too."""
 
 
 @dataclass(frozen=True)
@@ -43,21 +37,42 @@ class Head:
 
     text: str
     run: int | None = None
-    """Number of the run it shows, which decides its colour; None: of no run."""
+    """Number of the run it shows, which decides its colour and marker; None: of no run."""
     published: str = ""
-    """What was measured where, of a published number; stands over the column."""
+    """What was measured where, of a published number."""
 
 
 @dataclass(frozen=True)
 class Table:
     """Rows of cells under heads; the first cell of a row is its name."""
 
+    kind: ClassVar = "table"
     caption: str
     heads: Sequence[Head]
     """One for each cell of a row, the names' own first."""
-    rows: Sequence[tuple[str, Sequence[Cell]]]
-    dense: bool = False
-    """A grid of coloured cells."""
+    rows: Sequence[tuple[str, Sequence[str]]]
+    numeric: bool = False
+    """Cells are numbers: never broken, and one below the other."""
+    folded: bool = False
+    """Shown on request."""
+    run: int | None = None
+    """The run that all of it is of: cells are shares such as 4/5, and coloured."""
+
+    @property
+    def wide(self) -> bool:
+        """Whether a phone's screen is too narrow for it: then each row becomes a block of lines."""
+        letters = FIRST
+        for at, head in enumerate(self.heads[1:]):
+            texts = [cells[at] for _, cells in self.rows]
+            words = texts if self.numeric else [word for text in texts for word in BREAK.split(text)]
+            letters += 2 + max(map(len, [*words, *BREAK.split(head.text)]), default=0)
+        return self.run is None and letters > SCREEN
+
+    @property
+    def over(self) -> list[tuple[str, int]]:
+        """What stands over the heads but the first, and over how many; empty where nothing is published."""
+        groups = [(name, len(list(heads))) for name, heads in groupby(self.heads[1:], lambda head: head.published)]
+        return groups if any(name for name, _ in groups) else []
 
 
 @dataclass(frozen=True)
@@ -74,38 +89,26 @@ class Line:
 class Chart:
     """Lines over an axis."""
 
+    kind: ClassVar = "chart"
     title: str
     x_label: str
     y_label: str
     lines: Sequence[Line]
-    alt: str
-    """What the picture shows, for who cannot see it."""
     x_tokens: bool = False
     """x counts tokens: written as 8k."""
     x_log: bool = False
     y_log: bool = False
-    y_most: float | None = None
-    """The axis ends at this value and its negative; lines leave the frame. None: it holds all points."""
-    marks: Sequence[tuple[float, str]] = ()
-    """Vertical lines at x, and what they are called."""
+    mark: int | None = None
+    """A native length (tokens), drawn as a vertical line."""
+
+    @property
+    def alt(self) -> str:
+        """What the picture shows, for who cannot see it."""
+        names = ", ".join(line.label for line in self.lines)
+        return f"{self.title}: {self.y_label} against {self.x_label}, for {names}; a table has the numbers."
 
 
-@dataclass(frozen=True)
-class Grid:
-    """Parts that stand side by side where there is room."""
-
-    parts: Sequence["Table | Chart"]
-
-
-@dataclass(frozen=True)
-class Folded:
-    """Parts that are shown on request."""
-
-    title: str
-    parts: Sequence["Part"]
-
-
-Part = Text | Note | Table | Chart | Grid | Folded
+Part = Note | Table | Chart
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ class Section:
     @property
     def anchor(self) -> str:
         """Its name in addresses."""
-        return "".join(letter if letter.isalnum() else "-" for letter in self.title.lower())
+        return re.sub(r"\W", "-", self.title.lower())
 
 
 @dataclass(frozen=True)
@@ -127,4 +130,6 @@ class Page:
 
     title: str
     intro: str
-    sections: Sequence[Section] = field(default_factory=tuple)
+    sections: Sequence[Section]
+    verdict: Sequence[str] = ()
+    """Sentences at the top."""

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evaluation.pages import answers, html, markdown
+from evaluation.pages import answers, render
 from evaluation.scrolls import official
 from tape_ds import results, storage
 from tape_ds.arguments import Parser
@@ -238,10 +238,8 @@ def question(text: str, dataset: datasets.Dataset) -> str:
 
 def write(result: results.Result, folder: Path) -> None:
     """The result, and its page twice."""
-    page = answers.page(result.figures, result.command)
     results.save(result, folder / f"{NAME}.json")
-    storage.write_text(folder / f"{NAME}.html", html.page(page))
-    storage.write_text(folder / f"{NAME}.md", markdown.page(page, f"{NAME}.html"))
+    render.write(answers.page(result.figures, result.command), folder, NAME)
     print(answers.summary(result.figures))
     print(f"written: {folder / NAME}.html, .md and .json", flush=True)
 
