@@ -1,6 +1,7 @@
 """A tiny model on disk and the real launcher: what a user starts, in seconds."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tests.processes import ROOT, Forked, Launch, deepspeed
 
-__all__ = ["ROOT", "Ended", "forked", "kill", "launch", "start"]
+__all__ = ["ROOT", "Ended", "forked", "kill", "launch", "make_answers", "make_tiny", "start"]
 
 SECONDS = 300
 """Longer than any job of these tests takes, on a busy machine as well."""
@@ -68,10 +69,15 @@ def own_environment() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with ``model`` (a Llama of 64 positions with grouped heads, and a tokenizer) and ``text.txt``."""
+    """Folder of :func:`make_tiny`, which all tests share."""
+    return make_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+def make_tiny(folder: Path) -> Path:
+    """Write ``model`` (a Llama of 64 positions with grouped heads, and a tokenizer), ``text.txt`` and ``held_out.txt``;
+    returns the folder."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    folder = tmp_path_factory.mktemp("tiny")
     (folder / "text.txt").write_text(TEXT)
     (folder / "held_out.txt").write_text(TEXT.replace("function", "routine"))
     bpe = Tokenizer(models.BPE())
@@ -98,4 +104,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
+    return folder
+
+
+def make_answers(folder: Path) -> Path:
+    """Write questions of unequal length, whose answers have one to three tokens, as SCROLLS has them; returns the
+    folder."""
+    (folder / "quality").mkdir()
+    for split, first in {"train": 0, "validation": 40}.items():
+        lines = []
+        for number in range(first, first + 40):
+            text = f"function_{number % 8}?\n\n" + "return value\n" * (number % 4)
+            answer = "def function" + "(value)" * (number % 3)
+            lines.append(json.dumps({"id": str(number), "input": text, "output": answer}))
+        (folder / "quality" / f"{split}.jsonl").write_text("\n".join(lines))
     return folder

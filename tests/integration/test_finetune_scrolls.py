@@ -8,10 +8,7 @@ import pytest
 import torch
 
 from tape_ds.training import trained
-from tape_ds.training.finetuning import assemble
-from tape_ds.training.recipe.finetuning import load
-from tape_ds.training.run import build_trainer
-from tests.integration.conftest import ROOT, forked, launch
+from tests.integration.conftest import ROOT, forked, launch, make_answers
 
 SCRIPT = "launchers/finetune_scrolls.py"
 STEPS, SAVED = 24, 12
@@ -19,17 +16,8 @@ STEPS, SAVED = 24, 12
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Questions of unequal length whose answers have one to three tokens, and a cache that all launches share."""
-    folder = tmp_path_factory.mktemp("data")
-    (folder / "quality").mkdir()
-    for split, first in {"train": 0, "validation": 40}.items():
-        lines = []
-        for number in range(first, first + 40):
-            text = f"function_{number % 8}?\n\n" + "return value\n" * (number % 4)
-            answer = "def function" + "(value)" * (number % 3)
-            lines.append(json.dumps({"id": str(number), "input": text, "output": answer}))
-        (folder / "quality" / f"{split}.jsonl").write_text("\n".join(lines))
-    return folder
+    """Questions and answers, and a cache that all launches share."""
+    return make_answers(tmp_path_factory.mktemp("data"))
 
 
 def arguments(tiny, data, output, stage="zero2") -> list[str]:
@@ -97,9 +85,9 @@ def test_the_learning_rate_rises_and_decays_to_its_end(two):
 def test_one_process_learns_what_two_do(two, tiny, data, tmp_path):
     """And without an engine: rows have different numbers of targets, and each target weighs the same all the same. In
     fp32, sums taken in another order."""
-    recipe = load([*arguments(tiny, data, tmp_path, "null"), "--eval_examples", "0"], world_size=1)
-    trainer = build_trainer(assemble(recipe))
-    trainer.train()
+    flags = [*arguments(tiny, data, tmp_path, "null"), "--eval_examples", "0"]
+    ended = forked(SCRIPT, *flags, processes=1)
+    assert ended.code == 0, ended.output[-4000:]
     mine, theirs = (metrics(output) for output in (tmp_path, two[0]))
     assert [loss for _, loss, _, _ in mine[:8]] == pytest.approx([loss for _, loss, _, _ in theirs[:8]], abs=1e-3)
     assert mine[0][1] == pytest.approx(theirs[0][1], rel=1e-5), "the same weights and rows"

@@ -15,9 +15,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tape_ds.training import trained
-from tape_ds.training.pretraining import assemble
-from tape_ds.training.recipe.pretraining import load
-from tape_ds.training.run import build_trainer
 from tests.integration.conftest import ROOT, forked, start
 
 SCRIPT = "launchers/pretrain_c4.py"
@@ -143,10 +140,9 @@ def test_sharded_weights_start_alike_and_learn_alike(two, texts, tmp_path):
 
 def test_one_process_learns_what_two_do(two, texts, tmp_path):
     """And without an engine: the global batch and the data are the recipe's."""
-    recipe = load([*arguments(texts, tmp_path, "null"), "--max_steps", "12", "--eval_data", ""], world_size=1)
-    run = assemble(recipe)
-    trainer = build_trainer(run)
-    trainer.train()
+    flags = [*arguments(texts, tmp_path, "null"), "--max_steps", "12", "--eval_data", ""]
+    ended = forked(SCRIPT, *flags, processes=1)
+    assert ended.code == 0, ended.output[-4000:]
     alike(tmp_path, two[0])
 
 

@@ -12,7 +12,6 @@ from tape_ds.training.engine_state import EngineState, engine_folder
 from tests.integration.conftest import forked
 
 WORKER = "tests/integration/workers/reshaped.py"
-PRETRAIN = "launchers/pretrain_c4.py"
 KINDS = {
     "z1": (1, False, None),
     "z2": (2, False, None),
@@ -113,47 +112,3 @@ def test_one_rank_becomes_two_and_stages_change_among_two(saved, tmp_path):
 def test_two_ranks_become_four(saved, tmp_path):
     wishes = [("z1", 2, 1), ("z2", 2, 2), ("z3", 2, 3), ("z3-cut", 2, 3), ("z2", 2, 3), ("z3", 2, 1), ("z3-bf16", 2, 3)]
     assert_gone_on_alike(saved, gone_on(saved, tmp_path, wishes, 4))
-
-
-def flags(texts, output, stage, resumed=None):
-    """A small pretraining run on streamed text."""
-    model = "--hidden_size 48 --intermediate_size 96 --num_hidden_layers 2 --num_attention_heads 4 --vocab_size 330"
-    data = f"--train_data text:{texts}/*.txt --data_cache {texts}/cache --streaming true --stream_lanes 4 --window 32"
-    learning = "--max_steps 12 --global_batch_size 8 --per_device_train_batch_size 2 --learning_rate 0.01 --bf16 false"
-    outside = f"--save_steps 4 --save_total_limit 4 --logging_steps 3 --deepspeed {stage} --output_dir {output}"
-    given = f"{model} --position_encoding tape {data} {learning} --weight_decay 0.5 {outside}".split()
-    return [*given, "--eval_data", "", *([] if resumed is None else ["--resume_from_checkpoint", str(resumed)])]
-
-
-def metrics(output):
-    """(step, tokens, loss, learning rate) of each line of a run's metrics."""
-    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    return [(line["step"], line["tokens"], line["loss"], line["learning_rate"]) for line in lines]
-
-
-def test_a_run_goes_on_with_fewer_ranks_and_with_more_at_another_stage(tmp_path):
-    """Two ranks at ZeRO-1, one, two at ZeRO-3: as if nothing had happened.
-
-    The checkpoints lie between logging steps, so that sums of the ranks are on their way. The rows of a step are the
-    same whatever the ranks: a sample twice, or none, would be another loss.
-    """
-    for number in range(4):
-        lines = (f"def function_{i}(value):\n    return value + {i * number}\n" for i in range(200))
-        (tmp_path / f"{number}.txt").write_text("\n".join(lines))
-    run, one, two = tmp_path / "run", tmp_path / "one", tmp_path / "two"
-    end("two ranks", forked(PRETRAIN, *flags(tmp_path, run, "zero1")))
-    fewer = reshaping.reshape(run / "checkpoint-4", run / "reshaped", processes=1)
-    end("one rank", forked(PRETRAIN, *flags(tmp_path, one, "zero1", fewer), processes=1))
-    more = reshaping.reshape(one / "checkpoint-8", one / "reshaped", processes=2, stage=3)
-    end("two again", forked(PRETRAIN, *flags(tmp_path, two, "zero3", more)))
-    expected = metrics(run)
-    assert [step for step, *_ in expected] == [1, 3, 6, 9, 12]
-    for output, since in ((one, 2), (two, 3)):
-        for found, wanted in zip(metrics(output), expected[since:], strict=True):
-            assert found[:2] == wanted[:2] and found[3] == wanted[3]
-            assert found[2] == pytest.approx(wanted[2], abs=1e-5)
-
-
-def end(what, launched):
-    """Hold a launch to a good end."""
-    assert launched.code == 0, f"{what}: {launched.output[-4000:]}"

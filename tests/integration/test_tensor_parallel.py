@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tape_ds.training import trained
-from tape_ds.training.consolidation import consolidate
 from tests.integration.conftest import forked, launch
 from tests.integration.shared_runs import arguments, assert_scored_alike, assert_trained_alike
+from tools import consolidate
 
 SCRIPT = "launchers/extend_llama.py"
 
@@ -48,7 +48,7 @@ def test_both_score_together_what_one_process_scores(shared, alone):
 
 def test_a_checkpoint_becomes_one_folder_of_whole_weights(shared, tmp_path):
     """As the run's own trained folder at the end, to the last digit."""
-    consolidate(shared[0] / "checkpoint-4", tmp_path / "one")
+    assert consolidate.main([str(shared[0] / "checkpoint-4"), str(tmp_path / "one")]) == 0
     one, other = (trained.load_trained(folder) for folder in (tmp_path / "one", shared[0] / "trained"))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
