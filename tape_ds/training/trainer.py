@@ -43,6 +43,7 @@ from tape_ds.training.methods import assert_trainable
 from tape_ds.training.own_settings import OwnSettings
 from tape_ds.training.recipe.optimization import Optimization
 from tape_ds.training.recipe.safety import Safety
+from tape_ds.training.resharding import load_engine
 from tape_ds.training.saving import Saver
 from tape_ds.training.spikes import Spike, SpikeDetector
 from tape_ds.training.stopping import StopRequest, answered, asked_to_save, shield_worker
@@ -282,10 +283,8 @@ class TapeTrainer(Trainer):
         return prepared
 
     def _load_engine(self, folder: str) -> None:
-        tag = f"global_step{self.state.global_step}"
-        found, _ = self.model_wrapped.load_checkpoint(folder, tag=tag, load_module_strict=False)
-        if found is None:
-            raise RuntimeError(f"the engine did not load {folder}/{tag}")
+        job = {name: self.saver.about[name] for name in ("processes", "stage")}
+        load_engine(self.model_wrapped, Path(folder), self.state.global_step, **job)
 
     def load_rank_state(self) -> None:
         """Go on from what :meth:`_rank_state` left; how often is logged and saved is this run's to say.

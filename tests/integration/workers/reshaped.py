@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from tape_ds.training.environment import leave_process_group, prepare_process
+from tape_ds.training.resharding import load_engine
 
 ROWS, TOKENS, VOCABULARY, STEPS = 8, 6, 11, 3
 
@@ -41,16 +42,16 @@ class Odd(nn.Module):
         )
 
 
-def engine(stage: int, bf16: bool, sub_group_size: int | None):
+def engine(stage: int, bf16: bool, settings: dict):
     """An engine of three groups: one that decays, one that does not, and a single number with a rate of its own, of
     which some ranks have nothing but padding."""
-    zero = {"stage": stage} | ({"sub_group_size": sub_group_size} if sub_group_size else {})
     config = {
         "train_micro_batch_size_per_gpu": ROWS // torch.distributed.get_world_size(),
         "gradient_clipping": 1.0,
         "bf16": {"enabled": bf16},
-        "zero_optimization": zero,
+        "zero_optimization": {"stage": stage, **settings},
         "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
     }
     model = Odd()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -79,12 +80,14 @@ def train(machine, first: int) -> list[float]:
 
 def carry_out(folder: Path, job: dict) -> list[float]:
     """Begin or go on, save, train on; losses after the save."""
-    machine = engine(job["stage"], job["bf16"], job["sub_group_size"])
+    machine = engine(job["stage"], job["bf16"], job["zero"])
     if job["resume"] is None:
         train(machine, 0)
     else:
-        assert machine.load_checkpoint(job["resume"], load_module_strict=False)[0] is not None
-    machine.save_checkpoint(str(folder / job["name"]), exclude_frozen_parameters=True)
+        load_engine(
+            machine, Path(job["resume"]), STEPS, processes=torch.distributed.get_world_size(), stage=job["stage"]
+        )
+    machine.save_checkpoint(str(folder / job["name"]), tag=f"global_step{STEPS}", exclude_frozen_parameters=True)
     losses = train(machine, STEPS)
     machine.destroy()
     return losses
