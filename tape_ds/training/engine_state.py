@@ -4,16 +4,15 @@ They are pickles, and a pickle can name any function to call. Here only tensors,
 DeepSpeed's are ever made of one; whatever else a file names, it is refused and not executed. Reading needs no GPU, no
 process group and no model, and files are mapped, so that only what is used is read from the disk.
 
-DeepSpeed's own readers would do for a part only (version 0.19.8; ``tests/integration/test_universal.py`` fails when one
-of these is mended):
+DeepSpeed's own readers would do for a part only. What version 0.19.8 lacks is held by
+``tests/integration/test_resharding.py``, which fails when it is mended:
 
 - ``zero_to_fp32`` is lazy at stage 3 alone: below it holds all fp32 weights at once. It refuses files of tensor
   parallelism.
 - Universal checkpoints (``ds_to_universal``, ``load_universal``) go on at stage 1 or 2 from stage 1 or 2. From stage 3
-  to another, or from another to 3, they do not load. Stage 3 to stage 3 loads, and every optimizer group shares one
-  step counter, which each of them advances: losses are wrong and nothing says so. So they are with
-  ``round_robin_gradients``. Pieces of a parameter that are not of equal size do not load, nor does a group that leaves
-  a rank without an element.
+  to another, or from another to 3, they do not load. From stage 3 to stage 3 every optimizer group gets the settings of
+  the first and shares one step counter, which each of them advances: losses are wrong and nothing says so. So they are
+  with ``round_robin_gradients``. Pieces of a parameter that are not of equal size do not load.
 """
 
 import math
@@ -44,10 +43,10 @@ def load(path: Path, mmap: bool = True) -> dict[str, Any]:
         ValueError: it is damaged, or names a class or function that such files have no need of.
     """
     try:
-        with torch.serialization.safe_globals(_allowed()):
+        with torch.serialization.safe_globals(allowed()):
             content = torch.load(path, map_location="cpu", mmap=mmap, weights_only=True)
     except pickle.UnpicklingError as error:
-        with torch.serialization.safe_globals(_allowed()):
+        with torch.serialization.safe_globals(allowed()):
             foreign = _foreign(path)
         wrong = (
             f"names {', '.join(foreign)}, and was not loaded"
@@ -71,7 +70,8 @@ def _foreign(path: Path) -> list[str]:
         return []
 
 
-def _allowed() -> list[Any]:
+def allowed() -> list[Any]:
+    """The classes that are made of the engine's files beside tensors and plain values."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address

@@ -40,12 +40,12 @@ def load_engine(engine: Any, folder: Path, step: int, *, processes: int, stage: 
         if found is None:
             raise RuntimeError(f"the engine did not load {folder}/{tag}")
         return
-    if torch.distributed.get_rank() == 0:
-        say(f"the engine's shards are of {manifest.processes} processes at ZeRO stage {manifest.stage}: divided anew")
     try:
         _divide_anew(engine, folder / tag)
     except ValueError as error:
         raise saving.refusal(str(folder), error) from error
+    if torch.distributed.get_rank() == 0:
+        say(f"the engine's shards are of {manifest.processes} processes at ZeRO stage {manifest.stage}: divided anew")
 
 
 def _divide_anew(engine: Any, folder: Path) -> None:
