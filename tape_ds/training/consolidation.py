@@ -96,7 +96,7 @@ def _engine(source: Path) -> list[EngineState]:
     if folder is None or not engine_state.is_sharded(folder):
         return []
     first = EngineState(folder)
-    return [first, *(EngineState(folder, tensor) for tensor in range(1, first.tensor_parallel["size"]))]
+    return [first, *(EngineState(folder, tensor) for tensor in range(1, first.tensor_size))]
 
 
 def _origin(states: list[EngineState]) -> str:
@@ -189,12 +189,12 @@ def _write(
 
 def _whole(states: list[EngineState], name: str) -> Tensor:
     """A parameter's fp32 weights; where it was not cut over tensor-parallel ranks, those of the first."""
-    cut = states[0].tensor_parallel["cuts"].get(name)
-    if cut is None:
+    dim = states[0].cuts.get(name)
+    if dim is None:
         return states[0].whole(name)
     try:
-        return torch.cat([state.whole(name) for state in states], dim=cut[0])
-    except (LookupError, TypeError, RuntimeError) as error:
+        return torch.cat([state.whole(name) for state in states], dim=dim)
+    except (LookupError, RuntimeError) as error:
         raise ValueError(f"the pieces of {name} do not fit what the files say of its cuts") from error
 
 

@@ -16,6 +16,7 @@ DeepSpeed's own readers would do for a part only. What version 0.19.8 lacks is h
 """
 
 import math
+import operator
 import pickle
 import re
 from collections.abc import Mapping
@@ -122,6 +123,13 @@ class EngineState:
             self.shapes: dict[str, Size] = {name: shape for group in shapes for name, shape in group.items()}
             """Of every parameter, or of this piece of it."""
             self._fragments = self._sliced(shapes) if self.stage == 3 else self._joined(shapes)
+            self.shared: Mapping[str, str] = {**(self.model.get("shared_params") or {})}
+            """Names of tied parameters that are kept under another one's, with that one's; told by the first piece."""
+            told = self.model.get(TENSOR_PARALLEL) or {"size": 1, "cuts": {}}
+            self.tensor_size = operator.index(told["size"])
+            """Ranks that hold pieces of the same parameters; 1 without tensor parallelism."""
+            self.cuts = {name: operator.index(cut[0]) for name, cut in told["cuts"].items()}
+            """Dimension along which a parameter was cut into pieces."""
             counts = self.parts[0]["partition_count"]
             sizes = [[self._padded(flat, rank) for flat in range(len(shapes))] for rank in range(len(names))]
         except FileNotFoundError as error:
@@ -133,16 +141,6 @@ class EngineState:
             raise ValueError(f"its {len(self.parts)} parts are not those of one job: they speak of {counts}")
         if odd := [name for name, own in zip(names, sizes, strict=True) if own != sizes[0]]:
             raise ValueError(f"{odd[0]} is of another job than {names[0]}: its tensors are of other sizes")
-
-    @property
-    def shared(self) -> Mapping[str, str]:
-        """Names of tied parameters that are kept under another one's, with that one's; told by the first piece."""
-        return self.model.get("shared_params") or {}
-
-    @property
-    def tensor_parallel(self) -> Mapping[str, Any]:
-        """See :data:`TENSOR_PARALLEL`."""
-        return self.model.get(TENSOR_PARALLEL) or {"size": 1, "cuts": {}}
 
     @property
     def optimizer(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def load_engine(engine: Any, folder: Path, step: int, *, processes: int, stage: 
         UserError: the files cannot be loaded, or not into this engine.
     """
     tag, manifest = f"global_step{step}", checkpoint.read(folder)
-    if (manifest.processes, manifest.stage) == (processes, stage):
+    if not stage or (manifest.processes, manifest.stage) == (processes, stage):  # at stage 0 there are no shards
         found, _ = engine.load_checkpoint(str(folder), tag=tag, load_module_strict=False)
         if found is None:
             raise RuntimeError(f"the engine did not load {folder}/{tag}")

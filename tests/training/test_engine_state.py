@@ -9,8 +9,9 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
 from tape_ds.training import engine_state
-from tape_ds.training.engine_state import EngineState
+from tape_ds.training.engine_state import TENSOR_PARALLEL, EngineState
 from tests.training.engine_files import MOMENTS, example_groups, write_engine
+from tests.training.tensor_parallel_files import change
 
 
 class Malicious:
@@ -103,6 +104,14 @@ def test_parts_that_do_not_fit_the_parameters_are_told(tmp_path, stage):
 def test_files_of_another_form_are_refused(tmp_path, content):
     write_engine(tmp_path / "e", example_groups(), 3, 1)
     torch.save(content, tmp_path / "e" / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    with pytest.raises(ValueError, match="another form than ZeRO's"):
+        EngineState(tmp_path / "e")
+
+
+@pytest.mark.parametrize("told", [5, {"size": 2}, {"size": "x", "cuts": {}}, {"size": 2, "cuts": {"c": "rows"}}])
+def test_cuts_of_another_form_are_refused(tmp_path, told):
+    write_engine(tmp_path / "e", example_groups(), 2, 1)
+    change(tmp_path / "e" / "mp_rank_00_model_states.pt", **{TENSOR_PARALLEL: told})
     with pytest.raises(ValueError, match="another form than ZeRO's"):
         EngineState(tmp_path / "e")
 
