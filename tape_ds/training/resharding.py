@@ -43,7 +43,10 @@ def load_engine(engine: Any, folder: Path, step: int, *, processes: int, stage: 
     try:
         _divide_anew(engine, folder / tag)
     except ValueError as error:
-        raise saving.refusal(str(folder), error) from error
+        saved = f"start {manifest.processes} processes at ZeRO stage {manifest.stage}, as it was saved"
+        raise saving.refusal(
+            str(folder), error, f"{saved}; or start anew from its weights (tools/consolidate.py)"
+        ) from error
     if torch.distributed.get_rank() == 0:
         say(f"the engine's shards are of {manifest.processes} processes at ZeRO stage {manifest.stage}: divided anew")
 
@@ -51,7 +54,7 @@ def load_engine(engine: Any, folder: Path, step: int, *, processes: int, stage: 
 def _divide_anew(engine: Any, folder: Path) -> None:
     zero = engine.optimizer
     if wrong := _against(engine):
-        raise ValueError(f"this job has {wrong}: then states can be loaded only where they were saved alike")
+        raise ValueError(f"shards of other ranks, or of another ZeRO stage, do not go with this job's {wrong}")
     state = EngineState(folder, engine.checkpoint_mp_rank)
     trained = {name: each for name, each in engine.module.named_parameters() if each.requires_grad}
     if trained.keys() != state.shapes.keys():

@@ -149,11 +149,9 @@ class EngineFiles(TorchCheckpointEngine):
             raise refusal(path, error) from error
 
 
-def refusal(path: str, error: ValueError) -> UserError:
+def refusal(path: str, error: ValueError, remedy: str = "use another checkpoint, of a run of your own") -> UserError:
     """What a person is told of engine files that cannot be loaded, and perhaps on one rank alone."""
-    refused = UserError(
-        Problem("resume_from_checkpoint", path, str(error), "use another checkpoint, of a run of your own")
-    )
+    refused = UserError(Problem("resume_from_checkpoint", path, str(error), remedy))
     refused.on_one_rank = True
     return refused
 
