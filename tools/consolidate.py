@@ -5,7 +5,7 @@
 OUT is a trained folder like the run's own: ``tools/merge_adapter.py``, ``tools/export_hf.py`` and the evaluation take
 it, and a model trained whole loads with ``from_pretrained``. However many processes trained it, at whatever ZeRO stage
 and tensor_parallel_size, it holds whole parameters. Every byte of the checkpoint is verified first. Any machine will
-do, without a GPU and with a few hundred megabytes of memory, whatever the model's size.
+do, without a GPU and with the memory of its largest weight.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         verification.verified(source)
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
     done = consolidation.consolidate(source, out, dtype)
-    count = sum(form.numel for form in done.forms.values())
+    count = sum(form.numel() for form in done.forms.values())
     dtypes = ", ".join(sorted({str(form.dtype).removeprefix("torch.") for form in done.forms.values()}))
     print(f"{done.file}: {len(done.forms)} tensors, {count / 1e6:,.2f} M parameters, {dtypes or 'none'}; {done.origin}")
     return 0

@@ -2,32 +2,36 @@
 
 Training in 16 bits keeps fp32 weights beside the 16-bit ones, cut over all ranks, and over tensor-parallel ones once
 more. Here they are put together under the names and in the file that the checkpoint's own trained folder uses, so that
-whatever reads that reads this. Elements go from the mapped files to the new one a few megabytes at a time: no GPU, no
-process group, and no tensor in memory whole.
+whatever reads that reads this. One weight after another goes from the mapped files to the disk: no GPU, no process
+group, and no more than one weight in memory.
 """
 
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from tape_ds import storage
-from tape_ds.checkpoint import engine_state, tensor_file, trained
-from tape_ds.checkpoint.tensor_cuts import WholeState
-from tape_ds.checkpoint.tensor_file import CHUNK, Form, TensorFile
+from tape_ds.checkpoint import engine_state, trained
+from tape_ds.checkpoint.engine_state import EngineState
 from tape_ds.data import cache
-from tape_ds.errors import Problem, UserError
+from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.model import weights
 
 KEPT = (".json", ".jinja", ".txt", ".model")
 """Endings of the files that come along: configurations and the tokenizer's; never a pickle."""
 OF_THE_RUN = re.compile(r"manifest\.json|trainer_state\.json|rank_state_\d+\.json|.*\.index\.json")
 """Files with such endings that are the run's, or the weights', and do not."""
-WHOLE = "model.safetensors"
+
+_CHUNK = 2**20
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,8 @@ class Consolidated:
     """What was written."""
 
     file: Path
-    forms: Mapping[str, Form]
+    forms: Mapping[str, Tensor]
+    """Of its weights, without their content."""
     origin: str
     """Where the weights come from, in words."""
 
@@ -53,25 +58,24 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
         OSError: the disk.
     """
     record = trained.read_record(source)
+    files = sorted(source.glob("*.safetensors"))
+    raise_if_any([problem for file in files for problem in weights.check_file(file, "checkpoint")])
     try:
-        files = [tensor_file.read(path) for path in sorted(source.glob("*.safetensors"))]
-        state = _engine(source)
-        names = {} if state is None else _engine_names(files, state, set(record.names))
+        states = _engine(source)
+        dtype = torch.float32 if states and dtype is None else dtype
+        forms = {key: form for file in files for key, form in _forms(file, dtype).items()}
+        names = _engine_names(forms, states, set(record.names)) if states else {}
     except ValueError as error:
         raise _refused(source, error) from error
     if not files and record.names:
         raise _refused(source, ValueError("it holds no safetensors file, which tells the names of the weights"))
-    forms = _forms(files, dtype or (None if state is None else torch.float32))
-    _check_room(out, forms)
+    _check_room(out, forms.values())
 
     def build(folder: Path) -> None:
         folder.mkdir()
         _copy_rest(source, folder, forms if _is_whole(files) else {})
         if files:
-            write = {name: file for file in files for name in file.forms}
-            tensor_file.write(
-                folder / _file_name(files), forms, lambda name: _weights(write[name], name, names, state, forms[name])
-            )
+            _write(folder / _file_name(files), files, forms, states, names)
 
     try:
         cache.build_aside(out, build)
@@ -79,44 +83,42 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
         raise
     except ValueError as error:
         raise _refused(source, error) from error
-    return Consolidated(out / _file_name(files), forms, _origin(state))
+    return Consolidated(out / _file_name(files), forms, _origin(states))
 
 
 def _refused(source: Path, error: ValueError) -> UserError:
     return UserError(Problem("checkpoint", str(source), str(error), "use another checkpoint, or restore this one"))
 
 
-def _engine(source: Path) -> WholeState | None:
-    """The engine's state; None where its weights are no better than those of the trained folder."""
+def _engine(source: Path) -> list[EngineState]:
+    """The engine's state, by tensor-parallel rank; none where its weights are no better than the trained folder's."""
     folder = engine_state.engine_folder(source)
-    return WholeState(folder) if folder is not None and engine_state.is_sharded(folder) else None
+    if folder is None or not engine_state.is_sharded(folder):
+        return []
+    first = EngineState(folder)
+    return [first, *(EngineState(folder, tensor) for tensor in range(1, first.tensor_size))]
 
 
-def _origin(state: WholeState | None) -> str:
-    if state is None:
+def _origin(states: list[EngineState]) -> str:
+    if not states:
         return "as they were saved"
-    cut = f", tensor_parallel_size {len(state.states)}" if len(state.states) > 1 else ""
-    return f"masters of ZeRO-{state.stage} on {state.processes} ranks{cut}"
+    ranks, cut = sum(len(state.parts) for state in states), f", tensor_parallel_size {len(states)}"
+    return f"masters of ZeRO-{states[0].stage} on {ranks} ranks{cut if len(states) > 1 else ''}"
 
 
-def _engine_names(files: list[TensorFile], state: WholeState, trained_names: set[str]) -> dict[str, str]:
+def _engine_names(forms: Iterable[str], states: list[EngineState], trained_names: set[str]) -> dict[str, str]:
     """The engine's name of each tensor in the trained folder's files.
 
     Raises:
         ValueError: they do not speak of the same parameters.
     """
-    known = {**{name: name for name in state.shapes}, **state.shared}
+    trained_here = states[0].shapes.keys()
+    known = {**{name: name for name in trained_here}, **states[0].shared}
     by_key = {key_of(name): origin for name, origin in known.items()} | known
-    found = {}
-    for file in files:
-        for key, form in file.forms.items():
-            name = by_key.get(key)
-            if name is None:
-                raise ValueError(f"{file.path.name} has {key}, and the engine has not trained it")
-            if tuple(state.shapes[name]) != form.shape:
-                raise ValueError(f"{key} has another shape in {file.path.name} than in the engine")
-            found[key] = name
-    if missing := state.shapes.keys() - found.values():
+    if unknown := [key for key in forms if key not in by_key]:
+        raise ValueError(f"its safetensors files have {unknown[0]}, and the engine has not trained it")
+    found = {key: by_key[key] for key in forms}
+    if missing := trained_here - found.values():
         raise ValueError(f"the engine has trained {min(missing)}, and no safetensors file holds it")
     if odd := trained_names - known.keys():
         raise ValueError(f"{trained.RECORD} names {min(odd)}, which the engine has not trained")
@@ -128,27 +130,29 @@ def key_of(name: str) -> str:
     return re.sub(r"\.default(?=\.|$)", "", name.replace(".modules_to_save.default", ""))
 
 
-def _forms(files: list[TensorFile], dtype: torch.dtype | None) -> dict[str, Form]:
-    return {name: Form(dtype or form.dtype, form.shape) for file in files for name, form in file.forms.items()}
+def _forms(file: Path, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    with safe_open(file, framework="pt") as saved:
+        held = {key: saved.get_tensor(key) for key in saved.keys()}  # noqa: SIM118 - it is no dict
+        return {key: torch.empty_like(each, dtype=dtype or each.dtype, device="meta") for key, each in held.items()}
 
 
-def _is_whole(files: list[TensorFile]) -> bool:
-    return any(file.path.match(trained.WHOLE_WEIGHTS) for file in files)
+def _is_whole(files: list[Path]) -> bool:
+    return any(file.match(trained.WHOLE_WEIGHTS) for file in files)
 
 
-def _file_name(files: list[TensorFile]) -> str:
+def _file_name(files: list[Path]) -> str:
     """A whole model in several files becomes one, which every reader takes."""
-    return WHOLE if not files or _is_whole(files) else files[0].path.name
+    return weights.WHOLE if not files or _is_whole(files) else files[0].name
 
 
-def _check_room(out: Path, forms: Mapping[str, Form]) -> None:
-    free, need = storage.free_bytes(out.parent), sum(form.size for form in forms.values())
+def _check_room(out: Path, forms: Iterable[Tensor]) -> None:
+    free, need = storage.free_bytes(out.parent), 2 * sum(form.nbytes for form in forms)  # laid aside, and in the file
     if free < need:
         wrong = f"it needs {storage.size(need)}, and {storage.size(free)} are free there"
         raise UserError(Problem("out", str(out), wrong, "make room, or name a folder on another disk"))
 
 
-def _copy_rest(source: Path, folder: Path, whole: Mapping[str, Form]) -> None:
+def _copy_rest(source: Path, folder: Path, whole: Mapping[str, Tensor]) -> None:
     """Record, configurations and tokenizer; the configuration of a whole model names the dtype of its weights."""
     for path in sorted(source.iterdir()):
         if path.is_file() and path.suffix in KEPT and not OF_THE_RUN.fullmatch(path.name):
@@ -159,20 +163,51 @@ def _copy_rest(source: Path, folder: Path, whole: Mapping[str, Form]) -> None:
         storage.write_json(folder / "config.json", config)
 
 
-def _weights(
-    file: TensorFile, key: str, names: Mapping[str, str], state: WholeState | None, form: Form
-) -> Iterator[Tensor]:
-    """A tensor's elements in the wanted dtype, a few at a time; masters are held to the weights that were saved.
+def _write(
+    made: Path, files: list[Path], forms: Mapping[str, Tensor], states: list[EngineState], names: Mapping[str, str]
+) -> None:
+    """Write the tensors of the trained folder's files into one; masters are held to the weights that were saved.
 
     Raises:
         ValueError: those are not what the masters round to: the parts are of different saves.
     """
-    for number, saved in enumerate(file.chunks(key)):
-        if state is None:
-            yield saved.to(form.dtype)
-            continue
-        master = torch.empty(saved.shape, dtype=torch.float32)
-        state.read(names[key], number * CHUNK, master)
-        if not torch.equal(master.to(saved.dtype).view(torch.uint8), saved.view(torch.uint8)):
-            raise ValueError(f"{key} in {file.path.name} is not what the engine's fp32 weights round to")
-        yield master.to(form.dtype)
+    tensors: dict[str, Tensor] = {}
+    with tempfile.TemporaryDirectory(dir=made.parent) as aside:
+        for file in files:
+            with safe_open(file, framework="pt") as saved:
+                for key in saved.keys():  # noqa: SIM118 - it is no dict
+                    tensor = rounded = saved.get_tensor(key)
+                    if states:
+                        tensor = _whole(states, names[key])
+                        if not _rounds_to(tensor, rounded):
+                            raise ValueError(f"{key} in {file.name} is not what the engine's fp32 weights round to")
+                    path = Path(aside) / str(len(tensors))
+                    tensors[key] = _laid_aside(path, tensor.to(forms[key].dtype))
+        save_file(tensors, made, metadata={"format": "pt"})
+    storage.sync(made)
+
+
+def _whole(states: list[EngineState], name: str) -> Tensor:
+    """A parameter's fp32 weights; where it was not cut over tensor-parallel ranks, those of the first."""
+    dim = states[0].cuts.get(name)
+    if dim is None:
+        return states[0].whole(name)
+    try:
+        return torch.cat([state.whole(name) for state in states], dim=dim)
+    except (LookupError, RuntimeError) as error:
+        raise ValueError(f"the pieces of {name} do not fit what the files say of its cuts") from error
+
+
+def _rounds_to(master: Tensor, rounded: Tensor) -> bool:
+    """Bit for bit, a few megabytes at a time."""
+    pairs = zip(*(tensor.flatten().split(_CHUNK) for tensor in (master, rounded)), strict=False)
+    return master.shape == rounded.shape and all(
+        torch.equal(one.to(other.dtype).view(torch.uint8), other.view(torch.uint8)) for one, other in pairs
+    )
+
+
+def _laid_aside(path: Path, tensor: Tensor) -> Tensor:
+    """A tensor in pages of a file instead of memory. It is written, not mapped and filled: a disk that is full is an
+    error then, and not the process's death."""
+    tensor.flatten().view(torch.uint8).numpy().tofile(path)
+    return torch.from_file(str(path), size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)

@@ -3,42 +3,34 @@
 They are pickles, and a pickle can name any function to call. Here only tensors, plain values and four small classes of
 DeepSpeed's are ever made of one; whatever else a file names, it is refused and not executed. Reading needs no GPU, no
 process group and no model, and files are mapped, so that only what is used is read from the disk.
+
+DeepSpeed's own readers would do for a part only. What version 0.19.8 lacks is held by
+``tests/integration/test_resharding.py``, which fails when it is mended:
+
+- ``zero_to_fp32`` is lazy at stage 3 alone: below it holds all fp32 weights at once. It refuses files of tensor
+  parallelism.
+- Universal checkpoints (``ds_to_universal``, ``load_universal``) go on at stage 1 or 2 from stage 1 or 2. From stage 3
+  to another, or from another to 3, they do not load. From stage 3 to stage 3 every optimizer group gets the settings of
+  the first and shares one step counter, which each of them advances: losses are wrong and nothing says so. So they are
+  with ``round_robin_gradients``. Pieces of a parameter that are not of equal size do not load.
 """
 
+import math
+import operator
 import pickle
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 
-from tape_ds.checkpoint.engine_layout import Layout, joined, sliced
-
-PARTS = re.compile(r"(bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d{2,})_optim_states\.pt")
+PARTS = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d{2,})_optim_states\.pt")
 TENSOR_PARALLEL = "tensor_parallel"
 """What a job's files of weights and counters say of tensor parallelism, by this key: ``size``, the processes that hold
 pieces of the same parameters, and ``cuts``, a parameter's name -> [dimension, [size of each one's piece]]. Nothing, or
 an empty dict, where there is none. Written by :func:`tape_ds.parallel.cuts.described`."""
-_OF_TENSOR = re.compile(r"mp_rank_(\d{2,})_")
-
-
-def model_name(stage: int, rank: int = 0, tensor: int = 0) -> str:
-    """Name of a file of weights and counters: one for all ranks up to stage 2, one for each at stage 3.
-
-    Args:
-        stage: of ZeRO.
-        rank: among those that share the optimizer's states.
-        tensor: among those that hold pieces of the same parameters.
-    """
-    return f"{f'zero_pp_rank_{rank}_' if stage == 3 else ''}mp_rank_{tensor:02d}_model_states.pt"
-
-
-def part_name(prefix: str, rank: int, tensor: int = 0) -> str:
-    """Name of a rank's file of optimizer states; ``prefix`` as in :attr:`EngineState.prefix`, ranks as in
-    :func:`model_name`."""
-    return f"{prefix}zero_pp_rank_{rank}_mp_rank_{tensor:02d}_optim_states.pt"
 
 
 def load(path: Path, mmap: bool = True) -> dict[str, Any]:
@@ -52,10 +44,10 @@ def load(path: Path, mmap: bool = True) -> dict[str, Any]:
         ValueError: it is damaged, or names a class or function that such files have no need of.
     """
     try:
-        with torch.serialization.safe_globals(_allowed()):
+        with torch.serialization.safe_globals(allowed()):
             content = torch.load(path, map_location="cpu", mmap=mmap, weights_only=True)
     except pickle.UnpicklingError as error:
-        with torch.serialization.safe_globals(_allowed()):
+        with torch.serialization.safe_globals(allowed()):
             foreign = _foreign(path)
         wrong = (
             f"names {', '.join(foreign)}, and was not loaded"
@@ -79,7 +71,8 @@ def _foreign(path: Path) -> list[str]:
         return []
 
 
-def _allowed() -> list[Any]:
+def allowed() -> list[Any]:
+    """The classes that are made of the engine's files beside tensors and plain values."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
@@ -106,182 +99,135 @@ def is_sharded(folder: Path) -> bool:
 
 class EngineState:
     """What an engine of ZeRO stage 1, 2 or 3 saved; under tensor parallelism, the ranks that hold one piece of each
-    parameter (:mod:`tape_ds.checkpoint.tensor_cuts` has all of them).
+    parameter.
 
     Args:
         folder: of the engine, ``global_stepN``.
         tensor: which piece.
-        shared: tied parameters, as :attr:`shared` of the first piece; the files of the others do not tell them.
 
     Raises:
-        ValueError: a file is missing, damaged, malicious or of a kind that is not read here.
+        ValueError: a file is missing, damaged, malicious or of another form.
     """
 
-    def __init__(self, folder: Path, tensor: int = 0, shared: Mapping[str, str] | None = None):
-        self.folder = folder
-        self.tensor = tensor
-        self._shared = shared
+    def __init__(self, folder: Path, tensor: int = 0):
+        names = _part_names(folder, tensor)
         try:
-            self._read(folder)
+            self.parts = [load(folder / name)["optimizer_state_dict"] for name in names]
+            """The optimizer's state of each rank."""
+            self.stage = int(self.parts[0].get("zero_stage", 1))
+            self.model = load(
+                folder / f"{'zero_pp_rank_0_' if self.stage == 3 else ''}mp_rank_{tensor:02d}_model_states.pt"
+            )
+            """Rank 0's other file: counters, settings, and the weights in the model's precision, up to stage 2."""
+            shapes = self.model["param_shapes"]
+            self.shapes: dict[str, Size] = {name: shape for group in shapes for name, shape in group.items()}
+            """Of every parameter, or of this piece of it."""
+            self._fragments = self._sliced(shapes) if self.stage == 3 else self._joined(shapes)
+            self.shared: Mapping[str, str] = {**(self.model.get("shared_params") or {})}
+            """Names of tied parameters that are kept under another one's, with that one's; told by the first piece."""
+            told = self.model.get(TENSOR_PARALLEL) or {"size": 1, "cuts": {}}
+            self.tensor_size = operator.index(told["size"])
+            """Ranks that hold pieces of the same parameters; 1 without tensor parallelism."""
+            self.cuts = {name: operator.index(cut[0]) for name, cut in told["cuts"].items()}
+            """Dimension along which a parameter was cut into pieces."""
+            counts = self.parts[0]["partition_count"]
+            sizes = [[self._padded(flat, rank) for flat in range(len(shapes))] for rank in range(len(names))]
+        except FileNotFoundError as error:
+            raise ValueError(f"{Path(error.filename).name} is missing") from error
         except (LookupError, TypeError, AttributeError) as error:
             wrong = f"its engine's files have another form than ZeRO's ({type(error).__name__}: {error})"
             raise ValueError(wrong) from error
-
-    def _read(self, folder: Path) -> None:
-        names = _part_names(folder, self.tensor)
-        self.prefix = "bf16_" if names[0].startswith("bf16_") else ""
-        """Of the file names of a bf16 engine."""
-        self.parts = [load(folder / name)["optimizer_state_dict"] for name in names]
-        """The optimizer's state of each rank."""
-        self.stage = int(self.parts[0].get("zero_stage", 1))
-        model = model_name(self.stage, 0, self.tensor)
-        if not (folder / model).exists():
-            raise ValueError(f"{model} is missing")
-        self.model = load(folder / model)
-        """Rank 0's other file: counters, settings, and the weights in the model's precision, up to stage 2."""
-        self.tensor_size = self._tensor_size()
-        """Ranks that hold pieces of the same parameters; 1 without tensor parallelism."""
-        self._check_names()
-        if self.model.get("frozen_param_fragments"):
-            raise ValueError("it holds frozen parameters, which no checkpoint of this project does")
-        self.layout = self._layout()
-        """Where each parameter lies."""
-        self._masters = [self._flats(part) for part in self.parts]
-        self._check_sizes()
+        if any(count != len(self.parts) for count in (counts if isinstance(counts, list) else [counts])):
+            raise ValueError(f"its {len(self.parts)} parts are not those of one job: they speak of {counts}")
+        if odd := [name for name, own in zip(names, sizes, strict=True) if own != sizes[0]]:
+            raise ValueError(f"{odd[0]} is of another job than {names[0]}: its tensors are of other sizes")
 
     @property
-    def is_accumulating(self) -> bool:
-        """Whether the engine keeps fp32 gradients beside bf16 weights at stage 1, by an optimizer wrapper of its own
-        (``data_types.grad_accum_dtype``) with its own files."""
-        return "zero_stage" not in self.parts[0]
+    def optimizer(self) -> dict[str, Any]:
+        """The ``state_dict`` of rank 0's optimizer, in which flat tensors stand for parameters."""
+        return self._optimizer(0)
 
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The engine's configuration."""
-        return self.model.get("ds_config") or {}
-
-    @property
-    def shared(self) -> Mapping[str, str]:
-        """Names of tied parameters that are kept under another one's, with that one's."""
-        return self.model.get("shared_params") or self._shared or {}
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The optimizer's settings, by group, with the numbers of its flat tensors."""
-        return self._base(self.parts[0])["param_groups"]
-
-    def flat_states(self, flat: int) -> list[dict[str, Any]]:
-        """What the optimizer keeps of a flat tensor, by rank; empty before the first step."""
-        return [self._base(part)["state"].get(flat, {}) for part in self.parts]
-
-    def read(self, name: str, start: int, into: Tensor, key: str | None = None) -> None:
-        """Copy elements of a parameter, from ``start`` on and as many as ``into`` has, casting to its dtype.
-
-        Args:
-            name: of the parameter.
-            start: number of the first element.
-            into: contiguous.
-            key: of an optimizer state such as ``exp_avg``; None: fp32 weights.
-        """
-        into, end = into.view(-1), start + into.numel()
-        for piece in self.layout.of_parameter[name]:
-            low, high = max(start, piece.at), min(end, piece.at + piece.count)
-            if low < high:
-                held = self._held(piece.rank, piece.flat, key)
-                first = piece.start + low - piece.at
-                into[low - start : high - start].copy_(held[first : first + high - low])
-
-    def whole(self, name: str, key: str | None = None) -> Tensor:
-        """A parameter's fp32 weights, or one of its optimizer states: :meth:`read` of all."""
-        flat = self.layout.of_parameter[name][0].flat
-        found = torch.empty(self.layout.shapes[name], dtype=self._held(0, flat, key).dtype)
-        self.read(name, 0, found, key)
-        return found
-
-    def dtype(self, flat: int, key: str | None = None) -> torch.dtype:
-        """Of a flat tensor, or of an optimizer state of it."""
-        return self._held(0, flat, key).dtype
-
-    def element_keys(self, flat: int) -> list[str]:
-        """Optimizer states that have a value for each element, such as ``exp_avg``.
+    def states(self) -> dict[str, Any]:
+        """What the optimizer keeps of a parameter: tensors with a value for each element by their name, ``exp_avg`` for
+        one, and single values such as ``step``, which are the same for all. Empty before the first step.
 
         Raises:
             ValueError: one has neither that nor a single value: it cannot be divided.
         """
-        size = self.layout.flats[flat].size
-        tensors = {key: value for key, value in self.flat_states(flat)[0].items() if isinstance(value, Tensor)}
-        if odd := [key for key, value in tensors.items() if value.dim() and value.shape != (size,)]:
+        found: dict[str, Any] = self.optimizer["state"].get(0, {})
+        size = self._padded(0)
+        if odd := [key for key, value in found.items() if is_divided(value) and value.shape != (size,)]:
             raise ValueError(f"the optimizer's {', '.join(odd)} cannot be divided: not a value for each element")
-        return [key for key, value in tensors.items() if value.dim()]
+        return found
 
-    def _held(self, rank: int, flat: int, key: str | None) -> Tensor:
-        return self._masters[rank][flat] if key is None else self._base(self.parts[rank])["state"][flat][key]
+    def divided(self) -> list[str]:
+        """Names of :meth:`states` that have a value for each element."""
+        return [key for key, value in self.states().items() if is_divided(value)]
 
-    def _base(self, part: Mapping[str, Any]) -> dict[str, Any]:
-        base = part["optimizer_state_dict" if self.stage == 3 else "base_optimizer_state"]
-        if not isinstance(base, dict):
-            raise ValueError("its optimizer states are of the engine's elastic form, which is not read here")
-        return base
-
-    def _flats(self, part: Mapping[str, Any]) -> Sequence[Tensor]:
-        return part["fp32_flat_groups" if self.stage == 3 else "single_partition_of_fp32_groups"]
-
-    def _tensor_size(self) -> int:
-        """What the files say of it, held to which of them there are.
+    def whole(self, name: str, key: str | None = None) -> Tensor:
+        """A parameter's fp32 weights; or one of its optimizer states, such as ``exp_avg``.
 
         Raises:
-            ValueError: they say something else.
+            ValueError: the parts do not hold it.
         """
-        told = self.model.get(TENSOR_PARALLEL)
-        if not told:
-            return 1
-        held = sorted({int(match[1]) for path in self.folder.iterdir() if (match := _OF_TENSOR.search(path.name))})
-        if told["size"] != len(held) or held != list(range(len(held))):
-            wrong = f"its files are of tensor-parallel ranks {held}, and tensor_parallel_size was {told['size']}"
-            raise ValueError(wrong)
-        if len(held) > 1 and self.stage == 3:
-            raise ValueError("it is of tensor parallelism at ZeRO stage 3, which is not read here")
-        return len(held)
+        shape = self.shapes[name]
+        try:
+            pieces = [
+                self._flat(rank, flat, key).narrow(0, start, count)
+                for rank, flat, start, count in self._fragments[name]
+            ]
+            found = torch.cat([torch.empty(0), *pieces])  # a tensor-parallel piece may have no element
+            return (found[: shape.numel()] if self.stage == 3 else found).view(shape)
+        except (LookupError, RuntimeError) as error:
+            wrong = f"the parts of its ranks do not fit the shape of {name}: they are of several saves"
+            raise ValueError(wrong) from error
 
-    def _check_names(self) -> None:
-        """Hold the folder to the files that such a job writes.
+    def _joined(self, groups: list[Mapping[str, Size]]) -> dict[str, list[tuple[int, int, int, int]]]:
+        """Stages 1 and 2 lay the parameters of a group end to end and give each rank an equal part of the whole: pieces
+        of each parameter as (rank, flat tensor, first element, count)."""
+        behind = self.parts[0].get("param_alignment_paddings") or [[0] * len(shapes) for shapes in groups]
+        found: dict[str, list[tuple[int, int, int, int]]] = {name: [] for name in self.shapes}
+        for flat, shapes in enumerate(groups):
+            size, end = self._padded(flat), 0
+            for (name, shape), free in zip(shapes.items(), behind[flat], strict=True):
+                at, end = end, end + shape.numel()
+                while at < end:
+                    rank, start = divmod(at, size)
+                    count = min(end - at, size - start)
+                    found[name].append((rank, flat, start, count))
+                    at += count
+                end += free
+        return found
 
-        Raises:
-            ValueError: some are missing, or belong to a kind of parallelism that is not read here.
-        """
-        present, tensors = {path.name for path in self.folder.iterdir()}, range(self.tensor_size)
-        ranks = {int(match[2]) for name in present if (match := PARTS.fullmatch(name))}
-        needed = {part_name(self.prefix, rank, tensor) for rank in ranks for tensor in tensors}
-        needed |= {model_name(self.stage, 0, tensor) for tensor in tensors}
-        known = {*needed, *(model_name(stage, rank) for stage in (0, 3) for rank in ranks)}
-        if unknown := sorted(present - known):
-            wrong = "saved with a kind of parallelism or offload that is not read here"
-            raise ValueError(f"{', '.join(unknown[:4])}: {wrong}")
-        if missing := sorted(needed - present):
-            raise ValueError(f"{', '.join(missing[:4])}: missing")
+    def _sliced(self, groups: list[Mapping[str, Size]]) -> dict[str, list[tuple[int, int, int, int]]]:
+        """Stage 3 cuts every parameter into equal slices, the last one padded, and lays a rank's slices end to end."""
+        found = {}
+        for flat, shapes in enumerate(groups):
+            start = 0
+            for name, shape in shapes.items():
+                count = math.ceil(shape.numel() / len(self.parts))
+                found[name] = [(rank, flat, start, count) for rank in range(len(self.parts))]
+                start += count
+        return found
 
-    def _layout(self) -> Layout:
-        shapes, processes = self.model["param_shapes"], len(self.parts)
-        if self.stage == 3:
-            group_of = {flat: number for number, group in enumerate(self.param_groups) for flat in group["params"]}
-            return sliced([(group_of[flat], names) for flat, names in enumerate(shapes)], processes)
-        paddings = self.parts[0].get("param_alignment_paddings") or [[0] * len(names) for names in shapes]
-        return joined(shapes, processes, paddings)
+    def _flat(self, rank: int, flat: int, key: str | None) -> Tensor:
+        if key is not None:
+            return self._optimizer(rank)["state"][flat][key]
+        return self.parts[rank]["fp32_flat_groups" if self.stage == 3 else "single_partition_of_fp32_groups"][flat]
 
-    def _check_sizes(self) -> None:
-        """Hold every rank's tensors to the layout: a part of another job would give weights that look like some."""
-        counts = self.parts[0]["partition_count"]
-        if any(count != len(self.parts) for count in (counts if isinstance(counts, list) else [counts])):
-            raise ValueError(f"its {len(self.parts)} parts are not those of one job: they speak of {counts}")
-        for rank, flats in enumerate(self._masters):
-            sizes = [tensor.numel() for tensor in flats]
-            if sizes != list(self._expected_sizes(rank)):
-                raise ValueError(f"rank {rank}'s part does not fit the parameters' shapes: {sizes}")
+    def _padded(self, flat: int, rank: int = 0) -> int:
+        """Elements of a rank's flat tensor with its padding, which weights below stage 3 are saved without."""
+        stripped = self.stage < 3 and "zero_stage" in self.parts[rank]  # not with data_types.grad_accum_dtype
+        return self._flat(rank, flat, None).numel() + (self.parts[rank]["group_paddings"][flat] if stripped else 0)
 
-    def _expected_sizes(self, rank: int) -> Iterator[int]:
-        for number, flat in enumerate(self.layout.flats):
-            unpadded = self.stage < 3 and not self.is_accumulating
-            yield flat.size - (self.layout.padding(rank, number) if unpadded else 0)
+    def _optimizer(self, rank: int) -> dict[str, Any]:
+        found: dict[str, Any] = self.parts[rank]["optimizer_state_dict" if self.stage == 3 else "base_optimizer_state"]
+        return found
+
+
+def is_divided(value: Any) -> bool:
+    """Whether an optimizer's state is a tensor with values for elements, and no single value."""
+    return isinstance(value, Tensor) and value.dim() > 0
 
 
 def _part_names(folder: Path, tensor: int) -> list[str]:
@@ -290,8 +236,9 @@ def _part_names(folder: Path, tensor: int) -> list[str]:
     Raises:
         ValueError: some are missing.
     """
-    matches = [match for path in folder.iterdir() if (match := PARTS.fullmatch(path.name)) and int(match[3]) == tensor]
-    ranks = {int(match[2]): match[0] for match in matches}
+    matches = [match for path in folder.iterdir() if (match := PARTS.fullmatch(path.name)) and int(match[2]) == tensor]
+    ranks = {int(match[1]): match[0] for match in matches}
     if not ranks or sorted(ranks) != list(range(len(matches))):
-        raise ValueError(f"the parts of ranks {sorted(ranks)} are no complete set")
+        of = f" of tensor-parallel rank {tensor}" if tensor else ""
+        raise ValueError(f"the parts of ranks {sorted(ranks)}{of} are no complete set")
     return [ranks[rank] for rank in sorted(ranks)]

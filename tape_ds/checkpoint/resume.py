@@ -100,9 +100,10 @@ def _instead(folder: Path, agreement: Agreement) -> str:
     return "give another folder checkpoint-N, or restore this one from a copy"
 
 
-def require_fitting(resumed: Resumed | None, processes: int, stage: int | None, tensor: int = 1) -> None:
-    """Whether a job of so many processes at this ZeRO stage, ``tensor`` of them sharing a model, can read the engine's
-    state.
+def require_fitting(resumed: Resumed | None, stage: int | None, tensor: int = 1) -> None:
+    """Whether a job at this ZeRO stage, with ``tensor`` processes that share a model, can read the engine's state.
+
+    Shards of stages 1, 2 and 3 go on at each of them, on any number of processes (:mod:`.resharding`).
 
     Raises:
         UserError: it cannot; names the way out.
@@ -114,27 +115,18 @@ def require_fitting(resumed: Resumed | None, processes: int, stage: int | None, 
     def refuse(wrong: str, remedy: str) -> None:
         problems.append(Problem(FIELD, str(resumed.folder), wrong, remedy))
 
-    tool = f"python tools/reshape_checkpoint.py {resumed.folder}"
-    cut_alike = manifest.tensor == tensor  # the tool changes what ranks share of a piece, never the pieces
+    anew = "start anew from its weights (tools/consolidate.py)"
     if (manifest.stage is None) != (stage is None):
         without = manifest.stage is None
         wrong = "saved without an engine, and this job has one" if without else "saved with DeepSpeed, not without it"
-        refuse(wrong, "resume as it was saved; or start anew from its weights (tools/consolidate.py)")
-    elif cut_alike and manifest.stage != stage:
+        refuse(wrong, f"resume as it was saved; or {anew}")
+    elif bool(manifest.stage) != bool(stage):
         wrong = f"it was saved at ZeRO stage {manifest.stage}, and this job's is {stage}"
-        refuse(wrong, f"deepspeed: zero{manifest.stage}, or {tool} --stage {stage}")
-    if not cut_alike:
+        refuse(wrong, f"deepspeed: zero{manifest.stage}; or {anew}")
+    if manifest.tensor != tensor:
         wrong = f"it was saved with tensor_parallel_size {manifest.tensor}, and this job's is {tensor}"
-        anew = "start anew from its weights (tools/consolidate.py)"
         refuse(wrong, f"tensor_parallel_size: {manifest.tensor}, or {anew}")
-    elif manifest.stage and manifest.processes != processes:
-        wrong = f"it was saved by {_processes(manifest.processes)}, and this job has {processes}"
-        refuse(wrong, f"start {_processes(manifest.processes)}, or {tool} --processes {processes}")
     raise_if_any(problems)
-
-
-def _processes(count: int) -> str:
-    return f"{count} process{'es' if count > 1 else ''}"
 
 
 def describe(resumed: Resumed, differences: list[Any]) -> list[str]:

@@ -145,12 +145,14 @@ class EngineFiles(TorchCheckpointEngine):
         try:
             return engine_state.load(Path(path), mmap=False)
         except ValueError as error:
-            problem = Problem(
-                "resume_from_checkpoint", path, str(error), "use another checkpoint, of a run of your own"
-            )
-            refusal = UserError(problem)
-            refusal.on_one_rank = True
-            raise refusal from error
+            raise refusal(path, error) from error
+
+
+def refusal(path: str, error: ValueError, remedy: str = "use another checkpoint, of a run of your own") -> UserError:
+    """What a person is told of engine files that cannot be loaded, and perhaps on one rank alone."""
+    refused = UserError(Problem("resume_from_checkpoint", path, str(error), remedy))
+    refused.on_one_rank = True
+    return refused
 
 
 def save(content: Any, path: Path) -> None:

@@ -211,7 +211,7 @@ def start(recipe: Recipe, read: Mapping[str, str]) -> Started:
     if recipe.trains:
         resumed = resume.choose(recipe.resume_from_checkpoint, output, agreement)
         stage = None if recipe.deepspeed is None else deepspeed_config.stage(recipe.deepspeed)
-        resume.require_fitting(resumed, agreement.world, stage, recipe.scale.tensor_parallel_size)
+        resume.require_fitting(resumed, stage, recipe.scale.tensor_parallel_size)
         raise_if_any(agreement.first(_of_another_run(recipe, output, resumed)))
     set_seed(arguments.seed)
     return Started(arguments, agreement, resumed)

@@ -32,6 +32,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TR
 from tape_ds import results, run_folder, storage
 from tape_ds.checkpoint import engine_state, saving, trained
 from tape_ds.checkpoint.own_settings import OwnSettings
+from tape_ds.checkpoint.resharding import load_engine
 from tape_ds.checkpoint.saving import Saver
 from tape_ds.checkpoint.trained import Record
 from tape_ds.errors import Problem, UserError
@@ -284,10 +285,8 @@ class TapeTrainer(Trainer):
         return prepared
 
     def _load_engine(self, folder: str) -> None:
-        tag = f"global_step{self.state.global_step}"
-        found, _ = self.model_wrapped.load_checkpoint(folder, tag=tag, load_module_strict=False)
-        if found is None:
-            raise RuntimeError(f"the engine did not load {folder}/{tag}")
+        job = {name: self.saver.about[name] for name in ("processes", "stage")}
+        load_engine(self.model_wrapped, Path(folder), self.state.global_step, **job)
 
     def load_rank_state(self) -> None:
         """Go on from what :meth:`_rank_state` left; how often is logged and saved is this run's to say.

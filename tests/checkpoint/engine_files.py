@@ -84,6 +84,7 @@ def write_engine(folder, groups, stage, processes, *, dtype=torch.float32, share
             ]
             part = {
                 "base_optimizer_state": base,
+                "group_paddings": [len(flat) - end for flat, end in zip(own, ends, strict=True)],
                 "single_partition_of_fp32_groups": [flat[:end] for flat, end in zip(own, ends, strict=True)],
                 "partition_count": [processes] * len(groups),
             }

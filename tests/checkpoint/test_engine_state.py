@@ -9,8 +9,9 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
 from tape_ds.checkpoint import engine_state
-from tape_ds.checkpoint.engine_state import EngineState
-from tests.checkpoint.engine_files import MOMENTS, example_groups, write_engine
+from tape_ds.checkpoint.engine_state import TENSOR_PARALLEL, EngineState
+from tests.training.engine_files import MOMENTS, example_groups, write_engine
+from tests.training.tensor_parallel_files import change
 
 
 class Malicious:
@@ -61,18 +62,11 @@ def test_parameters_are_whole_again(tmp_path, stage, processes):
     """Weights and optimizer states, also where a rank holds nothing but padding."""
     write_engine(tmp_path / "e", example_groups(), stage, processes)
     state = EngineState(tmp_path / "e")
-    assert (state.stage, len(state.parts), len(state.layout.groups())) == (stage, processes, 2)
+    assert (state.stage, len(state.parts), state.divided()) == (stage, processes, [*MOMENTS])
     for name, expected in (item for group in example_groups() for item in group.items()):
         assert torch.equal(state.whole(name), expected)
         for key, moment in MOMENTS.items():
             assert torch.equal(state.whole(name, key), moment(expected))
-
-
-def test_elements_are_read_from_anywhere_into_any_dtype(tmp_path):
-    write_engine(tmp_path / "e", example_groups(), 3, 4)
-    into = torch.empty(17, dtype=torch.bfloat16)
-    EngineState(tmp_path / "e").read("a.weight", 5, into)
-    assert torch.equal(into, example_groups()[0]["a.weight"].flatten()[5:22].bfloat16())
 
 
 def test_a_part_that_is_missing_is_told(tmp_path):
@@ -87,11 +81,23 @@ def test_a_part_that_is_missing_is_told(tmp_path):
 
 def test_a_part_of_another_model_is_told(tmp_path):
     write_engine(tmp_path / "e", example_groups(), 2, 2)
-    write_engine(tmp_path / "f", example_groups()[::-1], 2, 2)
+    larger = [{name: torch.ones(7, *each.shape) for name, each in group.items()} for group in example_groups()]
+    write_engine(tmp_path / "f", larger, 2, 2)
     name = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
     (tmp_path / "f" / name).replace(tmp_path / "e" / name)
-    with pytest.raises(ValueError, match="rank 1's part does not fit"):
+    with pytest.raises(ValueError, match=f"{name} is of another job than zero_pp_rank_0"):
         EngineState(tmp_path / "e")
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_parts_that_do_not_fit_the_parameters_are_told(tmp_path, stage):
+    write_engine(tmp_path / "e", example_groups(), stage, 1)
+    (path,) = (tmp_path / "e").glob("*model_states.pt")
+    model = torch.load(path)
+    model["param_shapes"][0]["b.weight"] = torch.Size((9, 9))
+    torch.save(model, path)
+    with pytest.raises(ValueError, match=r"do not fit the shape of b\.weight"):
+        EngineState(tmp_path / "e").whole("b.weight")
 
 
 @pytest.mark.parametrize("content", [{}, {"optimizer_state_dict": []}, {"optimizer_state_dict": {"zero_stage": 3}}])
@@ -102,8 +108,15 @@ def test_files_of_another_form_are_refused(tmp_path, content):
         EngineState(tmp_path / "e")
 
 
-def test_another_kind_of_parallelism_is_refused(tmp_path):
-    write_engine(tmp_path / "e", example_groups(), 1, 1)
-    (tmp_path / "e" / "mp_rank_01_model_states.pt").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"mp_rank_01_model_states\.pt: saved with a kind of parallelism"):
+@pytest.mark.parametrize("told", [5, {"size": 2}, {"size": "x", "cuts": {}}, {"size": 2, "cuts": {"c": "rows"}}])
+def test_cuts_of_another_form_are_refused(tmp_path, told):
+    write_engine(tmp_path / "e", example_groups(), 2, 1)
+    change(tmp_path / "e" / "mp_rank_00_model_states.pt", **{TENSOR_PARALLEL: told})
+    with pytest.raises(ValueError, match="another form than ZeRO's"):
         EngineState(tmp_path / "e")
+
+
+def test_a_state_that_is_not_a_value_for_each_element_is_refused(tmp_path):
+    write_engine(tmp_path / "e", example_groups(), 2, 2, moments={"factored": lambda flat: flat[:3]})
+    with pytest.raises(ValueError, match="factored cannot be divided"):
+        EngineState(tmp_path / "e").divided()

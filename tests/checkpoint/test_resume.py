@@ -66,22 +66,23 @@ def test_where_nothing_can_be_gone_on_with(tmp_path, harm, given, said):
 @pytest.mark.parametrize(
     ("saved", "job", "said"),
     [
-        ((2, 1), (4, 1), "saved by 2 processes, and this job has 4.*start 2 processes.*--processes 4"),
-        ((2, 2), (2, 3), "saved at ZeRO stage 2, and this job's is 3.*zero2.*--stage 3"),
-        ((2, None), (2, 3), "saved without an engine"),
-        ((2, 3), (2, None), "saved with DeepSpeed"),
+        ((0, 1), (3, 1), "saved at ZeRO stage 0, and this job's is 3.*zero0.*consolidate"),
+        ((2, 1), (0, 1), "saved at ZeRO stage 2, and this job's is 0"),
+        ((None, 1), (3, 1), "saved without an engine"),
+        ((3, 1), (None, 1), "saved with DeepSpeed"),
+        ((2, 2), (2, 1), "saved with tensor_parallel_size 2, and this job's is 1"),
     ],
 )
 def test_a_job_that_cannot_read_it(tmp_path, saved, job, said):
-    manifest = Manifest(step=3, processes=saved[0], stage=saved[1], files={}, identity={})
+    manifest = Manifest(step=3, processes=2, stage=saved[0], tensor=saved[1], files={}, identity={})
     with pytest.raises(UserError, match=f"(?s){said}"):
         resume.require_fitting(resume.Resumed(tmp_path, manifest), *job)
 
 
-@pytest.mark.parametrize("stage", [None, 0])
-def test_without_shards_any_number_of_processes_will_do(tmp_path, stage):
-    manifest = Manifest(step=3, processes=2, stage=stage, files={}, identity={})
-    resume.require_fitting(resume.Resumed(tmp_path, manifest), 5, stage)
+@pytest.mark.parametrize(("saved", "stage"), [(None, None), (0, 0), (1, 3), (3, 2), (2, 2)])
+def test_any_number_of_processes_will_do_and_shards_fit_every_stage(tmp_path, saved, stage):
+    manifest = Manifest(step=3, processes=2, stage=saved, files={}, identity={})
+    resume.require_fitting(resume.Resumed(tmp_path, manifest), stage)
 
 
 def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Another number of ranks: a checkpoint of two goes on with one process, and the other way round, by the tool."""
+"""Another number of ranks: a checkpoint of two goes on with one process, and the other way round."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ from tests.faults import jobs, runs
 from tests.faults.campaign import Attempt, Campaign
 from tests.faults.kills import random_step
 from tests.faults.runs import SETTINGS, STEPS
-from tests.processes import ROOT, Forked
 
 TOLERANCE = 1e-5
 """Of a loss in fp32: sums are taken in another order."""
@@ -23,9 +22,8 @@ def _carry_out(attempt: Attempt) -> None:
     output = attempt.folder / "run"
     changed = {"deepspeed": stage, "keep_steps": step}
     _run(attempt, before, output, **changed)
-    made = _reshape(attempt, output, step, after)
     again = attempt.folder / "again"
-    _run(attempt, after, again, resume_from_checkpoint=made, **changed)
+    _run(attempt, after, again, resume_from_checkpoint=output / f"checkpoint-{step}", **changed)
     lines, expected = runs.metrics(again), runs.metrics(original)[step:]
     assert [line[0] for line in lines] == list(range(step + 1, STEPS + 1)), f"steps {[line[0] for line in lines]}"
     assert [line[4] for line in lines] == [line[4] for line in expected], "tokens are not consecutive"
@@ -39,20 +37,11 @@ def _run(attempt: Attempt, processes: int, output: Path, **changed: object) -> N
         assert job.wait() == 0, job.printed[-4000:]
 
 
-def _reshape(attempt: Attempt, output: Path, step: int, processes: int) -> Path:
-    """The tool, as the refusal names it."""
-    words = [str(output / f"checkpoint-{step}"), "--processes", str(processes)]
-    with Forked(ROOT / "tools" / "reshape_checkpoint.py", words, attempt.folder / "reshape.log") as job:
-        assert job.wait() == 0, job.printed[-4000:]
-    return output / "reshaped" / f"checkpoint-{step}"
-
-
 CAMPAIGN = Campaign(
     "ranks",
     count=6,
     tenth=1,
-    means="A run is resumed on another number of processes (2 -> 1, 1 -> 2) at ZeRO 1, 2 and 3, through "
-    f"tools/reshape_checkpoint.py: every loss after it within {TOLERANCE:g} of the uninterrupted run's, no token "
-    "twice, none skipped.",
+    means="A run is resumed on another number of processes (2 -> 1, 1 -> 2) at ZeRO 1, 2 and 3: every loss after it "
+    f"within {TOLERANCE:g} of the uninterrupted run's, no token twice, none skipped.",
     carry_out=_carry_out,
 )

@@ -101,6 +101,13 @@ def test_a_model_in_pieces_goes_on_to_the_last_digit(group, interrupted, tmp_pat
     assert all((rest["weights"][name] == weight).all() for name, weight in whole["weights"].items())
 
 
+def test_a_model_in_pieces_goes_on_at_another_stage(group, interrupted, tmp_path):
+    """Each piece is divided anew over the ranks that share it."""
+    whole, checkpoint = interrupted("TP2")
+    rest = group.run(train, str(tmp_path / "rest"), Plan("TP2", stage=1, steps=4), resume=str(checkpoint))[0]
+    assert rest["losses"][-2:] == pytest.approx(whole["losses"][-2:], rel=1e-6, abs=0)
+
+
 def test_a_checkpoint_of_pieces_holds_whole_weights(group, interrupted, tmp_path):
     """The trained folder in it, and what tools/consolidate.py makes of the engine's parts in fp32."""
     _, checkpoint = interrupted("TP2")

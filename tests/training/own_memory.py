@@ -7,7 +7,7 @@ import sys
 SCRIPT = """
 import sys, threading, time
 from pathlib import Path
-from tape_ds.checkpoint import consolidation, reshaping
+from tape_ds.checkpoint import consolidation
 
 def own():
     line = next(line for line in open("/proc/self/status") if line.startswith("RssAnon"))

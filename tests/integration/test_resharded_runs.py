@@ -5,7 +5,6 @@ import json
 import pytest
 
 from tests.integration.conftest import forked
-from tools import reshape_checkpoint
 
 SCRIPT = "launchers/pretrain_c4.py"
 
@@ -37,22 +36,14 @@ def test_a_run_goes_on_with_fewer_ranks_and_with_more_at_another_stage(tmp_path)
         (tmp_path / f"{number}.txt").write_text("\n".join(lines))
     run, one, two = tmp_path / "run", tmp_path / "one", tmp_path / "two"
     end("two ranks", forked(SCRIPT, *flags(tmp_path, run, "zero1")))
-    fewer = reshaped(run / "checkpoint-4", "--processes", "1")
-    end("one rank", forked(SCRIPT, *flags(tmp_path, one, "zero1", fewer), processes=1))
-    more = reshaped(one / "checkpoint-8", "--processes", "2", "--stage", "3")
-    end("two again", forked(SCRIPT, *flags(tmp_path, two, "zero3", more)))
+    end("one rank", forked(SCRIPT, *flags(tmp_path, one, "zero1", run / "checkpoint-4"), processes=1))
+    end("two again", forked(SCRIPT, *flags(tmp_path, two, "zero3", one / "checkpoint-8")))
     expected = metrics(run)
     assert [step for step, *_ in expected] == [1, 3, 6, 9, 12]
     for output, since in ((one, 2), (two, 3)):
         for found, wanted in zip(metrics(output), expected[since:], strict=True):
             assert found[:2] == wanted[:2] and found[3] == wanted[3]
             assert found[2] == pytest.approx(wanted[2], abs=1e-5)
-
-
-def reshaped(checkpoint, *wishes):
-    """What the tool makes of a checkpoint, where it says."""
-    assert reshape_checkpoint.main([str(checkpoint), *wishes]) == 0
-    return checkpoint.parent / "reshaped" / checkpoint.name
 
 
 def end(what, launched):

@@ -10,11 +10,18 @@ from pathlib import Path
 
 import deepspeed
 import torch
+from deepspeed.checkpoint.constants import (
+    UNIVERSAL_CHECKPOINT_INFO,
+    UNIVERSAL_CHECKPOINT_VERSION_KEY,
+    UNIVERSAL_CHECKPOINT_VERSION_VALUE,
+)
 from torch import nn
 
+from tape_ds.checkpoint.resharding import load_engine
 from tape_ds.training.environment import leave_process_group, prepare_process
 
 ROWS, TOKENS, VOCABULARY, STEPS = 8, 6, 11, 3
+INFO = {UNIVERSAL_CHECKPOINT_INFO: {UNIVERSAL_CHECKPOINT_VERSION_KEY: UNIVERSAL_CHECKPOINT_VERSION_VALUE}}
 
 
 class Odd(nn.Module):
@@ -41,16 +48,17 @@ class Odd(nn.Module):
         )
 
 
-def engine(stage: int, bf16: bool, sub_group_size: int | None):
+def engine(stage: int, bf16: bool, settings: dict, universal: bool):
     """An engine of three groups: one that decays, one that does not, and a single number with a rate of its own, of
     which some ranks have nothing but padding."""
-    zero = {"stage": stage} | ({"sub_group_size": sub_group_size} if sub_group_size else {})
     config = {
         "train_micro_batch_size_per_gpu": ROWS // torch.distributed.get_world_size(),
         "gradient_clipping": 1.0,
         "bf16": {"enabled": bf16},
-        "zero_optimization": zero,
+        "zero_optimization": {"stage": stage, **settings},
         "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "checkpoint": {"load_universal": universal},
     }
     model = Odd()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -77,14 +85,25 @@ def train(machine, first: int) -> list[float]:
     return losses
 
 
-def carry_out(folder: Path, job: dict) -> list[float]:
-    """Begin or go on, save, train on; losses after the save."""
-    machine = engine(job["stage"], job["bf16"], job["sub_group_size"])
+def carry_out(folder: Path, job: dict) -> list[float] | str:
+    """Begin or go on, save, train on; losses after the save. Or the name of the error by which DeepSpeed fails where it
+    is to load a universal checkpoint, on one rank."""
+    machine = engine(job["stage"], job["bf16"], job["zero"], job["universal"])
+    tag = f"global_step{STEPS}"
     if job["resume"] is None:
         train(machine, 0)
+    elif job["universal"]:
+        try:
+            machine.load_checkpoint(job["resume"], tag=tag, load_module_strict=False)
+        except Exception as error:
+            machine.destroy()
+            return type(error).__name__
+        return train(machine, STEPS)
     else:
-        assert machine.load_checkpoint(job["resume"], load_module_strict=False)[0] is not None
-    machine.save_checkpoint(str(folder / job["name"]), exclude_frozen_parameters=True)
+        load_engine(
+            machine, Path(job["resume"]), STEPS, processes=torch.distributed.get_world_size(), stage=job["stage"]
+        )
+    machine.save_checkpoint(str(folder / job["name"]), tag=tag, client_state=INFO, exclude_frozen_parameters=True)
     losses = train(machine, STEPS)
     machine.destroy()
     return losses

@@ -1,0 +1,139 @@
+"""An engine that goes on from the shards of another number of ranks, or of another ZeRO stage.
+
+DeepSpeed refuses such shards. They hold the same numbers all the same: an fp32 weight and the optimizer's values for
+each trained element. So every rank reads one parameter after another from the mapped files of all ranks
+(:mod:`.engine_state`), and DeepSpeed's interface to partitioned states puts what is this rank's in its place. Nothing
+is converted beforehand, and no more than one parameter is in memory.
+"""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed import utils
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+from torch import Tensor
+
+from tape_ds import checkpoint
+from tape_ds.checkpoint import saving
+from tape_ds.checkpoint.engine_state import EngineState, is_divided
+from tape_ds.training.environment import say
+
+
+def load_engine(engine: Any, folder: Path, step: int, *, processes: int, stage: int | None) -> None:
+    """Give an engine what a checkpoint has of it; all ranks must call it.
+
+    Args:
+        engine: DeepSpeed's; it trains the same parameters, and has taken no step.
+        folder: of the checkpoint; under tensor parallelism of as many pieces as this job's.
+        step: N of ``global_stepN`` in it.
+        processes: of this job.
+        stage: of ZeRO, this job's.
+
+    Raises:
+        UserError: the files cannot be loaded, or not into this engine.
+    """
+    tag, manifest = f"global_step{step}", checkpoint.read(folder)
+    if not stage or (manifest.processes, manifest.stage) == (processes, stage):  # at stage 0 there are no shards
+        found, _ = engine.load_checkpoint(str(folder), tag=tag, load_module_strict=False)
+        if found is None:
+            raise RuntimeError(f"the engine did not load {folder}/{tag}")
+        return
+    try:
+        _divide_anew(engine, folder / tag)
+    except ValueError as error:
+        saved = f"start {manifest.processes} processes at ZeRO stage {manifest.stage}, as it was saved"
+        raise saving.refusal(
+            str(folder), error, f"{saved}; or start anew from its weights (tools/consolidate.py)"
+        ) from error
+    if torch.distributed.get_rank() == 0:
+        say(f"the engine's shards are of {manifest.processes} processes at ZeRO stage {manifest.stage}: divided anew")
+
+
+def _divide_anew(engine: Any, folder: Path) -> None:
+    zero = engine.optimizer
+    if wrong := _against(engine):
+        raise ValueError(f"shards of other ranks, or of another ZeRO stage, do not go with this job's {wrong}")
+    state = EngineState(folder, engine.checkpoint_mp_rank)
+    trained = {name: each for name, each in engine.module.named_parameters() if each.requires_grad}
+    if trained.keys() != state.shapes.keys():
+        raise ValueError("its engine has trained other parameters than this run does")
+    sliced = isinstance(zero, DeepSpeedZeroOptimizer_Stage3)
+    if sliced:
+        zero.checkpoint_event_prologue()
+        zero._set_fp32_optimizer_param_groups()
+    _make_room(zero.optimizer, state)
+    if sliced:
+        zero._clear_fp32_optimizer_param_groups()
+    else:
+        for parameters, flat in zip(zero.bit16_groups, zero.single_partition_of_fp32_groups, strict=True):
+            utils.lazy_init_hp_params_optimizer_state(parameters, flat, zero.optimizer.state)
+    for name, parameter in trained.items():
+        if sliced or parameter._hp_mapping is not None:  # else nothing of it is this rank's
+            for key in (None, *state.divided()):
+                _put(parameter, state.whole(name, key), key)
+    _round(zero)
+    _count(engine, state)
+
+
+def _against(engine: Any) -> str | None:
+    """What of an engine's settings keeps DeepSpeed's interface from telling or reaching where its states lie."""
+    zero = engine.optimizer
+    if type(zero) not in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3):
+        return "data_types.grad_accum_dtype"
+    if getattr(zero, "round_robin_gradients", False):
+        return "round_robin_gradients"
+    return "offload to NVMe" if engine.zero_nvme_offload_optimizer() else None
+
+
+def _make_room(optimizer: torch.optim.Optimizer, state: EngineState) -> None:
+    """Settings of the groups, single values such as ``step`` (one for each flat tensor: optimizers change them in
+    place), and zeros for the rest; torch's own loading brings them where the optimizer wants them."""
+    own, saved = optimizer.state_dict()["param_groups"], state.optimizer["param_groups"]
+    flats = [flat for group in optimizer.param_groups for flat in group["params"]]
+    kept = state.states()
+    states = [
+        {key: torch.zeros_like(flat) if is_divided(value) else copy.deepcopy(value) for key, value in kept.items()}
+        for flat in flats
+    ]
+    groups = [{**settings, "params": group["params"]} for settings, group in zip(saved, own, strict=True)]
+    optimizer.load_state_dict({"state": dict(enumerate(states)) if kept else {}, "param_groups": groups})
+
+
+def _put(parameter: Any, value: Tensor, key: str | None) -> None:
+    """Keep what is this rank's of a parameter's fp32 weights, or of one of its optimizer states."""
+    if not hasattr(parameter, "ds_id"):
+        set_whole = utils.safe_set_full_fp32_param if key is None else utils.safe_set_full_optimizer_state
+        set_whole(parameter, value, *([] if key is None else [key]))
+        return
+    # the interface for whole parameters fails at stage 3 where the ranks do not divide one
+    size, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank(parameter.ds_process_group)
+    slice_ = value.new_zeros(size)
+    own = value.flatten()[rank * size : (rank + 1) * size]
+    slice_[: own.numel()] = own
+    set_local = utils.safe_set_local_fp32_param if key is None else utils.safe_set_local_optimizer_state
+    set_local(parameter, slice_, *([] if key is None else [key]))
+
+
+def _round(zero: Any) -> None:
+    """Make the weights that the model computes with of the fp32 ones, as a step does."""
+    if not isinstance(zero, DeepSpeedZeroOptimizer_Stage3):
+        zero.update_lp_params()
+        return
+    for number in range(len(zero.fp16_groups)):
+        zero._reassign_or_swap_out_partitioned_parameters(number)
+    zero.checkpoint_event_epilogue()
+
+
+def _count(engine: Any, state: EngineState) -> None:
+    """Go on counting where they stopped; loss scale, schedule and buffers as well."""
+    for name in ("global_steps", "global_samples", "skipped_steps"):
+        setattr(engine, name, state.model[name])
+    for name in ("loss_scaler", "dynamic_loss_scale", "overflow"):
+        setattr(engine.optimizer, name, state.parts[0][name])
+    if engine.lr_scheduler is not None:
+        engine.lr_scheduler.load_state_dict(state.model["lr_scheduler"])
+    buffers = {name: state.model["module"][name] for name in state.model["buffer_names"]}
+    engine.module.load_state_dict(buffers, strict=False)
