@@ -7,6 +7,7 @@ is converted beforehand, and no more than one parameter is in memory.
 """
 
 import copy
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from torch import Tensor
 from tape_ds import checkpoint
 from tape_ds.checkpoint import saving
 from tape_ds.checkpoint.engine_state import EngineState, is_divided
-from tape_ds.training.environment import say
+
+logger = logging.getLogger(__name__)
 
 
 def load_engine(engine: Any, folder: Path, step: int, *, processes: int, stage: int | None) -> None:
@@ -48,8 +50,9 @@ def load_engine(engine: Any, folder: Path, step: int, *, processes: int, stage: 
         raise saving.refusal(
             str(folder), error, f"{saved}; or start anew from its weights (tools/consolidate.py)"
         ) from error
-    if torch.distributed.get_rank() == 0:
-        say(f"the engine's shards are of {manifest.processes} processes at ZeRO stage {manifest.stage}: divided anew")
+    logger.info(
+        "the engine's shards are of %d processes at ZeRO stage %s: divided anew", manifest.processes, manifest.stage
+    )
 
 
 def _divide_anew(engine: Any, folder: Path) -> None:

@@ -12,10 +12,10 @@ from tape_ds.checkpoint import consolidation, trained
 from tape_ds.checkpoint.trained import Record
 from tape_ds.errors import UserError
 from tests.checkpoint.engine_files import write_engine
+from tests.checkpoint.own_memory import growth
 from tests.checkpoint.tensor_parallel_files import write_cut_engine
 from tests.methods.test_methods import settings
 from tests.model.helpers import tiny_config
-from tests.training.own_memory import growth
 
 
 def base_folder(folder):

@@ -10,8 +10,8 @@ from deepspeed.utils.tensor_fragment import fragment_address
 
 from tape_ds.checkpoint import engine_state
 from tape_ds.checkpoint.engine_state import TENSOR_PARALLEL, EngineState
-from tests.training.engine_files import MOMENTS, example_groups, write_engine
-from tests.training.tensor_parallel_files import change
+from tests.checkpoint.engine_files import MOMENTS, example_groups, write_engine
+from tests.checkpoint.tensor_parallel_files import change
 
 
 class Malicious:

@@ -8,7 +8,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 from tape_ds.checkpoint.resharding import load_engine
 from tape_ds.errors import UserError
-from tests.training.engine_files import example_groups, seal, write_engine
+from tests.checkpoint.engine_files import example_groups, seal, write_engine
 
 
 def engine(nvme=False, round_robin=False, kind=DeepSpeedZeroOptimizer):

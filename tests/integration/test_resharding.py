@@ -16,9 +16,9 @@ from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoin
 from tape_ds import checkpoint
 from tape_ds.checkpoint import Manifest, engine_state
 from tape_ds.checkpoint.engine_state import EngineState, engine_folder
+from tests.checkpoint.engine_files import example_groups
+from tests.checkpoint.tensor_parallel_files import write_cut_engine
 from tests.integration.conftest import forked
-from tests.training.engine_files import example_groups
-from tests.training.tensor_parallel_files import write_cut_engine
 
 WORKER = "tests/integration/workers/resharded.py"
 KINDS = {
