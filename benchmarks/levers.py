@@ -22,8 +22,7 @@ from benchmarks.shapes import Model
 from tape_ds import TapeForCausalLM
 from tape_ds.kernels.linear_cross_entropy import chunk_tokens
 from tape_ds.recipe.memory import Memory
-from tape_ds.training.levers import Levers
-from tape_ds.training.offload import InputOffload
+from tape_ds.training.levers import InputOffload, Levers
 
 
 class Lever(NamedTuple):

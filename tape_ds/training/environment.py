@@ -23,6 +23,7 @@ from tape_ds.health import stopping
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
+
 DEFAULTS = {
     "TOKENIZERS_PARALLELISM": "false",  # its threads and a data loader's forks do not mix; the library warns each time
     "WANDB_MODE": "offline",  # a run never sends anything anywhere unless the user asks for it
@@ -149,3 +150,23 @@ def leave_process_group() -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
+
+
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Variables that torch reads; any of them, set by the user, is the user's word on the matter."""
+EXPANDABLE_SEGMENTS = "expandable_segments:True"
+
+
+def expand_segments(wanted: bool = True) -> bool:
+    """Let segments grow, where that is ``wanted`` and the environment does not configure the allocator already.
+
+    Rows of changing length leave holes between segments of fixed size that nothing fits into; a segment that grows has
+    none. To be called before anything lies on a GPU; on a machine without one it does nothing.
+
+    Returns:
+        Whether it was set here.
+    """
+    if not wanted or any(name in os.environ for name in ALLOCATOR_VARIABLES):
+        return False
+    os.environ[ALLOCATOR_VARIABLES[0]] = EXPANDABLE_SEGMENTS
+    return True

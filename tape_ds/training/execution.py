@@ -20,8 +20,7 @@ from tape_ds.parallel import shared_work
 from tape_ds.parallel.agreement import Agreement
 from tape_ds.recipe.recipe import Recipe
 from tape_ds.training import device, report, run
-from tape_ds.training.allocator import expand_segments
-from tape_ds.training.environment import leave_process_group, say
+from tape_ds.training.environment import expand_segments, leave_process_group, say
 from tape_ds.training.trainer import Stopped
 
 

@@ -1,13 +1,16 @@
 """From a checked fine-tuning recipe to a run: a whole model, rows of prompts and answers, held-out questions."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import datasets
 import torch
-from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
-from tape_ds import methods, paths
+from tape_ds import methods, paths, storage
 from tape_ds.checkpoint.trained import Record
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.scrolls import examples, rows
@@ -15,14 +18,57 @@ from tape_ds.data.scrolls.rows import AnswerRows, Cut
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.model import convert, extendable
 from tape_ds.model import rows as rows_of_vocabulary
+from tape_ds.parallel.shared_work import share_out
 from tape_ds.recipe.finetuning import HELD_OUT, TRAIN, FinetuningRecipe, data_origin
 from tape_ds.recipe.optimization import check_trained, learns
 from tape_ds.recipe.scale import check_model
-from tape_ds.scoring.answers import Asked
-from tape_ds.training import answer_scores, identity, model_config, tables
-from tape_ds.training.answer_scores import AnswerScores
+from tape_ds.scoring import answers
+from tape_ds.scoring.answers import AnswerLoss, Asked
+from tape_ds.training import identity, model_config, tables
 from tape_ds.training.extension import base_address
 from tape_ds.training.run import RunOfVariedRows, require_room, require_same, sample_count, start, weights_dtype
+
+BEFORE, AFTER = "before", "after"
+
+
+class AnswerScores(TrainerCallback):
+    """Scores reference answers; results go to ``file``. A resumed run keeps what its first part found before."""
+
+    def __init__(self, asked: Sequence[Asked], file: Path):
+        self.asked = asked
+        self.file = file
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Score the model as it came; scores of an earlier run in this folder go."""
+        if state.global_step > 0:
+            return
+        if state.is_world_process_zero:
+            self.file.unlink(missing_ok=True)
+        self._score(kwargs["model"], BEFORE, state)
+
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Score the fine-tuned model."""
+        self._score(kwargs["model"], AFTER, state)
+
+    def _score(self, model: Any, when: str, state: TrainerState) -> None:
+        if state.is_world_process_zero:
+            print(f"scoring {len(self.asked):,} answers {when} training", flush=True)
+        found = answers.score(model, self.asked, each=share_out)
+        if state.is_world_process_zero:
+            write_scores(self.file, read_scores(self.file) | {when: found})
+
+
+def write_scores(path: Path, found: dict[str, AnswerLoss]) -> None:
+    """Store scores as JSON."""
+    storage.write_json(path, {when: each.to_dict() for when, each in found.items()})
+
+
+def read_scores(path: Path) -> dict[str, AnswerLoss]:
+    """Scores stored by :func:`write_scores`; empty when there are none."""
+    if not path.exists():
+        return {}
+    return {when: AnswerLoss.from_dict(each) for when, each in json.loads(path.read_text()).items()}
+
 
 SCORES = "results/answers.json"
 
@@ -71,7 +117,7 @@ class Finetuning(RunOfVariedRows):
 
     def figures(self) -> dict[str, Any]:
         """The loss on held-out answers, what was cut, and the tokens that were read, padding left out."""
-        found = answer_scores.read(self.output / SCORES) if self.asked else {}
+        found = read_scores(self.output / SCORES) if self.asked else {}
         return {
             "tokens": self.rows.tokens,
             "answer_loss": [{"when": when, **each.to_dict()} for when, each in found.items()],
@@ -80,7 +126,7 @@ class Finetuning(RunOfVariedRows):
 
     def show(self) -> None:
         """A line for before and after."""
-        found = answer_scores.read(self.output / SCORES) if self.asked else {}
+        found = read_scores(self.output / SCORES) if self.asked else {}
         said = "{0.nll:.3f} nats per token, {0.foreseen:.1%} of {0.targets:,} tokens foreseen"
         if found:
             tables.print_rows({f"answers {when}": said.format(each) for when, each in found.items()})
