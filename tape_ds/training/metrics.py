@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import torch
 
+from tape_ds.training.numbers import NOT_AVAILABLE, duration, gibibytes, number
+
 # Dense 16-bit tensor-core peak, FLOP/s, from the makers' data sheets (without sparsity); bf16, on V100 and T4 fp16.
 # The first pattern that fits the name CUDA gives decides, so a special form stands before the general one.
 PEAK_FLOPS: tuple[tuple[str, float], ...] = (
@@ -144,54 +146,3 @@ class MetricsLine:
         if metrics.get("skipped"):
             parts.append(f"SKIPPED {metrics['skipped']} so far")
         return " | ".join(parts)
-
-
-def summarise(names: tuple[str, ...]) -> str:
-    """Exact names, with the layer numbers of otherwise equal ones drawn together."""
-    groups: dict[str, list[int]] = {}
-    for name in names:
-        parts = name.split(".")
-        number = next((i for i, part in enumerate(parts) if part.isdigit()), None)
-        layer = int(parts[number]) if number is not None else -1
-        shape = ".".join("{}" if i == number else part for i, part in enumerate(parts))
-        groups.setdefault(shape, []).append(layer)
-    return "\n".join(shape.replace("{}", _ranges(layers)) for shape, layers in groups.items())
-
-
-def _ranges(numbers: list[int]) -> str:
-    """[0, 1, 2, 4] -> "{0-2,4}"."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return "{" + ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts) + "}"
-
-
-NOT_AVAILABLE = "N/A"
-
-
-def number(value: Any, form: str) -> str:
-    """``value`` in format ``form``; None reads N/A, what is not finite reads NaN, inf or -inf, text stays as it is."""
-    if value is None:
-        return NOT_AVAILABLE
-    if isinstance(value, str):
-        return value
-    value = float(value)
-    if math.isnan(value):
-        return "NaN"
-    return format(value, form) if math.isfinite(value) else str(value)
-
-
-def gibibytes(value: float | None) -> str:
-    """Bytes as GiB with two decimals."""
-    return NOT_AVAILABLE if value is None else f"{value / 2**30:.2f} GiB"
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as h:mm:ss."""
-    if seconds is None or not math.isfinite(seconds):
-        return NOT_AVAILABLE
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

@@ -22,7 +22,7 @@ from transformers import TrainerCallback, TrainerState
 from tape_ds import storage
 from tape_ds.model.output_head import OutputHead
 from tape_ds.model.positions.base import PositionEncoding, PositionLayer
-from tape_ds.recipe.profile import Profile
+from tape_ds.recipe.sections import Profile
 from tape_ds.training.environment import say
 from tape_ds.training.trainer import TapeTrainer
 

@@ -8,7 +8,7 @@ from tape_ds import results
 from tape_ds.run_folder import RESULTS, TRAINED
 from tape_ds.training import forecast, plots, tables
 from tape_ds.training.callbacks import PositionUpdates
-from tape_ds.training.metrics import summarise
+from tape_ds.training.numbers import summarise
 from tape_ds.training.run import Run
 from tape_ds.training.trainer import TapeTrainer
 

@@ -10,7 +10,7 @@ from benchmarks.contest import TIMED, Setting, run
 from benchmarks.levers import NOTHING, ON_BLOCKS, ON_LOGITS, Lever, apply, hide_copies, levers_of, outside
 from benchmarks.measure import _cpu_peak
 from benchmarks.shapes import Model
-from tape_ds.recipe.memory import Memory
+from tape_ds.recipe.sections import Memory
 from tape_ds.training.levers import InputOffload
 from tests.model.helpers import tiny_model, tokens
 

@@ -6,8 +6,8 @@ import pytest
 
 from tape_ds import fields
 from tape_ds.fields import run_rules
-from tape_ds.recipe.memory import Memory
 from tape_ds.recipe.scale import Scale
+from tape_ds.recipe.sections import Memory
 
 
 def problems(section=None, window=64, shared_by=1, **trainer):

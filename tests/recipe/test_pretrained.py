@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import constants
 
 from tape_ds.model import families, gptj_configuration
-from tape_ds.recipe import addresses, extension, finetuning, pretrained
+from tape_ds.recipe import extension, finetuning, pretrained
 from tape_ds.training import plan
 from tests.recipe.helpers import problems_of, write
 
@@ -260,7 +260,7 @@ def test_without_a_network_the_plan_says_so(hub, forbidden, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "is_one"), [("a/b", True), ("a/b.gguf", False), (addresses.SMOLLM2, False), ("a", False)]
+    ("name", "is_one"), [("a/b", True), ("a/b.gguf", False), (pretrained.SMOLLM2, False), ("a", False)]
 )
 def test_what_can_only_be_a_hub_id(name, is_one):
     assert pretrained.is_on_hub(name) is is_one

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tape_ds.fields import check, run_rules
-from tape_ds.recipe.profile import Profile
+from tape_ds.recipe.sections import Profile
 
 
 def problems(max_steps=10, world_size=2, **fields):

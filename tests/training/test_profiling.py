@@ -7,8 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tape_ds.recipe.memory import Memory
-from tape_ds.recipe.profile import Profile
+from tape_ds.recipe.sections import Memory, Profile
 from tape_ds.training import profiling
 from tape_ds.training.levers import ApplyLevers
 from tape_ds.training.profiling import StepProfiler

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from tape_ds.scoring.statistics import Sample
-from tape_ds.training.metrics import number
+from tape_ds.training.numbers import number
 
 Row = Mapping[str, Any]
 """What one run came to: its arm under what an arm is called (``encoding``), ``seed``, ``again``, and its figures."""

@@ -10,7 +10,7 @@ from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training.comparison import summary
 from tape_ds.training.comparison.measures import Column, Measure, Row
 from tape_ds.training.comparison.runs import Planned
-from tape_ds.training.metrics import NOT_AVAILABLE, gibibytes, number
+from tape_ds.training.numbers import NOT_AVAILABLE, gibibytes, number
 
 LEAD = (
     "Loss by position in nats per token on the same held-out documents: lower is better; passkeys found of those asked "

@@ -8,7 +8,7 @@ from tape_ds import results
 from tape_ds.training.comparison import summary
 from tape_ds.training.comparison.measures import Column, Measure
 from tape_ds.training.comparison.study import Study, verdict
-from tape_ds.training.metrics import NOT_AVAILABLE, number
+from tape_ds.training.numbers import NOT_AVAILABLE, number
 
 
 def write(

@@ -17,7 +17,7 @@ from tape_ds.data.dataset import collate
 from tape_ds.health import guards
 from tape_ds.health.guards import StoppedByGuard
 from tape_ds.parallel.agreement import Agreement
-from tape_ds.recipe.safety import Safety
+from tape_ds.recipe.sections import Safety
 from tape_ds.training.callbacks import Progress
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, carry_out, end

@@ -16,8 +16,7 @@ from tape_ds.checkpoint.trained import Record
 from tape_ds.data.dataset import collate
 from tape_ds.model import convert
 from tape_ds.recipe import deepspeed_config
-from tape_ds.recipe.memory import Memory
-from tape_ds.recipe.profile import Profile
+from tape_ds.recipe.sections import Memory, Profile
 from tape_ds.training.levers import ApplyLevers
 from tape_ds.training.profiling import StepProfiler
 from tape_ds.training.trainer import TapeTrainer

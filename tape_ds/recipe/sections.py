@@ -1,0 +1,146 @@
+"""Sections of every recipe: what is done for memory, how a run stays alive, which of its steps are recorded.
+
+How model states are sharded and offloaded is the DeepSpeed JSON's, see :mod:`.deepspeed_config`.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tape_ds.errors import Problem
+from tape_ds.fields import Section, rule
+from tape_ds.recipe.trainer import Whole
+
+_OURS = {"every_n_layers": "checkpoint_layers", "offload": "checkpoint_offload"}
+"""Keys of transformers' ``activation_checkpointing_kwargs`` that are fields here."""
+
+
+class Memory(Section):
+    """What is done for memory; how much each saves and costs is in docs/memory.md."""
+
+    checkpoint_layers: Annotated[int, Field(ge=1)] | Literal["selective", "selective_matmuls"] = 1
+    """With ``activation_checkpointing: true``, which blocks are computed again in the backward: every n-th, or all of
+    them but for the outputs of attention (``selective``) and also of the linear maps (``selective_matmuls``)."""
+    checkpoint_offload: bool = False
+    """Keep those blocks' inputs, hidden and position state, in the host's memory meanwhile."""
+    mlp_tiles: int = Field(1, ge=1)
+    """Pieces of a row that feed-forwards work on one at a time, each computed again in the backward; for rows so long
+    that the inside of a single feed-forward is too large."""
+    expandable_segments: bool = True
+    """Let CUDA's allocator grow its segments, which keeps memory from breaking into pieces that nothing fits into; an
+    allocator that the environment configures is left alone."""
+    force: bool = False
+    """Start although more memory would be needed than the GPUs have, as far as that can be foreseen."""
+
+    allow_cpu: bool = False
+    """Train on a CPU what is refused there: a model of more than a billion parameters, or a run for which the launcher
+    was given ``--num_gpus``. ``use_cpu: true`` and ``DS_ACCELERATOR=cpu`` say so as well."""
+
+    @rule("activation_checkpointing", "checkpoint_layers", "checkpoint_offload")
+    def _checkpointing(self, whole: Whole) -> Iterator[Problem]:
+        if whole.trainer_value("activation_checkpointing"):
+            return
+        for name, default in (("checkpoint_layers", 1), ("checkpoint_offload", False)):
+            if getattr(self, name) != default:
+                wrong = "nothing is computed again: activation_checkpointing is off"
+                yield Problem(name, getattr(self, name), wrong, "add activation_checkpointing: true, or remove it")
+
+    @rule("activation_checkpointing_kwargs")
+    def _elsewhere(self, whole: Whole) -> Iterator[Problem]:
+        """transformers' own names for the same would be overruled."""
+        for key, value in (whole.trainer_value("activation_checkpointing_kwargs") or {}).items():
+            if key in _OURS:
+                wrong = "this stack has a field for it, which knows of position states"
+                yield Problem(f"activation_checkpointing_kwargs.{key}", value, wrong, f"use {_OURS[key]}")
+
+    @rule("mlp_tiles", "activation_checkpointing", "checkpoint_layers", "window", "sequence_parallel_size")
+    def _tiles(self, whole: Whole) -> Iterator[Problem]:
+        tokens = -(-whole.window // whole.scale.sequence_parallel_size)
+        if self.mlp_tiles > tokens:
+            wrong = f"a process has {tokens:,} tokens of a row"
+            yield Problem("mlp_tiles", self.mlp_tiles, wrong, "give 1 (whole rows) or more, up to that")
+        elif (
+            self.mlp_tiles > 1
+            and whole.trainer_value("activation_checkpointing")
+            and self.checkpoint_layers == "selective_matmuls"
+        ):
+            wrong = "checkpoint_layers = 'selective_matmuls' would keep what is inside every tile"
+            yield Problem("mlp_tiles", self.mlp_tiles, wrong, "give checkpoint_layers: selective, or mlp_tiles: 1")
+
+
+class Safety(Section):
+    """How a run stays alive."""
+
+    keep_every: int | None = Field(None, ge=1)
+    """Checkpoints of steps that this divides are kept, whatever ``save_total_limit`` says."""
+    keep_steps: list[Annotated[int, Field(ge=1)]] = []
+    """Steps that save, and whose checkpoints are kept."""
+    async_save: bool = False
+    """Write checkpoints while training goes on: a save takes only the time to copy the state to the CPU's memory, and
+    that much memory."""
+    resume_anyway: bool = False
+    """Go on although settings differ that change the numbers from here on but damage nothing; what differs is said."""
+    start_anew: bool = False
+    """Begin again in a folder that holds another run; its checkpoints are removed."""
+    nonfinite_limit: int = Field(5, ge=0)
+    """Steps in a row whose loss or gradient is not finite on some rank, after which the run stops; 0: never."""
+    spike_sigma: float = Field(8.0, ge=0)
+    """Standard deviations (estimated from the median's deviations) above the median of the last ``spike_window`` losses
+    that make a loss a spike; 0: none is."""
+    spike_window: int = Field(128, ge=8)
+    """Losses that a new one is compared with."""
+    spike_action: Literal["warn", "skip"] = "warn"
+    """What happens at a spike: it is said, or the step is left out as well."""
+    watchdog_seconds: float = Field(1800.0, ge=0)
+    """Time without any progress on a rank after which stacks are written and the job is ended; 0: never."""
+
+    @rule("keep_every", "keep_steps", "save_strategy")
+    def _keeping(self, whole: Whole) -> Iterator[Problem]:
+        if whole.trainer_value("save_strategy") == "no":
+            for name in ("keep_every", "keep_steps"):
+                if value := getattr(self, name):
+                    yield Problem(name, value, "save_strategy is no: nothing is saved", "remove one of the two")
+
+    @rule("start_anew", "resume_from_checkpoint")
+    def _anew(self, whole: Whole) -> Iterator[Problem]:
+        if self.start_anew and (checkpoint := whole.trainer_value("resume_from_checkpoint")):
+            wrong = f"it removes what resume_from_checkpoint = {checkpoint!r} would go on from"
+            yield Problem("start_anew", True, wrong, "remove one of the two")
+
+    @rule("spike_action", "fp16")
+    def _skipping(self, whole: Whole) -> Iterator[Problem]:
+        if self.spike_action == "skip" and whole.trainer_value("fp16"):
+            wrong = "fp16's loss scale takes a step that is left out for an overflow, and shrinks"
+            yield Problem("spike_action", "skip", wrong, "use bf16, or spike_action: warn")
+
+
+class Profile(Section):
+    """Which steps are recorded, and where."""
+
+    profile: bool = False
+    """Record some steps with torch's profiler: a trace, what each part of a step took, on CUDA every allocation, in the
+    run's folder under ``profile``. Such steps are slower, all others are not."""
+    profile_start: int = Field(3, ge=1)
+    """The first of them, counted from where this process begins; the steps before it are warm-up."""
+    profile_steps: int = Field(2, ge=1)
+    """How many; a trace of a large model has hundreds of megabytes for each."""
+    profile_ranks: list[int] = [0]
+    """Ranks that record."""
+
+    @rule("profile", "profile_start", "profile_steps", "max_steps")
+    def _window(self, whole: Whole) -> Iterator[Problem]:
+        steps, last = whole.trainer_value("max_steps"), self.profile_start + self.profile_steps - 1
+        if self.profile and 0 < steps < last:
+            wrong = f"with profile_steps = {self.profile_steps} it needs {last} steps, and max_steps = {steps}"
+            yield Problem("profile_start", self.profile_start, wrong, "begin earlier, record fewer, or take more steps")
+
+    @rule("profile", "profile_ranks")
+    def _ranks(self, whole: Whole) -> Iterator[Problem]:
+        if not self.profile:
+            return
+        if not self.profile_ranks:
+            yield Problem("profile_ranks", self.profile_ranks, "nobody would record", "give 0, or remove it")
+        elif wrong := [rank for rank in self.profile_ranks if not 0 <= rank < whole.world_size]:
+            remedy = f"ranks go from 0 to {whole.world_size - 1} here"
+            yield Problem("profile_ranks", wrong, remedy, "give some of those")
