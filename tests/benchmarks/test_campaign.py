@@ -51,6 +51,7 @@ def forking(monkeypatch):
     monkeypatch.setattr(Part, "start", fork)
 
 
+@pytest.mark.slow
 def test_every_stage_runs_on_toys(forking, tmp_path, capsys):
     assert main(["campaign", "--rehearse", "--out", str(tmp_path)]) == 0, capsys.readouterr().out
     lines = capsys.readouterr().out.splitlines()

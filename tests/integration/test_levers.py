@@ -9,6 +9,7 @@ from tests.integration.conftest import launch
 from tests.integration.workers.common import LENGTH
 from tests.integration.workers.levers import LEVERS, STEPS
 
+pytestmark = pytest.mark.slow
 ROW = re.compile(r"^\| gloo:(\w+) \| ([\d.,]+) \| ([\d.,]+) \|$", re.M)
 """A line of the profile's table of collectives: name, count a step, milliseconds a step."""
 
