@@ -211,14 +211,10 @@ def main() -> int:
     Parser(description=__doc__).parse_args()
     storage.write_text(library_fields.FILE, json.dumps(collect(), indent=1) + "\n")
     from tape_ds.recipe import help
-    from tape_ds.recipe.arithmetic import ArithmeticRecipe
-    from tape_ds.recipe.extension import ExtensionRecipe
-    from tape_ds.recipe.finetuning import FinetuningRecipe
-    from tape_ds.recipe.pretraining import PretrainingRecipe
+    from tape_ds.recipe.kinds import KINDS
 
-    kinds = (ExtensionRecipe, PretrainingRecipe, FinetuningRecipe, ArithmeticRecipe)
     page = ROOT / "docs" / "fields.md"
-    storage.write_text(page, help.page(kinds))
+    storage.write_text(page, help.page([*KINDS.values()]))
     print(f"written: {library_fields.FILE}, {page}")
     return 0
 

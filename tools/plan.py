@@ -25,16 +25,13 @@ from tape_ds.planning import hardware, roofline, search
 from tape_ds.planning.job import Job
 from tape_ds.planning.plan import GIB, Plan
 from tape_ds.recipe import files, loading
-from tape_ds.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.recipe.extension import ExtensionRecipe
-from tape_ds.recipe.finetuning import FinetuningRecipe
-from tape_ds.recipe.pretraining import PretrainingRecipe
+from tape_ds.recipe.kinds import KINDS
 from tape_ds.recipe.recipe import Recipe
 from tape_ds.recipe.scale import check_model
 from tape_ds.training import forecast, model_config
 
 DOES_NOT_FIT = 3
-KINDS: tuple[type[Recipe], ...] = (ExtensionRecipe, PretrainingRecipe, FinetuningRecipe, ArithmeticRecipe)
 
 
 @command
@@ -94,8 +91,7 @@ def load(name: str, fields: list[str], world: int) -> Recipe:
     """
     wrong: list[Problem] = []
     said = files.read_recipe(name, ExtensionRecipe.LAUNCHER, wrong).get("launcher")
-    kinds = {kind.LAUNCHER: kind for kind in KINDS}
-    kind = kinds.get(str(said.value) if said is not None else "", ExtensionRecipe)
+    kind = KINDS.get(str(said.value) if said is not None else "", ExtensionRecipe)
     return loading.load(["--recipe", name, *fields], world, kind=kind)
 
 

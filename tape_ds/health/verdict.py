@@ -10,8 +10,6 @@ from pathlib import Path
 
 FILE = "TAPE_DS_VERDICT"
 """The variable that names the file."""
-MEND = 2
-"""Something is to be mended (:data:`tape_ds.errors.EXIT_CODE`)."""
 
 
 def leave(code: int) -> None:

@@ -139,15 +139,10 @@ def _read(launcher: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
     Raises:
         UserError: there is no such recipe, it is another launcher's, or it is no YAML.
     """
-    from tape_ds.recipe import arithmetic, command_line, extension, files, finetuning, loading, pretraining
+    from tape_ds.recipe import command_line, files, loading
+    from tape_ds.recipe.kinds import KINDS
 
-    recipes: tuple[type[loading.Recipe], ...] = (
-        arithmetic.ArithmeticRecipe,
-        extension.ExtensionRecipe,
-        finetuning.FinetuningRecipe,
-        pretraining.PretrainingRecipe,
-    )
-    kind = next(each for each in recipes if launcher == each.LAUNCHER)
+    kind = KINDS[launcher]
     problems: list[Problem] = []
     flags = command_line.read(arguments, problems)
     name = (flags.pop("recipe", []) or [kind.DEFAULT])[0]
@@ -372,14 +367,15 @@ class _Attempt:
         """SIGKILL for everything that is left of it, until nothing is: on this machine, and on those of the hostfile as
         far as they can be reached. What waits for a disk that does not answer cannot be killed."""
         elsewhere: dict[str, list[int]] = {}
-        for rank in self._ranks():
+        for rank in run_lock.living(self.kept.output):
             if self.kept.hosts and not rank.is_here and rank.pid:
                 elsewhere.setdefault(rank.host, []).append(rank.pid)
         if elsewhere:
             ssh.kill(self.kept.hosts, self.kept.ssh_port, elsewhere, self.kept.script)
         until = time.monotonic() + LONGEST_KILL
         while time.monotonic() < until:
-            here = self._left() | {rank.pid for rank in self._ranks() if rank.is_here and rank.pid}
+            locking = run_lock.living(self.kept.output)
+            here = self._left() | {rank.pid for rank in locking if rank.is_here and rank.pid}
             if not here:
                 break
             for pid in here:

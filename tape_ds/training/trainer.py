@@ -12,6 +12,7 @@ import json
 import math
 import pickle
 import time
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -63,18 +64,15 @@ def _refuse_functions(folder: Path, *names: str) -> None:
             start, and by an error that only says so of pickles.
     """
     for name in names:
+        path = folder / name
+        if not path.is_file():
+            continue
         try:
-            if (folder / name).is_file():
-                with safe_globals():
-                    torch.load(folder / name, map_location="cpu", weights_only=True, mmap=True)
+            with safe_globals():  # mapped where torch can: what is looked at is not read twice
+                torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         except pickle.UnpicklingError as error:
             wrong = f"{name} in it holds more than states, and was not loaded ({str(error).partition('. ')[0]})"
-            remedy = "use another checkpoint, of a run of your own"
-            refusal = UserError(Problem("resume_from_checkpoint", str(folder), wrong, remedy))
-            refusal.on_one_rank = True
-            raise refusal from error
-        except RuntimeError:  # of a format that cannot be mapped: read whole, below transformers' own guard
-            continue
+            raise saving.refusal(str(folder), ValueError(wrong)) from error
 
 
 def _rank_states(folder: Path) -> list[dict[str, Any]]:

@@ -181,12 +181,15 @@ class Harm:
         return print, ("executed",)
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_a_malicious_file_is_never_executed(train, name, capsys):
+@pytest.mark.parametrize(
+    ("name", "zipped"),
+    [("optimizer.pt", True), ("scheduler.pt", True), ("rng_state.pth", True), ("optimizer.pt", False)],
+)
+def test_a_malicious_file_is_never_executed(train, name, zipped, capsys):
     """Also where somebody has sealed the checkpoint anew."""
     assert train() == 0
     folder = train.folder / "run" / "checkpoint-4"
-    torch.save({"state": Harm()}, folder / name)
+    torch.save({"state": Harm()}, folder / name, _use_new_zipfile_serialization=zipped)
     manifest = checkpoint.read(folder)
     files = {**manifest.files, name: checkpoint.entry(folder / name)}
     dataclasses.replace(manifest, files=files).write(folder)
