@@ -63,6 +63,14 @@ def problems_of(*argv, world_size=1, load=extension.load):
     return {problem.field: problem for problem in caught.value.problems}, str(caught.value)
 
 
+def check_malformed(change, field, value, remedy):
+    """A good recipe with ``change`` is refused for this field alone, with its value and this remedy."""
+    found, message = problems_of("--recipe", write(**change))
+    assert set(found) == {field}, message
+    assert value in message and remedy in found[field].remedy, message
+    assert message.startswith("1 problem found; nothing was started")
+
+
 def json_file(**changes):
     """A DeepSpeed JSON of our own: a good one with ``changes``."""
     Path("ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}} | changes))

@@ -8,7 +8,7 @@ import pytest
 from tape_ds.methods import METHODS
 from tape_ds.recipe import files
 from tape_ds.recipe.extension import MethodSection, check_against_model, load
-from tests.recipe.helpers import has_bitsandbytes, problems_of, write
+from tests.recipe.helpers import check_malformed, has_bitsandbytes, problems_of, write
 
 RECIPES = files.recipes_of("extend_llama")
 
@@ -125,11 +125,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_a_malformed_recipe_names_field_value_and_remedy(name):
-    change, field, value, remedy = MALFORMED[name]
-    found, message = problems_of("--recipe", write(**change))
-    assert set(found) == {field}, message
-    assert value in message and remedy in found[field].remedy, message
-    assert message.startswith("1 problem found; nothing was started")
+    check_malformed(*MALFORMED[name])
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -7,7 +7,7 @@ import pytest
 
 from tape_ds.errors import UserError
 from tape_ds.recipe.extension import load
-from tests.recipe.helpers import json_file, problems_of, write
+from tests.recipe.helpers import check_malformed, json_file, problems_of, write
 
 # (what to change, expected field, part of the value shown, part of the remedy)
 MALFORMED = {
@@ -39,11 +39,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_a_malformed_recipe_names_field_value_and_remedy(name):
-    change, field, value, remedy = MALFORMED[name]
-    found, message = problems_of("--recipe", write(**change))
-    assert set(found) == {field}, message
-    assert value in message and remedy in found[field].remedy, message
-    assert message.startswith("1 problem found; nothing was started")
+    check_malformed(*MALFORMED[name])
 
 
 DEEPSPEED = {
