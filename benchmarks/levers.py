@@ -22,7 +22,7 @@ from benchmarks.shapes import Model
 from tape_ds import TapeForCausalLM
 from tape_ds.kernels.linear_cross_entropy import chunk_tokens
 from tape_ds.recipe.sections import Memory
-from tape_ds.training.levers import InputOffload, Levers
+from tape_ds.training.memory_savings import InputOffload, Levers
 
 
 class Lever(NamedTuple):

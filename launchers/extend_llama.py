@@ -34,7 +34,7 @@ def extend(recipe: extension.ExtensionRecipe) -> NoReturn:
 
     prepare_process()
     from tape_ds.training.execution import launch
-    from tape_ds.training.extension import assemble
+    from tape_ds.training.kinds.extension import assemble
 
     end_process(launch(recipe, assemble))
 

@@ -35,7 +35,7 @@ def finetune(recipe: finetuning.FinetuningRecipe) -> NoReturn:
 
     prepare_process()
     from tape_ds.training.execution import launch
-    from tape_ds.training.finetuning import assemble
+    from tape_ds.training.kinds.finetuning import assemble
 
     end_process(launch(recipe, assemble))
 

@@ -11,9 +11,9 @@ stopped with a committed checkpoint; 2 something to mend; 3 a guard stopped the 
 import argparse
 import sys
 
+from tape_ds.cluster import supervision
 from tape_ds.errors import command, raise_if_any
 from tape_ds.health.stopping import StopRequest, tolerate_lost_terminal
-from tape_ds.training import supervision
 
 
 @command

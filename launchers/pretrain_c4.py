@@ -36,7 +36,7 @@ def pretrain(recipe: pretraining.PretrainingRecipe) -> NoReturn:
 
     prepare_process()
     from tape_ds.training.execution import launch
-    from tape_ds.training.pretraining import assemble
+    from tape_ds.training.kinds.pretraining import assemble
 
     end_process(launch(recipe, assemble))
 

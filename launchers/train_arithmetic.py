@@ -34,8 +34,8 @@ def train(recipe: arithmetic.ArithmeticRecipe) -> NoReturn:
     from tape_ds.training.environment import end_process, prepare_process
 
     prepare_process()
-    from tape_ds.training.arithmetic import assemble
     from tape_ds.training.execution import launch
+    from tape_ds.training.kinds.arithmetic import assemble
 
     end_process(launch(recipe, assemble))
 

@@ -94,7 +94,7 @@ def real_rows(recipe: ExtensionRecipe) -> TrainingRows:
     """The rows of the run."""
     from tape_ds.data import tokenizer
     from tape_ds.model import convert
-    from tape_ds.training.extension import base_address, training_rows
+    from tape_ds.training.kinds.extension import base_address, training_rows
 
     return training_rows(recipe, tokenizer.load(convert.resolve(base_address(recipe.model.model)), "model"))
 

@@ -18,8 +18,8 @@ from tape_ds.model.families import foreign
 from tape_ds.parallel.layout import SEQUENCE, TENSOR
 from tape_ds.recipe import deepspeed_config, loading, pretrained
 from tape_ds.recipe.method import ADAPTERS, GROUPS, MethodSection, with_trait
-from tape_ds.recipe.optimization import learns
 from tape_ds.recipe.recipe import Recipe
+from tape_ds.recipe.sections import learns
 
 SPAN = 2048
 """Default tokens per mean of loss by position."""

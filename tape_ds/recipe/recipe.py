@@ -18,9 +18,8 @@ from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.fields import Section, rule, run_rules
 from tape_ds.parallel.layout import SEQUENCE, TENSOR, Layout
 from tape_ds.recipe import deepspeed_config, trainer
-from tape_ds.recipe.optimization import Optimization, learns
 from tape_ds.recipe.scale import Scale, check_groups
-from tape_ds.recipe.sections import Memory, Profile, Safety
+from tape_ds.recipe.sections import Memory, Optimization, Profile, Safety, learns
 from tape_ds.recipe.trainer import Trainer
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import TrainingArguments
 
 from tape_ds.methods.groups import position_parameters
-from tape_ds.recipe.optimization import Optimization
+from tape_ds.recipe.sections import Optimization
 
 MATRICES, VECTORS, POSITIONS = "matrices", "vectors", "position parameters"
 

@@ -1,7 +1,7 @@
 """A training run about to start, whatever it trains: what every launcher's run has, and the trainer made of it.
 
-A kind of run (:mod:`.extension`, :mod:`.pretraining`, :mod:`.finetuning`, :mod:`.arithmetic`) assembles itself from its
-recipe and says what is scored; the rest is here, in :mod:`.trainer`, :mod:`.callbacks` and :mod:`.report`.
+A kind of run (a file of :mod:`.kinds`) assembles itself from its recipe and says what is scored; the rest is here, in
+:mod:`.trainer`, :mod:`.callbacks` and :mod:`.report`.
 """
 
 import functools
@@ -40,7 +40,7 @@ from tape_ds.scoring import inspection
 from tape_ds.training import device, forecast, identity, parameter_groups
 from tape_ds.training.callbacks import PositionUpdates, Progress, SaveTrained
 from tape_ds.training.environment import join_process_group, keep_trackers_in, say
-from tape_ds.training.levers import ApplyLevers
+from tape_ds.training.memory_savings import ApplyLevers
 from tape_ds.training.profiling import StepProfiler
 from tape_ds.training.trackers import make_expendable
 from tape_ds.training.trainer import TapeTrainer

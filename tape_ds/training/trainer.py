@@ -48,8 +48,7 @@ from tape_ds.parallel.agreement import Agreement
 from tape_ds.parallel.layout import Layout
 from tape_ds.parallel.tensor import use_tensor_parallelism
 from tape_ds.parallel.ulysses import use_sequence_parallel
-from tape_ds.recipe.optimization import Optimization
-from tape_ds.recipe.sections import Safety
+from tape_ds.recipe.sections import Optimization, Safety
 from tape_ds.training import metrics, parameter_groups
 from tape_ds.training.environment import say
 

@@ -11,7 +11,7 @@ from benchmarks.levers import NOTHING, ON_BLOCKS, ON_LOGITS, Lever, apply, hide_
 from benchmarks.measure import _cpu_peak
 from benchmarks.shapes import Model
 from tape_ds.recipe.sections import Memory
-from tape_ds.training.levers import InputOffload
+from tape_ds.training.memory_savings import InputOffload
 from tests.model.helpers import tiny_model, tokens
 
 CPU = torch.device("cpu")

@@ -23,7 +23,7 @@ from tape_ds.parallel.layout import Layout
 from tape_ds.parallel.tensor import use_tensor_parallelism
 from tape_ds.parallel.ulysses import use_sequence_parallel
 from tape_ds.recipe.sections import Memory
-from tape_ds.training.levers import Levers
+from tape_ds.training.memory_savings import Levers
 from tests.model.helpers import VOCABULARY, gradients, tiny_model
 from tests.parallel.pairwise import cover
 

@@ -21,9 +21,8 @@ from tape_ds.checkpoint.trained import Record
 from tape_ds.data.dataset import IGNORED, collate
 from tape_ds.parallel import shared_work
 from tape_ds.parallel.layout import Layout
-from tape_ds.recipe.optimization import Optimization
-from tape_ds.recipe.sections import Memory
-from tape_ds.training.levers import ApplyLevers
+from tape_ds.recipe.sections import Memory, Optimization
+from tape_ds.training.memory_savings import ApplyLevers
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import arguments, end
 from tests.model.helpers import randomised, tiny_config

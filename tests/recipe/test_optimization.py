@@ -3,7 +3,7 @@
 import pytest
 
 from tape_ds.recipe import arithmetic, extension, finetuning, pretraining
-from tape_ds.recipe.optimization import Optimization, check_trained
+from tape_ds.recipe.sections import Optimization, check_trained
 from tape_ds.training import plan
 from tests.recipe.helpers import json_file, problems_of, write
 

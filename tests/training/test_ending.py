@@ -17,10 +17,11 @@ from tape_ds.errors import UserError
 from tape_ds.health import spikes
 from tape_ds.health.stopping import StopRequest
 from tape_ds.parallel import shared_work
-from tape_ds.training import execution, extension
+from tape_ds.training import execution
+from tape_ds.training.kinds import extension
 from tape_ds.training.run import NothingToDo
 from tape_ds.training.trainer import TapeTrainer
-from tests.training.test_extension import model, recipe
+from tests.training.kinds.test_extension import model, recipe
 
 __all__ = ["model"]  # the fixture
 

@@ -8,8 +8,9 @@ from transformers import AutoModelForCausalLM
 
 from tape_ds import TapeConfig
 from tape_ds.checkpoint import merging
-from tape_ds.training import execution, extension
-from tests.training.test_extension import model, recipe
+from tape_ds.training import execution
+from tape_ds.training.kinds import extension
+from tests.training.kinds.test_extension import model, recipe
 
 __all__ = ["model"]  # the fixture
 

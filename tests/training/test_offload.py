@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tape_ds.model.recompute import use_recompute
-from tape_ds.training.levers import InputOffload
+from tape_ds.training.memory_savings import InputOffload
 from tests.model.helpers import gradients, tiny_model, tokens
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from tape_ds import methods
-from tape_ds.recipe.optimization import Optimization
+from tape_ds.recipe.sections import Optimization
 from tape_ds.training import parameter_groups
 from tape_ds.training.parameter_groups import MATRICES, POSITIONS, VECTORS
 from tests.methods.test_methods import settings

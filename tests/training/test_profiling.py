@@ -9,7 +9,7 @@ import pytest
 
 from tape_ds.recipe.sections import Memory, Profile
 from tape_ds.training import profiling
-from tape_ds.training.levers import ApplyLevers
+from tape_ds.training.memory_savings import ApplyLevers
 from tape_ds.training.profiling import StepProfiler
 from tests.training.test_trainer import STEPS, build, losses
 

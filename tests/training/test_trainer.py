@@ -16,7 +16,7 @@ from tape_ds.data.dataset import collate
 from tape_ds.data.passkey import Prompt
 from tape_ds.errors import UserError
 from tape_ds.parallel import shared_work
-from tape_ds.recipe.optimization import Optimization
+from tape_ds.recipe.sections import Optimization
 from tape_ds.scoring.passkey import score
 from tape_ds.training import callbacks
 from tape_ds.training.callbacks import LossByPosition, PasskeyRetrieval, PositionUpdates, Progress

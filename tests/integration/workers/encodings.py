@@ -13,8 +13,8 @@ from tape_ds import methods
 from tape_ds.checkpoint import trained
 from tape_ds.checkpoint.trained import Record
 from tape_ds.data.dataset import collate
+from tape_ds.methods import init_weights
 from tape_ds.model import positions
-from tape_ds.training import fresh
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, Rows, arguments, carry_out, end
 from tests.model.helpers import tiny_config
@@ -35,7 +35,7 @@ def train(folder: Path, encoding: str, stage: int) -> dict:
     """One engine from birth to death."""
     plan = arguments(folder / "run", stage, max_steps=2, gradient_checkpointing=stage == 3)
     set_seed(5)
-    model = fresh.build(tiny_config(encoding=encoding), 5, torch.float32)
+    model = init_weights.build(tiny_config(encoding=encoding), 5, torch.float32)
     names = [name for name, _ in model.named_parameters()]
     before = trained.gather(model, names)
     prepared = methods.prepare("full", model, None)

@@ -15,7 +15,7 @@ from tape_ds.checkpoint import trained
 from tape_ds.checkpoint.trained import Record
 from tape_ds.data.dataset import collate
 from tape_ds.model import convert
-from tape_ds.recipe.optimization import Optimization
+from tape_ds.recipe.sections import Optimization
 from tape_ds.training.callbacks import Progress
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, carry_out, end

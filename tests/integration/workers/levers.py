@@ -17,7 +17,7 @@ from tape_ds.data.dataset import collate
 from tape_ds.model import convert
 from tape_ds.recipe import deepspeed_config
 from tape_ds.recipe.sections import Memory, Profile
-from tape_ds.training.levers import ApplyLevers
+from tape_ds.training.memory_savings import ApplyLevers
 from tape_ds.training.profiling import StepProfiler
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, Rows, arguments, carry_out, end

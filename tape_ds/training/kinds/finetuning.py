@@ -20,12 +20,12 @@ from tape_ds.model import convert, extendable
 from tape_ds.model import rows as rows_of_vocabulary
 from tape_ds.parallel.shared_work import share_out
 from tape_ds.recipe.finetuning import HELD_OUT, TRAIN, FinetuningRecipe, data_origin
-from tape_ds.recipe.optimization import check_trained, learns
 from tape_ds.recipe.scale import check_model
+from tape_ds.recipe.sections import check_trained, learns
 from tape_ds.scoring import answers
 from tape_ds.scoring.answers import AnswerLoss, Asked
 from tape_ds.training import identity, model_config, tables
-from tape_ds.training.extension import base_address
+from tape_ds.training.kinds.extension import base_address
 from tape_ds.training.run import RunOfVariedRows, require_room, require_same, sample_count, start, weights_dtype
 
 BEFORE, AFTER = "before", "after"

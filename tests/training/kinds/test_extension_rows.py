@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tape_ds.errors import UserError
 from tape_ds.recipe.extension import load
-from tape_ds.training.extension import training_rows
+from tape_ds.training.kinds.extension import training_rows
 
 END = 1
 SIZES = [3, 10, 4, 25, 7]

@@ -13,8 +13,9 @@ from tape_ds.data.dataset import TrainingRows
 from tape_ds.data.packing import pack, tokenize
 from tape_ds.data.streaming import StreamedRows
 from tape_ds.errors import Problem, UserError
+from tape_ds.methods import init_weights
 from tape_ds.recipe.pretraining import PretrainingRecipe
-from tape_ds.training import fresh, identity, tables
+from tape_ds.training import identity, tables
 from tape_ds.training.callbacks import PerplexityByLength
 from tape_ds.training.held_out import HeldOut, read_perplexities
 from tape_ds.training.run import Run, fingerprints, require_room, require_same, sample_count, start, weights_dtype
@@ -87,7 +88,7 @@ def assemble(recipe: PretrainingRecipe) -> Pretraining:
     rows = training_rows(recipe, tokenizer)
     held_out, left_out = held_out_documents(recipe, tokenizer)
     require_room(recipe, config, started.agreement)
-    model = fresh.build(config, arguments.seed, weights_dtype(arguments))
+    model = init_weights.build(config, arguments.seed, weights_dtype(arguments))
     prepared = methods.prepare("full", model, settings=None)
     return Pretraining(
         recipe=recipe,

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tape_ds import TapeForCausalLM
+from tape_ds.methods import init_weights
 from tape_ds.model import positions
-from tape_ds.training import fresh
 from tests.model.helpers import tiny_config
 
 SIZES = {
@@ -35,7 +35,7 @@ def config(encoding="tape", **changes):
 
 
 def build(encoding="tape", seed=1, dtype=torch.float32, **changes):
-    return fresh.build(config(encoding, **changes), seed, dtype)
+    return init_weights.build(config(encoding, **changes), seed, dtype)
 
 
 def test_weights_follow_from_the_seed_and_nothing_else():
@@ -106,6 +106,6 @@ def test_a_parameter_without_a_value_is_noticed(monkeypatch):
 
 def test_the_model_trains_and_its_configuration_is_its_own():
     given = config()
-    model = fresh.build(given, 1, torch.bfloat16)
+    model = init_weights.build(given, 1, torch.bfloat16)
     assert model.training and all(weight.requires_grad for weight in model.parameters())
     assert model.config is not given and model.config.dtype == torch.bfloat16 and given.dtype != torch.bfloat16

@@ -11,9 +11,10 @@ from tape_ds.data.dataset import collate
 from tape_ds.errors import UserError
 from tape_ds.model import positions
 from tape_ds.recipe.arithmetic import load
-from tape_ds.training import arithmetic, report
+from tape_ds.training import report
+from tape_ds.training.kinds import arithmetic
 from tape_ds.training.run import build_trainer
-from tests.training import test_arithmetic
+from tests.training.kinds import test_arithmetic
 
 LENGTHS = {"flip_flop": "24 32", "recall": "16 32"}
 

@@ -9,10 +9,10 @@ from transformers import GPTJConfig, GPTJForCausalLM
 from tape_ds import ScaledGPTJForCausalLM
 from tape_ds.checkpoint.trained import load_trained
 from tape_ds.errors import UserError
-from tape_ds.training import extension
 from tape_ds.training.execution import carry_out
-from tests.training.test_extension import model as words  # noqa: F401  (a folder with a tokenizer, and text beside it)
-from tests.training.test_extension import recipe
+from tape_ds.training.kinds import extension
+from tests.training.kinds.test_extension import model as words  # noqa: F401  (a folder with a tokenizer, and text beside it)
+from tests.training.kinds.test_extension import recipe
 
 SIZES = {
     "vocab_size": 61,

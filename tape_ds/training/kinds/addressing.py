@@ -21,7 +21,7 @@ from tape_ds.scoring.addressing import Answered
 from tape_ds.scoring.causal_lm import bare
 from tape_ds.training import tables
 from tape_ds.training.callbacks import ScoredAfter
-from tape_ds.training.drawn import DrawnRun
+from tape_ds.training.kinds.drawn import DrawnRun
 
 SCORES = "results/addressing.json"
 SEED = 0

@@ -23,8 +23,8 @@ from tape_ds.model.flops import training_flops_per_token
 from tape_ds.model.positions import scaling
 from tape_ds.recipe.extension import ExtensionRecipe, check_against_model
 from tape_ds.recipe.method import targets_of
-from tape_ds.recipe.optimization import check_trained, learns
 from tape_ds.recipe.scale import check_model
+from tape_ds.recipe.sections import check_trained, learns
 from tape_ds.run_folder import RESULTS
 from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import identity, model_config, plots, tables

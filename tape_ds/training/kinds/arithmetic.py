@@ -13,15 +13,16 @@ from tape_ds import methods, storage
 from tape_ds.data.arithmetic import rows, split
 from tape_ds.data.arithmetic.rows import ArithmeticRows
 from tape_ds.data.arithmetic.tasks import TASKS
+from tape_ds.methods import init_weights
 from tape_ds.parallel.shared_work import share_out
 from tape_ds.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.scoring import exact_match
 from tape_ds.scoring.answers import Asked
 from tape_ds.scoring.exact_match import ExactMatch
-from tape_ds.training import fresh, identity, tables
-from tape_ds.training.addressing import AddressingRun
+from tape_ds.training import identity, tables
 from tape_ds.training.callbacks import ScoredAfter
-from tape_ds.training.drawn import DrawnRun
+from tape_ds.training.kinds.addressing import AddressingRun
+from tape_ds.training.kinds.drawn import DrawnRun
 from tape_ds.training.run import require_room, require_same, sample_count, start, weights_dtype
 
 SCORES = "results/exact_match.json"
@@ -94,7 +95,7 @@ def assemble(recipe: ArithmeticRecipe) -> DrawnRun:
     decides = identity.of(recipe, tokenizer, read)
     require_same(recipe, started, decides)
     require_room(recipe, config, started.agreement)
-    model = fresh.build(config, arguments.seed, weights_dtype(arguments))
+    model = init_weights.build(config, arguments.seed, weights_dtype(arguments))
     prepared = methods.prepare("full", model, settings=None)
     return kind(
         recipe=recipe,

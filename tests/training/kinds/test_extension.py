@@ -11,9 +11,9 @@ from tape_ds.errors import UserError
 from tape_ds.recipe.extension import load
 from tape_ds.scoring.passkey import Passkey, Reply
 from tape_ds.scoring.span_losses import SpanLosses
-from tape_ds.training import extension
 from tape_ds.training.callbacks import PasskeyRetrieval
 from tape_ds.training.held_out import write_passkeys, write_scores
+from tape_ds.training.kinds import extension
 from tape_ds.training.run import build_trainer
 from tests.model.helpers import randomised, tiny_config, tokens
 

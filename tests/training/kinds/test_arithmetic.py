@@ -14,7 +14,8 @@ from tape_ds.data.dataset import collate
 from tape_ds.errors import UserError
 from tape_ds.recipe.arithmetic import load
 from tape_ds.scoring.exact_match import ExactMatch
-from tape_ds.training import arithmetic, report
+from tape_ds.training import report
+from tape_ds.training.kinds import arithmetic
 from tape_ds.training.run import build_trainer
 
 FIELDS = {

@@ -12,7 +12,8 @@ from tape_ds.data.dataset import collate
 from tape_ds.errors import UserError
 from tape_ds.model import positions
 from tape_ds.recipe.finetuning import load
-from tape_ds.training import finetuning, report
+from tape_ds.training import report
+from tape_ds.training.kinds import finetuning
 from tape_ds.training.run import build_trainer
 from tests.data.conftest import build_tokenizer
 from tests.model.helpers import tiny_config

@@ -13,8 +13,9 @@ from tape_ds.errors import UserError
 from tape_ds.model.llama import evaluated_at
 from tape_ds.recipe.pretraining import load
 from tape_ds.scoring import perplexity
-from tape_ds.training import pretraining, report
+from tape_ds.training import report
 from tape_ds.training.held_out import perplexities, read_perplexities
+from tape_ds.training.kinds import pretraining
 from tape_ds.training.run import build_trainer
 
 FUNCTION = "def function_{0}(value):\n    # adds {0}.\n    return value + {0}\n\n"

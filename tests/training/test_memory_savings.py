@@ -5,7 +5,7 @@ import torch
 
 from tape_ds.errors import UserError
 from tape_ds.recipe.sections import Memory
-from tape_ds.training.levers import ApplyLevers, Levers
+from tape_ds.training.memory_savings import ApplyLevers, Levers
 from tests.model.helpers import tiny_model, tokens
 from tests.training.test_trainer import build, losses
 

@@ -17,11 +17,11 @@ import psutil
 import pytest
 
 from tape_ds import run_folder
+from tape_ds.cluster import supervision
+from tape_ds.cluster.supervision import KeepAlive, Kept, Patience
 from tape_ds.errors import UserError
 from tape_ds.health import guards, run_lock, watchdog
 from tape_ds.health.stopping import StopRequest
-from tape_ds.training import supervision
-from tape_ds.training.supervision import KeepAlive, Kept, Patience
 
 ROOT = Path(__file__).resolve().parents[2]
 
