@@ -3,8 +3,8 @@
     python tools/export_hf.py SOURCE OUT [--dtype bfloat16] [--name NAME] [--license ID]
 
 SOURCE is the folder of a run, its folder ``trained``, one of its checkpoints, or a TAPE model folder. A model with
-rotary angles that transformers knows becomes an ordinary Llama (or Qwen2) folder; any other carries its code in one
-file and loads with ``AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True)``. README.md is the model card:
+rotary angles that transformers knows becomes an ordinary Llama (or Qwen2) folder; any other carries its code
+and loads with ``AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True)``. README.md is the model card:
 look through it before you publish the folder.
 """
 
@@ -35,7 +35,9 @@ def main(argv: list[str] | None = None) -> int:
     wishes = Wishes(options.name or out.resolve().name, options.license)
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
     model = folder.write(source, out, wishes, dtype)
-    kind = "plain transformers" if folder.is_plain(source) else f"with its own code, {folder.CODE}.py"
+    kind = (
+        "plain transformers" if folder.is_plain(source) else "with its own code, modeling_tape.py and what it imports"
+    )
     print(f"{out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters, {model.dtype}, {kind}")
     if folder.is_plain(source) and (unread := unread_by_llama_cpp(model.config)):
         print(unread)

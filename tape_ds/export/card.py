@@ -149,8 +149,8 @@ def _loading(source: SourceModel, model: PreTrainedModel, name: str, plain: bool
             said += f" {unread}"
     else:
         said = (
-            "The model's code is in this folder (`modeling_tape.py`, generated from the package that trained it; read "
-            "it before you trust it). It needs torch and transformers 5, nothing else."
+            "The model's code is in this folder (`modeling_tape.py` and what it imports, copied from the package that "
+            "trained it; read it before you trust it). It needs torch and transformers 5, nothing else."
         )
     lines = [
         "```python",
