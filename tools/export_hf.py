@@ -1,11 +1,12 @@
 """Make a folder that loads where tape_ds is not installed.
 
-    python tools/export_hf.py SOURCE OUT [--dtype bfloat16] [--name NAME] [--license ID]
+    python tools/export_hf.py SOURCE OUT [--dtype bfloat16] [--name NAME] [--license ID] [--push NAME]
 
 SOURCE is the folder of a run, its folder ``trained``, one of its checkpoints, or a TAPE model folder. A model with
 rotary angles that transformers knows becomes an ordinary Llama (or Qwen2) folder; any other carries its code
 and loads with ``AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True)``. README.md is the model card:
-look through it before you publish the folder.
+look through it before you publish the folder. ``--push`` uploads the folder to the Hugging Face hub, where it stays
+private until you say otherwise on its page.
 """
 
 import argparse
@@ -45,6 +46,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"model card without results: {source.without_result}")
     if not source.has_tokenizer:
         print(f"no tokenizer: there is none in {source.folder}")
+    if options.push is not None:
+        from tape_ds.export import push
+
+        print(f"uploaded to {push.upload(options.push, out)}")
     return 0
 
 
@@ -61,6 +66,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--name", help="of the model, in its card; default: the name of OUT")
     parser.add_argument("--license", help="of the weights, as the hub names licences; nothing is said without it")
+    parser.add_argument("--push", metavar="NAME", help="upload the folder to the Hugging Face hub as this model")
     return parser.parse_args(argv)
 
 
@@ -86,6 +92,10 @@ def check(options: argparse.Namespace) -> "SourceModel":
         source = source_model.find(options.source)
     except UserError as error:
         problems += error.problems
+    if options.push is not None:
+        from tape_ds.export import push
+
+        problems += push.check(options.push)
     raise_if_any(problems)
     assert source is not None
     return source
