@@ -2,10 +2,9 @@
 
     python tools/serve.py MODEL [--host 127.0.0.1] [--port 8000] [--name NAME] [--max_length 32k]
 
-MODEL is what `python -m evaluation` takes: a run's folder, a checkpoint, an adapter, an exported folder, any model that
-transformers loads. It is loaded once, adapters merged, and answers /v1/chat/completions, /v1/completions and
-/v1/responses, streaming or not, one request after another. A prompt that leaves no room for an answer within the
-model's length is refused with status 400; an answer ends where that length does.
+MODEL is what ``python -m evaluation`` takes: a run, an adapter, an exported folder, any model that transformers loads.
+It answers /v1/completions, /v1/chat/completions and /v1/responses, streaming or not, one request after another. A
+prompt that leaves no room for an answer is refused with status 400; an answer ends where the model's length does.
 """
 
 import argparse
@@ -120,15 +119,15 @@ def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", 
     class WithinLength(GenerateManager):
         """Refuses prompts that leave no room, and ends answers where the room does."""
 
-        def generate_streaming(self, model: Any, processor: Any, inputs: Any, gen_config: Any, **options: Any) -> Any:
+        def generate_streaming(self, model: Any, processor: Any, inputs: Any, gen_config: Any, **kw: Any) -> Any:
             fit(inputs["input_ids"].shape[-1], gen_config)
-            return super().generate_streaming(model, processor, inputs, gen_config, **options)
+            return super().generate_streaming(model, processor, inputs, gen_config, **kw)
 
         async def generate_non_streaming(
-            self, model: Any, processor: Any, inputs: Any, gen_config: Any, request_id: str
+            self, model: Any, processor: Any, inputs: Any, gen_config: Any, **kw: Any
         ) -> Any:
             fit(inputs["input_ids"].shape[-1], gen_config)
-            return await super().generate_non_streaming(model, processor, inputs, gen_config, request_id)
+            return await super().generate_non_streaming(model, processor, inputs, gen_config, **kw)
 
     def fit(tokens: int, gen_config: Any) -> None:
         if not 0 < tokens < length:
