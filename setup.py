@@ -21,6 +21,7 @@ setup(
     packages=[*find_packages(include=["tape_ds", "tape_ds.*"]), *map(shipped, folders)],
     package_dir={shipped(name): str(PurePath(*name.split("."))) for name in SHIPPED},
     package_data={
+        "tape_ds.export": ["card.md.jinja"],
         "tape_ds.model.attention": ["table.json"],
         "tape_ds.recipe": ["library_fields.json"],
         **{shipped(name): ["*"] for name in folders},

@@ -28,10 +28,10 @@ from tape_ds.data import packing
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.export import source_model
-from tape_ds.export.cuts import FAMILIES
 from tape_ds.model import convert, extendable, positions, weights
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.llama import TapeForCausalLM, change_positions, evaluated_at
+from tape_ds.registration import TYPES
 from tape_ds.run_folder import TRAINED
 
 ADAPTER = "adapter_config.json"
@@ -128,7 +128,7 @@ class FoundModel(ABC):
     @property
     def position_limit(self) -> int | None:
         """Tokens beyond which there are no positions: a learned table ends. None: there is no such end."""
-        ours = self.config.model_type in FAMILIES
+        ours = self.config.model_type in TYPES
         rotary = getattr(self.config, "rope_parameters", None) is not None
         return None if ours or rotary else _native_length(self.config)
 
@@ -326,7 +326,7 @@ def _is_ours(address: str) -> bool:
     """Whether the address leads to a folder that a run, a conversion or an export of this project made."""
     folder = Path(address)
     records = (folder / trained.RECORD, folder / TRAINED / trained.RECORD)
-    return any(record.is_file() for record in records) or source_model.model_type(folder) in FAMILIES
+    return any(record.is_file() for record in records) or source_model.model_type(folder) in TYPES
 
 
 def _local(address: str) -> Path:

@@ -27,7 +27,7 @@ __all__ = [
     "TapeForCausalLM",
     "TapeModel",
 ]
-_HOMES = {
+HOMES = {
     "ScaledGPTJConfig": "tape_ds.model.gptj_configuration",
     "ScaledGPTJForCausalLM": "tape_ds.model.gptj",
     "ScaledGPTJModel": "tape_ds.model.gptj",
@@ -39,9 +39,9 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """One of the classes, imported when it is asked for."""
-    if name not in _HOMES:
+    if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(HOMES[name]), name)
 
 
 registration.make_known(sys.modules[__name__])

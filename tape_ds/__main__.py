@@ -51,6 +51,7 @@ COMMANDS = {
     "evaluate": Command("evaluation", "perplexity, passkeys, SCROLLS, lm-eval's tasks, reports", spreads=True),
     "plan": Command("tools/plan.py", "memory, time and cost of a run before it starts"),
     "export": Command("tools/export_hf.py", "make a model folder that loads without tape_ds"),
+    "serve": Command("tools/serve.py", "answer OpenAI's protocol with a run, an adapter or an export"),
     "merge": Command("tools/merge_adapter.py", "turn what a run trained into a whole model folder"),
     "convert": Command("tools/convert_checkpoint.py", "convert a checkpoint between model families"),
     "reproduce": Command("tools.reproduce", "the published tables and figures, ours beside them"),

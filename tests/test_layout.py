@@ -50,6 +50,7 @@ MAY_IMPORT = {
         "data",
         "model",
         "errors",
+        "registration",
         "results",
         "run_folder",
         "storage",

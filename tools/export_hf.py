@@ -1,11 +1,12 @@
 """Make a folder that loads where tape_ds is not installed.
 
-    python tools/export_hf.py SOURCE OUT [--dtype bfloat16] [--name NAME] [--license ID]
+    python tools/export_hf.py SOURCE OUT [--dtype bfloat16] [--name NAME] [--license ID] [--push NAME]
 
 SOURCE is the folder of a run, its folder ``trained``, one of its checkpoints, or a TAPE model folder. A model with
-rotary angles that transformers knows becomes an ordinary Llama (or Qwen2) folder; any other carries its code in one
-file and loads with ``AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True)``. README.md is the model card:
-look through it before you publish the folder.
+rotary angles that transformers knows becomes an ordinary Llama (or Qwen2) folder; any other carries its code
+and loads with ``AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True)``. README.md is the model card:
+look through it before you publish the folder. ``--push`` uploads the folder to the Hugging Face hub, where it stays
+private until you say otherwise on its page.
 """
 
 import argparse
@@ -35,7 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     wishes = Wishes(options.name or out.resolve().name, options.license)
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
     model = folder.write(source, out, wishes, dtype)
-    kind = "plain transformers" if folder.is_plain(source) else f"with its own code, {folder.CODE}.py"
+    kind = (
+        "plain transformers" if folder.is_plain(source) else "with its own code, modeling_tape.py and what it imports"
+    )
     print(f"{out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters, {model.dtype}, {kind}")
     if folder.is_plain(source) and (unread := unread_by_llama_cpp(model.config)):
         print(unread)
@@ -43,6 +46,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"model card without results: {source.without_result}")
     if not source.has_tokenizer:
         print(f"no tokenizer: there is none in {source.folder}")
+    if options.push is not None:
+        from tape_ds.export import push
+
+        print(f"uploaded to {push.upload(options.push, out)}")
     return 0
 
 
@@ -59,6 +66,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--name", help="of the model, in its card; default: the name of OUT")
     parser.add_argument("--license", help="of the weights, as the hub names licences; nothing is said without it")
+    parser.add_argument("--push", metavar="NAME", help="upload the folder to the Hugging Face hub as this model")
     return parser.parse_args(argv)
 
 
@@ -84,6 +92,10 @@ def check(options: argparse.Namespace) -> "SourceModel":
         source = source_model.find(options.source)
     except UserError as error:
         problems += error.problems
+    if options.push is not None:
+        from tape_ds.export import push
+
+        problems += push.check(options.push)
     raise_if_any(problems)
     assert source is not None
     return source

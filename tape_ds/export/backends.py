@@ -1,8 +1,25 @@
-"""What chooses the attention backend in an exported model: torch's own attention, or plain matrices on request."""
+"""The attention backends of an exported model: torch's own attention, or plain matrices on request."""
+
+import functools
+from collections.abc import Callable
+
+from torch import Tensor
 
 from tape_ds.errors import did_you_mean
-from tape_ds.model.attention.call import Call
-from tape_ds.model.attention.names import available, requested
+from tape_ds.model.attention.call import Call, joined
+from tape_ds.model.attention.names import requested
+from tape_ds.model.attention.plain import attention_by_reference
+from tape_ds.model.attention.sdpa import attention_by_sdpa
+
+_BACKENDS: dict[str, Callable[[Call], tuple[Tensor, ...]]] = {
+    "reference": functools.partial(joined, attention_by_reference),
+    "sdpa": attention_by_sdpa,
+}
+
+
+def run(name: str, call: Call) -> tuple[Tensor, ...]:
+    """The call's outputs [B, H, T, V], by the backend of that name."""
+    return _BACKENDS[name](call)
 
 
 def choose(backend: str, call: Call) -> str:
@@ -14,6 +31,11 @@ def choose(backend: str, call: Call) -> str:
     name = requested(backend)
     if name == "auto":
         return "sdpa"
-    if name not in available():
-        raise ValueError(f"attention backend {name!r} is unknown; {did_you_mean(name, ['auto', *available()])}")
+    if name not in _BACKENDS:
+        raise ValueError(f"attention backend {name!r} is unknown; {did_you_mean(name, ['auto', *_BACKENDS])}")
     return name
+
+
+def missing(name: str, device_type: str) -> str | None:
+    """What a machine lacks for a backend: nothing, for these."""
+    return None

@@ -1,7 +1,7 @@
 """The model card of an exported folder: what was trained, on what, what was measured, what was not.
 
 Every number comes from the run's stored result, its record or its configuration; what is not there is said to be
-missing. Folders of the machine that trained are cut down to their last part.
+missing. Folders of the machine that trained are cut down to their last part. The words are in ``card.md.jinja``.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedConfig, PreTrainedModel
 
 import tape_ds
@@ -32,6 +32,7 @@ HUB_BASES = {
     )
 }
 """Addresses that stand for a model of the hub: its id, and what is to be said of it."""
+_TEMPLATE = Path(__file__).with_name("card.md.jinja")
 _SHOWN_VERSIONS = ("tape_ds", "torch", "deepspeed", "transformers", "peft")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -54,23 +55,32 @@ def text(source: SourceModel, model: PreTrainedModel, wishes: Wishes, *, plain: 
         wishes: name and licence.
         plain: whether transformers loads the folder without code of its own.
     """
-    parts = [
-        _front_matter(source, wishes, plain),
-        f"# {wishes.name}",
-        _opening(source, model),
-        "## Loading it",
-        _loading(source, model, wishes.name, plain),
-        "## What was trained" if source.record is not None else "## Positions",
-        _trained(source),
-        *_settings(source),
-        "## Results",
-        card_results.text(source.result) if source.result is not None else f"None: {source.without_result}.",
-        "## Limits",
-        _limits(source, plain),
-        "## Made with",
-        _made_with(source.result),
-    ]
-    return redacted("\n\n".join(part.strip() for part in parts if part) + "\n")
+    config, record, result = source.config, source.record, source.result
+    native = _native(source)
+    made = ModelCard.from_template(
+        _header(source, wishes, plain),
+        str(_TEMPLATE),
+        name=wishes.name,
+        plain=plain,
+        kind=type(model).__name__.removesuffix("ForCausalLM"),
+        record=record,
+        base=_base(source),
+        remark=HUB_BASES[record.base][1] if record is not None and record.base in HUB_BASES else "",
+        answered=_answered(source),
+        native=None if native is None else f"{native:,}",
+        length=f"{config.max_position_embeddings:,}",
+        size=_size(model.num_parameters()),
+        has_tokenizer=source.has_tokenizer,
+        unread=unread_by_llama_cpp(model.config),
+        position_encoding=config.position_encoding,
+        encoding=_trained(source),
+        names=summarise(record.names) if record is not None else "",
+        settings=_settings(source),
+        results=card_results.text(result) if result is not None else f"None: {source.without_result}.",
+        measured=card_results.measured(result),
+        made_with=_made_with(result),
+    )
+    return redacted(str(made).rstrip("\n") + "\n")
 
 
 def _base(source: SourceModel) -> str | None:
@@ -83,17 +93,27 @@ def _base(source: SourceModel) -> str | None:
     return HUB_BASES[base][0] if base in HUB_BASES else shown(base)
 
 
-def _front_matter(source: SourceModel, wishes: Wishes, plain: bool) -> str:
-    fields: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    if wishes.license is not None:
-        fields["license"] = wishes.license
+def _header(source: SourceModel, wishes: Wishes, plain: bool) -> ModelCardData:
+    """What the hub reads."""
     base = _base(source)
-    if base is not None and _HUB_ID.fullmatch(base):
-        fields["base_model"] = base
-    if datasets := hub_names(_training_data(source)):
-        fields["datasets"] = datasets
-    fields["tags"] = ["long-context", *([] if plain else [source.config.position_encoding, "custom_code"])]
-    return f"---\n{yaml.safe_dump(fields, sort_keys=False)}---"
+    return ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        license=wishes.license,
+        base_model=base if base is not None and _HUB_ID.fullmatch(base) else None,
+        datasets=hub_names(_training_data(source)) or None,
+        tags=["long-context", *([] if plain else [source.config.position_encoding, "custom_code"])],
+        model_name=wishes.name,
+        eval_results=_evaluations(source) or None,
+    )
+
+
+def _evaluations(source: SourceModel) -> list[EvalResult]:
+    """The results of the weights themselves, not of what they were compared with."""
+    if source.result is None or source.record is None:
+        return []
+    trained = f"{source.record.method}, trained" if source.record.names else None
+    return card_results.evaluations(source.result, trained)
 
 
 def _training_data(source: SourceModel) -> list[str]:
@@ -111,22 +131,6 @@ def _answered(source: SourceModel) -> str | None:
     return source.result.config.get("dataset") if source.result is not None else None
 
 
-def _opening(source: SourceModel, model: PreTrainedModel) -> str:
-    length, base = source.config.max_position_embeddings, _base(source)
-    size = _size(model.num_parameters())
-    if source.record is None:
-        return f"A language model of {size} for up to {length:,} tokens; how it was trained is not recorded."
-    if base is None:
-        return f"A language model of {size}, trained from scratch for {length:,} tokens."
-    if (dataset := _answered(source)) is not None:
-        return f"`{base}` fine-tuned on the answers of the data set `{dataset}`, for up to {length:,} tokens; {size}."
-    native = _native(source)
-    before = f" from {native:,}" if native is not None else ""
-    extended = f"its context extended{before} to {length:,} tokens"
-    said = f"`{base}` with {extended} by the method `{source.record.method}`; {size}."
-    return " ".join([said, *HUB_BASES.get(source.record.base or "", ("",))[1:]])
-
-
 def _size(parameters: int) -> str:
     return f"{parameters / 1e6:,.1f} M parameters" if parameters >= 1e6 else f"{parameters:,} parameters"
 
@@ -135,39 +139,6 @@ def _native(source: SourceModel) -> int | None:
     """Tokens that the base model was made for, where that is known."""
     found = source.result.figures.get("native_length") if source.result is not None else None
     return found or (source.config.rope_parameters or {}).get("original_max_position_embeddings")
-
-
-def _loading(source: SourceModel, model: PreTrainedModel, name: str, plain: bool) -> str:
-    trust = "" if plain else ", trust_remote_code=True"
-    if plain:
-        kind = type(model).__name__.removesuffix("ForCausalLM")
-        said = (
-            f"An ordinary {kind} folder: no code of its own. transformers, vLLM and llama.cpp's converter find the "
-            "angles under `rope_parameters`, older versions of them under `rope_theta` and `rope_scaling`."
-        )
-        if unread := unread_by_llama_cpp(model.config):
-            said += f" {unread}"
-    else:
-        said = (
-            "The model's code is in this folder (`modeling_tape.py`, generated from the package that trained it; read "
-            "it before you trust it). It needs torch and transformers 5, nothing else."
-        )
-    lines = [
-        "```python",
-        f"from transformers import AutoModelForCausalLM{', AutoTokenizer' if source.has_tokenizer else ''}",
-        "",
-        f'model = AutoModelForCausalLM.from_pretrained("{name}"{trust})',
-    ]
-    if source.has_tokenizer:
-        lines += [
-            # the configuration tells a tokenizer's class, and only the folder's code can read it
-            f'tokenizer = AutoTokenizer.from_pretrained("{name}"{trust})',
-            'inputs = tokenizer("Once upon a time", return_tensors="pt")',
-            "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))",
-        ]
-    else:
-        said += " There is no tokenizer in it."
-    return "\n".join([said, "", *lines, "```"])
 
 
 def unread_by_llama_cpp(config: PreTrainedConfig) -> str | None:
@@ -199,11 +170,7 @@ def _trained(source: SourceModel) -> str:
         rows.append(("parameters trained", share))
     if any("lora_" in name for name in record.names):
         rows.append(("adapters", "merged into the weights"))
-    if record.names:
-        names = f"By name:\n\n```\n{summarise(record.names)}\n```"
-    else:
-        names = "Nothing was trained: the weights are the base model's, only the angles differ."
-    return table(("", ""), rows) + f"\n\n{names}"
+    return table(("", ""), rows)
 
 
 def _angles(rope: Mapping[str, Any]) -> str:
@@ -215,11 +182,11 @@ def _angles(rope: Mapping[str, Any]) -> str:
     return f"angles `{rope.get('rope_type', 'default')}`" + (f" ({', '.join(others)})" if others else "")
 
 
-def _settings(source: SourceModel) -> list[str]:
+def _settings(source: SourceModel) -> str:
     """What it was trained on and how: nothing where that is not stored, or nothing was trained."""
     result, record = source.result, source.record
     if result is None or record is None or not record.names:
-        return []
+        return ""
     config, figures = result.config, result.figures
     steps = figures.get("steps")
     tokens = figures.get("tokens")
@@ -237,7 +204,7 @@ def _settings(source: SourceModel) -> list[str]:
         ("precision", precision),
         ("seed", str(result.seed)),
     ]
-    return ["## Trained on", table(("", ""), [row for row in rows if row[1]])]
+    return table(("", ""), [row for row in rows if row[1]])
 
 
 def _rate(config: Mapping[str, Any]) -> str:
@@ -247,29 +214,6 @@ def _rate(config: Mapping[str, Any]) -> str:
     if (own := config.get("position_learning_rate")) is not None:
         rate += f" (position parameters {own})"
     return rate + (f", {config['lr_scheduler_type']}" if "lr_scheduler_type" in config else "")
-
-
-def _limits(source: SourceModel, plain: bool) -> str:
-    native, length, base = _native(source), source.config.max_position_embeddings, _base(source)
-    said = []
-    if source.record is not None and base is not None:
-        before = f"The base model was made for {native:,} tokens, this one" if native is not None else "It is made"
-        said.append(f"{before} for {length:,}; longer texts are untried.")
-    measured = card_results.measured(source.result)
-    said.append(
-        (f"Measured: {', '.join(measured)}, as above. " if measured else "Nothing was measured. ")
-        + "Not measured: knowledge, reasoning, instruction following, safety, other languages."
-    )
-    said.append("No safety tuning was done on top.")
-    if base is not None:
-        said.append("What the base model gets wrong, this one does too; the base model's licence applies.")
-    if not plain:
-        said.append(
-            f"The encoding `{source.config.position_encoding}` with these angles is not one that llama.cpp, vLLM or "
-            "transformers itself compute: it runs with the code in this folder only, on torch's own attention. The "
-            "Triton kernels of the package that trained it are not part of it."
-        )
-    return "\n".join(f"- {each}" for each in said)
 
 
 def _made_with(result: Result | None) -> str:

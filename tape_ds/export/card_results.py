@@ -1,7 +1,10 @@
 """The results of a run as Markdown: loss by position, and every other figure that is a list of rows."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from huggingface_hub import EvalResult
 
 from tape_ds.export.addresses import shown
 from tape_ds.results import Result
@@ -30,6 +33,44 @@ def measured(result: Result | None) -> list[str]:
         return []
     loss = ["loss by position on the documents named"] if result.figures.get(LOSS) else []
     return [*loss, *(TITLES[name].lower() for name in _row_figures(result))]
+
+
+def evaluations(result: Result, trained: str | None) -> list[EvalResult]:
+    """What the hub shows of the results, in its words: rows of the variant that was exported.
+
+    Args:
+        result: the run's.
+        trained: what the tables call the exported weights; None: nothing was trained, and they are called ``...,
+            untrained``.
+    """
+
+    def exported(name: str | None) -> bool:
+        return name is None or (name.endswith(", untrained") if trained is None else name == trained)
+
+    found = []
+    for variant, parts in (result.figures.get(LOSS) or {}).items():
+        if exported(variant):
+            losses = SpanLosses.merge(map(SpanLosses.from_dict, parts.values()))
+            found.append(_evaluation("held-out-documents", ", ".join(map(shown, parts)), "loss", losses.mean))
+    rows = _row_figures(result)
+    for row in filter(lambda row: exported(row.get("variant")), rows.get("passkey", [])):
+        found.append(_evaluation("passkey", f"{row['length']} tokens", "accuracy", row["accuracy"]))
+    for row in rows.get("perplexity", []):
+        found.append(_evaluation("held-out-documents", f"{row['length']} tokens", "perplexity", row["perplexity"]))
+    for row in filter(lambda row: row["when"] == "after", rows.get("answer_loss", [])):
+        found.append(_evaluation("scrolls", result.config.get("dataset", "scrolls"), "loss", row["nll"]))
+    return [each for each in found if isinstance(each.metric_value, (int, float)) and math.isfinite(each.metric_value)]
+
+
+def _evaluation(dataset: str, part: str, metric: str, value: float) -> EvalResult:
+    return EvalResult(
+        task_type="text-generation",
+        dataset_type=dataset,
+        dataset_name=dataset,
+        dataset_config=part,
+        metric_type=metric,
+        metric_value=value,
+    )
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from tape_ds import results
 from tape_ds.checkpoint import merging, trained
 from tape_ds.errors import Problem, UserError
-from tape_ds.export.cuts import FAMILIES
 from tape_ds.model import extendable
+from tape_ds.registration import TYPES
 from tape_ds.results import Result
 from tape_ds.run_folder import RESULTS, TRAINED
 
@@ -67,7 +67,7 @@ def find(address: str) -> SourceModel:
         result, reason = _result_of(folder, record)
         return SourceModel(folder, _config(folder), record, result, reason, merging.original_dtype(folder))
     found = model_type(folder)
-    if found not in FAMILIES:
+    if found not in TYPES:
         wrong = "no such folder" if not given.is_dir() else "neither what a run trained nor a model"
         if found:
             wrong = f"its model_type is {found!r}: transformers loads that as it is"

@@ -69,7 +69,7 @@ OWNED: dict[str, Owned] = {
     "push_to_hub": Owned(
         False,
         "a run saves what it trained, and only a whole model is worth a page of its own",
-        "merge with tools/merge_adapter.py and upload that folder",
+        "export it afterwards: tape-ds export OUTPUT_DIR FOLDER --push NAME",
     ),
     "hub_token": Owned(None, "a recipe is stored with every result, and a token must not be", "export HF_TOKEN"),
 }

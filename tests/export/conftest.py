@@ -1,4 +1,4 @@
-"""A toy package for the bundler, and what a run leaves behind, in miniature."""
+"""What a run leaves behind, in miniature."""
 
 import pytest
 import torch
@@ -7,29 +7,10 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tape_ds import results
 from tape_ds.checkpoint.trained import Record, save_trained
-from tape_ds.export import modules
 from tape_ds.model import convert
 from tests.model.helpers import VOCABULARY, randomised, tiny_model
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
-
-
-@pytest.fixture
-def toy(tmp_path, monkeypatch):
-    """Writes the modules of a package ``toy``, in place of ``tape_ds``: name -> source."""
-    root = tmp_path / "toy"
-
-    def write(**sources):
-        for name, source in sources.items():
-            path = root.joinpath(*name.split("/")).with_suffix(".py")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            for folder in (path.parent, root):
-                (folder / "__init__.py").touch()
-            path.write_text(source)
-
-    monkeypatch.setattr(modules, "ROOT", root)
-    monkeypatch.setattr(modules, "PACKAGE", "toy")
-    return write
 
 
 @pytest.fixture(scope="session")

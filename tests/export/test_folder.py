@@ -104,6 +104,7 @@ def test_tape_carries_its_code(run, tmp_path):
     config = config_of(out)
     assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_tape.TapeForCausalLM"
     assert config["dtype"] == "bfloat16" and config["use_cache"] is True and config["model_type"] == "tape"
+    assert config["architectures"] == ["AutoModelForCausalLM", "TapeForCausalLM"]
     assert "class TapeForCausalLM" in (out / "modeling_tape.py").read_text()
     assert {path.name for path in out.iterdir()} >= {"README.md", "generation_config.json", "tokenizer.json"}
 

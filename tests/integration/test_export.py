@@ -32,7 +32,8 @@ absent = ("tape_ds", "triton", "peft", "deepspeed", "accelerate", "liger_kernel"
 assert not [name for name in absent if find_spec(name)], "not a clean environment"
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+from transformers.cli.serving.model_manager import ModelManager
 found = {}
 for folder in sys.argv[2:]:
     trust = {"trust_remote_code": True} if "own code" in folder else {}
@@ -60,6 +61,14 @@ for folder in sys.argv[2:]:
         "full": full.tolist(),
         "length": tokenizer.model_max_length,
     }
+    asked = pipeline("text-generation", folder, **trust)("Once upon", max_new_tokens=4, do_sample=False)
+    found[folder]["pipeline"] = asked[0]["generated_text"]
+    # what transformers serve does with a request's model; its web server is another package
+    manager = ModelManager(**trust)
+    manager.device = None  # a device_map, and any device is one, takes accelerate
+    served = manager._load_model(folder + "@main").eval()
+    with torch.no_grad():
+        found[folder]["served"] = (served(ids).logits - logits).abs().max().item()
     snippet = open(folder + "/README.md").read().split("```python\\n")[1].split("```")[0]
     exec(snippet, {})  # names the folder, which lies in the working directory
 print("\\nFOUND" + json.dumps(found))
@@ -91,12 +100,17 @@ def exported(tiny, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(exported, tmp_path_factory):
+def python(tmp_path_factory):
+    """The clean environment's."""
+    return clean_environment.build(tmp_path_factory.mktemp("clean"))
+
+
+@pytest.fixture(scope="module")
+def found(exported, python, tmp_path_factory):
     """What the clean environment makes of both folders."""
     away = tmp_path_factory.mktemp("away")
     for name in FORMS:
         shutil.copytree(exported / name, away / name)
-    python = clean_environment.build(tmp_path_factory.mktemp("clean"))
     folders = [str(away / name) for name in FORMS]
     printed = clean_environment.run(python, LOAD, away, str(exported / "expected.safetensors"), *folders)
     assert "Do you wish to run the custom code" not in printed, "a snippet of the card made transformers ask"
@@ -124,6 +138,34 @@ def test_it_generates_there_and_takes_padding(found, name):
 def test_what_is_saved_there_loads_there(found, name):
     """The code travels with the weights: ``save_pretrained`` copies it, and the configuration still leads to it."""
     assert found[name]["again"] == 0.0
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_pipelines_and_transformers_serve_load_it(found, name):
+    assert found[name]["served"] == 0.0 and found[name]["pipeline"].startswith("Once upon")
+
+
+FROM_THE_HUB = """
+import sys, torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+stored = load_file(sys.argv[1])
+model = AutoModelForCausalLM.from_pretrained("somebody/tiny", trust_remote_code=True).eval()
+with torch.no_grad():
+    assert (model(stored["ids"]).logits - stored["own code"]).abs().max() <= 1e-6
+print(type(model).__module__)
+"""
+
+
+def test_it_loads_from_the_hub(exported, python, tmp_path):
+    """transformers finds and copies the files of the hub's models in another way than those of folders: here from its
+    own cache, as a download would have filled it."""
+    commit, cached = "c0ffee" * 6 + "beef", tmp_path / ".cache/huggingface/hub/models--somebody--tiny"
+    shutil.copytree(exported / "own code", cached / "snapshots" / commit)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(commit)
+    printed = clean_environment.run(python, FROM_THE_HUB, tmp_path, str(exported / "expected.safetensors"))
+    assert printed.split()[-1] == f"transformers_modules.somebody.tiny.{commit}.modeling_tape"
 
 
 BESIDE = """

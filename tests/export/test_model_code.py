@@ -2,15 +2,15 @@
 
 import ast
 import functools
-import importlib.util
+import importlib
 import sys
 
 import pytest
 import torch
 
-from tape_ds.export import cuts
-from tape_ds.export.folder import model_code
-from tape_ds.export.modules import BundleError
+from tape_ds.export import model_code
+from tape_ds.export.folder import code_files
+from tape_ds.export.model_code import CopyError
 from tape_ds.model import positions
 from tape_ds.model.gptj import ScaledGPTJForCausalLM
 from tape_ds.model.gptj_configuration import ScaledGPTJConfig
@@ -27,36 +27,35 @@ def needed(text):
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
             found.add(node.module.split(".")[0])
     return found - set(sys.stdlib_module_names)
 
 
 @functools.cache
 def code(encoding, model_type="tape"):
-    """The source of an export, generated once."""
-    return model_code(model_type, encoding)
+    """The files of an export, made once."""
+    return code_files(model_type, encoding)
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """The generated module of an encoding, imported once under a name of its own."""
-    folder, made = tmp_path_factory.mktemp("code"), {}
+    """The module with the model's class, of an encoding, imported once in a package of its own."""
+    folder = tmp_path_factory.mktemp("code")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(folder)
 
-    def of(encoding, model_type="tape"):
-        if (key := encoding if model_type == "tape" else model_type) not in made:
-            path = folder / f"exported_{key}.py"
-            path.write_text(code(encoding, model_type), encoding="utf-8")
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            made[key] = importlib.util.module_from_spec(spec)
-            sys.modules[path.stem] = made[key]
-            spec.loader.exec_module(made[key])
-        return made[key]
+        def of(encoding, model_type="tape"):
+            package = folder / f"exported_{encoding}_{model_type}"
+            if not package.is_dir():
+                package.mkdir()
+                for name, text in code(encoding, model_type).items():
+                    (package / name).write_text(text, encoding="utf-8")
+            return importlib.import_module(f"{package.name}.modeling_tape")
 
-    yield of
-    for key in made:
-        del sys.modules[f"exported_{key}"]
+        yield of
+    for name in [name for name in sys.modules if name.startswith("exported_")]:
+        del sys.modules[name]
 
 
 def twin(module, model):
@@ -123,20 +122,45 @@ def test_a_gptj_with_scaled_angles_is_exported(exported):
     ids = tokens(2, 9)
     with torch.no_grad():
         assert torch.equal(other(ids).logits, model(ids).logits) and bool(other(ids).logits.any())
-    assert not hasattr(module, "TapeForCausalLM") and needed(code("rope", "tape_gptj")) <= MAY_NEED
+    assert set().union(*map(needed, code("rope", "tape_gptj").values())) <= MAY_NEED
     wanted = model.generate(ids, max_new_tokens=8, min_new_tokens=8, do_sample=False)
     assert wanted.tolist() == other.generate(ids, max_new_tokens=8, min_new_tokens=8, do_sample=False).tolist()
 
 
 @pytest.mark.parametrize("encoding", positions.available())
 def test_it_needs_torch_and_transformers_alone_and_keeps_its_words(encoding):
-    text = code(encoding)
-    tree = ast.parse(text)
-    assert "torch" in needed(text) <= MAY_NEED
-    public = [n for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and not n.name.startswith("_")]
+    files = code(encoding)
+    assert "torch" in set().union(*map(needed, files.values())) <= MAY_NEED
+    trees = [ast.parse(text).body for text in files.values()]
+    definitions = [node for body in trees for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    public = [node for node in definitions if not node.name.startswith("_")]
     assert len(public) > 40 and all(ast.get_docstring(node) for node in public)
-    assert '"tape_ds::' not in text, "an operator of the package would be replaced by the export's"
-    assert "Apache License, Version 2.0" in text and "the MLP's output before it joins the residual" in text
+    whole = "".join(files.values())
+    assert '"tape_ds::' not in whole, "an operator of the package would be replaced by the export's"
+    assert "the MLP's output before it joins the residual" in whole
+    assert all("Apache License, Version 2.0" in text for text in files.values())
+    assert "# tape_ds/model/llama.py of tape_ds" in files["modeling_tape.py"]
+
+
+@pytest.mark.parametrize("encoding", ["tape", "nope"])
+def test_what_is_not_needed_stays_at_home(encoding):
+    """Other encodings, backends that need more than torch, Triton's kernels, the counting of operations."""
+    assert "model_positions_fire.py" in code("fire") and "model_positions_fire.py" not in code(encoding)
+    assert {name for name in code(encoding) if "triton" in name} <= {"export_no_triton.py"}
+    assert not [name for name in code(encoding) if "flop" in name or "flash" in name or "tape_attention" in name]
+
+
+@pytest.mark.parametrize("model_type, encoding", [("tape", "tape"), ("tape", "t5"), ("tape_gptj", "rope")])
+def test_transformers_finds_every_file_from_those_that_the_configuration_names(model_type, encoding, tmp_path):
+    """It looks for lines ``from .name import``, in files beside one another, and copies what it finds, no more."""
+    from transformers.dynamic_module_utils import get_relative_import_files
+
+    for name, text in code(encoding, model_type).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    named = {value.split(".")[0] for value in model_code.auto_map(model_type).values()}
+    assert named == {"modeling_tape", "configuration_tape"}
+    model = str(tmp_path / "modeling_tape.py")
+    assert {model, *get_relative_import_files(model)} == {str(path) for path in tmp_path.iterdir()}
 
 
 def test_a_foreign_backend_is_refused_by_name(exported):
@@ -150,22 +174,46 @@ def test_another_encoding_is_refused_by_name(exported):
 
 
 def test_two_exports_do_not_share_operators(exported):
-    """The operators of one module are not replaced by another module's: both still compute, in any order."""
-    first, second = exported("tape"), exported("rope")
-    assert first.NAMESPACE == "tape_exported_tape" and second.NAMESPACE == "tape_exported_rope"
+    """The operators of one folder are not replaced by another folder's: both still compute, in any order."""
+    first, _ = exported("tape"), exported("rope")
+    assert "exported_tape_tape.export_operators" in sys.modules
     model = randomised(twin(first, tiny_model()))
     expected = model(tokens(1, 5)).logits
-    assert torch.isfinite(expected).all() and torch.ops.tape_exported_tape.rotate != torch.ops.tape_exported_rope.rotate
+    namespaces = [f"tape_exported_{name}_tape_export_operators" for name in ("tape", "rope")]
+    mine, other = (getattr(torch.ops, name).rotate for name in namespaces)
+    assert torch.isfinite(expected).all() and mine != other
 
 
-@pytest.mark.parametrize("position", range(len(cuts.cuts("tape"))))
-def test_every_cut_says_why_and_refuses_a_source_it_does_not_fit(position):
-    cut = cuts.cuts("tape")[position]
-    assert cut.why
-    with pytest.raises(BundleError, match=cut.module):
-        cut.apply("x = 1\n")
+SOURCES = [*sorted(model_code._changes("tape")), "tape_ds.kernels.rotate"]
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_a_source_that_a_change_does_not_fit_is_refused(module):
+    with pytest.raises(CopyError):
+        model_code.changed(module, 'x = "tape_ds::rotate"\n', "tape")
+
+
+def test_an_import_that_has_no_relative_form_is_refused():
+    with pytest.raises(CopyError, match=r"'import tape_ds\.errors' cannot be written"):
+        model_code._relative("tape_ds.x", "import tape_ds.errors\n", {})
+
+
+def test_imports_are_rewritten_to_files_beside_one_another():
+    text = (
+        "from tape_ds.errors import Problem as P, raise_if_any\n"
+        "def f():\n    from tape_ds.kernels import rotate_triton, rotate as r\n    return r\n"
+    )
+    written, needed = model_code._relative("tape_ds.x", text, {"tape_ds.kernels.rotate": "first"})
+    assert written == (
+        "from .errors import Problem as P, raise_if_any\n"
+        "def f():\n"
+        "    from . import export_no_triton as rotate_triton\n    from .export_no_triton import __name__ as _\n"
+        "    from . import first as r\n    from .first import __name__ as _\n"
+        "    return r\n"
+    )
+    assert sorted(needed) == ["tape_ds.errors", "tape_ds.export.no_triton", "tape_ds.kernels.rotate"]
 
 
 def test_an_unknown_encoding_is_refused():
-    with pytest.raises(BundleError, match="_OPTIONS has no ropee"):
-        cuts.model_bundle("tape", "ropee")
+    with pytest.raises(CopyError, match="has no ropee"):
+        model_code.files("tape", "ropee", "")

@@ -1,0 +1,161 @@
+"""Put transformers' server, which speaks OpenAI's protocol, in front of one model.
+
+    python tools/serve.py MODEL [--host 127.0.0.1] [--port 8000] [--name NAME] [--max_length 32k]
+
+MODEL is what ``python -m evaluation`` takes: a run, an adapter, an exported folder, any model that transformers loads.
+It answers /v1/completions, /v1/chat/completions and /v1/responses, streaming or not, one request after another. A
+prompt that leaves no room for an answer is refused with status 400; an answer ends where the model's length does.
+"""
+
+import argparse
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+from evaluation import options as shared
+from tape_ds.arguments import Parser
+from tape_ds.errors import Problem, UserError, command, raise_if_any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from evaluation.models import FoundModel
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    """Check, load, serve until told to stop."""
+    options = parse(argv)
+    found = check(options)
+    import uvicorn
+
+    from evaluation.models import used_at
+
+    name = options.name or found.address
+    length = options.max_length or found.native_length
+    model = found.load()
+    with used_at(model, length):
+        app = application(model, found.tokenizer(), name, length)
+        print(f"{name}, up to {length:,} tokens: http://{options.host}:{options.port}/v1", flush=True)
+        uvicorn.run(app, host=options.host, port=options.port, log_level="warning")
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = Parser(description=__doc__)
+    shared.add_model(parser)
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--host", default="127.0.0.1", help="address to listen at; 0.0.0.0: every network (no password!)"
+    )
+    group.add_argument("--port", type=int, default=8000)
+    group.add_argument("--name", help="what clients call the model; default: MODEL as it was typed")
+    group.add_argument("--max_length", type=shared.length, help="tokens of prompt and answer; default: the model's own")
+    return parser.parse_args(argv)
+
+
+def check(options: argparse.Namespace) -> "FoundModel":
+    """The model, not loaded yet.
+
+    Raises:
+        UserError: naming every problem.
+    """
+    from transformers.utils.import_utils import is_serve_available
+
+    from evaluation import models
+
+    problems = []
+    if not is_serve_available():
+        wrong = "fastapi, uvicorn and openai are needed, and not all are installed"
+        problems.append(Problem("tape-ds serve", None, wrong, "pip install 'tape_ds[serve]'"))
+    try:
+        with socket.create_server((options.host, options.port)):
+            pass
+    except (OSError, OverflowError) as error:
+        place = f"{options.host}:{options.port}"
+        problems.append(Problem("--port", place, f"cannot be listened at ({error})", "choose another --port or --host"))
+    found = None
+    try:
+        found = models.find(options)
+        length = options.max_length or found.native_length
+        if found.position_limit is not None and length > found.position_limit:
+            wrong = f"the model has {found.position_limit:,} positions"
+            problems.append(Problem("--max_length", length, wrong, "give at most that many"))
+        if not found.tokenizer().is_fast:
+            wrong = "the server streams by tokenizers that have a tokenizer.json, and this one has none"
+            problems.append(Problem("--tokenizer", found.tokenizer_address, wrong, "give the address of one"))
+    except UserError as error:
+        problems += error.problems
+    raise_if_any(problems)
+    assert found is not None
+    return found
+
+
+def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", name: str, length: int) -> Any:
+    """transformers' FastAPI application, with one model in it.
+
+    Args:
+        model: in evaluation mode, on its device.
+        tokenizer: the model's; a fast one.
+        name: what clients call the model; requests for another are refused with status 400.
+        length: tokens of a prompt and its answer.
+    """
+    from fastapi import HTTPException
+    from fastapi.responses import JSONResponse
+    from transformers.cli.serving import chat_completion, completion, response, server, systemone, transcription
+    from transformers.cli.serving.model_manager import ModelManager
+    from transformers.cli.serving.utils import GenerateManager, GenerationState
+
+    class OneModel(ModelManager):
+        """Gives out the model that is loaded already, whatever is asked for."""
+
+        def load_model_and_processor(self, *_: Any, **__: Any) -> Any:
+            return model, tokenizer
+
+        def get_gen_models(self) -> list[dict[str, Any]]:
+            return [{"id": name, "object": "model", "created": 0, "owned_by": "tape_ds"}]
+
+    class WithinLength(GenerateManager):
+        """Refuses prompts that leave no room, and ends answers where the room does."""
+
+        def generate_streaming(self, model: Any, processor: Any, inputs: Any, gen_config: Any, **kw: Any) -> Any:
+            fit(inputs["input_ids"].shape[-1], gen_config)
+            return super().generate_streaming(model, processor, inputs, gen_config, **kw)
+
+        async def generate_non_streaming(
+            self, model: Any, processor: Any, inputs: Any, gen_config: Any, **kw: Any
+        ) -> Any:
+            fit(inputs["input_ids"].shape[-1], gen_config)
+            return await super().generate_non_streaming(model, processor, inputs, gen_config, **kw)
+
+    def fit(tokens: int, gen_config: Any) -> None:
+        if not 0 < tokens < length:
+            wrong = "no tokens" if tokens == 0 else f"{tokens:,} tokens, with no room for an answer"
+            raise HTTPException(400, f"The prompt has {wrong}: this model reads and writes up to {length:,}.")
+        gen_config.max_new_tokens = min(gen_config.max_new_tokens or length, length - tokens)
+
+    async def refuse(_: Any, error: Any) -> Any:
+        """In the words that OpenAI's clients show. A ValueError is transformers' or the model's, of what was asked."""
+        said = {"message": str(getattr(error, "detail", error)), "type": "invalid_request_error"}
+        return JSONResponse({"error": said}, getattr(error, "status_code", 400))
+
+    manager, state = OneModel(), GenerationState()
+    manager.force_model = name
+    state._generate_managers[manager.process_model_name(name)] = WithinLength()
+    app = server.build_server(
+        manager,
+        chat_completion.ChatCompletionHandler(manager, state),
+        completion_handler=completion.CompletionHandler(manager, state),
+        response_handler=response.ResponseHandler(manager, state),
+        transcription_handler=transcription.TranscriptionHandler(manager, state),
+        systemone_handler=systemone.SystemOneHandler(manager, state),
+        generation_state=state,
+    )
+    app.add_exception_handler(HTTPException, refuse)
+    app.add_exception_handler(ValueError, refuse)
+    return app
+
+
+if __name__ == "__main__":
+    sys.exit(main())
