@@ -1,10 +1,8 @@
 """Independent tasks in several processes that leave nothing running behind, however the work ends.
 
-``ProcessPoolExecutor`` alone lets the others finish an hour's task after one has failed, and lets them wait for ever
-when their parent was killed. Here every process leaves within a second of either. So tasks must bear being cut off
-anywhere, as they must bear a loss of power.
-
-Processes are spawned, not forked: the tokenizers library has threads, and a forked copy of it can hang.
+``ProcessPoolExecutor`` alone lets the others finish an hour's task after one has failed or their parent was killed, and
+those would write beside a preparation begun anew. Here every process leaves within a second of either. So tasks must
+bear being cut off anywhere.
 """
 
 import multiprocessing
@@ -18,7 +16,7 @@ from typing import Any
 
 from tape_ds.errors import Problem, UserError
 
-_START = "spawn"
+_START = "spawn"  # the tokenizers library has threads, and a forked copy of it can hang
 _LOOK_SECONDS = 0.5
 
 
@@ -75,19 +73,18 @@ _process: dict[str, Any] = {}
 
 def _begin(work: Callable, told: Any, stop: Any, threads: int) -> None:
     """First call in a spawned process."""
+
+    def leave_when_stopped_or_orphaned() -> None:
+        parent = multiprocessing.parent_process()
+        while not stop.wait(_LOOK_SECONDS) and (parent is None or parent.is_alive()):
+            pass
+        os._exit(1)
+
     _process.update(work=work, told=told)
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
     os.environ["RAYON_NUM_THREADS"] = str(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent alone decides
-    threading.Thread(target=_leave, args=(stop,), daemon=True).start()
-
-
-def _leave(stop: Any) -> None:
-    """Leave this process when it is told to, or when nobody is there any more to tell it."""
-    parent = multiprocessing.parent_process()
-    while not stop.wait(_LOOK_SECONDS) and (parent is None or parent.is_alive()):
-        pass
-    os._exit(1)
+    threading.Thread(target=leave_when_stopped_or_orphaned, daemon=True).start()
 
 
 def _call(task: Any) -> None:

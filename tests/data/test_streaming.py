@@ -77,7 +77,7 @@ def documents_of(rows, number):
 
 @pytest.mark.parametrize("count", [1, 3, 7])
 def test_every_document_is_read_whole_and_once_an_epoch(open_rows, count):
-    """Put together again, a worker's rows are its shards' documents, epoch after epoch, with nothing between or lost."""
+    """Put together again, a worker's rows are its shards' documents, epoch after epoch, with nothing lost between."""
     rows = open_rows(workers=count, samples=count * 200)
     for number in range(count):
         found = documents_of(rows, number)
@@ -195,7 +195,7 @@ def test_loader_processes_change_nothing(open_rows, workers):
 
 
 def test_a_forked_worker_leaves_our_files_alone(open_rows, folder, monkeypatch):
-    """Forked while a stream worker is at work, a process that read on from it would move the place in the file they share."""
+    """Forked while a stream worker reads, a process that read on would move the place in the file they share."""
     monkeypatch.setattr(stream_worker, "BUFFER_DOCUMENTS", 1)
     write(folder / "large.jsonl", texts_of(7, 1500))
 
