@@ -6,13 +6,12 @@ another row as a document of that row, without what came before.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 Row = dict[str, np.ndarray]
 Packing = Literal["cut", "single", "whole"]
-PACKINGS = get_args(Packing)
 
 OPEN_ROWS = 64
 """Rows that :func:`whole` fills side by side."""

@@ -96,12 +96,7 @@ class StreamedRows(torch.utils.data.Dataset):
 
         Raises:
             UserError: an address, or an ``arrow:`` folder, which needs no streaming; the hub does not answer.
-            ValueError: a number out of range.
         """
-        if window < 2 or workers < 1:
-            raise ValueError(f"window = {window}, workers = {workers}: at least 2 tokens a row and 1 worker are needed")
-        if samples < 0 or seed < 0:
-            raise ValueError(f"samples = {samples}, seed = {seed}: neither may be negative")
         self.sources = parse_all(addresses, _FIELD)
         wrong, remedy = "holds token ids already, and is read from disk as it is needed", "set streaming: false"
         raise_if_any([source.problem(wrong, remedy) for source in self.sources if source.tokenised])

@@ -338,15 +338,7 @@ def test_data_without_tokens_are_refused(open_rows, folder):
         rows[0]
 
 
-def test_wrong_numbers(open_rows):
-    for change, message in (
-        ({"window": 1}, "window = 1"),
-        ({"workers": 0}, "workers = 0"),
-        ({"seed": -1}, "seed = -1"),
-        ({"samples": -1}, "samples = -1"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            open_rows(**change)
+def test_samples_that_there_are_not(open_rows):
     for index in (-1, 120):
         with pytest.raises(IndexError):
             open_rows()[index]
