@@ -38,7 +38,7 @@ class TrainingRows(torch.utils.data.Dataset):
     """A run's samples, over packed rows or, with ``pose``, over documents.
 
     Every pass over the rows (epoch ``i // len(rows)``) has its own order, a permutation drawn from (seed, epoch).
-    With PoSE, sample ``i`` also draws its chunks and positions from (seed, i), so a document met again is cut anew.
+    With PoSE, sample ``i`` also draws its chunks and positions from (seed, i), so every pass cuts a document anew.
 
     Items are dicts of tensors [t], t = the packed length, or at most ``pose.window``:
 

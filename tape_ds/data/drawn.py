@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 import torch
 
 _MEASURED = 1024
-"""Rows from which the mean length is told."""
+"""Rows over which the mean length is taken."""
 
 
 class DrawnRows(torch.utils.data.Dataset, ABC):

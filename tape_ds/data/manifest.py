@@ -1,4 +1,4 @@
-"""What a folder of prepared data says of itself, and whether the files in it are those it speaks of.
+"""The manifest of a folder of prepared data, and whether the files beside it are those it names.
 
 ``tools/prepare_data.py`` tokenises a corpus ahead into shards (:mod:`tape_ds.data.prepared`). The folder it leaves is
 one that ``datasets`` loads (``state.json``, ``dataset_info.json``, ``*.arrow``), and holds a ``manifest.json`` besides,

@@ -175,7 +175,7 @@ def document_features() -> "Features":
 
 
 def some(rows: Iterator[dict[str, Any]], none: Problem) -> Iterator[dict[str, Any]]:
-    """``rows``, or the error ``none`` if there is not one: an empty folder in the cache helps nobody."""
+    """``rows``, or the error ``none`` if there is not one: an empty folder in the cache is of no use."""
     first = next(rows, None)
     if first is None:
         raise UserError(none)

@@ -66,8 +66,8 @@ class StreamedRows(torch.utils.data.Dataset):
     """A run's samples, packed rows of ``window`` tokens; items as of :class:`tape_ds.data.dataset.TrainingRows`.
 
     Reading in rising order, as a sequential sampler does, is cheap: every stream worker stays where it is. A sample
-    behind that place begins its worker anew. Workers nobody asks for never begin. One that has begun holds a shuffle
-    buffer (8 million characters at most) and a batch of token ids.
+    behind that place begins its worker anew. Workers whose samples are not asked for never begin. One that has begun
+    holds a shuffle buffer (8 million characters at most) and a batch of token ids.
 
     It may be pickled, or inherited by a forked process, at any time: stream workers that have begun stay behind. Any
     number of DataLoader processes gives the same samples; more than one tokenise the same text side by side, so one is
@@ -129,7 +129,7 @@ class StreamedRows(torch.utils.data.Dataset):
         """Sample ``index``.
 
         Raises:
-            IndexError: it is none of the run's.
+            IndexError: the run has no such sample.
             StreamError: the data cannot be read, or hold no tokens.
         """
         if not 0 <= index < self.samples:

@@ -26,14 +26,14 @@ def run(
     workers: int,
     report: Callable[[Any], None],
 ) -> None:
-    """Call ``work(task, tell)`` for every task; ``report`` gets, in this process, what the tasks ``tell``.
+    """Call ``work(task, tell)`` for every task; ``report`` gets, in this process, what the tasks pass to ``tell``.
 
     Args:
-        work: picklable; begun in the order of ``tasks``, and begun again never.
-        tasks: picklable, and what they tell as well.
-        workers: 1 works in this very process. More tasks than workers wait; with fewer, what is left over goes to the
-            tokenizers library as threads.
-        report: called in the order of what it is told, from this thread.
+        work: picklable; begun in the order of ``tasks``, each once.
+        tasks: picklable, and what they pass to ``tell`` as well.
+        workers: 1 works in this very process. More tasks than workers wait; with fewer, the tokenizers
+            library gets the cores left over as threads.
+        report: called from this thread.
 
     Raises:
         UserError: a process was killed from outside.
@@ -45,15 +45,15 @@ def run(
         return
     context = multiprocessing.get_context(_START)
     processes = min(workers, len(tasks))
-    told, stop = context.SimpleQueue(), context.Event()
-    begin = (work, told, stop, workers // processes)
+    messages, stop = context.SimpleQueue(), context.Event()
+    begin = (work, messages, stop, workers // processes)
     executor = ProcessPoolExecutor(processes, context, initializer=_begin, initargs=begin)
     try:
         waiting: set[Future] = {executor.submit(_call, task) for task in tasks}
         while waiting:
             done, waiting = wait(waiting, timeout=_LOOK_SECONDS, return_when=FIRST_COMPLETED)
-            while not told.empty():
-                report(told.get())
+            while not messages.empty():
+                report(messages.get())
             for future in done:
                 future.result()
     except BrokenProcessPool as error:
@@ -68,10 +68,10 @@ def run(
 
 
 _process: dict[str, Any] = {}
-"""What a spawned process was begun with."""
+"""What a spawned process was started with."""
 
 
-def _begin(work: Callable, told: Any, stop: Any, threads: int) -> None:
+def _begin(work: Callable, messages: Any, stop: Any, threads: int) -> None:
     """First call in a spawned process."""
 
     def leave_when_stopped_or_orphaned() -> None:
@@ -80,7 +80,7 @@ def _begin(work: Callable, told: Any, stop: Any, threads: int) -> None:
             pass
         os._exit(1)
 
-    _process.update(work=work, told=told)
+    _process.update(work=work, tell=messages.put)
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
     os.environ["RAYON_NUM_THREADS"] = str(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent alone decides
@@ -88,4 +88,4 @@ def _begin(work: Callable, told: Any, stop: Any, threads: int) -> None:
 
 
 def _call(task: Any) -> None:
-    _process["work"](task, _process["told"].put)
+    _process["work"](task, _process["tell"])

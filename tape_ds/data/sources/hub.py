@@ -79,7 +79,7 @@ class HubDataset(Source):
         """Part ``index`` of ``count`` of the dataset, at most ``[:N]`` documents of it."""
         # a new object for each reading: one of the library's holds its place, which two readings would share
         rows = whole.shard(num_shards=count, index=index)
-        remedy = "check the network; a run goes on from its newest checkpoint"
+        remedy = "check the network; a run resumes from its newest checkpoint"
         values = self.reading(self._values(rows), f"{place}: the stream broke off", remedy)
         for number, value in enumerate(islice(values, self.first)):
             if not isinstance(value, str):
