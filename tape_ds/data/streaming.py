@@ -32,7 +32,7 @@ from tape_ds.data.dataset import packed_item
 from tape_ds.data.packing import FIELD_OF, tokenizer_fingerprint
 from tape_ds.data.sources import parse_all
 from tape_ds.data.stream_worker import Stream, StreamWorker
-from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -87,7 +87,7 @@ class StreamedRows(torch.utils.data.Dataset):
         """Stream the training documents of ``addresses``.
 
         Args:
-            addresses: see :mod:`tape_ds.data.sources`; all their shards are mixed.
+            addresses: of text, see :mod:`tape_ds.data.sources`; all their shards are mixed.
             tokenizer: any of transformers; with its own special tokens, never truncating.
             window: tokens a row, 2 or more.
             samples: how many samples the run consumes; any number, epochs follow one another.
@@ -95,11 +95,10 @@ class StreamedRows(torch.utils.data.Dataset):
             workers: shards that are read side by side, 1 or more; all shards, where there are fewer.
 
         Raises:
-            UserError: an address, or an ``arrow:`` folder, which needs no streaming; the hub does not answer.
+            UserError: an address, or the hub does not answer.
+            TypeError: an address of token ids, which need no streaming; the recipe refuses it.
         """
         self.sources = parse_all(addresses, _FIELD)
-        wrong, remedy = "holds token ids already, and is read from disk as it is needed", "set streaming: false"
-        raise_if_any([source.problem(wrong, remedy) for source in self.sources if source.tokenised])
         self.addresses = list(addresses)
         shards = [shard for source in self.sources for shard in source.shards("train")]
         self.stream = Stream(shards, tokenizer, window, seed, min(workers, len(shards)))

@@ -322,7 +322,7 @@ def test_reading_does_not_go_on_after_an_error(open_rows, folder):
 
 def test_tokenised_folder_is_refused(open_rows, tmp_path):
     datasets.Dataset.from_dict({"input_ids": [[1, 2, 3]]}).save_to_disk(str(tmp_path / "ids"))
-    with pytest.raises(UserError, match="set streaming: false"):
+    with pytest.raises(TypeError, match="token ids, not text"):
         open_rows(addresses=[f"arrow:{tmp_path}/ids"])
 
 
