@@ -4,7 +4,7 @@
         --output /data/c4-llama2 --workers 32
     python tools/prepare_data.py --check /data/c4-llama2 --workers 8
 
-The first goes on where it was when it is started again, after whatever stopped it. The second reads every byte of a
+The first resumes where it was when it is started again, after whatever stopped it. The second reads every byte of a
 finished folder and names each shard that is damaged, missing or foreign; sizes alone are checked before every training
 run. The same data, tokenizer, ``--parts`` and ``--shard_tokens`` give the same files, whatever ``--workers`` is.
 """

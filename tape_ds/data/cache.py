@@ -15,14 +15,13 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tape_ds import storage
 from tape_ds.errors import DiskError, disk_error
-
-_ANOTHER = "or name another data_cache: nothing of it was kept, and what the cache holds already stays"
 
 
 def key(kind: str, **parts: Any) -> str:
@@ -44,31 +43,20 @@ def folder(cache_dir: str | Path, name: str, build: Callable[[Path], None], need
     Raises:
         DiskError: the folder has to be built, and the disk is full or read-only.
     """
-    cache_dir = Path(cache_dir)
-    finished = cache_dir / name
-    if not finished.exists():
-        try:
-            _build_locked(finished, build)
-        except Exception as error:
-            told = disk_error(error, "data_cache", cache_dir, _remedy(needed))
-            if told is None or isinstance(error, DiskError):
-                raise
-            raise told from error
-    return finished
-
-
-def _build_locked(finished: Path, build: Callable[[Path], None]) -> None:
-    """Build, or wait for whoever does."""
     from filelock import FileLock
 
-    finished.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(finished.with_name(f"{finished.name}.lock")):
-        if not finished.exists():
-            _build(finished, build)
-
-
-def _remedy(needed: int | None) -> str:
-    return _ANOTHER if needed is None else f"about {storage.size(needed)} are needed there; {_ANOTHER}"
+    finished = Path(cache_dir) / name
+    if finished.exists():
+        return finished
+    remedy = "or name another data_cache: nothing of it was kept, and what the cache holds already stays"
+    if needed is not None:
+        remedy = f"about {storage.size(needed)} are needed there; {remedy}"
+    with _disk("data_cache", Path(cache_dir), remedy):
+        finished.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(finished.with_name(f"{name}.lock")):
+            if not finished.exists():
+                _build(finished, build)
+    return finished
 
 
 def build_aside(finished: Path, build: Callable[[Path], None], field: str = "output") -> None:
@@ -82,13 +70,20 @@ def build_aside(finished: Path, build: Callable[[Path], None], field: str = "out
     Raises:
         DiskError: the disk is full or read-only; nothing is left of the folder.
     """
-    try:
+    with _disk(field, finished):
         _build(finished, build)
+
+
+@contextmanager
+def _disk(field: str, folder: Path, remedy: str | None = None) -> Iterator[None]:
+    """What the disk refuses becomes a :class:`DiskError`."""
+    try:
+        yield
     except Exception as error:
-        told = disk_error(error, field, finished)
-        if told is None or isinstance(error, DiskError):
+        refused = disk_error(error, field, folder, remedy)
+        if refused is None or isinstance(error, DiskError):
             raise
-        raise told from error
+        raise refused from error
 
 
 def _build(finished: Path, build: Callable[[Path], None]) -> None:

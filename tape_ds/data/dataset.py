@@ -38,7 +38,7 @@ class TrainingRows(torch.utils.data.Dataset):
     """A run's samples, over packed rows or, with ``pose``, over documents.
 
     Every pass over the rows (epoch ``i // len(rows)``) has its own order, a permutation drawn from (seed, epoch).
-    With PoSE, sample ``i`` also draws its chunks and positions from (seed, i), so a document met again is cut anew.
+    With PoSE, sample ``i`` also draws its chunks and positions from (seed, i), so every pass cuts a document anew.
 
     Items are dicts of tensors [t], t = the packed length, or at most ``pose.window``:
 
@@ -75,7 +75,7 @@ class TrainingRows(torch.utils.data.Dataset):
             origin: what the rows were made of and what was left out, in words, for reports.
 
         Raises:
-            ValueError: no rows, a missing column, a negative number, ``attend_across`` with ``pose``.
+            ValueError: no rows, a missing column, ``attend_across`` with ``pose``.
         """
         columns = ["input_ids"] if pose else ["input_ids", "document_ids"]
         missing = sorted(set(columns) - set(rows.column_names))
@@ -83,8 +83,6 @@ class TrainingRows(torch.utils.data.Dataset):
             raise ValueError(f"rows lack {', '.join(missing)}: packed rows are needed without pose, documents with it")
         if len(rows) == 0:
             raise ValueError("no rows to draw samples from")
-        if samples < 0 or seed < 0:
-            raise ValueError(f"samples = {samples}, seed = {seed}: neither may be negative")
         if pose and attend_across:
             raise ValueError("attend_across: a row of PoSE is of one document, there is nothing to attend across")
         self.rows = rows.with_format("numpy", columns=columns, dtype=np.int64)
@@ -165,27 +163,22 @@ def collate(
         batch[name] = torch.stack(padded)
     if "position_ids" in batch and bool((batch["position_ids"] == batch["position_ids"][:1]).all()):
         batch["position_ids"] = batch["position_ids"][:1]
-    known = "document_ids" in batch and _lie_together(batch["document_ids"])
-    return {**batch, **_document_starts(batch["document_ids"])} if known else {**batch}
-
-
-def _lie_together(document_ids: torch.Tensor) -> bool:
-    """Whether rows [B, T] have no padding, and no document goes on behind another one's tokens."""
-    if bool((document_ids == PADDING).any()):
-        return False
-    return all(len(row.unique_consecutive()) == len(row.unique()) for row in document_ids)
+    return {**batch, **_document_starts(batch["document_ids"])} if "document_ids" in batch else {**batch}
 
 
 def _document_starts(document_ids: torch.Tensor) -> dict[str, torch.Tensor | int]:
-    """Where documents begin in rows [B, T] without padding, for kernels that read packed sequences."""
+    """Where documents begin in rows [B, T], for kernels that read packed sequences; nothing for rows with padding, or
+    with a document that goes on behind another one's tokens."""
+    apart = any(len(row.unique_consecutive()) != len(row.unique()) for row in document_ids)
+    if apart or bool((document_ids == PADDING).any()):
+        return {}
     begins = torch.ones_like(document_ids, dtype=torch.bool)  # a row begins a document
     begins[:, 1:] = document_ids.diff(dim=1) != 0
     starts = torch.cat((begins.flatten().nonzero()[:, 0], torch.tensor([document_ids.numel()])))
     longest = int(starts.diff().max())
-    cu_seq_lens = starts.int()
     return {
-        "cu_seq_lens_q": cu_seq_lens,
-        "cu_seq_lens_k": cu_seq_lens,
+        "cu_seq_lens_q": starts.int(),
+        "cu_seq_lens_k": starts.int(),
         "max_length_q": longest,
         "max_length_k": longest,
     }

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 import torch
 
 _MEASURED = 1024
-"""Rows from which the mean length is told."""
+"""Rows over which the mean length is taken."""
 
 
 class DrawnRows(torch.utils.data.Dataset, ABC):
@@ -21,13 +21,7 @@ class DrawnRows(torch.utils.data.Dataset, ABC):
     """
 
     def __init__(self, *, samples: int, seed: int):
-        """Serve ``samples`` rows.
-
-        Raises:
-            ValueError: a negative number.
-        """
-        if samples < 0 or seed < 0:
-            raise ValueError(f"samples = {samples}, seed = {seed}: too small")
+        """Serve ``samples`` rows."""
         self.samples = samples
         self.seed = seed
 

@@ -1,9 +1,9 @@
-"""What a folder of prepared data says of itself, and whether the files in it are those it speaks of.
+"""The manifest of a folder of prepared data, and whether the files beside it are those it names.
 
-``tools/prepare_data.py`` tokenises a corpus ahead into shards. The folder it leaves is one that ``datasets`` loads
-(``state.json``, ``dataset_info.json``, ``*.arrow``), and holds a ``manifest.json`` besides, written last: the tokenizer
-and the sources by their fingerprints, and for every shard its documents, tokens, size and SHA-256. Until then all that
-is known lies in the folder ``unfinished``, so that a killed preparation can be told from a finished one.
+``tools/prepare_data.py`` tokenises a corpus ahead into shards (:mod:`tape_ds.data.prepared`). The folder it leaves is
+one that ``datasets`` loads (``state.json``, ``dataset_info.json``, ``*.arrow``), and holds a ``manifest.json`` besides,
+written last: the tokenizer and the sources by their fingerprints, and for every shard its documents, tokens, size and
+SHA-256. Until then there is a folder ``unfinished``.
 
 Two checks of different price. :func:`check` compares names and sizes, a moment even for thousands of shards: every run
 does it before training. :func:`damage` reads a shard whole and compares its hash: hours of disk for a large corpus, so
@@ -12,6 +12,7 @@ only ``tools/prepare_data.py --check`` does it.
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -143,14 +144,12 @@ def check(folder: Path, field: str, value: str) -> list[Problem]:
 
     if not (folder / MANIFEST).is_file():
         wrong = f"its preparation is not finished: there is no {MANIFEST}"
-        return [problem(wrong, "run tools/prepare_data.py again with the same settings: it goes on where it was")]
+        return [problem(wrong, "run tools/prepare_data.py again with the same settings: it resumes where it was")]
     try:
         manifest = read(folder)
     except ValueError as error:
         return [problem(str(error), "prepare the data anew into another folder")]
-    known = {shard.file for shard in manifest.shards}
-    foreign = sorted(path.name for path in folder.glob("*.arrow") if path.name not in known)
-    found = [problem(f"{name} is no shard of this preparation", "move that file elsewhere") for name in foreign]
+    found = [problem(wrong, remedy) for wrong, remedy in foreign(folder, manifest.shards)]
     found += [problem(misfits, MAKE_ANEW) for shard in manifest.shards if (misfits := misfit(folder, shard))]
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
@@ -159,6 +158,13 @@ def check(folder: Path, field: str, value: str) -> list[Problem]:
     if state != manifest.state():
         found.append(problem(f"{STATE} does not go with {MANIFEST}", "run tools/prepare_data.py again: it writes it"))
     return found
+
+
+def foreign(folder: Path, shards: Iterable[Entry]) -> list[tuple[str, str]]:
+    """What is wrong, and what to do, with each ``.arrow`` file that is none of ``shards``."""
+    known = {shard.file for shard in shards}
+    names = sorted(path.name for path in folder.glob("*.arrow") if path.name not in known)
+    return [(f"{name} is no shard of this preparation", "move that file elsewhere") for name in names]
 
 
 def misfit(folder: Path, shard: Entry) -> str | None:

@@ -102,12 +102,9 @@ def pack(
 
     Raises:
         UserError: the documents do not fill one row.
-        ValueError: ``length`` below 2 (a row needs a token and its target).
     """
     from datasets import Features, List, Value
 
-    if length < 2:
-        raise ValueError(f"length = {length}: a row needs at least 2 tokens")
     column = List(Value("int32"), -1 if packing == "whole" else length)
     features = Features({"input_ids": column, "document_ids": column})
     key = cache.key("rows", format=FORMAT, documents=documents._fingerprint, length=length, packing=packing, end=end)
@@ -115,7 +112,8 @@ def pack(
     too_few = Problem("window", length, f"{wrong} a row", "name more data, or make the window smaller")
 
     def rows() -> Iterator[dict[str, Any]]:
-        arrays = _token_arrays(documents)
+        batches = documents.with_format("arrow", columns=["input_ids"]).iter(batch_size=64)
+        arrays = (row.values.to_numpy() for batch in batches for row in batch.column("input_ids").combine_chunks())
         return some(FILL[packing](arrays if end is None else ended(arrays, end), length), too_few)
 
     share = len(documents) / max(1, len(documents.data))  # of what is stored, where some documents were selected
@@ -142,15 +140,9 @@ def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
         state = json.loads(backend.to_str())
         settings["backend"] = {name: part for name, part in state.items() if name not in {"truncation", "padding"}}
     else:
-        settings["files"] = _vocabulary_files(tokenizer)
+        with tempfile.TemporaryDirectory() as folder:
+            settings["files"] = [storage.digest(Path(path)) for path in sorted(tokenizer.save_vocabulary(folder))]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-
-def _vocabulary_files(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    """Hashes of the files of a tokenizer without a fast backend."""
-    with tempfile.TemporaryDirectory() as folder:
-        paths = sorted(tokenizer.save_vocabulary(folder))
-        return [storage.digest(Path(path)) for path in paths]
 
 
 def tokenized(
@@ -183,7 +175,7 @@ def document_features() -> "Features":
 
 
 def some(rows: Iterator[dict[str, Any]], none: Problem) -> Iterator[dict[str, Any]]:
-    """``rows``, or the error ``none`` if there is not one: an empty folder in the cache helps nobody."""
+    """``rows``, or the error ``none`` if there is not one: an empty folder in the cache is of no use."""
     first = next(rows, None)
     if first is None:
         raise UserError(none)
@@ -196,7 +188,12 @@ def encode(
 ) -> Iterator[tuple[Document, np.ndarray]]:
     """Every document with its token ids, int32 [n], n = 0 included; read and encoded in batches, in their order."""
     for batch in _batches(documents):
-        yield from zip(batch, _encode_batch(batch, tokenizer), strict=True)
+        # verbose=False: no advice about the native length, which these documents are meant to exceed
+        encoded = tokenizer([document.text for document in batch], return_attention_mask=False, verbose=False)
+        # arrays at once: a stream may rest in the middle of a batch, and the tokenizer's own answer is far larger
+        arrays = [np.asarray(ids, np.int32) for ids in encoded["input_ids"]]
+        del encoded
+        yield from zip(batch, arrays, strict=True)
 
 
 def without_ends(ids: np.ndarray, tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
@@ -204,13 +201,6 @@ def without_ends(ids: np.ndarray, tokenizer: "PreTrainedTokenizerBase") -> np.nd
     first = int(len(ids) > 0 and ids[0] == tokenizer.bos_token_id)
     last = int(len(ids) > first and ids[-1] == tokenizer.eos_token_id)
     return ids[first : len(ids) - last]
-
-
-def _encode_batch(batch: list[Document], tokenizer: "PreTrainedTokenizerBase") -> list[np.ndarray]:
-    """Arrays at once: a stream may rest in the middle of a batch, and the tokenizer's own answer is far larger."""
-    # verbose=False: no advice about the native length, which these documents are meant to exceed.
-    encoded = tokenizer([document.text for document in batch], return_attention_mask=False, verbose=False)
-    return [np.asarray(ids, np.int32) for ids in encoded["input_ids"]]
 
 
 def encoded_rows(documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase") -> Iterator[dict[str, Any]]:
@@ -243,12 +233,6 @@ def _checked_rows(source: TokenSource, vocabulary: int) -> Iterator[dict[str, An
             wrong = f"{name} has token ids {lowest} .. {highest}, outside the tokenizer's vocabulary of {vocabulary}"
             raise UserError(source.problem(wrong, "tokenise the text anew with this model's tokenizer"))
         yield {"name": name, "input_ids": ids.astype(np.int32)}
-
-
-def _token_arrays(documents: "Dataset") -> Iterator[np.ndarray]:
-    for batch in documents.with_format("arrow", columns=["input_ids"]).iter(batch_size=64):
-        for row in batch.column("input_ids").combine_chunks():
-            yield row.values.to_numpy()
 
 
 def _cached(

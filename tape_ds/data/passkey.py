@@ -34,18 +34,11 @@ _KEY = "The pass key is {key}. Remember it. {key} is the pass key."
 _QUESTION = "What is the pass key? The pass key is"
 
 
-def _characters(count: int) -> str:
-    """The first ``count`` characters of the sentences, joined by spaces."""
-    return (f"{_FILLER} " * (count // len(_FILLER) + 1))[:count]
-
-
-def _rounds(count: int) -> str:
-    """``count`` rounds of the sentences."""
-    return _FILLER * count
-
-
-FORMS: dict[str, Callable[[int], str]] = {"longlora": _characters, "pose": _rounds}
-"""Name of a form -> its filler of a number of units: characters, or rounds."""
+FORMS: dict[str, Callable[[int], str]] = {
+    "longlora": lambda characters: (f"{_FILLER} " * (characters // len(_FILLER) + 1))[:characters],
+    "pose": lambda rounds: _FILLER * rounds,
+}
+"""Name of a form -> its filler of a number of units: characters, or rounds of the sentences."""
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def grid(
     Raises:
         UserError: no trials, depths or a seed that cannot be, lengths that have no room for what is no filler.
     """
-    problems = _few(trials)
+    problems = [Problem("trials", trials, "too few", "give 1 or more")] if trials < 1 else []
     problems += [Problem("depths", each, "outside 0 to 1", "give shares") for each in depths if not 0 <= each <= 1]
     if seed < 0:
         problems.append(Problem("seed", seed, "below 0", "give 0 or more"))
@@ -87,21 +87,12 @@ def grid(
     for length, _, _, key in asked:
         least[length] = max(least[length], shortest(tokenizer, key, form) + reply)
     wrong = "without any filler, prompt and reply have {} tokens"
-    raise_if_any(
-        [
-            Problem("lengths", length, wrong.format(needed), f"give {needed} or more")
-            for length, needed in least.items()
-            if length < needed
-        ]
-    )
+    short = [(length, needed) for length, needed in least.items() if length < needed]
+    raise_if_any([Problem("lengths", each, wrong.format(need), f"give {need} or more") for each, need in short])
     return [
         Question(length, depth, trial, partial(write, tokenizer, length, key, depth, form, trial, reply))
         for length, depth, trial, key in asked
     ]
-
-
-def _few(trials: int) -> list[Problem]:
-    return [Problem("trials", trials, "too few", "give 1 or more")] if trials < 1 else []
 
 
 def _key(seed: int, trial: int, length: int, depth: float) -> int:
@@ -120,9 +111,10 @@ def published(
     Raises:
         UserError: no trials, lengths that get no filler.
     """
+    problems = [Problem("trials", trials, "too few", "give 1 or more")] if trials < 1 else []
     wrong = "3.75 characters a token, rounded down to a multiple of 1,024, leave no filler"
-    short = [Problem("lengths", each, wrong, "give 274 or more") for each in lengths if _characters(each) == 0]
-    raise_if_any([*_few(trials), *short])
+    problems += [Problem("lengths", each, wrong, "give 274 or more") for each in lengths if _characters(each) == 0]
+    raise_if_any(problems)
     return [
         Question(length, None, trial, partial(_published, tokenizer, length, trial))
         for length in lengths

@@ -107,18 +107,16 @@ class PoseRows:
             raise ValueError("an empty document has nothing to draw from")
         lengths = draw_lengths(count, pose.chunks, rng)
         moved = draw_shifts(len(lengths), len(tokens) - count, rng)
-        shifts = self._draw_shifts(len(lengths), self.target - count, rng)
+        if pose.skips == "sorted":
+            shifts = draw_sorted_shifts(len(lengths), self.target - count, rng)
+        else:
+            shifts = draw_shifts(len(lengths), self.target - count, rng, pose.max_skip)
         if pose.content == "contiguous":
             moved = np.zeros_like(shifts)
         elif pose.content == "aligned":
             moved = np.minimum(shifts, len(tokens) - count)
         places = np.arange(count, dtype=np.int64)
         return tokens[places + np.repeat(moved, lengths)], places + np.repeat(shifts, lengths)
-
-    def _draw_shifts(self, chunks: int, room: int, rng: np.random.Generator) -> np.ndarray:
-        if self.pose.skips == "sorted":
-            return draw_sorted_shifts(chunks, room, rng)
-        return draw_shifts(chunks, room, rng, self.pose.max_skip)
 
 
 def draw_lengths(count: int, chunks: int, rng: np.random.Generator) -> np.ndarray:

@@ -1,18 +1,17 @@
 """How documents fill rows: :func:`cut`, :func:`single` or :func:`whole`. Arrays in, rows out; nothing is stored here.
 
 Each takes token arrays [n_i] and a row's ``length``, and yields ``{"input_ids", "document_ids"}``, both int32 [t].
-``document_ids`` count from 0 in each row and say which document a token is of. A document that is cut goes on in
-another row as a document of that row, without what came before.
+``document_ids`` count from 0 in each row and say which document a token is of. The rest of a document that is cut is
+a document of the next row, without what came before.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 Row = dict[str, np.ndarray]
 Packing = Literal["cut", "single", "whole"]
-PACKINGS = get_args(Packing)
 
 OPEN_ROWS = 64
 """Rows that :func:`whole` fills side by side."""
@@ -52,10 +51,9 @@ def single(documents: Iterable[np.ndarray], length: int) -> Iterator[Row]:
 def whole(documents: Iterable[np.ndarray], length: int) -> Iterator[Row]:
     """Rows of at most ``length`` in which no document is cut that fits a row; nothing is dropped.
 
-    A longer document is cut into full rows, given out at once, and what is left over is placed like a document of its
-    own. First fit over :data:`OPEN_ROWS` rows: a document goes into the oldest that has room. Where none has, the
-    oldest is given out as it is, and the collator pads it. So a row's documents were near one another, and memory is
-    bounded.
+    A longer document is cut into full rows, yielded at once, and what is left over is placed like a short document.
+    First fit over :data:`OPEN_ROWS` rows: a document goes into the oldest that has room. Where none has, the oldest is
+    yielded as it is, and the collator pads it. So a row's documents were near one another, and memory is bounded.
     """
     rows: list[list[np.ndarray]] = []
     room: list[int] = []

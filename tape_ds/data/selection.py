@@ -63,10 +63,8 @@ def select(
 
     Raises:
         UserError: an address, its data, or nothing left of them.
-        ValueError: an unknown split, a number below 1.
+        ValueError: an unknown split.
     """
-    if min_tokens < 1 or (max_documents is not None and max_documents < 1):
-        raise ValueError(f"min_tokens = {min_tokens}, max_documents = {max_documents}: 1 or more")
     from datasets import concatenate_datasets
 
     identity, room = packing.tokenizer_fingerprint(tokenizer), max_documents
@@ -82,16 +80,13 @@ def select(
         room = None if room is None else room - len(part.documents)
         if room == 0:
             break
-    tokens, documents, read = (sum(getattr(part, name) for part in parts) for name in _COUNTS)
-    found = Selection(concatenate_datasets([part.documents for part in parts]), tokens, documents, read)
+    counts = {name: sum(getattr(part, name) for part in parts) for name in ("tokens", "read_documents", "read_tokens")}
+    found = Selection(concatenate_datasets([part.documents for part in parts]), **counts)
     if len(found.documents) == 0:
         wrong = f"none of {found.read_documents} documents has {min_tokens} tokens or more"
         remedy = "name longer documents, or lower min_document_tokens"
         raise UserError(Problem(packing.FIELD_OF[split], list(addresses), wrong, remedy))
     return found
-
-
-_COUNTS = ("tokens", "read_documents", "read_tokens")
 
 
 def _long_enough(documents: "Dataset", min_tokens: int, count: int | None) -> Selection:
@@ -128,26 +123,17 @@ def _first(
     none = source.problem(f"no document has {min_tokens} tokens or more", "name others, or lower min_document_tokens")
     read = Counter[str]()
 
-    def rows() -> Iterator[dict[str, Any]]:
-        found = packing.encoded_rows(source.documents(split), tokenizer)
-        return packing.some(islice(_counted(found, min_tokens, read), count), none)
+    def long_ones() -> Iterator[dict[str, Any]]:
+        for row in packing.encoded_rows(source.documents(split), tokenizer):
+            size = len(row["input_ids"])
+            read.update({"read_documents": 1, "read_tokens": size})
+            if size >= min_tokens:
+                read["tokens"] += size
+                yield row
 
     def build(folder: Path) -> None:
-        packing.write(key, packing.document_features(), rows, folder)
-        (folder / _READ).write_text(json.dumps(read), encoding="utf-8")
+        packing.write(key, packing.document_features(), lambda: packing.some(islice(long_ones(), count), none), folder)
+        (folder / "read.json").write_text(json.dumps(read), encoding="utf-8")
 
     folder = cache.folder(cache_dir, key, build)
-    return Selection(load_from_disk(str(folder)), **json.loads((folder / _READ).read_text(encoding="utf-8")))
-
-
-_READ = "read.json"
-
-
-def _counted(rows: Iterator[dict[str, Any]], min_tokens: int, read: Counter[str]) -> Iterator[dict[str, Any]]:
-    """The rows of ``min_tokens`` and more; ``read`` counts all that have passed."""
-    for row in rows:
-        size = len(row["input_ids"])
-        read.update({"read_documents": 1, "read_tokens": size})
-        if size >= min_tokens:
-            read["tokens"] += size
-            yield row
+    return Selection(load_from_disk(str(folder)), **json.loads((folder / "read.json").read_text(encoding="utf-8")))

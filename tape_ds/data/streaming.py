@@ -4,38 +4,35 @@ For corpora such as C4, too large to tokenise before every run. As in :mod:`tape
 pure function of (seed, i), shuffling included. (The shuffled streams of ``datasets`` do not resume exactly: their
 buffer is filled anew with what comes next.)
 
-The stream is read in ``L`` lanes (:mod:`tape_ds.data.lane`): sample ``i`` is row ``i // L`` of lane ``i % L``. In each
-epoch a lane reads its share of the shards, every one once and whole; with its shards used up it goes on with its share
-of the next epoch, at its own pace, so short lanes are an epoch ahead of long ones. Over all lanes no token is given
-twice in an epoch and none is left out, except what the end of the run cuts off.
+``W`` stream workers (:mod:`tape_ds.data.stream_worker`) read the stream side by side: sample ``i`` is row ``i // W``
+of worker ``i % W``. In each epoch a worker reads its share of the shards, every one once and whole. With its shards
+used up it goes on with its share of the next epoch, at its own pace. Over all workers no token is given twice in an
+epoch and none is left out, except what the end of the run cuts off.
 
 **Ranks.** Accelerate gives rank ``r`` of ``R`` the micro-batches ``r, r + R, ...`` of size ``b``. If the number of
-lanes is a multiple of ``R * b``, each rank reads lanes of its own. Else several ranks read the same lanes, each for
-itself: the samples are the same, but text is read and tokenised up to ``R`` times.
+workers is a multiple of ``R * b``, each rank reads with workers of its own. Else several ranks read the same ones, each
+for itself: the samples are the same, but text is read and tokenised up to ``R`` times.
 
-**Going on at sample i.** The number is the whole state: each lane asked for is read again up to its row. Without
-``cache_dir`` that tokenises all the rank has tokenised before. With it, as far as a :mod:`tape_ds.data.lane_record` of
-this very stream lies there, finished shards are not read at all and only the last one's documents are read again,
-without tokenising them.
+**Resuming at sample i.** The number is the whole state: each worker asked for reads and tokenises again, from its
+beginning, all that comes before its row. So a run that had tokenised for an hour resumes after an hour or less, since
+nothing is trained meanwhile.
 """
 
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from tape_ds.data import lane
+from tape_ds.data import stream_worker
 from tape_ds.data.dataset import packed_item
-from tape_ds.data.lane import Lane, Stream
-from tape_ds.data.lane_record import LaneRecord
 from tape_ds.data.packing import FIELD_OF, tokenizer_fingerprint
 from tape_ds.data.sources import parse_all
-from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.data.stream_worker import Stream, StreamWorker
+from tape_ds.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,12 +65,13 @@ class StreamError(UserError):
 class StreamedRows(torch.utils.data.Dataset):
     """A run's samples, packed rows of ``window`` tokens; items as of :class:`tape_ds.data.dataset.TrainingRows`.
 
-    Reading in rising order, as a sequential sampler does, is cheap: every lane stays open where it is. A sample behind
-    that place opens its lane anew. Lanes nobody asks for are never opened. An open lane holds a shuffle buffer (8
-    million characters at most) and a batch of token ids.
+    Reading in rising order, as a sequential sampler does, is cheap: every stream worker stays where it is. A sample
+    behind that place begins its worker anew. Workers whose samples are not asked for never begin. One that has begun
+    holds a shuffle buffer (8 million characters at most) and a batch of token ids.
 
-    It may be pickled, or inherited by a forked worker, at any time: open lanes stay behind. Any number of DataLoader
-    workers gives the same samples; more than one tokenise the same lanes side by side, so one is enough.
+    It may be pickled, or inherited by a forked process, at any time: stream workers that have begun stay behind. Any
+    number of DataLoader processes gives the same samples; more than one tokenise the same text side by side, so one is
+    enough.
     """
 
     def __init__(
@@ -84,37 +82,28 @@ class StreamedRows(torch.utils.data.Dataset):
         *,
         samples: int,
         seed: int,
-        lanes: int = 32,
-        cache_dir: str | Path | None = None,
+        workers: int = 32,
     ):
         """Stream the training documents of ``addresses``.
 
         Args:
-            addresses: see :mod:`tape_ds.data.sources`; all their shards are mixed.
+            addresses: of text, see :mod:`tape_ds.data.sources`; all their shards are mixed.
             tokenizer: any of transformers; with its own special tokens, never truncating.
             window: tokens a row, 2 or more.
             samples: how many samples the run consumes; any number, epochs follow one another.
             seed: 0 or more.
-            lanes: shards that are read side by side, 1 or more; all shards, where there are fewer.
-            cache_dir: where lanes note the lengths of documents, to resume faster; None: nowhere.
+            workers: shards that are read side by side, 1 or more; all shards, where there are fewer.
 
         Raises:
-            UserError: an address, or an ``arrow:`` folder, which needs no streaming; the hub does not answer.
-            ValueError: a number out of range.
+            UserError: an address, or the hub does not answer.
+            TypeError: an address of token ids, which need no streaming; the recipe refuses it.
         """
-        if window < 2 or lanes < 1:
-            raise ValueError(f"window = {window}, lanes = {lanes}: at least 2 tokens a row and 1 lane are needed")
-        if samples < 0 or seed < 0:
-            raise ValueError(f"samples = {samples}, seed = {seed}: neither may be negative")
         self.sources = parse_all(addresses, _FIELD)
-        wrong, remedy = "holds token ids already, and is read from disk as it is needed", "set streaming: false"
-        raise_if_any([source.problem(wrong, remedy) for source in self.sources if source.tokenised])
         self.addresses = list(addresses)
         shards = [shard for source in self.sources for shard in source.shards("train")]
-        self.stream = Stream(shards, tokenizer, window, seed, min(lanes, len(shards)))
+        self.stream = Stream(shards, tokenizer, window, seed, min(workers, len(shards)))
         self.samples = samples
-        self.cache_dir = None if cache_dir is None else Path(cache_dir)
-        self._open: dict[int, Lane] = {}
+        self._open: dict[int, StreamWorker] = {}
         self._process = os.getpid()
 
     def __len__(self) -> int:
@@ -130,8 +119,8 @@ class StreamedRows(torch.utils.data.Dataset):
             FORMAT,
             [source.fingerprint() for source in self.sources],
             tokenizer_fingerprint(self.stream.tokenizer),
-            (self.stream.window, self.stream.seed, self.stream.lanes),
-            (lane.BUFFER_DOCUMENTS, lane.BUFFER_CHARACTERS),
+            (self.stream.window, self.stream.seed, self.stream.workers),
+            (stream_worker.BUFFER_DOCUMENTS, stream_worker.BUFFER_CHARACTERS),
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
@@ -139,32 +128,27 @@ class StreamedRows(torch.utils.data.Dataset):
         """Sample ``index``.
 
         Raises:
-            IndexError: it is none of the run's.
+            IndexError: the run has no such sample.
             StreamError: the data cannot be read, or hold no tokens.
         """
         if not 0 <= index < self.samples:
             raise IndexError(f"sample {index} of {self.samples}")
-        row, number = divmod(index, self.stream.lanes)
+        row, number = divmod(index, self.stream.workers)
         try:
             return packed_item(self._row(number, row))
         except UserError as error:
             raise StreamError(error.problems) from error
 
     def _row(self, number: int, row: int) -> dict[str, np.ndarray]:
-        """Row ``row`` of lane ``number``."""
+        """Row ``row`` of stream worker ``number``."""
         if self._process != os.getpid():  # a forked child shares its parent's open files and their places in them
             self._open, self._process = {}, os.getpid()
         reader = self._open.pop(number, None)
         if reader is None or reader.next > row:
-            reader = Lane(self.stream, number, row, LaneRecord(self._record_path(number)))
+            reader = StreamWorker(self.stream, number, row)
         found = reader.read(row)
         if found is None:
             nothing = "no document has any token"
             raise UserError(Problem(_FIELD, self.addresses, nothing, "name data that hold text"))
-        self._open[number] = reader  # back only now: a lane in which reading failed is not read on
+        self._open[number] = reader  # back only now: one in which reading failed is not read on
         return found
-
-    def _record_path(self, number: int) -> Path | None:
-        if self.cache_dir is None:
-            return None
-        return self.cache_dir / f"stream-{self.fingerprint[:32]}" / f"lane-{number:04d}.lengths"

@@ -50,7 +50,7 @@ SETTINGS: dict[str, Any] = {
 """What Llama's tokenizer was trained with, as far as it differs from sentencepiece's own settings."""
 
 MAX_CHARACTERS = 100_000_000
-"""How much text is read for training unless told otherwise; more changes the pieces little."""
+"""How much text is read for training unless given; more changes the pieces little."""
 
 _UNKNOWN, _BEGIN, _END = "<unk>", "<s>", "</s>"
 _SMALLEST = 3 + 256  # special tokens and bytes; the letters come on top
@@ -83,7 +83,6 @@ def train(
     Raises:
         UserError: an address, no text behind it, a vocabulary that the text is too small or too varied for (with the
             nearest possible size), a folder that is there.
-        ValueError: ``max_characters`` below 1.
     """
     from transformers import AutoTokenizer
 
@@ -172,24 +171,20 @@ def _text_sources(addresses: Sequence[str], field: str) -> list[Source]:
     return sources
 
 
-def _lines(texts: Iterator[str]) -> Iterator[str]:
-    """What sentencepiece calls sentences: lines, long ones cut."""
-    for text in texts:
-        for line in text.split("\n"):
-            yield from (line[start : start + _LINE] for start in range(0, len(line), _LINE))
-
-
 def _sentencepiece(sources: Sequence[Source], vocab_size: int, max_characters: int) -> bytes:
     """A trained ``tokenizer.model``."""
     from sentencepiece import SentencePieceTrainer
 
-    if max_characters < 1:
-        raise ValueError(f"max_characters = {max_characters}: at least 1")
     if vocab_size < _SMALLEST:
         wrong = f"3 special tokens and 256 bytes alone are {_SMALLEST}"
         raise UserError(Problem("vocab_size", vocab_size, wrong, "ask for some thousands"))
     # a list, because an error of the data would come out of sentencepiece's hands as another
-    lines = list(_lines(sample(sources, max_characters)))
+    lines = [
+        line[start : start + _LINE]
+        for text in sample(sources, max_characters)
+        for line in text.split("\n")
+        for start in range(0, len(line), _LINE)
+    ]
     if not lines:
         addresses = [source.address for source in sources]
         raise UserError(Problem(sources[0].field, addresses, "no document has any text", "name data that hold text"))

@@ -1,10 +1,8 @@
 """Independent tasks in several processes that leave nothing running behind, however the work ends.
 
-``ProcessPoolExecutor`` alone lets the others finish an hour's task after one has failed, and lets them wait for ever
-when their parent was killed. Here every process leaves within a second of either. So tasks must bear being cut off
-anywhere, as they must bear a loss of power.
-
-Processes are spawned, not forked: the tokenizers library has threads, and a forked copy of it can hang.
+``ProcessPoolExecutor`` alone lets the others finish an hour's task after one has failed or their parent was killed, and
+those would write beside a preparation begun anew. Here every process leaves within a second of either. So tasks must
+bear being cut off anywhere.
 """
 
 import multiprocessing
@@ -18,7 +16,7 @@ from typing import Any
 
 from tape_ds.errors import Problem, UserError
 
-_START = "spawn"
+_START = "spawn"  # the tokenizers library has threads, and a forked copy of it can hang
 _LOOK_SECONDS = 0.5
 
 
@@ -28,14 +26,14 @@ def run(
     workers: int,
     report: Callable[[Any], None],
 ) -> None:
-    """Call ``work(task, tell)`` for every task; ``report`` gets, in this process, what the tasks ``tell``.
+    """Call ``work(task, tell)`` for every task; ``report`` gets, in this process, what the tasks pass to ``tell``.
 
     Args:
-        work: picklable; begun in the order of ``tasks``, and begun again never.
-        tasks: picklable, and what they tell as well.
-        workers: 1 works in this very process. More tasks than workers wait; with fewer, what is left over goes to the
-            tokenizers library as threads.
-        report: called in the order of what it is told, from this thread.
+        work: picklable; begun in the order of ``tasks``, each once.
+        tasks: picklable, and what they pass to ``tell`` as well.
+        workers: 1 works in this very process. More tasks than workers wait; with fewer, the tokenizers
+            library gets the cores left over as threads.
+        report: called from this thread.
 
     Raises:
         UserError: a process was killed from outside.
@@ -47,15 +45,15 @@ def run(
         return
     context = multiprocessing.get_context(_START)
     processes = min(workers, len(tasks))
-    told, stop = context.SimpleQueue(), context.Event()
-    begin = (work, told, stop, workers // processes)
+    messages, stop = context.SimpleQueue(), context.Event()
+    begin = (work, messages, stop, workers // processes)
     executor = ProcessPoolExecutor(processes, context, initializer=_begin, initargs=begin)
     try:
         waiting: set[Future] = {executor.submit(_call, task) for task in tasks}
         while waiting:
             done, waiting = wait(waiting, timeout=_LOOK_SECONDS, return_when=FIRST_COMPLETED)
-            while not told.empty():
-                report(told.get())
+            while not messages.empty():
+                report(messages.get())
             for future in done:
                 future.result()
     except BrokenProcessPool as error:
@@ -70,25 +68,24 @@ def run(
 
 
 _process: dict[str, Any] = {}
-"""What a spawned process was begun with."""
+"""What a spawned process was started with."""
 
 
-def _begin(work: Callable, told: Any, stop: Any, threads: int) -> None:
+def _begin(work: Callable, messages: Any, stop: Any, threads: int) -> None:
     """First call in a spawned process."""
-    _process.update(work=work, told=told)
+
+    def leave_when_stopped_or_orphaned() -> None:
+        parent = multiprocessing.parent_process()
+        while not stop.wait(_LOOK_SECONDS) and (parent is None or parent.is_alive()):
+            pass
+        os._exit(1)
+
+    _process.update(work=work, tell=messages.put)
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
     os.environ["RAYON_NUM_THREADS"] = str(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent alone decides
-    threading.Thread(target=_leave, args=(stop,), daemon=True).start()
-
-
-def _leave(stop: Any) -> None:
-    """Leave this process when it is told to, or when nobody is there any more to tell it."""
-    parent = multiprocessing.parent_process()
-    while not stop.wait(_LOOK_SECONDS) and (parent is None or parent.is_alive()):
-        pass
-    os._exit(1)
+    threading.Thread(target=leave_when_stopped_or_orphaned, daemon=True).start()
 
 
 def _call(task: Any) -> None:
-    _process["work"](task, _process["told"].put)
+    _process["work"](task, _process["tell"])

@@ -42,7 +42,7 @@ class DataSection(Section):
     """A folder, a hub id or ``smollm2``; null: a sentencepiece model of vocab_size entries, trained on train_data."""
     streaming: bool = False
     """Read, tokenise and pack while training goes on: for what is too large to be tokenised ahead."""
-    stream_lanes: int = Field(32, ge=1)
+    stream_workers: int = Field(32, ge=1)
     """Shards of the data that are read side by side when streaming; rows take turns between them. Part of the data
     order, whatever the number of processes."""
     data_cache: str | None = None
@@ -123,7 +123,7 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         model, data, lengths = self.model, self.data, self.evaluation.eval_lengths
         scored = f", at lengths {', '.join(f'{length:,}' for length in lengths)}"
         trained = f"sentencepiece, {model.vocab_size or 0:,} entries, trained on train_data"
-        rows = f"streamed in {data.stream_lanes} lanes" if data.streaming else "packed documents"
+        rows = f"streamed by {data.stream_workers} workers" if data.streaming else "packed documents"
         return {
             **model.outline(),
             "tokenizer": data.tokenizer or trained,

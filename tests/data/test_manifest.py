@@ -88,7 +88,7 @@ def test_unfinished_is_told_from_other_folders(folder, tmp_path_factory):
     assert manifest.is_prepared(folder)
     (found,) = manifest.check(folder, "train_data", "arrow:x")
     assert "not finished" in found.wrong
-    assert "goes on" in found.remedy
+    assert "resumes" in found.remedy
     assert (found.field, found.value) == ("train_data", "arrow:x")
 
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from tape_ds.data import manifest, packing, prepared
-from tape_ds.data.packing import pack, tokenize
-from tape_ds.data.prepared import prepare, verify
-from tape_ds.data.sources import parse
+from tape_ds.data import manifest, prepared
+from tape_ds.data.packing import document_features, encode, pack, tokenize
+from tape_ds.data.prepared import prepare, verify, write_shard
+from tape_ds.data.sources import Document, parse
 from tape_ds.errors import DiskError, UserError
 from tests.data.conftest import CountingTokenizer, build_tokenizer
 from tests.disks import files, mounted
@@ -144,18 +144,18 @@ def test_finished_folder_is_left_as_it_is(address, silent, done):
 
 
 KILLS = {
-    "before anything": ("record", 0, False),
-    "while the first shard is written": ("write", 0, True),
+    "before anything": ("_record", 0, False),
+    "while the first shard is written": ("write_shard", 0, True),
     "after the record, before the rename": ("replace", 2, False),
     "between two shards": ("replace", 2, True),
-    "before the manifest": ("finish", 0, False),
+    "before the manifest": ("_finish", 0, False),
 }
 
 
 def _die_at(moment, arguments):
     """Prepare until ``moment``: before or after a certain call of a certain function."""
     name, number, after = moment
-    owner = {"write": prepared.shard_file, "replace": prepared.os}.get(name, prepared.Unfinished)
+    owner = prepared.os if name == "replace" else prepared
     original, calls = getattr(owner, name), []
 
     def dying(*args, **kwargs):
@@ -226,7 +226,7 @@ def test_other_folders_are_left_alone(address, silent, tmp_path):
 
 
 def test_two_at_once_are_refused(address, silent, tmp_path):
-    with prepared.Unfinished(tmp_path / "new").claimed(), pytest.raises(UserError, match="another preparation"):
+    with prepared.claimed(tmp_path / "new"), pytest.raises(UserError, match="another preparation"):
         prepare([address], silent, tmp_path / "new", **SETTINGS)
     prepare([address], silent, tmp_path / "new", **SETTINGS)
 
@@ -299,8 +299,8 @@ def test_run_refuses_a_shard_of_other_contents_and_the_same_size(silent, done, t
     lengths = [len(ids) for ids in rows["input_ids"]]
     moved = [(rows["name"][0], np.zeros(lengths[0] - 1, np.int32))]
     moved += list(zip(rows["name"][1:], map(np.array, rows["input_ids"][1:]), strict=True))
-    documents = ((packing.Document(name, ""), ids) for name, ids in moved)
-    prepared.shard_file.write(done / first.file, documents, 10**6)
+    documents = ((Document(name, ""), ids) for name, ids in moved)
+    write_shard(done / first.file, documents, 10**6)
     with (done / first.file).open("ab") as file:
         file.write(bytes(first.size - file.tell()))
     wrong = f"shard {first.file} holds {first.tokens - 1} tokens instead of {first.tokens}"
@@ -482,3 +482,73 @@ def test_a_plan_that_finds_no_room_names_the_folder(tmp_path, address, silent, m
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(DiskError, match=f"output = '{tmp_path / 'out'}': the disk of {tmp_path / 'out'} is full"):
         prepare([address], silent, tmp_path / "out", **SETTINGS)
+
+
+# --- a shard --------------------------------------------------------------------------------------------------------
+
+
+def rows(*lengths):
+    """A document of each length, filled with its number."""
+    for number, length in enumerate(lengths):
+        yield Document(f"d{number}", ""), np.full(length, number, np.int32)
+
+
+def stored(path):
+    return datasets.Dataset.from_file(str(path))
+
+
+def test_rows_are_the_documents(tmp_path):
+    assert write_shard(tmp_path / "a.arrow", rows(2, 0, 3), 100) == (3, 2, 5)
+    found = stored(tmp_path / "a.arrow")
+    assert found.features == document_features()
+    assert found.to_dict() == {"name": ["d0", "d2"], "input_ids": [[0, 0], [2, 2, 2]]}
+
+
+@pytest.mark.parametrize(
+    ("limit", "read_", "tokens"), [(1, 1, 3), (3, 1, 3), (4, 3, 7), (7, 3, 7), (8, 4, 9), (99, 5, 9)]
+)
+def test_a_shard_ends_with_the_document_that_reaches_the_limit(tmp_path, limit, read_, tokens):
+    left = rows(3, 0, 4, 2, 0)
+    read_documents, written, written_tokens = write_shard(tmp_path / "a.arrow", left, limit)
+    assert (read_documents, written_tokens) == (read_, tokens)
+    assert len(list(left)) == 5 - read_, "the rest is left to the next shard"
+    assert prepared.measure(tmp_path / "a.arrow") == (written, tokens)
+
+
+def test_nothing_to_write_is_a_shard_of_nothing(tmp_path):
+    assert write_shard(tmp_path / "a.arrow", rows(0, 0), 5) == (2, 0, 0)
+    assert prepared.measure(tmp_path / "a.arrow") == (0, 0)
+
+
+def test_batches_change_no_row(tmp_path, monkeypatch):
+    lengths = [int(n) for n in np.random.default_rng(0).integers(0, 40, 300)]
+    write_shard(tmp_path / "whole.arrow", rows(*lengths), 10**6)
+    monkeypatch.setattr(prepared, "_BATCH_DOCUMENTS", 7)
+    monkeypatch.setattr(prepared, "_BATCH_TOKENS", 64)
+    write_shard(tmp_path / "cut.arrow", rows(*lengths), 10**6)
+    assert stored(tmp_path / "cut.arrow").to_dict() == stored(tmp_path / "whole.arrow").to_dict()
+    assert stored(tmp_path / "cut.arrow").data.column("input_ids").num_chunks > 20
+
+
+def test_bytes_do_not_depend_on_the_tokenizers_batches(tmp_path, monkeypatch):
+    """A shard that a resumed run begins is batched differently than in the run that was killed."""
+    documents = [Document(str(n), f"def f{n}(a, b): return {n}" * (n % 5)) for n in range(40)]
+    write_shard(tmp_path / "one.arrow", encode(documents, build_tokenizer()), 10**6)
+    monkeypatch.setattr("tape_ds.data.packing._BATCH_DOCUMENTS", 3)
+    write_shard(tmp_path / "two.arrow", encode(documents, build_tokenizer()), 10**6)
+    assert (tmp_path / "one.arrow").read_bytes() == (tmp_path / "two.arrow").read_bytes()
+
+
+def test_what_reads_back_differently_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared, "measure", lambda path: (1, 2))
+    with pytest.raises(UserError, match=r"a\.arrow reads back as \(1, 2\)"):
+        write_shard(tmp_path / "a.arrow", rows(5), 100)
+
+
+def test_errors_of_the_data_are_not_the_disks(tmp_path):
+    def broken():
+        yield from rows(5)
+        raise ConnectionError("the hub is away")
+
+    with pytest.raises(ConnectionError, match="the hub is away"):
+        write_shard(tmp_path / "a.arrow", broken(), 100)

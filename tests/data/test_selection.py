@@ -113,13 +113,6 @@ def test_nothing_long_enough(lines, tokenizer, cache, count):
     assert "first" not in folders(cache)
 
 
-@pytest.mark.parametrize(("least", "count"), [(0, None), (1, 0)])
-def test_wrong_numbers(lines, tokenizer, cache, least, count):
-    with pytest.raises(ValueError, match="1 or more"):
-        select([lines], tokenizer, "train", cache, least, count)
-    assert not cache.exists()
-
-
 def test_a_selection_says_what_it_is():
     rows = datasets.Dataset.from_dict({"input_ids": [[1]] * 1200})
     assert str(Selection(rows, 1200, 5000, 90000)) == "1,200 of 5,000 documents, 1,200 of 90,000 tokens"

@@ -59,7 +59,7 @@ SETTINGS = {
         Setting(
             "streamed",
             "launchers/pretrain_c4.py",
-            {**NEW_MODEL, "streaming": "true", "stream_lanes": 4, "dataloader_num_workers": 1, "deepspeed": "zero1"},
+            {**NEW_MODEL, "streaming": "true", "stream_workers": 4, "dataloader_num_workers": 1, "deepspeed": "zero1"},
         ),
         Setting(
             "pose",

@@ -88,7 +88,7 @@ LAUNCHERS: dict[str, dict[str, Any]] = {
         "data_cache": "{material}/cache",
         "window": 32,
         "streaming": "true",
-        "stream_lanes": 4,
+        "stream_workers": 4,
     },
     "finetune_scrolls": {
         "model": "{material}/model",

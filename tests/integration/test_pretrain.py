@@ -48,7 +48,7 @@ def arguments(texts, output, stage="zero1") -> list[str]:
         "data_cache": texts / "cache",
         "window": 32,
         "streaming": "true",
-        "stream_lanes": 4,
+        "stream_workers": 4,
         "dataloader_num_workers": 1,
         "global_batch_size": 8,
         "per_device_train_batch_size": 2,
@@ -88,7 +88,7 @@ def test_loss_falls_from_that_of_a_guess(two):
     losses = [loss for _, loss, _, _ in metrics(output)]
     assert losses[0] == pytest.approx(math.log(VOCABULARY), abs=0.2) and losses[-1] < losses[0] - 3
     assert "position parameters: learning rate 0.02, weight decay 0, of 1,824 numbers" in printed
-    assert "streamed in 4 lanes" in printed and f"trained on train_data, {VOCABULARY} entries" in printed
+    assert "streamed by 4 workers" in printed and f"trained on train_data, {VOCABULARY} entries" in printed
 
 
 def test_perplexity_is_scored_at_every_length(two):

@@ -12,7 +12,7 @@ SCRIPT = "launchers/pretrain_c4.py"
 def flags(texts, output, stage, resumed=None):
     """A small pretraining run on streamed text."""
     model = "--hidden_size 48 --intermediate_size 96 --num_hidden_layers 2 --num_attention_heads 4 --vocab_size 330"
-    data = f"--train_data text:{texts}/*.txt --data_cache {texts}/cache --streaming true --stream_lanes 4 --window 32"
+    data = f"--train_data text:{texts}/*.txt --data_cache {texts}/cache --streaming true --stream_workers 4 --window 32"
     learning = "--max_steps 12 --global_batch_size 8 --per_device_train_batch_size 2 --learning_rate 0.01 --bf16 false"
     outside = f"--save_steps 4 --save_total_limit 4 --logging_steps 3 --deepspeed {stage} --output_dir {output}"
     given = f"{model} --position_encoding tape {data} {learning} --weight_decay 0.5 {outside}".split()

@@ -71,7 +71,7 @@ MALFORMED = {
     # data
     "no row": ({"window": 1}, "window", "1", "2 or more"),
     "no data": ({"train_data": []}, "train_data", "[]", "stdlib"),
-    "no lanes": ({"streaming": True, "stream_lanes": 0}, "stream_lanes", "0", "1 or more"),
+    "no stream workers": ({"streaming": True, "stream_workers": 0}, "stream_workers", "0", "1 or more"),
     "stream by epochs": (
         {"streaming": True, "max_steps": -1, "num_train_epochs": 2},
         "max_steps",

@@ -11,7 +11,7 @@ from tape_ds.data import packing, token_file
 from tape_ds.data import tokenizer as tokenizers
 from tests.data.conftest import build_tokenizer
 from tests.data.local_hub import local_hub
-from tests.data.test_opening import archive, lines, zstd
+from tests.data.sources.test_opening import archive, lines, zstd
 from tools import prepare_test_set
 from tools.prepare_test_set import TEST_SETS
 

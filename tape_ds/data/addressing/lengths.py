@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tape_ds.data.addressing.task import Task
 
 REACHES = (1, 1.5, 2)
-"""Lengths of tests where nobody says, in the longest that is trained."""
+"""Lengths of tests unless given, in the longest that is trained."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def check(name: str, options: Mapping[str, Any]) -> list[Problem]:
 
 def options_of(task: Task) -> dict[str, Any]:
     """Every option of a task, with its value."""
-    return vars(task).copy()
+    return {**vars(task)}
 
 
 _TYPES = {int: "a whole number", float: "a number"}

@@ -32,11 +32,8 @@ class ArithmeticRows(DrawnRows):
 
         Raises:
             KeyError: there is no such task.
-            ValueError: a number that is too small.
         """
         super().__init__(samples=samples, seed=seed)
-        if min(max_digits, max_digits_second) < 1:
-            raise ValueError(f"sizes {max_digits}, {max_digits_second}: too small")
         self.task = TASKS[task_name]
         self.largest = (max_digits, max_digits_second)
         self._ids = _ids(self.task)

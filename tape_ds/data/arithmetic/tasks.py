@@ -1,4 +1,4 @@
-"""The tasks: what is asked, in which letters, and what is right.
+"""The tasks: what is asked, in which letters, and the right answer.
 
 A problem's two sizes (i, j) make the grid on which lengths are trained and tested; each task says what they count. The
 text is ``PROMPT=ANSWER``, numbers least significant digit first, so that every digit of a sum follows from what stands
@@ -32,7 +32,7 @@ LONGEST = 1000
 """Of a size that nothing else limits: Python writes no number of more than 4,300 digits, and a product has twice its
 operands'."""
 TESTED = 2
-"""Lengths of tests where nobody says, in those that are trained."""
+"""Lengths of tests unless given, in those that are trained."""
 _LIST = ":,="
 SORTER = (*SPECIAL, *string.digits, *_LIST, *LETTERS)
 

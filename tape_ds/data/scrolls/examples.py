@@ -191,7 +191,7 @@ def _member(path: Path, dataset: Dataset, split: str) -> _Location:
     member = f"{dataset.hub_name}/{split}.jsonl"
     try:
         with zipfile.ZipFile(path) as archive:
-            archives.check_zip(archive)
+            archives.check(archive)
             count = archive.namelist().count(member)
     except archives.UnsafeArchiveError as error:
         raise UserError(Problem("data_dir", str(path), str(error), archives.REMEDY)) from error

@@ -7,7 +7,7 @@ As TAPE's code has it (fine-tuning and generation alike, at ``max_tokens`` 8,192
   request at the end are kept; then 1,000 ids of the summary at most, and EOS.
 
 So a prompt has ``max_tokens`` less what is kept free for the answer (``reserve``), which is how other lengths follow.
-The text begins as the tokenizer begins one (Llama: with BOS) and the answer goes on in it. ``reference_format`` gives
+The text begins as the tokenizer begins one (Llama: with BOS) and the answer continues it. ``reference_format`` gives
 the ids of the published code instead: the answer begins with a BOS of its own, which is the first target; a text to
 answer from is cut to its first 20,000 words before anything else; and the last 7 ids of a summary's prompt are put
 behind its first 7,184 even where nothing was cut, so that a short prompt has them twice.
@@ -37,15 +37,6 @@ class Prompt:
     ids: list[int]
     cut_tokens: int
     """Tokens of the text that did not fit."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a model is to write, EOS last."""
-
-    ids: list[int]
-    cut_tokens: int
-    """Tokens of the answer that did not fit."""
 
 
 def prompt_ids(
@@ -79,7 +70,9 @@ def prompt_ids(
         kept_at_end = REFERENCE_REQUEST_TOKENS if reference_format else _request_tokens(tokenizer)
         text_input = f"{BEFORE}{text_input}{REQUEST}"
     elif reference_format:
-        text_input, beyond = _first_words(text_input, tokenizer, words)
+        parts = text_input.split(" ")
+        text_input, rest = " ".join(parts[:words]), " ".join(parts[words:])
+        beyond = len(_encode(rest, tokenizer, begin=False)) if rest else 0
     if room <= kept_at_end:
         wrong = f"{reserve} of them are kept for the answer, which leaves no room for a text"
         raise UserError(Problem("max_tokens", max_tokens, wrong, f"give more than {reserve + kept_at_end}"))
@@ -90,8 +83,10 @@ def prompt_ids(
     return Prompt(ids, cut + beyond)
 
 
-def answer_ids(output: str, tokenizer: "PreTrainedTokenizerBase", *, max_tokens: int, reference_format: bool) -> Answer:
-    """The ids of a reference answer, at most ``max_tokens`` of them, and EOS.
+def answer_ids(
+    output: str, tokenizer: "PreTrainedTokenizerBase", *, max_tokens: int, reference_format: bool
+) -> tuple[list[int], int]:
+    """The ids of a reference answer, at most ``max_tokens`` of them and EOS, and how many tokens did not fit.
 
     Args:
         output: the answer's text.
@@ -101,7 +96,7 @@ def answer_ids(output: str, tokenizer: "PreTrainedTokenizerBase", *, max_tokens:
     """
     assert tokenizer.eos_token_id is not None, "checked before rows are made"
     ids = _encode(output, tokenizer, begin=reference_format)
-    return Answer([*ids[:max_tokens], int(tokenizer.eos_token_id)], max(0, len(ids) - max_tokens))
+    return [*ids[:max_tokens], int(tokenizer.eos_token_id)], max(0, len(ids) - max_tokens)
 
 
 def reserved(answer_tokens: int) -> int:
@@ -124,10 +119,3 @@ def _request_tokens(tokenizer: "PreTrainedTokenizerBase") -> int:
         len(_encode(f"{end}{REQUEST}", tokenizer, begin=False)) - len(_encode(end, tokenizer, begin=False))
         for end in (".", "a")
     )
-
-
-def _first_words(text: str, tokenizer: "PreTrainedTokenizerBase", count: int) -> tuple[str, int]:
-    """The first ``count`` of what single spaces separate, and how many tokens the rest has."""
-    parts = text.split(" ")
-    rest = " ".join(parts[count:])
-    return " ".join(parts[:count]), len(_encode(rest, tokenizer, begin=False)) if rest else 0

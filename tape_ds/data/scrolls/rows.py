@@ -95,15 +95,8 @@ def tokenized(
         questions=questions,
     )
     number = Value("int32")
-    features = Features(
-        {
-            "id": Value("string"),
-            "input_ids": List(number),
-            "targets": number,
-            "cut_prompt": number,
-            "cut_answer": number,
-        }
-    )
+    counts = dict.fromkeys(("targets", "cut_prompt", "cut_answer"), number)
+    features = Features({"id": Value("string"), "input_ids": List(number), **counts})
 
     def chosen() -> Iterator[dict[str, Any]]:
         read: Callable[[], Iterator[examples.Row]] = partial(examples.rows, name, split, data_dir)
@@ -134,13 +127,14 @@ def _row(name: str, row: examples.Row, tokenizer: "PreTrainedTokenizerBase", for
         reserve=reserved(form.answer_tokens),
         reference_format=form.reference_format,
     )
-    answer = answer_ids(row.output, tokenizer, max_tokens=form.answer_tokens, reference_format=form.reference_format)
+    reference_format, most = form.reference_format, form.answer_tokens
+    answer, cut_answer = answer_ids(row.output, tokenizer, max_tokens=most, reference_format=reference_format)
     return {
         "id": row.id,
-        "input_ids": prompt.ids + answer.ids,
-        "targets": len(answer.ids),
+        "input_ids": prompt.ids + answer,
+        "targets": len(answer),
         "cut_prompt": prompt.cut_tokens,
-        "cut_answer": answer.cut_tokens,
+        "cut_answer": cut_answer,
     }
 
 
@@ -184,7 +178,7 @@ class AnswerRows(torch.utils.data.Dataset):
         self.lengths = lengths(rows)
         self._epochs: dict[int, np.ndarray] = {}
         self._step = -1
-        self._members = np.empty(0, np.int64)
+        self._members: list[int] = []
 
     def __len__(self) -> int:
         return self.samples
@@ -198,15 +192,12 @@ class AnswerRows(torch.utils.data.Dataset):
     def row_of(self, index: int) -> int:
         """The row behind sample ``index``."""
         step, place = divmod(index, self.step_rows)
-        if step != self._step:
-            self._members, self._step = self._rows_of_step(step), step
+        if step != self._step:  # the rows of a step, the longest first; of equal ones the one drawn first
+            indices = range(step * self.step_rows, (step + 1) * self.step_rows)
+            drawn = [self._order(epoch)[at] for epoch, at in (divmod(each, len(self.rows)) for each in indices)]
+            self._members = sorted(drawn, key=lambda row: -self.lengths[row])
+            self._step = step
         return int(self._members[place])
-
-    def _rows_of_step(self, step: int) -> np.ndarray:
-        """The rows of a step, the longest first; of equal ones the one drawn first."""
-        indices = range(step * self.step_rows, (step + 1) * self.step_rows)
-        drawn = [self._order(epoch)[at] for epoch, at in (divmod(index, len(self.rows)) for index in indices)]
-        return np.array(sorted(drawn, key=lambda row: -self.lengths[row]), np.int64)
 
     def _order(self, epoch: int) -> np.ndarray:
         if epoch not in self._epochs:  # kept for speed only: a step may reach over the border of two

@@ -1,29 +1,12 @@
-"""Where text comes from: one small class per kind of address; a new one is a class and a line in ``KINDS``.
+"""Where text comes from: one small class per kind of address; a new one is a class and a line in :data:`KINDS`.
 
-======================================  ================================================================================
-``stdlib``                              sources of the running Python's standard library; :data:`HELD_OUT` never trains
-``stdlib:typing.py``                    one of these files, whatever the split
-``text:GLOB``                           one document per UTF-8 file
-``jsonl:GLOB#field[?key=value]``        one document per line, its text under ``field``; with a condition only lines
-                                        in which it holds
-``parquet:GLOB#field``                  one document per row of column ``field``
-``hub:NAME[@REV][:CONFIG][:SPLIT]``     a dataset of the Hugging Face hub, streamed; ``#field`` if not ``text``;
-                                        ``SPLIT`` may end in ``[:N]``, the first N documents
-``arrow:DIR``                           a ``datasets`` folder that already holds ``input_ids``
-``bin:FILE``                            token ids and nothing else, one document: LongLoRA's files, and those of
-                                        ``tools/prepare_test_set.py``
-======================================  ================================================================================
-
-Relative globs start at the working directory, ``~`` is the home folder, ``**`` descends. Files are read in the order
-of their path below the glob's fixed part, compared by code point, so the order depends on neither machine nor locale.
-Text and lines may be compressed, ``.gz`` or ``.zst``. A glob may be an address of fsspec
-(:mod:`tape_ds.data.sources.opening`): ``jsonl:hf://datasets/NAME@REV/test/*.jsonl.gz#text`` reads files of a hub
-repository that has no more than a loading script to show for them.
+Each class says how its address reads; docs/data.md has them all. Relative globs start at the working directory, ``~``
+is the home folder, ``**`` descends. Files are read in the order of their path below the glob's fixed part, compared by
+code point, so the order depends on neither machine nor locale.
 
 An address is *parsed* (only its kind can be wrong), then *checked* (cheaply, everything wrong with it at once), and
-only then read. ``stdlib`` and ``hub`` know a held-out split of their own; with the other kinds the list in which an
+only then read. ``stdlib`` and ``hub`` know a held-out split of their own. With the other kinds the list in which an
 address stands (training or evaluation) says what it is for, and both splits yield all of it.
-:func:`check_lists` refuses a document that stands in both lists.
 """
 
 from collections.abc import Sequence

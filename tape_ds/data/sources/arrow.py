@@ -41,12 +41,9 @@ class ArrowFolder(TokenSource):
         if self.prepared and (found := manifest.check(self.folder, self.field, self.address)):
             return found
         if (self.folder / "dataset_dict.json").is_file():
-            splits = [child.name for child in sorted(self.folder.iterdir()) if child.is_dir()]
-            return [
-                self.problem(
-                    "a folder of several splits", f"name one: {self.address.rstrip('/')}/{(splits or ['SPLIT'])[0]}"
-                )
-            ]
+            split = min((child.name for child in self.folder.iterdir() if child.is_dir()), default="SPLIT")
+            remedy = f"name one: {self.address.rstrip('/')}/{split}"
+            return [self.problem("a folder of several splits", remedy)]
         try:
             info = json.loads((self.folder / "dataset_info.json").read_text(encoding="utf-8"))
             columns = dict(info["features"])

@@ -48,15 +48,12 @@ class HubDataset(Source):
     def check(self) -> list[Problem]:
         """The address reads as one of a hub dataset; whether it exists is only known online."""
         if self.name is None:
-            example = "hub:allenai/c4:en:train[:20000]"
-            return [self.problem("not an address of a hub dataset", f"write {self.form}, for example {example}")]
+            remedy = f"write {self.form}, for example hub:allenai/c4:en:train[:20000]"
+            return [self.problem("not an address of a hub dataset", remedy)]
         if self.split is None and self.config in {"train", "test", "validation"}:
-            return [
-                self.problem(
-                    f"{self.config!r} stands in the place of the configuration",
-                    f"if it is the split, write {self.address.replace(':' + self.config, '::' + self.config)}",
-                )
-            ]
+            wrong = f"{self.config!r} stands in the place of the configuration"
+            instead = self.address.replace(f":{self.config}", f"::{self.config}")
+            return [self.problem(wrong, f"if it is the split, write {instead}")]
         if self.first == 0:
             return [self.problem("no documents are asked for", "write [:N] with N of 1 or more")]
         return []
@@ -70,7 +67,7 @@ class HubDataset(Source):
         if self.first is not None:
             return [Shard(place, partial(self._read, whole, 1, 0, place))]
         count = whole.num_shards
-        names = [f"{place}:{index}" for index in range(count)]
+        names = (f"{place}:{index}" for index in range(count))
         return [Shard(name, partial(self._read, whole, count, index, name)) for index, name in enumerate(names)]
 
     def documents(self, split: str) -> Iterator[Document]:
@@ -82,7 +79,7 @@ class HubDataset(Source):
         """Part ``index`` of ``count`` of the dataset, at most ``[:N]`` documents of it."""
         # a new object for each reading: one of the library's holds its place, which two readings would share
         rows = whole.shard(num_shards=count, index=index)
-        remedy = "check the network; a run goes on from its newest checkpoint"
+        remedy = "check the network; a run resumes from its newest checkpoint"
         values = self.reading(self._values(rows), f"{place}: the stream broke off", remedy)
         for number, value in enumerate(islice(values, self.first)):
             if not isinstance(value, str):

@@ -1,16 +1,15 @@
-"""Files behind a pattern, here or elsewhere, and how they are opened: what the kinds over globs of files read.
+"""Files behind a pattern, here or elsewhere, and how they are opened.
 
-A pattern with ``://`` is one of fsspec: ``hf://datasets/NAME[@REVISION]/PATH`` is a file of a repository of the
-Hugging Face hub, whether or not the hub can show it as a dataset; ``zip://MEMBER::hf://...`` is a file inside an
-archive there. Nothing is downloaded but what is read. All others are paths of this machine.
-
-What comes from outside may be made to do harm: archives are checked (:mod:`tape_ds.data.archives`), and a compressed
-file is read no further when more comes out of it than of any data.
+A pattern with ``://`` is an address of fsspec: ``hf://datasets/NAME[@REVISION]/PATH`` is a file of a repository of the
+Hugging Face hub, ``zip://MEMBER::hf://...`` a file inside an archive there. Nothing is downloaded but what is read. All
+other patterns are paths of this machine.
 """
 
 import glob
 import gzip
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -22,28 +21,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RemoteFile:
+class File:
     """A file of some fsspec file system; picklable."""
 
     filesystem: "AbstractFileSystem"
     path: str
 
-    @property
-    def name(self) -> str:
-        """As a path's."""
-        return PurePosixPath(self.path).name
+    @contextmanager
+    def open(self) -> Iterator[IO[bytes]]:
+        """For reading, decompressed when it is called ``.gz`` or ``.zst``. No header says beforehand what comes out of
+        these: reading raises :class:`tape_ds.data.archives.UnsafeArchiveError` where it is absurdly much."""
+        with self.filesystem.open(self.path, "rb") as raw:
+            if self.path.endswith(".gz"):
+                yield io.BufferedReader(_Bounded(gzip.GzipFile(fileobj=raw), raw))
+            elif self.path.endswith(".zst"):
+                import pyarrow
 
-    @property
-    def suffix(self) -> str:
-        """As a path's."""
-        return PurePosixPath(self.path).suffix
-
-    def open(self, mode: str) -> Any:
-        """For reading, from its beginning."""
-        return self.filesystem.open(self.path, mode)
-
-
-File = Path | RemoteFile
+                yield io.BufferedReader(_Bounded(pyarrow.CompressedInputStream(raw, "zstd"), raw))
+            else:
+                yield cast(IO[bytes], raw)
 
 
 def is_remote(pattern: str) -> bool:
@@ -71,34 +67,29 @@ def find(pattern: str) -> dict[str, File]:
         UnsafeArchiveError: an archive with a member that none should have.
         OSError, ValueError, huggingface_hub.errors.HTTPError: a remote file system that does not answer, or not so.
     """
-    if not is_remote(pattern):
-        matches = [Path(match) for match in glob.glob(pattern, recursive=True)]
-        root = _fixed_part(pattern)
-        return dict(sorted((path.relative_to(root).as_posix(), path) for path in matches if path.is_file()))
     from fsspec.core import url_to_fs
+    from fsspec.implementations.local import LocalFileSystem
 
-    filesystem, path = url_to_fs(pattern)
-    archives.check_filesystem(filesystem)
-    names = sorted(filesystem.glob(path)) if glob.has_magic(path) else [path]
-    root = _fixed_part(path)
-    return {
-        PurePosixPath(name).relative_to(root).as_posix(): RemoteFile(filesystem, name)
-        for name in names
-        if name == path or not filesystem.isdir(name)
-    }
+    if is_remote(pattern):
+        filesystem, path = url_to_fs(pattern)
+        _check_archive(filesystem)
+        names = filesystem.glob(path) if glob.has_magic(path) else [path]
+        names = [name for name in names if name == path or not filesystem.isdir(name)]
+    else:
+        filesystem, path = LocalFileSystem(), pattern
+        names = [name for name in glob.glob(pattern, recursive=True) if Path(name).is_file()]
+    parents = PurePosixPath(path).parents  # of these the lowest without a wildcard
+    root = next(parent for parent in parents if not glob.has_magic(str(parent)))
+    return {PurePosixPath(name).relative_to(root).as_posix(): File(filesystem, name) for name in sorted(names)}
 
 
-def open_binary(file: File) -> IO[bytes]:
-    """``file`` for reading, decompressed when it is called ``.gz`` or ``.zst``; reading raises
-    :class:`tape_ds.data.archives.UnsafeArchiveError` where absurdly much comes out."""
-    raw = file.open("rb")
-    if file.suffix == ".gz":
-        return cast(IO[bytes], _Closing(gzip.GzipFile(fileobj=raw), raw))
-    if file.suffix == ".zst":
-        import pyarrow
-
-        return cast(IO[bytes], _Closing(pyarrow.CompressedInputStream(raw, "zstd"), raw))
-    return cast(IO[bytes], raw)
+def _check_archive(filesystem: "AbstractFileSystem") -> None:
+    """Refuse what fsspec reads as an archive (``zip://``, ``tar://``) if it is unsafe; other file systems pass."""
+    if archive := getattr(filesystem, "zip", None):
+        archives.check(archive)
+    if archive := getattr(filesystem, "tar", None):
+        packed = getattr(filesystem, "of", None)  # the file that the archive is, where it was opened by its address
+        archives.check(archive, None if packed is None else packed.fs.size(packed.path))
 
 
 class _Bounded(io.RawIOBase):
@@ -121,28 +112,3 @@ class _Bounded(io.RawIOBase):
             wrong = f"more than {self._given:,} bytes come out of {self._below.tell():,}"
             raise archives.UnsafeArchiveError(wrong)
         return count
-
-    def close(self) -> None:
-        """The stream's, too."""
-        super().close()
-        self._stream.close()
-
-
-class _Closing(io.BufferedReader):
-    """A decompressed stream that closes the file below it, too."""
-
-    def __init__(self, stream: Any, below: Any):
-        super().__init__(_Bounded(stream, below))
-        self._below = below
-
-    def close(self) -> None:
-        """Both."""
-        super().close()
-        self._below.close()
-
-
-def _fixed_part(pattern: str) -> Path:
-    """The folder above a glob's first wildcard (of a plain path: its folder)."""
-    path = Path(pattern)
-    parents = [path.parent, *path.parent.parents]
-    return next(parent for parent in parents if not glob.has_magic(str(parent)))

@@ -58,13 +58,9 @@ class StandardLibrary(Source):
         files = self.files()
         missing = [name for name in HELD_OUT if name not in files]
         if missing:
-            return [
-                self.problem(
-                    f"this Python comes without the sources of its library ({', '.join(missing)} not in "
-                    f"{sysconfig.get_path('stdlib')})",
-                    "install the full Python (a '-minimal' or zipped one lacks them), or name other data",
-                )
-            ]
+            absent = f"{', '.join(missing)} not in {sysconfig.get_path('stdlib')}"
+            remedy = "install the full Python (a '-minimal' or zipped one lacks them), or name other data"
+            return [self.problem(f"this Python comes without the sources of its library ({absent})", remedy)]
         if ":" in self.address and self.rest not in files:
             return [self.problem("no such file in the standard library", did_you_mean(self.rest, files))]
         return []

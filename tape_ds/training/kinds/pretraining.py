@@ -41,7 +41,7 @@ class Pretraining(Run):
         """Model, encoding, tokenizer, rows and documents."""
         data, config = self.recipe.data, self.config
         if isinstance(self.rows, StreamedRows):
-            rows = f"streamed in {self.rows.stream.lanes} lanes"
+            rows = f"streamed by {self.rows.stream.workers} workers"
         else:
             rows = f"{len(self.rows.rows):,} packed rows"
         tokens = sum(document.input_ids_1T.shape[1] for document in self.held_out)
@@ -132,8 +132,7 @@ def training_rows(recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase)
             data.window,
             samples=sample_count(recipe, rows=0),
             seed=seed,
-            lanes=data.stream_lanes,
-            cache_dir=cache,
+            workers=data.stream_workers,
         )
     rows = pack(tokenize(data.train_data, tokenizer, "train", cache), data.window, cache)
     return TrainingRows(rows, samples=sample_count(recipe, len(rows)), seed=seed)

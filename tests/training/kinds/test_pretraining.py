@@ -90,8 +90,8 @@ def test_an_encoding_takes_what_it_needs_from_the_tokenizer(texts):
 
 def test_rows_are_packed_or_streamed_and_are_of_the_same_text(texts):
     packed = pretraining.assemble(recipe(texts)).rows
-    streamed = pretraining.assemble(recipe(texts, streaming="true", stream_lanes=2)).rows
-    assert isinstance(streamed, StreamedRows) and streamed.stream.lanes == 2
+    streamed = pretraining.assemble(recipe(texts, streaming="true", stream_workers=2)).rows
+    assert isinstance(streamed, StreamedRows) and streamed.stream.workers == 2
     assert len(packed) == len(streamed) == 12
     assert packed[0].keys() == streamed[0].keys() and len(streamed[11]["input_ids"]) == 32
     other = pretraining.assemble(recipe(texts, seed=8)).rows

@@ -1,14 +1,13 @@
-"""One lane: the order of its shards and documents, and going on at any row with any state of its record."""
+"""One stream worker: the order of its shards and documents, and resuming at any row."""
 
 import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from tape_ds.data import lane, lane_record
+from tape_ds.data import stream_worker
 from tape_ds.data.dataset import generator
-from tape_ds.data.lane import Lane, Stream, shuffled
-from tape_ds.data.lane_record import LaneRecord
 from tape_ds.data.sources import Document, Shard
+from tape_ds.data.stream_worker import Stream, StreamWorker, shuffled
 
 ROWS = 60
 
@@ -30,11 +29,11 @@ def stream(tokenizer):
     def shard(number):
         return Shard(str(number), lambda: (Document(f"{number}:{at}", text) for at, text in enumerate(texts[number])))
 
-    return Stream([shard(number) for number in range(5)], tokenizer, window=16, seed=3, lanes=2)
+    return Stream([shard(number) for number in range(5)], tokenizer, window=16, seed=3, workers=2)
 
 
-def rows(stream, number, first, last, path=None):
-    reader = Lane(stream, number, first, LaneRecord(path))
+def rows(stream, number, first, last):
+    reader = StreamWorker(stream, number, first)
     return [reader.read(row) for row in range(first, last)]
 
 
@@ -61,7 +60,7 @@ def test_golden_order(stream):
 
 def test_shuffling_loses_and_doubles_nothing(monkeypatch):
     for buffer in (1, 2, 7, 100):
-        monkeypatch.setattr(lane, "BUFFER_DOCUMENTS", buffer)
+        monkeypatch.setattr(stream_worker, "BUFFER_DOCUMENTS", buffer)
         assert sorted(order(shuffled(documents(50), np.random.default_rng(0)))) == list(range(50))
     assert list(shuffled([], np.random.default_rng(0))) == []
 
@@ -74,7 +73,7 @@ def test_shuffling_within_the_buffer_is_uniform():
 @pytest.mark.parametrize(("limit", "value"), [("BUFFER_DOCUMENTS", 6), ("BUFFER_CHARACTERS", 60)])
 def test_the_buffer_is_bounded(monkeypatch, limit, value):
     """With room for six, document n is not met before n - 6 others have left."""
-    monkeypatch.setattr(lane, limit, value)
+    monkeypatch.setattr(stream_worker, limit, value)
     read = []
 
     def counted():
@@ -90,48 +89,32 @@ def test_the_buffer_is_bounded(monkeypatch, limit, value):
 
 
 def test_a_document_larger_than_the_buffer_passes(monkeypatch):
-    monkeypatch.setattr(lane, "BUFFER_CHARACTERS", 5)
+    monkeypatch.setattr(stream_worker, "BUFFER_CHARACTERS", 5)
     assert order(shuffled(documents(4, characters=9), np.random.default_rng(0))) == [0, 1, 2, 3]
 
 
-# --- going on -------------------------------------------------------------------------------------------------------
+# --- resuming ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_going_on_at_any_row(stream, number):
+def test_resuming_at_any_row(stream, number):
     expected = rows(stream, number, 0, ROWS)
     for first in range(ROWS):
         assert same(rows(stream, number, first, min(first + 3, ROWS)), expected[first : first + 3])
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_going_on_at_any_row_with_any_state_of_the_record(stream, number, tmp_path, monkeypatch):
-    """Cut after any number of bytes, as a killed run may leave it, a record changes the work and never the rows."""
-    monkeypatch.setattr(lane_record, "_WRITTEN_AT_ONCE", 1)
-    path = tmp_path / "record"
-    expected = rows(stream, number, 0, ROWS, path)
-    whole = path.read_bytes()
-    assert len(whole) > 8 * 20
-    for kept in [*range(0, len(whole), 12), len(whole)]:
-        for first in range(0, ROWS, 7):
-            path.write_bytes(whole[:kept])
-            assert same(rows(stream, number, first, min(first + 3, ROWS), path), expected[first : first + 3])
-            found = path.read_bytes()
-            assert found[: len(whole)] == whole[: len(found)], "no other bytes are ever written"
-
-
 def test_rows_between_are_passed(stream):
-    reader = Lane(stream, 0, 0, LaneRecord(None))
+    reader = StreamWorker(stream, 0, 0)
     expected = rows(stream, 0, 0, 12)
     assert same([reader.read(2), reader.read(3), reader.read(11)], [expected[2], expected[3], expected[11]])
     assert reader.next == 12
 
 
-def test_a_lane_of_empty_shards_waits_for_one_that_is_not(tokenizer):
+def test_a_worker_of_empty_shards_waits_for_one_that_is_not(tokenizer):
     """Dealt only empty shards in one epoch, it has others in the next; with nothing else it ends."""
     plain = Shard("full", lambda: iter([Document("a", "tape tape tape")]))
     empty = [Shard(f"empty{number}", lambda: iter(())) for number in range(4)]
     for number in range(5):
-        found = rows(Stream([*empty, plain], tokenizer, 4, seed=0, lanes=5), number, 0, 2)
+        found = rows(Stream([*empty, plain], tokenizer, 4, seed=0, workers=5), number, 0, 2)
         assert all(len(row["input_ids"]) == 4 for row in found)
-    assert rows(Stream(empty, tokenizer, 4, seed=0, lanes=2), 0, 0, 2) == [None, None]
+    assert rows(Stream(empty, tokenizer, 4, seed=0, workers=2), 0, 0, 2) == [None, None]

@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import zipfile
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -132,14 +133,8 @@ def test_compressed_lines_of_this_machine(tmp_path):
 def test_a_decompressed_file_closes_the_one_below(tmp_path):
     (tmp_path / "x.gz").write_bytes(gzip.compress(b"text"))
     raw = (tmp_path / "x.gz").open("rb")
-
-    class Known:
-        suffix = ".gz"
-
-        def open(self, mode):
-            return raw
-
-    with opening.open_binary(Known()) as file:
+    filesystem = SimpleNamespace(open=lambda path, mode: raw)
+    with opening.File(filesystem, "x.gz").open() as file:
         assert file.read() == b"text" and not raw.closed
     assert raw.closed
 
