@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from tape_ds import results
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, check_folder, command, raise_if_any
+from tape_ds.markdown_table import markdown_table
 from tape_ds.model import positions
 from tape_ds.training.comparison import summary
 
@@ -230,7 +231,7 @@ def store(rows: Sequence[Mapping[str, Any]], begun: results.Result, folder: Path
     """``name``.json, .md and .csv in ``folder``."""
     header = list(rows[0])
     cells = [[row[column] for column in header] for row in rows]
-    table = summary.as_markdown(header, [[_shown(each) for each in line] for line in cells])
+    table = markdown_table(header, [[_shown(each) for each in line] for line in cells])
     whole = begun.finish({"rows": rows})
     asked = shlex.join(["python", "tools/flops.py", *whole.command[1:]])
     text = f"{table}\n\n{CONVENTIONS}\n\nCommand: `{asked}`. Nothing was run.\n"

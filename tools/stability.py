@@ -35,6 +35,7 @@ from tape_ds import results
 from tape_ds.arguments import Parser
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, check_folder, command, raise_if_any
+from tape_ds.markdown_table import markdown_table
 from tape_ds.training.comparison import summary
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ def _table(
         lines.append([row["name"], *(shown(None if value is None else scale * value) for value in found)])
     if theirs is not None:
         lines += [[f"*published: {method}*", *_published(theirs, method, layers)] for method in theirs.rows]
-    return summary.as_markdown(header, lines)
+    return markdown_table(header, lines)
 
 
 def _published(table: published.Table, method: str, layers: Sequence[int]) -> list[str]:
@@ -264,7 +265,7 @@ def _logits(rows: Sequence[Row]) -> str:
         [row["name"], *(shown(row["mean"][treatment]["logits"][name]) for treatment in TREATMENTS for name in names)]
         for row in rows
     ]
-    return summary.as_markdown(header, lines)
+    return markdown_table(header, lines)
 
 
 def shown(value: float | None) -> str:

@@ -18,8 +18,8 @@ import tape_ds
 from tape_ds.errors import redacted
 from tape_ds.export import card_results
 from tape_ds.export.addresses import command_line, hub_names, shown
-from tape_ds.export.card_results import table
 from tape_ds.export.source_model import SourceModel
+from tape_ds.markdown_table import markdown_table
 from tape_ds.model import convert
 from tape_ds.results import Result
 from tape_ds.run_folder import TRAINED
@@ -190,7 +190,7 @@ def _trained(source: SourceModel) -> str:
         encoding += f", options {options}"
     rows = [("positional encoding", encoding)]
     if record is None:
-        return table(("", ""), rows)
+        return markdown_table(("", ""), rows, "l")
     rows.insert(0, ("method", f"`{record.method}`"))
     counts = source.result.figures.get("parameters") if source.result is not None else None
     if counts:
@@ -203,7 +203,7 @@ def _trained(source: SourceModel) -> str:
         names = f"By name:\n\n```\n{summarise(record.names)}\n```"
     else:
         names = "Nothing was trained: the weights are the base model's, only the angles differ."
-    return table(("", ""), rows) + f"\n\n{names}"
+    return markdown_table(("", ""), rows, "l") + f"\n\n{names}"
 
 
 def _angles(rope: Mapping[str, Any]) -> str:
@@ -237,7 +237,7 @@ def _settings(source: SourceModel) -> list[str]:
         ("precision", precision),
         ("seed", str(result.seed)),
     ]
-    return ["## Trained on", table(("", ""), [row for row in rows if row[1]])]
+    return ["## Trained on", markdown_table(("", ""), [row for row in rows if row[1]], "l")]
 
 
 def _rate(config: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from evaluation.published import Quantity, Table
 from tape_ds import results
 from tape_ds.errors import UserError
+from tape_ds.markdown_table import markdown_table
 from tools.reproduce import readings, render
 from tools.reproduce.experiment import PAPER, ROOT, SCALES, Experiment, Measured
 from tools.reproduce.registry import EXPERIMENTS
@@ -140,8 +141,7 @@ def table(found: dict[Experiment, list[Entry]]) -> str:
         if not measured:
             command = f"`python -m tools.reproduce {experiment.name} --scale {PAPER}`"
             rows.append([first, theirs, NOT_MEASURED, "", command, ""])
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown_table(header, rows, "l")
 
 
 def _cells(entry: Entry) -> list[str]:

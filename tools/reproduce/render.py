@@ -9,7 +9,7 @@ from typing import Any
 
 from evaluation.published import Number, Quantity, Table
 from tape_ds import results
-from tape_ds.training.comparison import summary
+from tape_ds.markdown_table import markdown_table
 from tools.reproduce import running
 from tools.reproduce.experiment import ROOT, Experiment, Form, Measured, Place, Source
 
@@ -48,12 +48,12 @@ def _tables(table: Table, setting: str, ours: Measured) -> list[str]:
             )
             if any(cell != MISSING for cell in row[2:])
         ]
-        return [f"{theirs} Ours: {setting}.", summary.as_markdown(["", "whose", *map(head, asked)], rows)]
+        return [f"{theirs} Ours: {setting}.", markdown_table(["", "whose", *map(head, asked)], rows)]
     published = [[method, *_published_cells(table, method, table.quantities)] for method in table.rows]
-    parts = [theirs, summary.as_markdown(["published", *map(head, table.quantities)], published)]
+    parts = [theirs, markdown_table(["published", *map(head, table.quantities)], published)]
     if own:
         rows = [[method, *_cells(numbers, own, table)] for method, numbers in ours.values.items()]
-        parts += [f"Ours: {setting}.", summary.as_markdown(["ours", *map(head, own)], rows)]
+        parts += [f"Ours: {setting}.", markdown_table(["ours", *map(head, own)], rows)]
     return parts
 
 
@@ -63,7 +63,7 @@ def _alone(ours: Measured) -> str:
     lines = [
         [method, *(number(numbers.get(each), 3) for each in ours.quantities)] for method, numbers in ours.values.items()
     ]
-    return summary.as_markdown(header, lines)
+    return markdown_table(header, lines)
 
 
 def _belongs(quantity: Quantity, table: Table) -> bool:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import results
+from tape_ds.markdown_table import markdown_table
 from tape_ds.training.comparison import summary
 from tape_ds.training.comparison.measures import Column, Measure
 from tape_ds.training.comparison.study import Study, verdict
@@ -56,7 +57,7 @@ def table(study: Study, columns: Sequence[Column | Measure]) -> str:
             shown = column.write_sample(found)
             line.append(f"**{shown}**" if found is not None and found.mean == best.get(column.name) else shown)
         lines.append(line)
-    return summary.as_markdown([study.title, *(["runs"] if several else []), *map(_header, columns)], lines)
+    return markdown_table([study.title, *(["runs"] if several else []), *map(_header, columns)], lines)
 
 
 def _header(column: Column | Measure) -> str:
@@ -96,7 +97,7 @@ def _by_seed(study: Study) -> str:
     lines = [
         [arm, *(study.primary.write(found.get(seed)) for seed in study.seeds)] for arm, found in values.items() if found
     ]
-    return summary.as_markdown([f"{study.primary.title}, by seed", *map(str, study.seeds)], lines)
+    return markdown_table([f"{study.primary.title}, by seed", *map(str, study.seeds)], lines)
 
 
 def _differences(study: Study) -> str:
@@ -109,9 +110,7 @@ def _differences(study: Study) -> str:
         count = str(len(claim.differences))
         lines.append([claim.arm, shown, ends, count, number(claim.p, ".3g"), number(claim.p_holm, ".3g")])
     unit = ", points" if study.primary.is_share else ""
-    return summary.as_markdown(
-        [f"less {study.reference}{unit}", "mean", "95 % interval", "seeds", "p", "p, Holm's"], lines
-    )
+    return markdown_table([f"less {study.reference}{unit}", "mean", "95 % interval", "seeds", "p", "p, Holm's"], lines)
 
 
 def _noise(study: Study) -> list[str]:
@@ -124,4 +123,4 @@ def _noise(study: Study) -> list[str]:
         moved = NOT_AVAILABLE if one is None or other is None else each.write_difference(other - one)
         lines.append([each.title, each.write(one), each.write(other), moved])
     said = f"`{found['arm']}` trained again with seed {found['seed']}. What differs is noise, 0 where runs are "
-    return [f"{said}deterministic:", summary.as_markdown(["figure", "first", "again", "difference"], lines)]
+    return [f"{said}deterministic:", markdown_table(["figure", "first", "again", "difference"], lines)]

@@ -51,17 +51,6 @@ def as_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def as_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table for people: names to the left, numbers to the right."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    """On one line, without the end of a cell in it."""
-    return " ".join(text.split()).replace("|", "\\|")
-
-
 def provenance(summary: results.Result, tool: str) -> str:
     """One line: the command, the seeds, the machine and when."""
     seeds = summary.figures.get("comparison", {}).get("seeds") or [summary.seed]

@@ -30,7 +30,6 @@ def test_every_form_is_written_and_nothing_is_left_beside_it(tmp_path):
 
 def test_tables():
     assert summary.as_csv(["name", "x"], [["a, b", 1.5], ["c", None]]) == 'name,x\n"a, b",1.5\nc,\n'
-    assert summary.as_markdown(["name", "x"], [["a", "1"]]) == "| name | x |\n| --- | ---: |\n| a | 1 |"
 
 
 def test_where_a_table_comes_from():
