@@ -20,7 +20,6 @@ from tape_ds.data.addressing.task import Task
 from tape_ds.markdown_table import markdown_table
 from tape_ds.scoring import addressing
 from tape_ds.scoring.addressing import Answered
-from tape_ds.training.comparison import summary as comparison
 
 NAME = "addressing"
 
@@ -64,7 +63,7 @@ def write(figures: Mapping[str, Any], folder: Path, title: str) -> list[Path]:
     csv_file, table_file = folder / f"{NAME}.csv", folder / f"{NAME}.md"
     names = ("length", "kind", "rows", "answers", "correct", "chance")
     cells = [[each[name] for name in names] for each in figures["tests"]]
-    storage.write_text(csv_file, comparison.as_csv(names, cells))
+    storage.write_text(csv_file, storage.as_csv(names, cells))
     storage.write_text(table_file, f"# {title}\n\n{summary(figures)}\n")
     return [csv_file, table_file]
 

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from evaluation import grid_map
+from evaluation.grid_map import Grid, percent
 from tape_ds import storage
 from tape_ds.markdown_table import markdown_table
-from tape_ds.training.comparison import grid_map
-from tape_ds.training.comparison import summary as tables
-from tape_ds.training.comparison.grid_map import Grid, percent
 
 WIDEST = 25
 """Columns of a grid that people read as a table; a larger one is in the picture and in the CSV."""
@@ -35,7 +34,7 @@ def write(figures: Mapping[str, Any], folder: Path, title: str) -> list[Path]:
 def to_csv(cells: Sequence[Mapping[str, Any]]) -> str:
     """A line per cell."""
     names = ("first", "second", "samples", "correct")
-    return tables.as_csv(names, [[cell[name] for name in names] for cell in cells])
+    return storage.as_csv(names, [[cell[name] for name in names] for cell in cells])
 
 
 def markdown(figures: Mapping[str, Any]) -> str:
