@@ -20,7 +20,7 @@ from tape_ds.parallel.layout import SEQUENCE, TENSOR, Layout
 from tape_ds.recipe import deepspeed_config, trainer
 from tape_ds.recipe.optimization import Optimization, learns
 from tape_ds.recipe.scale import Scale, check_groups
-from tape_ds.recipe.sections import Memory, Profile, Safety
+from tape_ds.recipe.sections import Memory, Profile, Safety, Samples
 from tape_ds.recipe.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Recipe(ABC):
         "scale": Scale,
         "memory": Memory,
         "profile": Profile,
+        "samples": Samples,
     }
     """Field -> what it is made of, of the sections whose fields are this stack's; a kind's own come first."""
     STAND_INS: ClassVar[Mapping[str, Any]]
@@ -61,6 +62,7 @@ class Recipe(ABC):
     scale: Scale
     memory: Memory
     profile: Profile
+    samples: Samples
     trainer: Trainer
     global_batch_size: int
     """Rows per optimizer step over all processes; accumulation follows from it."""

@@ -144,3 +144,23 @@ class Profile(Section):
         elif wrong := [rank for rank in self.profile_ranks if not 0 <= rank < whole.world_size]:
             remedy = f"ranks go from 0 to {whole.world_size - 1} here"
             yield Problem("profile_ranks", wrong, remedy, "give some of those")
+
+
+class Samples(Section):
+    """What the model is asked to go on with while it trains."""
+
+    sample_prompts: list[str] = []
+    """Texts that the model goes on with, greedily, every ``sample_steps`` steps: to the log, TensorBoard and W&B. No
+    loss changes by it; on several processes all of them write the same text together."""
+    sample_steps: int | None = Field(None, ge=1)
+    """Every so many steps."""
+    sample_tokens: int = Field(48, ge=1)
+    """New tokens behind each, at most."""
+
+    @rule("sample_prompts", "sample_steps")
+    def _both(self, whole: Whole) -> Iterator[Problem]:
+        if bool(self.sample_prompts) != (self.sample_steps is not None):
+            name = "sample_steps" if self.sample_prompts else "sample_prompts"
+            yield Problem(name, getattr(self, name), "the other one of the two is given", f"give {name} as well")
+        if not all(self.sample_prompts):
+            yield Problem("sample_prompts", self.sample_prompts, "one of them is empty", "write a word, or remove it")

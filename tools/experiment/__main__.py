@@ -2,7 +2,7 @@
 
     python -m tools.experiment --list                        all of them, and what is stored
     python -m tools.experiment table6                        two CPU cores, minutes
-    python -m tools.experiment mine.yaml --seeds 0 1 2 --jobs 2 -- --max_steps 500
+    python -m tools.experiment my.yaml --seeds 0 1 2 --jobs 2 -- --max_steps 500
     python -m tools.experiment table6 --scale paper --plan --processes 64 --gpu h100-80 --price 2.5
     python -m tools.experiment table6 --scale paper --launcher "deepspeed --hostfile hosts"
     python -m tools.experiment --page                        docs/results/README.md, again, from what is stored
