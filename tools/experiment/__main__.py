@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 
     work = check(options)
     count = work.starting.processes
-    planned = runs.plan(work.experiment, typed[at + 1 :], work.output, count, options.repeat)
+    planned = runs.plan(work.experiment, typed[at + 1 :], work.output, count)
     print(outline(work, planned, options), flush=True)
     if options.plan:
         return 0
@@ -76,7 +76,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--plan", action="store_true", help="print the plan and run nothing")
     parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these of the file")
     parser.add_argument("--seeds", type=int, nargs="+", metavar="N", help="train every arm with each")
-    parser.add_argument("--repeat", action="store_true", help="train the reference's first seed a second time")
     parser.add_argument("--reference", metavar="ARM", help="what the others are compared with")
     parser.add_argument("--primary", metavar="FIGURE", help="what decides (a wrong name lists all)")
     parser.add_argument("--output", help="folder of the runs")

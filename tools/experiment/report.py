@@ -68,10 +68,10 @@ def gather(work: Work, complete: Sequence[Run]) -> tuple[Rows, list[Row], list[S
         for path, result, rows in readings.of_run(run.folder):
             for label, numbers in rows.items():
                 own.setdefault(label, {}).update(numbers)
-            if not asked.then and not run.again and (path.parent.name != "results" or not asked.score):
+            if not asked.then and (path.parent.name != "results" or not asked.score):
                 shown |= {each: value for each, value in rows[""].items() if each.task}
                 sources.append(Source.of(path, result))
-        made += [Row(label or run.arm, None if label else run.seed, run.again, each) for label, each in own.items()]
+        made += [Row(label or run.arm, None if label else run.seed, each) for label, each in own.items()]
         if shown:
             found.setdefault(asked.names.get(run.arm, run.arm), []).append(shown)
     for path in sorted(work.own.glob("*.*")) if asked.then else ():
@@ -90,11 +90,8 @@ def _copy(file: Path, target: Path) -> Path:
 
 def _as_csv(study: Study) -> str:
     """A line for every run."""
-    header = ["arm", "seed", "again", *(measure.name for measure in study.measures)]
-    rows = [
-        [row.arm, row.seed, row.again, *(row.figures.get(each.quantity) for each in study.measures)]
-        for row in study.rows
-    ]
+    header = ["arm", "seed", *(measure.name for measure in study.measures)]
+    rows = [[row.arm, row.seed, *(row.figures.get(each.quantity) for each in study.measures)] for row in study.rows]
     return storage.as_csv(header, rows)
 
 

@@ -6,7 +6,6 @@ would take longer to start it than to know what to do.
 
 import itertools
 import json
-import re
 import shlex
 import socket
 import subprocess
@@ -49,8 +48,6 @@ class Run:
     recipe: "Recipe"
     arguments: list[str]
     """The launcher's, which load to the recipe."""
-    again: bool = False
-    """Whether it repeats another run, seed and all, to show what of a figure is noise."""
 
     @property
     def seed(self) -> int:
@@ -191,7 +188,7 @@ def check_jobs(count: int) -> list[Problem]:
     return []
 
 
-def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: int, repeat: bool = False) -> list[Run]:
+def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: int) -> list[Run]:
     """A run of each arm for each seed, each checked as the launcher would.
 
     Seed by seed, over all arms: whatever stops the experiment, what is complete can be paired. A run lies in a folder
@@ -202,7 +199,6 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
         passed_on: a launcher's arguments for every run, over the experiment's own fields and under the arms'.
         output: folder of the runs' folders.
         processes: of each run.
-        repeat: whether the reference's first run is done twice.
 
     Raises:
         UserError: everything wrong with any of them, a problem that several share once.
@@ -228,18 +224,14 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
             problems[arm] = error.problems
     raise_if_any(_merged(problems, len(asked.arms)))
 
-    def run(arm: str, seed: int | None, again: bool = False) -> Run:
-        other = [] if seed in (None, own_seeds[arm]) else [f"seed_{seed}"]
-        folder = output / "_".join([table.folder_of(arm), *other, *(["again"] if again else [])])
+    def run(arm: str, seed: int | None) -> Run:
+        other = "" if seed in (None, own_seeds[arm]) else f"_seed_{seed}"
         extra = [] if seed is None else ["--seed", str(seed)]
-        recipe, words = load(arm, [*extra, "--output_dir", str(folder)])
-        return Run(arm, arm + (f", seed {seed}" if asked.seeds else "") + " again" * again, recipe, words, again)
+        recipe, words = load(arm, [*extra, "--output_dir", str(output / f"{table.folder_of(arm)}{other}")])
+        return Run(arm, arm + (f", seed {seed}" if asked.seeds else ""), recipe, words)
 
-    found = []
-    for number, seed in enumerate(asked.seeds or [None]):
-        found += [run(arm, seed) for arm in asked.arms]
-        if repeat and number == 0 and asked.arms:
-            found.append(run(asked.reference or next(iter(asked.arms)), seed, True))
+    seeds: Sequence[int | None] = asked.seeds or [None]
+    found = [run(arm, seed) for seed in seeds for arm in asked.arms]
     raise_if_any([*_sharing(found), *_unequal(asked, found)])
     return found
 
@@ -394,6 +386,7 @@ def _steps(folder: Path) -> dict[str, str]:
 
 def _called(words: Sequence[str]) -> str:
     """What a command's log is called: after what it starts, and a digest that tells it from others of its kind."""
-    plain_words = [word for word in words[1:] if re.fullmatch(r"[\w./]+", word)][:2]
-    kind = "_".join(Path(word).stem for word in plain_words)
+    plain_words = [word for word in words[1:] if word not in ("--module", "-m")]
+    named = itertools.takewhile(lambda word: not word.startswith("-"), plain_words)
+    kind = "_".join(Path(word).stem for word in itertools.islice(named, 2))
     return f"{kind}_{zlib.crc32(shlex.join(words).encode()):08x}"

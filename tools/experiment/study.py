@@ -81,7 +81,6 @@ class Row:
     arm: str
     seed: int | None
     """None: of a model that nothing was done to."""
-    again: bool
     figures: Mapping[Quantity, float]
 
 
@@ -135,11 +134,10 @@ class Study:
 
     @cached_property
     def arms(self) -> dict[str, list[Row]]:
-        """The runs of each arm, without repetitions."""
+        """The runs of each arm."""
         found: dict[str, list[Row]] = {}
         for row in self.rows:
-            if not row.again:
-                found.setdefault(row.arm, []).append(row)
+            found.setdefault(row.arm, []).append(row)
         return found
 
     @property
@@ -169,13 +167,6 @@ class Study:
         adjusted = dict(zip(tested, zip(ps, statistics.holm(ps), strict=True), strict=True))
         return [Claim(arm, paired[arm], found[arm], *adjusted.get(arm, (None, None))) for arm in others]
 
-    def repeated(self) -> tuple[Row, Row] | None:
-        """A run and its repetition; None where nothing was repeated."""
-        again = next((row for row in self.rows if row.again), None)
-        own = self.arms.get(again.arm, []) if again is not None else []
-        first = next((row for row in own if again is not None and row.seed == again.seed), None)
-        return None if again is None or first is None else (first, again)
-
     def figures(self) -> dict[str, Any]:
         """All of it, for the stored result; a spread or an interval is None for a single run."""
         samples = {
@@ -186,7 +177,7 @@ class Study:
             "primary": self.primary.name,
             "seeds": self.seeds,
             "runs": [
-                {"arm": each.arm, "seed": each.seed, "again": each.again}
+                {"arm": each.arm, "seed": each.seed}
                 | {"figures": {Measure(quantity).name: value for quantity, value in each.figures.items()}}
                 for each in self.rows
             ],
@@ -227,7 +218,7 @@ def verdict(study: Study, claim: Claim) -> str:
 
 
 def text(study: Study) -> str:
-    """The table of arms, what decides seed by seed, every arm against the reference, and the noise of a repetition."""
+    """The table of arms, what decides seed by seed, and every arm against the reference."""
     parts = [_arms(study)]
     if len(study.seeds) > 1:
         parts += [_decides(study), _by_seed(study), *([_differences(study)] if study.claims else [])]
@@ -235,7 +226,7 @@ def text(study: Study) -> str:
         parts.append("A single run for each: no interval.")
     if study.claims:
         parts.append("\n".join(f"- {verdict(study, claim)}" for claim in study.claims))
-    return "\n\n".join([*parts, *_noise(study)])
+    return "\n\n".join(parts)
 
 
 def _arms(study: Study) -> str:
@@ -288,22 +279,3 @@ def _differences(study: Study) -> str:
         lines.append([claim.arm, shown, ends, count, number(claim.p, ".3g"), number(claim.p_holm, ".3g")])
     unit = ", points" if study.primary.is_share else ""
     return markdown_table([f"less {study.reference}{unit}", "mean", "95 % interval", "seeds", "p", "p, Holm's"], lines)
-
-
-def _noise(study: Study) -> list[str]:
-    found = study.repeated()
-    if found is None:
-        return []
-    first, again = found
-    pairs = [(m, first.figures.get(m.quantity), again.figures.get(m.quantity)) for m in study.measures]
-    lines = [
-        [
-            m.title,
-            m.write(one),
-            m.write(other),
-            NOT_AVAILABLE if one is None or other is None else m.signed(other - one),
-        ]
-        for m, one, other in pairs
-    ]
-    said = f"`{first.arm}` trained again with seed {first.seed}. What differs is noise, 0 where runs are deterministic:"
-    return [said, markdown_table(["figure", "first", "again", "difference"], lines)]

@@ -28,8 +28,8 @@ def experiment(**changes):
     return Experiment.build({"about": "x", "recipe": "tiny", "arms": {"a": {}, "b": {"learning_rate": 0.5}}} | changes)
 
 
-def plan(*behind, repeat=False, **changes):
-    return runs.plan(experiment(**changes), behind, Path("o"), 2, repeat)
+def plan(*behind, **changes):
+    return runs.plan(experiment(**changes), behind, Path("o"), 2)
 
 
 def store(run, finished=True, **other):
@@ -78,13 +78,12 @@ def test_a_result_of_before_a_field_existed_has_its_default():
 
 def test_seeds_are_gone_through_over_all_arms():
     """So that what was stopped is an experiment of the first seeds; a run of the recipe's own seed keeps its folder."""
-    found = plan(seeds=[42, 7], reference="b", repeat=True)
-    assert [(run.label, run.folder.name, run.seed, run.again) for run in found] == [
-        ("a, seed 42", "a", 42, False),
-        ("b, seed 42", "b", 42, False),
-        ("b, seed 42 again", "b_again", 42, True),
-        ("a, seed 7", "a_seed_7", 7, False),
-        ("b, seed 7", "b_seed_7", 7, False),
+    found = plan(seeds=[42, 7], reference="b")
+    assert [(run.label, run.folder.name, run.seed) for run in found] == [
+        ("a, seed 42", "a", 42),
+        ("b, seed 42", "b", 42),
+        ("a, seed 7", "a_seed_7", 7),
+        ("b, seed 7", "b_seed_7", 7),
     ]
     assert [run.recipe.trainer_value("learning_rate") for run in plan("--learning_rate", "0.25")] == [0.25, 0.5]
 
