@@ -4,6 +4,7 @@ import pytest
 
 from evaluation.published import Quantity
 from tape_ds.errors import UserError
+from tests.docs import commands
 from tools.experiment import page, runs, table
 from tools.experiment.table import FOLDER, PAPER, SMALL
 
@@ -19,6 +20,19 @@ def test_every_run_of_every_experiment_loads(name, scale, tmp_path):
     assert planned or asked.then
     for arm in asked.arms:
         assert not asked.names or asked.then or arm in asked.names
+
+
+COMMANDS = {
+    tuple(table.filled(text, {"run": "runs/x", "output": "runs", "own": "runs/own", "arm": "x"}))
+    for name, scale in FORMS
+    for asked in [table.read(name, scale)]
+    for text in (*asked.before, *asked.score, *asked.then)
+}
+
+
+@pytest.mark.parametrize("words", sorted(COMMANDS), ids=" ".join)
+def test_every_command_is_one_that_its_program_takes(words):
+    commands.check(["deepspeed", *words[1:]] if words[0] == "launch" else list(words))
 
 
 @pytest.mark.parametrize("name", [name for name in table.shipped() if table.read(name).label])
