@@ -86,7 +86,7 @@ compile-kernels: $(STAMP) $(call triton,$(TRITON))
 	env -u TRITON_INTERPRET PYTHONPATH="$(call triton,$(TRITON))" $(BIN)/python -m tools.compile_kernels $(ARGS)
 
 results: $(STAMP)
-	$(BIN)/python -m tools.reproduce --page
+	$(BIN)/python -m tools.experiment --page
 
 # Its packages stay out of what everything else runs on.
 DOCS := $(CURDIR)/.venv/docs

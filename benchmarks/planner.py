@@ -17,6 +17,7 @@ from benchmarks.shapes import document_lengths, parse
 from tape_ds import storage
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command
+from tape_ds.markdown_table import markdown_table
 from tape_ds.model.attention import backends
 from tape_ds.planning import hardware
 from tape_ds.planning.job import Job
@@ -43,7 +44,7 @@ def main() -> int:
     for path in paths:
         measured = [row for row in table.read(path) if row.status == TIMED and row.encoding != BASELINE]
         lines = [compared(row, TOY_GPU if options.toys else named(row.device)) for row in measured]
-        text = "\n".join(f"| {' | '.join(cells)} |" for cells in [HEADER, ["---"] * len(HEADER), *lines])
+        text = markdown_table(HEADER, lines)
         found = path.with_name(path.name.replace("recipe", "planner")).with_suffix(".md")
         storage.write_text(found, f"# The plan of the 7B recipe beside {path.name}\n\n{text}\n")
         print(text)

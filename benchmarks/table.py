@@ -15,6 +15,7 @@ from benchmarks.contest import BASELINE, REFUSED, TIMED, WRONG, Finding, Setting
 from benchmarks.shapes import parse
 from tape_ds import results, storage
 from tape_ds.errors import Problem, UserError
+from tape_ds.markdown_table import markdown_table
 
 PARTS = ("forward", "backward", "total")
 QUANTILES = ("p20", "p50", "p80")
@@ -165,7 +166,7 @@ def _section(rows: Sequence[Row]) -> list[str]:
     header = ["encoding", "rival", *parts, *(f"/ {name}" for name in bases), "peak MiB"]
     header += [f"peak / {name}" for name in bases] + (["tokens/s"] if in_tokens else [])
     header += (["iterations/s"] if in_steps else []) + ["error (allowed)"]
-    lines = [header, ["---", "---", *["---:"] * (len(header) - 2)]]
+    lines = []
     for row in timed:
         cells = [row.encoding, row.rival, *(_time(row, part) for part in parts)]
         cells += [_ratio(row.total_p50, base.total_p50) for base in bases.values()]
@@ -177,10 +178,10 @@ def _section(rows: Sequence[Row]) -> list[str]:
         if in_steps:
             cells += [f"{1e3 / row.total_p50:,.1f}" if row.total_p50 else ""]
         lines.append([*cells, f"{row.error:.1e} ({row.allowed:.1e})"])
-    table = ["| " + " | ".join(line) + " |" for line in lines] if timed else ["No rival has a time."]
+    table = markdown_table(header, lines, "llr") if timed else "No rival has a time."
     others = [row for row in rows if row.status in (WRONG, REFUSED)]
     listed = [f"- {row.status}: {row.encoding}, {row.rival}: {row.reason}" for row in others]
-    return [*table, *([""] if listed else []), *listed]
+    return [table, *([""] if listed else []), *listed]
 
 
 def baselines(timed: Sequence[Row]) -> dict[str, Row]:

@@ -17,9 +17,9 @@ from tape_ds import storage
 from tape_ds.data.addressing import lengths, rows, tasks
 from tape_ds.data.addressing.lengths import Test
 from tape_ds.data.addressing.task import Task
+from tape_ds.markdown_table import markdown_table
 from tape_ds.scoring import addressing
 from tape_ds.scoring.addressing import Answered
-from tape_ds.training.comparison import summary as comparison
 
 NAME = "addressing"
 
@@ -63,7 +63,7 @@ def write(figures: Mapping[str, Any], folder: Path, title: str) -> list[Path]:
     csv_file, table_file = folder / f"{NAME}.csv", folder / f"{NAME}.md"
     names = ("length", "kind", "rows", "answers", "correct", "chance")
     cells = [[each[name] for name in names] for each in figures["tests"]]
-    storage.write_text(csv_file, comparison.as_csv(names, cells))
+    storage.write_text(csv_file, storage.as_csv(names, cells))
     storage.write_text(table_file, f"# {title}\n\n{summary(figures)}\n")
     return [csv_file, table_file]
 
@@ -75,4 +75,4 @@ def summary(figures: Mapping[str, Any]) -> str:
         low, high = each.interval
         numbers = [f"{each.rows:,}", f"{each.answers:,}", f"{each.share:.1%}", f"{low:.1%} to {high:.1%}"]
         lines.append([each.label, *numbers, f"{each.chance:.1%}"])
-    return comparison.as_markdown(["test", "rows", "answers", "right", "95 %", "chance"], lines)
+    return markdown_table(["test", "rows", "answers", "right", "95 %", "chance"], lines)

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from evaluation import grid_map
+from evaluation.grid_map import Grid, percent
 from tape_ds import storage
-from tape_ds.training.comparison import grid_map
-from tape_ds.training.comparison import summary as tables
-from tape_ds.training.comparison.grid_map import Grid, percent
+from tape_ds.markdown_table import markdown_table
 
 WIDEST = 25
 """Columns of a grid that people read as a table; a larger one is in the picture and in the CSV."""
@@ -34,7 +34,7 @@ def write(figures: Mapping[str, Any], folder: Path, title: str) -> list[Path]:
 def to_csv(cells: Sequence[Mapping[str, Any]]) -> str:
     """A line per cell."""
     names = ("first", "second", "samples", "correct")
-    return tables.as_csv(names, [[cell[name] for name in names] for cell in cells])
+    return storage.as_csv(names, [[cell[name] for name in names] for cell in cells])
 
 
 def markdown(figures: Mapping[str, Any]) -> str:
@@ -54,7 +54,7 @@ def summary(figures: Mapping[str, Any]) -> str:
     lines = [[PARTS[name], percent(mean["value"]), f"{mean['cells']:,}"] for name, mean in figures["means"].items()]
     first, second = figures["trained"]
     trained = f"{first}" if first == second else f"{first} and {second}"
-    text = f"Exact match, trained to {trained}:\n\n{tables.as_markdown(['mean over', 'right', 'cells'], lines)}"
+    text = f"Exact match, trained to {trained}:\n\n{markdown_table(['mean over', 'right', 'cells'], lines)}"
     return f"{text}\n\nOf this model: {figures['remark']}." if figures.get("remark") else text
 
 
@@ -63,7 +63,7 @@ def grid(cells: Sequence[Mapping[str, Any]]) -> str:
     found = {(cell["first"], cell["second"]): cell for cell in cells}
     down, across = (sorted({pair[place] for pair in found}) for place in (0, 1))
     lines = [[str(i), *(_share(found[i, j]) for j in across)] for i in down]
-    return tables.as_markdown(["", *map(str, across)], lines)
+    return markdown_table(["", *map(str, across)], lines)
 
 
 def _share(cell: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from evaluation.pages.numbers import length as length_label
 from tape_ds import storage
+from tape_ds.markdown_table import markdown_table
 
 Cell = Mapping[str, Any]
 
@@ -46,16 +47,12 @@ def to_csv(cells: Sequence[Cell]) -> str:
 def markdown(cells: Sequence[Cell]) -> str:
     """Depths down, lengths across, found of asked in each cell; last the sums of each length, by both rules."""
     lengths, depths, found = _arrange(cells)
-    rows = [["depth", *map(length_label, lengths)]]
-    rows += [[depth_label(depth), *(_share(found.get((length, depth))) for length in lengths)] for depth in depths]
+    rows = [[depth_label(depth), *(_share(found.get((length, depth))) for length in lengths)] for depth in depths]
     if len(depths) > 1:
         rows.append(["all", *(_share(_sum(cells, length)) for length in lengths)])
     rows.append(["all, by token ids", *(_share(_sum(cells, length), "correct_ids") for length in lengths)])
     rows.append(["prompt tokens, mean", *(f"{_sum(cells, length)['mean_tokens']:,.0f}" for length in lengths)])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["| " + " | ".join(_padded(row, widths)) + " |" for row in rows]
-    rule = "|".join(["", "-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:]), ""])
-    return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
+    return markdown_table(["depth", *map(length_label, lengths)], rows) + "\n"
 
 
 def draw(cells: Sequence[Cell], path: Path, *, title: str, native_length: int | None) -> Path:
@@ -126,8 +123,3 @@ def _share(cell: Cell | None, name: str = "correct") -> str:
 def _rate(cell: Cell | None) -> float:
     """0 to 1; NaN leaves a cell blank."""
     return float("nan") if cell is None else cell["correct"] / cell["trials"]
-
-
-def _padded(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    first, *rest = [(cell, width) for cell, width in zip(row, widths, strict=True)]
-    return [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]

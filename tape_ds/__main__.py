@@ -54,7 +54,7 @@ COMMANDS = {
     "serve": Command("tools/serve.py", "answer OpenAI's protocol with a run, an adapter or an export"),
     "merge": Command("tools/merge_adapter.py", "turn what a run trained into a whole model folder"),
     "convert": Command("tools/convert_checkpoint.py", "convert a checkpoint between model families"),
-    "reproduce": Command("tools.reproduce", "the published tables and figures, ours beside them"),
+    "experiment": Command("tools.experiment", "runs that differ in one thing, the published tables among them"),
 }
 
 LAUNCHER_OPTIONS = {

@@ -4,14 +4,16 @@ A rename within a folder is the one operation of a file system that either happe
 power. Everything a run could need again goes through here.
 """
 
+import csv
 import errno
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,13 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """:func:`write_file` of ``content`` as JSON; in ASCII, since names of files need not be Unicode."""
     write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def as_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table for programs; None is an empty cell."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue()
 
 
 def sync(path: Path) -> None:

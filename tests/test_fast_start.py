@@ -47,7 +47,7 @@ def run(code):
 @pytest.mark.parametrize("word, code", [("--help", 0), ("--halp", 2)])
 def test_commands_read_their_line_before_anything_heavy(word, code):
     started = [["-m", "evaluation", *command.split()] for command in EVALUATION]
-    started += [[script] for script in (*LAUNCHERS, *TOOLS)] + [["-m", "tools.reproduce"]]
+    started += [[script] for script in (*LAUNCHERS, *TOOLS)] + [["-m", "tools.experiment"]]
     run(STARTED.format(commands=[([*words, word], code) for words in started], heavy=HEAVY))
 
 

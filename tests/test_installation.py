@@ -17,7 +17,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 
 def test_in_a_checkout_everything_starts_from_its_top():
     assert ROOT == installation.work() == CHECKOUT
-    assert root_of(CHECKOUT / "tools" / "reproduce" / "__main__.py") == CHECKOUT
+    assert root_of(CHECKOUT / "tools" / "experiment" / "__main__.py") == CHECKOUT
 
 
 def test_an_installed_package_writes_nothing_beside_itself(monkeypatch, tmp_path):

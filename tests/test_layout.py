@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "errors": {"storage"},
     "fields": {"errors"},
     "installation": {"errors"},
+    "markdown_table": set(),
     "__main__": {"errors", "installation"},
     "arguments": {"errors"},
     "registration": set(),
@@ -41,7 +42,8 @@ MAY_IMPORT = {
     "cluster": {"recipe", "checkpoint", "health", "parallel", "errors", "results", "run_folder"},
     "training": {
         *("cluster", "recipe", "health", "checkpoint", "methods", "planning", "parallel", "scoring", "data", "model"),
-        *("kernels", "errors", "arguments", "fields", "installation", "paths", "results", "run_folder", "storage"),
+        *("kernels", "errors", "arguments", "fields", "installation", "markdown_table", "paths", "results"),
+        *("run_folder", "storage"),
     },
     "export": {
         "training",
@@ -51,6 +53,7 @@ MAY_IMPORT = {
         "model",
         "errors",
         "registration",
+        "markdown_table",
         "results",
         "run_folder",
         "storage",

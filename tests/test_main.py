@@ -55,7 +55,7 @@ def test_every_command_is_there():
             [*RUNNER, "--num_gpus", "2", "--module", "evaluation", "report", "a"],
         ),
         ("plan", "x --num_gpus 2", True, [sys.executable, str(ROOT / "tools" / "plan.py"), "x", "--num_gpus", "2"]),
-        ("reproduce", "--list", True, [sys.executable, "-P", "-m", "tools.reproduce", "--list"]),
+        ("experiment", "--list", True, [sys.executable, "-P", "-m", "tools.experiment", "--list"]),
     ],
 )
 def test_what_a_command_becomes(name, words, has_gpu, expected):

@@ -21,11 +21,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tape_ds import results
+from tape_ds import results, storage
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, check_folder, command, raise_if_any
+from tape_ds.markdown_table import markdown_table
 from tape_ds.model import positions
-from tape_ds.training.comparison import summary
 
 if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
@@ -230,11 +230,13 @@ def store(rows: Sequence[Mapping[str, Any]], begun: results.Result, folder: Path
     """``name``.json, .md and .csv in ``folder``."""
     header = list(rows[0])
     cells = [[row[column] for column in header] for row in rows]
-    table = summary.as_markdown(header, [[_shown(each) for each in line] for line in cells])
+    table = markdown_table(header, [[_shown(each) for each in line] for line in cells])
     whole = begun.finish({"rows": rows})
     asked = shlex.join(["python", "tools/flops.py", *whole.command[1:]])
     text = f"{table}\n\n{CONVENTIONS}\n\nCommand: `{asked}`. Nothing was run.\n"
-    summary.write(whole, folder, name, text, summary.as_csv(header, cells))
+    results.save(whole, folder / f"{name}.json")
+    storage.write_text(folder / f"{name}.md", text)
+    storage.write_text(folder / f"{name}.csv", storage.as_csv(header, cells))
 
 
 def as_text(rows: list[dict[str, Any]]) -> str:

@@ -1,6 +1,6 @@
 """What shifting a text changes in each layer of a model, beside TAPE's Table 8: attention weights, positions, logits.
 
-    python -m tools.stability runs/compare_encodings/rope runs/compare_encodings/tape
+    python -m tools.stability runs/encodings/rope runs/encodings/tape
     python -m tools.stability smollm2 --tokens 1024 --layers 1 10 20 30
     python -m tools.stability "no updates=runs/one" TAPE=runs/two --texts file:book.txt --dtype float64
 
@@ -31,11 +31,11 @@ from evaluation import inspected, options, published, texts
 from evaluation.pages import numbers
 from evaluation.pages.parts import MISSING
 from evaluation.perplexity_options import SPLIT
-from tape_ds import results
+from tape_ds import results, storage
 from tape_ds.arguments import Parser
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, check_folder, command, raise_if_any
-from tape_ds.training.comparison import summary
+from tape_ds.markdown_table import markdown_table
 
 if TYPE_CHECKING:
     from evaluation.models import FoundModel
@@ -191,7 +191,9 @@ def measured(
 def write(rows: Sequence[Row], layers: Sequence[int], whole: results.Result, folder: Path) -> None:
     """The tables, and the result that holds all of it."""
     text = as_markdown(rows, layers, whole)
-    summary.write(whole, folder, NAME, text, as_csv(rows))
+    results.save(whole, folder / f"{NAME}.json")
+    storage.write_text(folder / f"{NAME}.md", text)
+    storage.write_text(folder / f"{NAME}.csv", as_csv(rows))
     print(text)
     print(f"written to {folder / NAME}.md, .csv, .json", flush=True)
 
@@ -204,7 +206,7 @@ def as_csv(rows: Sequence[Row]) -> str:
         for treatment in TREATMENTS
         for layer, figures in row["mean"][treatment]["layers"].items()
     ]
-    return summary.as_csv(["model", "treatment", "layer", *FIGURES], lines)
+    return storage.as_csv(["model", "treatment", "layer", *FIGURES], lines)
 
 
 def as_markdown(rows: Sequence[Row], layers: Sequence[int], whole: results.Result) -> str:
@@ -245,7 +247,7 @@ def _table(
         lines.append([row["name"], *(shown(None if value is None else scale * value) for value in found)])
     if theirs is not None:
         lines += [[f"*published: {method}*", *_published(theirs, method, layers)] for method in theirs.rows]
-    return summary.as_markdown(header, lines)
+    return markdown_table(header, lines)
 
 
 def _published(table: published.Table, method: str, layers: Sequence[int]) -> list[str]:
@@ -264,7 +266,7 @@ def _logits(rows: Sequence[Row]) -> str:
         [row["name"], *(shown(row["mean"][treatment]["logits"][name]) for treatment in TREATMENTS for name in names)]
         for row in rows
     ]
-    return summary.as_markdown(header, lines)
+    return markdown_table(header, lines)
 
 
 def shown(value: float | None) -> str:

@@ -1,7 +1,7 @@
 """Where a model holds tokens to stand and what it attends to, layer by layer and head by head: TAPE's Figure 7.
 
     python -m tools.visualise smollm2 --prompt "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
-    python -m tools.visualise runs/compare_encodings/tape --against runs/compare_encodings/rope --text README.md
+    python -m tools.visualise runs/encodings/tape --against runs/encodings/rope --text README.md
     python -m tools.visualise TAPE=runs/one --against RoPE=runs/two --text book.txt --tokens 200 --layers 1 4 8
 
 Three quantities for each query and each key before it, on the first ``--tokens`` of the text: the dot product of the

@@ -7,6 +7,7 @@ from typing import Any
 from evaluation.scrolls import official
 from evaluation.scrolls.writing import Asked, Limits
 from tape_ds.data.scrolls.examples import Example
+from tape_ds.markdown_table import markdown_table
 
 
 def parts(asked: Asked) -> dict[str, list[Example]]:
@@ -57,17 +58,13 @@ def store(asked: Asked, written: Mapping[str, Mapping[str, Any]], folder: Path) 
 
 def table(figures: Mapping[str, Any], limits: Limits) -> str:
     """The scores for people, and what was cut."""
-    lines = [
-        "",
-        f"| SCROLLS, {figures['split']} | metric | score | +- | examples | characters |",
-        "|---|---|---|---|---|---|",
-    ]
-    notes = []
+    rows: list[list[str]] = []
+    notes: list[str] = []
     for name, entry in figures["datasets"].items():
         error = "" if entry["standard_error"] is None else f"{entry['standard_error']:.2f}"
         score = "not scored" if entry["score"] is None else f"{entry['score']:.2f}"
-        cells = (name, entry["metric"], score, error, f"{entry['examples']:,}")
-        lines.append(f"| {' | '.join(cells)} | {entry['mean_prediction_characters']:,.0f} |")
+        characters = f"{entry['mean_prediction_characters']:,.0f}"
+        rows.append([name, entry["metric"], score, error, f"{entry['examples']:,}", characters])
         if entry["cut_examples"]:
             notes.append(
                 f"{name}: {entry['cut_examples']:,} of {entry['examples']:,} prompts were cut to fit into "
@@ -82,4 +79,5 @@ def table(figures: Mapping[str, Any], limits: Limits) -> str:
             )
     if any(entry["score"] is None for entry in figures["datasets"].values()):
         notes.append(f"the split {figures['split']} has no reference answers: texts are written, none is scored")
-    return "\n".join([*lines, "", *notes])
+    header = [f"SCROLLS, {figures['split']}", "metric", "score", "+-", "examples", "characters"]
+    return "\n".join(["", markdown_table(header, rows, "llr"), "", *notes])

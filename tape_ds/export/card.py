@@ -18,8 +18,8 @@ import tape_ds
 from tape_ds.errors import redacted
 from tape_ds.export import card_results
 from tape_ds.export.addresses import command_line, hub_names, shown
-from tape_ds.export.card_results import table
 from tape_ds.export.source_model import SourceModel
+from tape_ds.markdown_table import markdown_table
 from tape_ds.model import convert
 from tape_ds.results import Result
 from tape_ds.run_folder import TRAINED
@@ -161,7 +161,7 @@ def _trained(source: SourceModel) -> str:
         encoding += f", options {options}"
     rows = [("positional encoding", encoding)]
     if record is None:
-        return table(("", ""), rows)
+        return markdown_table(("", ""), rows, "l")
     rows.insert(0, ("method", f"`{record.method}`"))
     counts = source.result.figures.get("parameters") if source.result is not None else None
     if counts:
@@ -170,7 +170,7 @@ def _trained(source: SourceModel) -> str:
         rows.append(("parameters trained", share))
     if any("lora_" in name for name in record.names):
         rows.append(("adapters", "merged into the weights"))
-    return table(("", ""), rows)
+    return markdown_table(("", ""), rows, "l")
 
 
 def _angles(rope: Mapping[str, Any]) -> str:
@@ -204,7 +204,7 @@ def _settings(source: SourceModel) -> str:
         ("precision", precision),
         ("seed", str(result.seed)),
     ]
-    return table(("", ""), [row for row in rows if row[1]])
+    return markdown_table(("", ""), [row for row in rows if row[1]], "l")
 
 
 def _rate(config: Mapping[str, Any]) -> str:

@@ -1,12 +1,13 @@
 """The results of a run as Markdown: loss by position, and every other figure that is a list of rows."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from huggingface_hub import EvalResult
 
 from tape_ds.export.addresses import shown
+from tape_ds.markdown_table import markdown_table
 from tape_ds.results import Result
 from tape_ds.scoring.span_losses import SpanLosses
 
@@ -73,12 +74,6 @@ def _evaluation(dataset: str, part: str, metric: str, value: float) -> EvalResul
     )
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
 def _loss_by_position(scores: Mapping[str, Mapping[str, Any]]) -> str:
     """A table of all documents together, a row per variant."""
     merged = {variant: SpanLosses.merge(map(SpanLosses.from_dict, parts.values())) for variant, parts in scores.items()}
@@ -89,7 +84,7 @@ def _loss_by_position(scores: Mapping[str, Mapping[str, Any]]) -> str:
     head = ["", *(f"from {start:,}" for start in first.starts), "mean"]
     rows = [[name, *(f"{nll:.3f}" for nll in losses.nll), f"{losses.mean:.3f}"] for name, losses in merged.items()]
     said = f"Loss by position (nats per token, mean over spans of {first.span:,} tokens) on {documents}, held out:"
-    return f"{said}\n\n{table(head, rows)}"
+    return f"{said}\n\n{markdown_table(head, rows, 'l')}"
 
 
 def _row_figures(result: Result) -> dict[str, list[Mapping[str, Any]]]:
@@ -106,7 +101,7 @@ def _row_figures(result: Result) -> dict[str, list[Mapping[str, Any]]]:
 def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows of one figure; entries that are lists or mappings are left to the stored file."""
     columns = [key for key in rows[0] if not any(isinstance(row.get(key), (list, dict)) for row in rows)]
-    return table(columns, [[_cell(row.get(key)) for key in columns] for row in rows])
+    return markdown_table(columns, [[_cell(row.get(key)) for key in columns] for row in rows], "l")
 
 
 def _cell(value: Any) -> str:

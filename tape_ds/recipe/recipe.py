@@ -19,7 +19,7 @@ from tape_ds.fields import Section, rule, run_rules
 from tape_ds.parallel.layout import SEQUENCE, TENSOR, Layout
 from tape_ds.recipe import deepspeed_config, trainer
 from tape_ds.recipe.scale import Scale, check_groups
-from tape_ds.recipe.sections import Memory, Optimization, Profile, Safety, learns
+from tape_ds.recipe.sections import Memory, Optimization, Profile, Safety, Samples, learns
 from tape_ds.recipe.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Recipe(ABC):
         "scale": Scale,
         "memory": Memory,
         "profile": Profile,
+        "samples": Samples,
     }
     """Field -> what it is made of, of the sections whose fields are this stack's; a kind's own come first."""
     STAND_INS: ClassVar[Mapping[str, Any]]
@@ -60,6 +61,7 @@ class Recipe(ABC):
     scale: Scale
     memory: Memory
     profile: Profile
+    samples: Samples
     trainer: Trainer
     global_batch_size: int
     """Rows per optimizer step over all processes; accumulation follows from it."""

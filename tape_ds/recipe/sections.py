@@ -228,3 +228,23 @@ def check_trained(optimization: Optimization, trained: bool) -> Iterator[Problem
             remedy = f"remove it (where a base has it: {name}: {'null' if name == _RATE else 0}), or train an encoding "
             wrong = "no parameters of a positional encoding are trained"
             yield Problem(name, value, wrong, remedy + "that has such: tape, fire, t5, or any with abacus")
+
+
+class Samples(Section):
+    """What the model is asked to go on with while it trains."""
+
+    sample_prompts: list[str] = []
+    """Texts that the model goes on with, greedily, every ``sample_steps`` steps: to the log, TensorBoard and W&B. No
+    loss changes by it; on several processes all of them write the same text together."""
+    sample_steps: int | None = Field(None, ge=1)
+    """Every so many steps."""
+    sample_tokens: int = Field(48, ge=1)
+    """New tokens behind each, at most."""
+
+    @rule("sample_prompts", "sample_steps")
+    def _both(self, whole: Whole) -> Iterator[Problem]:
+        if bool(self.sample_prompts) != (self.sample_steps is not None):
+            name = "sample_steps" if self.sample_prompts else "sample_prompts"
+            yield Problem(name, getattr(self, name), "the other one of the two is given", f"give {name} as well")
+        if not all(self.sample_prompts):
+            yield Problem("sample_prompts", self.sample_prompts, "one of them is empty", "write a word, or remove it")

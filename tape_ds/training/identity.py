@@ -42,6 +42,7 @@ FREE = (
     *("keep_every", "keep_steps", "async_save", "resume_anyway", "start_anew", "nonfinite_limit", "watchdog_seconds"),
     *("sequence_parallel_size", "tensor_parallel_size", "expandable_segments", "force", "allow_cpu"),
     *("profile", "profile_start", "profile_steps", "profile_ranks"),
+    *("sample_prompts", "sample_steps", "sample_tokens"),
 )
 """This stack's own fields that change no number, and those for which a fingerprint stands (of data, tokenizer, base);
 for ``deepspeed`` its stage does. All others of its own must stay as they are, but for the riskless."""

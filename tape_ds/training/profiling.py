@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, record_function, schedule
 from transformers import TrainerCallback, TrainerState
 
 from tape_ds import storage
+from tape_ds.markdown_table import markdown_table
 from tape_ds.model.output_head import OutputHead
 from tape_ds.model.positions.base import PositionEncoding, PositionLayer
 from tape_ds.recipe.sections import Profile
@@ -233,21 +234,20 @@ def _table(head: str, rows: Mapping[str, Mapping[str, float]], steps: int) -> st
     """Markdown: milliseconds a step by column, all of them, and the share; the largest row first."""
     columns = [name for name in (*PHASES, "other") if any(times.get(name) for times in rows.values())]
     totals = {name: sum(times.values()) for name, times in rows.items()}
-    lines = [f"| {head}, ms a step | " + "".join(f"{name} | " for name in columns) + "all | share |"]
-    lines.append("|---|" + "---:|" * (len(columns) + 2))
+    lines = []
     for name, total in sorted(totals.items(), key=lambda pair: -pair[1]):
         cells = [f"{rows[name].get(column, 0) / steps / 1e3:,.1f}" for column in columns]
         share = f"{total / max(sum(totals.values()), 1e-9):.0%}"
-        lines.append(f"| {' | '.join([name, *cells, f'{total / steps / 1e3:,.1f}', share])} |")
-    return "\n".join(lines)
+        lines.append([name, *cells, f"{total / steps / 1e3:,.1f}", share])
+    return markdown_table([f"{head}, ms a step", *columns, "all", "share"], lines)
 
 
 def _collectives(averages: Iterable[Any], steps: int) -> str:
     found = [each for each in averages if each.key.startswith(_COLLECTIVES)]
     if not found:
         return "No collective ran."
-    lines = ["| collective | count a step | ms a step |", "|---|---:|---:|"]
-    for each in found:
-        time = max(each.cpu_time_total, each.device_time_total)
-        lines.append(f"| {each.key[:60]} | {each.count / steps:,.1f} | {time / steps / 1e3:,.1f} |")
-    return "\n".join(lines)
+    times = [max(each.cpu_time_total, each.device_time_total) / steps / 1e3 for each in found]
+    rows = [
+        [each.key[:60], f"{each.count / steps:,.1f}", f"{time:,.1f}"] for each, time in zip(found, times, strict=True)
+    ]
+    return markdown_table(["collective", "count a step", "ms a step"], rows)

@@ -42,6 +42,7 @@ from tape_ds.training.callbacks import PositionUpdates, Progress, SaveTrained
 from tape_ds.training.environment import join_process_group, keep_trackers_in, say
 from tape_ds.training.memory_savings import ApplyLevers
 from tape_ds.training.profiling import StepProfiler
+from tape_ds.training.samples import WriteSamples
 from tape_ds.training.trackers import make_expendable
 from tape_ds.training.trainer import TapeTrainer
 
@@ -356,6 +357,8 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     for callback in run.scoring():
         trainer.add_callback(callback)
     trainer.add_callback(Progress(trainer, run.output / METRICS))
+    if run.names and run.recipe.samples.sample_prompts:  # behind Progress, which looks at the memory of a step
+        trainer.add_callback(WriteSamples(trainer, run.recipe.samples, run.tokenizer))
     return trainer
 
 

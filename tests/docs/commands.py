@@ -24,6 +24,7 @@ from tape_ds.health.stopping import SIGNALS
 from tests.docs import pages
 from tests.docs.pages import Block
 
+RECORDS = pages.ROOT / "docs" / "results"
 PROGRAMS = ("launchers", "tools", "evaluation", "benchmarks")
 PLACEHOLDERS = {
     r"\bRECIPE\b": "llama2_7b_8k",
@@ -46,11 +47,10 @@ READERS = {
     "tools.plan": "tape_ds.recipe.loading.load",
 }
 WORK = {
-    "tools.compare_methods": ("tape_ds.training.comparison.runs.carry_out",),
-    "tools.compare_encodings": ("tape_ds.training.comparison.runs.carry_out",),
-    "tools.compare_addressing": ("tape_ds.training.comparison.runs.carry_out",),
-    "tools.compare_arithmetic": ("tape_ds.training.comparison.runs.carry_out",),
+    "tools.experiment": tuple(f"tools.experiment.__main__.{name}" for name in ("outline", "listing", "write_overview")),
 }
+PAST = re.compile(r"tools/compare_(methods|encodings|arithmetic|addressing)\.py|tools\.reproduce")
+"""What made results that are stored, at the commit that stands with them, and is there no more."""
 OWN = ("make ", "tape-ds ")
 """What begins a command of ours without a script's name."""
 WRAPPERS = ("launchers.keep_alive", "launchers.on_hosts")
@@ -93,6 +93,8 @@ def commands(block: Block) -> Iterator[Command]:
     if block.info not in (None, "", "sh", "bash", "shell", "console"):
         return
     for line in block.text.replace("\\\n", " ").splitlines():
+        if PAST.search(line) and block.page.is_relative_to(RECORDS):
+            continue
         if not any(f"{name}/" in line or f"-m {name}" in line for name in PROGRAMS) and not line.startswith(OWN):
             continue
         found = _LINE.match(line.strip())

@@ -79,7 +79,7 @@ def test_a_sentence_may_leave_arguments_out_but_not_make_options_up():
         "python tools/flops.py --no_such_flag",
         "python tools/plan.py no_such_recipe",
         "python tools/plan.py demo --no_such_field 3",
-        "python tools/compare_encodings.py --encodings no_such_encoding",
+        "python -m tools.experiment encodings --arms no_such_encoding",
         "python -m evaluation no_such_command MODEL",
         "python -m evaluation passkey MODEL --no_such_flag",
         "python -m benchmarks --no_such_flag",

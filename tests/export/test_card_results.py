@@ -79,7 +79,3 @@ def test_evaluations_of_the_other_kinds_of_run():
 def test_nothing_scored_is_said():
     assert card_results.text(stored(loss_by_position={}, passkey=[])) == "None: the run scored nothing."
     assert card_results.measured(stored(passkey=[])) == card_results.measured(None) == []
-
-
-def test_a_bar_in_a_cell_does_not_end_it():
-    assert card_results.table(["a|b"], [["c"]]) == "| a\\|b |\n| --- |\n| c |"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import results, storage
+from tape_ds.markdown_table import markdown_table
 from tape_ds.results import Result
 from tests.faults.campaign import Campaign, Outcome
 from tests.processes import ROOT
@@ -58,14 +59,15 @@ def _short(detail: str) -> str:
 
 def text(done: Mapping[str, Sequence[Outcome]], campaigns: Mapping[str, Campaign], result: Result) -> str:
     """The page in Markdown."""
-    rows = ["| fault | tries | survived | minutes |", "| --- | ---: | ---: | ---: |"]
+    rows = []
     for name, outcomes in done.items():
         survived, minutes = sum(o.survived for o in outcomes), sum(o.seconds for o in outcomes) / 60
         planned = campaigns[name].count
         tries = f"{len(outcomes)}" + (f" of {planned}" if len(outcomes) != planned else "")
-        rows.append(f"| {name} | {tries} | {survived} | {minutes:.0f} |")
+        rows.append([name, tries, str(survived), f"{minutes:.0f}"])
+    table = markdown_table(["fault", "tries", "survived", "minutes"], rows)
     meanings = [f"- **{name}**: {campaigns[name].means}" for name in done]
-    parts = ["# Faults: what was tried, and what survived", INTRODUCTION, "\n".join(rows), _about(result)]
+    parts = ["# Faults: what was tried, and what survived", INTRODUCTION, table, _about(result)]
     return "\n\n".join([*parts, "## What a row means", "\n".join(meanings), "## Failures", _failures(done)]) + "\n"
 
 

@@ -92,5 +92,5 @@ def test_a_model_is_trained_and_scored(user, tmp_path):
 
 def test_tools_that_read_beside_themselves(user, tmp_path):
     assert "6.755 B" in user("plan", "llama2_7b_8k", "--gpus", "8", "--gpu", "a100-80")
-    assert "not measured" in user("reproduce", "--list")
+    assert "not measured" in user("experiment", "--list")
     assert list(tmp_path.glob("runs")) == []

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import results
+from tape_ds.markdown_table import markdown_table
 from tests.parallel import step_cases, training_cases
 from tests.parallel.group import RANKS, Group
 from tests.parallel.journal import Journal
@@ -74,7 +75,7 @@ def _steps(group: Group, journal: Journal) -> tuple[int, list[str]]:
         f"rows ({', '.join(step_cases.ROWS)}) of 12 and 13 tokens, recomputed and not. Tolerance "
         f"{step_cases.TOLERANCE:.0e}: {_verdict(failed)}.",
         "",
-        *_table(header, rows),
+        markdown_table(header, rows, "l"),
         "",
     ]
 
@@ -106,7 +107,7 @@ def _runs(group: Group, journal: Journal) -> tuple[int, list[str]]:
         "Method lora: adapters, norms, embeddings and position updates, on PoSE's rows; full: everything, on packed "
         f"rows. Tolerances: {limits}: {_verdict(failed)}.",
         "",
-        *_table(header, rows),
+        markdown_table(header, rows, "l"),
         "",
     ]
 
@@ -129,10 +130,6 @@ def _told(cases: Sequence[Any]) -> Iterator[Any]:
 
 def _verdict(failed: int) -> str:
     return f"**{failed} cases beyond it**" if failed else "all within it"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
 
 
 if __name__ == "__main__":

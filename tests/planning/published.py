@@ -6,6 +6,7 @@ predictions. The table of docs/scaling.md is made of these rows.
 
 from dataclasses import dataclass, replace
 
+from tape_ds.markdown_table import markdown_table
 from tape_ds.planning.hardware import find
 from tape_ds.planning.job import Job
 from tape_ds.planning.layout import Layout
@@ -48,7 +49,8 @@ class Row:
     def line(self):
         """Of the page's table."""
         shown = [f"{value:,.0f}" if value >= 100 else f"{value:.1f}" for value in (self.published, self.predicted)]
-        return f"| {' | '.join([self.name, self.quantity, *shown, f'{self.ratio:.2f}', self.note])} |"
+        cells = [self.name, self.quantity, *shown, f"{self.ratio:.2f}", self.note]
+        return markdown_table(cells, []).splitlines()[0]
 
 
 def job(model, gpu, gpus, length, rows, again=1, *, zero=3, tensor=1, accumulation=1, fa2=True, **changes):

@@ -11,14 +11,13 @@ from transformers import PreTrainedTokenizerFast
 from tape_ds import TapeForCausalLM
 from tape_ds.model.positions.tape import TapeOptions
 from tape_ds.recipe import pretraining
-from tape_ds.training.comparison import encodings
 from tests.recipe import helpers
 from tools import prepare_test_set
 
 BASES = {"c4_155m_tape": 12, "tiny_tape": 4}
 """Both scales: how their recipes' names begin, and how many heads they have."""
 
-# What each recipe varies, as an entry of tools/compare_encodings.py has it; ranks in multiples of the heads.
+# What each recipe varies, as an experiment's arm has it; ranks in multiples of the heads.
 TABLE_6 = {
     "no_updates": {"attention_update": "off", "feed_forward": False},
     "no_attention": {"attention_update": "off"},
@@ -57,12 +56,12 @@ def test_there_is_a_recipe_for_every_row_and_no_other():
 
 
 @pytest.mark.parametrize("scale, what, options", EACH, ids=lambda value: value if isinstance(value, str) else "")
-def test_a_recipe_and_its_entry_are_the_same_model(scale, what, options, tokenizer):
-    """``compare_encodings --encodings 'tape{...}'`` on the base trains what the recipe does."""
+def test_a_recipe_and_an_arm_are_the_same_model(scale, what, options, tokenizer):
+    """An arm with ``position_options`` on the base trains what the recipe does."""
     window = {"c4_155m_tape": 1024, "tiny_tape": 256}[scale]
     drawn = {"random_shift": 2 * window} if "form" in options else {}
-    arm = encodings.read_arm(f"tape{json.dumps(options | drawn)}", scale.removesuffix("_tape"))
-    compared = config(arm.arguments([]), tokenizer).to_dict()
+    arm = ["--position_encoding", "tape", "--position_options", json.dumps(options | drawn)]
+    compared = config(["--recipe", scale.removesuffix("_tape"), *arm], tokenizer).to_dict()
     shipped = config(["--recipe", f"{scale}_{what}"], tokenizer).to_dict()
     said = [TapeOptions(**(each.pop("position_options") or {})) for each in (compared, shipped)]
     ours, theirs = (replace(each, rank=each.rank or 4 * BASES[scale]) for each in said)

@@ -20,6 +20,7 @@ import tape_ds.kernels
 from tape_ds.errors import Problem, did_you_mean, raise_if_any
 from tape_ds.kernels.jit import INTERPRETED, SHARED_MEMORY, triton
 from tape_ds.kernels.launch import Launch
+from tape_ds.markdown_table import markdown_table
 from tools.compile_gate import calls, launches, machine_code
 from tools.compile_gate.launches import Build
 
@@ -65,13 +66,14 @@ def run(options: argparse.Namespace) -> int:
     builds, unreached = collect(options, check(options))
     print(f"Triton {triton.__version__}, {options.workers} processes, {len(builds)} kernels to compile")
     width = max(len(build.title) for build in builds)
-    print(line(["kernel", *COLUMNS], width, options.table))
-    if options.table:
-        print(line(["---"] * (1 + len(COLUMNS)), width, True))
-    begin, failed = time.perf_counter(), []
+    print(line(["kernel", *COLUMNS], width))
+    begin, rows, failed = time.perf_counter(), [], []
     for outcome in compile_all(builds, options.workers):
-        print(line(row(outcome), width, options.table), flush=True)
+        rows.append(row(outcome))
+        print(line(rows[-1], width), flush=True)
         failed += [outcome] if outcome.faults else []
+    if options.table:  # without the seconds, which are no part of a document
+        print(markdown_table(["kernel", *list(COLUMNS)[:-1]], [cells[:-1] for cells in rows]))
     seconds = time.perf_counter() - begin
     print(f"Triton {triton.__version__}: {len(builds)} kernels in {seconds:.0f} s, {len(failed)} failed")
     for build, _, faults, _ in failed:
@@ -268,8 +270,7 @@ def row(outcome: Outcome) -> list[str]:
     return [*cells, "-" if rate is None else f"{rate:.0f}", f"{outcome.seconds:.1f}{failed}"]
 
 
-def line(cells: list[str], width: int, markdown: bool) -> str:
-    """Cells in columns, the first ``width`` wide; as Markdown without the seconds, which are no part of a document."""
+def line(cells: list[str], width: int) -> str:
+    """Cells in columns, the first ``width`` wide."""
     others = [cell.rjust(each) for cell, each in zip(cells[1:], COLUMNS.values(), strict=True)]
-    first = cells[0].ljust(width)
-    return f"| {' | '.join([first, *others[:-1]])} |" if markdown else "  ".join([first, *others])
+    return "  ".join([cells[0].ljust(width), *others])

@@ -1,0 +1,64 @@
+"""Text that the model writes while it trains: what the recipe's ``sample_prompts`` ask for."""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
+
+from tape_ds.recipe.sections import Samples
+from tape_ds.scoring.generation import continue_prompts, ends_of
+from tape_ds.training.trackers import Expendable
+from tape_ds.training.trainer import TapeTrainer
+
+NAME = "samples"
+
+
+class WriteSamples(TrainerCallback):
+    """Has the model go on with the recipe's prompts every so many steps.
+
+    Every rank writes the same: under ZeRO-3, and where ranks share heads, none can compute anything alone. The random
+    state and each module's mode are afterwards what they were, so that no loss knows of it.
+    """
+
+    def __init__(self, trainer: TapeTrainer, asked: Samples, tokenizer: PreTrainedTokenizerBase):
+        self.trainer = trainer
+        self.asked = asked
+        self.tokenizer = tokenizer
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Write, show and hand on, where it is time."""
+        if self.asked.sample_steps is None or state.global_step % self.asked.sample_steps:
+            return
+        texts = self.write(kwargs["model"])
+        if state.is_world_process_zero:
+            pairs = list(zip(self.asked.sample_prompts, texts, strict=True))
+            for prompt, text in pairs:
+                print(f"sample at step {state.global_step}: {prompt!r} -> {text!r}", flush=True)
+            self._hand_on(state.global_step, pairs)
+
+    def write(self, model: Any) -> list[str]:
+        """What the model writes behind each prompt."""
+        ends, texts = ends_of(model, self.tokenizer), []
+        devices = [self.trainer.args.device] if self.trainer.args.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            for prompt in self.asked.sample_prompts:  # one by one: padding would be another text to some encodings
+                self.trainer.beat("scoring")
+                ids = self.tokenizer(prompt)["input_ids"]
+                if ids and ids[-1] == self.tokenizer.eos_token_id:
+                    ids = ids[:-1]  # some tokenizers end every text, and nothing comes behind an end
+                (new,) = continue_prompts(model, [ids], new_tokens=self.asked.sample_tokens, ends=ends)
+                texts.append(self.tokenizer.decode(new))
+        return texts
+
+    def _hand_on(self, step: int, pairs: list[tuple[str, str]]) -> None:
+        """To the trackers that take texts: TensorBoard and W&B."""
+        for callback in self.trainer.callback_handler.callbacks:
+            tracker = callback.tracker if isinstance(callback, Expendable) else callback
+            board, wandb = getattr(tracker, "tb_writer", None), getattr(tracker, "_wandb", None)
+            if board is not None:
+                for number, (prompt, text) in enumerate(pairs):
+                    board.add_text(f"{NAME}/{number}", f"    {prompt}|{text}", step)
+            if wandb is not None and wandb.run is not None:
+                rows = [[step, prompt, text] for prompt, text in pairs]
+                table = wandb.Table(columns=["step", "prompt", "text"], data=rows)
+                wandb.log({NAME: table, "train/global_step": step})

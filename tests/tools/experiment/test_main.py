@@ -1,0 +1,131 @@
+"""``python -m tools.experiment``: what is run, what is not run again, what is refused, and what is written."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from evaluation.published import Quantity
+from tape_ds import results
+from tape_ds.recipe import arithmetic
+from tools.experiment import __main__ as experiment
+from tools.experiment import page, runs
+
+FILE = """
+about: RoPE and TAPE look back
+recipe: addressing/look_back
+arms: {rope: {position_encoding: rope}, tape: {position_encoding: tape}, nope: {position_encoding: nope}}
+primary: accuracy_72
+remarks: [It shows little.]
+processes: 1
+"""
+
+
+class Machine:
+    """Stands for every process that would be started: leaves the result of the run that its arguments describe."""
+
+    def __init__(self):
+        self.started = []
+
+    def carry_out(self, starting, words, log):
+        self.started.append(words)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        if words[0] != "launch":
+            return 0
+        recipe = arithmetic.load(words[2:], starting.processes)
+        name, seed = recipe.model.position_encoding, recipe.trainer_value("seed")
+        right = {"rope": 0.5, "tape": 0.75}.get(name, 0.0) - 0.01 * seed
+        tests = [{"length": each.length, "kind": each.kind, "share": right} for each in recipe.addressing.tests]
+        figures = {"parameters": {"all": 1000}, "train_loss": [{"step": 1, "loss": 2.5}], "addressing": tests}
+        begun = results.collect(seed=seed, config=recipe.as_dict())
+        results.save(begun.finish(figures), Path(recipe.trainer_value("output_dir")) / "results" / "run.json")
+        return 1 if name == "nope" else 0
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(FILE)
+    made = Machine()
+    monkeypatch.setattr(runs.Starting, "carry_out", lambda self, words, log: made.carry_out(self, words, log))
+    return made
+
+
+def test_arms_are_compared_over_seeds_and_done_once(machine, capsys):
+    words = ["mine.yaml", "--arms", "rope", "tape", "--seeds", "0", "1", "2"]
+    assert experiment.main(words) == 0
+    text = Path("runs/mine/mine.md").read_text()
+    assert text.startswith("# RoPE and TAPE look back\n") and "tape: better than rope by 25.0 points" in text
+    assert "- It shows little." in text and "Command: `python -m tools.experiment mine.yaml --arms" in text
+    with open("runs/mine/mine.csv") as file:
+        table = list(csv.DictReader(file))
+    assert [(line["arm"], line["seed"]) for line in table] == [(a, s) for s in "012" for a in ("rope", "tape")]
+    assert float(table[1]["look_back_accuracy_96"]) == 75.0
+    comparison = results.load("runs/mine/mine.json").figures["comparison"]
+    assert (comparison["reference"], comparison["primary"]) == ("rope", "look_back_accuracy_72")
+    assert len(machine.started) == 6 and capsys.readouterr().out.rstrip().endswith(
+        "written to runs/mine/mine.md, .json"
+    )
+    assert experiment.main([*words, "3", "--results", "elsewhere"]) == 0
+    assert len(machine.started) == 8 and Path("elsewhere/mine.md").is_file()
+
+
+def test_what_fails_is_named_and_the_others_are_compared(machine, capsys):
+    assert experiment.main(["mine.yaml", "--", "--max_steps", "5"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "FAILED: nope, see runs/mine/nope/log.txt"
+    assert machine.started[0][-5:-2] == ["--output_dir", "runs/mine/rope", "--resume"] or "5" in machine.started[0]
+    assert "A single run for each: no interval." in Path("runs/mine/mine.md").read_text()
+
+
+def test_a_plan_starts_nothing(machine, capsys):
+    assert experiment.main(["mine.yaml", "--plan", "--arms", "rope"]) == 0
+    said = capsys.readouterr().out
+    assert "- rope" in said and "python launchers/train_arithmetic.py --recipe addressing/look_back" in said
+    assert not machine.started and not Path("runs").exists()
+    words = ["table6", "--scale", "paper", "--plan", "--processes", "32", "--price", "2", "--gpu", "h100-80"]
+    assert experiment.main([*words, "--arms", "whole"]) == 0
+    assert "GPU hours" in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        ([], "missing"),
+        (["mine.yaml", "--arms", "rpoe"], "did you mean 'rope'"),
+        (["mine.yaml", "--jobs", "0", "--processes", "0"], "processes = 0"),
+        (["mine.yaml", "--price", "-1", "--gpu", "h1000"], "price"),
+        (["mine.yaml", "--launcher", "no_such_program --x"], "there is no program"),
+        (["mine.yaml", "--reference", "tpae"], "did you mean 'tape'"),
+        (["mine.yaml", "--", "--learnin_rate", "1"], "did you mean 'learning_rate'"),
+        (["mine.yaml", "--primary", "accuracy_73"], "look_back_accuracy_72"),
+    ],
+)
+def test_mistakes_are_named(words, told, machine, capsys):
+    assert experiment.main(words) == 2
+    assert told in capsys.readouterr().err
+    assert not machine.started or "--primary" in words
+
+
+def test_a_published_table_stands_beside_ours(machine, monkeypatch):
+    """What its last commands wrote is read, and pictures are copied beside the page."""
+    text = "label: Table 8\nabout: x\nthen: [python make]\nnames: {a: TAPE}\npictures: ['*.png']\nsetting: a toy\n"
+    Path("mine.yaml").write_text(text)
+
+    def make(starting, words, log):
+        layers = {"1": {"attention_l1": 0.25, "positions_percent": 2.0}}
+        figures = {"models": [{"name": "a", "mean": {"add_tokens": {"layers": layers}}}]}
+        results.save(results.collect(command=["x.py"]).finish(figures), log.parent / "stability.json")
+        (log.parent / "map.png").write_bytes(b"x")
+        return 0
+
+    monkeypatch.setattr(machine, "carry_out", make)
+    assert experiment.main(["mine.yaml", "--results", "out"]) == 0
+    stored = page.Measured.of(results.load("out/mine_small.json"))
+    first = Quantity("add_tokens", "layer 1")
+    assert stored.rows["TAPE"][first] == 25.0 and stored.files == ("out/mine_small_map.png",)
+    assert (stored.experiment, stored.commands) == ("mine", ("python -m tools.experiment mine",))
+    assert (
+        "| TAPE | ours | 25.00 |" in Path("out/mine_small.md").read_text() and Path("out/mine_small_map.png").is_file()
+    )
+    assert json.loads(Path("runs/mine/mine_small/steps.json").read_text())

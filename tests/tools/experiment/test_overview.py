@@ -1,0 +1,170 @@
+"""``docs/results/README.md``: made from what is stored, and nothing else."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from evaluation import published
+from evaluation.published import Quantity
+from tape_ds import results
+from tape_ds.errors import UserError
+from tape_ds.installation import ROOT
+from tools import plan
+from tools.experiment import __main__ as experiment
+from tools.experiment import overview, table
+from tools.experiment.page import Measured, Source
+
+COMMITTED = ROOT / overview.PAGE
+
+
+@pytest.fixture(scope="module")
+def built():
+    return overview.build()
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A checkout with nothing in it but results, those that stand on the page left out: tests store their own."""
+    left_out = shutil.ignore_patterns(overview.STORED.name)
+    shutil.copytree(ROOT / "docs" / "results", tmp_path / "docs" / "results", ignore=left_out)
+    shutil.copy(ROOT / "docs" / "pose.md", tmp_path / "docs")
+    return tmp_path
+
+
+def store(root, name, rows, scale="small"):
+    """What ``python -m tools.experiment NAME --results docs/results/reproduce`` leaves."""
+    source = Source("runs/x.json", "python tools/x.py --y", "2 x H100", "2027-01-01T00:00:00+00:00", "abc")
+    ours = Measured(name, "a small model", rows, (source,), remarks=("It shows nothing.",), scale=scale)
+    results.save(results.collect(command=["x"]).finish(ours.figures()), root / overview.STORED / f"{name}_{scale}.json")
+
+
+def row_of(text, label):
+    """Cells of a table's row."""
+    line = next(line for line in text.splitlines() if line.startswith(f"| [{label}]"))
+    return [cell.strip() for cell in line.strip("|").split(" | ")]
+
+
+def test_the_committed_page_is_what_the_results_give(built):
+    """Change results and not this page: ``python -m tools.experiment --page``."""
+    assert COMMITTED.read_text(encoding="utf-8") == built
+
+
+def test_the_command_writes_it(built, monkeypatch, capsys):
+    written = {}
+    monkeypatch.setattr("tape_ds.storage.write_text", lambda path, text: written.update({path: text}))
+    assert experiment.main(["--page"]) == 0
+    assert written == {COMMITTED: built}
+
+
+def test_every_experiment_has_a_row_and_a_section(built):
+    for name in table.shipped():
+        asked = table.read(name)
+        if asked.label:
+            cells = row_of(built, asked.label)
+            assert len(cells) == 6 and asked.about in cells[0]
+            assert f"## {asked.label}: {asked.about}" in built.splitlines()
+
+
+def test_links_lead_somewhere(built):
+    headings = {
+        re.sub(r"[^\w\- ]", "", line[3:].lower()).replace(" ", "-") for line in built.splitlines() if line[:3] == "## "
+    }
+    links = re.findall(r"\]\(([^)]+)\)", built)
+    assert len(links) > 20
+    for link in links:
+        assert link[1:] in headings if link.startswith("#") else (COMMITTED.parent / link).exists(), link
+
+
+def test_every_page_and_folder_of_results_is_listed(copy):
+    """By its own page, by the page elsewhere that names it, or where nobody does, by itself."""
+    (copy / "docs" / "results" / "nameless").mkdir()
+    (copy / "docs" / "a.md").write_text("# About a\n\nSee [it](results/somewhere/x.json).\n")
+    (copy / "docs" / "results" / "somewhere").mkdir()
+    listed = {link: title for title, link, _ in overview.pages(copy)}
+    assert listed["../a.md"] == "About a" and listed["nameless"] == "nameless" and "../pose.md" in listed
+
+
+def test_published_numbers_stand_on_the_page(built):
+    """All of them, in the sections: taken from a table, a row's numbers follow one another."""
+    assert "| TAPE | 3.641 | 3.196 | 2.901 | 2.708 | 8.226 | 7.642 | 7.278 | 7.063 |" in built
+    assert "| I = 24 | 133.0 | 86.1 | 63.2 | 51.8 | 0.22 |" in built
+
+
+def test_what_is_not_stored_is_not_measured(copy):
+    text = overview.build(copy)
+    cells = row_of(text, "Table 6")
+    assert cells[2:4] == ["not measured", ""] and "python -m tools.experiment table6 --scale paper" in cells[4]
+    assert overview.stored("table6", copy) == []
+
+
+def test_what_is_stored_is_shown_the_larger_scale_first(copy):
+    quantity, github = Quantity("stdlib", "perplexity", 256), Quantity("github", "perplexity", 1024)
+    store(copy, "table6", {"TAPE": {quantity: 71.25}, "not equivariant, vector": {quantity: 80.5}})
+    cells = row_of(overview.build(copy), "Table 6")
+    assert "stdlib perplexity 256: TAPE 71.2; not equivariant, vector 80.5" in cells[2]
+    assert cells[3:5] == ["2 x H100", "`python -m tools.experiment table6`"] and cells[5].startswith("It shows")
+    store(copy, "table6", {"TAPE": {github: 51.0}}, "paper")
+    text = overview.build(copy)
+    lines = [line for line in text.splitlines() if line.startswith(("| [Table 6]", "| Table 6, again"))]
+    assert "github perplexity 1,024: TAPE 51.0" in lines[0] and "stdlib" in lines[1] and "as above" in lines[1]
+    assert "| TAPE | ours | - | - | - | 51.0 |" in text and "    python tools/x.py --y" in text
+
+
+def test_a_mean_over_what_was_trained_stands_beside_that_of_the_rest(copy):
+    metrics = {"exact_match": 25.0, "exact_match beyond": 0.25, "exact_match within": 99.0}
+    store(copy, "figure5", {"RoPE": {Quantity("addition_6", name): value for name, value in metrics.items()}})
+    ours = row_of(overview.build(copy), "Figure 5")[2]
+    assert ours.endswith("addition 6 exact match / addition 6 exact match beyond: RoPE 25.00 / 0.25")
+
+
+def test_a_stored_file_that_is_none_is_told(copy):
+    (copy / overview.STORED).mkdir()
+    (copy / overview.STORED / "table6_small.json").write_text("{}")
+    with pytest.raises(UserError, match="schema"):
+        overview.build(copy)
+
+
+def test_numbers_of_other_commands_are_those_of_their_files():
+    """The evaluations of SmolLM2, copied once from where they are stored."""
+    (ours,) = overview.stored("table2")
+    own = json.loads((ROOT / "docs/results/evaluate_smollm2/tape/perplexity.json").read_text())
+    expected = next(each["perplexity"] for each in own["figures"]["perplexity"] if each["length"] == 16384)
+    assert ours.rows["TAPE"][Quantity("stdlib", "perplexity", 16384)] == expected
+    assert replace(ours, rows={}).commands[0].startswith("python -m evaluation perplexity runs/compare_methods/lora")
+
+
+LONG = "# A\n\n    code. here\n\n| t |\n|---|\n\nWhat [it](x.md) is (1.5 GB: much): more."
+RECIPES = {
+    "Arithmetic": ("addition_40", []),
+    "C4 pre-training": ("c4_155m_tape", []),
+    "SCROLLS": ("scrolls/qasper", ["--model", "smollm2"]),
+    "Context extension": ("llama2_7b_8k", []),
+}
+
+
+@pytest.mark.parametrize("row", RECIPES)
+def test_settings_are_those_of_the_recipes(row):
+    """Table 5 is stored once, and held to the recipes here."""
+    (ours,) = overview.stored("table5")
+    assert set(ours.rows) == set(published.TABLE_5.rows) == set(RECIPES)
+    name, own = RECIPES[row]
+    recipe = plan.load(name, own, 8)
+    found = {each.metric: value for each, value in ours.rows[row].items()}
+    assert (found["tokens"], found["batch"]) == (recipe.window, recipe.global_batch_size)
+    assert found["steps"] == recipe.trainer_value("max_steps")
+    assert found["learning_rate"] == recipe.trainer_value("learning_rate")
+
+
+@pytest.mark.parametrize(
+    ("text", "title", "first"),
+    [
+        ("# A `b`\n\nOne. Two.", "A b", "One."),
+        (LONG, "A", "What it is (1.5 GB: much)."),
+        ("# A\n\nNo end", "A", "No end"),
+    ],
+)  # fmt: skip
+def test_a_page_is_told_by_its_title_and_its_first_sentence(text, title, first):
+    assert overview.opening(text) == (title, first)

@@ -1,0 +1,112 @@
+"""Numbers are found where results have them, under the published names."""
+
+import pytest
+
+from evaluation import published
+from evaluation.published import Quantity
+from tape_ds import results
+from tape_ds.installation import ROOT
+from tools.experiment import readings
+
+
+def result(figures, **config):
+    return results.Result(command=["x"], started="2027-01-01", finished="2027-01-02", config=config, figures=figures)
+
+
+def text(convention):
+    return result(
+        {"perplexity": [{"source": "bin:a/pg19.bin", "convention": convention, "length": 8192, "perplexity": 7.5}]}
+    )
+
+
+MEANS = {"twice": {"value": 0.25}, "beyond": {"value": 0.0}, "trained": {"value": None}}
+HARNESS = {
+    "tasks": {"mmlu_a": {"metric": "acc", "value": 0.1}, "arc_easy": {"metric": "acc_norm", "value": 0.75}},
+    "groups": {"mmlu_other": {"metric": "acc", "value": 0.5, "tasks": ["mmlu_a"]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("take", "stored", "expected"),
+    [
+        (readings.perplexity, text("all_tokens"), {Quantity("pg19", "perplexity", 8192): 7.5}),
+        (readings.perplexity, text("blocks"), {Quantity("pg19", "perplexity (blocks)", 8192): 7.5}),
+        (
+            readings.passkeys,
+            result({"passkeys": [{"length": 8000, "correct": 19, "trials": 20}]}, protocol="published"),
+            {Quantity("passkey", "accuracy", 8000): 95.0},
+        ),
+        (
+            readings.passkeys,
+            result({"passkeys": [{"length": 8000, "correct": 1, "trials": 4}]}, protocol="grid"),
+            {Quantity("passkey", "accuracy, own prompts", 8000): 25.0},
+        ),
+        (
+            readings.scrolls,
+            result({"datasets": {"qasper": {"metric": "f1", "score": 11.5}, "qmsum": {"metric": "x", "score": None}}}),
+            {Quantity("qasper", "f1"): 11.5},
+        ),
+        (
+            readings.harness,
+            result(HARNESS),
+            {Quantity("arc_easy", "accuracy"): 75.0, Quantity("mmlu_other", "accuracy"): 50.0},
+        ),
+        (
+            readings.arithmetic,
+            result({"task": "addition", "trained": [20, 20], "means": MEANS}),
+            {Quantity("addition_20", "exact_match"): 25.0, Quantity("addition_20", "exact_match beyond"): 0.0},
+        ),
+    ],
+)  # fmt: skip
+def test_numbers_are_read_under_the_published_names(take, stored, expected):
+    assert take(stored) == {"": expected}
+
+
+def test_a_run_says_what_it_scored_and_what_it_cost():
+    figures = {"parameters": {"all": 1000}, "train_loss": [{"step": 1, "loss": 2.5}]}
+    scored = figures | {"perplexity": {"256": {"perplexity": 9.0}}}
+    found = readings.trained(result(scored, eval_data=["stdlib"]))[""]
+    cost = {Quantity("", "train_loss"): 2.5, Quantity("", "parameters"): 1000, Quantity("", "seconds"): 86400.0}
+    assert found == {Quantity("stdlib", "perplexity", 256): 9.0} | cost
+    asked = figures | {"addressing": [{"length": 72, "kind": "ignore 0.98", "share": 0.5}]}
+    found = readings.trained(result(asked, task="flip_flop"))[""]
+    assert found == {Quantity("flip_flop", "accuracy ignore 0.98", 72): 50.0} | cost
+
+
+def test_an_extension_is_read_within_and_past_its_native_length():
+    """The stored demo: its last variant is the run, the untouched model is a row of its own."""
+    stored = results.load(ROOT / "docs/results/extend_smollm2_16k/demo.json")
+    rows = readings.trained(stored)
+    assert set(rows) == {"", "untouched"}
+    assert rows[""][Quantity("", "loss_past_native")] < rows["untouched"][Quantity("", "loss_past_native")]
+    assert rows["untouched"][Quantity("passkey", "accuracy", 2048)] == 100.0
+    assert Quantity("", "seconds") not in rows["untouched"]
+
+
+def test_both_halves_of_table_8_are_read_apart():
+    layers = {
+        "1": {"attention_l1": 0.0893, "positions_percent": 0.03},
+        "8": {"attention_l1": 0.1, "positions_percent": None},
+    }
+    stored = result({"models": [{"name": "RoPE", "mean": {"add_tokens": {"layers": layers}}}]})
+    ((name, numbers),) = readings.stability(stored).items()
+    first = Quantity("add_tokens", "layer 1")
+    assert name == "RoPE" and numbers[first] == pytest.approx(published.TABLE_8_ATTENTION.value("RoPE", first)[0])
+    assert numbers[readings.halved(first)] == 0.03 and len(numbers) == 3
+
+
+def test_benchmarks_give_the_fastest_way_of_each(tmp_path):
+    lines = ["shape,encoding,rival,status,forward_p50,total_p50"]
+    lines += ["L1,tape,attend sdpa,timed,2.0,2.0", "L1,tape,attend x,timed,1.0,1.0"]
+    lines += ['L1,tape,"published, three sdpa",timed,4.0,4.0', "L1,t5,attend x,refused,,"]
+    (tmp_path / "table4_cpu.csv").write_text("\n".join(lines) + "\n")
+    time, throughput = Quantity("L1", "time"), Quantity("L1", "throughput")
+    assert readings.read(tmp_path / "table4_cpu.csv")[0] == {
+        "TAPE, fused": {time: 10.0, throughput: 1000.0},
+        "TAPE, not fused": {time: 40.0, throughput: 250.0},
+    }
+
+
+def test_files_that_hold_no_numbers_are_passed_by(tmp_path):
+    (tmp_path / "qasper.json").write_text("{}")
+    assert readings.read(tmp_path / "qasper.json") == ({}, None)

@@ -1,0 +1,189 @@
+"""Runs of an experiment: which stored result is whose, what is started, and what is not done again."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tape_ds import results
+from tape_ds.errors import UserError
+from tape_ds.installation import ROOT
+from tools.experiment import runs
+from tools.experiment.runs import Starting, Work
+from tools.experiment.table import Experiment
+
+TRAIN = ["launch", "launchers/pretrain_c4.py"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def experiment(**changes):
+    return Experiment.build({"about": "x", "recipe": "tiny", "arms": {"a": {}, "b": {"learning_rate": 0.5}}} | changes)
+
+
+def plan(*behind, **changes):
+    return runs.plan(experiment(**changes), behind, Path("o"), 2)
+
+
+def store(run, finished=True, **other):
+    begun = results.collect(config={**run.recipe.as_dict(), **other})
+    results.save(begun.finish({}) if finished else begun, run.folder / "results" / "run.json")
+
+
+class Fake(Starting):
+    """Does what a command would leave behind: a launcher its result; counts them."""
+
+    def carry_out(self, words, log):
+        done.append(words)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        if words[0] == "launch" and words[1] == TRAIN[1]:
+            store(next(run for run in planned if run.arguments == words[2:-2]))
+        return 3 if "fail" in words else 0
+
+
+done, planned = [], []
+
+
+@pytest.fixture
+def work():
+    """Two runs of which each is scored by two commands."""
+    asked = experiment(score=["python one {run}", "python two {run}"])
+    done.clear()
+    planned[:] = runs.plan(asked, [], Path("o"), 2)
+    return Work("x", asked, Path("o"), Fake(2))
+
+
+def test_a_result_belongs_to_the_recipe_it_was_made_with():
+    run, other = plan()
+    assert run.folder == Path("o/a") and run.result() is None
+    store(run, finished=False)
+    assert run.result() is None, "an unfinished run is not complete"
+    store(run, output_dir="elsewhere", resume_from_checkpoint="auto")
+    assert run.result() is not None
+    assert plan("--learning_rate", "0.25")[0].result() is None and not other.is_same(run.recipe.as_dict())
+
+
+def test_a_result_of_before_a_field_existed_has_its_default():
+    run, changed = plan()[0], plan("--allow_cpu", "true")[0]
+    older = {name: value for name, value in run.recipe.as_dict().items() if name != "allow_cpu"}
+    assert run.is_same(older) and not changed.is_same(older)
+
+
+def test_seeds_are_gone_through_over_all_arms():
+    """So that what was stopped is an experiment of the first seeds; a run of the recipe's own seed keeps its folder."""
+    found = plan(seeds=[42, 7], reference="b")
+    assert [(run.label, run.folder.name, run.seed) for run in found] == [
+        ("a, seed 42", "a", 42),
+        ("b, seed 42", "b", 42),
+        ("a, seed 7", "a_seed_7", 7),
+        ("b, seed 7", "b_seed_7", 7),
+    ]
+    assert [run.recipe.trainer_value("learning_rate") for run in plan("--learning_rate", "0.25")] == [0.25, 0.5]
+
+
+def test_all_recipes_are_checked_and_a_shared_mistake_is_said_once():
+    with pytest.raises(UserError) as caught:
+        plan(arms={"a": {"max_step": 4}, "b": {"max_step": 4, "window": 1}})
+    said = [(problem.field, problem.wrong[:3]) for problem in caught.value.problems]
+    assert said == [("max_step", "unk"), ("window", "b: ")]
+    with pytest.raises(UserError, match="would share the folder"):
+        plan(arms={"x y": {}, "x/y": {}})
+    with pytest.raises(UserError, match="decided by the runner"):
+        plan("--output_dir", "x")
+
+
+@pytest.mark.parametrize("field, value, told", [("eval_lengths", [64], "eval_lengths"), ("max_steps", 9, "tokens")])
+def test_arms_that_do_not_compare_are_refused(field, value, told):
+    arms = {"a": {}, "b": {field: value}}
+    with pytest.raises(UserError, match=f"{told} = .*differs between arms"):
+        plan(arms=arms)
+    assert len(plan(arms=arms, may_differ=[told])) == 2
+
+
+def test_everything_is_done_once(work):
+    assert [log for _, log in work.carry_all_out(planned)] == [None, None]
+    assert [words[:2] for words in done[:3]] == [TRAIN, ["python", "one"], ["python", "two"]] and len(done) == 6
+    assert [log for _, log in work.carry_all_out(planned)] == [None, None] and len(done) == 6
+    steps = planned[0].folder / runs.STEPS
+    steps.write_text(json.dumps({k: v for k, v in json.loads(steps.read_text()).items() if "two" not in k}))
+    assert work.scored(planned[0]) is None, "it was killed before its last command ended"
+    work.carry_out(planned[0])
+    assert done[6:] == [["python", "two", "o/a"]]
+
+
+def test_what_a_new_result_makes_stale_is_done_again(work):
+    list(work.carry_all_out(planned))
+    stored = results.load("o/a/results/run.json")
+    results.save(dataclasses.replace(stored, finished="2999-01-01T00:00:00+00:00"), "o/a/results/run.json")
+    assert work.scored(planned[0]) is None and work.scored(planned[1]) is not None
+
+
+def test_what_failed_is_named_and_not_scored(work):
+    failing = Work("x", experiment(score=["python fail", "python never"]), Path("o"), Fake(2))
+    log = failing.carry_out(planned[0])
+    assert log.parent == Path("o/a") and "fail" in log.name and done[-1] == ["python", "fail"]
+    assert failing.scored(planned[0]) is None and planned[0].result() is not None
+
+
+def test_a_folder_that_says_nothing_is_not_gone_on_from(work, capsys):
+    """A run that somebody started by hand, at another learning rate, left its checkpoint: it was resumed."""
+    Path("o/a/checkpoint-3").mkdir(parents=True)
+    work.carry_out(planned[0])
+    assert Path("o/a.1/checkpoint-3").is_dir() and "now in o/a.1" in capsys.readouterr().out
+    Path("o/b").mkdir()
+    (Path("o/b") / runs.RECIPE).write_text(json.dumps(runs.plain(planned[1].recipe)))
+    work.carry_out(planned[1])
+    assert not Path("o/b.1").exists(), "its own it goes on from"
+
+
+def test_a_recipe_with_a_credential_is_stored_without_it_and_still_the_runs_own():
+    token = "hf_" + "a" * 30
+    run = plan("--run_name", token)[0]
+    run.prepare_folder()
+    assert token not in (run.folder / runs.RECIPE).read_text()
+    store(run)
+    assert run.result() is not None
+
+
+def test_jobs_run_at_the_same_time(work, monkeypatch):
+    both = threading.Barrier(2, timeout=20)
+    monkeypatch.setattr(Work, "carry_out", lambda self, run: None if both.wait() in (0, 1) else run)
+    two = Work("x", work.experiment, Path("o"), work.starting, jobs=2)
+    assert [log for _, log in two.carry_all_out(planned)] == [None, None]
+
+
+def test_processes_are_started_as_a_user_would(monkeypatch):
+    monkeypatch.setattr(runs, "free_port", lambda: 7)
+    script = [str(ROOT / TRAIN[1]), "--seed", "1"]
+    assert Starting(1).line([*TRAIN, "--seed", "1"]) == [sys.executable, *script]
+    assert Starting(1).line(["launch", "--module", "evaluation", "x"]) == [sys.executable, "-m", "evaluation", "x"]
+    runner = [sys.executable, "-m", "deepspeed.launcher.runner"]
+    local = [*runner, "--num_accelerators", "3", "--master_port", "7"]
+    assert Starting(3).line([*TRAIN, "--seed", "1"]) == [*local, *script]
+    hosts = Starting(3, "deepspeed --hostfile hosts").line(["launch", "--module", "evaluation"])
+    assert hosts == [*runner, "--hostfile", "hosts", "--module", "evaluation"]
+    assert Starting(3).line(["python", "tools/flops.py"]) == [sys.executable, str(ROOT / "tools/flops.py")]
+    assert Starting(2).shown(["launch", "--module", "x"]) == "deepspeed --num_accelerators 2 --module x"
+    assert Starting(1).shown(["launch", "--module", "x", "y"]) == "python -m x y"
+
+
+def test_a_module_of_this_checkout_is_found_from_anywhere(monkeypatch):
+    calls = []
+
+    def run(command, **options):
+        calls.append(options["env"])
+        options["stdout"].write("what it prints\n")
+        return subprocess.CompletedProcess(command, 7)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    assert Starting(2).carry_out(["launch", "--module", "evaluation"], Path("log.txt")) == 7
+    assert calls[0]["PYTHONPATH"].split(":") == [str(ROOT), "elsewhere"] and calls[0]["DS_ACCELERATOR"] == "cpu"
+    assert Path("log.txt").read_text() == "what it prints\n"

@@ -1,0 +1,117 @@
+"""Arms over seeds and against a reference: what is paired, what counts as better, and the text that says so."""
+
+import math
+
+import pytest
+
+from evaluation.published import Quantity
+from tape_ds import results
+from tape_ds.errors import UserError
+from tools.experiment import study as studies
+from tools.experiment.study import Measure, Row, Study, verdict
+
+LOSS = Quantity("", "loss_past_native")
+SHARE = Quantity("look_back", "accuracy", 72)
+
+
+def rows(arm, values, quantity=LOSS, first=0):
+    return [Row(arm, seed, {quantity: value}) for seed, value in enumerate(values, first)]
+
+
+def study(*found, asked=""):
+    return Study([row for part in found for row in part], "rope", asked)
+
+
+def sentence(*found):
+    made = study(*found)
+    return verdict(made, made.claims[0])
+
+
+ROPE = rows("rope", [5.0, 6.0, 7.0, 8.0, 5.0, 6.0, 7.0, 8.0])
+
+
+def moved(arm, *differences):
+    return rows(arm, [row.figures[LOSS] + each for row, each in zip(ROPE, differences, strict=False)])
+
+
+def test_differences_are_paired_by_seed():
+    """A seed that one of both lacks counts for neither."""
+    found = study(rows("rope", [5.0, 6.0, 7.0]), rows("tape", [6.5, 7.5, 9.0], first=1)).claims[0]
+    assert found.differences == {1: 0.5, 2: 0.5} and found.found.n == 2 and found.p == 0.5
+
+
+def test_an_arm_is_better_where_the_test_says_so():
+    """Eight seeds, all the same way: p = 2 / 256."""
+    better = sentence(ROPE, moved("tape", *[-1.0, -2.0] * 4))
+    assert better == "tape: better than rope by 1.500 (95 %: 1.053 to 1.947, n = 8)."
+    assert sentence(ROPE, moved("tape", *[1.0, 2.0] * 4)).startswith("tape: worse than rope by 1.500 (95 %: 1.053")
+
+
+def test_of_a_share_more_is_better_and_differences_are_points():
+    rope, tape = rows("rope", [25.0] * 8, SHARE), rows("tape", [35.0, 45.0] * 4, SHARE)
+    assert sentence(rope, tape) == "tape: better than rope by 15.0 points (95 %: 10.5 to 19.5, n = 8)."
+
+
+def test_an_interval_with_0_in_it_tells_nothing_apart():
+    text = sentence(ROPE, moved("tape", -1.0, 3.0, -2.0, 0.5))
+    assert text.startswith(
+        "tape: not told apart from rope; on average worse than rope by 0.125 (95 %: -3.335 to 3.585, n = 4)."
+    )
+    assert "on average the same as rope (95 %: 0.000 to 0.000" in sentence(ROPE, moved("tape", *[0.0] * 8))
+
+
+def test_claims_are_corrected_for_there_being_several():
+    """With eight seeds p = 2 / 256 each; of seven claims Holm's are 0.055 for all of them."""
+    arms = [moved(f"arm {number}", *[-1.0, -2.0] * 4) for number in range(7)]
+    assert "better than rope by 1.500 (95 %: 1.053 to 1.947, n = 8)." in sentence(ROPE, *arms[:6])
+    found = study(ROPE, *arms)
+    assert [each.p_holm for each in found.claims] == pytest.approx([14 / 256] * 7)
+    assert "Holm's p 0.055; 8 seeds cannot give a lower one than 0.055 here" in verdict(found, found.claims[0])
+
+
+def test_what_cannot_be_compared_is_said():
+    assert sentence(ROPE[:1], moved("tape", -1.0)).endswith("better than rope by 1.000 in a single run: no interval.")
+    assert sentence(ROPE, rows("tape", [math.nan, 1.0])) == "tape: no verdict, a figure of seed 0 is not finite."
+    assert "shares no seed with rope" in sentence(ROPE, rows("tape", [1.0], first=20))
+    assert "shares no seed with rope" in sentence(rows("tape", [1.0, 2.0])), "the reference failed"
+    assert study([Row("untouched", None, {LOSS: 1.0})], ROPE).claims == []
+
+
+def test_the_primary_figure_is_named_with_or_without_its_task():
+    both = [Row("rope", 0, {SHARE: 1.0, Quantity("look_back", "accuracy", 96): 0.0, LOSS: 2.0})]
+    for name in ("accuracy_72", "look_back_accuracy_72"):
+        assert study(both, asked=name).primary == Measure(SHARE)
+    for wrong in ("accuracy_7", "accuracy"):
+        with pytest.raises(UserError, match="look_back_accuracy_96"):
+            _ = study(both, asked=wrong).primary
+
+
+def test_the_page_has_means_seeds_and_claims():
+    cost = Quantity("", "parameters")
+    each = [("rope", 0, 30), ("rope", 1, 31), ("tape", 0, 60), ("tape", 1, 61)]
+    found = [Row(arm, seed, {SHARE: value, cost: 1e6}) for arm, seed, value in each]
+    text = studies.text(study(found, [Row("nope", 3, {cost: 7.0})]))
+    assert "| arm | runs | look back accuracy 72 | parameters |" in text
+    assert "| tape | 2 | **60.5 ± 6.4%** | 1,000,000 |" in text and "| nope | 1 | N/A | 7 |" in text
+    assert "| look back accuracy 72, by seed | 0 | 1 | 3 |" in text and "| tape | 60.0% | 61.0% | N/A |" in text
+    assert (
+        "| tape | +30.0 | +30.0 to +30.0 | 2 | 0.5 | 0.5 |" in text and "| nope | N/A | N/A | 0 | N/A | N/A |" in text
+    )
+
+
+def test_everything_is_stored(tmp_path):
+    found = study(ROPE, moved("tape", *[-1.0, -2.0] * 4))
+    path = results.save(results.collect(command=["x"]).finish(found.figures()), tmp_path / "x.json")
+    figures = results.load(path).figures
+    assert (figures["reference"], figures["primary"], figures["seeds"]) == ("rope", "loss_past_native", list(range(8)))
+    assert figures["arms"]["tape"]["loss_past_native"]["values"]["1"] == 4.0
+    (claim,) = figures["claims"]
+    assert claim["p"] == claim["p_holm"] == 2 / 256 and claim["interval"] == pytest.approx([-1.947, -1.053], abs=1e-3)
+    assert claim["differences"]["7"] == -2.0 and claim["verdict"].startswith("tape: better than rope")
+
+
+def test_figures_are_written_for_people():
+    assert [Measure(SHARE).write(value) for value in (25.0, None)] == ["25.0%", "N/A"]
+    perplexity = Measure(Quantity("stdlib", "perplexity", 256))
+    assert [perplexity.write(value) for value in (1234.5, 2e6, math.nan)] == ["1,234.50", "2.0e+06", "NaN"]
+    assert (Measure(SHARE).signed(12.5), perplexity.signed(-0.5)) == ("+12.5", "-0.50")

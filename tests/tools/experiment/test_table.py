@@ -1,0 +1,81 @@
+"""Files of experiments: each is whole, and what is wrong in one is named before anything runs."""
+
+import pytest
+
+from evaluation.published import Quantity
+from tape_ds.errors import UserError
+from tests.docs import commands
+from tools.experiment import page, runs, table
+from tools.experiment.table import FOLDER, PAPER, SMALL
+
+FORMS = [(name, SMALL) for name in table.shipped()]
+FORMS += [(name, PAPER) for name in table.shipped() if "\npaper:" in (FOLDER / f"{name}.yaml").read_text()]
+
+
+@pytest.mark.parametrize("name, scale", FORMS)
+def test_every_run_of_every_experiment_loads(name, scale, tmp_path):
+    asked = table.read(name, scale)
+    planned = runs.plan(asked, [], tmp_path, asked.processes or (8 if scale == PAPER else 2))
+    assert len(planned) == len(asked.arms) * max(1, len(asked.seeds))
+    assert planned or asked.then
+    for arm in asked.arms:
+        assert not asked.names or asked.then or arm in asked.names
+
+
+COMMANDS = {
+    tuple(table.filled(text, {"run": "runs/x", "output": "runs", "own": "runs/own", "arm": "x"}))
+    for name, scale in FORMS
+    for asked in [table.read(name, scale)]
+    for text in (*asked.before, *asked.score, *asked.then)
+}
+
+
+@pytest.mark.parametrize("words", sorted(COMMANDS), ids=" ".join)
+def test_every_command_is_one_that_its_program_takes(words):
+    commands.check(["deepspeed", *words[1:]] if words[0] == "launch" else list(words))
+
+
+@pytest.mark.parametrize("name", [name for name in table.shipped() if table.read(name).label])
+def test_headlines_are_published(name):
+    asked = table.read(name)
+    tables, headline = page.tables_of(asked.label), [Quantity(*words) for words in asked.headline]
+    assert bool(tables) == bool(headline)
+    assert all(any(quantity in each.quantities for each in tables) for quantity in headline)
+    rows = {row for each in tables for row in each.rows}
+    assert not tables or set(asked.names.values()) & rows or not asked.names
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("arms: {a: {}}", ["about", "missing", "recipe"]),
+        ("about: x\nrecipee: tiny", ["did you mean 'recipe'"]),
+        ("about: x\nrecipe: tiny\narms: {a: {seed: 1}, '?': {}}", ["arms.a", "runner's", "a letter or a digit"]),
+        ("about: x\nrecipe: tiny\narms: {a: {}}\nreference: b", ["no such arm"]),
+        ("about: x\nseeds: [1, 1, -1]", ["seeds", "out of range"]),
+        ('about: x\nscore: ["python \'x"]', ["score", "cannot be read"]),
+        ("about: x\nrecipe: tiny\narms: {a: {}, a: {}}", ["written twice"]),
+    ],
+)
+def test_mistakes_in_a_file_are_named(text, words, tmp_path):
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        table.read(str(tmp_path / "mine.yaml"))
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_name_is_found_however_it_is_written():
+    assert table.read("Table 6") == table.read("table6")
+    with pytest.raises(UserError, match="did you mean 'table6'"):
+        table.read("tabel6")
+    with pytest.raises(UserError, match="no such form"):
+        table.read("look_back", PAPER)
+
+
+def test_experiments_are_listed_by_number():
+    found = [name for name in table.shipped() if name.startswith("table")]
+    assert found == [f"table{number}" for number in range(1, 11)]
+
+
+def test_json_in_a_command_keeps_its_braces():
+    assert table.filled("""x --m '{"a": [1]}' {run}/y""", {"run": "r"}) == ["x", "--m", '{"a": [1]}', "r/y"]

@@ -1,0 +1,98 @@
+"""Text that the model writes while it trains: seen, handed on, and without a trace in the losses."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tape_ds.errors import UserError
+from tape_ds.recipe import pretraining
+from tape_ds.recipe.sections import Samples
+from tape_ds.training.callbacks import Progress
+from tape_ds.training.samples import WriteSamples
+from tape_ds.training.trackers import Expendable
+from tests.training.test_trainer import STEPS, build, losses
+
+
+class Letters:
+    """Letters as ids of the tiny model, with an end behind every text."""
+
+    eos_token_id = 2
+
+    def __call__(self, text):
+        return {"input_ids": [*(3 + ord(letter) % 50 for letter in text), self.eos_token_id]}
+
+    def decode(self, ids):
+        return " ".join(map(str, ids))
+
+
+ASKED = Samples(sample_prompts=["abc", "de"], sample_steps=2, sample_tokens=5)
+
+
+def noisy(module, _inputs, output):
+    """So that the random state, and the mode that a module is in, decide the losses."""
+    return output + 0.1 * torch.rand_like(output) if module.training else output
+
+
+def train(folder, callback=None, **changes):
+    trainer = build(folder, **changes)
+    words = trainer.model.get_input_embeddings()
+    torch.nn.init.normal_(words.weight)  # else it writes one token for ever
+    words.register_forward_hook(noisy)
+    if callback is not None:
+        trainer.add_callback(callback(trainer))
+    trainer.train()
+    return trainer
+
+
+def writing(trainer):
+    return WriteSamples(trainer, ASKED, Letters())
+
+
+@pytest.mark.parametrize("method", ["tape", "lora"])
+def test_losses_know_nothing_of_it(method, tmp_path, capsys):
+    plain, sampled = train(tmp_path / "a", method=method), train(tmp_path / "b", writing, method=method)
+    assert losses(sampled) == losses(plain) and len(losses(plain)) == STEPS
+    assert all(module.training for module in sampled.model.modules())
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("sample at step")]
+    assert [line.split(" -> ")[0] for line in shown] == [
+        f"sample at step {step}: {prompt!r}" for step in (2, 4, 6) for prompt in ASKED.sample_prompts
+    ]
+    assert shown[-1].split(" -> ")[1].strip("'")
+
+
+def test_a_draw_would_show(tmp_path):
+    """The test above could fail: a draw between two steps changes what follows."""
+
+    class Draws(Progress):
+        def on_step_end(self, *_, **__):
+            torch.rand(1)
+
+    drawn = train(tmp_path / "b", lambda trainer: Draws(trainer, tmp_path / "m.jsonl"))
+    assert losses(drawn) != losses(train(tmp_path / "a"))
+
+
+def test_trackers_that_take_texts_get_them(tmp_path):
+    texts, tables = [], []
+    board = SimpleNamespace(add_text=lambda name, text, step: texts.append((name, step)))
+    wandb = SimpleNamespace(run=1, Table=lambda columns, data: data, log=tables.append)
+    trainer = build(tmp_path)
+    gone, kept = (Expendable(tracker, tmp_path) for tracker in (None, SimpleNamespace(_wandb=wandb)))
+    trainer.callback_handler.callbacks = [SimpleNamespace(tb_writer=board), kept, gone]
+    writing(trainer)._hand_on(4, [("abc", "x"), ("de", "y")])
+    assert texts == [("samples/0", 4), ("samples/1", 4)]
+    assert tables == [{"samples": [[4, "abc", "x"], [4, "de", "y"]], "train/global_step": 4}]
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (["--sample_prompts", '["a"]'], "give sample_steps as well"),
+        (["--sample_steps", "5"], "give sample_prompts as well"),
+        (["--sample_steps", "0", "--sample_prompts", '["a"]'], "give 1 or more"),
+        (["--sample_steps", "5", "--sample_prompts", '["a", ""]'], "one of them is empty"),
+    ],
+)
+def test_half_a_wish_is_refused(words, told):
+    with pytest.raises(UserError, match=told):
+        pretraining.load(["--recipe", "tiny", *words], 2)

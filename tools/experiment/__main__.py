@@ -1,0 +1,230 @@
+"""An experiment of ``tools/experiments``, or of a YAML file of your own: its plan, its runs, the page of its results.
+
+    python -m tools.experiment --list                        all of them, and what is stored
+    python -m tools.experiment table6                        two CPU cores, minutes
+    python -m tools.experiment my.yaml --seeds 0 1 2 --jobs 2 -- --max_steps 500
+    python -m tools.experiment table6 --scale paper --plan --processes 64 --gpu h100-80 --price 2.5
+    python -m tools.experiment table6 --scale paper --launcher "deepspeed --hostfile hosts"
+    python -m tools.experiment --page                        docs/results/README.md, again, from what is stored
+
+Every arm is trained with every seed in a folder of its own below ``--output``, then scored by the commands of the file.
+What stands behind ``--`` goes to every run. A run that is complete is not repeated, one that was cut short goes on from
+its last checkpoint, so the same command can be started again. After every run the page (md, csv, json) is written to
+``--output``, or to ``--results``. What a file says, and how arms are compared: docs/comparing.md.
+
+Exit codes: 0 done; 1 a command failed (the others are done, and the failed one's log is named); 2 something to mend,
+nothing was started.
+"""
+
+import argparse
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tape_ds.arguments import Parser
+from tape_ds.errors import Problem, UserError, check_folder, command, did_you_mean, raise_if_any
+from tools.experiment import table
+from tools.experiment.table import PAPER, SCALES, SMALL, Experiment
+
+if TYPE_CHECKING:
+    from tools.experiment import runs
+
+NAME = "tools.experiment"
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    """Check everything, print the plan, run it, write the page after every run."""
+    typed = sys.argv[1:] if argv is None else argv
+    at = typed.index("--") if "--" in typed else len(typed)
+    options = parse(typed[:at])
+    if options.page:
+        write_overview()
+    if options.list:
+        print(listing())
+    if options.experiment is None:
+        if not options.page and not options.list:
+            raise UserError(Problem("experiment", None, "missing", "name one, or ask for the --list"))
+        return 0
+    from tools.experiment import report, runs
+
+    work = check(options)
+    count = work.starting.processes
+    planned = runs.plan(work.experiment, typed[at + 1 :], work.output, count)
+    print(outline(work, planned, options), flush=True)
+    if options.plan:
+        return 0
+    folder = Path(options.results or work.output)
+    return carry_out(work, planned, lambda: report.write(work, planned, folder, ["python", "-m", NAME, *typed]))
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line before ``--``."""
+    parser = Parser(
+        prog=f"python -m {NAME}",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("experiment", nargs="?", metavar="EXPERIMENT", help="a name, see --list, or a .yaml file")
+    parser.add_argument("--list", action="store_true", help="all experiments; nothing is run")
+    parser.add_argument("--page", action="store_true", help="write docs/results/README.md from what is stored")
+    parser.add_argument("--scale", default=SMALL, choices=SCALES, help="default: %(default)s")
+    parser.add_argument("--plan", action="store_true", help="print the plan and run nothing")
+    parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these of the file")
+    parser.add_argument("--seeds", type=int, nargs="+", metavar="N", help="train every arm with each")
+    parser.add_argument("--reference", metavar="ARM", help="what the others are compared with")
+    parser.add_argument("--primary", metavar="FIGURE", help="what decides (a wrong name lists all)")
+    parser.add_argument("--output", help="folder of the runs")
+    parser.add_argument("--results", help="folder of the page; default: --output")
+    parser.add_argument("--processes", type=int, help="of each run; default: every GPU, or 2 on a CPU, over the jobs")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, on a CPU (default: %(default)s)")
+    parser.add_argument("--launcher", default="", help="what starts processes, such as a deepspeed with --hostfile")
+    parser.add_argument("--gpu", default="a100-80", help="what --plan predicts for, --processes of it; %(default)s")
+    parser.add_argument("--price", type=float, help="of one GPU for an hour, in any currency")
+    return parser.parse_args(argv)
+
+
+def check(options: argparse.Namespace) -> "runs.Work":
+    """The experiment with what the command line changes in it.
+
+    Raises:
+        UserError: everything wrong with either.
+    """
+    from tape_ds.planning import hardware
+    from tools.experiment import runs
+
+    found = table.read(options.experiment, options.scale)
+    chosen = options.arms or list(found.arms)
+    unknown = [arm for arm in chosen if arm not in found.arms]
+    problems = [Problem("arms", arm, "no such arm", did_you_mean(arm, found.arms)) for arm in unknown]
+    given = {name: getattr(options, name) for name in ("seeds", "reference", "primary")}
+    given |= {"arms": {arm: found.arms[arm] for arm in chosen if arm in found.arms}}
+    found = changed(found, {name: value for name, value in given.items() if value is not None})
+    for name in ("jobs", "processes"):
+        value = getattr(options, name)
+        problems += [Problem(name, value, "too few", "give 1 or more")] if value is not None and value < 1 else []
+    try:
+        hardware.find(options.gpu)
+    except UserError as error:
+        problems += error.problems
+    if options.price is not None and not 0 <= options.price < float("inf"):
+        problems.append(Problem("price", options.price, "not a price", "give 0 or more"))
+    for name in ("output", "results"):
+        problems += check_folder(name, getattr(options, name) or ".")
+    raise_if_any([*problems, *check_launcher(options.launcher), *runs.check_jobs(options.jobs), *table.check(found)])
+    name = f"{Path(options.experiment).stem}_{options.scale}" if found.label else Path(options.experiment).stem
+    output = Path(options.output) if options.output else table.output_of(found, options.experiment, options.scale)
+    many = 8 if options.scale == PAPER else runs.default_processes(options.jobs)
+    starting = runs.Starting(options.processes or found.processes or many, options.launcher)
+    return runs.Work(name, found, output, starting, options.jobs)
+
+
+def check_launcher(launcher: str) -> list[Problem]:
+    """Whether it can be split into words, of which the first is a program that there is."""
+    try:
+        words = shlex.split(launcher)
+    except ValueError as error:
+        return [Problem("launcher", launcher, f"cannot be read ({error})", "write it as in a shell")]
+    known = not words or words[0] in ("deepspeed", "python") or shutil.which(words[0])
+    return [] if known else [Problem("launcher", launcher, f"there is no program {words[0]}", "install it")]
+
+
+def changed(asked: Experiment, values: Mapping[str, object]) -> Experiment:
+    """An experiment with other values."""
+    return Experiment.build({name: getattr(asked, name) for name in Experiment.model_fields} | dict(values))
+
+
+def outline(work: "runs.Work", planned: Sequence["runs.Run"], options: argparse.Namespace) -> str:
+    """What will be run, and what it takes."""
+    found, shown = work.experiment, work.starting.shown
+    lines = [f"{found.label}: {found.about}" if found.label else found.about]
+    lines += [f"  ours: {found.setting}"] if found.setting else []
+    lines += [f"  {remark}" for remark in found.remarks] + ([f"  needs {found.needs}"] if found.needs else [])
+    lines += [f"  {shown(words)}" for words in work.commands(found.before)]
+    hours = 0.0
+    for run in planned:
+        own = cost(run, work, options) if options.plan and found.minutes is None else None
+        hours += own or 0.0
+        told = ["" if own is None else f", {own:,.1f} h", ", done" if work.scored(run) is not None else ""]
+        lines += [f"- {run.label}{''.join(told)}", f"    {shown(work.training(run))}"]
+        lines += [f"    {shown(words)}" for words in work.commands(found.score, run)]
+    lines += [f"  {shown(words)}" for words in work.commands(found.then)]
+    if found.minutes is not None:
+        lines.append(f"about {found.minutes:g} min on two cores")
+    elif hours:
+        count = work.starting.processes
+        price = (
+            "" if options.price is None else f", {hours * count * options.price:,.0f} at {options.price:g} a GPU hour"
+        )
+        lines.append(f"training: {hours:,.1f} h on {count} x {options.gpu}, {hours * count:,.0f} GPU hours{price}")
+    return "\n".join(lines)
+
+
+def cost(run: "runs.Run", work: "runs.Work", options: argparse.Namespace) -> float | None:
+    """Hours of a run as the planner predicts them; None where it cannot."""
+    from tape_ds.planning import hardware
+    from tape_ds.planning.plan import Plan
+    from tape_ds.training import forecast, model_config
+
+    try:
+        config = model_config.beforehand(run.recipe)
+        return Plan(forecast.job(run.recipe, config, work.starting.processes, hardware.find(options.gpu))).hours
+    except UserError:
+        return None
+
+
+def listing() -> str:
+    """A line for each experiment."""
+    from tools.experiment import overview
+
+    rows = [("name", "what", "minutes of two cores", "stored")]
+    for name in table.shipped():
+        found = table.read(name)
+        stored = "" if not found.label else "yes" if overview.stored(name) else overview.NOT_MEASURED
+        rows.append((name, found.about, "" if found.minutes is None else f"{found.minutes:g}", stored))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(r, widths, strict=True)).rstrip() for r in rows)
+
+
+def write_overview() -> None:
+    """Write ``docs/results/README.md``.
+
+    Raises:
+        UserError: this is no checkout.
+    """
+    from tape_ds import storage
+    from tape_ds.installation import ROOT, work
+    from tools.experiment import overview
+
+    if work() != ROOT:
+        raise UserError(Problem("page", True, "the page is a checkout's, and there is none", "run it in a checkout"))
+    storage.write_text(ROOT / overview.PAGE, overview.build())
+    print(f"written: {overview.PAGE}", flush=True)
+
+
+def carry_out(work: "runs.Work", planned: Sequence["runs.Run"], write: Callable[[], str]) -> int:
+    """Run what is not done, and write the page after each run that was not complete before, and in the end."""
+    found, failed = work.experiment, {}
+    log = work.carry_steps_out("before", work.commands(found.before), work.own, "0")
+    before = {run.label for run in planned if work.scored(run) is not None}
+    for run, log_of_run in work.carry_all_out(planned if log is None else []):
+        if log_of_run is not None:
+            failed[run.label] = log_of_run
+        elif run.label not in before:
+            write()
+    if log is None and not failed:
+        since = max((work.scored(run) or "0" for run in planned), default="0")
+        log = work.carry_steps_out("then", work.commands(found.then), work.own, since)
+    failed |= {"a command": log} if log is not None else {}
+    print(write(), flush=True)
+    for label, each in failed.items():
+        print(f"FAILED: {label}, see {each}", file=sys.stderr, flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

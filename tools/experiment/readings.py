@@ -1,0 +1,241 @@
+"""Numbers out of stored results, by the file's name; a quantity is called as the published tables call it.
+
+Shares are in per cent. A row is a method; a result with one row calls it by no name: it is that of the run it lies in.
+"""
+
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from evaluation import published
+from evaluation.published import Quantity
+from tape_ds import results
+from tape_ds.results import passkeys_of
+from tape_ds.scoring.span_losses import SpanLosses
+
+Numbers = dict[Quantity, float]
+Rows = dict[str, Numbers]
+"""Row -> its numbers; "" is the run that a result lies in."""
+BEYOND = "beyond"
+"""Behind a metric's name: over what was not trained alone."""
+
+
+def read(path: Path) -> tuple[Rows, results.Result | None]:
+    """The numbers of a file, and what it says of itself; nothing for a file that holds no numbers.
+
+    Raises:
+        UserError: a file that is no result.
+    """
+    if path.suffix == ".csv" and path.stem.startswith("table4_"):
+        return benchmark(path), None
+    reader = READERS.get(path.stem) if path.suffix == ".json" else None
+    if reader is None:
+        return {}, None
+    result = results.load(path)
+    return reader(result), result
+
+
+def of_run(folder: Path) -> Iterator[tuple[Path, results.Result, Rows]]:
+    """A run's result and those of what was asked of it, with the numbers of each."""
+    for path in [folder / "results" / "run.json", *sorted(folder.glob("evaluation/**/*.json"))]:
+        rows, result = read(path)
+        if result is not None:
+            yield path, result, rows
+
+
+def trained(result: results.Result) -> Rows:
+    """Of a launcher's run: what it scored itself, and what it cost; the untouched model is a row of its own."""
+    figures, config = result.figures, result.config
+    own: Numbers = {}
+    rows: Rows = {"": own}
+    if "perplexity" in figures:  # of training from scratch
+        text = _text(config["eval_data"][0])
+        own |= {
+            Quantity(text, "perplexity", int(length)): each["perplexity"]
+            for length, each in figures["perplexity"].items()
+        }
+    own |= _addressed(config.get("task") or "", figures.get("addressing") or [])
+    scores = figures.get("loss_by_position") or {}
+    made = next(reversed(scores), None)  # a run scores what it made last
+    for variant in scores:
+        if variant == made or variant == "untouched":
+            numbers = rows.setdefault("" if variant == made else variant, {})
+            numbers |= _losses(scores[variant], figures["native_length"])
+            keys = passkeys_of(figures["passkey"], None if variant == made else variant)
+            numbers |= {Quantity("passkey", "accuracy", e["length"]): 100 * e["correct"] / e["trials"] for e in keys}
+    if figures.get("train_loss"):
+        own[Quantity("", "train_loss")] = figures["train_loss"][-1]["loss"]
+    own[Quantity("", "parameters")] = figures["parameters"]["all"]
+    started, finished = (datetime.fromisoformat(str(each)) for each in (result.started, result.finished))
+    own[Quantity("", "seconds")] = (finished - started).total_seconds()
+    return rows
+
+
+def addressing(result: results.Result) -> Rows:
+    """Of ``python -m evaluation arithmetic`` on a task of addressing."""
+    return {"": _addressed(result.figures["task"], result.figures["tests"])}
+
+
+def _addressed(task: str, tests: Sequence[Mapping[str, Any]]) -> Numbers:
+    return {
+        Quantity(task, " ".join(["accuracy", *([e["kind"]] if e["kind"] else [])]), e["length"]): 100 * e["share"]
+        for e in tests
+    }
+
+
+def _text(address: str) -> str:
+    """What a data source is called: as the published tables do, or by its kind."""
+    return published.text_of(address) or address.partition(":")[0]
+
+
+def _losses(documents: Mapping[str, Mapping[str, Any]], native: int) -> Numbers:
+    """Means within and past the native length over all documents."""
+    merged = SpanLosses.merge(SpanLosses.from_dict(each) for each in documents.values())
+    found = {Quantity("", "loss_within_native"): merged.mean_between(0, native)}
+    if merged.starts[-1] >= native:
+        found = {Quantity("", "loss_past_native"): merged.mean_between(native)} | found
+    return found
+
+
+def perplexity(result: results.Result) -> Rows:
+    """Of ``python -m evaluation perplexity``."""
+    found = {}
+    for each in result.figures["perplexity"]:
+        text = published.text_of(each["source"])
+        table = next(published.tables_for([Quantity(text or "", "perplexity", each["length"])]), None)
+        theirs = table is None or table.convention == each["convention"]
+        metric = "perplexity" if theirs else f"perplexity ({each['convention']})"
+        found[Quantity(text or each["source"], metric, each["length"])] = each["perplexity"]
+    return {"": found}
+
+
+def passkeys(result: results.Result) -> Rows:
+    """Of ``python -m evaluation passkey``: found among those asked at a length."""
+    metric = "accuracy" if result.config.get("protocol") == "published" else "accuracy, own prompts"
+    asked = result.figures["passkeys"]
+    return {"": {Quantity("passkey", metric, each["length"]): 100 * each["correct"] / each["trials"] for each in asked}}
+
+
+def scrolls(result: results.Result) -> Rows:
+    """Of ``python -m evaluation scrolls generate``."""
+    asked = result.figures["datasets"].items()
+    return {"": {Quantity(name, each["metric"]): each["score"] for name, each in asked if each["score"] is not None}}
+
+
+def harness(result: results.Result) -> Rows:
+    """Of ``python -m evaluation harness``. Groups stand for their members."""
+    groups = result.figures.get("groups") or {}
+    members = {name for group in groups.values() for name in group.get("tasks") or []}
+    tasks = {name: each for name, each in result.figures["tasks"].items() if name not in members}
+    named = {name.removeprefix("tape_"): each for name, each in {**tasks, **groups}.items()}
+    metrics = {"acc": "accuracy", "acc_norm": "accuracy"}
+    return {"": {Quantity(name, metrics.get(e["metric"], e["metric"])): 100 * e["value"] for name, e in named.items()}}
+
+
+def arithmetic(result: results.Result) -> Rows:
+    """Of ``python -m evaluation arithmetic``: the mean as published, to twice the trained lengths, and those of the
+    parts that were and were not trained."""
+    figures = result.figures
+    task = f"{figures['task']}_{figures['trained'][0]}"
+    metrics = {"twice": "exact_match", "beyond": f"exact_match {BEYOND}", "trained": "exact_match within"}
+    found = {name: figures["means"][part]["value"] for part, name in metrics.items()}
+    return {"": {Quantity(task, name): 100 * value for name, value in found.items() if value is not None}}
+
+
+def flops(result: results.Result) -> Rows:
+    """Of ``tools/flops.py --table3``: what this project counts, in the paper's convention and in the other."""
+    columns = {
+        "FLOPs (G)": Quantity("cost", "gflop"),
+        "MACs (G)": Quantity("cost", "gmac"),
+        "parameters (M)": Quantity("cost", "parameters"),
+        "MACs causal (G)": Quantity("cost", "gmac, causal"),
+    }
+    rows = {}
+    for row in result.figures["rows"]:
+        if row["count"] != "published":
+            label = row["encoding"] if row["count"] == "this project" else f"{row['encoding']}, {row['count']}"
+            rows[label] = {columns[name]: row[name] for name in columns if row[name] is not None}
+    return rows
+
+
+def stability(result: results.Result) -> Rows:
+    """Of ``tools/stability.py``: in the units of Table 8's halves; :func:`halved` tells their quantities apart."""
+    rows: Rows = {}
+    for row in result.figures["models"]:
+        found = rows.setdefault(row["name"], {})
+        for treatment, moved in row["mean"].items():
+            for layer, figures in moved["layers"].items():
+                own = Quantity(treatment, f"layer {layer}")
+                found[own] = 100 * figures["attention_l1"]
+                if figures["positions_percent"] is not None:
+                    found[halved(own)] = figures["positions_percent"]
+    return rows
+
+
+def halved(quantity: Quantity) -> Quantity:
+    """A quantity of Table 8's second half, which calls its columns as the first does."""
+    return Quantity(f"{quantity.task}, positions", quantity.metric, quantity.length)
+
+
+def differences(result: results.Result) -> Rows:
+    """Of ``tools/visualise.py``: how far two models' attention is apart in each layer, 0 to 2."""
+    found = result.figures.get("attention_l1_between_models") or {}
+    names = " - ".join(each["name"] for each in result.figures["models"])
+    return {names: {Quantity("attention L1", f"layer {layer}"): value for layer, value in found.items()}}
+
+
+def answers(result: results.Result) -> Rows:
+    """Of ``python -m evaluation scrolls compare``: exact match of each question, and of all that were asked."""
+    figures, rows = result.figures, {}
+    for name, scores in figures["scores"].items():
+        rows[name] = {
+            Quantity(f"{figures['dataset']}, our question {number}", "exact_match"): each["answers"][name][
+                "exact_match"
+            ]
+            for number, each in enumerate(figures["questions"], 1)
+        } | {Quantity(figures["dataset"], "exact_match"): scores["exact_match"]["score"]}
+    return rows
+
+
+_TIMED = {"rope": "RoPE", "fire": "FIRE", "t5": "T5", "alibi": "ALiBi"}
+
+
+def benchmark(file: Path) -> Rows:
+    """Of ``python -m benchmarks table4``, in the units of Table 4: time of a step, and steps a second, by the fastest
+    way. Fused is one attention with a wide value; not fused, the published formulation with one for each value."""
+    rows: Rows = {}
+    with open(file, encoding="utf-8", newline="") as lines:
+        for row in csv.DictReader(lines):
+            fused = row["rival"].startswith("attend")
+            if row["status"] != "timed" or not (fused or row["rival"] == "published, three sdpa"):
+                continue
+            numbers = rows.setdefault(_TIMED.get(row["encoding"], "TAPE, fused") if fused else "TAPE, not fused", {})
+            milliseconds, time = float(row["total_p50"] or row["forward_p50"]), Quantity(row["shape"], "time")
+            if 10 * milliseconds < numbers.get(time, float("inf")):
+                numbers |= {time: 10 * milliseconds, Quantity(row["shape"], "throughput"): 1e3 / milliseconds}
+    return rows
+
+
+READERS: dict[str, Callable[[results.Result], Rows]] = {
+    "run": trained,
+    "perplexity": perplexity,
+    "passkey": passkeys,
+    "scrolls": scrolls,
+    "harness": harness,
+    "arithmetic": arithmetic,
+    "addressing": addressing,
+    "table3": flops,
+    "stability": stability,
+    "visualise": differences,
+    "answers": answers,
+}
+"""A file's name without its ending -> how its numbers are read."""
+
+
+def ordered(rows: Rows) -> list[Quantity]:
+    """All there are numbers of: in the order in which they were found, lengths of one kind ascending."""
+    found = list(dict.fromkeys(quantity for numbers in rows.values() for quantity in numbers))
+    kinds = list(dict.fromkeys((quantity.task, quantity.metric) for quantity in found))
+    return sorted(found, key=lambda each: (kinds.index((each.task, each.metric)), each.length or 0))

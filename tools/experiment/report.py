@@ -1,0 +1,103 @@
+"""What an experiment writes: its page, its result, and a table of its runs for programs."""
+
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from tape_ds import results, storage
+from tools.experiment import page, readings
+from tools.experiment.page import Measured, Source
+from tools.experiment.readings import Numbers, Rows
+from tools.experiment.runs import Run, Work
+from tools.experiment.study import Row, Study
+from tools.experiment.study import text as comparison
+
+
+def write(work: Work, planned: Sequence[Run], folder: Path, typed: Sequence[str]) -> str:
+    """``NAME``.md, .json and .csv of what is complete, in ``folder``; returns the page.
+
+    Args:
+        work: the experiment.
+        planned: its runs.
+        folder: is made.
+        typed: the command line.
+
+    Raises:
+        UserError: a file that is no result, or a primary figure that there is not.
+    """
+    asked, complete = work.experiment, [run for run in planned if work.scored(run) is not None]
+    rows, made, sources = gather(work, complete)
+    pictures = [file for pattern in asked.pictures for file in sorted(work.own.glob(pattern))]
+    copied = tuple(page.shown(_copy(file, folder / f"{work.name}_{file.name}")) for file in pictures)
+    scale = work.name.rpartition("_")[2] if asked.label else None
+    name = work.name.removesuffix(f"_{scale}")
+    ours = Measured(name, asked.setting, rows, tuple(sources), copied, tuple(asked.remarks), scale)
+    parts, figures = [f"# {asked.label}: {asked.about}" if asked.label else f"# {asked.about}"], ours.figures()
+    if made and (len(asked.seeds) > 1 or not asked.label):
+        arms = [row.arm for row in made]
+        study = Study(made, asked.reference or next(arm for arm in asked.arms if arm in arms), asked.primary)
+        parts.append(comparison(study))
+        figures["comparison"] = study.figures()
+        storage.write_text(folder / f"{work.name}.csv", _as_csv(study))
+    seeds = sorted({run.seed for run in complete})
+    whole = results.collect(
+        command=typed, seed=seeds[0] if len(seeds) == 1 else None, processes=work.starting.processes
+    )
+    whole = whole.finish(figures)
+    parts += [page.beside(asked.label, ours, folder)] if asked.label else [page.listed("Remarks", asked.remarks)]
+    parts += [] if asked.label else [_provenance(whole, seeds)]
+    text = "\n\n".join(part for part in parts if part) + "\n"
+    results.save(whole, folder / f"{work.name}.json")
+    storage.write_text(folder / f"{work.name}.md", text)
+    return f"{text}\nwritten to {folder / work.name}.md, .json"
+
+
+def gather(work: Work, complete: Sequence[Run]) -> tuple[Rows, list[Row], list[Source]]:
+    """What stands beside published numbers, the mean of each row's runs; every run's own; and what they are from.
+
+    Beside published numbers stands what the last commands wrote: ``then``, else ``score``, else the launchers.
+    """
+    asked = work.experiment
+    found: dict[str, list[Numbers]] = {}
+    made, sources = [], []
+
+    for run in complete:
+        own: Rows = {"": {}}
+        shown: Numbers = {}
+        for path, result, rows in readings.of_run(run.folder):
+            for label, numbers in rows.items():
+                own.setdefault(label, {}).update(numbers)
+            if not asked.then and (path.parent.name != "results" or not asked.score):
+                shown |= {each: value for each, value in rows[""].items() if each.task}
+                sources.append(Source.of(path, result))
+        made += [Row(label or run.arm, None if label else run.seed, each) for label, each in own.items()]
+        if shown:
+            found.setdefault(asked.names.get(run.arm, run.arm), []).append(shown)
+    for path in sorted(work.own.glob("*.*")) if asked.then else ():
+        read, read_from = readings.read(path)
+        sources += [Source.of(path, read_from)] if read else []
+        for label, numbers in read.items():
+            found.setdefault(asked.names.get(label, label), []).append(numbers)
+    return {label: page.mean(each) for label, each in found.items()}, made, sources
+
+
+def _copy(file: Path, target: Path) -> Path:
+    """A picture of ours, under the experiment's name beside its page."""
+    storage.write_file(target, lambda part: shutil.copyfile(file, part))
+    return target
+
+
+def _as_csv(study: Study) -> str:
+    """A line for every run."""
+    header = ["arm", "seed", *(measure.name for measure in study.measures)]
+    rows = [[row.arm, row.seed, *(row.figures.get(each.quantity) for each in study.measures)] for row in study.rows]
+    return storage.as_csv(header, rows)
+
+
+def _provenance(whole: results.Result, seeds: Sequence[int]) -> str:
+    """One line: the command, the seeds, the machine and when."""
+    source = Source.of(Path(), whole)
+    told = f"Seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    where = f"{source.hardware}, {whole.hardware['processes']} processes a run"
+    return f"Command: `{shlex.join(whole.command)}`. {told}. {where}. Commit {source.commit}, {source.finished}."
