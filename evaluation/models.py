@@ -26,7 +26,7 @@ from tape_ds import storage
 from tape_ds.checkpoint import trained
 from tape_ds.data import packing
 from tape_ds.data import tokenizer as tokenizers
-from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.errors import Problem, UserError, collecting, raise_if_any
 from tape_ds.export import source_model
 from tape_ds.export.cuts import FAMILIES
 from tape_ds.model import convert, extendable, positions, weights
@@ -243,25 +243,36 @@ def used_at(model: PreTrainedModel, length: int) -> AbstractContextManager[None]
 
 
 def find(options: argparse.Namespace) -> FoundModel:
-    """The model of the options that :func:`evaluation.options.add_model` adds.
+    """The model of the options that :func:`evaluation.options.add_model` adds; see :func:`at`."""
+    names = ("tokenizer", "dtype", "device", "trust_remote_code", "position_updates")
+    return at(options.model, **{name: vars(options)[name] for name in names})
+
+
+def at(
+    address: str,
+    *,
+    tokenizer: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    trust_remote_code: bool = False,
+    position_updates: str = "on",
+) -> FoundModel:
+    """The model that an address leads to, not loaded yet.
 
     Raises:
-        UserError: everything wrong with them: nothing there, not a causal LM, no tokenizer, no such device.
+        UserError: everything wrong with it: nothing there, not a causal LM, no tokenizer, no such device.
     """
     problems: list[Problem] = []
-    device = torch.device("cpu")
-    try:
-        device = find_device(options.device)
-    except UserError as error:
-        problems += error.problems
-    try:
-        found = _find(options.model, options.tokenizer, options.dtype, device, options.trust_remote_code)
-        if options.position_updates == "off":
+    place, found = torch.device("cpu"), None
+    with collecting(problems):
+        place = find_device(device)
+    with collecting(problems):
+        found = _find(address, tokenizer, dtype, place, trust_remote_code)
+        if position_updates == "off":
             found = replace(found, without_updates=_without_updates(found))
         found.tokenizer()
-    except UserError as error:
-        problems += error.problems
     raise_if_any(problems)
+    assert found is not None
     return found
 
 

@@ -8,13 +8,14 @@ So is a disk that refuses what a command writes (:class:`DiskError`), wherever i
 What looks like a credential is taken out of everything that is shown or stored: :func:`redacted`.
 """
 
+import contextlib
 import difflib
 import functools
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,15 @@ def raise_if_any(problems: list[Problem]) -> None:
     """Raise one :class:`UserError` holding all ``problems``, if there are any."""
     if problems:
         raise UserError(problems)
+
+
+@contextlib.contextmanager
+def collecting(problems: list[Problem]) -> Iterator[None]:
+    """Add what a :class:`UserError` within the block says to ``problems``, and go on behind it."""
+    try:
+        yield
+    except UserError as error:
+        problems += error.problems
 
 
 def check_folder(field: str, given: str | Path) -> list[Problem]:

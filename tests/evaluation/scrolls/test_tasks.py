@@ -10,6 +10,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import AutoTokenizer
 
+from evaluation import models
 from evaluation.language_model import LanguageModel
 from evaluation.scrolls.writing import Limits
 from tape_ds.data.scrolls import examples, prompts, rows
@@ -101,7 +102,7 @@ def test_training_generation_and_lm_eval_read_the_same_ids(name, room, manager, 
     assert {each.cut_tokens > 0 for each in asked} == {room == 120}
     model, plain = Says(lambda prompt: ""), HFLM(pretrained=str(llama), device="cpu")
     evaluate(model, manager(max_tokens=max_tokens, tokenizer=str(llama)), f"tape_scrolls_{name}")
-    ours = LanguageModel(str(llama), device="cpu")
+    ours = LanguageModel(models.at(str(llama)))
     for prompt, each in zip([prompt for prompt, _ in model.asked], asked, strict=True):
         assert plain.tok_encode(prompt) == ours.tok_encode(prompt) == each.ids
 
