@@ -26,25 +26,22 @@ def main(argv: list[str] | None = None) -> int:
     """Check, load the tasks, ask, write, print."""
     options = harness_options.parse(argv)
     found, config = prepare(options)
-    from evaluation import harness_results, harness_tasks, job, journal
+    from evaluation import harness_results, harness_tasks, journal
 
-    with job.joined() as (rank, _):
-        tasks = harness_tasks.load(config)
-        evaluation = journal.Evaluation(
-            NAME,
-            journal.folder(options, found),
-            model=found.about(),
-            config=harness_options.settings(options, config),
-            data=tasks.fingerprints(config.num_fewshot),
-            seed=config.seed[0],
-        )
-        raise_if_any(evaluation.check(options.overwrite))
-        stored = evaluation.stored()
-        figures = stored.figures if stored is not None else evaluate(evaluation, options, config, found, tasks)
-        if rank == 0:
-            print(harness_results.table(figures))
-            print(f"{'complete already' if stored is not None else 'written'}: {evaluation.path}", flush=True)
-    return 0
+    tasks = harness_tasks.load(config)
+    evaluation = journal.Evaluation(
+        NAME,
+        journal.folder(options, found),
+        model=found.about(),
+        config=harness_options.settings(options, config),
+        data=tasks.fingerprints(config.num_fewshot),
+        seed=config.seed[0],
+    )
+    return evaluation.run(
+        lambda: evaluate(evaluation, options, config, found, tasks),
+        lambda figures: print(harness_results.table(figures)),
+        overwrite=options.overwrite,
+    )
 
 
 def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig"]:
@@ -78,7 +75,7 @@ def evaluate(
     found: "FoundModel",
     tasks: "Loaded",
 ) -> dict[str, Any]:
-    """Answer every request that no earlier start has answered, and store what lm-eval makes of it."""
+    """Answer what no earlier start has answered; the figures, on the first rank alone."""
     from evaluation import harness_results
     from evaluation.cost import Cost
     from evaluation.language_model import LanguageModel
@@ -97,12 +94,7 @@ def evaluate(
     lm.tasks = tasks.tasks
     results = ask(lm, config, tasks, evaluation)
     taken = cost.taken()
-    if results is None:
-        return {}
-    figures = harness_results.figures(results, lm.cut)
-    figures["cost"] = taken
-    evaluation.finish(figures)
-    return figures
+    return {} if results is None else {**harness_results.figures(results, lm.cut), "cost": taken}
 
 
 def ask(

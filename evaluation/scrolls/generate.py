@@ -40,18 +40,12 @@ def main(argv: list[str] | None = None) -> int:
         },
         seed=options.seed if options.sample_summaries else None,
     )
-    with job.joined() as (rank, _):
-        raise_if_any(evaluation.check(options.overwrite))
-        texts = [evaluation.folder / NAME / f"{each.dataset.name}.json" for each in asked]
-        stored = evaluation.stored() if all(path.is_file() for path in texts) else None
-        if stored is None:
-            figures = write_all(evaluation, options, model, tokenizer, asked)
-        else:
-            figures = stored.figures
-        if rank == 0:
-            print(outcome.table(figures, limits_of(options)))
-            print(f"{'complete already' if stored is not None else 'written'}: {evaluation.path}", flush=True)
-    return 0
+    return evaluation.run(
+        lambda: write_all(evaluation, options, model, tokenizer, asked),
+        lambda figures: print(outcome.table(figures, limits_of(options))),
+        overwrite=options.overwrite,
+        beside=[evaluation.folder / NAME / f"{each.dataset.name}.json" for each in asked],
+    )
 
 
 def prepare(options: argparse.Namespace) -> tuple[FoundModel, PreTrainedTokenizerBase, list[Asked]]:
@@ -120,13 +114,11 @@ def write_all(
             for path in outcome.store(each, by_name[each.dataset.name], evaluation.folder / NAME)
         ]
         official.remove(kept, evaluation.folder / NAME)
-    figures = {
+    return {
         "split": options.split,
         "datasets": {name: entry for entries in scored.values() for name, entry in entries.items()},
         "cost": cost.taken(**writing.tokens(by_name)),
     }
-    evaluation.finish(figures)
-    return figures
 
 
 def limits_of(options: argparse.Namespace) -> Limits:
