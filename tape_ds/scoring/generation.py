@@ -42,6 +42,7 @@ def continue_prompts(
     draw: Draw | None = None,
     stop: StoppingCriteriaList | None = None,
     settings: Mapping[str, Any] | None = None,
+    streamer: Any = None,
 ) -> list[list[int]]:
     """The tokens that ``model`` writes behind each prompt; an end of text is none of them.
 
@@ -55,6 +56,7 @@ def continue_prompts(
         draw: instead of the most likely token.
         stop: further reasons to stop; text behind a row's reason, while others go on, is the caller's to cut off.
         settings: further fields of transformers' ``GenerationConfig``; the caller seeds what they draw.
+        streamer: gets a single prompt and each token behind it, as transformers' streamers do.
 
     Raises:
         ValueError: no prompt, an empty prompt, ``new_tokens`` or ``chunk`` below 1.
@@ -84,6 +86,7 @@ def continue_prompts(
             attention_mask=mask_BT.to(device),
             generation_config=configuration,
             stopping_criteria=stop,
+            streamer=streamer,
         )
     return [_until_end(row, set(ends)) for row in out_BT[:, longest:].tolist()]
 
