@@ -24,6 +24,7 @@ from evaluation import options as shared
 from tape_ds.arguments import Parser
 from tape_ds.data.scrolls import datasets
 from tape_ds.data.scrolls.datasets import SPLITS
+from tape_ds.errors import Problem
 
 EVERY = "all"
 
@@ -39,6 +40,23 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     given = [each for name in options.datasets for each in (datasets.DATASETS if name == EVERY else [name])]
     options.datasets = list(dict.fromkeys(given))
     return options
+
+
+def check(options: argparse.Namespace) -> list[Problem]:
+    """Numbers below 1."""
+    names = ("limit", "batch_size", "answer_tokens", "summary_tokens", "sample_summaries")
+    return [
+        Problem(f"--{name}", value, "is below 1", "give 1 or more")
+        for name in names
+        if (value := getattr(options, name)) is not None and value < 1
+    ]
+
+
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Every option that decides numbers; batches and caches do by rounding alone."""
+    names = ("datasets", "split", "limit", "max_tokens", "answer_tokens", "summary_tokens")
+    more = ("reference_format", "sample_summaries", "batch_size", "use_cache")
+    return {name: getattr(options, name) for name in (*names, *more)}
 
 
 def add_data(group: Any) -> None:

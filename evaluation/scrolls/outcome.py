@@ -1,12 +1,27 @@
 """What an evaluation's texts are worth: scores, what was cut to get them, the official scorer's files, and a table."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evaluation.scrolls import official
-from evaluation.scrolls.writing import Asked, Limits
+from tape_ds.data.scrolls.datasets import Dataset
 from tape_ds.data.scrolls.examples import Example
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A data set and what of it is asked."""
+
+    dataset: Dataset
+    examples: tuple[Example, ...]
+    """All of them with reference answers, or none."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether the texts can be scored."""
+        return bool(self.examples[0].outputs)
 
 
 def parts(asked: Asked) -> dict[str, list[Example]]:
@@ -55,7 +70,7 @@ def store(asked: Asked, written: Mapping[str, Mapping[str, Any]], folder: Path) 
     return files
 
 
-def table(figures: Mapping[str, Any], limits: Limits) -> str:
+def table(figures: Mapping[str, Any], max_tokens: int) -> str:
     """The scores for people, and what was cut."""
     lines = [
         "",
@@ -71,7 +86,7 @@ def table(figures: Mapping[str, Any], limits: Limits) -> str:
         if entry["cut_examples"]:
             notes.append(
                 f"{name}: {entry['cut_examples']:,} of {entry['examples']:,} prompts were cut to fit into "
-                f"{limits.max_tokens:,} tokens with their answers, by {entry['cut_tokens']:,} tokens together"
+                f"{max_tokens:,} tokens with their answers, by {entry['cut_tokens']:,} tokens together"
             )
         if entry["unfinished"]:
             notes.append(f"{name}: {entry['unfinished']:,} of {entry['examples']:,} texts reached their limit unended")
