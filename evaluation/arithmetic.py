@@ -19,7 +19,7 @@ from evaluation.models import FoundModel
 from tape_ds.data.addressing.tasks import TASKS as ADDRESSING
 from tape_ds.data.arithmetic import rows, split, vocabulary
 from tape_ds.data.arithmetic.tasks import TASKS, Sample, Task
-from tape_ds.errors import Problem, UserError, command, raise_if_any
+from tape_ds.errors import Problem, command, raise_if_any
 from tape_ds.model import positions
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.scoring import arithmetic
@@ -59,10 +59,7 @@ def prepare(options: argparse.Namespace) -> FoundModel:
         UserError: everything wrong with the command line.
     """
     problems = arithmetic_options.check(options)
-    try:
-        model = models.find(options)
-    except UserError as error:
-        raise UserError([*problems, *error.problems]) from error
+    model = models.find(options, problems)
     problems += arithmetic_options.complete(options, model)
     raise_if_any(problems)
     task = TASKS[options.task] if options.task in TASKS else addressing.task_of(options)

@@ -127,13 +127,10 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, Talk, str | None]:
         UserError: everything wrong with the command line.
     """
     problems = generate_options.check(options)
-    prompt, found = None, None
+    prompt = None
     with collecting(problems):
         prompt = read_prompt(options)
-    with collecting(problems):
-        found = models.find(options)
-    if found is None:
-        raise UserError(problems)
+    found = models.find(options, problems)
     talk = Talk(found.tokenizer(), options.chat)
     if options.chat and not getattr(talk.tokenizer, "chat_template", None):
         problems.append(Problem("--chat", True, "the tokenizer has no chat template", "leave it out"))

@@ -56,12 +56,10 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig
     problems: list[Problem] = harness_options.check(options)
     with collecting(problems):
         config = harness_options.configure(options)
+    found = models.find(options, problems)
     with collecting(problems):
-        found = models.find(options)
-        if options.max_length is not None:
-            problems += check_lengths("--max_length", [options.max_length], found)
-        else:
-            options.max_length = found.native_length
+        options.max_length = options.max_length or found.native_length
+        problems += check_lengths("--max_length", [options.max_length], found)
     raise_if_any(problems)
     if options.trust_remote_code or not found.tokenizer_has_code:
         config.metadata = {"tokenizer": found.tokenizer_address} | config.metadata

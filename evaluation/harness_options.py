@@ -117,9 +117,7 @@ def configure(options: argparse.Namespace) -> "EvaluatorConfig":
 
 def check(options: argparse.Namespace) -> list[Problem]:
     """What is wrong whatever the model."""
-    problems = []
-    if options.chunk < 1:
-        problems.append(Problem("--chunk", options.chunk, "too few", "give 1 or more"))
+    problems = shared.below_one(options, "chunk")
     if options.limit is not None and options.limit <= 0:
         problems.append(Problem("--limit", options.limit, "leaves no question", "give a number, or a share below 1"))
     if options.num_fewshot is not None and options.num_fewshot < 0:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tape_ds.training.comparison.summary import as_markdown
+
 PREFERRED = ("acc_norm", "acc", "exact_match", "f1", "rouge")
 """Which of a task's metrics stands for it, the first it has; else its first. ``acc_norm`` weighs log-likelihoods by the
 answers' lengths: it is what ARC and HellaSwag are published with."""
@@ -50,15 +52,15 @@ def leaves(name: str, subtasks: Mapping[str, Sequence[str]]) -> set[str]:
 
 def table(found: Mapping[str, Any]) -> str:
     """Groups and tasks as a markdown table, and what was cut."""
-    lines = ["| task | metric | shots | value | standard error | samples |", "|---|---|--:|--:|--:|--:|"]
+    rows = []
     for name, entry in [*found["groups"].items(), *found["tasks"].items()]:
-        shots = "" if entry["shots"] is None else entry["shots"]
+        shots = "" if entry["shots"] is None else str(entry["shots"])
         value, error = ("" if entry[each] is None else f"{entry[each]:.4f}" for each in ("value", "standard_error"))
-        lines.append(f"| {name} | {entry['metric'] or ''} | {shots} | {value} | {error} | {entry['samples']:,} |")
-    if found["cut"]["requests"]:
-        cut = found["cut"]
-        lines.append(f"\ncut: {cut['tokens']:,} tokens of {cut['requests']:,} requests that were too long")
-    return "\n".join(lines)
+        rows.append([name, entry["metric"] or "", shots, value, error, f"{entry['samples']:,}"])
+    text = as_markdown(["task", "metric", "shots", "value", "standard error", "samples"], rows)
+    cut = found["cut"]
+    told = f"\n\ncut: {cut['tokens']:,} tokens of {cut['requests']:,} requests that were too long"
+    return text + told if cut["requests"] else text
 
 
 def _main(keys: Sequence[str]) -> str | None:

@@ -5,8 +5,6 @@ anywhere), ``trials``, ``correct`` (replies whose first integer is the key), ``c
 token ids; None where there are none) and ``mean_tokens`` (of the prompts).
 """
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from matplotlib.figure import Figure
 
 from evaluation.pages.numbers import length as length_label
 from tape_ds import storage
+from tape_ds.training.comparison import summary as tables
 
 Cell = Mapping[str, Any]
 
@@ -36,26 +35,19 @@ def write(cells: Sequence[Cell], folder: Path, *, title: str, native_length: int
 
 def to_csv(cells: Sequence[Cell]) -> str:
     """A line per cell; an empty field where there is nothing."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: cell[name] for name in FIELDS} for cell in cells)
-    return text.getvalue()
+    return tables.as_csv(FIELDS, [[cell[name] for name in FIELDS] for cell in cells])
 
 
 def markdown(cells: Sequence[Cell]) -> str:
     """Depths down, lengths across, found of asked in each cell; last the sums of each length, by both rules."""
     lengths, depths, found = _arrange(cells)
-    rows = [["depth", *map(length_label, lengths)]]
-    rows += [[depth_label(depth), *(_share(found.get((length, depth))) for length in lengths)] for depth in depths]
+    rows = [[depth_label(depth), *(_share(found.get((length, depth))) for length in lengths)] for depth in depths]
+    sums = [_sum(cells, length) for length in lengths]
     if len(depths) > 1:
-        rows.append(["all", *(_share(_sum(cells, length)) for length in lengths)])
-    rows.append(["all, by token ids", *(_share(_sum(cells, length), "correct_ids") for length in lengths)])
-    rows.append(["prompt tokens, mean", *(f"{_sum(cells, length)['mean_tokens']:,.0f}" for length in lengths)])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["| " + " | ".join(_padded(row, widths)) + " |" for row in rows]
-    rule = "|".join(["", "-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:]), ""])
-    return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
+        rows.append(["all", *map(_share, sums)])
+    rows.append(["all, by token ids", *(_share(each, "correct_ids") for each in sums)])
+    rows.append(["prompt tokens, mean", *(f"{each['mean_tokens']:,.0f}" for each in sums)])
+    return tables.as_markdown(["depth", *map(length_label, lengths)], rows) + "\n"
 
 
 def draw(cells: Sequence[Cell], path: Path, *, title: str, native_length: int | None) -> Path:
@@ -126,8 +118,3 @@ def _share(cell: Cell | None, name: str = "correct") -> str:
 def _rate(cell: Cell | None) -> float:
     """0 to 1; NaN leaves a cell blank."""
     return float("nan") if cell is None else cell["correct"] / cell["trials"]
-
-
-def _padded(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    first, *rest = [(cell, width) for cell, width in zip(row, widths, strict=True)]
-    return [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]

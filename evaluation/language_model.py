@@ -89,6 +89,7 @@ class LanguageModel(huggingface.HFLM):
             batch_size=batch_size,
         )
         self.found, self.truncate = found, truncate
+        self._model: Any = found
         self.use_cache, self.chunk, self.seed, self.carry_out = use_cache, chunk, seed, carry_out
         self.tasks: Mapping[str, Any] = {}
         """lm-eval's tasks by name: all their requests are measured before the first is answered."""
@@ -269,7 +270,7 @@ class LanguageModel(huggingface.HFLM):
     def _as_used(self) -> Iterator[PreTrainedModel]:
         """The model; it answers all requests as a text of ``max_length``, so that no answer depends on its batch."""
         if self._model is self.found:
-            self._model: Any = self.found.load()
+            self._model = self.found.load()
         with used_at(self._model, self.max_length):
             yield self._model
 

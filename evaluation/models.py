@@ -162,10 +162,17 @@ def used_at(model: PreTrainedModel, length: int) -> AbstractContextManager[None]
     return evaluated_at(model, length) if isinstance(model, TapeForCausalLM) else nullcontext()
 
 
-def find(options: argparse.Namespace) -> FoundModel:
-    """The model of the options that :func:`evaluation.options.add_model` adds; see :func:`at`."""
+def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> FoundModel:
+    """The model of the options that :func:`evaluation.options.add_model` adds; see :func:`at`.
+
+    Raises:
+        UserError: what is wrong with it, behind the ``problems`` that are known.
+    """
     names = ("tokenizer", "dtype", "device", "trust_remote_code", "position_updates")
-    return at(options.model, **{name: vars(options)[name] for name in names})
+    try:
+        return at(options.model, **{name: vars(options)[name] for name in names})
+    except UserError as error:
+        raise UserError([*problems, *error.problems]) from error
 
 
 def at(

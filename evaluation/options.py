@@ -2,8 +2,9 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tape_ds.data.scrolls.datasets import SPLITS
 from tape_ds.errors import Problem, is_main_process
 
 if TYPE_CHECKING:
@@ -65,6 +66,24 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--overwrite", action="store_true", help="replace another evaluation's result in that folder")
     group.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default: 0)")
+
+
+def add_questions(group: Any) -> None:
+    """Which questions of SCROLLS."""
+    group.add_argument("--split", default="validation", choices=SPLITS, help="default: validation")
+    group.add_argument(
+        "--data_dir", help="folder with NAME/SPLIT.jsonl or NAME.zip, or such a zip; default: the hub's tau/scrolls"
+    )
+
+
+def below_one(options: argparse.Namespace, *names: str) -> list[Problem]:
+    """Numbers of these options that are given and below 1."""
+    given = {name: vars(options)[name] for name in names}
+    return [
+        Problem(f"--{name}", value, "is below 1", "give 1 or more")
+        for name, value in given.items()
+        if value is not None and value < 1
+    ]
 
 
 def check_lengths(field: str, lengths: Sequence[int], model: "FoundModel") -> list[Problem]:

@@ -4,7 +4,6 @@ import argparse
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from evaluation.models import FoundModel
 from tape_ds.data import passkey_protocols
 from tape_ds.data.passkey import LARGEST_KEY, answer_ids
 from tape_ds.data.passkey_protocols import Question
-from tape_ds.errors import Problem, UserError, collecting, command, raise_if_any
+from tape_ds.errors import Problem, collecting, command, raise_if_any
 from tape_ds.scoring import passkey
 from tape_ds.scoring.passkey import Passkey, Reply
 
@@ -55,21 +54,15 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, PreTrainedTokenize
         UserError: everything wrong with the command line.
     """
     problems = passkey_options.check(options)
-    model = None
-    with collecting(problems):
-        model = models.find(options)
-    if model is None:
-        raise UserError(problems)
+    model = models.find(options, problems)
     tokenizer = model.tokenizer()
     least = len(answer_ids(tokenizer, LARGEST_KEY) or ())
     if 1 <= options.new_tokens < least:
         wrong = f"{LARGEST_KEY} alone has {least} tokens"
         problems.append(Problem("--new_tokens", options.new_tokens, wrong, f"give {least} or more"))
     questions: list[Question] = []
-    try:
+    with collecting(problems, "--{}"):
         questions = ask(options, tokenizer)
-    except UserError as error:
-        problems += [replace(problem, field=f"--{problem.field}") for problem in error.problems]
     problems += beyond(options, model, questions)
     raise_if_any(problems)
     return model, tokenizer, questions

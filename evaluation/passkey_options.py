@@ -83,11 +83,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def check(options: argparse.Namespace) -> list[Problem]:
     """What is wrong whatever the model. Turns the depths that were typed into numbers."""
-    found = [
-        Problem(f"--{name}", vars(options)[name], "too few", "give 1 or more")
-        for name in ("new_tokens", "chunk")
-        if vars(options)[name] < 1
-    ]
+    found = shared.below_one(options, "new_tokens", "chunk")
     if options.given_depths is not None and options.protocol == "published":
         remedy = "leave it out, or use --protocol grid"
         found.append(Problem("--depths", options.given_depths, "published prompts draw their depths", remedy))

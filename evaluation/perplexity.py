@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -12,9 +13,9 @@ from evaluation import options as shared
 from evaluation.cost import Cost
 from evaluation.models import FoundModel
 from evaluation.perplexity_options import Scoring
-from evaluation.window_jobs import Jobs, Texts, WindowsJob
+from evaluation.window_jobs import Jobs, Texts
 from tape_ds.data.sources import Source, parse_all
-from tape_ds.errors import Problem, UserError, collecting, command, raise_if_any
+from tape_ds.errors import Problem, collecting, command, raise_if_any
 from tape_ds.scoring.loss_by_position import unscorable
 from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import tables
@@ -54,11 +55,7 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, list[Source]]:
     sources: list[Source] = []
     with collecting(problems):
         sources = parse_all(list(dict.fromkeys(options.data)), "--data")
-    model = None
-    with collecting(problems):
-        model = models.find(options)
-    if model is None:
-        raise UserError(problems)
+    model = models.find(options, problems)
     problems += shared.check_lengths("--lengths", sorted(set(options.lengths)), model)
     problems += perplexity_options.check_bos(options, model.tokenizer())
     if (reason := unscorable(model.config)) is not None:
@@ -92,7 +89,7 @@ def plan(found: Texts, options: argparse.Namespace, scoring: Scoring, model: Fou
     covered = {
         (each.source, each.length)
         for each in jobs.values()
-        if isinstance(each, WindowsJob)
+        if not each.spans
         if any(window.end - window.start == scoring.room(each.length) for _, window in each.windows)
     }
     vocabulary = model.config.get_text_config().vocab_size
@@ -128,8 +125,8 @@ def score(
     jobs = plan(parts, options, scoring, found)
     model = found.load()
     cost = Cost(found.device)
-    worker = window_jobs.Worker(model, parts, scoring, batch=options.batch_size, chunk=options.chunk)
-    done = evaluation.carry_out(list(jobs.items()), worker)
+    work = partial(window_jobs.work, model, parts, scoring, options.batch_size, options.chunk)
+    done = evaluation.carry_out(list(jobs.items()), work)
     figures = window_jobs.figures(parts, sorted(set(options.lengths)), scoring, jobs, done)
     return {**figures, "cost": cost.taken(tokens=window_jobs.tokens(jobs))}
 

@@ -16,7 +16,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +99,18 @@ def raise_if_any(problems: list[Problem]) -> None:
 
 
 @contextlib.contextmanager
-def collecting(problems: list[Problem]) -> Iterator[None]:
-    """Add what a :class:`UserError` within the block says to ``problems``, and go on behind it."""
+def collecting(problems: list[Problem], field: str = "{}") -> Iterator[None]:
+    """Add what a :class:`UserError` within the block says to ``problems``, each once, and go on behind it.
+
+    Args:
+        problems: those that are known.
+        field: how the block's fields are written here: ``"--{}"`` where they are options.
+    """
     try:
         yield
     except UserError as error:
-        problems += error.problems
+        named = (replace(each, field=field.format(each.field)) for each in error.problems)
+        problems += [each for each in named if each not in problems]
 
 
 def check_folder(field: str, given: str | Path) -> list[Problem]:

@@ -7,7 +7,6 @@ the harness; what is added are the official scorer's files, scores with standard
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from lm_eval.api.task import Task
@@ -23,7 +22,7 @@ from evaluation.scrolls import generate_options, official, outcome
 from evaluation.scrolls.outcome import Asked
 from tape_ds.data.scrolls import datasets, examples
 from tape_ds.data.scrolls.datasets import Dataset
-from tape_ds.errors import Problem, UserError, collecting, command, raise_if_any
+from tape_ds.errors import Problem, collecting, command, raise_if_any
 
 NAME = "scrolls"
 
@@ -64,17 +63,11 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, list[Asked], list[
     problems = generate_options.check(options)
     asked: list[Asked] = []
     for name in options.datasets:
-        found: list[Problem] = []
-        with collecting(found):
+        with collecting(problems, "--{}"):
             dataset = datasets.find(name, "datasets")
             rows = official.read_examples(name, options.split, options.data_dir, options.limit, unanswered=True)
             asked.append(Asked(dataset, tuple(rows)))
-        problems += _as_typed(found, problems)
-    model = None
-    with collecting(problems):
-        model = models.find(options)
-    if model is None:
-        raise UserError(problems)
+    model = models.find(options, problems)
     problems += shared.check_lengths("--max_tokens", [options.max_tokens], model)
     bos = model.tokenizer().bos_token_id
     if options.reference_format and bos is not None and bos == model.tokenizer().eos_token_id:
@@ -82,18 +75,10 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, list[Asked], list[
         problems.append(Problem("--reference_format", True, wrong, "leave it out"))
     tasks = []
     for each in asked:
-        found = []
-        with collecting(found):
+        with collecting(problems, "--{}"):
             tasks.append(task_of(each.dataset, options, model.tokenizer_address))
-        problems += _as_typed(found, problems)
     raise_if_any(problems)
     return model, asked, tasks
-
-
-def _as_typed(found: Sequence[Problem], known: Sequence[Problem]) -> list[Problem]:
-    """Problems by the names of this command's options, but for those that are known."""
-    named = [replace(each, field=f"--{each.field}") for each in found]
-    return [each for each in named if each not in known]
 
 
 def task_of(dataset: Dataset, options: argparse.Namespace, tokenizer: str) -> Task:

@@ -23,7 +23,6 @@ from typing import Any
 from evaluation import options as shared
 from tape_ds.arguments import Parser
 from tape_ds.data.scrolls import datasets
-from tape_ds.data.scrolls.datasets import SPLITS
 from tape_ds.errors import Problem
 
 EVERY = "all"
@@ -44,12 +43,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def check(options: argparse.Namespace) -> list[Problem]:
     """Numbers below 1."""
-    names = ("limit", "batch_size", "answer_tokens", "summary_tokens", "sample_summaries")
-    return [
-        Problem(f"--{name}", value, "is below 1", "give 1 or more")
-        for name in names
-        if (value := getattr(options, name)) is not None and value < 1
-    ]
+    return shared.below_one(options, "limit", "batch_size", "answer_tokens", "summary_tokens", "sample_summaries")
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -63,10 +57,7 @@ def add_data(group: Any) -> None:
     """Options that say what is asked."""
     known = ", ".join((EVERY, *datasets.available()))
     group.add_argument("--datasets", nargs="+", required=True, metavar="NAME", help=f"any of: {known}")
-    group.add_argument("--split", default="validation", choices=SPLITS, help="default: validation")
-    group.add_argument(
-        "--data_dir", help="folder with NAME/SPLIT.jsonl or NAME.zip, or such a zip; default: the hub's tau/scrolls"
-    )
+    shared.add_questions(group)
     group.add_argument("--limit", type=int, metavar="N", help="only the first N questions of each data set")
 
 

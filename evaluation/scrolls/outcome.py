@@ -8,6 +8,7 @@ from typing import Any
 from evaluation.scrolls import official
 from tape_ds.data.scrolls.datasets import Dataset
 from tape_ds.data.scrolls.examples import Example
+from tape_ds.training.comparison.summary import as_markdown
 
 
 @dataclass(frozen=True)
@@ -72,29 +73,22 @@ def store(asked: Asked, written: Mapping[str, Mapping[str, Any]], folder: Path) 
 
 def table(figures: Mapping[str, Any], max_tokens: int) -> str:
     """The scores for people, and what was cut."""
-    lines = [
-        "",
-        f"| SCROLLS, {figures['split']} | metric | score | +- | examples | characters |",
-        "|---|---|---|---|---|---|",
-    ]
-    notes = []
+    rows, notes = [], []
     for name, entry in figures["datasets"].items():
         error = "" if entry["standard_error"] is None else f"{entry['standard_error']:.2f}"
         score = "not scored" if entry["score"] is None else f"{entry['score']:.2f}"
-        cells = (name, entry["metric"], score, error, f"{entry['examples']:,}")
-        lines.append(f"| {' | '.join(cells)} | {entry['mean_prediction_characters']:,.0f} |")
-        if entry["cut_examples"]:
-            notes.append(
-                f"{name}: {entry['cut_examples']:,} of {entry['examples']:,} prompts were cut to fit into "
-                f"{max_tokens:,} tokens with their answers, by {entry['cut_tokens']:,} tokens together"
-            )
-        if entry["unfinished"]:
-            notes.append(f"{name}: {entry['unfinished']:,} of {entry['examples']:,} texts reached their limit unended")
-        if entry["beyond_native"]:
-            notes.append(
-                f"{name}: {entry['beyond_native']:,} of {entry['examples']:,} prompts with their texts are longer than "
-                "what the model is made for"
-            )
+        counts = (f"{entry['examples']:,}", f"{entry['mean_prediction_characters']:,.0f}")
+        rows.append([name, entry["metric"], score, error, *counts])
+        remarks = {
+            "cut_examples": f"prompts were cut to fit into {max_tokens:,} tokens with their answers, "
+            f"by {entry['cut_tokens']:,} tokens together",
+            "unfinished": "texts reached their limit unended",
+            "beyond_native": "prompts with their texts are longer than what the model is made for",
+        }
+        for kind, said in remarks.items():
+            if entry[kind]:
+                notes.append(f"{name}: {entry[kind]:,} of {entry['examples']:,} {said}")
     if any(entry["score"] is None for entry in figures["datasets"].values()):
         notes.append(f"the split {figures['split']} has no reference answers: texts are written, none is scored")
-    return "\n".join([*lines, "", *notes])
+    head = [f"SCROLLS, {figures['split']}", "metric", "score", "+-", "examples", "characters"]
+    return "\n".join(["", as_markdown(head, rows), "", *notes])

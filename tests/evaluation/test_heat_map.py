@@ -22,12 +22,12 @@ CELLS = [cell(1024, 0.0, 4, ids=3), cell(1024, 1.0, 1, ids=1), cell(16384, 0.0, 
 
 def test_the_table():
     assert heat_map.markdown(CELLS).splitlines() == [
-        "| depth               |    1k |    16k |",
-        "|---------------------|------:|-------:|",
-        "| 0%                  |   4/4 |    0/4 |",
-        "| 100%                |   1/4 |    2/4 |",
-        "| all                 |   5/8 |    2/8 |",
-        "| all, by token ids   |   4/8 |    2/8 |",
+        "| depth | 1k | 16k |",
+        "| --- | ---: | ---: |",
+        "| 0% | 4/4 | 0/4 |",
+        "| 100% | 1/4 | 2/4 |",
+        "| all | 5/8 | 2/8 |",
+        "| all, by token ids | 4/8 | 2/8 |",
         "| prompt tokens, mean | 1,014 | 16,374 |",
     ]
 
@@ -35,16 +35,16 @@ def test_the_table():
 def test_keys_that_lie_anywhere_are_one_row():
     lines = heat_map.markdown([cell(1000, None, 3, ids=None, tokens=891)]).splitlines()
     assert [line.split("|")[1:3] for line in lines[2:]] == [
-        [" anywhere            ", "   3/4 "],
-        [" all, by token ids   ", "     - "],
-        [" prompt tokens, mean ", "   891 "],
+        [" anywhere ", " 3/4 "],
+        [" all, by token ids ", " - "],
+        [" prompt tokens, mean ", " 891 "],
     ]
 
 
 def test_a_missing_cell_is_a_gap_not_a_zero(tmp_path):
     lines = heat_map.markdown(CELLS[:3]).splitlines()
-    assert lines[3] == "| 100%                |   1/4 |      - |"
-    assert lines[4] == "| all                 |   5/8 |    0/4 |"
+    assert lines[3] == "| 100% | 1/4 | - |"
+    assert lines[4] == "| all | 5/8 | 0/4 |"
     heat_map.draw(CELLS[:3], tmp_path / "a.png", title="gap", native_length=None)
 
 
