@@ -87,10 +87,12 @@ def test_answers_to_one_question_are_read_once(base, monkeypatch):
 def test_drawn_text_follows_the_seed_and_repeats_differ(base):
     drawn = {"until": [], "max_gen_toks": 8, "do_sample": True, "temperature": 1.0}
     asked = requests("generate_until", *[(TEXTS[0], drawn)] * 3)
+    before = torch.random.get_rng_state()
     first, again, other = (
         LanguageModel(models.at(str(base)), seed=seed).generate_until(asked, True) for seed in (1, 1, 2)
     )
     assert first == again != other and len(set(first)) == 3
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 class Task:
