@@ -83,6 +83,4 @@ def add_texts(group: Any) -> None:
         "and 50 for gov_report); --seed chooses the texts",
     )
     group.add_argument("--batch_size", type=int, default=1, metavar="N", help="prompts at once (default: 1)")
-    group.add_argument(
-        "--no_cache", dest="use_cache", action="store_false", help="read everything again for every new token"
-    )
+    shared.add_cache(group)
