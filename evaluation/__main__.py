@@ -17,12 +17,12 @@ command is started again.
 Exit codes: 0 done; 2 something to mend, all of it in one message, nothing was started.
 """
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
 
-from tape_ds.errors import Problem, UserError, command, did_you_mean
+from evaluation.options import hand_over
+from tape_ds.errors import command
 
 COMMANDS = {
     "generate": "generate_options",
@@ -40,17 +40,8 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Hand over to the command's own ``main``."""
     words = sys.argv[1:] if argv is None else argv
-    words = without_local_rank(words)
-    if not words or words[0] in ("-h", "--help"):
-        print(__doc__, end="")
-        return 0
-    if words[0] not in COMMANDS:
-        raise UserError(Problem("command", words[0], "unknown", did_you_mean(words[0], COMMANDS)))
-    if (reader := COMMANDS[words[0]]) is not None:  # --help, or a mistake, ends here
-        importlib.import_module(f"evaluation.{reader}").parse(words[1:])
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    code: int = importlib.import_module(f"evaluation.{words[0]}").main(words[1:])
-    return code
+    return hand_over(without_local_rank(words), COMMANDS, "evaluation", __doc__ or "")
 
 
 def without_local_rank(words: Sequence[str]) -> list[str]:

@@ -35,19 +35,17 @@ def fingerprints(options: argparse.Namespace) -> dict[str, str]:
 
 
 def ask_all(evaluation: journal.Evaluation, options: argparse.Namespace, found: FoundModel) -> dict[str, Any]:
-    """Load the model, ask what no earlier start has asked, store what came of it."""
+    """Load the model, ask what no earlier start has asked; what came of it."""
     model = found.load()
     cost = Cost(found.device)
     tests = lengths.tests(task_of(options), options.lengths)
     longest_first = sorted(((str(test), test) for test in tests), key=lambda named: -named[1].length)
     answered = evaluation.carry_out(longest_first, lambda test: ask(model, options, test))
-    figures = {
+    return {
         "task": options.task,
         "tests": [answered[str(test)] for test in tests],
         "cost": cost.taken(samples=options.samples * len(tests)),
     }
-    evaluation.finish(figures)
-    return figures
 
 
 def ask(model: PreTrainedModel, options: argparse.Namespace, test: Test) -> dict[str, Any]:

@@ -5,21 +5,21 @@ import itertools
 import json
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, partial
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from evaluation import addressing, arithmetic_options, arithmetic_tables, job, journal, models
+from evaluation import addressing, arithmetic_options, arithmetic_tables, journal, models
 from evaluation import options as shared
 from evaluation.cost import Cost
 from evaluation.models import FoundModel
 from tape_ds.data.addressing.tasks import TASKS as ADDRESSING
 from tape_ds.data.arithmetic import rows, split, vocabulary
 from tape_ds.data.arithmetic.tasks import TASKS, Sample, Task
-from tape_ds.errors import Problem, UserError, command, raise_if_any
+from tape_ds.errors import Problem, command, raise_if_any
 from tape_ds.model import positions
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.scoring import arithmetic
@@ -42,17 +42,14 @@ def main(argv: list[str] | None = None) -> int:
         data=addressing.fingerprints(options) if by_length else fingerprints(options),
         seed=options.seed,
     )
-    with job.joined() as (rank, _):
-        raise_if_any(evaluation.check(options.overwrite))
-        stored = evaluation.stored()
-        asking, tables = (addressing.ask_all, addressing) if by_length else (ask_all, arithmetic_tables)
-        figures = stored.figures if stored is not None else asking(evaluation, options, model)
-        if rank == 0:
-            written = tables.write(figures, evaluation.folder, f"{options.task} by {model.address}")
-            print(tables.summary(figures))
-            print(", ".join(str(path) for path in written))
-            print(f"{'complete already' if stored is not None else 'written'}: {evaluation.path}", flush=True)
-    return 0
+    asking, tables = (addressing.ask_all, addressing) if by_length else (ask_all, arithmetic_tables)
+
+    def show(figures: Mapping[str, Any]) -> None:
+        written = tables.write(figures, evaluation.folder, f"{options.task} by {model.address}")
+        print(tables.summary(figures))
+        print(", ".join(str(path) for path in written))
+
+    return evaluation.run(lambda: asking(evaluation, options, model), show, overwrite=options.overwrite)
 
 
 def prepare(options: argparse.Namespace) -> FoundModel:
@@ -62,10 +59,7 @@ def prepare(options: argparse.Namespace) -> FoundModel:
         UserError: everything wrong with the command line.
     """
     problems = arithmetic_options.check(options)
-    try:
-        model = models.find(options)
-    except UserError as error:
-        raise UserError([*problems, *error.problems]) from error
+    model = models.find(options, problems)
     problems += arithmetic_options.complete(options, model)
     raise_if_any(problems)
     task = TASKS[options.task] if options.task in TASKS else addressing.task_of(options)
@@ -84,7 +78,7 @@ def prepare(options: argparse.Namespace) -> FoundModel:
 
 
 def ask_all(evaluation: journal.Evaluation, options: argparse.Namespace, found: FoundModel) -> dict[str, Any]:
-    """Load the model, ask what no earlier start has asked, store what came of it."""
+    """Load the model, ask what no earlier start has asked; what came of it."""
     model = found.load()
     cost = Cost(found.device)
     task = TASKS[options.task]
@@ -92,7 +86,7 @@ def ask_all(evaluation: journal.Evaluation, options: argparse.Namespace, found: 
     answered = evaluation.carry_out(groups, partial(ask, model, found.tokenizer(), task, options))
     cells = sorted(itertools.chain(*answered.values()), key=lambda cell: (cell["first"], cell["second"]))
     means = arithmetic.means(map(arithmetic.as_cell, cells), options.trained)
-    figures = {
+    return {
         "task": task.name,
         "sizes": list(task.sizes),
         "trained": list(options.trained),
@@ -101,8 +95,6 @@ def ask_all(evaluation: journal.Evaluation, options: argparse.Namespace, found: 
         "cells": cells,
         "cost": cost.taken(samples=sum(cell["samples"] for cell in cells)),
     }
-    evaluation.finish(figures)
-    return figures
 
 
 def fingerprints(options: argparse.Namespace) -> dict[str, str]:

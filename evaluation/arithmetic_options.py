@@ -79,12 +79,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     group.add_argument(
         "--batch_size", type=int, default=BATCH_SIZE, help="samples that are asked at once (default: %(default)s)"
     )
-    group.add_argument(
-        "--no_cache",
-        dest="use_cache",
-        action="store_false",
-        help="no key-value cache, the whole text is read for every new token",
-    )
+    shared.add_cache(group)
     return parser.parse_args(argv)
 
 

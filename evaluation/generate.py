@@ -2,111 +2,176 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from evaluation import generate_options, models
-from evaluation.conversation import Conversation, Drawing, Text
 from evaluation.models import FoundModel
-from tape_ds.errors import Problem, UserError, command, raise_if_any
+from tape_ds.errors import Problem, UserError, collecting, command, raise_if_any
+from tape_ds.scoring.generation import continue_prompts, ends_of
 
 
 @command
 def main(argv: list[str] | None = None) -> int:
     """Check, load, write."""
     options = generate_options.parse(argv)
-    found, tokenizer, prompt = prepare(options)
-    if prompt is not None:
-        note_length(found, Text(tokenizer, options.chat).with_turn(prompt), options.max_new_tokens)
+    found, talk, prompt = prepare(options)
     torch.manual_seed(options.seed)
-    drawing = Drawing(options.temperature, options.top_p, options.top_k)
-    talk = Conversation(found.load(), tokenizer, drawing=drawing, new_tokens=options.max_new_tokens, chat=options.chat)
     if prompt is not None:
-        note(str(talk.say(prompt)))
+        note_length(found, len(talk.ids_with(prompt)) + options.max_new_tokens)
+    model = found.load()
+    if prompt is not None:
+        talk.say(model, prompt, options)
     if options.interactive:
-        converse(talk, found)
+        converse(model, talk, found, options)
     return 0
 
 
-def prepare(options: argparse.Namespace) -> tuple[FoundModel, PreTrainedTokenizerBase, str | None]:
-    """The model, not loaded yet, its tokenizer, and the first prompt if there is one.
+@dataclass
+class Talk:
+    """A text that a person and a model write in turns, all of it read again for each reply.
+
+    Plain text goes on where the model stopped; with a chat template, turns are messages.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    chat: bool
+    messages: list[dict[str, str]] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+
+    def ids_with(self, words: str) -> list[int]:
+        """The ids of everything so far and a person's next words; nothing is kept."""
+        if self.chat:
+            turns = [*self.messages, {"role": "user", "content": words}]
+            made: Any = self.tokenizer.apply_chat_template(
+                turns, add_generation_prompt=True, tokenize=True, return_dict=True
+            )
+            return list(made["input_ids"])
+        if not self.ids:
+            return list(self.tokenizer(words, verbose=False)["input_ids"])
+        return self.ids + self.tokenizer(f"\n{words}", add_special_tokens=False, verbose=False)["input_ids"]
+
+    def say(self, model: PreTrainedModel, words: str, options: argparse.Namespace) -> str:
+        """The model's reply to ``words``, streamed to standard output; Ctrl-C ends it."""
+        ids, stream = self.ids_with(words), Stream(self.tokenizer)
+        with models.used_at(model, len(ids) + options.max_new_tokens):
+            try:
+                (new,) = continue_prompts(
+                    model,
+                    [ids],
+                    new_tokens=options.max_new_tokens,
+                    ends=ends_of(model, self.tokenizer),
+                    settings=drawing(options),
+                    streamer=stream,
+                )
+            except KeyboardInterrupt:
+                stream.end()
+                new = stream.ids
+        reply: str = self.tokenizer.decode(new, skip_special_tokens=True)
+        self.messages += [{"role": "user", "content": words}, {"role": "assistant", "content": reply}]
+        self.ids = ids + new
+        note(f"prompt {len(ids):,} tokens, {stream}")
+        return reply
+
+
+class Stream:
+    """transformers' text streamer, without the prompt, and with the tokens and their times."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.shown = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.end = self.shown.end
+        self.ids: list[int] = []
+        self.times: list[float] = []
+        """When the prompt was given, and when each token came."""
+
+    def put(self, value: Tensor) -> None:
+        """Called with the prompt, then with each token."""
+        if self.times:
+            self.ids += value.flatten().tolist()
+        self.times.append(time.monotonic())
+        self.shown.put(value)
+
+    def __str__(self) -> str:
+        if len(self.times) < 2:
+            return "no reply"
+        reading, writing = self.times[1] - self.times[0], self.times[-1] - self.times[1]
+        rate = f", {(len(self.ids) - 1) / writing:.1f} tokens/s" if writing > 0 else ""
+        return f"read in {reading:.2f} s; reply {len(self.ids):,} tokens{rate}"
+
+
+def drawing(options: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a ``GenerationConfig`` that decide how a token is chosen: every one, so that no default counts.
+
+    Without anything given it is the most likely one.
+    """
+    given = (options.temperature, options.top_p, options.top_k)
+    if options.temperature == 0 or given == (None, None, None):
+        return {"do_sample": False}
+    temperature, top_p, top_k = given
+    unset = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    asked = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    return {"do_sample": True} | unset | {name: value for name, value in asked.items() if value is not None}
+
+
+def prepare(options: argparse.Namespace) -> tuple[FoundModel, Talk, str | None]:
+    """The model, not loaded yet, a text without a word, and the first prompt if there is one.
 
     Raises:
         UserError: everything wrong with the command line.
     """
     problems = generate_options.check(options)
     prompt = None
-    try:
+    with collecting(problems):
         prompt = read_prompt(options)
-    except UserError as error:
-        problems += error.problems
-    try:
-        found = models.find(options)
-        tokenizer = found.tokenizer()
-    except UserError as error:
-        raise UserError([*problems, *error.problems]) from error
-    no_template = options.chat and not getattr(tokenizer, "chat_template", None)
-    if no_template:
+    found = models.find(options, problems)
+    talk = Talk(found.tokenizer(), options.chat)
+    if options.chat and not getattr(talk.tokenizer, "chat_template", None):
         problems.append(Problem("--chat", True, "the tokenizer has no chat template", "leave it out"))
     elif prompt is not None and options.max_new_tokens > 0:
-        tokens = len(Text(tokenizer, options.chat).with_turn(prompt))
+        tokens = len(talk.ids_with(prompt))
         if tokens == 0:
             problems.append(Problem("prompt", prompt, "the tokenizer makes no token of it", "give another text"))
         problems += room(found, tokens, options.max_new_tokens)
     raise_if_any(problems)
-    return found, tokenizer, prompt
+    return found, talk, prompt
 
 
 def read_prompt(options: argparse.Namespace) -> str | None:
-    """The first prompt; None where a conversation begins without one.
+    """The first prompt, of a file or a pipe without the end of its last line; None where a conversation begins
+    without one.
 
     Raises:
-        UserError: there is none, it is empty, or its file cannot be read.
+        UserError: there is none, it is empty, or it cannot be read.
     """
-    if options.prompt_file is not None:
-        field, prompt = "--prompt_file", _read(options.prompt_file)
-    elif options.prompt is not None:
-        field, prompt = "--prompt", options.prompt
-    elif options.interactive:
-        return None
-    elif sys.stdin.isatty():
-        wrong = "there is none"
-        raise UserError(Problem("prompt", None, wrong, "give --prompt or --prompt_file, pipe a text in, or add -i"))
-    else:
-        field, prompt = "standard input", _piped()
-    if not prompt.strip():
-        raise UserError(Problem(field, prompt, "no text", "give some text to go on from"))
+    field_, prompt = "--prompt", options.prompt
     try:
-        prompt.encode()
-    except UnicodeEncodeError as error:  # Python keeps the bytes of an argument that is no UTF-8 as surrogates
-        raise UserError(Problem(field, repr(prompt), f"is not UTF-8 ({error})", "give a text in UTF-8")) from error
-    return prompt
-
-
-def _read(path: str) -> str:
-    try:
-        return _without_last_newline(Path(path).read_text(encoding="utf-8"))
+        if options.prompt_file is not None:
+            field_ = "--prompt_file"
+            prompt = Path(options.prompt_file).read_text(encoding="utf-8").removesuffix("\n")
+        elif prompt is None and options.interactive:
+            return None
+        elif prompt is None and sys.stdin.isatty():
+            remedy = "give --prompt or --prompt_file, pipe a text in, or add -i"
+            raise UserError(Problem("prompt", None, "there is none", remedy))
+        elif prompt is None:
+            field_ = "standard input"
+            prompt = sys.stdin.read().removesuffix("\n")
+        prompt.encode()  # Python keeps the bytes of an argument that is no UTF-8 as surrogates
     except OSError as error:
-        raise UserError(
-            Problem("--prompt_file", path, error.strerror or str(error), "name a readable text file")
-        ) from error
-    except UnicodeDecodeError as error:
-        raise UserError(Problem("--prompt_file", path, f"is not UTF-8 ({error})", "name a text file")) from error
-
-
-def _piped() -> str:
-    try:
-        return _without_last_newline(sys.stdin.read())
-    except UnicodeDecodeError as error:
-        raise UserError(Problem("standard input", "", f"is not UTF-8 ({error})", "pipe a text in")) from error
-
-
-def _without_last_newline(text: str) -> str:
-    """It ends the last line, as files and ``echo`` do; the model is to go on in that line."""
-    return text.removesuffix("\n")
+        wrong = error.strerror or str(error)
+        raise UserError(Problem(field_, options.prompt_file, wrong, "name a readable text file")) from error
+    except UnicodeError as error:
+        raise UserError(Problem(field_, repr(prompt), f"is not UTF-8 ({error})", "give a text in UTF-8")) from error
+    if not prompt.strip():
+        raise UserError(Problem(field_, prompt, "no text", "give some text to go on from"))
+    return str(prompt)
 
 
 def room(found: FoundModel, tokens: int, new_tokens: int) -> list[Problem]:
@@ -117,11 +182,11 @@ def room(found: FoundModel, tokens: int, new_tokens: int) -> list[Problem]:
     return [Problem("prompt", f"{tokens:,} tokens", wrong, "shorten it, or lower --max_new_tokens")]
 
 
-def note_length(found: FoundModel, ids: Sequence[int], new_tokens: int) -> None:
-    """Say where a text goes beyond what the model was made for."""
+def note_length(found: FoundModel, tokens: int) -> None:
+    """Say where a text with its reply goes beyond what the model was made for."""
     native = getattr(found.config.get_text_config(), "max_position_embeddings", None)
-    if native is not None and len(ids) + new_tokens > native:
-        note(f"{len(ids):,} tokens and a reply go beyond the model's native length of {native:,}")
+    if native is not None and tokens > native:
+        note(f"{tokens:,} tokens, reply included, go beyond the model's native length of {native:,}")
 
 
 def note(words: str) -> None:
@@ -129,17 +194,16 @@ def note(words: str) -> None:
     print(f"[{words}]", file=sys.stderr, flush=True)
 
 
-def converse(talk: Conversation, found: FoundModel) -> None:
+def converse(model: PreTrainedModel, talk: Talk, found: FoundModel, options: argparse.Namespace) -> None:
     """Replies to one line after another, until there are no more. A turn that has no room is left out."""
     note("Ctrl-D ends, Ctrl-C ends a reply")
     for words in _lines():
-        ids = talk.text.with_turn(words)
-        problems = room(found, len(ids), talk.new_tokens)
-        if problems:
+        tokens = len(talk.ids_with(words))
+        if problems := room(found, tokens, options.max_new_tokens):
             note(f"not said: {problems[0]}")
             continue
-        note_length(found, ids, talk.new_tokens)
-        note(str(talk.say(words)))
+        note_length(found, tokens + options.max_new_tokens)
+        talk.say(model, words, options)
 
 
 def _lines() -> Iterator[str]:

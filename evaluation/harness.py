@@ -1,12 +1,14 @@
 """The work of ``python -m evaluation harness``, which :mod:`evaluation.harness_options` describes."""
 
 import argparse
+import inspect
 import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from evaluation import harness_options
-from tape_ds.errors import UserError, command, raise_if_any
+from tape_ds.errors import Problem, collecting, command, raise_if_any
 
 if TYPE_CHECKING:
     from lm_eval.config.evaluate_config import EvaluatorConfig
@@ -24,25 +26,22 @@ def main(argv: list[str] | None = None) -> int:
     """Check, load the tasks, ask, write, print."""
     options = harness_options.parse(argv)
     found, config = prepare(options)
-    from evaluation import harness_results, harness_tasks, job, journal
+    from evaluation import harness_results, harness_tasks, journal
 
-    with job.joined() as (rank, _):
-        tasks = harness_tasks.load(config, found)
-        evaluation = journal.Evaluation(
-            NAME,
-            journal.folder(options, found),
-            model=found.about(),
-            config=harness_options.settings(options, config),
-            data=tasks.fingerprints(config.num_fewshot),
-            seed=config.seed[0],
-        )
-        raise_if_any(evaluation.check(options.overwrite))
-        stored = evaluation.stored()
-        figures = stored.figures if stored is not None else evaluate(evaluation, options, config, found, tasks)
-        if rank == 0:
-            print(harness_results.table(figures))
-            print(f"{'complete already' if stored is not None else 'written'}: {evaluation.path}", flush=True)
-    return 0
+    tasks = harness_tasks.load(config)
+    evaluation = journal.Evaluation(
+        NAME,
+        journal.folder(options, found),
+        model=found.about(),
+        config=harness_options.settings(options, config),
+        data=tasks.fingerprints(config.num_fewshot),
+        seed=config.seed[0],
+    )
+    return evaluation.run(
+        lambda: evaluate(evaluation, options, config, found, tasks),
+        lambda figures: print(harness_results.table(figures)),
+        overwrite=options.overwrite,
+    )
 
 
 def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig"]:
@@ -54,22 +53,14 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig
     from evaluation import models
     from evaluation.options import check_lengths
 
-    problems = harness_options.check(options)
-    config, found = None, None
-    try:
+    problems: list[Problem] = harness_options.check(options)
+    with collecting(problems):
         config = harness_options.configure(options)
-    except UserError as error:
-        problems += error.problems
-    try:
-        found = models.find(options)
-        if options.max_length is not None:
-            problems += check_lengths("--max_length", [options.max_length], found)
-        else:
-            options.max_length = found.native_length
-    except UserError as error:
-        problems += error.problems
+    found = models.find(options, problems)
+    with collecting(problems):
+        options.max_length = options.max_length or found.native_length
+        problems += check_lengths("--max_length", [options.max_length], found)
     raise_if_any(problems)
-    assert found is not None and config is not None
     if options.trust_remote_code or not found.tokenizer_has_code:
         config.metadata = {"tokenizer": found.tokenizer_address} | config.metadata
     return found, config
@@ -82,7 +73,7 @@ def evaluate(
     found: "FoundModel",
     tasks: "Loaded",
 ) -> dict[str, Any]:
-    """Answer every request that no earlier start has answered, and store what lm-eval makes of it."""
+    """Answer what no earlier start has answered; the figures, on the first rank alone."""
     from evaluation import harness_results
     from evaluation.cost import Cost
     from evaluation.language_model import LanguageModel
@@ -90,7 +81,7 @@ def evaluate(
     cost = Cost(found.device)
     lm = LanguageModel(
         found,
-        batch_size=options.batch_size if options.batch_size == "auto" else int(options.batch_size),
+        batch_size=options.batch_size,
         max_length=options.max_length,
         truncate=options.truncate,
         use_cache=options.use_cache,
@@ -98,15 +89,10 @@ def evaluate(
         seed=config.seed[2] or 0,
         carry_out=evaluation.carry_out,
     )
-    lm.lengths.tasks = tasks.tasks
+    lm.tasks = tasks.tasks
     results = ask(lm, config, tasks, evaluation)
     taken = cost.taken()
-    if results is None:
-        return {}
-    figures = harness_results.figures(results, lm.lengths.cut)
-    figures["cost"] = taken
-    evaluation.finish(figures)
-    return figures
+    return {} if results is None else {**harness_results.figures(results, lm.cut), "cost": taken}
 
 
 def ask(
@@ -120,36 +106,26 @@ def ask(
 
     rank, _ = job.rank_and_world()
     tracker = EvaluationTracker(**(config.hf_hub_log_args | {"output_path": str(evaluation.folder / "lm_eval")}))
-    results = simple_evaluate(
-        model=lm,
-        model_args={"pretrained": lm.found.address},
-        tasks=config.tasks,
-        task_manager=tasks,
-        num_fewshot=config.num_fewshot,
-        batch_size=lm.batch_size,
-        device=str(lm.device),
-        cache_requests=config.cache_requests.get("cache_requests", False),
-        rewrite_requests_cache=config.cache_requests.get("rewrite_requests_cache", False),
-        delete_requests_cache=config.cache_requests.get("delete_requests_cache", False),
-        limit=config.limit,
-        samples=config.samples,
-        bootstrap_iters=100_000 if rank == 0 else 0,
-        check_integrity=config.check_integrity,
-        write_out=config.write_out,
-        log_samples=config.log_samples,
-        evaluation_tracker=tracker,
-        system_instruction=config.system_instruction,
-        apply_chat_template=config.apply_chat_template,
-        fewshot_as_multiturn=config.fewshot_as_multiturn or False,
-        gen_kwargs=config.gen_kwargs,
-        predict_only=config.predict_only,
-        random_seed=config.seed[0],
-        numpy_random_seed=config.seed[1],
-        torch_random_seed=config.seed[2],
-        fewshot_random_seed=config.seed[3],
-        confirm_run_unsafe_code=config.confirm_run_unsafe_code,
-        metadata=config.metadata,
+    seeds = dict(
+        zip(("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed"), config.seed, strict=True)
     )
+    taken = inspect.signature(simple_evaluate).parameters
+    told = {each.name: getattr(config, each.name) for each in fields(config) if each.name in taken}
+    told |= {"cache_requests": False} | config.cache_requests
+    told |= {
+        **seeds,
+        "model": lm,
+        "model_args": {"pretrained": lm.found.address},
+        "batch_size": lm.batch_size,
+        "device": str(lm.device),
+        "use_cache": None,
+        "verbosity": None,
+        "task_manager": tasks,
+        "evaluation_tracker": tracker,
+        "bootstrap_iters": 100_000 if rank == 0 else 0,
+        "fewshot_as_multiturn": config.fewshot_as_multiturn or False,
+    }
+    results = simple_evaluate(**told)
     if rank > 0 or results is None:
         return None
     samples = results.pop("samples", None)
@@ -171,10 +147,7 @@ def track(config: "EvaluatorConfig", results: Mapping[str, Any], samples: Mappin
         logger.log_eval_result()
         if samples is not None:
             logger.log_eval_samples(samples)
-        if isinstance(logger, WandbLogger):
-            logger.run.finish()
-        else:
-            logger.finish()
+        (logger.run if isinstance(logger, WandbLogger) else logger).finish()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ Exit codes: 0 done; 2 something to mend.
 import argparse
 import logging
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,8 +62,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             *names, dest=argparse.SUPPRESS, nargs="?", action=_Refuse, const=told, help=argparse.SUPPRESS
         )
     shared.add_model(parser)
-    shared.add_output(parser)
-    _add_seed(parser)
+    shared.add_output(parser, seed=False)  # lm-eval's own four: published numbers' shots were drawn with its defaults
     group = parser.add_argument_group("reading")
     group.add_argument(
         "--batch_size",
@@ -76,15 +74,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--max_length", type=shared.length, help="of prompt and answer (default: the model's own length)"
     )
     group.add_argument("--truncate", choices=WAYS, help="cut contexts that are longer, and count it; else an error")
-    group.add_argument(
-        "--use_cache",
-        "-c",
-        type=shared.boolean,
-        default=True,
-        metavar="true|false",
-        help="of keys and values while text is written (default: true). Answers are kept, and taken up by the next "
-        "start, in any case",
-    )
+    shared.add_cache(group, "-c")  # answers are kept, and taken up by the next start, in any case
     group.add_argument(
         "--chunk", type=int, default=CHUNK, help="tokens of a prompt that are read at once (default: %(default)s)"
     )
@@ -117,9 +107,7 @@ def configure(options: argparse.Namespace) -> "EvaluatorConfig":
 
 def check(options: argparse.Namespace) -> list[Problem]:
     """What is wrong whatever the model."""
-    problems = []
-    if options.chunk < 1:
-        problems.append(Problem("--chunk", options.chunk, "too few", "give 1 or more"))
+    problems = shared.below_one(options, "chunk")
     if options.limit is not None and options.limit <= 0:
         problems.append(Problem("--limit", options.limit, "leaves no question", "give a number, or a share below 1"))
     if options.num_fewshot is not None and options.num_fewshot < 0:
@@ -152,19 +140,6 @@ def _theirs() -> argparse.ArgumentParser:
     parser.prog, parser.usage, parser.epilog = "python -m evaluation harness", None, None
     parser.description = __doc__
     return parser
-
-
-def _add_seed(parser: argparse.ArgumentParser) -> None:
-    """lm-eval's own four seeds: its defaults choose the shots that published numbers were made with."""
-    from lm_eval._cli.utils import _int_or_none_list_arg_type
-
-    default = "0,1234,1234,1234"
-    parser.add_argument(
-        "--seed",
-        type=partial(_int_or_none_list_arg_type, 3, 4, default),
-        metavar="python,numpy,torch,fewshot",
-        help=f"seeds; one number is for all four (default: {default})",
-    )
 
 
 class _Refuse(argparse.Action):

@@ -57,11 +57,10 @@ def table(found: Mapping[str, Any]) -> str:
         shots = "" if entry["shots"] is None else str(entry["shots"])
         value, error = ("" if entry[each] is None else f"{entry[each]:.4f}" for each in ("value", "standard_error"))
         rows.append([name, entry["metric"] or "", shots, value, error, f"{entry['samples']:,}"])
-    lines = [markdown_table(["task", "metric", "shots", "value", "standard error", "samples"], rows, "llr")]
-    if found["cut"]["requests"]:
-        cut = found["cut"]
-        lines.append(f"\ncut: {cut['tokens']:,} tokens of {cut['requests']:,} requests that were too long")
-    return "\n".join(lines)
+    text = markdown_table(["task", "metric", "shots", "value", "standard error", "samples"], rows, "llr")
+    cut = found["cut"]
+    told = f"\n\ncut: {cut['tokens']:,} tokens of {cut['requests']:,} requests that were too long"
+    return text + told if cut["requests"] else text
 
 
 def _main(keys: Sequence[str]) -> str | None:

@@ -19,9 +19,6 @@ from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 if TYPE_CHECKING:
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
-    from evaluation.models import FoundModel
-
-
 TOKENIZER = "tokenizer"
 """What tasks that make texts of a given length look for in the metadata; they load it with the code it carries."""
 
@@ -59,7 +56,7 @@ class Loaded:
         return {name: _fingerprint(task, num_fewshot) for name, task in sorted(self.tasks.items())}
 
 
-def load(config: "EvaluatorConfig", found: "FoundModel") -> Loaded:
+def load(config: "EvaluatorConfig") -> Loaded:
     """The tasks that ``config`` names, with their data.
 
     Raises:

@@ -5,8 +5,6 @@ anywhere), ``trials``, ``correct`` (replies whose first integer is the key), ``c
 token ids; None where there are none) and ``mean_tokens`` (of the prompts).
 """
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,21 +35,18 @@ def write(cells: Sequence[Cell], folder: Path, *, title: str, native_length: int
 
 def to_csv(cells: Sequence[Cell]) -> str:
     """A line per cell; an empty field where there is nothing."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: cell[name] for name in FIELDS} for cell in cells)
-    return text.getvalue()
+    return storage.as_csv(FIELDS, [[cell[name] for name in FIELDS] for cell in cells])
 
 
 def markdown(cells: Sequence[Cell]) -> str:
     """Depths down, lengths across, found of asked in each cell; last the sums of each length, by both rules."""
     lengths, depths, found = _arrange(cells)
     rows = [[depth_label(depth), *(_share(found.get((length, depth))) for length in lengths)] for depth in depths]
+    sums = [_sum(cells, length) for length in lengths]
     if len(depths) > 1:
-        rows.append(["all", *(_share(_sum(cells, length)) for length in lengths)])
-    rows.append(["all, by token ids", *(_share(_sum(cells, length), "correct_ids") for length in lengths)])
-    rows.append(["prompt tokens, mean", *(f"{_sum(cells, length)['mean_tokens']:,.0f}" for length in lengths)])
+        rows.append(["all", *map(_share, sums)])
+    rows.append(["all, by token ids", *(_share(each, "correct_ids") for each in sums)])
+    rows.append(["prompt tokens, mean", *(f"{each['mean_tokens']:,.0f}" for each in sums)])
     return markdown_table(["depth", *map(length_label, lengths)], rows) + "\n"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tape_ds import storage
-from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.errors import Problem, collecting, raise_if_any
 
 if TYPE_CHECKING:
     from evaluation.models import FoundModel
@@ -55,20 +55,9 @@ def find(addresses: Sequence[str], given: argparse.Namespace) -> dict[str, Found
         if name in found:
             problems.append(Problem("MODEL", typed, f"a second {name!r}", "give it a name: NAME=MODEL"))
             continue
-        asked = argparse.Namespace(
-            model=address,
-            tokenizer=None,
-            dtype=given.dtype,
-            device=given.device,
-            trust_remote_code=False,
-            position_updates="on",
-        )
-        try:
-            found[name] = models.find(asked)
-        except UserError as error:
-            problems += error.problems
-            continue
-        problems += inspection.check(found[name].config)
+        with collecting(problems):
+            found[name] = models.at(address, dtype=given.dtype, device=given.device)
+            problems += inspection.check(found[name].config)
     raise_if_any(list({str(each): each for each in problems}.values()))  # those of the environment are everyone's
     return found
 

@@ -11,7 +11,6 @@ not repeated there, and another one does not replace it unless ``--overwrite`` s
 
 import argparse
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -20,10 +19,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from filelock import FileLock, Timeout
+from tqdm.auto import tqdm
+
 from evaluation import job
 from tape_ds import results
 from tape_ds.data import cache
-from tape_ds.errors import Problem, UserError, disk_error
+from tape_ds.errors import Problem, UserError, check_folder, disk_error, raise_if_any
 from tape_ds.run_folder import TRAINED
 
 if TYPE_CHECKING:
@@ -82,7 +84,37 @@ class Evaluation:
         """Folder of the finished pieces; gone when the result is written."""
         return self.folder / f".{cache.key(self.name, **self.identity)}"
 
-    def stored(self) -> results.Result | None:
+    def run(
+        self,
+        work: Callable[[], Mapping[str, Any]],
+        show: Callable[[Mapping[str, Any]], None],
+        *,
+        overwrite: bool,
+        beside: Sequence[Path] = (),
+    ) -> int:
+        """Carry the evaluation out, unless the folder holds its result, and show the figures once for a job.
+
+        Args:
+            work: gives the figures; every process calls it.
+            show: prints them, and writes what people read.
+            overwrite: another result in the folder may be replaced.
+            beside: files without which the result is not whole.
+
+        Raises:
+            UserError: the folder cannot take the result.
+        """
+        with job.joined() as (rank, _):
+            raise_if_any(self.check(overwrite))
+            stored = self.stored(beside)
+            figures = stored.figures if stored is not None else work()
+            if stored is None:
+                self.finish(figures)
+            if rank == 0:
+                show(figures)
+                print(f"{'complete already' if stored is not None else 'written'}: {self.path}", flush=True)
+        return 0
+
+    def stored(self, beside: Sequence[Path] = ()) -> results.Result | None:
         """The finished result of this very evaluation, if the folder holds it; every process must call it.
 
         Raises:
@@ -90,7 +122,8 @@ class Evaluation:
         """
 
         def look() -> results.Result | None:
-            found = results.load(self.path) if self.path.is_file() else None
+            there = all(path.is_file() for path in (self.path, *beside))
+            found = results.load(self.path) if there else None
             same = found is not None and found.finished and _identity(found) == self.identity
             return found if same else None
 
@@ -130,57 +163,20 @@ class Evaluation:
         assert len(set(keys)) == len(keys), "every job has a key of its own"
         rank, world = job.rank_and_world()
         with contextlib.ExitStack() as held:
-            known, part = job.from_first(lambda: self._take_up(held))
+            known = job.from_first(lambda: self._take_up(held))
             pending = [(key, each) for key, each in jobs if key not in known]
             if len(pending) < len(keys) and rank == 0:
                 print(f"{self.name}: {len(keys) - len(pending):,} of {len(keys):,} pieces are known", flush=True)
-            own = pending[rank::world]
-            with self._page(f"{part:04}-{rank:04}.jsonl") as write_down:
-                for key, each in _shown(own, self.name, rank):
+            own = tqdm(pending[rank::world], desc=self.name, disable=rank > 0 or not sys.stderr.isatty())
+            mine: dict[str, Any] = {}
+            with self._page(rank) as page:
+                for key, each in own:
                     line = json.dumps([key, work(each)])
-                    known[key] = json.loads(line)[1]
-                    write_down(line + "\n")
-            mine = {key: known[key] for key, _ in own}
+                    mine[key] = json.loads(line)[1]
+                    self._append(page, line)
             for others in job.gather(mine):
                 known |= others
         return {key: known[key] for key in keys}
-
-    def _take_up(self, held: contextlib.ExitStack) -> tuple[dict[str, Any], int]:
-        """What earlier starts found, and the number of this one; the journal is locked until ``held`` is left."""
-        with self._disk():
-            held.enter_context(self._lock())
-            return self._read(), self._begin()
-
-    @contextlib.contextmanager
-    def _page(self, name: str) -> Iterator[Callable[[str], None]]:
-        """Writes lines into a new file of the journal, each on the disk before the next."""
-        with self._disk():
-            self.journal.mkdir(parents=True, exist_ok=True)  # where the first process's disk is not this one's
-            page = os.open(self.journal / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-
-        def write_down(line: str) -> None:
-            raw = memoryview(line.encode())
-            with self._disk():
-                while raw:
-                    raw = raw[os.write(page, raw) :]
-                os.fsync(page)
-
-        try:
-            yield write_down
-        finally:
-            os.close(page)
-
-    @contextlib.contextmanager
-    def _disk(self) -> Iterator[None]:
-        """What the disk refuses becomes a message; wraps nothing of the work, whose errors are others."""
-        try:
-            yield
-        except OSError as error:
-            remedy = "start the same command again: it goes on behind the pieces that were finished"
-            refused = disk_error(error, "--output", self.folder, remedy)
-            if refused is None:
-                raise
-            raise refused from error
 
     def finish(self, figures: Mapping[str, Any]) -> Path:
         """Write the result and remove the journal; rank 0 alone.
@@ -194,32 +190,60 @@ class Evaluation:
             shutil.rmtree(self.journal, ignore_errors=True)
         return self.path
 
-    @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
-        """One evaluation at a time writes to a journal; rank 0 holds the lock for its job."""
-        self.journal.mkdir(parents=True, exist_ok=True)
-        with open(self.journal / "lock", "w", encoding="utf-8") as file:
+    def _take_up(self, held: contextlib.ExitStack) -> dict[str, Any]:
+        """What earlier starts found; the journal is this job's until ``held`` is left.
+
+        A line that was being written when its process was killed counts for nothing.
+        """
+        with self._disk():
+            self.journal.mkdir(parents=True, exist_ok=True)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+                held.enter_context(FileLock(self.journal / "lock").acquire(timeout=0))
+            except Timeout as error:
                 wrong = "another process carries out this very evaluation there"
-                problem = Problem("--output", str(self.folder), wrong, "wait for it, or name another folder")
-                raise UserError(problem) from error
+                remedy = "wait for it, or name another folder"
+                raise UserError(Problem("--output", str(self.folder), wrong, remedy)) from error
+            known: dict[str, Any] = {}
+            for file in sorted(self.journal.glob("*.jsonl")):
+                for line in file.read_text(encoding="utf-8").splitlines():
+                    with contextlib.suppress(ValueError):
+                        key, value = json.loads(line)
+                        known[key] = value
+            return known
+
+    @contextlib.contextmanager
+    def _page(self, rank: int) -> Iterator[int]:
+        """This process's file of the journal, behind the last whole line of an earlier start."""
+        path = self.journal / f"{rank:04}.jsonl"
+        with self._disk():
+            path.parent.mkdir(parents=True, exist_ok=True)  # where the first process's disk is not this one's
+            page = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            with self._disk():
+                os.truncate(page, path.read_bytes().rfind(b"\n") + 1)
+            yield page
+        finally:
+            os.close(page)
+
+    def _append(self, page: int, line: str) -> None:
+        """A line that is on the disk before the next piece of work begins."""
+        raw = memoryview(f"{line}\n".encode())
+        with self._disk():
+            while raw:
+                raw = raw[os.write(page, raw) :]
+            os.fsync(page)
+
+    @contextlib.contextmanager
+    def _disk(self) -> Iterator[None]:
+        """What the disk refuses becomes a message; wraps nothing of the work, whose errors are others."""
+        try:
             yield
-
-    def _begin(self) -> int:
-        """The number of this start: behind every earlier one's, whichever of its processes came to write."""
-        return 1 + max((int(file.name[:4]) for file in self.journal.glob("*.jsonl")), default=-1)
-
-    def _read(self) -> dict[str, Any]:
-        """What earlier starts found; a line that was being written when one was killed is none."""
-        known: dict[str, Any] = {}
-        for file in sorted(self.journal.glob("*.jsonl")):
-            for line in file.read_text(encoding="utf-8").splitlines():
-                with contextlib.suppress(ValueError):
-                    key, value = json.loads(line)
-                    known[key] = value
-        return known
+        except OSError as error:
+            remedy = "start the same command again: it goes on behind the pieces that were finished"
+            refused = disk_error(error, "--output", self.folder, remedy)
+            if refused is None:
+                raise
+            raise refused from error
 
 
 def _typed(words: Sequence[str]) -> list[str]:
@@ -246,13 +270,9 @@ def folder(options: argparse.Namespace, model: "FoundModel") -> Path:
 def _unwritable(folder: Path) -> list[Problem]:
     """Why no file can be written to a folder that need not be there yet."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    if not there.is_dir():
-        wrong = f"{there} is a file"
-    elif not os.access(there, os.W_OK | os.X_OK):
-        wrong = f"{there} may not be written to"
-    else:
-        return []
-    return [Problem("--output", str(folder), wrong, "name another folder")]
+    if not there.is_dir() or os.access(there, os.W_OK | os.X_OK):
+        return check_folder("--output", folder)
+    return [Problem("--output", str(folder), f"{there} may not be written to", "name another folder")]
 
 
 def _identity(result: results.Result) -> dict[str, Any]:
@@ -272,17 +292,8 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Names of the entries in which two identities differ, by section."""
     found = []
     for section, value in one.items():
-        theirs = other[section]
-        if isinstance(value, dict) and isinstance(theirs, dict):
-            names = {*value, *theirs}
-            found += [f"{section}.{name}" for name in sorted(names) if value.get(name) != theirs.get(name)]
-        elif value != theirs:
-            found.append(section)
+        mine, theirs = (each if isinstance(each, dict) else {None: each} for each in (value, other[section]))
+        names = sorted({*mine, *theirs}, key=str)
+        differ = [name for name in names if mine.get(name) != theirs.get(name)]
+        found += [section if name is None else f"{section}.{name}" for name in differ]
     return found
-
-
-def _shown(jobs: Sequence[tuple[str, Job]], name: str, rank: int) -> Iterator[tuple[str, Job]]:
-    """The jobs, with a bar on a terminal."""
-    from tqdm.auto import tqdm
-
-    return iter(tqdm(jobs, desc=name, disable=rank > 0 or not sys.stderr.isatty()))

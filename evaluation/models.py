@@ -9,13 +9,12 @@ import hashlib
 import json
 import os
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import snapshot_download
@@ -26,7 +25,7 @@ from tape_ds import storage
 from tape_ds.checkpoint import trained
 from tape_ds.data import packing
 from tape_ds.data import tokenizer as tokenizers
-from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.errors import Problem, UserError, collecting, raise_if_any
 from tape_ds.export import source_model
 from tape_ds.model import convert, extendable, positions, weights
 from tape_ds.model.configuration import TapeConfig
@@ -41,41 +40,41 @@ _WEIGHTS = ("*.safetensors", "*.bin")
 _REMEDY = "give a run's folder, a model folder, a hub id that can be reached, an adapter, a .gguf file, or smollm2"
 
 
+class Held(NamedTuple):
+    """How a model is held."""
+
+    tokenizer: str | None
+    """None: the model's own."""
+    dtype: torch.dtype | None
+    """None: as it is stored."""
+    device: torch.device
+    trust_remote_code: bool
+    """Whether code that came with the model or the tokenizer may run."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class FoundModel(ABC):
+class FoundModel:
     """A model whose weights are not loaded yet."""
 
     address: str
     """As it was typed."""
+    kind: str
+    """What the address leads to, for people."""
     folder: Path
     """Its files."""
     config: PreTrainedConfig
     """Of the model that :meth:`load` gives."""
-    tokenizer_address: str
+    held: Held
     dtype: torch.dtype
-    device: torch.device
-    trust_remote_code: bool
-    """Whether code that came with the model or the tokenizer may run."""
+    files: Callable[[], Iterable[Path]]
+    """Every file that decides what the model computes."""
+    whole: Callable[[], PreTrainedModel]
+    """The whole model, adapters merged, on the CPU, in its dtype or one that holds it."""
+    tokenizer_address: str
+    record: trained.Record | None = None
+    """What the run that trained the model says of it; None where no run of this project did."""
     without_updates: TapeConfig | None = None
     """Where the position updates are off: the configuration with them off."""
-
-    @property
-    @abstractmethod
-    def kind(self) -> str:
-        """What the address leads to, for people."""
-
-    @property
-    def record(self) -> trained.Record | None:
-        """What the run that trained the model says of it; None where no run of this project did."""
-        return None
-
-    @abstractmethod
-    def files(self) -> Iterable[Path]:
-        """Every file that decides what the model computes."""
-
-    @abstractmethod
-    def whole(self) -> PreTrainedModel:
-        """The whole model, adapters merged, on the CPU, in its dtype or one that holds it."""
 
     def load(self) -> PreTrainedModel:
         """The whole model in its dtype on its device, in evaluation mode.
@@ -94,6 +93,11 @@ class FoundModel(ABC):
         model.to(self.device)
         return model.eval()
 
+    @property
+    def device(self) -> torch.device:
+        """Where :meth:`load` puts it."""
+        return self.held.device
+
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer, or the one that was asked for; read once.
 
@@ -104,7 +108,7 @@ class FoundModel(ABC):
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
-        return tokenizers.load(self.tokenizer_address, trust_remote_code=self.trust_remote_code)
+        return tokenizers.load(self.tokenizer_address, trust_remote_code=self.held.trust_remote_code)
 
     @property
     def tokenizer_has_code(self) -> bool:
@@ -134,10 +138,13 @@ class FoundModel(ABC):
 
     def about(self) -> dict[str, Any]:
         """What results say of the model: its files' hash among it."""
+        digest = hashlib.sha256()
+        for file in self.files():
+            digest.update(f"{file.name} {storage.digest(file)}\n".encode())
         return {
             "address": self.address,
             "kind": self.kind,
-            "sha256": _digest(self.files()),
+            "sha256": digest.hexdigest(),
             "tokenizer": packing.tokenizer_fingerprint(self.tokenizer()),
             "model_type": self.config.model_type,
             "encoding": getattr(self.config, "position_encoding", None),
@@ -149,119 +156,51 @@ class FoundModel(ABC):
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnModel(FoundModel):
-    """What a run left behind, or a model folder of this project, exported ones included."""
-
-    source: source_model.SourceModel
-
-    @property
-    def record(self) -> trained.Record | None:
-        """Of a folder that a run left behind."""
-        return self.source.record
-
-    @property
-    def kind(self) -> str:
-        """``trained``: a base and what a run trained of it; else a model folder."""
-        return "trained" if self.record is not None else "model folder"
-
-    def files(self) -> Iterable[Path]:
-        """With those of the base that a run trained on."""
-        yield from _model_files(self.source.folder)
-        record = self.record
-        if record is not None and record.base is not None and not any(self.folder.glob(trained.WHOLE_WEIGHTS)):
-            base = convert.resolve(record.base)
-            yield from _model_files(Path(base) if Path(base).is_dir() else _download(base))
-
-    def whole(self) -> PreTrainedModel:
-        """Adapters are merged in fp32, which loses nothing."""
-        if self.record is None:
-            return extendable.load(self.source.folder, self.source.config, dtype=self.dtype)
-        return self.source.load()
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlainModel(FoundModel):
-    """Whatever ``AutoModelForCausalLM`` loads."""
-
-    @property
-    def kind(self) -> str:
-        """Its class is transformers' own, or its own code's."""
-        return "transformers"
-
-    def files(self) -> Iterable[Path]:
-        """All of the folder that a model is loaded from."""
-        return _model_files(self.folder)
-
-    def whole(self) -> PreTrainedModel:
-        """As transformers loads it."""
-        raise_if_any(weights.check_folder(self.folder))
-        with weights.reading(self.folder):
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-                self.folder, dtype=self.dtype, trust_remote_code=self.trust_remote_code
-            )
-        return model
-
-
-@dataclass(frozen=True, kw_only=True)
-class Adapter(FoundModel):
-    """peft's adapter on a base that its configuration names."""
-
-    base: FoundModel
-
-    @property
-    def kind(self) -> str:
-        """An adapter that no run of this project made."""
-        return "peft adapter"
-
-    def files(self) -> Iterable[Path]:
-        """The adapter's and its base's."""
-        return [*_model_files(self.folder), *self.base.files()]
-
-    def whole(self) -> PreTrainedModel:
-        """Merged in fp32, which loses nothing."""
-        from peft import PeftModel
-
-        base = self.base.whole().float()
-        with weights.reading(self.folder), warnings.catch_warnings():
-            warnings.filterwarnings("error", message="Found missing adapter keys")
-            try:
-                model = PeftModel.from_pretrained(base, str(self.folder))
-            except UserWarning as error:  # peft would go on without them
-                wrong = f"it has not all of the tensors that its {ADAPTER} asks for ({str(error)[:200]})"
-                raise UserError(
-                    Problem("model", self.address, wrong, "give the whole folder of the adapter")
-                ) from error
-        merged: PreTrainedModel = model.merge_and_unload(safe_merge=True)
-        return merged
-
-
 def used_at(model: PreTrainedModel, length: int) -> AbstractContextManager[None]:
     """Within the block, ``model`` computes as its encoding says for texts of ``length`` tokens; see
     :func:`tape_ds.model.llama.evaluated_at`. Models that are not ours are the same at every length."""
     return evaluated_at(model, length) if isinstance(model, TapeForCausalLM) else nullcontext()
 
 
-def find(options: argparse.Namespace) -> FoundModel:
-    """The model of the options that :func:`evaluation.options.add_model` adds.
+def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> FoundModel:
+    """The model of the options that :func:`evaluation.options.add_model` adds; see :func:`at`.
 
     Raises:
-        UserError: everything wrong with them: nothing there, not a causal LM, no tokenizer, no such device.
+        UserError: what is wrong with it, behind the ``problems`` that are known.
+    """
+    names = ("tokenizer", "dtype", "device", "trust_remote_code", "position_updates")
+    try:
+        return at(options.model, **{name: vars(options)[name] for name in names})
+    except UserError as error:
+        raise UserError([*problems, *error.problems]) from error
+
+
+def at(
+    address: str,
+    *,
+    tokenizer: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    trust_remote_code: bool = False,
+    position_updates: str = "on",
+) -> FoundModel:
+    """The model that an address leads to, not loaded yet.
+
+    Raises:
+        UserError: everything wrong with it: nothing there, not a causal LM, no tokenizer, no such device.
     """
     problems: list[Problem] = []
-    device = torch.device("cpu")
-    try:
-        device = find_device(options.device)
-    except UserError as error:
-        problems += error.problems
-    try:
-        found = _find(options.model, options.tokenizer, options.dtype, device, options.trust_remote_code)
-        if options.position_updates == "off":
+    place, found = torch.device("cpu"), None
+    with collecting(problems):
+        place = find_device(device)
+    with collecting(problems):
+        asked = None if dtype == "auto" else getattr(torch, dtype)
+        found = _find(address, Held(tokenizer, asked, place, trust_remote_code))
+        if position_updates == "off":
             found = replace(found, without_updates=_without_updates(found))
         found.tokenizer()
-    except UserError as error:
-        problems += error.problems
     raise_if_any(problems)
+    assert found is not None
     return found
 
 
@@ -293,33 +232,65 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def _find(address: str, tokenizer: str | None, dtype: str, device: torch.device, trust_remote_code: bool) -> FoundModel:
-    asked = None if dtype == "auto" else getattr(torch, dtype)
+def _find(address: str, held: Held) -> FoundModel:
     if _is_ours(address):
-        source = source_model.find(address)
-        return OwnModel(
-            address=address,
-            folder=source.folder,
-            config=source.config,
-            tokenizer_address=tokenizer or str(source.folder),
-            dtype=asked or source.dtype,
-            device=device,
-            trust_remote_code=trust_remote_code,
-            source=source,
-        )
+        return _find_own(address, held)
     folder = _local(address)
     if (folder / ADAPTER).is_file() and not (folder / "config.json").is_file():
-        return _find_adapter(address, folder, tokenizer, dtype, device, trust_remote_code)
-    config = _read_config(address, folder, trust_remote_code)
-    return PlainModel(
+        return _find_adapter(address, folder, held)
+    config = _read_config(address, folder, held.trust_remote_code)
+    dtype = held.dtype or config.dtype or torch.float32
+    return FoundModel(
         address=address,
+        kind="transformers",
         folder=folder,
         config=config,
-        tokenizer_address=tokenizer or str(folder),
-        dtype=asked or config.dtype or torch.float32,
-        device=device,
-        trust_remote_code=trust_remote_code,
+        held=held,
+        dtype=dtype,
+        files=partial(_model_files, folder),
+        whole=partial(_load_plain, folder, dtype, held.trust_remote_code),
+        tokenizer_address=held.tokenizer or str(folder),
     )
+
+
+def _find_own(address: str, held: Held) -> FoundModel:
+    """What a run left behind, or a model folder of this project, exported ones included."""
+    source = source_model.find(address)
+    record, folder, dtype = source.record, source.folder, held.dtype or source.dtype
+
+    def files() -> Iterator[Path]:
+        yield from _model_files(folder)
+        if record is not None and record.base is not None and not any(folder.glob(trained.WHOLE_WEIGHTS)):
+            base = convert.resolve(record.base)
+            yield from _model_files(Path(base) if Path(base).is_dir() else _download(base))
+
+    def whole() -> PreTrainedModel:
+        if record is not None:
+            return source.load()  # adapters are merged in fp32, which loses nothing
+        return extendable.load(folder, source.config, dtype=dtype)
+
+    return FoundModel(
+        address=address,
+        kind="trained" if record is not None else "model folder",
+        folder=folder,
+        config=source.config,
+        held=held,
+        dtype=dtype,
+        files=files,
+        whole=whole,
+        tokenizer_address=held.tokenizer or str(folder),
+        record=record,
+    )
+
+
+def _load_plain(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+    """Whatever ``AutoModelForCausalLM`` loads."""
+    raise_if_any(weights.check_folder(folder))
+    with weights.reading(folder):
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, trust_remote_code=trust_remote_code
+        )
+    return model
 
 
 def _is_ours(address: str) -> bool:
@@ -359,9 +330,8 @@ def _download(name: str) -> Path:
     return folder
 
 
-def _find_adapter(
-    address: str, folder: Path, tokenizer: str | None, dtype: str, device: torch.device, trust_remote_code: bool
-) -> Adapter:
+def _find_adapter(address: str, folder: Path, held: Held) -> FoundModel:
+    """peft's adapter on a base that its configuration names."""
     from peft import PeftConfig
 
     if (folder / "trainable_params.bin").is_file():
@@ -380,17 +350,31 @@ def _find_adapter(
         wrong = f"{ADAPTER} names no base"
         raise UserError(Problem("model", address, wrong, "write base_model_name_or_path into it"))
     own = next(folder.glob("tokenizer_config.json"), None)
-    base = _find(named, tokenizer or (str(folder) if own else None), dtype, device, trust_remote_code)
-    return Adapter(
+    base = _find(named, held._replace(tokenizer=held.tokenizer or (str(folder) if own else None)))
+    return replace(
+        base,
         address=address,
+        kind="peft adapter",
         folder=folder,
-        config=base.config,
-        tokenizer_address=base.tokenizer_address,
-        dtype=base.dtype,
-        device=device,
-        trust_remote_code=trust_remote_code,
-        base=base,
+        files=lambda: [*_model_files(folder), *base.files()],
+        whole=lambda: _merged(address, folder, base),
+        record=None,
     )
+
+
+def _merged(address: str, folder: Path, base: FoundModel) -> PreTrainedModel:
+    """Merged in fp32, which loses nothing."""
+    from peft import PeftModel
+
+    with weights.reading(folder), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Found missing adapter keys")
+        try:
+            model = PeftModel.from_pretrained(base.whole().float(), str(folder))
+        except UserWarning as error:  # peft would go on without them
+            wrong = f"it has not all of the tensors that its {ADAPTER} asks for ({str(error)[:200]})"
+            raise UserError(Problem("model", address, wrong, "give the whole folder of the adapter")) from error
+    merged: PreTrainedModel = model.merge_and_unload(safe_merge=True)
+    return merged
 
 
 def _read_config(address: str, folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
@@ -435,11 +419,3 @@ def _model_files(folder: Path) -> list[Path]:
     if not any(file.suffix == ".safetensors" for file in found):
         found += sorted(folder.glob("*.bin"))
     return found
-
-
-def _digest(files: Iterable[Path]) -> str:
-    """SHA-256 over names and contents."""
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(f"{file.name} {storage.digest(file)}\n".encode())
-    return digest.hexdigest()

@@ -1,15 +1,40 @@
 """Options that several commands share, so that they are called the same everywhere."""
 
 import argparse
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from tape_ds.errors import Problem, is_main_process
+from tape_ds.data.scrolls.datasets import SPLITS
+from tape_ds.errors import Problem, UserError, did_you_mean, is_main_process
 
 if TYPE_CHECKING:
     from evaluation.models import FoundModel
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def hand_over(words: Sequence[str], commands: Mapping[str, str | None], package: str, usage: str) -> int:
+    """Call the ``main`` of the command that the first word names, or print the usage.
+
+    Args:
+        words: of the command line.
+        commands: the module that reads a command's line, where the command's own takes seconds to import.
+        package: holds the commands.
+        usage: what help prints.
+
+    Raises:
+        UserError: no such command.
+    """
+    if not words or words[0] in ("-h", "--help"):
+        print(usage, end="")
+        return 0
+    if words[0] not in commands:
+        raise UserError(Problem("command", words[0], "unknown", did_you_mean(words[0], commands)))
+    if (reader := commands[words[0]]) is not None:  # --help, or a mistake, ends here
+        importlib.import_module(f"{package}.{reader}").parse(words[1:])
+    code: int = importlib.import_module(f"{package}.{words[0]}").main(words[1:])
+    return code
 
 
 def length(text: str) -> int:
@@ -57,14 +82,46 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Where results go."""
+def add_output(parser: argparse.ArgumentParser, *, seed: bool = True) -> None:
+    """Where results go, and the ``seed`` of what is drawn."""
     group = parser.add_argument_group("results")
     group.add_argument(
         "--output", help="folder; default: 'evaluation' in a run's folder, else runs/evaluation/NAME OF THE MODEL"
     )
     group.add_argument("--overwrite", action="store_true", help="replace another evaluation's result in that folder")
-    group.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default: 0)")
+    if seed:
+        group.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default: 0)")
+
+
+def add_cache(group: Any, *short: str) -> None:
+    """Whether what was read is kept while text is written."""
+    group.add_argument(
+        "--use_cache",
+        *short,
+        type=boolean,
+        default=True,
+        metavar="true|false",
+        help="false: no key-value cache, the whole text is read for every new token (default: true)",
+    )
+    group.add_argument("--no_cache", dest="use_cache", action="store_false", help="the same as --use_cache false")
+
+
+def add_questions(group: Any) -> None:
+    """Which questions of SCROLLS."""
+    group.add_argument("--split", default="validation", choices=SPLITS, help="default: validation")
+    group.add_argument(
+        "--data_dir", help="folder with NAME/SPLIT.jsonl or NAME.zip, or such a zip; default: the hub's tau/scrolls"
+    )
+
+
+def below_one(options: argparse.Namespace, *names: str) -> list[Problem]:
+    """Numbers of these options that are given and below 1."""
+    given = {name: vars(options)[name] for name in names}
+    return [
+        Problem(f"--{name}", value, "is below 1", "give 1 or more")
+        for name, value in given.items()
+        if value is not None and value < 1
+    ]
 
 
 def check_lengths(field: str, lengths: Sequence[int], model: "FoundModel") -> list[Problem]:

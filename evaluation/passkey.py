@@ -4,7 +4,6 @@ import argparse
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from evaluation.models import FoundModel
 from tape_ds.data import passkey_protocols
 from tape_ds.data.passkey import LARGEST_KEY, answer_ids
 from tape_ds.data.passkey_protocols import Question
-from tape_ds.errors import Problem, UserError, command, raise_if_any
+from tape_ds.errors import Problem, collecting, command, raise_if_any
 from tape_ds.scoring import passkey
 from tape_ds.scoring.passkey import Passkey, Reply
 
@@ -39,16 +38,13 @@ def main(argv: list[str] | None = None) -> int:
         seed=None if options.protocol == "published" else options.seed,
     )
     native_length = (evaluation.started.model or {}).get("native_length")
-    with job.joined() as (rank, _):
-        raise_if_any(evaluation.check(options.overwrite))
-        shared.note_beyond(options.lengths, model.address, native_length)
-        stored = evaluation.stored()
-        figures = stored.figures if stored is not None else ask_all(evaluation, options, model, tokenizer, questions)
-        if rank == 0:
-            title = f"Passkeys found by {model.address} ({options.form}, {options.protocol})"
-            report(figures, evaluation.folder, title, native_length)
-            print(f"{'complete already' if stored is not None else 'written'}: {evaluation.path}", flush=True)
-    return 0
+    shared.note_beyond(options.lengths, model.address, native_length)
+    title = f"Passkeys found by {model.address} ({options.form}, {options.protocol})"
+    return evaluation.run(
+        lambda: ask_all(evaluation, options, model, tokenizer, questions),
+        lambda figures: report(figures, evaluation.folder, title, native_length),
+        overwrite=options.overwrite,
+    )
 
 
 def prepare(options: argparse.Namespace) -> tuple[FoundModel, PreTrainedTokenizerBase, list[Question]]:
@@ -58,23 +54,15 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, PreTrainedTokenize
         UserError: everything wrong with the command line.
     """
     problems = passkey_options.check(options)
-    model = None
-    try:
-        model = models.find(options)
-    except UserError as error:
-        problems += error.problems
-    if model is None:
-        raise UserError(problems)
+    model = models.find(options, problems)
     tokenizer = model.tokenizer()
     least = len(answer_ids(tokenizer, LARGEST_KEY) or ())
     if 1 <= options.new_tokens < least:
         wrong = f"{LARGEST_KEY} alone has {least} tokens"
         problems.append(Problem("--new_tokens", options.new_tokens, wrong, f"give {least} or more"))
     questions: list[Question] = []
-    try:
+    with collecting(problems, "--{}"):
         questions = ask(options, tokenizer)
-    except UserError as error:
-        problems += [replace(problem, field=f"--{problem.field}") for problem in error.problems]
     problems += beyond(options, model, questions)
     raise_if_any(problems)
     return model, tokenizer, questions
@@ -117,7 +105,7 @@ def ask_all(
     tokenizer: PreTrainedTokenizerBase,
     questions: Sequence[Question],
 ) -> dict[str, Any]:
-    """Load the model, ask every question that no earlier start has asked, store what it replied."""
+    """Load the model, ask every question that no earlier start has asked; what it replied."""
     model = found.load()
     cost = Cost(found.device)
     if options.use_cache and not passkey.reads_in_pieces(model) and job.rank_and_world()[0] == 0:
@@ -127,9 +115,7 @@ def ask_all(
     replies = evaluation.carry_out(jobs, partial(reply, model, tokenizer, options))
     pairs = [(question, Reply(**replies[question.name])) for question in questions]
     prompts = sum(given.tokens for _, given in pairs)
-    figures = {**summarise(pairs, options.form), "cost": cost.taken(prompt_tokens=prompts)}
-    evaluation.finish(figures)
-    return figures
+    return {**summarise(pairs, options.form), "cost": cost.taken(prompt_tokens=prompts)}
 
 
 def reply(

@@ -62,14 +62,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     group.add_argument("--trials", type=int, help="keys in each cell (default: 5; published: 20)")
     group.add_argument("--form", default="longlora", choices=tuple(FORMS), help="whose filler (default: longlora)")
     group.add_argument("--new_tokens", type=int, default=NEW_TOKENS, help="of a reply (default: %(default)s)")
-    group.add_argument(
-        "--use_cache",
-        type=shared.boolean,
-        default=True,
-        metavar="true|false",
-        help="false: no key-value cache, the whole text is read for every new token (default: true)",
-    )
-    group.add_argument("--no_cache", dest="use_cache", action="store_false", help="the same as --use_cache false")
+    shared.add_cache(group)
     group.add_argument(
         "--chunk", type=int, default=CHUNK, help="tokens of a prompt read at once (default: %(default)s)"
     )
@@ -83,11 +76,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def check(options: argparse.Namespace) -> list[Problem]:
     """What is wrong whatever the model. Turns the depths that were typed into numbers."""
-    found = [
-        Problem(f"--{name}", vars(options)[name], "too few", "give 1 or more")
-        for name in ("new_tokens", "chunk")
-        if vars(options)[name] < 1
-    ]
+    found = shared.below_one(options, "new_tokens", "chunk")
     if options.given_depths is not None and options.protocol == "published":
         remedy = "leave it out, or use --protocol grid"
         found.append(Problem("--depths", options.given_depths, "published prompts draw their depths", remedy))

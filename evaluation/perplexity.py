@@ -3,18 +3,19 @@
 import argparse
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from evaluation import job, journal, models, perplexity_options, texts, window_jobs
+from evaluation import journal, models, perplexity_options, texts, window_jobs
 from evaluation import options as shared
 from evaluation.cost import Cost
 from evaluation.models import FoundModel
 from evaluation.perplexity_options import Scoring
-from evaluation.window_jobs import Jobs, Texts, WindowsJob
+from evaluation.window_jobs import Jobs, Texts
 from tape_ds.data.sources import Source, parse_all
-from tape_ds.errors import Problem, UserError, command, raise_if_any
+from tape_ds.errors import Problem, collecting, command, raise_if_any
 from tape_ds.scoring.loss_by_position import unscorable
 from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import tables
@@ -36,15 +37,12 @@ def main(argv: list[str] | None = None) -> int:
         seed=None,
     )
     native_length = (evaluation.started.model or {}).get("native_length")
-    with job.joined() as (rank, _):
-        raise_if_any(evaluation.check(options.overwrite))
-        shared.note_beyond(options.lengths, model.address, native_length)
-        stored = evaluation.stored()
-        figures = stored.figures if stored is not None else score(evaluation, options, model, sources)
-        if rank == 0:
-            report(figures, model.address, native_length)
-            print(f"{'complete already' if stored is not None else 'written'}: {evaluation.path}", flush=True)
-    return 0
+    shared.note_beyond(options.lengths, model.address, native_length)
+    return evaluation.run(
+        lambda: score(evaluation, options, model, sources),
+        lambda figures: report(figures, model.address, native_length),
+        overwrite=options.overwrite,
+    )
 
 
 def prepare(options: argparse.Namespace) -> tuple[FoundModel, list[Source]]:
@@ -55,14 +53,9 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, list[Source]]:
     """
     problems = perplexity_options.check(options)
     sources: list[Source] = []
-    try:
+    with collecting(problems):
         sources = parse_all(list(dict.fromkeys(options.data)), "--data")
-    except UserError as error:
-        problems += error.problems
-    try:
-        model = models.find(options)
-    except UserError as error:
-        raise UserError([*problems, *error.problems]) from error
+    model = models.find(options, problems)
     problems += shared.check_lengths("--lengths", sorted(set(options.lengths)), model)
     problems += perplexity_options.check_bos(options, model.tokenizer())
     if (reason := unscorable(model.config)) is not None:
@@ -80,10 +73,8 @@ def read(sources: list[Source], tokenizer: PreTrainedTokenizerBase, options: arg
     found: dict[str, list[texts.Text]] = {}
     problems: list[Problem] = []
     for source in sources:
-        try:
+        with collecting(problems):
             found[source.address] = texts.read(source, tokenizer, perplexity_options.choice_of(options))
-        except UserError as error:
-            problems += error.problems
     raise_if_any(problems)
     return found
 
@@ -98,7 +89,7 @@ def plan(found: Texts, options: argparse.Namespace, scoring: Scoring, model: Fou
     covered = {
         (each.source, each.length)
         for each in jobs.values()
-        if isinstance(each, WindowsJob)
+        if not each.spans
         if any(window.end - window.start == scoring.room(each.length) for _, window in each.windows)
     }
     vocabulary = model.config.get_text_config().vocab_size
@@ -123,7 +114,7 @@ def score(
     found: FoundModel,
     sources: list[Source],
 ) -> dict[str, Any]:
-    """Read the texts, load the model, do the jobs that no earlier start has done, store the figures.
+    """Read the texts, load the model, do the jobs that no earlier start has done; the figures.
 
     Raises:
         UserError: texts that cannot be read, or are too short; the model is not loaded then.
@@ -134,12 +125,10 @@ def score(
     jobs = plan(parts, options, scoring, found)
     model = found.load()
     cost = Cost(found.device)
-    worker = window_jobs.Worker(model, parts, scoring, batch=options.batch_size, chunk=options.chunk)
-    done = evaluation.carry_out(list(jobs.items()), worker)
+    work = partial(window_jobs.work, model, parts, scoring, options.batch_size, options.chunk)
+    done = evaluation.carry_out(list(jobs.items()), work)
     figures = window_jobs.figures(parts, sorted(set(options.lengths)), scoring, jobs, done)
-    figures["cost"] = cost.taken(tokens=window_jobs.tokens(jobs))
-    evaluation.finish(figures)
-    return figures
+    return {**figures, "cost": cost.taken(tokens=window_jobs.tokens(jobs))}
 
 
 def report(figures: Mapping[str, Any], model: str, native_length: int | None) -> None:

@@ -105,11 +105,7 @@ def _add_scoring(group: Any) -> None:
 
 def check(options: argparse.Namespace) -> list[Problem]:
     """What is wrong with the numbers, by themselves and together."""
-    problems = [
-        Problem(f"--{name}", value, "not a positive number", "1 or more")
-        for name in ("max_documents", "join", "batch_size", "chunk")
-        if (value := getattr(options, name)) is not None and value < 1
-    ]
+    problems = shared.below_one(options, "max_documents", "join", "batch_size", "chunk")
     for name in ("lengths", "spans", "min_tokens", "max_tokens"):
         given = getattr(options, name)
         for value in given if isinstance(given, list) else [given]:

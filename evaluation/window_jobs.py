@@ -6,8 +6,7 @@ ones; sums are exact, so that figures depend on neither the jobs' order nor the 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -29,26 +28,16 @@ Texts = Mapping[str, Sequence[Text]]
 """The texts of each source, by its address."""
 
 
-@dataclass(frozen=True)
-class WindowsJob:
-    """Windows of a source at one length, each with its text's number."""
+class Job(NamedTuple):
+    """Windows of a source, each with its text's number; a stretch for the loss by position is one of its own."""
 
     source: str
     length: int
     windows: tuple[tuple[int, Window], ...]
+    spans: bool = False
+    """Whether the loss by position is asked for."""
 
 
-@dataclass(frozen=True)
-class SpansJob:
-    """A stretch of a text that is read at once."""
-
-    source: str
-    length: int
-    text: int
-    window: Window
-
-
-Job = WindowsJob | SpansJob
 Jobs = dict[str, Job]
 """By the keys under which the journal knows them."""
 
@@ -62,7 +51,7 @@ def plan(texts: Texts, lengths: Sequence[int], scoring: Scoring) -> Jobs:
         for length in sorted(lengths, reverse=True):
             listed = [(at, window) for at, text in enumerate(parts) for window in scoring.windows(text, length)]
             for number, group in enumerate(_groups(listed)):
-                jobs[f"{source} length {length} group {number}"] = WindowsJob(source, length, group)
+                jobs[f"{source} length {length} group {number}"] = Job(source, length, group)
     return dict(sorted(jobs.items(), key=lambda item: -item[1].length))
 
 
@@ -88,48 +77,29 @@ def _span_jobs(source: str, texts: Sequence[Text], length: int, begin: bool) -> 
         found = windows.blocks(len(text.ids), length, begin=begin) if text.stream else []
         for window in found or [Window(0, min(len(text.ids), length - begin), 1 - begin)]:
             if window.targets > 0:
-                jobs[f"{source} spans {at} from {window.start}"] = SpansJob(source, length, at, window)
+                jobs[f"{source} spans {at} from {window.start}"] = Job(source, length, ((at, window),), spans=True)
     return jobs
 
 
-class Worker:
-    """What a loaded model finds for a job, as JSON data.
+def work(model: PreTrainedModel, texts: Texts, scoring: Scoring, batch: int, chunk: int, job: Job) -> Any:
+    """What a loaded model finds for a job, at the job's length as its encoding says: ``[nll, foreseen]`` of each
+    window, or the loss by position.
 
-    Args:
-        model: in evaluation mode.
-        batch, chunk: see :func:`tape_ds.scoring.perplexity.score_windows`.
+    ``batch``, ``chunk``: see :func:`tape_ds.scoring.perplexity.score_windows`.
     """
-
-    def __init__(self, model: PreTrainedModel, texts: Texts, scoring: Scoring, *, batch: int, chunk: int):
-        self.model, self.texts, self.scoring, self.batch, self.chunk = model, texts, scoring, batch, chunk
-
-    def __call__(self, job: Job) -> Any:
-        """``[nll, foreseen]`` of each window, or loss by position; at the job's length, as the encoding says."""
-        with used_at(self.model, job.length):
-            return self._windows(job) if isinstance(job, WindowsJob) else self._spans(job)
-
-    def _windows(self, job: WindowsJob) -> list[tuple[float, int]]:
-        texts = self.texts[job.source]
-        pairs = [(texts[at].ids, window) for at, window in job.windows]
-        found = perplexity.score_windows(
-            self.model, pairs, begin=self.scoring.begin, batch=self.batch, chunk=self.chunk
-        )
-        return [(each.nll, each.foreseen) for each in found]
-
-    def _spans(self, job: SpansJob) -> dict[str, Any]:
-        assert self.scoring.spans is not None
-        text = self.texts[job.source][job.text]
-        row_1T = perplexity.row(text.ids, job.window, self.scoring.begin)[None]
-        return loss_by_position.score(self.model, row_1T, self.scoring.spans, self.chunk).to_dict()
+    pairs = [(texts[job.source][at].ids, window) for at, window in job.windows]
+    with used_at(model, job.length):
+        if job.spans:
+            assert scoring.spans is not None
+            row_1T = perplexity.row(*pairs[0], scoring.begin)[None]
+            return loss_by_position.score(model, row_1T, scoring.spans, chunk).to_dict()
+        found = perplexity.score_windows(model, pairs, begin=scoring.begin, batch=batch, chunk=chunk)
+    return [(each.nll, each.foreseen) for each in found]
 
 
 def tokens(jobs: Jobs) -> int:
     """Tokens that all jobs together read."""
-    found = 0
-    for job in jobs.values():
-        pieces = [window for _, window in job.windows] if isinstance(job, WindowsJob) else [job.window]
-        found += sum(window.end - window.start for window in pieces)
-    return found
+    return sum(window.end - window.start for job in jobs.values() for _, window in job.windows)
 
 
 def figures(
@@ -138,21 +108,18 @@ def figures(
     """All figures but the cost.
 
     Args:
-        found: by job, what :class:`Worker` gave.
+        found: by job, what :func:`work` gave.
     """
     entries = []
-    for source in texts:
+    for source, parts in texts.items():
         for length in sorted(lengths):
-            same = {
-                k: j for k, j in jobs.items() if isinstance(j, WindowsJob) and (j.source, j.length) == (source, length)
-            }
-            entries.append(_entry(source, length, texts[source], scoring, same, found))
-    spans: dict[str, dict[str, Any]] = {}
-    if scoring.spans is not None:
-        spans = {source: _by_document(parts, source, jobs, found) for source, parts in texts.items()}
+            asked = (source, length, False)
+            same = {key: job for key, job in jobs.items() if (job.source, job.length, job.spans) == asked}
+            entries.append(_entry(source, length, parts, scoring, same, found))
+    by_position = {source: _by_document(parts, source, jobs, found) for source, parts in texts.items()}
     return {
         "perplexity": entries,
-        "loss_by_position": spans,
+        "loss_by_position": by_position if scoring.spans is not None else {},
         "documents": {source: len(parts) for source, parts in texts.items()},
     }
 
@@ -162,7 +129,7 @@ def _entry(
     length: int,
     texts: Sequence[Text],
     scoring: Scoring,
-    jobs: Mapping[str, WindowsJob],
+    jobs: Jobs,
     found: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Perplexity of one source at one length, the documents too short to fill a window, and what was left out."""
@@ -203,6 +170,6 @@ def _by_document(texts: Sequence[Text], source: str, jobs: Jobs, found: Mapping[
     """Loss by position of each text, over all its stretches."""
     parts: dict[int, list[SpanLosses]] = {}
     for key, job in jobs.items():
-        if isinstance(job, SpansJob) and job.source == source:
-            parts.setdefault(job.text, []).append(SpanLosses.from_dict(found[key]))
+        if job.spans and job.source == source:
+            parts.setdefault(job.windows[0][0], []).append(SpanLosses.from_dict(found[key]))
     return {texts[at].name: SpanLosses.merge(parts[at]).to_dict() for at in sorted(parts)}

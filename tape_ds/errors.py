@@ -8,14 +8,15 @@ So is a disk that refuses what a command writes (:class:`DiskError`), wherever i
 What looks like a credential is taken out of everything that is shown or stored: :func:`redacted`.
 """
 
+import contextlib
 import difflib
 import functools
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,21 @@ def raise_if_any(problems: list[Problem]) -> None:
     """Raise one :class:`UserError` holding all ``problems``, if there are any."""
     if problems:
         raise UserError(problems)
+
+
+@contextlib.contextmanager
+def collecting(problems: list[Problem], field: str = "{}") -> Iterator[None]:
+    """Add what a :class:`UserError` within the block says to ``problems``, each once, and go on behind it.
+
+    Args:
+        problems: those that are known.
+        field: how the block's fields are written here: ``"--{}"`` where they are options.
+    """
+    try:
+        yield
+    except UserError as error:
+        named = (replace(each, field=field.format(each.field)) for each in error.problems)
+        problems += [each for each in named if each not in problems]
 
 
 def check_folder(field: str, given: str | Path) -> list[Problem]:

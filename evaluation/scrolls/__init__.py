@@ -8,25 +8,15 @@ Each has --help. The data sets: qasper, contract_nli, narrative_qa, quality, qms
 stdlib, questions about the running Python's own sources, which needs no download and is no part of SCROLLS.
 """
 
-import importlib
 import sys
 
-from tape_ds.errors import Problem, UserError, command, did_you_mean
+from evaluation.options import hand_over
+from tape_ds.errors import command
 
 COMMANDS = {"generate": "generate_options", "score": None, "compare": None}
-"""The module that reads a command's line, where the command's own takes seconds to import."""
 
 
 @command
 def main(argv: list[str] | None = None) -> int:
     """Hand over to the command's own ``main``."""
-    words = sys.argv[1:] if argv is None else argv
-    if not words or words[0] in ("-h", "--help"):
-        print(__doc__, end="")
-        return 0
-    if words[0] not in COMMANDS:
-        raise UserError(Problem("scrolls", words[0], "unknown", did_you_mean(words[0], COMMANDS)))
-    if (reader := COMMANDS[words[0]]) is not None:  # --help, or a mistake, ends here
-        importlib.import_module(f"evaluation.scrolls.{reader}").parse(words[1:])
-    code: int = importlib.import_module(f"evaluation.scrolls.{words[0]}").main(words[1:])
-    return code
+    return hand_over(sys.argv[1:] if argv is None else argv, COMMANDS, __name__, __doc__ or "")

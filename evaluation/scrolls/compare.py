@@ -18,18 +18,17 @@ Scores are of the official normalisation: exact match and F1 of an answer, ROUGE
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from evaluation import options as shared
 from evaluation.pages import answers, render
 from evaluation.scrolls import official
 from tape_ds import results, storage
 from tape_ds.arguments import Parser
 from tape_ds.data.scrolls import datasets, examples
-from tape_ds.data.scrolls.datasets import SPLITS
 from tape_ds.data.scrolls.examples import Example
-from tape_ds.errors import Problem, UserError, check_folder, command, is_main_process, raise_if_any
+from tape_ds.errors import Problem, UserError, check_folder, collecting, command, is_main_process, raise_if_any
 from tape_ds.scoring import text_overlap
 
 NAME = "answers"
@@ -77,19 +76,15 @@ def prepare(options: argparse.Namespace) -> tuple[list[Answers], list[Example], 
     Raises:
         UserError: everything wrong with either, and each way in which they do not compare.
     """
-    problems = _check(options)
+    problems = shared.below_one(options, "questions") + check_folder("--output", options.output)
     found: list[Answers] = []
     for argument in options.results:
-        try:
+        with collecting(problems, "RESULTS"):
             found.append(read(argument, options.dataset))
-        except UserError as error:
-            problems += error.problems
     asked: list[Example] = []
-    try:
+    with collecting(problems, "--{}"):
         datasets.find(options.dataset)  # quality_hard is none: its answers are in those to quality
         asked = official.read_examples(options.dataset, options.split, options.data_dir)
-    except UserError as error:
-        problems += [replace(each, field=f"--{each.field}") for each in error.problems]
     names = [each.name for each in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     problems += [Problem("RESULTS", name, "two are called so", "write NAME=PATH") for name in twice]
@@ -102,13 +97,6 @@ def prepare(options: argparse.Namespace) -> tuple[list[Answers], list[Example], 
     raise_if_any([Problem("--ids", each, "nobody was asked this", "name ids of the predictions") for each in unknown])
     shown = [known[each] for each in options.ids] if options.ids else spread(answered, options.questions)
     return found, answered, shown
-
-
-def _check(options: argparse.Namespace) -> list[Problem]:
-    problems = []
-    if options.questions < 1:
-        problems.append(Problem("--questions", options.questions, "is below 1", "give 1 or more"))
-    return problems + check_folder("--output", options.output)
 
 
 def read(argument: str, dataset: str) -> Answers:
@@ -127,10 +115,7 @@ def read(argument: str, dataset: str) -> Answers:
         wrong = f"no scrolls/{dataset}.json in this folder"
         remedy = f"name what generate wrote: python -m evaluation scrolls generate MODEL --datasets {dataset}"
         raise UserError(Problem("RESULTS", argument, wrong, remedy))
-    try:
-        texts = official.read_predictions(file)
-    except UserError as error:
-        raise UserError([replace(each, field="RESULTS") for each in error.problems]) from None
+    texts = official.read_predictions(file)
     beside = file.parent.parent / RECORD
     record = results.load(beside) if file.parent.name == "scrolls" and beside.is_file() else None
     return Answers(name if named else _name(path), file, texts, record)
@@ -254,10 +239,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         metavar="NAME",
         help=f"one of: {', '.join(datasets.available())}; default: quality",
     )
-    parser.add_argument("--split", default="validation", choices=SPLITS, help="default: validation")
-    parser.add_argument(
-        "--data_dir", help="folder with NAME/SPLIT.jsonl or NAME.zip, or such a zip; default: the hub's tau/scrolls"
-    )
+    shared.add_questions(parser)
     parser.add_argument("--questions", type=int, default=5, metavar="N", help="shown (default: 5)")
     parser.add_argument("--ids", nargs="+", metavar="ID", help="show these questions instead")
     parser.add_argument("--output", default=f"runs/{NAME}", help="folder (default: %(default)s)")

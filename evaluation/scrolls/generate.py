@@ -1,23 +1,28 @@
-"""The work of ``python -m evaluation scrolls generate``, described in :mod:`evaluation.scrolls.generate_options`."""
+"""The work of ``python -m evaluation scrolls generate``, described in :mod:`evaluation.scrolls.generate_options`.
+
+Questions, prompts and limits are those of lm-eval's tasks ``tape_scrolls_*``, and texts are written as for any task of
+the harness; what is added are the official scorer's files, scores with standard errors, and splits without answers.
+"""
 
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from lm_eval.api.task import Task
+from lm_eval.tasks import TaskManager
 
 from evaluation import job, journal, models
 from evaluation import options as shared
 from evaluation.cost import Cost
+from evaluation.harness_options import TASKS
+from evaluation.language_model import LanguageModel
 from evaluation.models import FoundModel
-from evaluation.scrolls import generate_options, official, outcome, writing
-from evaluation.scrolls.writing import Asked, Limits
+from evaluation.scrolls import generate_options, official, outcome
+from evaluation.scrolls.outcome import Asked
 from tape_ds.data.scrolls import datasets, examples
-from tape_ds.errors import Problem, UserError, command, raise_if_any
-from tape_ds.scoring.generation import ends_of
+from tape_ds.data.scrolls.datasets import Dataset
+from tape_ds.errors import Problem, collecting, command, raise_if_any
 
 NAME = "scrolls"
 
@@ -26,12 +31,13 @@ NAME = "scrolls"
 def main(argv: list[str] | None = None) -> int:
     """Check, write, score, store, print."""
     options = generate_options.parse(argv)
-    model, tokenizer, asked = prepare(options)
+    model, asked, tasks = prepare(options)
+    folder = journal.folder(options, model)
     evaluation = journal.Evaluation(
         NAME,
-        journal.folder(options, model),
+        folder,
         model=model.about(),
-        config=settings(options),
+        config=generate_options.settings(options),
         data={
             f"scrolls:{each.dataset.name}:{options.split}": examples.fingerprint(
                 each.dataset.name, options.split, options.data_dir
@@ -40,113 +46,117 @@ def main(argv: list[str] | None = None) -> int:
         },
         seed=options.seed if options.sample_summaries else None,
     )
-    with job.joined() as (rank, _):
-        raise_if_any(evaluation.check(options.overwrite))
-        texts = [evaluation.folder / NAME / f"{each.dataset.name}.json" for each in asked]
-        stored = evaluation.stored() if all(path.is_file() for path in texts) else None
-        if stored is None:
-            figures = write_all(evaluation, options, model, tokenizer, asked)
-        else:
-            figures = stored.figures
-        if rank == 0:
-            print(outcome.table(figures, limits_of(options)))
-            print(f"{'complete already' if stored is not None else 'written'}: {evaluation.path}", flush=True)
-    return 0
+    return evaluation.run(
+        lambda: write_all(evaluation, options, model, asked, tasks),
+        lambda figures: print(outcome.table(figures, options.max_tokens)),
+        overwrite=options.overwrite,
+        beside=[folder / NAME / f"{each.dataset.name}.json" for each in asked],
+    )
 
 
-def prepare(options: argparse.Namespace) -> tuple[FoundModel, PreTrainedTokenizerBase, list[Asked]]:
-    """The model, not loaded yet, and what it will be asked.
+def prepare(options: argparse.Namespace) -> tuple[FoundModel, list[Asked], list[Task]]:
+    """The model, not loaded yet, what it will be asked, and a task for each.
 
     Raises:
         UserError: everything wrong with the command line.
     """
-    problems = check(options)
+    problems = generate_options.check(options)
     asked: list[Asked] = []
     for name in options.datasets:
-        try:
-            dataset = datasets.find(name)
+        with collecting(problems, "--{}"):
+            dataset = datasets.find(name, "datasets")
             rows = official.read_examples(name, options.split, options.data_dir, options.limit, unanswered=True)
             asked.append(Asked(dataset, tuple(rows)))
-        except UserError as error:
-            names = {"dataset": "--datasets"}
-            found = [replace(each, field=names.get(each.field, f"--{each.field}")) for each in error.problems]
-            problems += [each for each in found if each not in problems]
-    try:
-        model = models.find(options)
-        tokenizer = model.tokenizer()
-    except UserError as error:
-        raise UserError([*problems, *error.problems]) from error
+    model = models.find(options, problems)
     problems += shared.check_lengths("--max_tokens", [options.max_tokens], model)
-    problems += writing.check([each.dataset for each in asked], tokenizer, limits_of(options))
+    bos = model.tokenizer().bos_token_id
+    if options.reference_format and bos is not None and bos == model.tokenizer().eos_token_id:
+        wrong = "a model trained so begins its answer with BOS, which is this tokenizer's end of text, too"
+        problems.append(Problem("--reference_format", True, wrong, "leave it out"))
+    tasks = []
+    for each in asked:
+        with collecting(problems, "--{}"):
+            tasks.append(task_of(each.dataset, options, model.tokenizer_address))
     raise_if_any(problems)
-    return model, tokenizer, asked
+    return model, asked, tasks
 
 
-def check(options: argparse.Namespace) -> list[Problem]:
-    """Numbers below 1."""
-    names = ("limit", "batch_size", "answer_tokens", "summary_tokens", "sample_summaries")
-    given = {name: getattr(options, name) for name in names}
-    return [
-        Problem(f"--{name}", value, "is below 1", "give 1 or more")
-        for name, value in given.items()
-        if value is not None and value < 1
-    ]
+def task_of(dataset: Dataset, options: argparse.Namespace, tokenizer: str) -> Task:
+    """lm-eval's task, with the requests of the first ``--limit`` questions.
+
+    Raises:
+        UserError: limits that leave no room for a text.
+    """
+    new_tokens = tokens_of(dataset, options)
+    metadata = {
+        "split": options.split,
+        "data_dir": options.data_dir,
+        "max_tokens": options.max_tokens,
+        "answer_tokens": new_tokens,
+        "tokenizer": tokenizer,
+        "trust_remote_code": options.trust_remote_code,
+        "reference_format": options.reference_format,
+        "unanswered": True,
+    }
+    manager = TaskManager(include_path=str(TASKS / "scrolls"), include_defaults=False, metadata=metadata)
+    name = f"tape_scrolls_{dataset.name}"
+    task: Task = manager.load([name])["tasks"][name]
+    told: dict[str, Any] = {"max_gen_toks": new_tokens}
+    if options.sample_summaries and dataset.kind == "summary":
+        told |= {"do_sample": True, "temperature": 1.0, "top_k": options.sample_summaries}
+    task.set_config("generation_kwargs", told, update=True)
+    task.build_all_requests(limit=options.limit)
+    return task
+
+
+def tokens_of(dataset: Dataset, options: argparse.Namespace) -> int:
+    """Tokens of a text at most."""
+    return int(options.summary_tokens if dataset.kind == "summary" else options.answer_tokens)
 
 
 def write_all(
     evaluation: journal.Evaluation,
     options: argparse.Namespace,
     found: FoundModel,
-    tokenizer: PreTrainedTokenizerBase,
     asked: Sequence[Asked],
+    tasks: Sequence[Task],
 ) -> dict[str, Any]:
-    """Load the model, write what no earlier start has written, score it, store everything."""
-    limits = limits_of(options)
-    model = found.load()
+    """Write what no earlier start has written, score it, and store the texts beside the result; the figures."""
     cost = Cost(found.device)
-    with models.used_at(model, limits.max_tokens):
-        work = partial(writing.write, model, tokenizer, ends_of(model, tokenizer), limits)
-        batches = writing.batches(asked, options.batch_size, alone=limits.top_k is not None)
-        done = evaluation.carry_out([(batch.key, batch) for batch in batches], work)
-    by_name: dict[str, dict[str, dict[str, Any]]] = {each.dataset.name: {} for each in asked}
-    for batch in batches:
-        by_name[batch.dataset.name] |= done[batch.key]
-    native = (evaluation.started.model or {}).get("native_length")
-    scored = {each.dataset.name: outcome.summarise(each, by_name[each.dataset.name], native) for each in asked}
-    if job.rank_and_world()[0] == 0:
-        kept = [
-            path.name
-            for each in asked
-            for path in outcome.store(each, by_name[each.dataset.name], evaluation.folder / NAME)
-        ]
-        official.remove(kept, evaluation.folder / NAME)
-    figures = {
-        "split": options.split,
-        "datasets": {name: entry for entries in scored.values() for name, entry in entries.items()},
-        "cost": cost.taken(**writing.tokens(by_name)),
-    }
-    evaluation.finish(figures)
-    return figures
-
-
-def limits_of(options: argparse.Namespace) -> Limits:
-    """How prompts and texts are made."""
-    return Limits(
-        max_tokens=options.max_tokens,
-        answer_tokens=options.answer_tokens,
-        summary_tokens=options.summary_tokens,
-        reference_format=options.reference_format,
+    lm = LanguageModel(
+        found,
+        batch_size=options.batch_size,
+        max_length=options.max_tokens,
         use_cache=options.use_cache,
-        top_k=options.sample_summaries,
         seed=options.seed,
+        carry_out=evaluation.carry_out,
     )
-
-
-def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Every option that decides numbers; batches and caches do by rounding alone."""
-    names = ("datasets", "split", "limit", "max_tokens", "answer_tokens", "summary_tokens")
-    more = ("reference_format", "sample_summaries", "batch_size", "use_cache")
-    return {name: getattr(options, name) for name in (*names, *more)}
+    lm.tasks = {str(task.config.task): task for task in tasks}
+    requests = [instance for task in tasks for instance in task.instances]
+    texts = iter(lm.generate_until(requests))
+    native = (evaluation.started.model or {}).get("native_length")
+    entries: dict[str, dict[str, Any]] = {}
+    kept, read, new = [], 0, 0
+    for each, task in zip(asked, tasks, strict=True):
+        written = {}
+        for instance in task.instances:
+            new_tokens = lm.new_tokens[instance.task_name, instance.doc_id]
+            written[instance.doc["id"]] = {
+                "text": next(texts),
+                "prompt_tokens": len(lm.tok_encode(instance.args[0])),
+                "cut_tokens": instance.doc["cut_tokens"],
+                "new_tokens": new_tokens,
+                "ended": new_tokens < tokens_of(each.dataset, options),
+            }
+        entries |= outcome.summarise(each, written, native)
+        read += sum(entry["prompt_tokens"] for entry in written.values())
+        new += sum(entry["new_tokens"] for entry in written.values())
+        if job.rank_and_world()[0] == 0:
+            kept += [path.name for path in outcome.store(each, written, evaluation.folder / NAME)]
+    if job.rank_and_world()[0] == 0:
+        official.remove(kept, evaluation.folder / NAME)
+    taken = cost.taken(prompt_tokens=read, new_tokens=new)
+    return {"split": options.split, "datasets": entries, "cost": taken}
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 from evaluation import options as shared
 from tape_ds.arguments import Parser
 from tape_ds.data.scrolls import datasets
-from tape_ds.data.scrolls.datasets import SPLITS
+from tape_ds.errors import Problem
 
 EVERY = "all"
 
@@ -41,14 +41,23 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def check(options: argparse.Namespace) -> list[Problem]:
+    """Numbers below 1."""
+    return shared.below_one(options, "limit", "batch_size", "answer_tokens", "summary_tokens", "sample_summaries")
+
+
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Every option that decides numbers; batches and caches do by rounding alone."""
+    names = ("datasets", "split", "limit", "max_tokens", "answer_tokens", "summary_tokens")
+    more = ("reference_format", "sample_summaries", "batch_size", "use_cache")
+    return {name: getattr(options, name) for name in (*names, *more)}
+
+
 def add_data(group: Any) -> None:
     """Options that say what is asked."""
     known = ", ".join((EVERY, *datasets.available()))
     group.add_argument("--datasets", nargs="+", required=True, metavar="NAME", help=f"any of: {known}")
-    group.add_argument("--split", default="validation", choices=SPLITS, help="default: validation")
-    group.add_argument(
-        "--data_dir", help="folder with NAME/SPLIT.jsonl or NAME.zip, or such a zip; default: the hub's tau/scrolls"
-    )
+    shared.add_questions(group)
     group.add_argument("--limit", type=int, metavar="N", help="only the first N questions of each data set")
 
 
@@ -74,6 +83,4 @@ def add_texts(group: Any) -> None:
         "and 50 for gov_report); --seed chooses the texts",
     )
     group.add_argument("--batch_size", type=int, default=1, metavar="N", help="prompts at once (default: 1)")
-    group.add_argument(
-        "--no_cache", dest="use_cache", action="store_false", help="read everything again for every new token"
-    )
+    shared.add_cache(group)

@@ -1,13 +1,28 @@
 """What an evaluation's texts are worth: scores, what was cut to get them, the official scorer's files, and a table."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evaluation.scrolls import official
-from evaluation.scrolls.writing import Asked, Limits
+from tape_ds.data.scrolls.datasets import Dataset
 from tape_ds.data.scrolls.examples import Example
 from tape_ds.markdown_table import markdown_table
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A data set and what of it is asked."""
+
+    dataset: Dataset
+    examples: tuple[Example, ...]
+    """All of them with reference answers, or none."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether the texts can be scored."""
+        return bool(self.examples[0].outputs)
 
 
 def parts(asked: Asked) -> dict[str, list[Example]]:
@@ -56,28 +71,24 @@ def store(asked: Asked, written: Mapping[str, Mapping[str, Any]], folder: Path) 
     return files
 
 
-def table(figures: Mapping[str, Any], limits: Limits) -> str:
+def table(figures: Mapping[str, Any], max_tokens: int) -> str:
     """The scores for people, and what was cut."""
-    rows: list[list[str]] = []
-    notes: list[str] = []
+    rows, notes = [], []
     for name, entry in figures["datasets"].items():
         error = "" if entry["standard_error"] is None else f"{entry['standard_error']:.2f}"
         score = "not scored" if entry["score"] is None else f"{entry['score']:.2f}"
-        characters = f"{entry['mean_prediction_characters']:,.0f}"
-        rows.append([name, entry["metric"], score, error, f"{entry['examples']:,}", characters])
-        if entry["cut_examples"]:
-            notes.append(
-                f"{name}: {entry['cut_examples']:,} of {entry['examples']:,} prompts were cut to fit into "
-                f"{limits.max_tokens:,} tokens with their answers, by {entry['cut_tokens']:,} tokens together"
-            )
-        if entry["unfinished"]:
-            notes.append(f"{name}: {entry['unfinished']:,} of {entry['examples']:,} texts reached their limit unended")
-        if entry["beyond_native"]:
-            notes.append(
-                f"{name}: {entry['beyond_native']:,} of {entry['examples']:,} prompts with their texts are longer than "
-                "what the model is made for"
-            )
+        counts = (f"{entry['examples']:,}", f"{entry['mean_prediction_characters']:,.0f}")
+        rows.append([name, entry["metric"], score, error, *counts])
+        remarks = {
+            "cut_examples": f"prompts were cut to fit into {max_tokens:,} tokens with their answers, "
+            f"by {entry['cut_tokens']:,} tokens together",
+            "unfinished": "texts reached their limit unended",
+            "beyond_native": "prompts with their texts are longer than what the model is made for",
+        }
+        for kind, said in remarks.items():
+            if entry[kind]:
+                notes.append(f"{name}: {entry[kind]:,} of {entry['examples']:,} {said}")
     if any(entry["score"] is None for entry in figures["datasets"].values()):
         notes.append(f"the split {figures['split']} has no reference answers: texts are written, none is scored")
-    header = [f"SCROLLS, {figures['split']}", "metric", "score", "+-", "examples", "characters"]
-    return "\n".join(["", markdown_table(header, rows, "llr"), "", *notes])
+    head = [f"SCROLLS, {figures['split']}", "metric", "score", "+-", "examples", "characters"]
+    return "\n".join(["", markdown_table(head, rows, "llr"), "", *notes])

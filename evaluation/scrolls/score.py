@@ -12,15 +12,14 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
+from evaluation import options as shared
 from evaluation.scrolls import official
 from tape_ds.arguments import Parser
 from tape_ds.data.scrolls import examples
-from tape_ds.data.scrolls.datasets import SPLITS
 from tape_ds.data.scrolls.examples import Example
-from tape_ds.errors import Problem, UserError, command, raise_if_any
+from tape_ds.errors import Problem, collecting, command, raise_if_any
 
 
 @command
@@ -46,20 +45,16 @@ def prepare(options: argparse.Namespace) -> tuple[dict[str, str], list[Example]]
         UserError: everything wrong with either, and ids of one that the other lacks.
     """
     problems: list[Problem] = []
-    predictions: dict[str, str] | None = None
+    predictions: dict[str, str] = {}
     asked: list[Example] = []
-    try:
+    with collecting(problems):
         predictions = official.read_predictions(options.predictions)
-    except UserError as error:
-        problems += error.problems
-    try:
+    readable = not problems
+    with collecting(problems, "--{}"):
         asked = official.read_examples(options.dataset, options.split, options.data_dir)
-    except UserError as error:
-        problems += [replace(problem, field=f"--{problem.field}") for problem in error.problems]
-    if predictions is not None and asked:
+    if readable and asked:
         problems += official.check_ids(predictions, [each.id for each in asked], _others(options))
     raise_if_any(problems)
-    assert predictions is not None
     return predictions, asked
 
 
@@ -75,10 +70,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m evaluation scrolls score", description=__doc__)
     parser.add_argument("predictions", help="JSON file of texts by id")
     parser.add_argument("--dataset", required=True, metavar="NAME", help=f"one of: {', '.join(official.names())}")
-    parser.add_argument("--split", default="validation", choices=SPLITS, help="default: validation")
-    parser.add_argument(
-        "--data_dir", help="folder with NAME/SPLIT.jsonl or NAME.zip, or such a zip; default: the hub's tau/scrolls"
-    )
+    shared.add_questions(parser)
     parser.add_argument("--output", help="folder for DATASET_metrics.json; default: that of the predictions")
     return parser.parse_args(argv)
 

@@ -6,8 +6,7 @@ fields would count where none is given. It is put aside while this runs, so that
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,15 +21,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-@dataclass(frozen=True)
-class Draw:
-    """Each token is drawn among the ``top_k`` most likely, in proportion to their probabilities."""
-
-    top_k: int
-    seed: int
-    """The same seed gives the same text; the random state of the process is left as it was."""
-
-
 def continue_prompts(
     model: nn.Module,
     prompts: Sequence[Sequence[int]],
@@ -39,9 +29,9 @@ def continue_prompts(
     ends: Sequence[int],
     use_cache: bool = True,
     chunk: int = CHUNK,
-    draw: Draw | None = None,
     stop: StoppingCriteriaList | None = None,
     settings: Mapping[str, Any] | None = None,
+    streamer: Any = None,
 ) -> list[list[int]]:
     """The tokens that ``model`` writes behind each prompt; an end of text is none of them.
 
@@ -52,9 +42,9 @@ def continue_prompts(
         ends: ids of the tokens that end a text, see :func:`ends_of`.
         use_cache: off, the whole text is read again for every new token.
         chunk: tokens of a prompt that are read at once, where the model promises that pieces change nothing.
-        draw: instead of the most likely token.
         stop: further reasons to stop; text behind a row's reason, while others go on, is the caller's to cut off.
         settings: further fields of transformers' ``GenerationConfig``; the caller seeds what they draw.
+        streamer: gets a single prompt and each token behind it, as transformers' streamers do.
 
     Raises:
         ValueError: no prompt, an empty prompt, ``new_tokens`` or ``chunk`` below 1.
@@ -69,21 +59,21 @@ def continue_prompts(
     for row, prompt in enumerate(prompts):
         ids_BT[row, longest - len(prompt) :] = torch.tensor(prompt)
         mask_BT[row, longest - len(prompt) :] = 1
-    how = {"do_sample": draw is not None, "top_k": draw.top_k if draw is not None else None} | dict(settings or {})
     configuration = GenerationConfig(
-        **how,
+        **{"do_sample": False, "top_k": None} | dict(settings or {}),
         max_new_tokens=new_tokens,
         use_cache=use_cache,
         prefill_chunk_size=chunk if use_cache and longest > chunk and reads_in_pieces(causal_lm) else None,
         eos_token_id=list(ends) or None,
         pad_token_id=0,  # behind an end; whatever stands there is cut off
     )
-    with evaluating(causal_lm), _no_settings_of_its_own(causal_lm), _seeded(draw, device), torch.no_grad():
+    with evaluating(causal_lm), _no_settings_of_its_own(causal_lm), torch.no_grad():
         out_BT = causal_lm.generate(
             ids_BT.to(device),
             attention_mask=mask_BT.to(device),
             generation_config=configuration,
             stopping_criteria=stop,
+            streamer=streamer,
         )
     return [_until_end(row, set(ends)) for row in out_BT[:, longest:].tolist()]
 
@@ -110,12 +100,3 @@ def _no_settings_of_its_own(causal_lm: Any) -> Iterator[None]:
         yield
     finally:
         causal_lm.generation_config = own
-
-
-@contextmanager
-def _seeded(draw: Draw | None, device: torch.device) -> Iterator[None]:
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices) if draw is not None else nullcontext():
-        if draw is not None:
-            torch.manual_seed(draw.seed)
-        yield

@@ -54,7 +54,7 @@ def ask(monkeypatch, tmp_path):
 
     def run(model, *words, **facts):
         found = Found(model, **facts)
-        monkeypatch.setattr(arithmetic.models, "find", lambda options: found)
+        monkeypatch.setattr(arithmetic.models, "find", lambda options, problems=(): found)
         return arithmetic.main(["a/model", "--output", str(tmp_path), *words]), found
 
     return run

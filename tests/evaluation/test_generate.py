@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import signal
 import sys
 
 import pytest
@@ -10,6 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from evaluation import generate, generate_options
+from evaluation.generate import Talk, drawing
+from tests.model.helpers import tiny_model
+
+CHAT = "{% for m in messages %}{{ 'w3 ' + m.content + ' w4 ' }}{% endfor %}w5"
 
 
 @pytest.fixture
@@ -80,13 +85,13 @@ def test_drawing_follows_the_seed(base, capfd):
 
 
 def test_a_conversation_line_by_line(run, monkeypatch, capfd):
-    """The first prompt, then what is typed, empty lines left out; the second turn reads what is new alone."""
+    """The first prompt, then what is typed, empty lines left out."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("w11 w12\n\nw13\n"))
     words = ["-i", "--prompt", "w7 w8 w9", "--max_new_tokens", "4", "--dtype", "float32"]
     assert generate.main([str(run()), *words]) == 0
     shown = capfd.readouterr()
     assert len(shown.out.splitlines()) == 3 and "Ctrl-D ends" in shown.err
-    assert shown.err.count("[prompt ") == 3 and shown.err.count("of them new") == 2
+    assert shown.err.count("[prompt ") == 3
 
 
 def test_a_chat(base, tmp_path, capfd):
@@ -107,7 +112,7 @@ def test_beyond_the_native_length_is_said(base, capfd):
     assert generate.main([str(base), "--prompt", prompt, "--max_new_tokens", "4"]) == 0
     assert "native length" not in capfd.readouterr().err
     assert generate.main([str(base), "--prompt", prompt, "--max_new_tokens", "5"]) == 0
-    assert "[60 tokens and a reply go beyond the model's native length of 64]" in capfd.readouterr().err
+    assert "[65 tokens, reply included, go beyond the model's native length of 64]" in capfd.readouterr().err
 
 
 def test_beyond_the_last_position_is_refused(gpt2, monkeypatch, capfd):
@@ -188,3 +193,90 @@ def test_a_prompt_without_a_token_is_refused(base, tmp_path, capfd):
     tokenizer.save_pretrained(tmp_path)
     assert generate.main([str(base), "--tokenizer", str(tmp_path), "--prompt", "\u200b"]) == 2
     assert "makes no token of it" in capfd.readouterr().err
+
+
+@pytest.fixture
+def tokenizer(base):
+    return AutoTokenizer.from_pretrained(base)
+
+
+def asked(*more, new_tokens=6):
+    return generate_options.parse(["model", "--max_new_tokens", str(new_tokens), *map(str, more)])
+
+
+def words(*numbers):
+    """A word for each token. In w10 to w29 the tokenizer finds its special tokens w1 and w2: they are not used."""
+    return " ".join(f"w{number}" for number in numbers)
+
+
+def shown(tokenizer, ids):
+    return tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@torch.no_grad()
+def greedy(model, ids, count, end=2):
+    """The most likely tokens by whole passes, up to the end of text."""
+    ids_1T = torch.tensor([ids])
+    new = []
+    while len(new) < count:
+        new.append(int(model(ids_1T).logits[0, -1].argmax()))
+        if new[-1] == end:
+            return new[:-1]
+        ids_1T = torch.cat((ids_1T, torch.tensor([[new[-1]]])), dim=1)
+    return new
+
+
+@pytest.mark.parametrize("encoding", ["tape", "alibi", "yarn", "rope dynamic"])
+def test_a_turn_goes_on_from_all_that_was_said(encoding, tokenizer, capsys):
+    model, talk = tiny_model(encoding=encoding), Talk(tokenizer, chat=False)
+    said = [7, 8, 9]
+    first = talk.say(model, words(*said), asked())
+    said += [*greedy(model, said, 6), 31, 32]
+    assert talk.ids == said[:-2] and first == shown(tokenizer, said[3:-2])
+    assert talk.say(model, words(31, 32), asked()) == shown(tokenizer, greedy(model, said, 6))
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{first}\n") and f"[prompt {len(said)} tokens, read in " in err and " tokens/s]" in err
+
+
+def test_a_chat_is_one_growing_text(tokenizer):
+    tokenizer.chat_template = CHAT
+    model, talk = tiny_model(), Talk(tokenizer, chat=True)
+    first = talk.say(model, words(9), asked())
+    assert first == shown(tokenizer, greedy(model, [3, 9, 4, 5], 6))
+    assert talk.messages[1] == {"role": "assistant", "content": first}
+    whole = tokenizer(f"{words(3, 9, 4, 3)} {first} {words(4, 3, 30, 4, 5)}")["input_ids"]
+    assert talk.say(model, words(30), asked()) == shown(tokenizer, greedy(model, whole, 6))
+
+
+def test_every_setting_that_draws_is_said():
+    assert drawing(asked("--temperature", 0, "--top_p", 0.5)) == drawing(asked()) == {"do_sample": False}
+    drawn = {"do_sample": True, "temperature": 1.0, "top_p": 0.9, "top_k": 0}
+    assert drawing(asked("--top_p", 0.9)) == drawn
+    assert drawing(asked("--top_k", 5)) == drawn | {"top_p": 1.0, "top_k": 5}
+
+
+def test_an_end_of_text_ends_a_reply_and_is_no_part_of_it(tokenizer):
+    model = tiny_model()
+    written = greedy(model, [7, 8], 20, end=None)
+    place = next(at for at, each in enumerate(written) if at > 1 and each > 2 and each not in written[:at])
+    tokenizer.eos_token = f"w{written[place]}"
+    talk = Talk(tokenizer, chat=False)
+    assert talk.say(model, words(7, 8), asked(new_tokens=20)) == shown(tokenizer, written[:place])
+    assert talk.ids == [7, 8, *written[:place]]
+
+
+def test_an_interrupt_ends_the_reply_and_the_conversation_goes_on(tokenizer):
+    model, calls = tiny_model(), []
+    expected = greedy(model, [7, 8, 9], 2)
+
+    def third_token(*_):
+        calls.append(1)
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    model.model.layers[1].register_forward_hook(third_token)
+    talk = Talk(tokenizer, chat=False)
+    assert talk.say(model, words(7, 8, 9), asked(new_tokens=20)) == shown(tokenizer, expected)
+    said = [7, 8, 9, *expected, 31]
+    assert talk.ids == said[:-1]
+    assert talk.say(model, words(31), asked()) == shown(tokenizer, greedy(model, said, 6))

@@ -7,12 +7,12 @@ import shutil
 import datasets
 import pytest
 import torch
-from lm_eval import evaluator
+from lm_eval import evaluator, simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from evaluation import harness, harness_options, harness_tasks, models, request_lengths
+from evaluation import harness, harness_options, harness_results, harness_tasks, models
 from evaluation.language_model import LanguageModel
 from tape_ds.errors import UserError
 from tape_ds.scoring import continuations
@@ -45,7 +45,7 @@ def close(mine, others):
 
 @pytest.fixture(scope="module")
 def plain(base):
-    return ask(LanguageModel(str(base)))
+    return ask(LanguageModel(models.at(str(base))))
 
 
 def test_numbers_are_those_of_lm_evals_own_model(base, plain):
@@ -56,19 +56,29 @@ def test_numbers_are_those_of_lm_evals_own_model(base, plain):
 
 @pytest.mark.parametrize("options", [{"batch_size": 4}, {"batch_size": "auto"}, {"use_cache": False}, {"chunk": 2}])
 def test_batches_and_the_cache_change_nothing(base, plain, options):
-    close(plain, ask(LanguageModel(str(base), **options)))
+    close(plain, ask(LanguageModel(models.at(str(base)), **options)))
+
+
+def test_a_tape_run_has_the_numbers_of_lm_evals_own_class(run):
+    """Its cache holds wide values, and its prompts are read in pieces."""
+    found = models.at(str(run()))
+    theirs = HFLM(pretrained=found.load(), tokenizer=found.tokenizer(), max_length=found.native_length)
+    close(ask(LanguageModel(found, chunk=2)), ask(theirs))
 
 
 def test_a_trained_run_answers_alike_in_every_batch_and_piece(run):
     folder = str(run())
-    close(ask(LanguageModel(folder, use_cache=False)), ask(LanguageModel(folder, batch_size=4, chunk=2)))
+    close(
+        ask(LanguageModel(models.at(folder), use_cache=False)),
+        ask(LanguageModel(models.at(folder), batch_size=4, chunk=2)),
+    )
 
 
 def test_answers_to_one_question_are_read_once(base, monkeypatch):
     read = []
     real = continuations.score
     monkeypatch.setattr(continuations, "score", lambda model, rows, **k: read.extend(rows) or real(model, rows, **k))
-    LanguageModel(str(base)).loglikelihood(
+    LanguageModel(models.at(str(base))).loglikelihood(
         requests("loglikelihood", *((text, f" w{answer}") for text in TEXTS[:2] for answer in range(40, 50))), True
     )
     assert [len(row.continuations) for row in read] == [10, 10]
@@ -77,8 +87,12 @@ def test_answers_to_one_question_are_read_once(base, monkeypatch):
 def test_drawn_text_follows_the_seed_and_repeats_differ(base):
     drawn = {"until": [], "max_gen_toks": 8, "do_sample": True, "temperature": 1.0}
     asked = requests("generate_until", *[(TEXTS[0], drawn)] * 3)
-    first, again, other = (LanguageModel(str(base), seed=seed).generate_until(asked, True) for seed in (1, 1, 2))
+    before = torch.random.get_rng_state()
+    first, again, other = (
+        LanguageModel(models.at(str(base)), seed=seed).generate_until(asked, True) for seed in (1, 1, 2)
+    )
     assert first == again != other and len(set(first)) == 3
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 class Task:
@@ -89,8 +103,8 @@ class Task:
 
 
 def lengths_of(base, truncate, kind, *arguments, max_length=8):
-    lm = LanguageModel(str(base), truncate=truncate, max_length=max_length)
-    lm.lengths.tasks = {"long_task": Task(*requests(kind, *arguments))}
+    lm = LanguageModel(models.at(str(base)), truncate=truncate, max_length=max_length)
+    lm.tasks = {"long_task": Task(*requests(kind, *arguments))}
     return lm
 
 
@@ -112,8 +126,8 @@ def test_what_is_cut_is_counted(base, truncate, kept):
     long, short = (TEXTS[3], ANSWERS[2]), (TEXTS[1], ANSWERS[0])
     lm = lengths_of(base, truncate, "loglikelihood", long, short)
     cut, whole = lm.loglikelihood(requests("loglikelihood", long, short), True)
-    assert lm.lengths.cut == {"requests": 1, "tokens": 4}
-    free = LanguageModel(str(base))
+    assert lm.cut == {"requests": 1, "tokens": 4}
+    free = LanguageModel(models.at(str(base)))
     assert free.loglikelihood(requests("loglikelihood", (kept, ANSWERS[2]), short), True) == [
         pytest.approx(cut, abs=1e-5),
         pytest.approx(whole, abs=1e-5),
@@ -192,6 +206,22 @@ def command(base, hub, tmp_path, monkeypatch):
     return start
 
 
+def test_the_command_and_plain_lm_eval_give_equal_figures(command, base, hub, tmp_path):
+    """``lm_eval --model hf`` on the same folder: likelihoods of choices, and written answers."""
+    tasks = ["mmlu_stem", "own_write"]
+    assert command(tasks=tasks) == 0
+    ours = json.loads((tmp_path / "out" / "harness.json").read_text())["figures"]
+    told = {"pretrained": str(base), "dtype": "float32", "max_length": 4096}
+    manager = TaskManager(include_path=[str(each) for each in hub[1]], include_defaults=False)
+    found = simple_evaluate("hf", told, tasks=tasks, task_manager=manager, limit=4, device="cpu")
+    theirs = harness_results.figures(found, {"requests": 0, "tokens": 0})
+    for kind in ("tasks", "groups"):
+        assert set(ours[kind]) == set(theirs[kind]) != set()
+        for name, entry in theirs[kind].items():
+            mine = {each: score["value"] for each, score in ours[kind][name]["metrics"].items()}
+            assert mine == pytest.approx({each: score["value"] for each, score in entry["metrics"].items()}, abs=1e-5)
+
+
 def test_a_killed_evaluation_goes_on(command, tmp_path, monkeypatch):
     """What was answered is not asked again, and the result is that of an unbroken start, but for its cost."""
     assert command(folder="unbroken") == 0
@@ -263,4 +293,4 @@ def test_every_option_of_lm_eval_is_known():
     options = harness_options.parse(["m", "--tasks", "a,b", "--seed", "3", "--use_cache", "false"])
     assert (options.model, options.tasks, options.use_cache) == ("m", ["a", "b"], False)
     assert harness_options.configure(options).seed == [3, 3, 3, 3]
-    assert request_lengths.Lengths(None, None).cut == {"requests": 0, "tokens": 0} and torch.is_grad_enabled()
+    assert torch.is_grad_enabled()

@@ -87,7 +87,7 @@ def load(base, tmp_path, monkeypatch):
     def start(*names, seed=3, **metadata):
         told = {"tokenizer": str(base)} | metadata
         config = SimpleNamespace(tasks=list(names), include_path=None, metadata=told, seed=[seed] * 4, num_fewshot=None)
-        return harness_tasks.load(config, None)
+        return harness_tasks.load(config)
 
     return start
 

@@ -149,13 +149,15 @@ def test_a_file_that_is_no_result_is_a_problem(tmp_path):
 
 
 def test_a_start_never_writes_over_an_earlier_one_of_its_own(tmp_path):
-    """The first process of that start was killed before it wrote, the second one after."""
+    """Two processes were killed, the first of them in the middle of a line."""
     mine = evaluation(tmp_path)
     mine.journal.mkdir(parents=True)
-    (mine.journal / "0000-0001.jsonl").write_text(json.dumps(["job 1", WHOLE["job 1"]]) + "\n")
+    (mine.journal / "0001.jsonl").write_text(json.dumps(["job 1", WHOLE["job 1"]]) + "\n")
+    (mine.journal / "0000.jsonl").write_text(json.dumps(["job 0", WHOLE["job 0"]]) + '\n["job 4", {"squ')
     work = Work()
-    assert mine.carry_out(JOBS, work) == WHOLE and work.seen == [0, 2, 3, 4, 5]
-    assert sorted(file.name for file in mine.journal.glob("*.jsonl")) == ["0000-0001.jsonl", "0001-0000.jsonl"]
+    assert mine.carry_out(JOBS, work) == WHOLE and work.seen == [2, 3, 4, 5]
+    lines = (mine.journal / "0000.jsonl").read_text().splitlines()
+    assert [json.loads(line)[0] for line in lines] == ["job 0", "job 2", "job 3", "job 4", "job 5"]
 
 
 def test_a_folder_that_cannot_be_written_to_is_a_problem(tmp_path, monkeypatch):

@@ -59,7 +59,7 @@ def ask(monkeypatch, tmp_path):
 
     def run(model, *words, **facts):
         found = Found(model, **facts)
-        monkeypatch.setattr(passkey.models, "find", lambda options: found)
+        monkeypatch.setattr(passkey.models, "find", lambda options, problems=(): found)
         return passkey.main(["a/model", "--output", str(tmp_path), *words]), found
 
     return run

@@ -202,7 +202,7 @@ def test_the_same_command_again_repeats_nothing(evaluate, address, tmp_path, mon
     evaluate(*arguments, output=tmp_path / "one")
     before = (tmp_path / "one" / "perplexity.json").read_bytes()
     capsys.readouterr()
-    monkeypatch.setattr(window_jobs, "Worker", None)
+    monkeypatch.setattr(window_jobs, "work", None)
     evaluate(*arguments, output=tmp_path / "one")
     assert "complete already" in capsys.readouterr().out
     assert (tmp_path / "one" / "perplexity.json").read_bytes() == before
@@ -238,20 +238,20 @@ def test_an_interrupted_evaluation_goes_on(evaluate, address, tmp_path, monkeypa
     monkeypatch.setattr(window_jobs, "TOKENS_A_JOB", 40)
     arguments = ("--data", address, "--lengths", 16, 32, "--spans", 8)
     undisturbed = evaluate(*arguments)
-    real, done = window_jobs.Worker.__call__, []
+    real, done = window_jobs.work, []
 
-    def killed(self, job):
+    def killed(*given):
         if len(done) == 3:
             raise KeyboardInterrupt
-        done.append(job)
-        return real(self, job)
+        done.append(given[-1])
+        return real(*given)
 
-    monkeypatch.setattr(window_jobs.Worker, "__call__", killed)
+    monkeypatch.setattr(window_jobs, "work", killed)
     with pytest.raises(KeyboardInterrupt):
         evaluate(*arguments, output=tmp_path / "again")
     assert not (tmp_path / "again" / "perplexity.json").exists()
     again = []
-    monkeypatch.setattr(window_jobs.Worker, "__call__", lambda self, job: again.append(job) or real(self, job))
+    monkeypatch.setattr(window_jobs, "work", lambda *given: again.append(given[-1]) or real(*given))
     resumed = evaluate(*arguments, output=tmp_path / "again")
     assert len(again) > 3 and not set(again) & set(done)
     assert resumed.pop("cost") and undisturbed.pop("cost")

@@ -1,13 +1,13 @@
 """What the tasks ``tape_scrolls_*`` are made of: the questions, read as everywhere in this project, and our metrics.
 
 No dataset script and no metric from the hub is run. The questions come from the hub's published archives, or from a
-folder: ``--metadata '{"data_dir": "scrolls/"}'``. The prompts are those of ``python -m evaluation scrolls``. lm-eval
+folder: ``--metadata '{"data_dir": "scrolls/"}'``. ``python -m evaluation scrolls generate`` asks by them. lm-eval
 would cut a long prompt from the left, where SCROLLS has its questions; with ``{"max_tokens": 8192}`` the prompt is cut
 here instead, as in fine-tuning, and needs the tokenizer (the one of ``--model_args``, or ``{"tokenizer": ...}``).
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from tape_ds.data.scrolls import datasets, examples, prompts
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+PUBLISHED_WORDS = 15_000
+"""Words of a text that the published generation reads; its fine-tuning reads 20,000."""
 
 
 def load(
@@ -27,21 +29,29 @@ def load(
     split: str = "validation",
     data_dir: str | None = None,
     max_tokens: int | None = None,
+    answer_tokens: int | None = None,
     tokenizer: str | None = None,
     pretrained: str | None = None,
+    trust_remote_code: bool = False,
+    reference_format: bool = False,
     hard_only: bool = False,
+    unanswered: bool = False,
     **_: Any,
 ) -> "dict[str, hf_datasets.Dataset]":
     """The documents of a task, under the name of a split that its file gives.
 
     Args:
         scrolls: name of the data set, from the task's file.
-        split: of the data; one whose answers are published.
+        split: of the data; one whose answers are published, unless ``unanswered``.
         data_dir: see :func:`tape_ds.data.scrolls.examples.read`.
         max_tokens: of prompt and answer together; None: prompts are whole.
+        answer_tokens: of those, kept for the answer; default: as in TAPE's code.
         tokenizer: folder or hub id, which counts tokens for ``max_tokens``.
         pretrained: the model, whose tokenizer counts where none is named.
+        trust_remote_code: whether code that the tokenizer carries may run.
+        reference_format: prompts as the published generation cuts them.
         hard_only: of QuALITY, the questions that are marked as hard.
+        unanswered: a split may have no reference answers, to be written for and not scored.
 
     Raises:
         UserError: no such data, questions without answers, ``max_tokens`` without a tokenizer.
@@ -50,49 +60,58 @@ def load(
 
     dataset = datasets.find(scrolls)
     found = [each for each in examples.read(scrolls, split, data_dir) if each.hard or not hard_only]
-    if not found or not all(each.outputs for each in found):
+    if not found or not (unanswered or all(each.outputs for each in found)):
         wrong = "no row of it is marked as hard" if not found else "its reference answers are not published"
         raise UserError(Problem("split", split, wrong, "take a split that has what the task needs"))
-    counts = None
+    prompt_of = _whole_prompt
     if max_tokens is not None:
         if type(max_tokens) is not int:  # it comes from JSON
             remedy = "give a number: --metadata '{\"max_tokens\": 8192}'"
             raise UserError(Problem("max_tokens", max_tokens, "is no whole number", remedy))
-        counts = _tokenizer(tokenizer or pretrained)
-    rows = [_document(dataset, each, counts, max_tokens) for each in found]
-    cut = [row["cut_tokens"] for row in rows if row["cut_tokens"]]
-    if cut:
+        prompt_of = partial(
+            _cut_prompt,
+            tokenizer=_tokenizer(tokenizer or pretrained, trust_remote_code),
+            max_tokens=max_tokens,
+            reserve=prompts.reserved(answer_tokens or dataset.answer_tokens),
+            reference_format=reference_format,
+        )
+    rows, cut = [], list[int]()
+    for each in found:
+        prompt, cut_tokens = prompt_of(dataset, each.input)
+        known = {"id": each.id, "outputs": list(each.outputs), "metric": dataset.metric}
+        rows.append({**known, "prompt": prompt, "cut_tokens": cut_tokens})
+        cut += [cut_tokens] if cut_tokens else []
+    if cut and not unanswered:
         print(f"{scrolls}: {len(cut):,} of {len(rows):,} prompts were cut, by {sum(cut):,} tokens together", flush=True)
     return {"validation": Documents.from_list(rows)}
 
 
-def _document(
-    dataset: Dataset, example: examples.Example, tokenizer: "PreTrainedTokenizerBase | None", max_tokens: int | None
-) -> dict[str, Any]:
-    """One question with its prompt as text."""
-    summary = dataset.kind == "summary"
-    cut, prompt = 0, f"{prompts.BEFORE}{example.input}{prompts.REQUEST}" if summary else example.input
-    if tokenizer is not None and max_tokens is not None:
-        reserve = prompts.reserved(dataset.answer_tokens)
-        made = prompts.prompt_ids(
-            dataset, example.input, tokenizer, max_tokens, reserve=reserve, reference_format=False
-        )
-        cut = made.cut_tokens
-        if cut:  # a character of several tokens may have lost some
-            prompt = tokenizer.decode(made.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            prompt = prompt.rstrip(REPLACEMENT)
-    outputs = list(example.outputs)
-    return {"id": example.id, "prompt": prompt, "outputs": outputs, "metric": dataset.metric, "cut_tokens": cut}
+def _whole_prompt(dataset: Dataset, text: str) -> tuple[str, int]:
+    """A prompt and how many tokens of it were cut."""
+    return (f"{prompts.BEFORE}{text}{prompts.REQUEST}" if dataset.kind == "summary" else text), 0
+
+
+def _cut_prompt(
+    dataset: Dataset, text: str, *, tokenizer: "PreTrainedTokenizerBase", reference_format: bool, **limits: int
+) -> tuple[str, int]:
+    """The same, cut as in fine-tuning where it is too long."""
+    made = prompts.prompt_ids(
+        dataset, text, tokenizer, reference_format=reference_format, words=PUBLISHED_WORDS, **limits
+    )
+    if not made.cut_tokens and not reference_format:
+        return _whole_prompt(dataset, text)
+    prompt = tokenizer.decode(made.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return prompt.rstrip(REPLACEMENT), made.cut_tokens  # a character of several tokens may have lost some
 
 
 @cache
-def _tokenizer(name: str | None) -> "PreTrainedTokenizerBase":
+def _tokenizer(name: str | None, trust_remote_code: bool) -> "PreTrainedTokenizerBase":
     from tape_ds.data import tokenizer as tokenizers
 
     if name is None:
         remedy = 'name one: --metadata \'{"max_tokens": 8192, "tokenizer": "FOLDER OR HUB ID"}\''
         raise UserError(Problem("tokenizer", None, "max_tokens counts tokens, and there is no tokenizer", remedy))
-    return tokenizers.load(name)
+    return tokenizers.load(name, trust_remote_code=trust_remote_code)
 
 
 def process_results(document: Mapping[str, Any], results: Sequence[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from evaluation.scrolls import writing
+from evaluation import language_model
 from tape_ds.data.scrolls import examples
 from tape_ds.model import convert
 from tests.model.helpers import tiny_model
@@ -54,7 +54,7 @@ def oracle(monkeypatch):
             found = [next(answer for text, answer in known.items() if text in prompt) for prompt in texts]
             return [tokenizer(answer, add_special_tokens=False)["input_ids"] for answer in found]
 
-        monkeypatch.setattr(writing, "continue_prompts", continue_prompts)
+        monkeypatch.setattr(language_model, "continue_prompts", continue_prompts)
         return asked
 
     return answers

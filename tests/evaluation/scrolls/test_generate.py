@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from evaluation import report
-from evaluation.scrolls import generate, generate_options, writing
+from evaluation import language_model, report
+from evaluation.scrolls import generate, generate_options
 from tape_ds import results
 from tape_ds.data.scrolls import datasets, examples
-from tests.evaluation.scrolls.conftest import DATA
+from tests.evaluation.scrolls.conftest import DATA, byte_tokenizer
 
 TINY = ("--max_tokens", "512", "--answer_tokens", "6", "--summary_tokens", "8")
 
@@ -93,7 +93,7 @@ def test_twice_is_once(llama, tmp_path, oracle, capsys):
 
 def test_it_goes_on_after_a_kill(llama, tmp_path, monkeypatch):
     """What was written before is not written again, and the result is the one of an unbroken run."""
-    real, written = writing.continue_prompts, []
+    real, written = language_model.continue_prompts, []
 
     def dies_at_the_third(model, prompts, **settings):
         if len(written) == 2:
@@ -101,13 +101,13 @@ def test_it_goes_on_after_a_kill(llama, tmp_path, monkeypatch):
         written.append(prompts)
         return real(model, prompts, **settings)
 
-    monkeypatch.setattr(writing, "continue_prompts", dies_at_the_third)
+    monkeypatch.setattr(language_model, "continue_prompts", dies_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         run(llama, tmp_path / "broken", "--datasets", "qasper", *TINY)
     assert not (tmp_path / "broken" / "scrolls.json").exists() and not (tmp_path / "broken" / "scrolls").exists()
     left = []
     monkeypatch.setattr(
-        writing, "continue_prompts", lambda *given, **settings: left.append(given[1]) or real(*given, **settings)
+        language_model, "continue_prompts", lambda *given, **settings: left.append(given[1]) or real(*given, **settings)
     )
     assert run(llama, tmp_path / "broken", "--datasets", "qasper", *TINY) == 0
     assert len(left) == len(examples.read("qasper", "validation", DATA)) - 2
@@ -226,6 +226,15 @@ def test_what_cannot_be_done_is_told_before_the_model_loads(llama, tmp_path, cap
     assert run(llama, tmp_path / "out", *words) == 2
     assert wrong in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_begin_that_is_the_end_takes_no_reference_format(llama, tmp_path, capsys):
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = "<s>"
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    words = ("--datasets", "qasper", "--reference_format", "--tokenizer", tmp_path / "tokenizer")
+    assert run(llama, tmp_path / "out", *words) == 2
+    assert "--reference_format = True: a model trained so begins its answer with BOS" in capsys.readouterr().err
 
 
 def test_another_evaluation_is_not_replaced(llama, tmp_path, oracle, capsys):

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from lm_eval import simple_evaluate
@@ -10,8 +11,8 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import AutoTokenizer
 
+from evaluation import models
 from evaluation.language_model import LanguageModel
-from evaluation.scrolls.writing import Limits
 from tape_ds.data.scrolls import examples, prompts, rows
 from tape_ds.data.scrolls.datasets import DATASETS
 from tape_ds.errors import UserError
@@ -87,6 +88,12 @@ def test_prompts_and_limits_are_the_command_s(name, evaluated):
         assert not settings["until"]
 
 
+def documents(manager, name, **metadata):
+    """What a task asks, with what was cut."""
+    task = manager(**metadata).load([f"tape_scrolls_{name}"])["tasks"][f"tape_scrolls_{name}"]
+    return [SimpleNamespace(**each) for each in task.eval_docs]
+
+
 @pytest.mark.parametrize("room", [7191, 120], ids=["whole", "cut"])
 @pytest.mark.parametrize("name", DATASETS)
 def test_training_generation_and_lm_eval_read_the_same_ids(name, room, manager, llama, tmp_path):
@@ -95,15 +102,14 @@ def test_training_generation_and_lm_eval_read_the_same_ids(name, room, manager, 
     max_tokens = room + prompts.reserved(dataset.answer_tokens)
     form = rows.Form(max_tokens, dataset.answer_tokens)
     trained = rows.tokenized(name, "validation", DATA, tokenizer, form, tmp_path, questions=3)
-    limits = Limits(max_tokens, 200, 1000, reference_format=False, use_cache=True, top_k=None, seed=0)
-    asked = [limits.prompt(dataset, each.input, tokenizer) for each in examples.read(name, "validation", DATA)]
-    assert [row["input_ids"][: -row["targets"]] for row in trained] == [each.ids for each in asked]
-    assert {each.cut_tokens > 0 for each in asked} == {room == 120}
+    asked = [row["input_ids"][: -row["targets"]] for row in trained]
+    cut = [row.cut_tokens > 0 for row in documents(manager, name, max_tokens=max_tokens, tokenizer=str(llama))]
+    assert set(cut) == {room == 120}
     model, plain = Says(lambda prompt: ""), HFLM(pretrained=str(llama), device="cpu")
     evaluate(model, manager(max_tokens=max_tokens, tokenizer=str(llama)), f"tape_scrolls_{name}")
-    ours = LanguageModel(str(llama), device="cpu")
+    ours = LanguageModel(models.at(str(llama)))
     for prompt, each in zip([prompt for prompt, _ in model.asked], asked, strict=True):
-        assert plain.tok_encode(prompt) == ours.tok_encode(prompt) == each.ids
+        assert plain.tok_encode(prompt) == ours.tok_encode(prompt) == each
 
 
 def test_a_long_prompt_is_cut_here_and_counted(manager, llama, capsys):
@@ -116,6 +122,28 @@ def test_a_long_prompt_is_cut_here_and_counted(manager, llama, capsys):
     said = capsys.readouterr().out
     cut = sum(len(row.input) - 99 for row in rows)
     assert f"qasper: {len(rows)} of {len(rows)} prompts were cut, by {cut:,} tokens together" in said
+
+
+@pytest.mark.parametrize(("words", "kept"), [(14_999, 14_999), (15_001, 15_000)])
+def test_the_published_generation_reads_15000_words(words, kept, manager, llama, tmp_path):
+    (tmp_path / "qasper").mkdir()
+    row = {"id": "1", "input": " ".join("w" * words), "output": "a"}
+    (tmp_path / "qasper" / "validation.jsonl").write_text(json.dumps(row))
+    told = {"max_tokens": 100_000, "tokenizer": str(llama), "data_dir": str(tmp_path), "reference_format": True}
+    (found,) = documents(manager, "qasper", **told)
+    assert found.prompt == " ".join("w" * kept) and found.cut_tokens == words - kept
+
+
+def test_the_reference_format_repeats_the_end_of_a_short_summary_s_prompt(manager, llama):
+    told = {"max_tokens": 8192, "tokenizer": str(llama), "reference_format": True}
+    for whole, found in zip(documents(manager, "gov_report"), documents(manager, "gov_report", **told), strict=True):
+        assert found.prompt == whole.prompt + whole.prompt[-7:] and found.cut_tokens == 0
+
+
+def test_answers_that_are_shorter_leave_more_room(manager, llama):
+    told = {"max_tokens": 301, "tokenizer": str(llama)}
+    few, many = (documents(manager, "qasper", answer_tokens=count, **told)[0] for count in (100, 200))
+    assert many.prompt == few.prompt[:99] and len(few.prompt) == 199
 
 
 def test_mistakes_are_told(manager, tmp_path):
