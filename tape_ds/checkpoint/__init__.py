@@ -15,7 +15,6 @@ to a committed one since then shows in its manifest. This module knows nothing o
 """
 
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -28,7 +27,7 @@ from typing import Any
 from tape_ds import storage
 
 FORMAT = 1
-"""Raised when a checkpoint of before can no longer be gone on with."""
+"""Raised when older checkpoints can no longer be resumed."""
 MANIFEST = "manifest.json"
 WRITING, REPLACED, REMOVED = ".writing", ".replaced", ".removed"
 ABANDONED = ".abandoned"
@@ -103,7 +102,7 @@ def read(folder: Path) -> Manifest:
 
 
 def misfits(folder: Path, manifest: Manifest) -> list[str]:
-    """What a look at the directory tells against a checkpoint: files missing, of another size, or foreign."""
+    """Return what the directory shows against a checkpoint: files missing, of another size, or foreign."""
     found = []
     present = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
     for name, entry in manifest.files.items():
@@ -117,7 +116,7 @@ def misfits(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def damage(folder: Path, manifest: Manifest, names: Collection[str] | None = None) -> list[str]:
-    """What reading files whole tells against them.
+    """Return what reading files whole shows against them.
 
     Args:
         folder: of the checkpoint.
@@ -237,14 +236,13 @@ def abandon(output: Path, resumed: Path, step: int) -> list[Path]:
     moved = []
     for folder in numbered(output):
         if step_of(folder) > step and folder.resolve() != resumed.resolve():
-            moved.append(_free_name(folder.with_name(folder.name + ABANDONED)))
-            os.rename(folder, moved[-1])
+            place, count = folder.with_name(folder.name + ABANDONED), 1
+            while place.exists():
+                count += 1
+                place = folder.with_name(f"{folder.name}{ABANDONED}-{count}")
+            os.rename(folder, place)
+            moved.append(place)
     return moved
-
-
-def _free_name(path: Path) -> Path:
-    names = itertools.chain([path], (path.with_name(f"{path.name}-{count}") for count in itertools.count(2)))
-    return next(each for each in names if not each.exists())
 
 
 def retain(output: Path, limit: int | None, every: int | None = None, steps: Collection[int] = ()) -> list[Path]:

@@ -60,50 +60,51 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
     record = trained.read_record(source)
     files = sorted(source.glob("*.safetensors"))
     raise_if_any([problem for file in files for problem in weights.check_file(file, "checkpoint")])
-    try:
-        states = _engine(source)
-        dtype = torch.float32 if states and dtype is None else dtype
-        forms = {key: form for file in files for key, form in _forms(file, dtype).items()}
-        names = _engine_names(forms, states, set(record.names)) if states else {}
-    except ValueError as error:
-        raise _refused(source, error) from error
-    if not files and record.names:
-        raise _refused(source, ValueError("it holds no safetensors file, which tells the names of the weights"))
-    _check_room(out, forms.values())
+    whole = any(file.match(trained.WHOLE_WEIGHTS) for file in files)
+    name = weights.WHOLE if whole or not files else files[0].name  # several files become one, which every reader takes
+    forms: dict[str, Tensor] = {}
 
     def build(folder: Path) -> None:
         folder.mkdir()
-        _copy_rest(source, folder, forms if _is_whole(files) else {})
+        _copy_rest(source, folder, forms if whole else {})
         if files:
-            _write(folder / _file_name(files), files, forms, states, names)
+            _write(folder / name, files, forms, states, names)
 
     try:
+        states = _engine(source)
+        dtype = torch.float32 if states and dtype is None else dtype
+        for file in files:
+            with safe_open(file, framework="pt") as saved:
+                for key in saved.keys():  # noqa: SIM118 - it is no dict
+                    held = saved.get_tensor(key)
+                    forms[key] = torch.empty_like(held, dtype=dtype or held.dtype, device="meta")
+        names = _engine_names(forms, states, set(record.names)) if states else {}
+        if not files and record.names:
+            raise ValueError("it holds no safetensors file, which tells the names of the weights")
+        need, free = 2 * sum(form.nbytes for form in forms.values()), storage.free_bytes(out.parent)
+        if free < need:  # laid aside, and in the file
+            wrong = f"it needs {storage.size(need)}, and {storage.size(free)} are free there"
+            raise UserError(Problem("out", str(out), wrong, "make room, or name a folder on another disk"))
         cache.build_aside(out, build)
     except UserError:
         raise
     except ValueError as error:
-        raise _refused(source, error) from error
-    return Consolidated(out / _file_name(files), forms, _origin(states))
-
-
-def _refused(source: Path, error: ValueError) -> UserError:
-    return UserError(Problem("checkpoint", str(source), str(error), "use another checkpoint, or restore this one"))
+        remedy = "use another checkpoint, or restore this one"
+        raise UserError(Problem("checkpoint", str(source), str(error), remedy)) from error
+    origin = "as they were saved"
+    if states:
+        ranks, cut = sum(len(state.parts) for state in states), f", tensor_parallel_size {len(states)}"
+        origin = f"masters of ZeRO-{states[0].stage} on {ranks} ranks{cut if len(states) > 1 else ''}"
+    return Consolidated(out / name, forms, origin)
 
 
 def _engine(source: Path) -> list[EngineState]:
     """The engine's state, by tensor-parallel rank; none where its weights are no better than the trained folder's."""
     folder = engine_state.engine_folder(source)
-    if folder is None or not engine_state.is_sharded(folder):
+    if folder is None or not any(engine_state.PARTS.fullmatch(path.name) for path in folder.iterdir()):
         return []
     first = EngineState(folder)
     return [first, *(EngineState(folder, tensor) for tensor in range(1, first.tensor_size))]
-
-
-def _origin(states: list[EngineState]) -> str:
-    if not states:
-        return "as they were saved"
-    ranks, cut = sum(len(state.parts) for state in states), f", tensor_parallel_size {len(states)}"
-    return f"masters of ZeRO-{states[0].stage} on {ranks} ranks{cut if len(states) > 1 else ''}"
 
 
 def _engine_names(forms: Iterable[str], states: list[EngineState], trained_names: set[str]) -> dict[str, str]:
@@ -128,28 +129,6 @@ def _engine_names(forms: Iterable[str], states: list[EngineState], trained_names
 def key_of(name: str) -> str:
     """What peft's file calls a parameter: its own name without the adapter's, and as if nothing were wrapped."""
     return re.sub(r"\.default(?=\.|$)", "", name.replace(".modules_to_save.default", ""))
-
-
-def _forms(file: Path, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    with safe_open(file, framework="pt") as saved:
-        held = {key: saved.get_tensor(key) for key in saved.keys()}  # noqa: SIM118 - it is no dict
-        return {key: torch.empty_like(each, dtype=dtype or each.dtype, device="meta") for key, each in held.items()}
-
-
-def _is_whole(files: list[Path]) -> bool:
-    return any(file.match(trained.WHOLE_WEIGHTS) for file in files)
-
-
-def _file_name(files: list[Path]) -> str:
-    """A whole model in several files becomes one, which every reader takes."""
-    return weights.WHOLE if not files or _is_whole(files) else files[0].name
-
-
-def _check_room(out: Path, forms: Iterable[Tensor]) -> None:
-    free, need = storage.free_bytes(out.parent), 2 * sum(form.nbytes for form in forms)  # laid aside, and in the file
-    if free < need:
-        wrong = f"it needs {storage.size(need)}, and {storage.size(free)} are free there"
-        raise UserError(Problem("out", str(out), wrong, "make room, or name a folder on another disk"))
 
 
 def _copy_rest(source: Path, folder: Path, whole: Mapping[str, Tensor]) -> None:
@@ -181,8 +160,12 @@ def _write(
                         tensor = _whole(states, names[key])
                         if not _rounds_to(tensor, rounded):
                             raise ValueError(f"{key} in {file.name} is not what the engine's fp32 weights round to")
-                    path = Path(aside) / str(len(tensors))
-                    tensors[key] = _laid_aside(path, tensor.to(forms[key].dtype))
+                    # In pages of a file instead of memory. It is written, not mapped and filled: a disk that is full
+                    # is an error then, and not the process's death.
+                    path, tensor = Path(aside) / str(len(tensors)), tensor.to(forms[key].dtype)
+                    tensor.flatten().view(torch.uint8).numpy().tofile(path)
+                    laid = torch.from_file(str(path), size=tensor.numel(), dtype=tensor.dtype)
+                    tensors[key] = laid.view(tensor.shape)
         save_file(tensors, made, metadata={"format": "pt"})
     storage.sync(made)
 
@@ -204,10 +187,3 @@ def _rounds_to(master: Tensor, rounded: Tensor) -> bool:
     return master.shape == rounded.shape and all(
         torch.equal(one.to(other.dtype).view(torch.uint8), other.view(torch.uint8)) for one, other in pairs
     )
-
-
-def _laid_aside(path: Path, tensor: Tensor) -> Tensor:
-    """A tensor in pages of a file instead of memory. It is written, not mapped and filled: a disk that is full is an
-    error then, and not the process's death."""
-    tensor.flatten().view(torch.uint8).numpy().tofile(path)
-    return torch.from_file(str(path), size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)

@@ -15,6 +15,7 @@ DeepSpeed's own readers would do for a part only. What version 0.19.8 lacks is h
   with ``round_robin_gradients``. Pieces of a parameter that are not of equal size do not load.
 """
 
+import contextlib
 import math
 import operator
 import pickle
@@ -27,6 +28,7 @@ import torch
 from torch import Size, Tensor
 
 PARTS = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d{2,})_optim_states\.pt")
+"""Files of ZeRO stage 1, 2 or 3, which :class:`EngineState` reads."""
 TENSOR_PARALLEL = "tensor_parallel"
 """What a job's files of weights and counters say of tensor parallelism, by this key: ``size``, the processes that hold
 pieces of the same parameters, and ``cuts``, a parameter's name -> [dimension, [size of each one's piece]]. Nothing, or
@@ -38,7 +40,7 @@ def load(path: Path, mmap: bool = True) -> dict[str, Any]:
 
     Args:
         path: of the file.
-        mmap: map it instead of reading it; its tensors are good for as long as nobody writes into the file.
+        mmap: map it instead of reading it; its tensors are good until the file is written to.
 
     Raises:
         ValueError: it is damaged, or names a class or function that such files have no need of.
@@ -47,13 +49,13 @@ def load(path: Path, mmap: bool = True) -> dict[str, Any]:
         with torch.serialization.safe_globals(allowed()):
             content = torch.load(path, map_location="cpu", mmap=mmap, weights_only=True)
     except pickle.UnpicklingError as error:
-        with torch.serialization.safe_globals(allowed()):
-            foreign = _foreign(path)
-        wrong = (
-            f"names {', '.join(foreign)}, and was not loaded"
-            if foreign
-            else f"cannot be read ({str(error).partition('. ')[0]})"
-        )
+        wrong = f"cannot be read ({str(error).partition('. ')[0]})"
+        with (
+            contextlib.suppress(RuntimeError, ValueError, pickle.UnpicklingError),
+            torch.serialization.safe_globals(allowed()),
+        ):
+            if foreign := torch.serialization.get_unsafe_globals_in_checkpoint(str(path)):
+                wrong = f"names {', '.join(foreign)}, and was not loaded"
         raise ValueError(f"{path.name} {wrong}") from error
     except (RuntimeError, EOFError, LookupError, TypeError, AttributeError) as error:
         wrong = str(error).partition("\n")[0] or type(error).__name__
@@ -61,14 +63,6 @@ def load(path: Path, mmap: bool = True) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} is none of the engine's files")
     return content
-
-
-def _foreign(path: Path) -> list[str]:
-    """Names in a pickle that are not allowed."""
-    try:
-        return torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
-    except (RuntimeError, ValueError, pickle.UnpicklingError):
-        return []
 
 
 def allowed() -> list[Any]:
@@ -90,11 +84,6 @@ def engine_folder(checkpoint: Path) -> Path | None:
     if len(found) > 1:
         raise ValueError(f"it holds several states of an engine: {', '.join(path.name for path in found)}")
     return found[0] if found else None
-
-
-def is_sharded(folder: Path) -> bool:
-    """Whether an engine's folder holds what :class:`EngineState` reads: ZeRO stage 1, 2 or 3."""
-    return any(PARTS.fullmatch(path.name) for path in folder.iterdir())
 
 
 class EngineState:
@@ -124,7 +113,7 @@ class EngineState:
             """Of every parameter, or of this piece of it."""
             self._fragments = self._sliced(shapes) if self.stage == 3 else self._joined(shapes)
             self.shared: Mapping[str, str] = {**(self.model.get("shared_params") or {})}
-            """Names of tied parameters that are kept under another one's, with that one's; told by the first piece."""
+            """Names of tied parameters that are kept under another one's, with that one's, as the first piece says."""
             told = self.model.get(TENSOR_PARALLEL) or {"size": 1, "cuts": {}}
             self.tensor_size = operator.index(told["size"])
             """Ranks that hold pieces of the same parameters; 1 without tensor parallelism."""

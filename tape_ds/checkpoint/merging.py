@@ -19,12 +19,11 @@ In fp32 SmolLM2-135M differs by 16 where its adapters (weights of 0.01) change l
 are longer, which is why there is room."""
 
 
-def merge(folder: str | Path, models: str | Path | None = None, **arguments: Any) -> PreTrainedModel:
+def merge(folder: str | Path, **arguments: Any) -> PreTrainedModel:
     """The whole model of a trained folder, in fp32 unless ``arguments`` say otherwise.
 
     Args:
         folder: a trained folder, of any method.
-        models: where unpacked base models are kept.
         arguments: for ``from_pretrained`` of the base. Merging in 16 bit loses bits: cast the result instead.
 
     Raises:
@@ -32,7 +31,7 @@ def merge(folder: str | Path, models: str | Path | None = None, **arguments: Any
         RuntimeError: the merged model's logits are not the adapter model's.
     """
     with weights.reading(folder, "trained folder"):
-        model = load_trained(folder, models, **({"dtype": torch.float32} | arguments)).eval()
+        model = load_trained(folder, **({"dtype": torch.float32} | arguments)).eval()
     if not isinstance(model, PeftModel):
         return model
     expected = _logits(model)
@@ -44,14 +43,14 @@ def merge(folder: str | Path, models: str | Path | None = None, **arguments: Any
     return merged
 
 
-def original_dtype(folder: str | Path, models: str | Path | None = None) -> torch.dtype:
+def original_dtype(folder: str | Path) -> torch.dtype:
     """What the base model of a trained folder is stored in (a model trained from scratch: the folder itself).
 
     Raises:
         UserError: no such folder or base.
     """
     base = read_record(folder).base
-    config = convert.read_config(folder if base is None else convert.resolve(base, models))
+    config = convert.read_config(folder if base is None else convert.resolve(base))
     return config.dtype or torch.float32
 
 

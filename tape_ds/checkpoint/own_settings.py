@@ -1,7 +1,7 @@
 """What a run's recipe says of optimizer and schedule, held over what a checkpoint brings back of another recipe.
 
 Optimizers and schedulers keep their settings beside their states and restore both: a run that goes on with another
-learning rate (``resume_anyway``) would be told of it and train with the old one. Where nothing differs, nothing
+learning rate (``resume_anyway``) would announce the new one and train with the old. Where nothing differs, nothing
 changes, to the last bit.
 """
 

@@ -15,7 +15,7 @@ import torch
 from deepspeed import utils
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from tape_ds import checkpoint
 from tape_ds.checkpoint import saving
@@ -77,7 +77,13 @@ def _divide_anew(engine: Any, folder: Path) -> None:
         if sliced or parameter._hp_mapping is not None:  # else nothing of it is this rank's
             for key in (None, *state.divided()):
                 _put(parameter, state.whole(name, key), key)
-    _round(zero)
+    # the weights that the model computes with follow from the fp32 ones, as after a step
+    if sliced:
+        for number in range(len(zero.fp16_groups)):
+            zero._reassign_or_swap_out_partitioned_parameters(number)
+        zero.checkpoint_event_epilogue()
+    else:
+        zero.update_lp_params()
     _count(engine, state)
 
 
@@ -107,27 +113,17 @@ def _make_room(optimizer: torch.optim.Optimizer, state: EngineState) -> None:
 
 def _put(parameter: Any, value: Tensor, key: str | None) -> None:
     """Keep what is this rank's of a parameter's fp32 weights, or of one of its optimizer states."""
-    if not hasattr(parameter, "ds_id"):
-        set_whole = utils.safe_set_full_fp32_param if key is None else utils.safe_set_full_optimizer_state
-        set_whole(parameter, value, *([] if key is None else [key]))
-        return
-    # the interface for whole parameters fails at stage 3 where the ranks do not divide one
-    size, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank(parameter.ds_process_group)
-    slice_ = value.new_zeros(size)
-    own = value.flatten()[rank * size : (rank + 1) * size]
-    slice_[: own.numel()] = own
-    set_local = utils.safe_set_local_fp32_param if key is None else utils.safe_set_local_optimizer_state
-    set_local(parameter, slice_, *([] if key is None else [key]))
-
-
-def _round(zero: Any) -> None:
-    """Make the weights that the model computes with of the fp32 ones, as a step does."""
-    if not isinstance(zero, DeepSpeedZeroOptimizer_Stage3):
-        zero.update_lp_params()
-        return
-    for number in range(len(zero.fp16_groups)):
-        zero._reassign_or_swap_out_partitioned_parameters(number)
-    zero.checkpoint_event_epilogue()
+    set_weights, set_state = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state
+    if hasattr(parameter, "ds_id"):
+        # the interface for whole parameters fails at stage 3 where the ranks do not divide one
+        set_weights, set_state = utils.safe_set_local_fp32_param, utils.safe_set_local_optimizer_state
+        size, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank(parameter.ds_process_group)
+        own = value.flatten()[rank * size : (rank + 1) * size]
+        value = nn.functional.pad(own, (0, size - own.numel()))
+    if key is None:
+        set_weights(parameter, value)
+    else:
+        set_state(parameter, value, key)
 
 
 def _count(engine: Any, state: EngineState) -> None:

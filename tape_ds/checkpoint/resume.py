@@ -1,8 +1,8 @@
 """Which checkpoint a run goes on from: chosen by rank 0, verified by all ranks, before a model is loaded.
 
 ``resume_from_checkpoint`` is a folder, true (the newest committed checkpoint of output_dir) or auto (the same, or a new
-start where there is none). A folder that somebody names must be whole. Where the newest is asked for, damaged ones are
-passed over for older ones, and which and why is said.
+start where there is none). A folder that is named must be whole. Where the newest is asked for, damaged ones are passed
+over for older ones, and a message says which and why.
 """
 
 from dataclasses import dataclass, field
@@ -69,10 +69,17 @@ def _verified(folder: Path, agreement: Agreement) -> tuple[Manifest | None, str]
     manifest: Manifest | None = None
     try:
         manifest = read = checkpoint.read(folder)
-        found = checkpoint.misfits(folder, read) or checkpoint.damage(folder, read, _share(read, agreement))
+        mine = {f"rng_state_{agreement.rank}.pth", f"rank_state_{agreement.rank}.json"}
+        pattern = f"zero_pp_rank_{agreement.rank}_"
+        names = [
+            name
+            for number, name in enumerate(sorted(read.files))
+            if number % agreement.world == agreement.rank or name in mine or pattern in name or "model_states" in name
+        ]
+        found = checkpoint.misfits(folder, read) or checkpoint.damage(folder, read, names)
     except ValueError as error:
         found = [str(error)]
-    except OSError as error:  # seen by one rank, it may be: the others must hear of it
+    except OSError as error:  # perhaps on this rank alone: the others must hear of it
         found = [f"it cannot be read ({error.strerror or error})"]
     everyones = [wrong for own in agreement.objects(found) for wrong in own]
     if everyones or manifest is None:
@@ -80,21 +87,10 @@ def _verified(folder: Path, agreement: Agreement) -> tuple[Manifest | None, str]
     return manifest, ""
 
 
-def _share(manifest: Manifest, agreement: Agreement) -> list[str]:
-    names = sorted(manifest.files)
-    mine = {f"rng_state_{agreement.rank}.pth", f"rank_state_{agreement.rank}.json"}
-    pattern = f"zero_pp_rank_{agreement.rank}_"
-    return [
-        name
-        for number, name in enumerate(names)
-        if number % agreement.world == agreement.rank or name in mine or pattern in name or "model_states" in name
-    ]
-
-
 def _instead(folder: Path, agreement: Agreement) -> str:
     """The remedy: another checkpoint of the same run, the newest that is whole before this one."""
-    others = [each for each in reversed(checkpoint.numbered(folder.parent)) if each.name != folder.name]
-    for name in agreement.first([each.name for each in others]):
+    others = [each.name for each in reversed(checkpoint.numbered(folder.parent)) if each.name != folder.name]
+    for name in agreement.first(others):
         if _verified(folder.parent / name, agreement)[0] is not None:
             return f"use {folder.parent / name}, which is whole, or --resume auto, which finds it"
     return "give another folder checkpoint-N, or restore this one from a copy"

@@ -1,7 +1,7 @@
 """How a job saves: every rank writes its part aside, all agree that it lies on the disk, and one rename commits it.
 
 A disk that fails costs the save and never the run. Whatever a rank meets while it writes is kept until all ranks have
-come to the end of their parts, since the engine's own saving has collectives that everybody must reach; then it is
+come to the end of their parts, since the engine's own saving has collectives that all must reach; then it is
 said, what was written is removed, and training goes on beside the older checkpoints.
 
 With ``background``, the engine's files (by far the most of a checkpoint) are copied to the CPU's memory and written by
@@ -9,6 +9,7 @@ a thread while training goes on; the trainer asks at each step's end whether all
 save is on its way at a time: the next one, and the end of the run, wait for it.
 """
 
+import contextlib
 import copy
 import shutil
 import threading
@@ -59,11 +60,14 @@ class Part:
     def attempt(self, task: Callable[[], Any]) -> None:
         """Let others write into the folder, now; nothing in ``task`` may wait for other ranks, or all of it must, and
         fail on none of them before that."""
-        if self.trouble is None:
-            try:
-                task()
-            except Exception as error:
-                self.trouble = self._explain(error)
+        if self.trouble is not None:
+            return
+        try:
+            task()
+        except Exception as error:
+            self.trouble = storage.trouble(error, self.folder)
+            if self.trouble is None:  # no trouble with a disk, but a mistake in the program
+                raise
 
     def go(self) -> None:
         """Start with what was left for the background."""
@@ -95,27 +99,15 @@ class Part:
             self._mistake = error
 
     def _carry_out(self, name: str, task: Callable[[Path], Any]) -> None:
-        if self.trouble is not None:
-            return
         path = self.folder / name
-        try:
+
+        def write() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             task(path)
             storage.sync(path)
             self.entries[name] = checkpoint.entry(path)
-        except Exception as error:
-            self.trouble = self._explain(error)
 
-    def _explain(self, error: Exception) -> str:
-        """``error`` in words.
-
-        Raises:
-            Exception: it is no trouble with a disk, but a mistake in the program.
-        """
-        found = storage.trouble(error, self.folder)
-        if found is None:
-            raise error
-        return found
+        self.attempt(write)
 
 
 class EngineFiles(TorchCheckpointEngine):
@@ -149,7 +141,7 @@ class EngineFiles(TorchCheckpointEngine):
 
 
 def refusal(path: str, error: ValueError, remedy: str = "use another checkpoint, of a run of your own") -> UserError:
-    """What a person is told of engine files that cannot be loaded, and perhaps on one rank alone."""
+    """Return the refusal of engine files that cannot be loaded, perhaps on one rank alone."""
     refused = UserError(Problem("resume_from_checkpoint", path, str(error), remedy))
     refused.on_one_rank = True
     return refused
@@ -211,8 +203,8 @@ class Saver:
     ):
         self.output = output
         self.agreement = agreement
-        self.about = dict(about)
-        self.keep = dict(keep)
+        self.about = about
+        self.keep = keep
         self.say = say
         self.background = background
         self.failed = 0
@@ -240,7 +232,9 @@ class Saver:
     def _prepare(self, aside: Path, need: int) -> str | None:
         shutil.rmtree(aside, ignore_errors=True)
         try:
-            need, free = max(need, self._size_of_last()) + SPARE, storage.free_bytes(self.output)
+            with contextlib.suppress(ValueError):  # a damaged one says nothing
+                need = max([need, *(checkpoint.read(each).size for each in checkpoint.committed(self.output)[-1:])])
+            need, free = need + SPARE, storage.free_bytes(self.output)
             if free < need:
                 return (
                     f"the disk of {self.output} has {storage.size(free)} free, and a checkpoint needs about "
@@ -250,12 +244,6 @@ class Saver:
         except OSError as error:
             return storage.explain(error, self.output)
         return None
-
-    def _size_of_last(self) -> int:
-        try:
-            return max([checkpoint.read(folder).size for folder in checkpoint.committed(self.output)[-1:]], default=0)
-        except ValueError:  # it is damaged, and says nothing
-            return 0
 
     @property
     def done(self) -> bool:
@@ -274,10 +262,7 @@ class Saver:
         pending, self._pending = self._pending, None
         pending.part.wait()
         parts = self.agreement.objects((pending.part.trouble, pending.part.entries))
-        found: tuple[Path | None, str | None] = (None, None)
-        if self.agreement.rank == 0:
-            found = self._commit(pending, parts)
-        folder, trouble = self.agreement.first(found)
+        folder, trouble = self.agreement.first(self._commit(pending, parts) if self.agreement.rank == 0 else None)
         if trouble is not None:
             self._give_up(pending.step, trouble)
         return folder

@@ -6,26 +6,27 @@ as well as the adapters). ``load_trained`` puts them onto the base model; with e
 ordinary model folder itself.
 """
 
-import contextlib
 import copy
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.utils import SAFETENSORS_WEIGHTS_NAME as ADAPTER_WEIGHTS
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from tape_ds import storage
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import convert, extendable, weights
+from tape_ds.parallel.agreement import Agreement
 from tape_ds.parallel.cuts import cut_of
 from tape_ds.run_folder import RECORD as RECORD
 from tape_ds.run_folder import WHOLE_WEIGHTS
@@ -56,39 +57,33 @@ def gather(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
         RuntimeError: a gathered tensor is empty: nothing is ever saved that cannot be loaded.
     """
     parameters = dict(model.named_parameters())
-    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     gathered = {}
     for name in names:
         parameter = parameters[name]
-        with _whole(parameter):
+        with deepspeed.zero.GatheredParameters([parameter]):  # does nothing to one that is not partitioned
             found = cut_of(parameter)
             tensor = parameter.detach() if found is None else found.whole(parameter)
-            if rank == 0:
+            if Agreement().rank == 0:
                 gathered[name] = tensor.to("cpu", copy=True).contiguous()
     if empty := [name for name, tensor in gathered.items() if tensor.numel() == 0]:
         raise RuntimeError(f"gathered without content: {', '.join(empty)}")
     return gathered
 
 
-def _whole(parameter: nn.Parameter) -> contextlib.AbstractContextManager:
-    if not hasattr(parameter, "ds_id"):
-        return contextlib.nullcontext()
-    import deepspeed
-
-    return deepspeed.zero.GatheredParameters([parameter])
-
-
 def save_trained(folder: str | Path, model: PreTrainedModel | PeftModel, record: Record, tokenizer: Any = None) -> None:
     """Write a trained folder from rank 0; every rank must call it."""
     folder = Path(folder)
     tensors = gather(model, record.names)
-    if torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:
+    if Agreement().rank:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    _remove_weights(folder)
+    # what an earlier run left: trained by another method, its files would be loaded instead of the new
+    left = (RECORD, WEIGHTS, ADAPTER_WEIGHTS, "adapter_config.json", WHOLE_WEIGHTS, "model.safetensors.index.json")
+    for file in [file for pattern in left for file in folder.glob(pattern)]:
+        file.unlink()
     if isinstance(model, PeftModel):
         _save_adapter(folder, model, record.base, tensors)
-    elif _is_whole_model(model, record.names):
+    elif len(record.names) == sum(1 for _ in model.named_parameters()):
         _save_whole(folder, model, tensors)
     else:
         model.config.save_pretrained(folder)
@@ -103,7 +98,7 @@ def replace_trained(folder: Path, model: PreTrainedModel | PeftModel, record: Re
     """:func:`save_trained` where another trained folder may lie, which stays whole until the new one is; every rank
     must call it."""
     aside, replaced = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".replaced")
-    speaks = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    speaks = Agreement().rank == 0
     if speaks:
         for left_over in (aside, replaced):
             shutil.rmtree(left_over, ignore_errors=True)
@@ -119,24 +114,14 @@ def replace_trained(folder: Path, model: PreTrainedModel | PeftModel, record: Re
 
 
 def _save_whole(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor]) -> None:
-    """An ordinary model folder. Training keeps no key/value cache; whoever loads this to generate wants one."""
-    training = model.config.use_cache
-    model.config.use_cache = True
+    """Write an ordinary model folder."""
+    training, shown = model.config.use_cache, logging.is_progress_bar_enabled()
+    model.config.use_cache = True  # training keeps no key/value cache; whoever loads this to generate wants one
+    logging.disable_progress_bar()  # transformers shows one for a single file, and where no person looks
     try:
-        with _without_bar():
-            model.save_pretrained(folder, state_dict=tensors)
+        model.save_pretrained(folder, state_dict=tensors)
     finally:
         model.config.use_cache = training
-
-
-@contextlib.contextmanager
-def _without_bar() -> Iterator[None]:
-    """transformers shows a bar for the files that it writes, also where there is one and where nobody looks."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
         if shown:
             logging.enable_progress_bar()
 
@@ -151,30 +136,10 @@ def _save_adapter(folder: Path, model: PeftModel, base: str | None, tensors: dic
     config = copy.copy(model.peft_config["default"])
     config.base_model_name_or_path, config.inference_mode = base, True
     config.save_pretrained(folder)
-    _unquantised(model.get_base_model().config).save_pretrained(folder)
-
-
-def _unquantised(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration without how a base was held while it trained: what was trained goes onto the base itself."""
-    if getattr(config, "quantization_config", None) is None:
-        return config
-    plain = copy.deepcopy(config)
-    del plain.quantization_config
-    return plain
-
-
-def _remove_weights(folder: Path) -> None:
-    """Remove what an earlier run left here: trained by another method, its files would be loaded instead of the new."""
-    for pattern in (
-        RECORD,
-        WEIGHTS,
-        ADAPTER_WEIGHTS,
-        "adapter_config.json",
-        WHOLE_WEIGHTS,
-        "model.safetensors.index.json",
-    ):
-        for file in folder.glob(pattern):
-            file.unlink()
+    plain = copy.deepcopy(model.get_base_model().config)
+    if getattr(plain, "quantization_config", None) is not None:
+        del plain.quantization_config  # how the base was held; what was trained goes onto the base itself
+    plain.save_pretrained(folder)
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
@@ -224,20 +189,17 @@ _NOT_THE_MODEL = {
 
 def differing_adapters(folder: str | Path, model: PeftModel) -> list[str]:
     """Names of the recipe's fields in which the adapters of a trained folder have another shape or scale than those of
-    ``model``; their targets are told by the names of what is trained."""
+    ``model``; the names of what is trained show their targets."""
     saved, own = PeftConfig.from_pretrained(folder), model.peft_config["default"]
     fields = {"lora_r": "r", "lora_alpha": "lora_alpha"}
     return [field for field, name in fields.items() if getattr(saved, name) != getattr(own, name)]
 
 
-def load_trained(
-    folder: str | Path, models: str | Path | None = None, **arguments: Any
-) -> extendable.Model | PeftModel:
+def load_trained(folder: str | Path, **arguments: Any) -> extendable.Model | PeftModel:
     """The base model with what was trained on it; a ``PeftModel`` where the method was LoRA.
 
     Args:
         folder: a trained folder.
-        models: where unpacked base models are kept (see :func:`tape_ds.model.convert.resolve`).
         arguments: for ``from_pretrained`` of the base, such as ``dtype``.
 
     Raises:
@@ -251,7 +213,7 @@ def load_trained(
     if record.base is None:
         remedy = "restore its model*.safetensors; there is no base to put anything onto"
         raise UserError(Problem("trained folder", str(folder), "a model trained from scratch, without weights", remedy))
-    model: Any = extendable.load(convert.resolve(record.base, models), config, **arguments)
+    model: Any = extendable.load(convert.resolve(record.base), config, **arguments)
     if (folder / "adapter_config.json").exists():
         raise_if_any(weights.check_adapter(folder, "trained folder"))
         # not PeftModel.from_pretrained, which only warns of a tensor that is missing
@@ -269,7 +231,11 @@ def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) ->
     Raises:
         UserError: a tensor is missing, left over or of another shape.
     """
-    tensors = _read_weights(Path(folder))
+    files = [each for kind in (WEIGHTS, ADAPTER_WEIGHTS, WHOLE_WEIGHTS) for each in sorted(Path(folder).glob(kind))]
+    if not files:
+        remedy = "give the folder 'trained' of a run, or one of its checkpoints"
+        raise UserError(Problem("trained folder", str(folder), "it holds no weights", remedy))
+    tensors = {name: tensor for file in files for name, tensor in weights.read(file, "trained folder").items()}
     own = dict(model.named_parameters(remove_duplicate=False))
     parameters: dict[str, Tensor] = {name: own[name] for name in names if name in own}
     if isinstance(model, PeftModel):  # peft's files leave the adapter's name out of every key
@@ -286,16 +252,3 @@ def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) ->
     with torch.no_grad():
         for name, tensor in tensors.items():
             parameters[name].copy_(tensor)
-
-
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a trained folder, by the names in its files."""
-    files = [file for pattern in (WEIGHTS, ADAPTER_WEIGHTS, WHOLE_WEIGHTS) for file in sorted(folder.glob(pattern))]
-    if not files:
-        remedy = "give the folder 'trained' of a run, or one of its checkpoints"
-        raise UserError(Problem("trained folder", str(folder), "it holds no weights", remedy))
-    return {name: tensor for file in files for name, tensor in weights.read(file, "trained folder").items()}
-
-
-def _is_whole_model(model: nn.Module, names: Sequence[str]) -> bool:
-    return len(names) == sum(1 for _ in model.named_parameters())

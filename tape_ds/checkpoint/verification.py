@@ -12,7 +12,7 @@ def verified(source: Path) -> Manifest:
     """The manifest of a whole checkpoint; all of it is read.
 
     Raises:
-        UserError: it is none, or not whole; names the checkpoints that are there instead.
+        UserError: it is no checkpoint, or not whole; names those that are there instead.
     """
     try:
         manifest = checkpoint.read(source)
@@ -27,16 +27,15 @@ def verified(source: Path) -> Manifest:
 
 def instead(source: Path) -> str:
     """The remedy for a folder that is no whole checkpoint: those in it, where it is a run's, or those beside it."""
-    inside, beside = ([each.name for each in _committed(folder)] for folder in (source, source.parent))
+    inside, beside = (
+        [each.name for each in checkpoint.committed(folder)] if os.path.isdir(folder) else []
+        for folder in (source, source.parent)
+    )
     if inside:
         return f"give one of the checkpoints in it: {', '.join(inside)}"
     if others := [name for name in beside if name != source.name]:
         return f"use another of its run: {', '.join(others)}"
     return "restore it from a copy" if os.path.isdir(source) else "give a run's folder checkpoint-N"
-
-
-def _committed(folder: Path) -> list[Path]:
-    return checkpoint.committed(folder) if os.path.isdir(folder) else []
 
 
 def against(field: str, folder: Path, source: Path) -> list[Problem]:

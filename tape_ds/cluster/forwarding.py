@@ -141,7 +141,7 @@ def placed(
     """
     stem = f"/dev/shm/tape_ds-{secrets.token_hex(16)}"
     paths = {host: f"{stem}.{number}" for number, host in enumerate(hosts)}
-    # noclobber: a file that somebody put there is not written into
+    # noclobber: a file that is there already is not written into
     writing = {
         host: (f"sh -c 'umask 077; set -C; cat > {path}'", script(values, path, first)) for host, path in paths.items()
     }
@@ -150,7 +150,7 @@ def placed(
         failed = ssh.tell_each(writing, port)
         raise_if_any([Problem("--hostfile", host, said.splitlines()[-1], remedy) for host, said in failed.items()])
         yield f"{stem}.%n"
-    finally:  # those that nobody has read, whatever happened: tokens would lie there until the machine's next start
+    finally:  # those that no launch has read, whatever happened: tokens would lie there until the machine's next start
         ssh.tell_each({host: (f"rm -f {path}", "") for host, path in paths.items()}, port)
 
 

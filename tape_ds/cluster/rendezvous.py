@@ -140,8 +140,6 @@ class Rendezvous:
 
 
 _met: Rendezvous | None = None
-
-
 _asked: Callable[[], str | None] | None = None
 
 
@@ -180,12 +178,12 @@ def _told(error: UserError) -> UserError:
     place = places.here()
     if place.is_alone:
         return error
-    from torch import distributed  # not needed where a job is alone, which may be here to be told of a typo
+    from torch import distributed  # slow, and not needed where a job is alone, which may only report a typo
 
     if distributed.is_initialized():  # they wait in a collective, and see it break
         return error
     error.on_one_rank = place.leads
-    if _met is None and isinstance(error, NotTogether):  # there is no rank 0 to be told
+    if _met is None and isinstance(error, NotTogether):  # there is no rank 0 to tell
         return error
     try:
         met = current(ANSWER_SECONDS)
@@ -195,8 +193,8 @@ def _told(error: UserError) -> UserError:
 
 
 def current(seconds: float) -> Rendezvous | None:
-    """This process's, at the job's store by now; None where the whole job is on one machine, or nobody says where
-    rank 0 is. The store is made as torch does itself, which finds this one when the process group is joined.
+    """This process's, at the job's store by now; None where the whole job is on one machine, or no variable says
+    where rank 0 is. The store is made as torch does itself, which finds this one when the process group is joined.
 
     Raises:
         UserError: rank 0 cannot be reached, or its port is taken.
@@ -225,7 +223,7 @@ def current(seconds: float) -> Rendezvous | None:
 
 
 def _reach(place: Place, address: str, port: int, seconds: float) -> None:
-    """Wait until somebody answers there; torch would as well, deaf to signals, and fill the terminal with stacks."""
+    """Wait until rank 0 answers there; torch would as well, deaf to signals, and fill the terminal with stacks."""
     said = ""
     for _ in _looks(place, seconds):
         try:

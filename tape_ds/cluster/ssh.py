@@ -62,7 +62,7 @@ def kill(hosts: Sequence[str], port: int | None, processes: Mapping[str, Sequenc
     """SIGKILL for processes on other machines, as far as they can be reached.
 
     Args:
-        hosts: machines that are told.
+        hosts: the machines.
         port: of their ssh servers.
         processes: numbers by the name that a machine has for itself; any machine of another name leaves them alone.
         of: the program they run: a process of this number that runs something else is left alone.

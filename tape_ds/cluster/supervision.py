@@ -134,7 +134,7 @@ def _machines(options: Sequence[str]) -> tuple[list[str], int | None]:
 
 
 def _read(launcher: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
-    """The name of the recipe that a launcher is given, and the values of decisive fields that somebody wrote.
+    """The name of the recipe that a launcher is given, and the values of decisive fields that are written.
 
     Raises:
         UserError: there is no such recipe, it is another launcher's, or it is no YAML.
@@ -159,7 +159,7 @@ def _read(launcher: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
 
 
 class KeepAlive:
-    """A run kept alive until it is done, somebody stops it, or trying again is of no use.
+    """A run kept alive until it is done, a person stops it, or trying again is of no use.
 
     Args:
         kept: the command.
@@ -197,7 +197,9 @@ class KeepAlive:
             pause = min(self.patience.backoff * 2 ** max(in_vain - 1, 0), LONGEST_BACKOFF)
             counted = f", restart {in_vain} of {self.patience.restarts} without a newer one" if in_vain else ""
             self.say(f"{attempt.ended}; starting it again in {pause:g} s {self._from()}{counted}")
-            self._wait(pause)
+            until = time.monotonic() + pause
+            while self.request.reason is None and time.monotonic() < until:
+                time.sleep(min(_POLL_SECONDS, pause))
             command = self.kept.again
         self.say(f"{self.request.reason} while nothing was running; {self._way_on()}")
         return 0
@@ -220,7 +222,7 @@ class KeepAlive:
             self.say("finished")
             return 0
         if (reason := attempt.stopped_by) is not None:
-            return self._stays_stopped(attempt, reason)
+            return self._stays_stopped(reason)
         if attempt.code in (EXIT_CODE, GUARD_CODE):
             why = "something is to be mended" if attempt.code == EXIT_CODE else "a guard stopped it"
             self.say(f"exit code {attempt.code}, {why}: not started again (see above)")
@@ -238,15 +240,17 @@ class KeepAlive:
             self.say(f"the ranks did not stop within {self.patience.grace:g} s and were killed; {self._way_on()}")
             return 1
         if (reason := attempt.stopped_by) is not None:
-            return self._stays_stopped(attempt, reason)
+            return self._stays_stopped(reason)
         if attempt.had_begun and not attempt.has_progressed:
             self.say(f"the ranks stopped without a checkpoint; {self._way_on()}")
             return 1
         self.say(f"stopped; {self._way_on()}")
         return 0
 
-    def _stays_stopped(self, attempt: "_Attempt", reason: str) -> int:
-        if attempt.is_committed:
+    def _stays_stopped(self, reason: str) -> int:
+        # the step at which the run was stopped must have its checkpoint; before the first there need be none
+        step = (run_folder.stopped(self.kept.output) or {}).get("step")
+        if step == 0 or any(step == checkpoint.step_of(each) for each in checkpoint.committed(self.kept.output)):
             self.say(f"the run was stopped ({reason}) and stays stopped; {self._way_on()}")
             return 0
         self.say(f"the run was stopped ({reason}), and its last checkpoint is not committed; {self._way_on()}")
@@ -259,11 +263,6 @@ class KeepAlive:
         """What the next start goes on from, in words."""
         found = checkpoint.committed(self.kept.output)
         return f"from {found[-1].name}" if found else "from the beginning: there is no checkpoint"
-
-    def _wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while self.request.reason is None and time.monotonic() < until:
-            time.sleep(min(_POLL_SECONDS, seconds))
 
 
 class _Attempt:
@@ -312,7 +311,7 @@ class _Attempt:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run is done. A marker of before counts where the command left in order and left it there: it
+        """Whether the run is done. An earlier marker counts where the command left in order and left it there: it
         found nothing to do."""
         if run_folder.finished(self.kept.output) is None:
             return False
@@ -320,15 +319,9 @@ class _Attempt:
 
     @property
     def stopped_by(self) -> str | None:
-        """Why the ranks stopped, if they did because somebody asked them."""
+        """Why the ranks stopped, if they were asked to."""
         said = run_folder.stopped(self.kept.output)
         return str(said.get("reason")) if said is not None and self._is_new(run_folder.STOPPED) else None
-
-    @property
-    def is_committed(self) -> bool:
-        """Whether the step at which the run was stopped has its checkpoint; before the first there need be none."""
-        step = (run_folder.stopped(self.kept.output) or {}).get("step")
-        return step == 0 or any(step == checkpoint.step_of(each) for each in checkpoint.committed(self.kept.output))
 
     @property
     def has_progressed(self) -> bool:

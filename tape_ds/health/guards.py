@@ -52,13 +52,7 @@ class NonFinite:
         self._complained = False
 
     def observe(
-        self,
-        step: int,
-        losses: Sequence[float],
-        grad_norms: Sequence[float],
-        skipped: bool,
-        *,
-        rescaled: bool = False,
+        self, step: int, losses: Sequence[float], grad_norms: Sequence[float], skipped: bool, *, rescaled: bool = False
     ) -> str | None:
         """Take in one optimizer step.
 
@@ -92,9 +86,22 @@ class NonFinite:
         self.in_a_row += 1
         samples = {rank: self.samples_of(step - 1, rank) for rank in ranks or range(len(losses))}
         self._write(step, kind, ranks, samples, skipped)
-        message = self._message(step, kind, ranks, samples, skipped, losses)
+        where = "some rank" if not ranks else f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)}"
+        what = f"a gradient on {where} is not finite"
+        if kind == "loss":
+            values = {"NaN" if math.isnan(losses[rank]) else "infinite" for rank in ranks}
+            what = f"the loss on {where} is {values.pop() if len(values) == 1 else 'not finite'}"
+        numbers = _ranges(number for each in samples.values() for number in each)
+        outcome = "step SKIPPED, weights unchanged" if skipped else "step NOT skipped, weights may be damaged"
+        counts = f"{self.total} so far, {self.in_a_row} in a row"
+        message = f"step {step}: {what} (samples {numbers}); {outcome} ({counts})"
         if self.limit and self.in_a_row >= self.limit:
-            raise StoppedByGuard(f"{message}\n{self._verdict()}")
+            named = "" if self.file is None else f"; {self.file} names the samples"
+            raise StoppedByGuard(
+                f"{message}\nstopped: {self.in_a_row} steps in a row were not finite (nonfinite_limit){named}. "
+                "Resume an earlier checkpoint with a lower learning_rate or max_grad_norm (--resume_anyway), or look "
+                "at those samples."
+            )
         return message
 
     def state(self) -> dict[str, int]:
@@ -105,46 +112,12 @@ class NonFinite:
         """Go on counting from :meth:`state`."""
         self.total, self.in_a_row = state["total"], state["in_a_row"]
 
-    def _message(
-        self,
-        step: int,
-        kind: str,
-        ranks: list[int],
-        samples: dict[int, list[int]],
-        skipped: bool,
-        losses: Sequence[float],
-    ) -> str:
-        where = "some rank" if not ranks else f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)}"
-        if kind == "gradient":
-            what = f"a gradient on {where} is not finite"
-        else:
-            values = {"NaN" if math.isnan(losses[rank]) else "infinite" for rank in ranks}
-            what = f"the loss on {where} is {values.pop() if len(values) == 1 else 'not finite'}"
-        numbers = _ranges(number for each in samples.values() for number in each)
-        outcome = "step SKIPPED, weights unchanged" if skipped else "step NOT skipped, weights may be damaged"
-        counts = f"{self.total} so far, {self.in_a_row} in a row"
-        return f"step {step}: {what} (samples {numbers}); {outcome} ({counts})"
-
-    def _verdict(self) -> str:
-        where = "" if self.file is None else f"; {self.file} names the samples"
-        return (
-            f"stopped: {self.in_a_row} steps in a row were not finite (nonfinite_limit){where}. Resume an earlier "
-            f"checkpoint with a lower learning_rate or max_grad_norm (--resume_anyway), or look at those samples."
-        )
-
     def _write(self, step: int, kind: str, ranks: list[int], samples: dict[int, list[int]], skipped: bool) -> None:
         """Append a line. A disk that is full or away must not end a run: that is said once."""
         if self.file is None:
             return
-        entry = {
-            "step": step,
-            "kind": kind,
-            "ranks": ranks,
-            "samples": samples,
-            "skipped": skipped,
-            "in_a_row": self.in_a_row,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        }
+        entry = {"step": step, "kind": kind, "ranks": ranks, "samples": samples, "skipped": skipped}
+        entry |= {"in_a_row": self.in_a_row, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with self.file.open("a", encoding="utf-8") as file:

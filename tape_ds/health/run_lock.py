@@ -1,6 +1,6 @@
 """Who trains into a run's folder right now: every rank locks a file of its own there as long as it lives.
 
-Two jobs that write into one folder destroy both runs; it happens when ranks outlive their launcher and somebody
+Two jobs that write into one folder destroy both runs; it happens when ranks outlive their launcher and a person
 resumes. The system gives a lock back when its process ends, however it ends, so that nothing has to be cleared up by
 hand. ``flock`` itself and not the ``filelock`` package, which has no shared lock to look at another one with.
 """
@@ -104,7 +104,7 @@ class RunLock:
         try:
             _lock(file, fcntl.LOCK_EX)
             if not self.path.exists() or not os.path.samestat(os.fstat(file), self.path.stat()):
-                raise BlockingIOError(errno.EAGAIN, "its holder of before has just removed it")
+                raise BlockingIOError(errno.EAGAIN, "its former holder has just removed it")
         except BaseException:
             os.close(file)
             raise

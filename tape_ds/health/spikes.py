@@ -60,7 +60,11 @@ class SpikeDetector:
         """Take in the next loss; what it is, if it is a spike."""
         if not self.sigma or not math.isfinite(loss):
             return None
-        median, deviation = self._level()
+        median = deviation = math.inf  # while there is too little history
+        if len(self.history) >= min(FEWEST, self.history.maxlen or FEWEST):
+            median = statistics.median(self.history)
+            deviation = TO_SIGMA * statistics.median(abs(each - median) for each in self.history)
+            deviation = max(deviation, LEAST_SHARE * abs(median), LEAST)
         if loss <= median + self.sigma * deviation:
             self.history.append(loss)
             self.above.clear()
@@ -82,11 +86,3 @@ class SpikeDetector:
         self.history.clear()
         self.history.extend(state["history"])
         self.above = list(state["above"])
-
-    def _level(self) -> tuple[float, float]:
-        """Median and standard deviation of the history; infinite while there is too little of it."""
-        if len(self.history) < min(FEWEST, self.history.maxlen or FEWEST):
-            return math.inf, math.inf
-        median = statistics.median(self.history)
-        deviation = TO_SIGMA * statistics.median(abs(loss - median) for loss in self.history)
-        return median, max(deviation, LEAST_SHARE * abs(median), LEAST)

@@ -1,4 +1,4 @@
-"""Why a rank should stop: a signal that somebody sent, or a launcher that died and left its ranks alive.
+"""Why a rank should stop: a signal that it was sent, or a launcher that died and left its ranks alive.
 
 A signal handler notes the reason and nothing else; the ranks agree at the end of a step, commit a checkpoint and leave
 (:mod:`.saving`). Until then neither the signal nor what a launcher's death brings with it may do harm: data-loader
@@ -33,7 +33,7 @@ TWICE_SECONDS = 1.0
 """Ctrl-C again counts as a second one after this long: one press reaches a rank from the terminal and, with some
 launchers, from its launcher as well."""
 LAUNCHER = "the launcher"
-"""How the reason begins where nobody asked."""
+"""How the reason begins where no person asked."""
 
 _LAUNCH = ("deepspeed.launcher.launch",)
 _RUNNER = ("deepspeed", "ds", "deepspeed.launcher.runner")
@@ -41,7 +41,7 @@ _LAUNCHERS = (*_RUNNER, *_LAUNCH, "keep_alive.py", "launchers.keep_alive", "torc
 _CONNECTION = re.compile(r"sshd(-session)?: \S+@notty\b")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*")
 _STARTED_BY_LAUNCH = "CROSS_RANK"
-"""A variable that DeepSpeed's launch.py, and nobody else, sets for its ranks."""
+"""A variable that DeepSpeed's launch.py, and no other launcher, sets for its ranks."""
 _NAME = re.compile(r"(?=.*[A-Za-z0-9])[A-Za-z0-9._-]{1,64}")
 _WRITING_SECONDS = 0.2
 
@@ -50,18 +50,14 @@ class StopRequest:
     """Whether this process was asked to stop, and why; one for each process."""
 
     def __init__(self) -> None:
-        self._reason: str | None = None
+        self.reason: str | None = None
+        """The first reason that was given: a signal's name (``"SIGTERM"``), or words; None: go on."""
         self._previous: dict[int, Any] = {}
         self._interrupted: float | None = None
 
-    @property
-    def reason(self) -> str | None:
-        """The first reason that was given: a signal's name (``"SIGTERM"``), or words; None: go on."""
-        return self._reason
-
     def request(self, reason: str) -> None:
         """Ask for a stop; only the first reason counts. Any thread may."""
-        self._reason = self._reason or reason
+        self.reason = self.reason or reason
 
     def listen(self) -> None:
         """From now on take :data:`SIGNALS` as requests; only the main thread may.
@@ -91,7 +87,7 @@ class StopRequest:
 
 
 def was_asked(reason: str) -> bool:
-    """Whether a run that stopped for this ``reason`` stopped because somebody wanted it to."""
+    """Whether a run that stopped for this ``reason`` was asked to."""
     return not reason.startswith(LAUNCHER)
 
 
@@ -99,7 +95,7 @@ def watch_launcher(request: StopRequest, poll: float = 1.0) -> threading.Thread 
     """Ask for a stop as soon as a launcher above this process is gone.
 
     DeepSpeed's runner leaves its ranks alive when it dies, and so does its launch.py when it is killed; they would
-    train on where nobody sees them and hold their GPUs. On a machine that the runner reaches by ssh, the connection
+    train on unseen and hold their GPUs. On a machine that the runner reaches by ssh, the connection
     stands for it. Shells and schedulers above are not watched.
 
     Args:
@@ -160,7 +156,11 @@ def _launchers_above() -> dict[psutil.Process, list[str]]:
             line = process.cmdline()
         except psutil.Error:  # of another user, or just gone: seen below as missing
             continue
-        if _runs(line) or (_is_connection(line) and _is_remote(found.values())):
+        # sshd's process for one command, above a launch.py whose runner is on another machine: it ends with the
+        # connection, and what it has started does not
+        is_remote = any(_runs(each, _LAUNCH) for each in found.values())
+        is_remote = is_remote and not any(_runs(each, _RUNNER) for each in found.values())
+        if _runs(line) or (is_remote and _CONNECTION.match(" ".join(line))):
             found[process] = line
     return found
 
@@ -176,17 +176,6 @@ def runner_option(name: str) -> str | None:
             if option == name:
                 return value if equals else next(iter(line[place + 1 :]), "")
     return None
-
-
-def _is_connection(line: Sequence[str]) -> bool:
-    """Whether a process is sshd's for one command: it ends with the connection, what it has started does not."""
-    return bool(_CONNECTION.match(" ".join(line)))
-
-
-def _is_remote(lines: Iterable[list[str]]) -> bool:
-    """Whether these launchers are those of a machine that DeepSpeed's runner reaches from another one."""
-    lines = list(lines)
-    return any(_runs(line, _LAUNCH) for line in lines) and not any(_runs(line, _RUNNER) for line in lines)
 
 
 def _one_is_missing(above: dict[psutil.Process, list[str]]) -> bool:
@@ -252,14 +241,10 @@ def tolerate_lost_terminal() -> None:
             continue
         tolerant = TolerantStream(stream)
         setattr(sys, name, tolerant)
-        _rebind_handlers(stream, tolerant)
-
-
-def _rebind_handlers(stream: Any, tolerant: TolerantStream) -> None:
-    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-    for handler in {handler for each in loggers for handler in getattr(each, "handlers", ())}:
-        if getattr(handler, "stream", None) is stream:
-            handler.stream = tolerant  # not setStream, which would flush the old one, and may fail at that
+        loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+        for handler in {handler for each in loggers for handler in getattr(each, "handlers", ())}:
+            if getattr(handler, "stream", None) is stream:
+                handler.stream = tolerant  # not setStream, which would flush the old one, and may fail at that
 
 
 def shield_worker(worker_id: int, init: Callable[[int], None] | None = None) -> None:

@@ -13,7 +13,7 @@ FILE = "TAPE_DS_VERDICT"
 
 
 def leave(code: int) -> None:
-    """Write the code, on rank 0, where somebody asked for it."""
+    """Write the code, on rank 0, where the environment asks for it."""
     path = os.environ.get(FILE)
     if path and os.environ.get("RANK", "0") == "0":
         with contextlib.suppress(OSError):  # the exit code is there as well

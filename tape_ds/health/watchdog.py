@@ -94,15 +94,7 @@ class Watchdog:
         store: of the job; by default the one of its process group, as soon as there is one.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        rank: int,
-        world: int,
-        seconds: float,
-        *,
-        store: Any = None,
-    ):
+    def __init__(self, folder: Path, rank: int, world: int, seconds: float, *, store: Any = None):
         self.folder = folder
         self.rank = rank
         self.world = world
@@ -130,7 +122,7 @@ class Watchdog:
     def beat(self, step: int, phase: str) -> None:
         """Note that this rank goes on: it is about to do ``phase`` of ``step``. Touches nothing but memory.
 
-        All ranks note the same in the same order; what one does alone (writing a file) is no note of its own.
+        All ranks note the same in the same order; what one does alone (writing a file) gets no note.
         """
         last = self._beat
         notes = last.notes + 1 if step == last.step else 0
@@ -180,7 +172,11 @@ class Watchdog:
         else:
             verdict = who_is_behind(self.rank, _within(2 * GRACE_SECONDS, lambda: self._confer(beat)) or [])
         if verdict is not None:
-            self._say(f"{head}; {verdict}; stacks: {stacks}")
+            who = f"watchdog on rank {self.rank}" if self.world > 1 else "watchdog"
+            # past the locks and buffers that a stuck thread may hold; then what was printed before
+            with contextlib.suppress(OSError):
+                os.write(2, f"\n{who}: {head}; {verdict}; stacks: {stacks}\n".encode())
+            _within(1.0, sys.stdout.flush)
         _within(2.0, lambda: self._meet("leaving", 1.0))  # the store goes with rank 0
         os._exit(EXIT_CODE)
 
@@ -218,13 +214,6 @@ class Watchdog:
             with contextlib.suppress(OSError):
                 faulthandler.dump_traceback(2, all_threads=True)
             return f"above ({storage.explain(error, self.folder)})"
-
-    def _say(self, text: str) -> None:
-        """On stderr, past the locks and buffers that a stuck thread may hold; then what was printed before."""
-        who = f"watchdog on rank {self.rank}" if self.world > 1 else "watchdog"
-        with contextlib.suppress(OSError):
-            os.write(2, f"\n{who}: {text}\n".encode())
-        _within(1.0, sys.stdout.flush)
 
 
 def _in_collective() -> bool:

@@ -44,15 +44,11 @@ def attach(model: PreTrainedModel, settings: Any) -> nn.Module:
     )
     # The engine keeps fp32 masters itself; adapters upcast by peft next to 16-bit copies break ZeRO-3's partitions.
     wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
-    _give_back_the_head(wrapped)
-    return wrapped
-
-
-def _give_back_the_head(wrapped: nn.Module) -> None:
-    """Where a head is tied to trained embeddings, peft's copy of it is a plain ``nn.Linear`` (with its two sizes in the
-    wrong order), which could only give logits."""
+    # Where a head is tied to trained embeddings, peft's copy of it is a plain ``nn.Linear`` (with its two sizes in the
+    # wrong order), which could only give logits.
     for module in wrapped.modules():
         if isinstance(module, ModulesToSaveWrapper) and isinstance(module.original_module, OutputHead):
             for copied in module.modules_to_save.values():
                 head: Any = OutputHead.of(copied)
                 head.out_features, head.in_features = head.weight.shape
+    return wrapped

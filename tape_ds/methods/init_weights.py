@@ -8,11 +8,11 @@ Values are drawn module by module on the CPU in fp32, as the model's own ``_init
 parameters are; under ZeRO-3 these are gathered one at a time, and rank 0's values go to all.
 """
 
-import contextlib
 import copy
 import hashlib
 from collections.abc import Iterator
 
+import deepspeed
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -40,12 +40,16 @@ def build(config: TapeConfig, seed: int, dtype: torch.dtype) -> TapeForCausalLM:
     with torch.device("meta"):
         blank = TapeForCausalLM(config)
     parameters = dict(model.named_parameters())
-    draws = _speaks() or not any(hasattr(parameter, "ds_id") for parameter in parameters.values())
+    # where parameters are sharded, all ranks take the values of rank 0
+    draws = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    draws = draws or not any(hasattr(parameter, "ds_id") for parameter in parameters.values())
     for path, part in _parts(blank):
         names = [name for name, _ in part.named_parameters(prefix=path) if name in parameters]  # tied ones: the first
         values = _draw(blank, path, part, seed) if draws and names else {}
         for name in names:
-            _assign(parameters[name], values.get(name))
+            with torch.no_grad(), deepspeed.zero.GatheredParameters([parameters[name]], modifier_rank=0):
+                if name in values:
+                    parameters[name].copy_(values[name])
     return model
 
 
@@ -67,34 +71,10 @@ def _draw(blank: TapeForCausalLM, path: str, part: nn.Module, seed: int) -> dict
     modules = dict(drawn.named_modules(prefix=path))
     with torch.random.fork_rng(devices=[]):
         for name in reversed(modules):  # children first, as transformers does it
-            torch.default_generator.manual_seed(_seed_of(name, seed))
+            own = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]  # a seed for each module
+            torch.default_generator.manual_seed(int.from_bytes(own, "little"))
             blank._init_weights(modules[name])
     values = {name: parameter.detach() for name, parameter in drawn.named_parameters(prefix=path)}
     if forgotten := [name for name, value in values.items() if not value.isfinite().all()]:
         raise RuntimeError(f"_init_weights gives no value to {', '.join(forgotten)}")
     return values
-
-
-def _seed_of(name: str, seed: int) -> int:
-    """A seed of its own for every module."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "little")
-
-
-def _assign(parameter: nn.Parameter, value: Tensor | None) -> None:
-    """Copy ``value`` (None on a rank that takes rank 0's) into a parameter, wherever it lies."""
-    with torch.no_grad(), _gathered(parameter):
-        if value is not None:
-            parameter.copy_(value)
-
-
-def _gathered(parameter: nn.Parameter) -> contextlib.AbstractContextManager:
-    if not hasattr(parameter, "ds_id"):
-        return contextlib.nullcontext()
-    import deepspeed
-
-    return deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)
-
-
-def _speaks() -> bool:
-    """Whether this is the rank whose values all take."""
-    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0

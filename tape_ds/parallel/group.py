@@ -73,12 +73,6 @@ class Group:
         comm.all_reduce(found, op=comm.ReduceOp.MAX, group=self.handle)
         return found
 
-    def agree_on_draws(self, device: torch.device) -> None:
-        """Take over torch's CPU generator of process 0."""
-        state = torch.get_rng_state().to(device)
-        comm.broadcast(state, src=self.first, group=self.handle)
-        torch.set_rng_state(state.cpu())
-
     def _swap(self, x: Tensor) -> Tensor:
         sent = x.contiguous()
         received = torch.empty_like(sent)
@@ -173,8 +167,10 @@ class GroupShards(Shards):
         return slice(self.group.index * own, (self.group.index + 1) * own)
 
     def agree_on_draws(self, device: torch.device) -> None:
-        """Take over the generator of the group's process 0."""
-        self.group.agree_on_draws(device)
+        """Take over torch's CPU generator of the group's process 0."""
+        state = torch.get_rng_state().to(device)
+        comm.broadcast(state, src=self.group.first, group=self.group.handle)
+        torch.set_rng_state(state.cpu())
 
     def all_heads(self, x_BhTC: Tensor) -> Tensor:
         """[B, h, T, C] -> [B, H, t, C]: this process's tokens, of every process's heads; 0 behind the rows' end."""

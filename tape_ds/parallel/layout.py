@@ -67,7 +67,11 @@ def check_heads(heads: int, key_value_heads: int, size: int, field: str = SEQUEN
 
     Each takes equally many query heads: whole groups of them, or a part of one group.
     """
-    fitting = [each for each in range(1, heads + 1) if _shares(heads, key_value_heads, each)]
+    fitting = [
+        each
+        for each in range(1, heads + 1)
+        if heads % each == 0 and (key_value_heads % each == 0 or each % key_value_heads == 0)
+    ]
     if size in fitting:
         return
     wrong = (
@@ -92,8 +96,3 @@ def check_cuts(config: Any, size: int) -> Iterator[Problem]:
             yield Problem(TENSOR, size, wrong, f"use {SEQUENCE}")
     if size > min(config.intermediate_size, config.vocab_size):
         yield Problem(TENSOR, size, "more than the model's columns, or entries of its vocabulary", "give less")
-
-
-def _shares(heads: int, key_value_heads: int, size: int) -> bool:
-    groups_fit = key_value_heads % size == 0 or size % key_value_heads == 0
-    return heads % size == 0 and groups_fit

@@ -63,7 +63,11 @@ def use_tensor_parallelism(model: nn.Module, layout: Layout, rank: int, timeout:
     raise_if_any(list(check_cuts(bare.config, layout.tensor)))
     raise_if_any(list(_problems(bare, layout.tensor)))
     group = Group.of(layout, rank, timeout)
-    _require_equal(model, group)
+    # pieces of different weights, put side by side, would show nowhere else
+    sums = torch.stack([each.detach().sum(dtype=torch.float64).to("cpu") for each in model.parameters()])
+    sums = sums.to(next(model.parameters()).device)
+    if not torch.equal(group.largest(sums), -group.largest(-sums)):
+        raise RuntimeError("the processes that are to share the model hold different weights")
     part = vocabulary.Part(group, tuple(_sizes(bare.config.vocab_size, group.size)))
     for style, module in _planned(bare):
         if style == "vocabulary":
@@ -91,33 +95,21 @@ def _planned(bare: Any) -> Iterator[tuple[str, nn.Module]]:
         yield from ((style, module) for pattern, style in patterns if pattern.fullmatch(name))
 
 
-def _require_equal(model: nn.Module, group: Group) -> None:
-    """Nobody else would see that pieces of different weights were put side by side."""
-    sums = torch.stack([each.detach().sum(dtype=torch.float64).to("cpu") for each in model.parameters()])
-    sums = sums.to(next(model.parameters()).device)
-    if not torch.equal(group.largest(sums), -group.largest(-sums)):
-        raise RuntimeError("the processes that are to share the model hold different weights")
-
-
 def _problems(bare: Any, size: int) -> Iterator[Problem]:
     names = {id(module): name for name, module in bare.named_modules()}
     for style, module in _planned(bare):
         for name, parameter in module.named_parameters():
-            owner = module.get_submodule(name.rpartition(".")[0])
-            if _is_cuttable(style, owner, name) and getattr(parameter, "quant_state", None) is None:
+            owner, kind = module.get_submodule(name.rpartition(".")[0]), _kind(name)
+            # whether the owner still computes the right thing with a piece of it
+            fits = kind is not None
+            if style == "vocabulary":
+                fits = kind in ("weight", "bias") and isinstance(owner, nn.Embedding | OutputHead)
+            if fits and getattr(parameter, "quant_state", None) is None:
                 continue
             wrong = f"{names[id(module)]}.{name} is of a kind that cannot be cut"
             remedy = "adapt linear layers of the blocks, unquantised, by plain LoRA; or use ZeRO-3"
             yield Problem(TENSOR, size, wrong, remedy)
             return
-
-
-def _is_cuttable(style: str, owner: nn.Module, name: str) -> bool:
-    """Whether ``owner``, whose parameter this is, still computes the right thing with a piece of it."""
-    kind = _kind(name)
-    if style == "vocabulary":
-        return kind in ("weight", "bias") and isinstance(owner, nn.Embedding | OutputHead)
-    return kind is not None
 
 
 def _kind(name: str) -> str | None:

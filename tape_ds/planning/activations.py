@@ -24,7 +24,7 @@ class Kept:
     by: str = ""
     """"attention" or "product" where that gave it: what selective checkpointing keeps as well."""
     carried: bool = False
-    """Whether the last block does without: it carries no state, for nobody reads an update of it."""
+    """Whether the last block does without: it carries no state, since no layer reads an update of it."""
 
 
 def inside(job: Job) -> list[Kept]:
@@ -151,7 +151,7 @@ def of(job: Job) -> Activations:
 
 def _kept_again(job: Job, parts: list[Kept]) -> tuple[float, float]:
     """Bytes per token that selective checkpointing keeps of a block, and those of them that it keeps beside what a
-    block keeps anyway: outputs of linear maps that nobody's backward reads."""
+    block keeps anyway: outputs of linear maps that no backward reads."""
     policy, model, element = job.layout.checkpoint_layers, job.model, job.element
     if not isinstance(policy, str):
         return 0.0, 0.0

@@ -21,7 +21,7 @@ class Job:
     """Rows of an optimizer step."""
     layout: Layout
     gpu: Gpu | None = None
-    """None: a CPU, whose time nobody predicts."""
+    """None: a CPU, whose time is not predicted."""
     steps: int = 0
     """Of the run; 0: not said."""
     element: int = 2
@@ -93,7 +93,7 @@ class Job:
 
     @property
     def masters(self) -> bool:
-        """Whether the engine holds weights of its own that the optimizer steps on; it does at every stage but 0 in
+        """Whether the engine holds separate weights that the optimizer steps on; it does at every stage but 0 in
         fp32, where the model's are what it steps on."""
         return self.layout.zero is not None and (self.layout.zero > 0 or self.element < 4)
 

@@ -88,25 +88,13 @@ def estimate(job: Job, *, reserve: bool = True) -> Estimate:
     """
     found, gradients = activations.of(job), _gradients(job)
     states, away = _states(job)
-    forward = {"checkpoints": found.checkpoints, "position_states": found.states}
+    forward = states | {"checkpoints": found.checkpoints, "position_states": found.states}
+    forward["gradients"] = gradients.accumulated + found.head_weight
     freed = states | {"gathered": 0.0}
     kept = found.recomputed + found.working
     moments: tuple[Memory, ...] = (
-        Memory(
-            "loss",
-            **states,
-            **forward,
-            activations=found.inside + found.head,
-            logits=found.logits,
-            gradients=gradients.accumulated + found.head_weight,
-        ),
-        Memory(
-            "backward",
-            **states,
-            **forward,
-            activations=found.inside + kept,
-            gradients=gradients.accumulated + found.head_weight,
-        ),
+        Memory("loss", **forward, activations=found.inside + found.head, logits=found.logits),
+        Memory("backward", **forward, activations=found.inside + kept),
         Memory(
             "end of the backward",
             **(states if job.layout.zero == 3 else freed),
@@ -118,7 +106,10 @@ def estimate(job: Job, *, reserve: bool = True) -> Estimate:
     if not job.trained.anything:
         moments = (Memory("forward", weights=states["weights"], gathered=states["gathered"], logits=found.logits),)
     if reserve:
-        moments = tuple(_with_reserve(each) for each in moments)
+        moments = tuple(
+            replace(each, reserve=CUDA_BYTES + FRAGMENTATION * (each.total - each.weights - each.optimizer))
+            for each in moments
+        )
     return Estimate(moments, away["cpu"] + found.offloaded, away["nvme"], checkpoint_bytes(job))
 
 
@@ -177,11 +168,6 @@ def _gradients(job: Job) -> _Gradients:
         copies = {1: own * element + fp32, 2: max(fp32, own * element)}
         step = boundary + copies.get(layout.zero or 0, fp32)
     return _Gradients(accumulated, boundary, boundary if layout.offload_optimizer != "none" else step)
-
-
-def _with_reserve(moment: Memory) -> Memory:
-    comes_and_goes = moment.total - moment.weights - moment.optimizer
-    return replace(moment, reserve=CUDA_BYTES + FRAGMENTATION * comes_and_goes)
 
 
 def checkpoint_bytes(job: Job) -> float:

@@ -26,7 +26,7 @@ class Plan:
         """Seconds of a step.
 
         Raises:
-            ValueError: on a CPU, whose speed nobody predicts.
+            ValueError: on a CPU, whose speed is not predicted.
         """
         if self.job.gpu is None:
             raise ValueError("time is predicted for GPUs alone")
@@ -34,7 +34,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether GPU and host have room; without a GPU nobody says."""
+        """Whether GPU and host have room; without a GPU there is no limit to compare with."""
         gpu, found = self.job.gpu, self.memory
         return gpu is None or (found.peak.total <= gpu.memory and found.host <= gpu.host_memory)
 

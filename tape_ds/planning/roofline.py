@@ -18,7 +18,7 @@ HIDDEN_SHARE = 0.9
 """Of computation that communication can go on beside; the rest is begun before or ended after it. The same share of a
 message is what can be hidden at most."""
 WIDE_KERNEL_SHARE = 0.75
-"""Of the vendor kernel's rate that the fused kernel for a wide value reaches: assumed, nobody has timed it."""
+"""Of the vendor kernel's rate that the fused kernel for a wide value reaches: assumed, not timed."""
 STEP_BYTES = 30
 """AdamW, fused, per trained parameter: master and two moments read and written, the gradient read, 16 bits written."""
 

@@ -37,11 +37,16 @@ def _rank(found: Plan) -> tuple[bool, float, int]:
 
 
 def _layouts(job: Job, *, offload: bool) -> Iterator[Layout]:
-    """Every one that a run would take, with the engines of ``ds_configs``."""
+    """Every one that a run would take, with the engines of ``ds_configs`` (those that offload, where ``offload``)."""
     gpus = job.layout.gpus
     policies = POLICIES if job.trained.anything else (None,)
     tensors = _powers(min(gpus, 8 if job.gpu is None else job.gpu.per_node))
-    for engine, tensor, sequence in product(_engines(job.model.hidden, offload=offload), tensors, _powers(gpus)):
+    third: dict[str, Any] = {"zero": 3, "engine": Engine.zero_3(job.model.hidden)}
+    engines: list[dict[str, Any]] = [{"zero": 1}, {"zero": 2}, third]
+    if offload:
+        moved = {"offload_optimizer": "cpu"}
+        engines = [{"zero": 2, **moved}, {**third, **moved, "offload_weights": "cpu"}]
+    for engine, tensor, sequence in product(engines, tensors, _powers(gpus)):
         spread = Layout(gpus=gpus, tensor=tensor, sequence=sequence, **engine)
         if not possible(replace(job, layout=spread)):
             continue
@@ -54,14 +59,6 @@ def _layouts(job: Job, *, offload: bool) -> Iterator[Layout]:
                 yield replace(layout, mlp_tiles=TILES)
             if again == 1 and offload:
                 yield replace(layout, offload_checkpoints=True)
-
-
-def _engines(hidden: int, *, offload: bool) -> list[dict[str, Any]]:
-    """What ``ds_configs/zero1`` to ``zero3`` shard, or ``zero2_offload`` and ``zero3_offload``."""
-    if not offload:
-        return [{"zero": 1}, {"zero": 2}, {"zero": 3, "engine": Engine.zero_3(hidden)}]
-    moved = {"offload_optimizer": "cpu"}
-    return [{"zero": 2, **moved}, {"zero": 3, "engine": Engine.zero_3(hidden), "offload_weights": "cpu", **moved}]
 
 
 def _powers(largest: int) -> list[int]:

@@ -46,11 +46,8 @@ class Addressing:
 
     def derived(self) -> dict[str, Any]:
         """Fields of the recipe that follow from it."""
-        return {
-            "task_options": tasks.options_of(self.task),
-            "test_lengths": list(self.tested),
-            "window": self.window,
-        }
+        options = tasks.options_of(self.task)
+        return {"task_options": options, "test_lengths": list(self.tested), "window": self.window}
 
 
 def wrong_trained(task: Task, given: list[int]) -> str | None:

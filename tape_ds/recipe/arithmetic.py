@@ -143,16 +143,9 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
         words = new_model.Words(task.vocabulary, special=True)
         whole = model.position_options.get("max_range") or DRAWN_FROM * self.test_tokens
         signs = [number for letter, number in words.get_vocab().items() if letter in task.signs]
-        own = {
-            "max_range": whole,
-            "evaluation_length": min(whole, self.test_tokens),
-            "separators": sorted(signs),
-        }
-        known = {
-            name: value
-            for name, value in own.items()
-            if not positions.check_options(model.position_encoding, {name: value})
-        }
+        own = {"max_range": whole, "evaluation_length": min(whole, self.test_tokens), "separators": sorted(signs)}
+        encoding = model.position_encoding
+        known = {name: own[name] for name in own if not positions.check_options(encoding, {name: own[name]})}
         options = known | model.position_options
         return new_model.configuration(model, self.data.window, words, len(words), options, words.pad_token_id)
 
@@ -207,9 +200,8 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
         """Epochs of rows that are drawn without end would be no steps at all."""
         epochs = self.trainer_value("num_train_epochs") if "num_train_epochs" in self.given else 0
         if epochs > 0 and self.trainer_value("max_steps") <= 0:
-            yield Problem(
-                "num_train_epochs", epochs, "problems are drawn, and have no end", "give max_steps in its place"
-            )
+            wrong = "problems are drawn, and have no end"
+            yield Problem("num_train_epochs", epochs, wrong, "give max_steps in its place")
 
     @rule("task", *OF_ADDRESSING, *OF_ARITHMETIC)
     def _fields(self) -> Iterator[Problem]:

@@ -54,10 +54,7 @@ def switch(name: str, flags: dict[str, list[str]], problems: list[Problem]) -> b
 
 
 def override(
-    collected: Collected,
-    flags: Mapping[str, list[str]],
-    annotations: Mapping[str, Any],
-    problems: list[Problem],
+    collected: Collected, flags: Mapping[str, list[str]], annotations: Mapping[str, Any], problems: list[Problem]
 ) -> Collected:
     """``collected`` with the command line's values in place of the files'.
 

@@ -20,7 +20,7 @@ from tape_ds.installation import ROOT
 from tape_ds.recipe import deepspeed_keys, library_fields
 
 FOLDER = ROOT / "ds_configs"
-_SHARED = (*("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps", "gradient_clipping"),)
+_SHARED = ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps", "gradient_clipping")
 """Keys at the top whose values are the trainer's."""
 
 

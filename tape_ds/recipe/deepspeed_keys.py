@@ -2,7 +2,7 @@
 
 DeepSpeed refuses an unknown key inside the blocks it parses with pydantic and silently ignores one anywhere else, so
 ``gradient_cliping`` would train without clipping. The keys are those of :mod:`.library_fields`, found in its models and
-its constants; what is told of them here is what neither says.
+its constants; what is said of them here is what neither says.
 """
 
 import functools

@@ -228,9 +228,8 @@ class ExtensionRecipe(Recipe):
             else:  # the encoding is the method's, the options may be a base's, meant for another
                 yield replace(problem, remedy=f"{problem.remedy}; or without any, position_options: {{}}")
         if model.state_dtype is not None and model.state_dtype not in STATE_DTYPES:
-            yield Problem(
-                "state_dtype", model.state_dtype, "unknown dtype", did_you_mean(model.state_dtype, STATE_DTYPES)
-            )
+            remedy = did_you_mean(model.state_dtype, STATE_DTYPES)
+            yield Problem("state_dtype", model.state_dtype, "unknown dtype", remedy)
 
     @rule("method", "rope_parameters", "theta_linear")
     def _scaling(self) -> Iterator[Problem]:
@@ -289,9 +288,8 @@ class ExtensionRecipe(Recipe):
         encoding, chunks = self.model.position_encoding, self.data.pose.chunks
         if chunks >= 2 and encoding in positions.available() and positions.reads_tokens(encoding):
             wrong = f"position_encoding = {encoding!r} counts tokens itself, and would see no skip"
-            yield Problem(
-                "pose_chunks", chunks, wrong, "give pose_chunks: 1 (and a longer window), or another encoding"
-            )
+            remedy = "give pose_chunks: 1 (and a longer window), or another encoding"
+            yield Problem("pose_chunks", chunks, wrong, remedy)
 
     @rule("pose_chunks", "pose_reach", "pose_content", "pose_skips", "pose_max_skip", "window", "target_length")
     def _pose(self) -> Iterator[Problem]:
@@ -303,12 +301,10 @@ class ExtensionRecipe(Recipe):
         """A row of one document has no borders."""
         data = self.data
         if data.pose.chunks >= 2:
-            one = f"pose_chunks = {data.pose.chunks} draws a row from one document"
+            wrong = f"pose_chunks = {data.pose.chunks} draws a row from one document, nothing is packed"
             for name, default in {"packing": "cut", "attend_across": False, "append_eos": False}.items():
-                if getattr(data, name) != default:
-                    yield Problem(
-                        name, getattr(data, name), f"{one}, nothing is packed", "remove it, or pose_chunks: 1"
-                    )
+                if (value := getattr(data, name)) != default:
+                    yield Problem(name, value, wrong, "remove it, or pose_chunks: 1")
         elif data.attend_across and data.packing == "single":
             wrong = "packing = 'single' makes rows of one document, there is nothing to attend across"
             yield Problem("attend_across", True, wrong, "remove it, or packing: cut or whole")
@@ -426,7 +422,7 @@ class ExtensionRecipe(Recipe):
             yield Problem(TENSOR, size, "a weight in 4 bits cannot be cut", "remove one of the two, or use ZeRO-3")
 
 
-def check_against_model(recipe: "ExtensionRecipe", model_config: Any) -> list[Problem]:
+def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Problem]:
     """What of the recipe the model cannot do, once its configuration is known.
 
     Args:
@@ -449,7 +445,21 @@ def check_against_model(recipe: "ExtensionRecipe", model_config: Any) -> list[Pr
         remedy = f"give {native}, or leave it out"
         problems.append(Problem("rope_parameters.original_max_position_embeddings", window, wrong, remedy))
         window = None
-    return [*problems, *_check_reach(recipe, config, window, native)]
+    # a factor must reach the target from the angles that the model has, where they are known
+    rope, own, base = recipe.angles, _own_angles(config), factor_base(recipe, config, window, native)
+    factor, theta = rope.get("factor"), rope.get("rope_theta")
+    if isinstance(factor, (int, float)) and factor * base < target:
+        wrong = f"{factor:g} x {base:,} = {factor * base:,.0f} tokens do not reach target_length = {target:,}"
+        enough = math.ceil(target / base * 1000) / 1000  # rounded down it would not reach either
+        remedy = f"give {enough:.10g} or more ({target:,} / {base:,}), or leave factor out (factor: null): it follows"
+        problems.append(Problem("rope_parameters.factor", factor, wrong, f"{remedy} from target_length"))
+    # a base frequency that a method is about must be larger than the model's
+    present = own["rope_theta"] if own is not None and "rope_theta" in recipe.chosen.angles else None
+    if present is not None and isinstance(theta, (int, float)) and theta <= present:
+        wrong = f"not larger than the rope_theta of {recipe.model.model}, {present:g}: it would reach no further"
+        remedy = "give a larger one, or choose another method"
+        problems.append(Problem("rope_parameters.rope_theta", theta, wrong, remedy))
+    return problems
 
 
 def native_length(config: Mapping[str, Any]) -> int | None:
@@ -458,7 +468,7 @@ def native_length(config: Mapping[str, Any]) -> int | None:
     return found if type(found) is int and found >= 1 else None
 
 
-def factor_base(recipe: "ExtensionRecipe", config: Mapping[str, Any], window: Any, native: int) -> int:
+def factor_base(recipe: ExtensionRecipe, config: Mapping[str, Any], window: Any, native: int) -> int:
     """Tokens that a factor of the recipe's angles counts from: the ``window`` that it names, or what the model's own
     angles, where they are known, leave of its native length."""
     if isinstance(window, int):
@@ -478,25 +488,6 @@ def _own_angles(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     from tape_ds.model.positions import scaling
 
     return None if scaling.check(own) else own
-
-
-def _check_reach(recipe: "ExtensionRecipe", config: Mapping[str, Any], window: Any, native: int) -> Iterator[Problem]:
-    """A factor that is given must reach the target from the angles that the model has (where they are known), and a
-    base frequency that a method is about must be larger than theirs."""
-    rope, target = recipe.angles, recipe.model.target_length
-    own, base = _own_angles(config), factor_base(recipe, config, window, native)
-    factor, theta = rope.get("factor"), rope.get("rope_theta")
-    if isinstance(factor, (int, float)) and factor * base < target:
-        wrong = f"{factor:g} x {base:,} = {factor * base:,.0f} tokens do not reach target_length = {target:,}"
-        enough = math.ceil(target / base * 1000) / 1000  # rounded down it would not reach either
-        remedy = f"give {enough:.10g} or more ({target:,} / {base:,}), or leave factor out (factor: null): it follows"
-        remedy += " from target_length"
-        yield Problem("rope_parameters.factor", factor, wrong, remedy)
-    if own is None or "rope_theta" not in recipe.chosen.angles or not isinstance(theta, (int, float)):
-        return
-    if theta <= (present := own["rope_theta"]):
-        wrong = f"not larger than the rope_theta of {recipe.model.model}, {present:g}: it would reach no further"
-        yield Problem("rope_parameters.rope_theta", theta, wrong, "give a larger one, or choose another method")
 
 
 load = partial(loading.load, kind=ExtensionRecipe)

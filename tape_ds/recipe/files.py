@@ -34,7 +34,7 @@ LARGEST = 100_000
 
 @dataclass
 class Given:
-    """One value as somebody wrote it."""
+    """One value as it is written."""
 
     value: Any
     where: str
@@ -155,7 +155,12 @@ def _read_chain(
         wrong = f"recipes build on each other in a circle: {loop}"
         problems.append(Problem("base", str(place), wrong, "break the circle"))
         return {}
-    found = _said_at(place, field, above, problems)
+    file = _shipped_file(place.path) if _is_shipped(place.path) else _read_file(place.path, field)
+    if all(place.path != each.path for each in above):  # else said already
+        problems += file.problems
+    found = dict(file.own)
+    if place.variant:
+        found = {name: given for name, given in file.variants[place.variant].items() if name != "about"}
     base = found.pop("base", None)
     if base is None:
         below = Place(place.path) if place.variant else None
@@ -167,16 +172,6 @@ def _read_chain(
     return found if below is None else _read_chain(below, "base", (*above, place), problems, launcher) | found
 
 
-def _said_at(place: Place, field: str, above: tuple[Place, ...], problems: list[Problem]) -> Collected:
-    """What is written at one place, without what it builds on."""
-    file = _shipped_file(place.path) if _is_shipped(place.path) else _read_file(place.path, field)
-    if all(place.path != each.path for each in above):  # else said already
-        problems += file.problems
-    if place.variant is None:
-        return dict(file.own)
-    return {name: given for name, given in file.variants[place.variant].items() if name != "about"}
-
-
 def _find_or_say(
     name: str, folder: Path, field: str, problems: list[Problem], launcher: str, where: str = ""
 ) -> Place | None:
@@ -185,7 +180,7 @@ def _find_or_say(
         known = recipes_of(launcher) if launcher else []
         remedy = f"{did_you_mean(Path(name).stem, known)} (in {RECIPES}), or give the path of a .yaml file"
         problems.append(Problem(field, name, f"no such recipe{where}", remedy))
-        # a shipped file that somebody broke hides its variants
+        # a shipped file that is broken hides its variants
         problems += [each for path in _shipped_paths(RECIPES) for each in _shipped_file(path).problems]
     return place
 
@@ -199,19 +194,15 @@ def find(name: str, folder: Path) -> Place | None:
     for path in [paths.of(name), folder / name] if is_path else [folder / f"{name}.yaml"]:
         if os.path.isfile(path):
             return Place(path.resolve())
-    return None if is_path else _find_shipped(name)
-
-
-def _find_shipped(name: str) -> Place | None:
-    """Reads those files alone in which the name stands: reading all of them takes longer than checking a recipe."""
-    folder, _, name = name.rpartition("/")
-    for path in _shipped_paths(RECIPES):
-        if folder and path.relative_to(RECIPES.resolve()).parent.as_posix() != folder:
+    room, _, stem = name.rpartition("/")
+    for path in [] if is_path else _shipped_paths(RECIPES):
+        if room and path.relative_to(RECIPES.resolve()).parent.as_posix() != room:
             continue
-        if path.stem == name:
+        if path.stem == stem:
             return Place(path)
-        if name in path.read_text(encoding="utf-8", errors="replace") and name in _shipped_file(path).variants:
-            return Place(path, name)
+        # only a file in which the name stands is read as YAML: reading all takes longer than checking a recipe
+        if stem in path.read_text(encoding="utf-8", errors="replace") and stem in _shipped_file(path).variants:
+            return Place(path, stem)
     return None
 
 
@@ -282,7 +273,7 @@ def read_yaml(path: Path, field: str, problems: list[Problem]) -> Collected:
 
 
 def _document(path: Path, field: str, problems: list[Problem]) -> _Document | None:
-    """The mapping that a file is, as YAML's nodes and as values; None where it is none, which ``problems`` then say."""
+    """The mapping that a file is, as YAML's nodes and as values; None, and a problem, where it is something else."""
 
     def refuse(wrong: str, remedy: str) -> _Document | None:
         problems.append(Problem(field, str(path), wrong, remedy))

@@ -8,8 +8,6 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic.fields import FieldInfo
-
 from tape_ds import fields
 from tape_ds.errors import Problem, UserError, did_you_mean, is_main_process
 from tape_ds.fields import Section
@@ -138,17 +136,11 @@ def _title(section: type[Section]) -> str:
 def _described(section: type[Section], own: str) -> str:
     """What a field is, and its default where the description does not say it."""
     field = section.model_fields[own]
-    text = OURS.get(own) or field.description or ""
-    return f"{_plain(text)} {_default(field)}".strip()
-
-
-def _default(field: FieldInfo) -> str:
+    text = _plain(OURS.get(own) or field.description or "")
     if field.is_required():
-        return "Required."
+        return f"{text} Required.".strip()
     value = field.get_default(call_default_factory=True)
-    if value is None or value in ([], {}, "", False):
-        return ""
-    return f"[{_shown(value)}]"
+    return text if value is None or value in ([], {}, "", False) else f"{text} [{_shown(value)}]".strip()
 
 
 def _shown(value: Any) -> str:

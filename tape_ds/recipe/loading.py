@@ -22,7 +22,6 @@ from tape_ds.recipe.trainer import Trainer
 R = TypeVar("R", bound=Recipe)
 
 
-@functools.cache
 def sections(kind: type[Recipe]) -> tuple[type[Section], ...]:
     """Every section of a recipe of this kind, the trainer's last."""
     return (*kind.SECTIONS.values(), Trainer)
@@ -44,7 +43,7 @@ def field_hints(kind: type[Recipe]) -> dict[str, Any]:
 
 
 def required(kind: type[Recipe]) -> list[str]:
-    """Names of the fields that somebody must write."""
+    """Names of the fields that must be written."""
     return [name for name, (section, own) in table(kind).items() if section.model_fields[own].is_required()]
 
 
@@ -106,7 +105,11 @@ def _checked(
     values: dict[str, Any] = {}
     for name, given in collected.items():
         if name not in known:
-            problems.append(_unknown(kind, name, given))
+            former = {**trainer.REMOVED, **kind.FORMER}.get(name)
+            wrong = f"{'unknown field' if former is None else 'no field any more'} ({given.where})"
+            names = [*known, "base", "launcher", "recipe", "print_config", "dry_run"]
+            remedy = did_you_mean(name, names) if former is None else f"today: {former}"
+            problems.append(Problem(name, given.value, wrong, remedy))
             continue
         annotation = field_hints(kind)[name]
         # null is the word for "not given" wherever it is no value, and everywhere in transformers' fields
@@ -128,24 +131,14 @@ def _checked(
     return trainer.rename(values, problems)
 
 
-def _unknown(kind: type[Recipe], name: str, given: files.Given) -> Problem:
-    former = {**trainer.REMOVED, **kind.FORMER}
-    if name in former:
-        return Problem(name, given.value, f"no field any more ({given.where})", f"today: {former[name]}")
-    known = [*field_hints(kind), "base", "launcher", "recipe", "print_config", "dry_run"]
-    return Problem(name, given.value, f"unknown field ({given.where})", did_you_mean(name, known))
-
-
 def _build(
     kind: type[R], name: str, values: Mapping[str, Any], broken: set[str], world_size: int, problems: list[Problem]
 ) -> R:
     """The recipe with every default resolved; broken fields have stand-ins."""
     stand_ins = {key: value for key, value in kind.STAND_INS.items() if key in broken}
     flat = {"output_dir": f"runs/{name}"} | stand_ins | dict(values)
-    config = None
     chosen = flat.get("deepspeed", trainer.DEFAULTS["deepspeed"])
-    if chosen and "deepspeed" not in broken:
-        config = deepspeed_config.read(chosen, problems)
+    config = deepspeed_config.read(chosen, problems) if chosen and "deepspeed" not in broken else None
     defaults: dict[str, Any] = {}
     for section in kind.SECTIONS.values():
         defaults |= section.build(flat).flat()

@@ -81,7 +81,7 @@ def with_trait(wanted: Callable[[Method], bool]) -> str:
     return ", ".join(name for name, method in METHODS.items() if wanted(method))
 
 
-def targets_of(method: Method, model_type: str, settings: "MethodSection") -> Iterator[Problem]:
+def targets_of(method: Method, model_type: str, settings: MethodSection) -> Iterator[Problem]:
     """Adapter targets that this kind of model does not have."""
     family = model_type.removeprefix("tape_")
     known = GPTJ_TARGETS if family == "gptj" else LORA_TARGETS

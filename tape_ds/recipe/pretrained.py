@@ -1,6 +1,6 @@
 """The model that a recipe starts from, as far as its address, its ``config.json`` and the headers of its files tell.
 
-Nothing is loaded, and neither torch nor transformers is imported. Of a hub id one file is read, and only where somebody
+Nothing is loaded, and neither torch nor transformers is imported. Of a hub id one file is read, and only where a person
 looks before a run: the run itself meets the hub anyway.
 """
 
@@ -69,7 +69,7 @@ class Fetched:
     file: Path | None = None
     """Its ``config.json``, in the hub's cache."""
     why_not: str | None = None
-    """Why it was not read, where that is nobody's mistake."""
+    """Why it was not read, where that is no mistake of the recipe."""
     problem: Problem | None = None
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
 
 NO_TOKENIZER = new_model.Words((".", "\n", "0"))
-"""Stands in for a tokenizer that nobody has yet: what an encoding takes from one changes no size."""
+"""Stands in for a tokenizer that is not there yet: what an encoding takes from one changes no size."""
 EVAL_MULTIPLES = (1, 2, 4, 8)
 """Default lengths that are scored, in windows."""
 
@@ -65,11 +65,7 @@ class PretrainingRecipe(new_model.NewModelRecipe):
 
     LAUNCHER: ClassVar[str] = "pretrain_c4"
     DEFAULT: ClassVar[str] = "tiny"
-    STAND_INS: ClassVar[Mapping[str, Any]] = {
-        **new_model.STAND_INS,
-        "train_data": ["stdlib"],
-        "window": 64,
-    }
+    STAND_INS: ClassVar[Mapping[str, Any]] = {**new_model.STAND_INS, "train_data": ["stdlib"], "window": 64}
     FORMER: ClassVar[Mapping[str, str]] = {
         "config_name": "the sizes and position_encoding themselves, as fields of the recipe",
         "dataset_cache_dir": "train_data",
@@ -165,10 +161,10 @@ class PretrainingRecipe(new_model.NewModelRecipe):
             if kind is not None and kind.tokenised:
                 wrong = "holds token ids already, and is read from disk as it is needed"
                 yield Problem("train_data", address, wrong, "set streaming: false")
-        if (self.trainer_value("max_steps")) <= 0:
+        steps, workers = self.trainer_value("max_steps"), self.trainer_value("dataloader_num_workers")
+        if steps <= 0:
             wrong = "how many rows a stream has is not known before it has been read"
-            yield Problem("max_steps", self.trainer_value("max_steps"), wrong, "say how many steps to train")
-        workers = self.trainer_value("dataloader_num_workers")
+            yield Problem("max_steps", steps, wrong, "say how many steps to train")
         if workers > 1:
             wrong = "each would read and tokenise the same stream"
             yield Problem("dataloader_num_workers", workers, wrong, "give 1 (reads ahead while training goes on) or 0")

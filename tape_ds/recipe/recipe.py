@@ -68,7 +68,7 @@ class Recipe(ABC):
     deepspeed: dict[str, Any] | None
     """The DeepSpeed JSON, completed, its shared values still "auto"; None trains without DeepSpeed."""
     given: frozenset[str]
-    """Names that somebody wrote; the others have their defaults."""
+    """Names that are written; the others have their defaults."""
     world_size: int = 1
     """Processes that the rules of the batch assume."""
     print_config: bool = False
@@ -77,11 +77,8 @@ class Recipe(ABC):
     """Show what would happen and stop."""
 
     def __init_subclass__(cls) -> None:
-        own = {
-            name: kind
-            for name, kind in cls.__annotations__.items()
-            if isinstance(kind, type) and issubclass(kind, Section)
-        }
+        kinds = cls.__annotations__.items()
+        own = {name: kind for name, kind in kinds if isinstance(kind, type) and issubclass(kind, Section)}
         cls.SECTIONS = {**own, **cls.SECTIONS, **own}
 
     @classmethod
@@ -109,7 +106,7 @@ class Recipe(ABC):
         """What only this kind can say of its plan, as name -> text, for ``--dry_run``."""
 
     def trainer_value(self, name: str) -> Any:
-        """The value of a trainer's field, transformers' default where nobody set it."""
+        """The value of a trainer's field, transformers' default where it is not set."""
         return getattr(self.trainer, name)
 
     @property
@@ -151,11 +148,8 @@ class Recipe(ABC):
         raise_if_any(list(self._shared_out(layout)))
         return self.global_batch_size // (self.trainer_value("per_device_train_batch_size") * layout.data)
 
-    def training_arguments(self, world_size: int | None = None) -> "TrainingArguments":
+    def training_arguments(self) -> "TrainingArguments":
         """The trainer's arguments; transformers picks the device and starts the process group here.
-
-        Args:
-            world_size: processes of the job; default that of the recipe.
 
         Raises:
             UserError: the batch does not divide, or transformers refuses a value on this machine.
@@ -167,22 +161,18 @@ class Recipe(ABC):
         known = {field.name for field in dataclasses.fields(TrainingArguments)} | self.given
         kwargs = {name: value for name, value in self.training_kwargs.items() if name in known}
         kwargs["resume_from_checkpoint"] = self.resume_from_checkpoint or None
-        kwargs["gradient_accumulation_steps"] = self.accumulation(world_size)
+        kwargs["gradient_accumulation_steps"] = self.accumulation()
         if self.chosen_cpu is not None or not torch.accelerator.is_available():
             kwargs["use_cpu"] = True
+        engine, size = self.deepspeed, self.scale.tensor_parallel_size
+        if engine is not None and size > 1:  # the engine learns the groups that share a model here
+            engine = engine | {"tensor_parallel": {"autotp_size": size}}
         try:
-            return TrainingArguments(**kwargs, deepspeed=self._engine())
+            return TrainingArguments(**kwargs, deepspeed=engine)
         except (ValueError, TypeError) as error:
             remedy = "change the field that the message names"
             problem = Problem("training arguments", self.name, f"transformers refuses them here: {error}", remedy)
             raise UserError(problem) from error
-
-    def _engine(self) -> dict[str, Any] | None:
-        """The DeepSpeed JSON as the engine gets it: with the groups that share a model."""
-        size = self.scale.tensor_parallel_size
-        if self.deepspeed is None or size <= 1:
-            return self.deepspeed
-        return self.deepspeed | {"tensor_parallel": {"autotp_size": size}}
 
     def as_dict(self) -> dict[str, Any]:
         """The whole recipe flat and plain; written as YAML it is a recipe that loads to the same run.
@@ -193,8 +183,8 @@ class Recipe(ABC):
         flat: dict[str, Any] = {"launcher": self.LAUNCHER}
         for name in self.SECTIONS:
             flat |= getattr(self, name).flat()
-        own = {"global_batch_size": self.global_batch_size} | self.training_kwargs | {"deepspeed": self.deepspeed}
-        return flat | own
+        flat["global_batch_size"] = self.global_batch_size
+        return flat | self.training_kwargs | {"deepspeed": self.deepspeed}
 
     def to_yaml(self) -> str:
         """:meth:`as_dict` as the text of a recipe, with transformers' defaults of everything that has one."""

@@ -62,11 +62,9 @@ class Memory(Section):
         if self.mlp_tiles > tokens:
             wrong = f"a process has {tokens:,} tokens of a row"
             yield Problem("mlp_tiles", self.mlp_tiles, wrong, "give 1 (whole rows) or more, up to that")
-        elif (
-            self.mlp_tiles > 1
-            and whole.trainer_value("activation_checkpointing")
-            and self.checkpoint_layers == "selective_matmuls"
-        ):
+            return
+        again = whole.trainer_value("activation_checkpointing")
+        if self.mlp_tiles > 1 and again and self.checkpoint_layers == "selective_matmuls":
             wrong = "checkpoint_layers = 'selective_matmuls' would keep what is inside every tile"
             yield Problem("mlp_tiles", self.mlp_tiles, wrong, "give checkpoint_layers: selective, or mlp_tiles: 1")
 

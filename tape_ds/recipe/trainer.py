@@ -119,7 +119,7 @@ _BOUNDS: dict[str, dict[str, Any]] = {
 
 
 def library_default(name: str) -> Any:
-    """What transformers takes for a field that nobody sets."""
+    """What transformers takes for a field that is not set."""
     return _ENTRIES[name]["default"]
 
 
@@ -161,7 +161,7 @@ class Trainer(_Fields):  # type: ignore[misc, valid-type]
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """The arguments that somebody gave, or that this stack sets; transformers knows its defaults of the others."""
+        """The arguments that are given, or that this stack sets; transformers knows its defaults of the others."""
         own = {name: getattr(self, name) for name in FIELDS if name in {*self.model_fields_set, *_OURS, "output_dir"}}
         if own.get("activation_checkpointing"):
             options = own.get("activation_checkpointing_kwargs") or {}

@@ -1,10 +1,10 @@
 """What a person sees of a run while it goes (a line per logging step, a bar, skipped steps), and scoring around it."""
 
+import contextlib
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -26,14 +26,12 @@ from tape_ds.training.held_out import (
     Scores,
     Variants,
     passkeys,
-    perplexities,
     read_passkeys,
     read_scores,
     score_variants,
     tokens_to_ask,
     tokens_to_score,
     write_passkeys,
-    write_perplexities,
     write_scores,
 )
 from tape_ds.training.trainer import TapeTrainer
@@ -66,12 +64,7 @@ class Progress(TrainerCallback):
             self.bar.update(1)
 
     def on_log(
-        self,
-        args: Any,
-        state: TrainerState,
-        control: Any,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         """Show and store the metrics of a logging step."""
         if self.bar is None or not logs or "loss" not in logs:
@@ -101,23 +94,19 @@ class Progress(TrainerCallback):
             self.lost += 1
 
     def _begin_file(self, step: int) -> None:
-        """Keep the lines up to ``step``: what comes after belongs to an earlier run, or will be run again."""
+        """Keep the lines up to ``step``: what comes after belongs to an earlier run, or is about to run again."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         lines = self.file.read_text().splitlines(keepends=True) if step and self.file.exists() else []
-        kept = [line for line in lines if line.endswith("\n") and _step_of(line) <= step]
+        kept = []
+        for line in lines:
+            with contextlib.suppress(ValueError):  # a line that a full disk cut off
+                if line.endswith("\n") and json.loads(line)["step"] <= step:
+                    kept.append(line)
         storage.write_text(self.file, "".join(kept))
 
     def _say(self, text: str) -> None:
         self.bar.write(text, file=sys.stdout) if self.bar is not None else None
         sys.stdout.flush()
-
-
-def _step_of(line: str) -> float:
-    """The step of a line of metrics; of one that a full disk cut off, one that no run reaches."""
-    try:
-        return json.loads(line)["step"]
-    except ValueError:
-        return float("inf")
 
 
 class PositionUpdates(TrainerCallback):
@@ -169,15 +158,25 @@ Measured = TypeVar("Measured")
 
 
 class ScoredAround(TrainerCallback, ABC, Generic[Measured]):
-    """Scores variants of the model before the first step and after the last; results go to ``file``.
+    """Scores variants of the model before the first step and after the last; results go to ``file``, which ``write``
+    replaces and ``read`` reads.
 
     A resumed run keeps what its first part found, as far as the same was asked.
     """
 
-    def __init__(self, before: Variants, after: Variants, file: Path):
+    def __init__(
+        self,
+        before: Variants,
+        after: Variants,
+        file: Path,
+        read: Callable[[Path], dict[str, Measured]],
+        write: Callable[[Path, dict[str, Measured]], None],
+    ):
         self.before = before
         self.after = after
         self.file = file
+        self.read = read
+        self.write = write
 
     @abstractmethod
     def announcement(self, variants: Variants) -> str:
@@ -194,14 +193,6 @@ class ScoredAround(TrainerCallback, ABC, Generic[Measured]):
     @abstractmethod
     def asked(self, found: Measured) -> Any:
         """What was asked, whatever the answers: results of different questions do not belong in one table."""
-
-    @abstractmethod
-    def read(self) -> dict[str, Measured]:
-        """What ``file`` holds."""
-
-    @abstractmethod
-    def write(self, found: dict[str, Measured]) -> None:
-        """Replace what ``file`` holds."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Score the variants that need no training; results of an earlier run in this folder go."""
@@ -224,15 +215,15 @@ class ScoredAround(TrainerCallback, ABC, Generic[Measured]):
             found = self.measure(model, variants)
         if first:
             same = self.asked(next(iter(found.values())))
-            kept = {variant: each for variant, each in self.read().items() if self.asked(each) == same}
-            self.write(kept | found)
+            kept = {variant: each for variant, each in self.read(self.file).items() if self.asked(each) == same}
+            self.write(self.file, kept | found)
 
 
 class LossByPosition(ScoredAround[dict[str, SpanLosses]]):
     """Scores the held-out documents."""
 
     def __init__(self, documents: list[HeldOut], span: int, before: Variants, after: Variants, file: Path):
-        super().__init__(before, after, file)
+        super().__init__(before, after, file, read_scores, write_scores)
         self.documents = documents
         self.span = span
 
@@ -253,27 +244,14 @@ class LossByPosition(ScoredAround[dict[str, SpanLosses]]):
         """The documents and their spans."""
         return {name: losses.counts for name, losses in found.items()}
 
-    def read(self) -> Scores:
-        """As stored."""
-        return read_scores(self.file)
-
-    def write(self, found: Scores) -> None:
-        """Store."""
-        write_scores(self.file, found)
-
 
 class PasskeyRetrieval(ScoredAround[list[Passkey]]):
     """Asks for the numbers that ``prompts`` hide."""
 
     def __init__(
-        self,
-        prompts: list[Prompt],
-        tokenizer: PreTrainedTokenizerBase,
-        before: Variants,
-        after: Variants,
-        file: Path,
+        self, prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, before: Variants, after: Variants, file: Path
     ):
-        super().__init__(before, after, file)
+        super().__init__(before, after, file, read_passkeys, write_passkeys)
         self.prompts = prompts
         self.tokenizer = tokenizer
 
@@ -294,21 +272,16 @@ class PasskeyRetrieval(ScoredAround[list[Passkey]]):
         """The keys and where they stood."""
         return [(part.length, [(each.trial, each.key, each.depth) for each in part.replies]) for part in found]
 
-    def read(self) -> Found:
-        """As stored."""
-        return read_passkeys(self.file)
 
-    def write(self, found: Found) -> None:
-        """Store."""
-        write_passkeys(self.file, found)
-
-
-@contextmanager
+@contextlib.contextmanager
 def _bar_of_tokens(model: Any, count: int, shown: bool) -> Iterator[None]:
     """Within the block, a bar of so many tokens that every layer moves on: one forward over a long document takes a
     minute on a CPU."""
     layers = inspection.blocks(bare(model))
-    with tqdm(total=count, unit="token", unit_scale=True, disable=not shown, leave=False) as bar, ExitStack() as hooks:
+    with (
+        tqdm(total=count, unit="token", unit_scale=True, disable=not shown, leave=False) as bar,
+        contextlib.ExitStack() as hooks,
+    ):
 
         def move(_layer: Any, _inputs: Any, output: Any) -> None:
             hidden_BTD = output[0] if isinstance(output, tuple) else output
@@ -320,29 +293,28 @@ def _bar_of_tokens(model: Any, count: int, shown: bool) -> Iterator[None]:
 
 
 class ScoredAfter(TrainerCallback):
-    """Scores a trained model; results go to ``file``, and those of an earlier run in this folder are not this one's."""
+    """Scores a trained model; results go to ``file``, and those of an earlier run in this folder are not this one's.
 
-    file: Path
+    Args:
+        announcement: what is about to be done, in words.
+        measure: the model -> what ``file`` gets, as plain values; called on every rank together.
+        file: the results.
+    """
+
+    def __init__(self, announcement: str, measure: Callable[[Any], Any], file: Path):
+        self.announcement = announcement
+        self.measure = measure
+        self.file = file
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Remove an earlier run's results."""
         if state.is_world_process_zero:
             self.file.unlink(missing_ok=True)
 
-
-class PerplexityByLength(ScoredAfter):
-    """Scores the trained model on the held-out documents at every length; results go to ``file``."""
-
-    def __init__(self, documents: list[HeldOut], lengths: list[int], file: Path):
-        self.documents = documents
-        self.lengths = lengths
-        self.file = file
-
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Score, on every rank together."""
         if state.is_world_process_zero:
-            lengths = ", ".join(f"{length:,}" for length in self.lengths)
-            print(f"scoring {len(self.documents)} held-out documents at lengths {lengths}", flush=True)
-        scores = perplexities(kwargs["model"], self.documents, self.lengths)
+            print(self.announcement, flush=True)
+        found = self.measure(kwargs["model"])
         if state.is_world_process_zero:
-            write_perplexities(self.file, scores)
+            storage.write_json(self.file, found)

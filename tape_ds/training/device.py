@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 NO_GPU = "no GPU is visible"
 LARGEST = 1e9
-"""Parameters of a model that a CPU trains without being told to."""
+"""Parameters of the largest model that a CPU trains without ``allow_cpu``."""
 
 
 def why_cpu(recipe: Recipe) -> str | None:
@@ -46,8 +46,8 @@ def told(recipe: Recipe) -> str:
 
 
 def check(recipe: Recipe, config: "Config | None" = None) -> list[Problem]:
-    """Why a run should not begin on the CPU that it would begin on; empty where it has a GPU, where somebody chose the
-    CPU (``allow_cpu``, ``use_cpu``, ``DS_ACCELERATOR=cpu``), and where nothing speaks against it.
+    """Why a run should not begin on the CPU that it would begin on; empty where it has a GPU, where the CPU was chosen
+    (``allow_cpu``, ``use_cpu``, ``DS_ACCELERATOR=cpu``), and where nothing speaks against it.
 
     Args:
         recipe: checked.
@@ -60,21 +60,15 @@ def check(recipe: Recipe, config: "Config | None" = None) -> list[Problem]:
     if asked is not None:
         wrong = f"{NO_GPU}: everything would be computed on the CPU"
         return [Problem("--num_gpus", asked, wrong, f"{remedy} --num_accelerators {asked} --allow_cpu")]
-    count = _parameters(recipe, config) if recipe.trains else None
-    if count is None or count <= LARGEST:
-        return []
-    wrong = f"{NO_GPU}, and {count / 1e9:,.1f} B parameters would be trained on the CPU"
-    return [Problem("device", "cpu", wrong, f"{remedy} --allow_cpu; tools/plan.py plans for GPUs that are elsewhere")]
-
-
-def _parameters(recipe: Recipe, config: "Config | None") -> int | None:
-    """How many the model has, adapters left out; None: nothing is known of it, or torch cannot count so far."""
     from tape_ds.planning import shape
     from tape_ds.training import model_config
 
     try:
-        if (config := config or model_config.at_hand(recipe)) is None:
-            return None
-        return shape.total(shape.tensors(shape.sizes(config), shape.Trained()))
-    except (RuntimeError, TypeError):
-        return None
+        config = (config or model_config.at_hand(recipe)) if recipe.trains else None
+        count = 0 if config is None else shape.total(shape.tensors(shape.sizes(config), shape.Trained()))
+    except (RuntimeError, TypeError):  # torch cannot count so far
+        return []
+    if count <= LARGEST:
+        return []
+    wrong = f"{NO_GPU}, and {count / 1e9:,.1f} B parameters would be trained on the CPU"
+    return [Problem("device", "cpu", wrong, f"{remedy} --allow_cpu; tools/plan.py plans for GPUs that are elsewhere")]

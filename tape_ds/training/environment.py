@@ -1,4 +1,4 @@
-"""What a training process sets for itself before libraries read it: threads, trackers, and a build nobody needs.
+"""What a training process sets for itself before libraries read it: threads, trackers, and a build without use.
 
 Called once, first thing in a launcher. A value that the user has set is left alone.
 """
@@ -39,7 +39,7 @@ def prepare_process() -> None:
     share_cores()
     skip_shared_memory_build()
     show_log()
-    # DeepSpeed calls collectives by the names that torch 2.13 deprecates; nobody who runs a recipe can change that
+    # DeepSpeed calls collectives by the names that torch 2.13 deprecates; a recipe cannot change that
     warnings.filterwarnings("ignore", message=".*torch.distributed.*is deprecated", category=FutureWarning)
 
 
@@ -75,7 +75,7 @@ def share_cores() -> None:
 
     DeepSpeed's launcher leaves thread counts alone, so two ranks would each start a thread for every core and wait for
     each other. Accelerate, which does not know that launcher's name for the number of local processes, would give each
-    all cores again, unless the variable says that somebody has chosen. A machine with a GPU keeps torch's default, and
+    all cores again, unless the variable says that a number was chosen. A machine with a GPU keeps torch's default, and
     so does a user who set OMP_NUM_THREADS.
     """
     if "OMP_NUM_THREADS" in os.environ or torch.cuda.is_available():

@@ -29,7 +29,7 @@ def launch(recipe: Recipe, assemble: Callable[..., run.Run]) -> int:
     is the launcher's death.
 
     Raises:
-        UserError: whatever is to be mended before training begins, a CPU that nobody asked for included.
+        UserError: whatever is to be mended before training begins, an unintended CPU included.
     """
     raise_if_any(device.check(recipe))
     expand_segments(recipe.memory.expandable_segments)
@@ -41,7 +41,12 @@ def launch(recipe: Recipe, assemble: Callable[..., run.Run]) -> int:
     try:
         prepared = assemble(recipe)
     except UserError:
-        _leave_no_trace(Path(recipe.trainer_value("output_dir")).expanduser())
+        # nothing was started: the lock goes, and folders that were made for it
+        output = Path(recipe.trainer_value("output_dir")).expanduser()
+        run_lock.RunLock(output, Agreement().rank).release()
+        for folder in (output / run_folder.RANKS, output):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
         raise
     except run.NothingToDo as nothing:
         if Agreement().rank == 0:
@@ -98,14 +103,6 @@ def carry_out(prepared: run.Run, stop: StopRequest | None = None) -> int:
     return 0
 
 
-def _leave_no_trace(output: Path) -> None:
-    """Nothing was started: the lock goes, and folders that were made for it."""
-    run_lock.RunLock(output, Agreement().rank).release()
-    for folder in (output / run_folder.RANKS, output):
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-
-
 def _begin(prepared: run.Run, agreement: Agreement) -> None:
     """Take back what the folder says of an earlier end, with ``start_anew`` its checkpoints, and on going on those of
     steps that this run has yet to take."""
@@ -124,18 +121,13 @@ def _begin(prepared: run.Run, agreement: Agreement) -> None:
 def _end_early(prepared: run.Run, agreement: Agreement, stopped: Stopped) -> int:
     if agreement.rank == 0:
         if stopping.was_asked(stopped.reason):
-            _mark_stopped(prepared.output, stopped)
+            try:
+                run_folder.mark_stopped(prepared.output, stopped.step, stopped.reason)
+            except OSError as error:  # the exit code says it all the same
+                say(f"{run_folder.STOPPED} cannot be written: {storage.explain(error, prepared.output)}")
         say(f"{stopped}; {_what_is_left(prepared, stopped.lost)}")
     _leave(prepared, agreement)
     return 1 if stopped.lost else 0
-
-
-def _mark_stopped(output: Path, stopped: Stopped) -> None:
-    """Where a disk takes no marker, the exit code says it all."""
-    try:
-        run_folder.mark_stopped(output, stopped.step, stopped.reason)
-    except OSError as error:
-        say(f"{run_folder.STOPPED} cannot be written: {storage.explain(error, output)}")
 
 
 def _lost_peer(error: RuntimeError) -> str | None:
@@ -152,7 +144,7 @@ def _what_is_left(prepared: run.Run, lost: bool = False) -> str:
 
 
 def _leave(prepared: run.Run, agreement: Agreement) -> None:
-    """Let go of the folder when everybody is done with it."""
+    """Let go of the folder when all ranks are done with it."""
     agreement.first(None)
-    run_lock.RunLock(Path(prepared.output), agreement.rank).release()
+    run_lock.RunLock(prepared.output, agreement.rank).release()
     leave_process_group()

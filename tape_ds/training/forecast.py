@@ -56,8 +56,22 @@ def job(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
         world: processes.
         gpu: what each runs on; None: a CPU.
     """
+    import torch
+
     sixteen = bool(recipe.trainer_value("bf16") or recipe.trainer_value("fp16"))
-    state = getattr(recipe.model, "state_dtype", None)
+    state, liger = getattr(recipe.model, "state_dtype", None), recipe.model.liger
+    # a plan for GPUs is often made elsewhere: a machine without one says nothing of whether theirs will have Liger
+    there = not torch.cuda.is_available() or importlib.util.find_spec("liger_kernel") is not None
+    own = recipe if isinstance(recipe, ExtensionRecipe) else None
+    # Rows that say where documents or padding begin have the attention of packed rows. How many documents a row has is
+    # known once the data are read: one is the most work.
+    data = None if own is None else own.data
+    has_borders = data is None or (data.pose.chunks == 1 and not data.attend_across and data.packing != "single")
+    span = None
+    if own is not None and own.chosen.grouped:
+        from tape_ds.model.attention.shifted_groups import attention_span
+
+        span = attention_span(own.window, own.method.group_tokens, config.num_attention_heads)
     return Job(
         model=shape.sizes(config),
         trained=trained_of(recipe),
@@ -68,11 +82,11 @@ def job(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
         steps=max(0, int(recipe.trainer_value("max_steps"))),
         element=2 if sixteen else 4,
         state_element={None: None, "float32": 4}.get(state, 2),
-        fused=gpu is not None and _is_fused(recipe.model.liger),
+        fused=gpu is not None and (liger == "on" or (liger == "auto" and there)),
         wide_attention=recipe.model.attention_backend == "triton",
-        attention_span=_span(recipe, config),
-        documents=1 if _has_borders(recipe) else None,
-        quantised=isinstance(recipe, ExtensionRecipe) and recipe.method.load_in_4bit,
+        attention_span=span,
+        documents=1 if has_borders else None,
+        quantised=own is not None and own.method.load_in_4bit,
     )
 
 
@@ -89,31 +103,6 @@ def trained_of(recipe: Recipe) -> Trained:
         positions=method.train_position,
         adapters=tuple((name, method.lora_r) for name in method.lora_targets) if has_adapters else (),
     )
-
-
-def _is_fused(liger: str) -> bool:
-    """Whether Liger's kernels will be there. A plan for GPUs is often made elsewhere: a machine without one says
-    nothing about theirs."""
-    import torch
-
-    there = not torch.cuda.is_available() or importlib.util.find_spec("liger_kernel") is not None
-    return liger == "on" or (liger == "auto" and there)
-
-
-def _has_borders(recipe: Recipe) -> bool:
-    """Whether rows say where documents or padding begin, so that attention is that of packed rows. How many documents a
-    row has is the data's secret: one is the most work."""
-    if not isinstance(recipe, ExtensionRecipe):
-        return True
-    return recipe.data.pose.chunks == 1 and not recipe.data.attend_across and recipe.data.packing != "single"
-
-
-def _span(recipe: Recipe, config: Config) -> float | None:
-    if not isinstance(recipe, ExtensionRecipe) or not recipe.chosen.grouped:
-        return None
-    from tape_ds.model.attention.shifted_groups import attention_span
-
-    return attention_span(recipe.window, recipe.method.group_tokens, config.num_attention_heads)
 
 
 def _layout(recipe: Recipe, config: Config, world: int) -> Layout:

@@ -50,12 +50,7 @@ class HeldOut:
     input_ids_1T: Tensor
 
 
-def score_variants(
-    model: Model,
-    documents: Sequence[HeldOut],
-    variants: Variants,
-    span: int,
-) -> Scores:
+def score_variants(model: Model, documents: Sequence[HeldOut], variants: Variants, span: int) -> Scores:
     """Score every document under every variant; every rank must call it and gets all results.
 
     Args:
@@ -64,11 +59,16 @@ def score_variants(
         variants: by name.
         span: positions per span.
     """
+
+    def score_one(job: tuple[str, HeldOut]) -> SpanLosses:
+        variant, document = job
+        with _computing_as(model, variants[variant]):
+            return score(model, document.input_ids_1T, span)
+
     results: Scores = {variant: {} for variant in variants}
     for names in _side_by_side(model, variants):
         jobs = [(name, document) for name in names for document in documents]
-        losses = share_out(lambda job: _score_one(model, job[1], variants[job[0]], span), jobs)
-        for (name, document), scored in zip(jobs, losses, strict=True):
+        for (name, document), scored in zip(jobs, share_out(score_one, jobs), strict=True):
             results[name][document.name] = scored
     return results
 
@@ -87,11 +87,6 @@ def _side_by_side(model: Model, variants: Variants) -> list[list[str]]:
     for name, variant in variants.items():
         groups.setdefault(type(variant) if sharded else None, []).append(name)
     return list(groups.values())
-
-
-def _score_one(model: Model, document: HeldOut, variant: Variant, span: int) -> SpanLosses:
-    with _computing_as(model, variant):
-        return score(model, document.input_ids_1T, span)
 
 
 @contextlib.contextmanager
@@ -115,9 +110,7 @@ def write_scores(path: Path, scores: Scores) -> None:
 
 def read_scores(path: Path) -> Scores:
     """Scores stored by :func:`write_scores`; empty when there are none."""
-    if not path.exists():
-        return {}
-    plain = json.loads(path.read_text())
+    plain = json.loads(path.read_text()) if path.exists() else {}
     return {
         variant: {name: SpanLosses.from_dict(losses) for name, losses in part.items()}
         for variant, part in plain.items()
@@ -137,13 +130,8 @@ def perplexities(model: TapeForCausalLM, documents: Sequence[HeldOut], lengths: 
     return found
 
 
-def write_perplexities(path: Path, scores: Mapping[int, Perplexity]) -> None:
-    """Store perplexities as JSON, by length."""
-    storage.write_json(path, {length: found.to_dict() for length, found in scores.items()})
-
-
 def read_perplexities(path: Path) -> dict[int, Perplexity]:
-    """Perplexities stored by :func:`write_perplexities`; empty when there are none."""
+    """Stored perplexities by length; empty when there are none."""
     plain = json.loads(path.read_text()) if path.exists() else {}
     return {int(length): Perplexity.from_dict(found) for length, found in plain.items()}
 
@@ -160,7 +148,7 @@ def passkeys(model: Model, tokenizer: PreTrainedTokenizerBase, prompts: Sequence
 def tokens_to_ask(prompts: Sequence[Prompt], variants: Variants) -> int:
     """How many tokens this rank reads in :func:`passkeys`, prompts taken for as long as they may be."""
     asked = Counter(prompt.length for prompt in prompts)
-    replied = passkey.NEW_TOKENS - 1  # the last token of a reply is read by nobody
+    replied = passkey.NEW_TOKENS - 1  # the last token of a reply is not read
     return len(variants) * sum(rounds(trials) * (length + replied) for length, trials in asked.items())
 
 

@@ -1,4 +1,4 @@
-"""What decides the numbers of a run, field by field: stored with every checkpoint, compared before one is gone on with.
+"""What decides the numbers of a run, field by field: stored with every checkpoint, compared before one is resumed.
 
 A name is ``recipe.FIELD``, ``data.ADDRESS`` (the fingerprint of what is read), ``tokenizer``, ``base.FILE`` (a file of
 the base model's weights) or ``code.PACKAGE``. What changes no number (folders, logs, trackers, how often is saved, what
@@ -33,7 +33,7 @@ RISKLESS = (
     *("attention_backend", "liger", "spike_sigma", "spike_window", "spike_action"),
     *("checkpoint_layers", "checkpoint_offload", "mlp_tiles"),
 )
-"""Fields that may change on the way where somebody wants it: the numbers change from there on, and nothing breaks."""
+"""Fields that may change on the way with ``resume_anyway``: the numbers change from there on, and nothing breaks."""
 FREE = (
     *("data_cache", "data_dir", "train_data", "eval_data", "model", "tokenizer"),
     *("eval_before", "eval_length", "eval_lengths", "eval_span", "eval_tokens", "eval_examples"),
@@ -45,7 +45,7 @@ FREE = (
     *("sample_prompts", "sample_steps", "sample_tokens"),
 )
 """This stack's own fields that change no number, and those for which a fingerprint stands (of data, tokenizer, base);
-for ``deepspeed`` its stage does. All others of its own must stay as they are, but for the riskless."""
+for ``deepspeed`` its stage does. All its other fields must stay as they are, but for the riskless."""
 COMPUTING = (
     *("accelerate", "deepspeed", "flash-attn", "liger-kernel", "peft", "python", "tape_ds", "torch", "transformers"),
     *("bitsandbytes", "triton"),
@@ -77,10 +77,7 @@ class Difference:
 
 
 def of(
-    recipe: Recipe,
-    tokenizer: PreTrainedTokenizerBase,
-    fingerprints: Mapping[str, str],
-    base: str | Path | None = None,
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, fingerprints: Mapping[str, str], base: str | Path | None = None
 ) -> dict[str, Any]:
     """The identity of a run; plain values that JSON keeps.
 
@@ -91,7 +88,8 @@ def of(
         base: folder of the pretrained model it starts from.
     """
     idle = () if recipe.trains_positions else recipe.optimization.flat()
-    fields = {name: value for name, value in recipe.as_dict().items() if _counts(name) and name not in idle}
+    free = {*trainer.FIELDS, *FREE, "launcher"} - {*FIXED, *RISKLESS}
+    fields = {name: value for name, value in recipe.as_dict().items() if name not in free and name not in idle}
     found: dict[str, Any] = {f"recipe.{name}": _plain(value) for name, value in sorted(fields.items())}
     found |= {f"data.{redacted(address)}": value for address, value in fingerprints.items()}
     found["tokenizer"] = tokenizer_fingerprint(tokenizer)
@@ -99,12 +97,6 @@ def of(
     versions = {name: version for name, version in sorted(results.versions().items()) if name in COMPUTING}
     commit = (results.commit() or {}).get("hash")
     return found | {f"code.{name}": version for name, version in versions.items()} | {COMMIT: commit}
-
-
-def _counts(name: str) -> bool:
-    """Whether a field of a recipe belongs to its identity."""
-    trainers = name in trainer.FIELDS
-    return name in FIXED or name in RISKLESS or not (trainers or name in (*FREE, "launcher"))
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
@@ -117,41 +109,30 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differ
         for name in sorted(saved.keys() | now.keys())
         if not name.startswith("data.") and _value(saved, name) != _value(now, name)
     ]
-    return found + list(_other_data(saved, now))
-
-
-def _other_data(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
     before, after = ({name: value for name, value in each.items() if name.startswith("data.")} for each in (saved, now))
     if list(before.values()) == list(after.values()):
-        return
-    for name in sorted(before.keys() | after.keys()):
-        if before.get(name) != after.get(name):
-            yield Difference(name, before.get(name), after.get(name))
+        return found
     if before == after:  # the same sources in another order
-        yield Difference("data", list(before), list(after))
+        return [*found, Difference("data", list(before), list(after))]
+    names = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
+    return found + [Difference(name, before.get(name), after.get(name)) for name in names]
 
 
 def problems(folder: Path, found: list[Difference], anyway: bool) -> list[Problem]:
     """What keeps a run from going on with the checkpoint ``folder``, a problem for each name."""
-    refused = [each for each in found if each.name != COMMIT and not (anyway and each.riskless)]
-    return [
-        Problem(
-            each.name.partition(".")[2] or each.name,
-            _shown(each.now),
-            f"{folder.name} was saved by a run with {_shown(each.saved)} ({each.name.partition('.')[0]})",
-            _remedy(each),
-        )
-        for each in refused
-    ]
-
-
-def _remedy(found: Difference) -> str:
-    kind = found.name.partition(".")[0]
-    if found.riskless:
-        return "go back to what it was, or --resume_anyway to go on with the new value from here"
-    if kind == "data":
-        return "restore the data: rows that the run has not seen would be others; or start in another output_dir"
-    return "go back to what it was, or start in another output_dir"
+    refused = []
+    for each in found:
+        if each.name == COMMIT or (anyway and each.riskless):
+            continue
+        kind, _, name = each.name.partition(".")
+        remedy = "go back to what it was, or start in another output_dir"
+        if each.riskless:
+            remedy = "go back to what it was, or --resume_anyway to go on with the new value from here"
+        elif kind == "data":
+            remedy = "restore the data: rows that the run has not seen would be others; or start in another output_dir"
+        wrong = f"{folder.name} was saved by a run with {_shown(each.saved)} ({kind})"
+        refused.append(Problem(name or each.name, _shown(each.now), wrong, remedy))
+    return refused
 
 
 def _weights(base: str | Path) -> Iterator[tuple[str, str]]:

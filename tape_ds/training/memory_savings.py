@@ -113,7 +113,9 @@ class Levers:
         if not checkpointing:
             return
         if memory.checkpoint_offload:
-            self.offload = InputOffload(device, keep_last=2 if _has_state(model) else 1)
+            # beside the hidden states, a position state may travel from block to block
+            layers = [module for module in model.modules() if isinstance(module, PositionLayer)]
+            self.offload = InputOffload(device, keep_last=2 if any(layer.state_columns() for layer in layers) else 1)
         self.recompute = use_recompute(model, memory.checkpoint_layers, self.offload or nullcontext)
 
     def outline(self) -> list[str]:
@@ -151,11 +153,6 @@ class Levers:
             error.stands = "one step was taken, nothing was saved"
             raise
         return lines
-
-
-def _has_state(model: nn.Module) -> bool:
-    """Whether a position state travels from block to block beside the hidden states."""
-    return any(isinstance(module, PositionLayer) and module.state_columns() for module in model.modules())
 
 
 class ApplyLevers(TrainerCallback):

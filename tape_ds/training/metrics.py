@@ -53,7 +53,7 @@ def peak_flops(device_name: str) -> float | None:
 
 
 def device_peak_flops(device: torch.device) -> float | None:
-    """Peak in FLOP/s of ``device``; None for a CPU, whose peak depends on clocks nobody can read from its name."""
+    """Peak in FLOP/s of ``device``; None for a CPU, whose peak depends on clocks that its name does not tell."""
     return peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
 
@@ -113,17 +113,7 @@ class MetricsLine:
     key that is absent or None reads N/A; any other number follows under its own name.
     """
 
-    KNOWN = (
-        "step",
-        "loss",
-        "grad_norm",
-        "lr",
-        "tokens_per_second",
-        "mfu",
-        "memory_bytes",
-        "eta_seconds",
-        "skipped",
-    )
+    KNOWN = ("step", "loss", "grad_norm", "lr", "tokens_per_second", "mfu", "memory_bytes", "eta_seconds", "skipped")
 
     def __init__(self, total_steps: int):
         self.total_steps = total_steps

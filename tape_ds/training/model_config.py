@@ -72,13 +72,9 @@ def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig) -> Config:
     from tape_ds.model import extendable
 
     length = max(recipe.data.max_tokens, native.max_position_embeddings)
-    changes = {} if native.model_type == TAPE else {"position_encoding": PLAIN}
-    config = extendable.configure(
-        native,
-        max_position_embeddings=length,
-        attention_backend=recipe.model.attention_backend,
-        **changes,
-    )
+    changes = {"max_position_embeddings": length, "attention_backend": recipe.model.attention_backend}
+    changes |= {} if native.model_type == TAPE else {"position_encoding": PLAIN}
+    config = extendable.configure(native, **changes)
     return positions.config_at(config, length) if config.model_type == TAPE else config
 
 
@@ -95,7 +91,9 @@ def beforehand(recipe: Recipe, base: str | None = None) -> Config:
     if isinstance(recipe, ArithmeticRecipe) and base is None:
         return recipe.checked_config()
     if isinstance(recipe, PretrainingRecipe) and base is None:
-        return recipe.model_config(NO_TOKENIZER, _entries(recipe) or _read_entries(str(recipe.data.tokenizer)))
+        from tape_ds.data import tokenizer as tokenizers
+
+        return recipe.model_config(NO_TOKENIZER, _entries(recipe) or len(tokenizers.load(str(recipe.data.tokenizer))))
     from tape_ds.model import extendable
 
     native = native_config(recipe.model.model if base is None else base)
@@ -125,12 +123,6 @@ def _entries(recipe: PretrainingRecipe) -> int:
     tokenizer = str(recipe.data.tokenizer)
     published = shape.published(tokenizer).vocab_size if shape.known(tokenizer) else 0
     return recipe.model.vocab_size or published
-
-
-def _read_entries(tokenizer: str) -> int:
-    from tape_ds.data import tokenizer as tokenizers
-
-    return len(tokenizers.load(tokenizer))
 
 
 def native_config(model: str) -> PreTrainedConfig:

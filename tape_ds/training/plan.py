@@ -1,4 +1,4 @@
-"""What a recipe would do, as far as it can be told without loading a model, data or a process group."""
+"""What a recipe would do, as far as that is known without loading a model, data or a process group."""
 
 from tape_ds.errors import is_main_process, raise_if_any
 from tape_ds.recipe import deepspeed_config, pretrained

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullLocator
 
@@ -42,9 +41,11 @@ def loss_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
     _draw_losses(axes, train, "training", COLOURS[0], marker="." if len(train) <= 100 else "")
     if len(train) >= 8:
         width = max(min(8, len(train) // 2), len(train) // 10)  # rows differ more than a few steps change
-        means = _running_mean(train, width)
-        steps, losses = [step for step, _ in means], [loss for _, loss in means]
-        axes.plot(steps, losses, color=COLOURS[4], lw=2, label=f"training, mean of {width} entries")
+        finite = [(step, loss) for step, loss in train if math.isfinite(loss)]
+        ends = range(width, len(finite) + 1)
+        means = [sum(loss for _, loss in finite[end - width : end]) / width for end in ends]
+        steps = [finite[end - 1][0] for end in ends]
+        axes.plot(steps, means, color=COLOURS[4], lw=2, label=f"training, mean of {width} entries")
     _draw_losses(axes, held_out, "held out", COLOURS[2], marker="s")
     broken = [step for step, loss in train + held_out if not math.isfinite(loss)]
     for index, step in enumerate(broken):
@@ -76,15 +77,24 @@ def loss_by_position(
     if not any(losses.starts for losses in variants.values()):
         raise ValueError("no variant has a span: nothing to draw")
     halves = 2 if len(variants) > 1 else 1
+    end = max(stop for losses in variants.values() for _, stop in _borders(losses))
+    step = 2 ** max(0, math.ceil(math.log2(max(end, 1) / 8)))
     figure = Figure(figsize=(10, 2.5 + 2.5 * halves), layout="constrained")
-    FigureCanvasAgg(figure)
     upper, *lower = figure.subplots(halves, 1, sharex=True, squeeze=False)[:, 0]
     for axes, drawn in [(upper, variants), *((half, _apart(variants, reference)) for half in lower)]:
         _tidy(axes)
         _draw_spans(axes, drawn)
-        _finish_positions(axes, variants, native_length)
+        if native_length is not None:
+            axes.axvline(native_length, color="0.35", linestyle="--", lw=1.2, label=f"native length {native_length:,}")
+        axes.set(xlabel="position in the document (tokens)", xlim=(0, end))
+        # ticks at multiples of a power of two, at most nine, written 0, 2k, 4k ... as lengths in this field are
+        axes.xaxis.set_major_locator(MultipleLocator(step))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x and step >= 1024 else f"{x:g}"))
         if axes in lower:
-            _zoom_on_zero(axes, drawn)
+            # limits by what four of five values keep
+            distances = sorted(abs(nll) for each in drawn.values() for nll in each.nll if math.isfinite(nll))
+            limit = max(1.5 * distances[int(0.8 * (len(distances) - 1))] if distances else 0.0, 0.01)
+            axes.set_ylim(-limit, limit)
             axes.set(ylabel=f"difference from\n{reference or 'the median'}")
     upper.set(xlabel=None if lower else upper.get_xlabel(), ylabel="loss (nats per token)", title="Loss by position")
     upper.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
@@ -94,26 +104,15 @@ def loss_by_position(
 def _apart(variants: Mapping[str, SpanLosses], reference: str | None) -> dict[str, SpanLosses]:
     """Each less the reference, or less the median of each span."""
     if reference is None:
-        base = [_median(losses) for losses in zip(*(each.nll for each in variants.values()), strict=True)]
+        spans = zip(*(each.nll for each in variants.values()), strict=True)
+        finite = [[nll for nll in span if math.isfinite(nll)] for span in spans]
+        base = [statistics.median(span) if span else math.nan for span in finite]
     else:
         base = list(variants[reference].nll)
     return {
         name: replace(each, nll=tuple(nll - less for nll, less in zip(each.nll, base, strict=True)))
         for name, each in variants.items()
     }
-
-
-def _zoom_on_zero(axes: Axes, drawn: Mapping[str, SpanLosses]) -> None:
-    """Limits by what four of five values keep."""
-    distances = sorted(abs(value) for each in drawn.values() for value in each.nll if math.isfinite(value))
-    limit = 1.5 * distances[int(0.8 * (len(distances) - 1))] if distances else 0.0
-    axes.set_ylim(-max(limit, 0.01), max(limit, 0.01))
-
-
-def _median(losses: Iterable[float]) -> float:
-    """Of what is finite; NaN where nothing is."""
-    finite = [loss for loss in losses if math.isfinite(loss)]
-    return statistics.median(finite) if finite else math.nan
 
 
 def _draw_spans(axes: Axes, variants: Mapping[str, SpanLosses]) -> None:
@@ -132,16 +131,6 @@ def _draw_spans(axes: Axes, variants: Mapping[str, SpanLosses]) -> None:
         )
 
 
-def _finish_positions(axes: Axes, variants: Mapping[str, SpanLosses], native_length: int | None) -> None:
-    """Mark the native length; label the axis of positions."""
-    end = max(stop for losses in variants.values() for _, stop in _borders(losses))
-    if native_length is not None:
-        axes.axvline(native_length, color="0.35", linestyle="--", lw=1.2, label=f"native length {native_length:,}")
-    axes.set(xlabel="position in the document (tokens)")
-    axes.set_xlim(0, end)
-    _position_ticks(axes, end)
-
-
 def position_updates(measured: Sequence[tuple[int, Mapping[str, Any]]], path: str | Path) -> Path:
     """Draw what the position updates of each layer do, a line for each step at which they were measured, as a PNG.
 
@@ -149,7 +138,6 @@ def position_updates(measured: Sequence[tuple[int, Mapping[str, Any]]], path: st
     later the step, the darker its line.
     """
     figure = Figure(figsize=(12, 4), layout="constrained")
-    FigureCanvasAgg(figure)
     panels = {
         "deviation": "|d| / |e|",
         "along_own": "share of |d|² along its own state",
@@ -222,9 +210,10 @@ def coverage(bins: Sequence[Mapping[str, Any]], path: str | Path, *, label: str,
     )
     axes.plot(middle, shown, color=COLOURS[4], lw=2, label=label)
     axes.fill_between(middle, low, high, color=COLOURS[4], alpha=0.25, lw=0, label="least to most")
-    unseen = [each for each in bins if each["seen"] < 1]
-    for index, each in enumerate(unseen):
-        share = f"distances never seen: {_unseen(bins):.1%} of all"
+    sizes = [each["to"] - each["from"] + 1 for each in bins]
+    missing = sum(size * (1 - each["seen"]) for size, each in zip(sizes, bins, strict=True)) / sum(sizes)
+    share = f"distances never seen: {missing:.1%} of all"
+    for index, each in enumerate(each for each in bins if each["seen"] < 1):
         axes.axvspan(each["from"], each["to"] + 1, ymax=0.04, color="#CC0000", lw=0, label=None if index else share)
     axes.axvline(window, color="0.35", linestyle="--", lw=1.2, label=f"tokens of a row, {window:,}")
     axes.set(xscale="log", yscale="log", xlim=(1, target), ylim=(floor, 1.5))
@@ -238,16 +227,9 @@ def coverage(bins: Sequence[Mapping[str, Any]], path: str | Path, *, label: str,
     return _write(figure, path)
 
 
-def _unseen(bins: Iterable[Mapping[str, Any]]) -> float:
-    """Share of all distances that no pair had."""
-    sizes = [(each["to"] - each["from"] + 1, each["seen"]) for each in bins]
-    return sum(size * (1 - seen) for size, seen in sizes) / sum(size for size, _ in sizes)
-
-
 def _figure() -> tuple[Figure, Axes]:
     """An empty figure of 8 by 4.5 inches with one pair of axes; no global state, so threads and tests cannot mix."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     _tidy(axes)
     return figure, axes
@@ -270,23 +252,6 @@ def _borders(losses: SpanLosses) -> list[tuple[int, int]]:
     last = len(losses.starts) - 1
     lengths = [min(losses.span, count) if at == last else losses.span for at, count in enumerate(losses.counts)]
     return [(start, start + length) for start, length in zip(losses.starts, lengths, strict=True)]
-
-
-def _running_mean(points: list[tuple[int, float]], width: int) -> list[tuple[int, float]]:
-    """The mean over the last ``width`` finite losses at each point from the ``width``-th on."""
-    finite = [(step, loss) for step, loss in points if math.isfinite(loss)]
-    means = []
-    for last in range(width, len(finite) + 1):
-        window = finite[last - width : last]
-        means.append((window[-1][0], sum(loss for _, loss in window) / width))
-    return means
-
-
-def _position_ticks(axes: Axes, end: int) -> None:
-    """Ticks at multiples of a power of two, at most nine, written 0, 2k, 4k ... as lengths in this field are."""
-    step = 2 ** max(0, math.ceil(math.log2(max(end, 1) / 8)))
-    axes.xaxis.set_major_locator(MultipleLocator(step))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x and step >= 1024 else f"{x:g}"))
 
 
 def _write(figure: Figure, path: str | Path) -> Path:

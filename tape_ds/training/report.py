@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tape_ds import results
+from tape_ds.recipe import deepspeed_config
 from tape_ds.run_folder import RESULTS, TRAINED
 from tape_ds.training import forecast, plots, tables
 from tape_ds.training.callbacks import PositionUpdates
@@ -13,11 +14,12 @@ from tape_ds.training.run import Run
 from tape_ds.training.trainer import TapeTrainer
 
 
-def announce(run: Run) -> None:
-    """Say what is about to happen: model, what is trained, data, speed-independent sizes, where results go."""
+def begin(run: Run) -> results.Result:
+    """Say what is about to happen (model, what is trained, data, sizes, where results go), and collect what is known of
+    the run at its start; rank 0 only."""
     recipe, arguments = run.recipe, run.arguments
     total, trained = run.parameter_counts
-    stage = engine_stage(arguments)
+    stage = deepspeed_config.stage(recipe.deepspeed)
     micro, layout = arguments.per_device_train_batch_size, recipe.layout(arguments.world_size)
     own = run.outline()
     rows = {
@@ -31,30 +33,19 @@ def announce(run: Run) -> None:
         f"{arguments.gradient_accumulation_steps} accumulation)",
         "steps": f"{run.steps:,}, seed {arguments.seed}",
         **({"rates": run.rates} if run.names else {}),
-        "engine": f"{'ZeRO-' + str(stage) if arguments.deepspeed else 'no DeepSpeed'}, "
+        "engine": f"{f'ZeRO-{stage}' if arguments.deepspeed else 'no DeepSpeed'}, "
         f"{'bf16' if arguments.bf16 else 'fp16' if arguments.fp16 else 'fp32'}, checkpointing "
         f"{'on' if arguments.gradient_checkpointing else 'off'}",
         "memory": forecast.here(recipe, run.config, arguments.world_size).summary(),
         "results": str(run.output),
     }
     tables.print_rows(rows)
-
-
-def engine_stage(arguments: Any) -> int:
-    """The ZeRO stage of these TrainingArguments; 0 without DeepSpeed."""
-    plugin = getattr(arguments, "hf_deepspeed_config", None)
-    return plugin.config.get("zero_optimization", {}).get("stage", 0) if plugin is not None else 0
-
-
-def begin(run: Run) -> results.Result:
-    """Say what is about to happen, and collect what is known of the run at its start; rank 0 only."""
-    announce(run)
     return results.collect(
         command=sys.argv,
-        seed=run.arguments.seed,
-        config=run.recipe.as_dict(),
+        seed=arguments.seed,
+        config=recipe.as_dict(),
         data=run.fingerprints(),
-        processes=run.arguments.world_size,
+        processes=arguments.world_size,
     )
 
 

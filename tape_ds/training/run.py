@@ -82,9 +82,9 @@ class Run(ABC):
     """The checkpoint it goes on from."""
 
     @property
-    @abstractmethod
     def record(self) -> Record:
-        """What every folder that the run saves says about itself."""
+        """What every folder that the run saves says about itself; of a new model: no base, every parameter trained."""
+        return Record(base=None, method="full", names=self.names)
 
     @abstractmethod
     def outline(self) -> dict[str, str]:
@@ -222,20 +222,16 @@ def _claim(output: Path, agreement: Agreement) -> None:
     """Be the only job in the run's folder, and clear away what a killed one left half done."""
     others = agreement.rank == 0 and any(holder.pid != os.getpid() for holder in run_lock.living(output))
     raise_if_any(agreement.first(run_lock.refuse(output) if others else []))
-    raise_if_any(_everyones(_locked(output, agreement.rank), agreement))
+    wrong: list[Problem] = []
+    try:
+        run_lock.RunLock(output, agreement.rank).acquire()
+    except UserError as error:
+        wrong = error.problems
+    raise_if_any(_everyones(wrong, agreement))
     if agreement.rank == 0:
         for done in checkpoint.tidy(output):
             say(done)
-    agreement.first(None)  # nobody looks before it is tidy
-
-
-def _locked(output: Path, rank: int) -> list[Problem]:
-    """Lock this rank's file of the run's folder; what was in the way."""
-    try:
-        run_lock.RunLock(output, rank).acquire()
-    except UserError as error:
-        return error.problems
-    return []
+    agreement.first(None)  # no rank looks before it is tidy
 
 
 def _everyones(own: list[Problem], agreement: Agreement) -> list[Problem]:
@@ -269,8 +265,7 @@ def require_same(recipe: Recipe, started: Started, now: Mapping[str, Any]) -> No
     if resumed is None:
         return
     agreement, found = started.agreement, identity.differences(resumed.manifest.identity, now)
-    own = identity.problems(resumed.folder, found, recipe.safety.resume_anyway)
-    raise_if_any(_everyones(own, agreement))
+    raise_if_any(_everyones(identity.problems(resumed.folder, found, recipe.safety.resume_anyway), agreement))
     same = all(each.name == identity.COMMIT for each in found)
     ended = agreement.first(finished(Path(started.arguments.output_dir)) if same else None)
     if recipe.resume_from_checkpoint == resume.AUTO and ended is not None:

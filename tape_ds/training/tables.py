@@ -23,9 +23,7 @@ def print_rows(rows: Mapping[str, str]) -> None:
 
 def print_loss_by_position(scores: Mapping[str, Mapping[str, SpanLosses]], native_length: int) -> None:
     """A table per document: loss by span, one row per variant, past the native length in bold."""
-    documents = list(next(iter(scores.values())))
-    for name in documents:
-        first = next(iter(scores.values()))[name]
+    for name, first in next(iter(scores.values())).items():
         table = Table(title=f"loss by position on {escape(name)} (nats per token)", title_justify="left")
         table.add_column("")
         for start in first.starts:

@@ -74,12 +74,6 @@ def _refuse_functions(folder: Path, *names: str) -> None:
             raise saving.refusal(str(folder), ValueError(wrong)) from error
 
 
-def _rank_states(folder: Path) -> list[dict[str, Any]]:
-    """What each rank left in a checkpoint, by rank."""
-    count = len(list(folder.glob("rank_state_*.json")))
-    return [json.loads((folder / f"rank_state_{rank}.json").read_text(encoding="utf-8")) for rank in range(count)]
-
-
 class _GoOn(TrainerCallback):
     """What the trainer does around its steps: it goes on from what its checkpoint left, when the base class has set all
     of it to zero, and commits a save on its way before anything that could still fail."""
@@ -102,7 +96,7 @@ class _GoOn(TrainerCallback):
 
 
 class Stopped(Exception):  # noqa: N818 - nothing went wrong
-    """Raised on all ranks together when a run ends before its last step because somebody asked for it.
+    """Raised on all ranks together when a run ends before its last step because it was asked to.
 
     Args:
         step: steps taken.
@@ -162,7 +156,8 @@ class TapeTrainer(Trainer):
         self._position_rate: float | None = None
         """Learning rate of position parameters in the step that was taken last."""
         self.saver = self._make_saver(identity or {})
-        self.nonfinite = NonFinite(self.safety.nonfinite_limit, self._nonfinite_file(), self._samples_of)
+        file = Path(self.args.output_dir) / run_folder.NONFINITE if self.agreement.rank == 0 else None
+        self.nonfinite = NonFinite(self.safety.nonfinite_limit, file, self._samples_of)
         self.spikes = SpikeDetector(self.safety.spike_sigma, self.safety.spike_window)
         self._protection: SkipCounter | None = None
         """Of an optimizer that would step on gradients which are not finite."""
@@ -274,16 +269,13 @@ class TapeTrainer(Trainer):
                 self._protection = guards.protect(self.model_wrapped.optimizer)
             if folder is not None:
                 self._own_settings = OwnSettings.of(self.optimizer, self.lr_scheduler)
-                self._load_engine(str(folder))
+                job = {name: self.saver.about[name] for name in ("processes", "stage")}
+                load_engine(self.model_wrapped, folder, self.state.global_step, **job)
                 self._load_optimizer_and_scheduler(str(folder))
                 self._load_scaler(str(folder))
         if folder is not None:
             self._own_settings.put_back(self.optimizer, self.lr_scheduler)
         return prepared
-
-    def _load_engine(self, folder: str) -> None:
-        job = {name: self.saver.about[name] for name in ("processes", "stage")}
-        load_engine(self.model_wrapped, Path(folder), self.state.global_step, **job)
 
     def load_rank_state(self) -> None:
         """Go on from what :meth:`_rank_state` left; how often is logged and saved is this run's to say.
@@ -297,9 +289,11 @@ class TapeTrainer(Trainer):
             return
         if not (self._resumed / self._rng_file).is_file():
             set_seed((self.args.seed + 1_000_003 * self.state.global_step + 7919 * self.agreement.rank) % 2**32)
-        states = _rank_states(self._resumed)
-        if not states:
+        ranks = range(len(list(self._resumed.glob("rank_state_*.json"))))
+        files = [self._resumed / f"rank_state_{rank}.json" for rank in ranks]
+        if not files:
             return
+        states = [json.loads(file.read_text(encoding="utf-8")) for file in files]
         left = states[0]
         own = [states[self.agreement.rank]] if len(states) == self.agreement.world else states
         self._tr_loss.fill_(sum(float.fromhex(state["loss"]) for state in own) / len(own))
@@ -352,20 +346,12 @@ class TapeTrainer(Trainer):
     def _make_saver(self, identity: Mapping[str, Any]) -> Saver:
         plugin = getattr(self.args, "hf_deepspeed_config", None)
         stage = None if plugin is None else int(plugin.config.get("zero_optimization", {}).get("stage", 0))
-        about = {"processes": self.agreement.world, "stage": stage, "identity": dict(identity)}
-        about |= {"tensor": self.layout.tensor}
-        return Saver(
-            Path(self.args.output_dir),
-            self.agreement,
-            about | {"versions": results.versions()},
-            {
-                "limit": self.args.save_total_limit,
-                "every": self.safety.keep_every,
-                "steps": tuple(self.safety.keep_steps),
-            },
-            say=say,
-            background=self.safety.async_save,
-        )
+        about: dict[str, Any] = {"processes": self.agreement.world, "stage": stage, "tensor": self.layout.tensor}
+        about |= {"identity": dict(identity), "versions": results.versions()}
+        steps = tuple(self.safety.keep_steps)
+        keep = {"limit": self.args.save_total_limit, "every": self.safety.keep_every, "steps": steps}
+        output = Path(self.args.output_dir)
+        return Saver(output, self.agreement, about, keep, say=say, background=self.safety.async_save)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write this rank's part of a checkpoint, and commit it with all others."""
@@ -374,13 +360,11 @@ class TapeTrainer(Trainer):
         element = next(self.model.parameters()).element_size()
         self.beat("saving")
         self.store_flos()
-        part = self.saver.begin(
-            self.state.global_step, saving.need(sum(counted), element, self.is_deepspeed_enabled), name
-        )
+        need = saving.need(sum(counted), element, self.is_deepspeed_enabled)
+        part = self.saver.begin(self.state.global_step, need, name)
         if part is None:
             return
-        folder = part.folder
-        part.attempt(lambda: self.save_model(str(folder)))  # first: its collectives meet no rank in trouble
+        part.attempt(lambda: self.save_model(str(part.folder)))  # first: its collectives meet no rank in trouble
         if self.is_deepspeed_enabled:
             self._save_engine(part)
         for file, task in self._small_files().items():
@@ -535,9 +519,6 @@ class TapeTrainer(Trainer):
     def _tell(self, text: str) -> None:
         if self.agreement.rank == 0:
             say(text)
-
-    def _nonfinite_file(self) -> Path | None:
-        return Path(self.args.output_dir) / run_folder.NONFINITE if self.agreement.rank == 0 else None
 
     def _samples_of(self, step: int, rank: int) -> list[int]:
         each, readers = self.args.per_device_train_batch_size, self.layout.data

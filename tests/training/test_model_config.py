@@ -27,7 +27,7 @@ def test_a_folders_configuration_stands_in_for_the_recipes_model(tmp_path):
 def test_a_look_reads_no_model_that_is_not_at_hand(monkeypatch, tmp_path):
     """Neither the network nor an unpacked file: published sizes, or a folder's configuration, or nothing."""
     monkeypatch.setattr(convert, "resolve", lambda model: pytest.fail(model))
-    monkeypatch.setattr(model_config, "_read_entries", lambda tokenizer: pytest.fail(tokenizer))
+    monkeypatch.setattr("tape_ds.data.tokenizer.load", lambda tokenizer: pytest.fail(tokenizer))
     assert model_config.at_hand(extension.load(["--model", "somebody/llama-11b"], world_size=1)) is None
     assert model_config.at_hand(extension.load(["--model", "smollm2"], world_size=1)).hidden_size == 576
     shape.published("meta-llama/Llama-2-13b-hf").save_pretrained(tmp_path)

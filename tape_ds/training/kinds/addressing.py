@@ -1,14 +1,12 @@
 """A run on a task of addressing: rows of several lengths, and how many answers are right at each length of a test."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerState
+from transformers import TrainerCallback
 
-from tape_ds import storage
 from tape_ds.data.addressing import rows
 from tape_ds.data.addressing.lengths import Test
 from tape_ds.data.addressing.rows import AddressingRows
@@ -37,9 +35,8 @@ class AddressingRun(DrawnRun):
     @staticmethod
     def rows_of(recipe: ArithmeticRecipe, samples: int, seed: int) -> AddressingRows:
         """Of the trained lengths."""
-        asked = _asked(recipe)
-        rows_of_step = recipe.global_batch_size
-        return AddressingRows(asked.task, asked.trained, samples=samples, seed=seed, step_rows=rows_of_step)
+        asked, step = _asked(recipe), recipe.global_batch_size
+        return AddressingRows(asked.task, asked.trained, samples=samples, seed=seed, step_rows=step)
 
     @staticmethod
     def held_out_of(recipe: ArithmeticRecipe) -> list[Test]:
@@ -59,8 +56,19 @@ class AddressingRun(DrawnRun):
 
     def scoring(self) -> list[TrainerCallback]:
         """Answers, where there are any to give."""
+        if not self.held_out:
+            return []
         samples = self.recipe.data.held_out_samples
-        return [AnsweredAfter(self.held_out, samples, self.output / SCORES)] if self.held_out else []
+
+        def ask(model: Any) -> list[dict[str, Any]]:
+            found = []
+            for test in self.held_out:
+                with evaluated_at(bare(model), test.task.tokens(test.length)):
+                    found.append(addressing.ask(bare(model), test, samples, SEED, each=share_out).to_dict())
+            return found
+
+        announcement = f"asking {samples:,} rows of each of {len(self.held_out)} tests"
+        return [ScoredAfter(announcement, ask, self.output / SCORES)]
 
     def figures(self) -> dict[str, Any]:
         """How many answers were right in each test."""
@@ -71,27 +79,6 @@ class AddressingRun(DrawnRun):
         """A line for each test."""
         found = read(self.output / SCORES) if self.held_out else []
         tables.print_rows({f"right at {each.label}": str(each) for each in found})
-
-
-class AnsweredAfter(ScoredAfter):
-    """Asks the trained model ``samples`` rows of each test; results go to ``file``."""
-
-    def __init__(self, tests: Sequence[Test], samples: int, file: Path):
-        self.tests = tests
-        self.samples = samples
-        self.file = file
-
-    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Ask, on every rank together."""
-        if state.is_world_process_zero:
-            print(f"asking {self.samples:,} rows of each of {len(self.tests)} tests", flush=True)
-        found = [self._ask(bare(kwargs["model"]), test) for test in self.tests]
-        if state.is_world_process_zero:
-            storage.write_json(self.file, [each.to_dict() for each in found])
-
-    def _ask(self, model: Any, test: Test) -> Answered:
-        with evaluated_at(model, test.task.tokens(test.length)):
-            return addressing.ask(model, test, self.samples, SEED, each=share_out)
 
 
 def read(path: Path) -> list[Answered]:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerState
+from transformers import TrainerCallback
 
-from tape_ds import methods, storage
+from tape_ds import methods
 from tape_ds.data.arithmetic import rows, split
 from tape_ds.data.arithmetic.rows import ArithmeticRows
 from tape_ds.data.arithmetic.tasks import TASKS
@@ -51,8 +51,17 @@ class Arithmetic(DrawnRun):
 
     @staticmethod
     def held_out_of(recipe: ArithmeticRecipe) -> list[HeldOutProblem]:
-        """Of all trained lengths alike."""
-        return held_out_problems(recipe)
+        """About as many as the recipe says, the same number of every pair of trained lengths where there are so
+        many."""
+        data, task = recipe.data, TASKS[recipe.data.task]
+        cells = [(i, j) for i in range(1, data.max_digits + 1) for j in range(1, data.max_digits_second + 1)]
+        each = -(-data.held_out_samples // len(cells))
+        vocabulary, found = recipe.tokenizer(), []
+        for i, j in cells if each else []:
+            for sample in split.cell(task, i, j, each, seed=0):
+                ids, targets = rows.encode(sample, vocabulary)
+                found.append(HeldOutProblem(max(i, j), Asked(torch.tensor([ids]), targets)))
+        return found
 
     @staticmethod
     def fingerprints_of(recipe: ArithmeticRecipe) -> dict[str, str]:
@@ -66,7 +75,14 @@ class Arithmetic(DrawnRun):
 
     def scoring(self) -> list[TrainerCallback]:
         """Exact match, where there are problems to answer."""
-        return [ExactMatchAfter(self.held_out, self.output / SCORES)] if self.held_out else []
+        if not self.held_out:
+            return []
+
+        def answer(model: Any) -> dict[str, Any]:
+            right = exact_match.right(model, [one.asked for one in self.held_out], each=share_out)
+            return _plain(by_longest(self.held_out, right))
+
+        return [ScoredAfter(f"answering {len(self.held_out):,} held-out problems", answer, self.output / SCORES)]
 
     def figures(self) -> dict[str, Any]:
         """Exact match over all held-out problems, and by the larger of their sizes."""
@@ -109,35 +125,6 @@ def assemble(recipe: ArithmeticRecipe) -> DrawnRun:
         identity=decides,
         resumed=started.resumed,
     )
-
-
-def held_out_problems(recipe: ArithmeticRecipe) -> list[HeldOutProblem]:
-    """About as many as the recipe says, the same number of every pair of trained lengths where there are as many."""
-    data, task = recipe.data, TASKS[recipe.data.task]
-    cells = [(i, j) for i in range(1, data.max_digits + 1) for j in range(1, data.max_digits_second + 1)]
-    each = -(-data.held_out_samples // len(cells))
-    vocabulary, found = recipe.tokenizer(), []
-    for i, j in cells if each else []:
-        for sample in split.cell(task, i, j, each, seed=0):
-            ids, targets = rows.encode(sample, vocabulary)
-            found.append(HeldOutProblem(max(i, j), Asked(torch.tensor([ids]), targets)))
-    return found
-
-
-class ExactMatchAfter(ScoredAfter):
-    """Answers the held-out problems after the last step; results go to ``file``."""
-
-    def __init__(self, held_out: Sequence[HeldOutProblem], file: Path):
-        self.held_out = held_out
-        self.file = file
-
-    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Answer, on every rank together."""
-        if state.is_world_process_zero:
-            print(f"answering {len(self.held_out):,} held-out problems", flush=True)
-        right = exact_match.right(kwargs["model"], [one.asked for one in self.held_out], each=share_out)
-        if state.is_world_process_zero:
-            storage.write_json(self.file, _plain(by_longest(self.held_out, right)))
 
 
 def by_longest(problems: Sequence[HeldOutProblem], right: Sequence[bool]) -> dict[int, ExactMatch]:

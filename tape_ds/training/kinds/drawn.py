@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tape_ds.checkpoint.trained import Record
 from tape_ds.data.drawn import DrawnRows
 from tape_ds.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.training.run import RunOfVariedRows
@@ -39,11 +38,6 @@ class DrawnRun(RunOfVariedRows):
     @abstractmethod
     def said_of_held_out(self) -> str:
         """What is asked, in words, where anything is."""
-
-    @property
-    def record(self) -> Record:
-        """No base; every parameter is trained."""
-        return Record(base=None, method="full", names=self.names)
 
     @property
     def mean_tokens(self) -> int:

@@ -70,7 +70,7 @@ class Extension(Run):
     @property
     def variants(self) -> dict[str, dict[str, Any] | None]:
         """What is measured before training: the base model, and its angles scaled without training where they differ. A
-        base with an encoding of its own is scored as it starts, which is untouched where nothing was changed."""
+        base with another encoding than RoPE is scored as it starts, which is untouched where nothing was changed."""
         if not self.recipe.evaluation.eval_before:
             return {}
         own, extended = dict(self.native.rope_parameters), self.angles
@@ -187,7 +187,9 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
     decides = identity.of(recipe, tokenizer, read, base)
     require_same(recipe, started, decides)
     rows: Any = training_rows(recipe, tokenizer) if recipe.trains else []
-    held_out, prompts = held_out_documents(recipe, tokenizer), passkey_prompts(recipe, tokenizer)
+    held_out, asked = held_out_documents(recipe, tokenizer), recipe.evaluation
+    lengths, trials = asked.passkey_lengths, asked.passkey_trials
+    prompts = passkey.draw(tokenizer, lengths, trials, arguments.seed, asked.passkey_form)  # the same for every method
     config = model_config.extended(recipe, native, tokenizer)
     require_room(recipe, config, started.agreement)
     dtype = weights_dtype(arguments, recipe.trains)
@@ -210,7 +212,7 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
 
 
 def quantisation(recipe: ExtensionRecipe, arguments: TrainingArguments) -> dict[str, Any]:
-    """What ``from_pretrained`` is told where the base is held in 4 bits: NormalFloat, its scales quantised too, and
+    """Arguments of ``from_pretrained`` where the base is held in 4 bits: NormalFloat, its scales quantised too, and
     computed in the run's own precision (QLoRA, Dettmers et al. 2023, arXiv:2305.14314). The output head stays whole,
     and so do position updates, which are no ``nn.Linear``."""
     if not recipe.method.load_in_4bit:
@@ -240,7 +242,10 @@ def training_rows(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase) -
         UserError: the data, or ``append_eos`` where the tokenizer has no EOS.
     """
     data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
-    end = _end_token(tokenizer) if data.append_eos else None
+    if data.append_eos and tokenizer.eos_token_id is None:
+        wrong = "the model's tokenizer has no EOS token"
+        raise UserError(Problem("append_eos", True, wrong, "remove it; borders are kept in document_ids anyway"))
+    end = int(tokenizer.eos_token_id) if data.append_eos else None
     found = select(data.train_data, tokenizer, "train", cache, data.min_document_tokens, data.max_documents)
     origin = f"{found}" + f", none below {data.min_document_tokens:,}" * (data.min_document_tokens > 1)
     if data.pose.chunks > 1:
@@ -256,13 +261,6 @@ def training_rows(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase) -
         attend_across=data.attend_across,
         origin=origin,
     )
-
-
-def _end_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    if tokenizer.eos_token_id is None:
-        wrong = "the model's tokenizer has no EOS token"
-        raise UserError(Problem("append_eos", True, wrong, "remove it; borders are kept in document_ids anyway"))
-    return int(tokenizer.eos_token_id)
 
 
 def held_out_documents(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase) -> list[HeldOut]:
@@ -285,13 +283,3 @@ def held_out_documents(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBa
             documents.append(HeldOut(name, torch.tensor([row["input_ids"][:length]])))
     raise_if_any(problems)
     return documents
-
-
-def passkey_prompts(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase) -> list[passkey.Prompt]:
-    """The prompts that the recipe asks for, the same for every method.
-
-    Raises:
-        UserError: a length too short for the question itself.
-    """
-    asked, seed = recipe.evaluation, recipe.trainer_value("seed")
-    return passkey.draw(tokenizer, asked.passkey_lengths, asked.passkey_trials, seed, asked.passkey_form)

@@ -28,6 +28,7 @@ from tape_ds.training import identity, model_config, tables
 from tape_ds.training.kinds.extension import base_address
 from tape_ds.training.run import RunOfVariedRows, require_room, require_same, sample_count, start, weights_dtype
 
+SCORES = "results/answers.json"
 BEFORE, AFTER = "before", "after"
 
 
@@ -55,22 +56,14 @@ class AnswerScores(TrainerCallback):
             print(f"scoring {len(self.asked):,} answers {when} training", flush=True)
         found = answers.score(model, self.asked, each=share_out)
         if state.is_world_process_zero:
-            write_scores(self.file, read_scores(self.file) | {when: found})
-
-
-def write_scores(path: Path, found: dict[str, AnswerLoss]) -> None:
-    """Store scores as JSON."""
-    storage.write_json(path, {when: each.to_dict() for when, each in found.items()})
+            scores = read_scores(self.file) | {when: found}
+            storage.write_json(self.file, {name: each.to_dict() for name, each in scores.items()})
 
 
 def read_scores(path: Path) -> dict[str, AnswerLoss]:
-    """Scores stored by :func:`write_scores`; empty when there are none."""
-    if not path.exists():
-        return {}
-    return {when: AnswerLoss.from_dict(each) for when, each in json.loads(path.read_text()).items()}
-
-
-SCORES = "results/answers.json"
+    """Stored scores; empty when there are none."""
+    plain = json.loads(path.read_text()) if path.exists() else {}
+    return {when: AnswerLoss.from_dict(each) for when, each in plain.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +155,7 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
     require_same(recipe, started, decides)
     train = tokenized(recipe, tokenizer, TRAIN)
     held_out = tokenized(recipe, tokenizer, HELD_OUT, recipe.data.eval_examples) if recipe.data.eval_examples else None
+    samples = sample_count(recipe, len(train))
     require_room(recipe, config, started.agreement)
     model = extendable.load(base, config, dtype=weights_dtype(arguments))
     prepared = methods.prepare("full", model, settings=None)
@@ -172,12 +166,7 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
         model=prepared.model,
         names=prepared.names,
         tokenizer=tokenizer,
-        rows=AnswerRows(
-            train,
-            samples=sample_count(recipe, len(train)),
-            seed=arguments.seed,
-            step_rows=recipe.global_batch_size,
-        ),
+        rows=AnswerRows(train, samples=samples, seed=arguments.seed, step_rows=recipe.global_batch_size),
         asked=[Asked(torch.tensor([row["input_ids"]]), row["targets"]) for row in held_out or []],
         cut={"train": rows.cut(train)} | ({"held out": rows.cut(held_out)} if held_out is not None else {}),
         identity=decides,

@@ -7,7 +7,6 @@ import torch
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from tape_ds import methods, paths
-from tape_ds.checkpoint.trained import Record
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.dataset import TrainingRows
 from tape_ds.data.packing import pack, tokenize
@@ -16,8 +15,8 @@ from tape_ds.errors import Problem, UserError
 from tape_ds.methods import init_weights
 from tape_ds.recipe.pretraining import PretrainingRecipe
 from tape_ds.training import identity, tables
-from tape_ds.training.callbacks import PerplexityByLength
-from tape_ds.training.held_out import HeldOut, read_perplexities
+from tape_ds.training.callbacks import ScoredAfter
+from tape_ds.training.held_out import HeldOut, perplexities, read_perplexities
 from tape_ds.training.run import Run, fingerprints, require_room, require_same, sample_count, start, weights_dtype
 
 SCORES = "results/perplexity.json"
@@ -31,11 +30,6 @@ class Pretraining(Run):
     held_out: list[HeldOut]
     left_out: int
     """Held-out documents that are too short for the longest length."""
-
-    @property
-    def record(self) -> Record:
-        """No base; every parameter is trained."""
-        return Record(base=None, method="full", names=self.names)
 
     def outline(self) -> dict[str, str]:
         """Model, encoding, tokenizer, rows and documents."""
@@ -59,7 +53,14 @@ class Pretraining(Run):
         """Perplexity by length, where there is text to score."""
         if not self.held_out:
             return []
-        return [PerplexityByLength(self.held_out, self.recipe.evaluation.eval_lengths, self.output / SCORES)]
+        lengths = self.recipe.evaluation.eval_lengths
+        listed = ", ".join(f"{length:,}" for length in lengths)
+
+        def measure(model: Any) -> dict[int, Any]:
+            return {length: found.to_dict() for length, found in perplexities(model, self.held_out, lengths).items()}
+
+        announcement = f"scoring {len(self.held_out)} held-out documents at lengths {listed}"
+        return [ScoredAfter(announcement, measure, self.output / SCORES)]
 
     def figures(self) -> dict[str, Any]:
         """Perplexity, by length."""

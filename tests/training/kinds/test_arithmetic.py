@@ -64,7 +64,8 @@ def test_another_seed_asks_other_problems(tmp_path):
 
 def test_held_out_problems_are_of_all_trained_lengths_and_never_trained(tmp_path):
     """The smallest cell has few; the others five each."""
-    found = arithmetic.held_out_problems(recipe(tmp_path, max_digits=3, max_digits_second=2, held_out_samples=30))
+    asked = recipe(tmp_path, max_digits=3, max_digits_second=2, held_out_samples=30)
+    found = arithmetic.Arithmetic.held_out_of(asked)
     assert [one.longest for one in found].count(3) == 2 * 5
     assert {one.longest for one in found} == {1, 2, 3} and len(found) <= 30
     tokenizer = arithmetic.assemble(recipe(tmp_path)).tokenizer
