@@ -21,6 +21,7 @@ from pathlib import Path, PurePath
 from tape_ds.cluster import ssh
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.health import verdict
+from tape_ds.health.stopping import RUNNER
 
 FORWARDED = re.compile(
     r"(TAPE_DS|DS|DEEPSPEED|ACCELERATE|TRITON|PYTORCH|CUDA|NCCL|GLOO|UCX|FI|OMP|MKL|KMP|OPENBLAS|HF|HUGGING_FACE)_\w+"
@@ -32,7 +33,6 @@ FORWARDED = re.compile(
 NEVER = ("CUDA_VISIBLE_DEVICES", "DS_ENV_FILE", "TORCHELASTIC_ERROR_FILE", verdict.FILE)
 """A machine's own, whatever they begin with."""
 
-_PROGRAMS = ("deepspeed", "ds", "deepspeed.launcher.runner")
 _WATCH = """\
 ( own=$(exec sh -c 'echo $PPID'); cat
 for each in $$ $(pgrep -P $$ -f deepspeed.launcher.launch); do
@@ -56,7 +56,7 @@ def start(command: Sequence[str], forward: Sequence[str]) -> int:
     """
     from deepspeed.launcher import runner
 
-    place = next((number for number, part in enumerate(command) if PurePath(part).name in _PROGRAMS), None)
+    place = next((number for number, part in enumerate(command) if PurePath(part).name in RUNNER), None)
     if place is None or shutil.which(command[0]) is None:
         wrong = "it does not run deepspeed" if place is None else f"there is no program {command[0]}"
         remedy = "python launchers/on_hosts.py deepspeed --hostfile hosts launchers/extend_llama.py --recipe NAME"

@@ -36,8 +36,9 @@ LAUNCHER = "the launcher"
 """How the reason begins where no person asked."""
 
 _LAUNCH = ("deepspeed.launcher.launch",)
-_RUNNER = ("deepspeed", "ds", "deepspeed.launcher.runner")
-_LAUNCHERS = (*_RUNNER, *_LAUNCH, "keep_alive.py", "launchers.keep_alive", "torchrun", "torch.distributed.run")
+RUNNER = ("deepspeed", "ds", "deepspeed.launcher.runner")
+"""What DeepSpeed's runner is called on a command line."""
+_LAUNCHERS = (*RUNNER, *_LAUNCH, "keep_alive.py", "launchers.keep_alive", "torchrun", "torch.distributed.run")
 _CONNECTION = re.compile(r"sshd(-session)?: \S+@notty\b")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*")
 _STARTED_BY_LAUNCH = "CROSS_RANK"
@@ -159,7 +160,7 @@ def _launchers_above() -> dict[psutil.Process, list[str]]:
         # sshd's process for one command, above a launch.py whose runner is on another machine: it ends with the
         # connection, and what it has started does not
         is_remote = any(_runs(each, _LAUNCH) for each in found.values())
-        is_remote = is_remote and not any(_runs(each, _RUNNER) for each in found.values())
+        is_remote = is_remote and not any(_runs(each, RUNNER) for each in found.values())
         if _runs(line) or (is_remote and _CONNECTION.match(" ".join(line))):
             found[process] = line
     return found
@@ -169,7 +170,7 @@ def runner_option(name: str) -> str | None:
     """What a person gave DeepSpeed's runner above this process for an option, as typed; None: nothing, or there is no
     runner on this machine."""
     for line in _launchers_above().values():
-        if not _runs(line, _RUNNER):
+        if not _runs(line, RUNNER):
             continue
         for place, word in enumerate(line):
             option, equals, value = word.partition("=")
@@ -190,7 +191,7 @@ def _one_is_missing(above: dict[psutil.Process, list[str]]) -> bool:
     if not launch:
         return True
     alone = not any(part.startswith("--node_rank") for part in launch[0])
-    return alone and not any(_runs(line, _RUNNER) for line in above.values())
+    return alone and not any(_runs(line, RUNNER) for line in above.values())
 
 
 def _is_gone(process: psutil.Process) -> bool:

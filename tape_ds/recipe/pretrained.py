@@ -172,9 +172,10 @@ def _download(name: str) -> Fetched:
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what fails is said by us
+    later = 2 * HUB_SECONDS  # than the caller stops waiting, who says so; this only ends the thread
     try:
-        get_hf_file_metadata(hf_hub_url(name, CONFIG), timeout=HUB_SECONDS)
-        return Fetched(Path(hf_hub_download(name, CONFIG, etag_timeout=HUB_SECONDS)))
+        get_hf_file_metadata(hf_hub_url(name, CONFIG), timeout=later)
+        return Fetched(Path(hf_hub_download(name, CONFIG, etag_timeout=later)))
     except errors.GatedRepoError:
         return Fetched(why_not="gated: accept its licence on the hub and log in, `hf auth login`, before the run")
     except errors.RepositoryNotFoundError:

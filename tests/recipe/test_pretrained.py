@@ -247,7 +247,7 @@ def test_what_the_hub_does_not_say_is_no_mistake(hub, name, why, monkeypatch):
     shown = plan.describe(look(f"owner/{name}", "--dry_run"))
     assert "its config.json was not read: " in shown and why in shown and "extended to 16,384 positions" in shown
     assert "not known before" in shown  # what it needs
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20, "the hub client alone tries a busy hub for longer"
 
 
 @pytest.mark.parametrize("forbidden", [True, False])
