@@ -30,7 +30,7 @@ KINDS = {
 }
 """How the words of a problem begin -> its kind; any other is about the value."""
 
-NEW_FIELDS = ("allow_cpu",)
+NEW_FIELDS = ("allow_cpu", "sample_prompts", "sample_steps", "sample_tokens")
 """Fields that came after the values were frozen."""
 
 
