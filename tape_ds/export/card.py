@@ -21,9 +21,9 @@ from tape_ds.export.addresses import command_line, hub_names, shown
 from tape_ds.export.source_model import SourceModel
 from tape_ds.markdown_table import markdown_table
 from tape_ds.model import convert
+from tape_ds.numbers import summarise
 from tape_ds.results import Result
 from tape_ds.run_folder import TRAINED
-from tape_ds.training.numbers import summarise
 
 HUB_BASES = {
     convert.SMOLLM2: (

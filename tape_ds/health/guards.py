@@ -9,7 +9,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from accelerate.optimizer import AcceleratedOptimizer
 
 from tape_ds import storage
+from tape_ds.numbers import stretches
 
 EXIT_CODE = 3
 """Exit code of a run that a guard has stopped: started again as it is, it would stop again."""
@@ -86,15 +87,18 @@ class NonFinite:
         self.in_a_row += 1
         samples = {rank: self.samples_of(step - 1, rank) for rank in ranks or range(len(losses))}
         self._write(step, kind, ranks, samples, skipped)
-        where = "some rank" if not ranks else f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)}"
+        where = "some rank" if not ranks else f"rank{'s' if len(ranks) > 1 else ''} {', '.join(stretches(ranks))}"
         what = f"a gradient on {where} is not finite"
         if kind == "loss":
             values = {"NaN" if math.isnan(losses[rank]) else "infinite" for rank in ranks}
             what = f"the loss on {where} is {values.pop() if len(values) == 1 else 'not finite'}"
-        numbers = _ranges(number for each in samples.values() for number in each)
+        bad = {number for each in samples.values() for number in each}
+        numbers = stretches(bad)
+        if len(numbers) > SHOWN:
+            numbers[SHOWN:] = [f"... ({len(bad)} in all)"]
         outcome = "step SKIPPED, weights unchanged" if skipped else "step NOT skipped, weights may be damaged"
         counts = f"{self.total} so far, {self.in_a_row} in a row"
-        message = f"step {step}: {what} (samples {numbers}); {outcome} ({counts})"
+        message = f"step {step}: {what} (samples {', '.join(numbers)}); {outcome} ({counts})"
         if self.limit and self.in_a_row >= self.limit:
             named = "" if self.file is None else f"; {self.file} names the samples"
             raise StoppedByGuard(
@@ -127,21 +131,6 @@ class NonFinite:
                 why = storage.explain(error, self.file.parent)
                 print(f"{self.file.name} cannot be written, training goes on: {why}", file=sys.stderr, flush=True)
             self._complained = True
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """Numbers as a person writes them: ``0-3, 8``; what comes after ``SHOWN`` stretches is only counted."""
-    found = sorted(set(numbers))
-    stretches: list[list[int]] = []
-    for number in found:
-        if stretches and number == stretches[-1][1] + 1:
-            stretches[-1][1] = number
-        else:
-            stretches.append([number, number])
-    shown = [str(first) if first == last else f"{first}-{last}" for first, last in stretches]
-    if len(shown) > SHOWN:
-        shown[SHOWN:] = [f"... ({len(found)} in all)"]
-    return ", ".join(shown)
 
 
 def samples_of_step(step: int, rank: int, *, global_batch: int, micro_batch: int, world: int) -> list[int]:

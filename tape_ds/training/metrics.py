@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import torch
 
-from tape_ds.training.numbers import NOT_AVAILABLE, duration, gibibytes, number
+from tape_ds.numbers import NOT_AVAILABLE, duration, gibibytes, number
 
 # Dense 16-bit tensor-core peak, FLOP/s, from the makers' data sheets (without sparsity); bf16, on V100 and T4 fp16.
 # The first pattern that fits the name CUDA gives decides, so a special form stands before the general one.

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tape_ds import results
+from tape_ds.numbers import summarise
 from tape_ds.recipe import deepspeed_config
 from tape_ds.run_folder import RESULTS, TRAINED
 from tape_ds.training import forecast, plots, tables
 from tape_ds.training.callbacks import PositionUpdates
-from tape_ds.training.numbers import summarise
 from tape_ds.training.run import Run
 from tape_ds.training.trainer import TapeTrainer
 

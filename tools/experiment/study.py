@@ -13,9 +13,9 @@ from typing import Any
 from evaluation.published import Quantity
 from tape_ds.errors import Problem, UserError
 from tape_ds.markdown_table import markdown_table
+from tape_ds.numbers import NOT_AVAILABLE, number
 from tape_ds.scoring import statistics
 from tape_ds.scoring.statistics import Sample
-from tape_ds.training.numbers import NOT_AVAILABLE, number
 
 ALPHA = 1 - statistics.CONFIDENCE
 PERCENT = ("accuracy", "exact_match", "f1", "rouge")

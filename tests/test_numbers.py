@@ -1,6 +1,6 @@
 """Names of parameters for people."""
 
-from tape_ds.training.numbers import summarise
+from tape_ds.numbers import summarise
 
 
 def test_names_of_layers_are_drawn_together():

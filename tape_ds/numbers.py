@@ -1,6 +1,7 @@
 """Numbers, and names of parameters, as lines and tables show them."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 NOT_AVAILABLE = "N/A"
@@ -40,15 +41,15 @@ def summarise(names: tuple[str, ...]) -> str:
         layer = int(parts[place]) if place is not None else -1
         shape = ".".join("{}" if i == place else part for i, part in enumerate(parts))
         groups.setdefault(shape, []).append(layer)
-    return "\n".join(shape.replace("{}", _ranges(layers)) for shape, layers in groups.items())
+    return "\n".join(shape.replace("{}", "{" + ",".join(stretches(layers)) + "}") for shape, layers in groups.items())
 
 
-def _ranges(layers: list[int]) -> str:
-    """[0, 1, 2, 4] -> "{0-2,4}"."""
-    parts: list[list[int]] = []
-    for layer in sorted(layers):
-        if parts and layer == parts[-1][1] + 1:
-            parts[-1][1] = layer
+def stretches(numbers: Iterable[int]) -> list[str]:
+    """Numbers as a person writes them, ascending: [0, 1, 2, 4] -> ["0-2", "4"]."""
+    found: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
         else:
-            parts.append([layer, layer])
-    return "{" + ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts) + "}"
+            found.append([number, number])
+    return [str(first) if first == last else f"{first}-{last}" for first, last in found]
