@@ -15,6 +15,8 @@ os.environ.setdefault("MPLBACKEND", "agg")
 import pytest
 import torch
 
+from tests import thinned
+
 torch.set_num_threads(1)
 # A shell's background job ignores SIGINT, and nohup SIGHUP; tests of signals need what a terminal gives.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -25,8 +27,10 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked ``gpu`` on a machine without a CUDA device."""
+    """Leave most cases of long grids to ``-m slow``; skip tests marked ``gpu`` on a machine without a CUDA device."""
+    thinned.thin(items)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device")

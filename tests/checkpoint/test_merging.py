@@ -97,6 +97,7 @@ def tool(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_tool_writes_a_whole_folder_or_none(tmp_path):
     """In the base's dtype by default; a damaged adapter is named, and nothing half-written stays."""
     from tokenizers import Tokenizer, models

@@ -2,7 +2,7 @@
 
 A *campaign* is one fault, tried many times; an *attempt* is one try, decided by the campaign's name, its number and a
 seed alone, so that any of them can be repeated by itself. ``make faults`` (``python -m tests.faults``) makes all
-attempts and writes ``docs/results/faults.md``; the tests of this folder make a seeded tenth of them through the same
+attempts and writes ``docs/results/faults.md``; the tests of this folder make a seeded part of them through the same
 functions.
 
     campaign.py     what campaigns and attempts are

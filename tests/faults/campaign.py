@@ -53,7 +53,7 @@ class Campaign:
     name: str
     count: int
     """Attempts of a full run."""
-    tenth: int
+    daily: int
     """Attempts of a test run."""
     means: str
     """What an attempt does and what "survived" asks for, in a sentence or two."""
@@ -85,4 +85,4 @@ class Campaign:
 
     def sample(self, seed: int) -> list[int]:
         """The numbers of a test run: evenly spread over the campaign, so that every kind of this fault has its turn."""
-        return sorted({(index * self.count // self.tenth + seed) % self.count for index in range(self.tenth)})
+        return sorted({(index * self.count // self.daily + seed) % self.count for index in range(self.daily)})

@@ -167,7 +167,7 @@ def _assert_nothing_left(output: Path) -> None:
 CAMPAIGN = Campaign(
     "disks",
     count=10,
-    tenth=1,
+    daily=1,
     means="The disk is full, over its quota, read-only or broken from some write of a save on; or a real one of some "
     "megabytes is filled by something else; or every sync is slow. Training goes on to its end with exit code 0, the "
     "message says what is missing, every committed checkpoint is whole, later saves succeed.",

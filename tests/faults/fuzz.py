@@ -56,7 +56,7 @@ class Typed:
 
 
 def is_process(number: int) -> bool:
-    """Whether an attempt starts the launcher as a process as well: 20 of a full run, 2 of its tenth."""
+    """Whether an attempt starts the launcher as a process as well: 20 of a full run, 1 or 2 of a daily one."""
     return number % 250 == 0 or number % 28 == 1
 
 
@@ -261,7 +261,7 @@ def _typable(word: str) -> str:
 CAMPAIGN = Campaign(
     "fuzz",
     count=500,
-    tenth=50,
+    daily=25,
     means="A recipe and a command line made of chance go through a launcher's checks, one in 25 of them also as a real "
     "process with --dry_run: exit code 0 or 2, no traceback, no file written, no network.",
     carry_out=_carry_out,

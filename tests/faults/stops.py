@@ -85,7 +85,7 @@ def _lose_the_launcher(attempt: Attempt) -> None:
 SIGTERM = Campaign(
     "sigterm",
     count=10,
-    tenth=1,
+    daily=1,
     means="SIGTERM, SIGUSR1 or SIGINT to one rank, to all, or to keep_alive at a random moment, loader workers "
     "running: a checkpoint of the very step is committed and all processes are gone within 30 s, exit code 0; the "
     "resume is exact.",
@@ -94,7 +94,7 @@ SIGTERM = Campaign(
 LAUNCHER = Campaign(
     "launcher",
     count=5,
-    tenth=1,
+    daily=1,
     means="SIGKILL to the deepspeed runner or to its launch.py: the ranks commit and exit by themselves, no process "
     "is left after 30 s, the resume is exact.",
     carry_out=_lose_the_launcher,

@@ -28,7 +28,7 @@ def _carry_out(attempt: Attempt) -> None:
 CAMPAIGN = Campaign(
     "stuck",
     count=4,
-    tenth=1,
+    daily=1,
     means=f"One rank waits for ever where it reads its data, watchdog_seconds is {SECONDS}: every rank's stacks are "
     "written, the missing rank and its phase are named, the job ends with a code that is neither 0 nor 2.",
     carry_out=_carry_out,

@@ -1,4 +1,4 @@
-"""A seeded tenth of every campaign, through the functions that ``make faults`` uses for all of them."""
+"""A seeded part of every campaign, through the functions that ``make faults`` uses for all of them."""
 
 import pytest
 

@@ -14,7 +14,7 @@ from tests.faults.writes import watched
 
 def made(carry_out, **fields):
     """A campaign of ten attempts."""
-    return Campaign("made", **{"count": 10, "tenth": 2, "means": "nothing", "carry_out": carry_out, **fields})
+    return Campaign("made", **{"count": 10, "daily": 2, "means": "nothing", "carry_out": carry_out, **fields})
 
 
 def outcome(number, survived=True):
@@ -45,9 +45,9 @@ def test_a_survivor_leaves_nothing(tmp_path):
     assert not (tmp_path / "attempts" / "made-0-7").exists()
 
 
-def test_a_tenth_is_spread_over_the_campaign():
-    assert made(print, count=60, tenth=6).sample(0) == [0, 10, 20, 30, 40, 50]
-    assert made(print, count=60, tenth=6).sample(13) == [3, 13, 23, 33, 43, 53]
+def test_the_daily_part_is_spread_over_the_campaign():
+    assert made(print, count=60, daily=6).sample(0) == [0, 10, 20, 30, 40, 50]
+    assert made(print, count=60, daily=6).sample(13) == [3, 13, 23, 33, 43, 53]
 
 
 def test_a_journal_goes_on_where_it_was_killed(tmp_path):

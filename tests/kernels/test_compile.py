@@ -35,6 +35,7 @@ def gate(*arguments, folder=None, **variables):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_every_launch_for_hopper_compiles_with_the_newest_triton():
     """Each once and for one kind of GPU, to be quick; ``make compile-kernels`` compiles every specialisation."""
     code, output = gate("--once", "--capability", "90", "--dtype", "bf16", folder=other_triton(NEWEST))
@@ -124,6 +125,7 @@ def table(output):
     return {cells[0]: dict(zip(names, cells, strict=True)) for cells in lines if len(cells) == len(names)}
 
 
+@pytest.mark.slow
 def test_a_warm_cache_gives_the_same_figures(examples, cache):
     before = {path: path.stat().st_mtime_ns for path in cache.rglob("*.cubin")}
     again = gate("--kernels", EXAMPLES, "--capability", "90", "--dtype", "bf16", TRITON_CACHE_DIR=str(cache))
@@ -169,6 +171,7 @@ def test_a_gate_with_nothing_to_guard_is_an_error(arguments, words):
     assert code == 2 and words in output
 
 
+@pytest.mark.slow
 def test_a_launch_that_no_table_has_can_be_tried():
     """128 x 64 tiles of a 64-wide kernel, one call of a kernel, in Markdown."""
     code, output = gate(

@@ -99,6 +99,7 @@ def test_masks_of_the_wrong_shape_are_refused(arguments, words):
         tiny_model()(tokens(1, 6), **arguments)
 
 
+@pytest.mark.slow
 def test_a_sharded_folder_loads_in_a_fresh_process(tmp_path):
     """``import tape_ds`` is all a stranger's script needs."""
     kinds = {"tied": {"tie_word_embeddings": True}, "untied": {}, "bipe": {"encoding": "bipe_rope"}}

@@ -91,6 +91,7 @@ def test_positions_that_are_the_same_everywhere_are_one_map(tmp_path, base, writ
     assert (only.layer, only.head) == ("every layer", "all heads")
 
 
+@pytest.mark.slow
 def test_biases_are_shown_where_an_encoding_has_those(tmp_path, base, written):
     result, kinds, _ = written(tmp_path / "out", folder_of("alibi", base, tmp_path), "--prompt", PROMPT)
     assert result.figures["models"][0]["positions"] == kinds[0].unit == "score bias"
@@ -150,6 +151,7 @@ def test_a_plain_gptj_has_no_end_once_it_is_read(tmp_path, base, written):
     assert len(tokens) == len(IDS) > 8
 
 
+@pytest.mark.slow
 def test_pictures_of_an_earlier_model_do_not_stay(tmp_path, base, written):
     """They would be taken for this one's."""
     tape, nope = (folder_of(name, base, tmp_path) for name in ("tape", "nope"))
@@ -177,6 +179,7 @@ def test_a_page_says_which_layers_it_leaves_out(tmp_path, base, written):
     assert "Looked at" not in (tmp_path / "all" / visualise.PAGE).read_text()
 
 
+@pytest.mark.slow
 def test_the_distance_of_two_models_is_not_rounded(tmp_path, base, written):
     """Weights are kept in fp32: in half of it a model and itself one bit apart would look alike."""
     one, other = (folder_of(name, base, tmp_path) for name in ("tape", "rope"))

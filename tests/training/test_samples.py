@@ -61,6 +61,7 @@ def test_losses_know_nothing_of_it(method, tmp_path, capsys):
     assert shown[-1].split(" -> ")[1].strip("'")
 
 
+@pytest.mark.slow
 def test_a_draw_would_show(tmp_path):
     """The test above could fail: a draw between two steps changes what follows."""
 

@@ -79,6 +79,7 @@ def one_step(place, output, **changes):
     return run, logged, {name: weight.clone() for name, weight in run.model.named_parameters()}
 
 
+@pytest.mark.slow
 def test_every_target_of_a_step_weighs_the_same_however_the_batch_is_cut(place, tmp_path):
     """A mean of micro-batches' means would favour the targets of short answers: loss and gradient are those of the
     whole batch, the mean over all of its targets, computed here directly."""
@@ -167,6 +168,7 @@ def test_a_run_from_end_to_end(place, tmp_path, capsys):
     assert trained.read_record(tmp_path / "trained").base == str(place / "tape")
 
 
+@pytest.mark.slow
 def test_resumed_equals_uninterrupted_to_the_last_digit(place, tmp_path):
     """The first part's score of the model as it came stays."""
     settings = {"max_steps": 4, "save_steps": 2, "logging_steps": 1, "per_device_train_batch_size": 2}

@@ -1,0 +1,54 @@
+"""Long grids and repeated runs: a spread of their cases is in the daily suite, the rest is for ``-m slow``.
+
+``python -m tests.mutants`` says what the daily suite still notices.
+"""
+
+import pytest
+
+ONE_IN = {
+    "tests/benchmarks/test_groups.py::test_every_rival_is_right_or_says_why_not": 3,
+    "tests/checkpoint/test_consolidation.py::test_memory_is_one_weight_whatever_the_model": 2,
+    "tests/evaluation/scrolls/test_tasks.py::test_training_generation_and_lm_eval_read_the_same_ids": 5,
+    "tests/kernels/test_memory.py::test_attention_beyond_2_to_the_31": 4,
+    "tests/model/test_contract_saving.py::test_another_window_loads_and_generates_past_it": 5,
+    "tests/model/test_contract_training.py::test_gradients_are_the_slopes_of_the_loss": 3,
+    "tests/model/test_conventions.py::test_an_exported_step_counts_any_cache": 4,
+    "tests/model/test_generation.py::test_a_compiled_model_counts_a_static_cache_in_a_tensor": 3,
+    "tests/model/test_generation.py::test_a_left_padded_batch_gives_each_its_own": 5,
+    "tests/model/test_generation.py::test_cached_logits_are_the_full_pass_s": 3,
+    "tests/model/test_generation.py::test_cached_logits_of_a_padded_batch": 3,
+    "tests/model/test_generation.py::test_positions_beyond_the_window_are_no_error": 3,
+    "tests/model/test_outputs.py::test_a_training_step_compiles_without_a_break": 2,
+    "tests/model/test_packing.py::test_packed_is_each_document_alone": 5,
+    "tests/model/test_score_bias.py::test_every_mask_at_every_place": 5,
+    "tests/model/test_score_bias.py::test_no_tensor_grows_with_the_square_of_the_length": 3,
+    "tests/parallel/test_training.py::test_twenty_steps_are_those_of_one_process": 3,
+    "tests/planning/test_against_tensors.py::test_bytes_of_a_step": 2,
+    "tests/recipe/test_extension.py::test_a_recipe_written_out_loads_to_itself": 3,
+    "tests/scoring/test_passkey.py::test_pieces_give_the_same_logits": 3,
+    "tests/test_registration.py::test_auto_classes_know_our_types": 3,
+    "tests/tools/experiment/test_table.py::test_every_run_of_every_experiment_loads": 5,
+    "tests/training/kinds/test_addressing.py::test_every_encoding_is_trained_and_scored_beyond_its_rows": 5,
+    "tests/training/kinds/test_extension_gptj.py::test_trained_with_pose_scored_and_loaded_again": 4,
+    "tests/training/kinds/test_pretraining.py::test_resumed_equals_uninterrupted_to_the_last_digit": 2,
+    "tests/training/test_ending.py::test_a_malicious_file_is_never_executed": 2,
+    "tests/training/test_ending.py::test_a_stop_is_committed_and_gone_on_with_to_the_last_digit": 3,
+    "tests/training/test_ending.py::test_what_lies_behind_the_checkpoint_that_is_gone_on_with_moves_out_of_the_way": 2,
+    "tests/training/test_forecast.py::test_every_shipped_recipe_can_be_planned_without_its_model": 5,
+    "tests/training/test_memory_savings.py::test_a_training_is_the_same": 4,
+    "tests/training/test_samples.py::test_losses_know_nothing_of_it": 2,
+    "tests/training/test_trainer.py::test_resumed_equals_uninterrupted_to_the_last_digit": 3,
+}
+"""A test of many cases -> the first case and every so many-th after it are daily. The number should divide no dimension
+of a grid that is a product: the daily cases would all have one value there."""
+
+
+def thin(items: list[pytest.Item]) -> None:
+    """Mark the other cases slow."""
+    seen = dict.fromkeys(ONE_IN, 0)
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        if name in seen:
+            if seen[name] % ONE_IN[name]:
+                item.add_marker(pytest.mark.slow)
+            seen[name] += 1
