@@ -6,15 +6,12 @@ queries at the end of the keys; those that take :class:`Documents` compute each 
 Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size.
 """
 
-import contextlib
-import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -42,9 +39,6 @@ LIBRARIES = {release.name: release for release in sorted(RELEASES)}
 MATRIX_ENTRIES = {"cuda": 1 << 28, "cpu": 1 << 24}
 """Rivals that hold the whole T x S matrices are asked up to this many scores: on a GPU 12 heads of 8 rows of 1,024
 tokens, on a CPU of one."""
-FLASH_4_TILES = {128: ((128, 96), (64, 96)), 64: ((128, 192), (112, 128))}
-"""By head size: tiles of flash-attn 4, forward and backward, that fit on sm_90 beside a value twice as wide (by the
-search that it comes with); its own do not."""
 
 
 @dataclass(frozen=True)
@@ -54,24 +48,16 @@ class Documents:
     lengths: tuple[int, ...]
     device: torch.device
 
+    @functools.cache  # noqa: B019 (a run has few)
     def cu_seqlens(self, rows: int, dtype: torch.dtype = torch.int32) -> Tensor:
         """Borders of all rows' documents, one row after another."""
-        return _cu_seqlens(self.lengths * rows, self.device, dtype)
+        return torch.tensor([0, *accumulate(self.lengths * rows)], dtype=dtype, device=self.device)
 
+    @functools.cache  # noqa: B019
     def ids(self, rows: int) -> Tensor:
         """int32 [rows, T]."""
-        return _ids(self.lengths, self.device).expand(rows, -1)
-
-
-@functools.cache
-def _cu_seqlens(lengths: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=dtype, device=device)
-
-
-@functools.cache
-def _ids(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    each = torch.arange(len(lengths), dtype=torch.int32)
-    return each.repeat_interleave(torch.tensor(lengths))[None].to(device)
+        each = torch.arange(len(self.lengths), dtype=torch.int32)
+        return each.repeat_interleave(torch.tensor(self.lengths)).to(self.device).expand(rows, -1)
 
 
 def documents_of(shape: Attention, device: torch.device) -> Documents | None:
@@ -124,22 +110,6 @@ def by_library(release: Release, documents: Documents | None) -> Callable[..., T
         return (out if documents is None else out.unflatten(0, (len(q), -1))).transpose(1, 2)
 
     return call
-
-
-@contextlib.contextmanager
-def flash_4_tiles(width: int) -> Iterator[None]:
-    """flash-attn 4 with the tiles for this head size; it offers no argument for them."""
-    forward, backward = FLASH_4_TILES[width]
-    library: Any = importlib.import_module("flash_attn.cute.interface")
-    with contextlib.ExitStack() as stack:
-        for name, (rows, columns) in {"_tile_size_fwd_sm90": forward, "_tile_size_bwd_sm90": backward}.items():
-            own = getattr(library, name)
-
-            def tiles(*sizes: Any, own: Any = own, rows: int = rows, columns: int = columns, **options: Any) -> Any:
-                return dataclasses.replace(own(*sizes, **options), m_block_size=rows, n_block_size=columns)
-
-            stack.enter_context(mock.patch.object(library, name, tiles))
-        yield
 
 
 def fla(documents: Documents | None) -> Callable[..., Tensor]:

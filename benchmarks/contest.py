@@ -8,6 +8,7 @@ import gc
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -72,10 +73,8 @@ class Finding(NamedTuple):
     """Of the tensor that is furthest from the truth for what is allowed, see :func:`error_of`."""
     allowed: float | None = None
     """Of the same tensor."""
-    forward: Summary | None = None
-    """Milliseconds; None where only the total is known."""
-    backward: Summary | None = None
-    total: Summary | None = None
+    times: Mapping[str, Summary] = MappingProxyType({})
+    """Milliseconds of the parts that are known: "forward" and "backward", or the "total" alone."""
     peak_bytes: int | None = None
 
 
@@ -180,10 +179,10 @@ def run(
             del runners[key]
     samples = interleaved(runners, repeats, clock(setting.device, head_start), warm_up) if runners else {}
     for key, taken in samples.items():
-        findings[key] = findings[key]._replace(total=summarise([each.forward + each.backward for each in taken]))
+        parts = {"total": [each.forward + each.backward for each in taken]}
         if runners[key].backward is not None:
-            parts = {part: summarise([getattr(each, part) for each in taken]) for part in ("forward", "backward")}
-            findings[key] = findings[key]._replace(**parts)
+            parts |= {"forward": [each.forward for each in taken], "backward": [each.backward for each in taken]}
+        findings[key] = findings[key]._replace(times={part: summarise(values) for part, values in parts.items()})
     return list(findings.values())
 
 

@@ -61,7 +61,7 @@ def rivals(device: torch.device) -> Iterator[tuple[str, str, Make]]:
             yield encoding, f"attend {name}", functools.partial(_of_halves, functools.partial(calls.attend, name))
 
 
-def _ours() -> Callable[..., tuple[Tensor, ...]]:
+def _ours() -> Callable[..., tuple[Tensor | None, ...]]:
     calls.refuse_interpreter()
     return decode_attention
 
