@@ -130,11 +130,7 @@ def fla(documents: Documents | None) -> Callable[..., Tensor]:
 def stacked(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
     """With the value [v; e] as twice the rows, and queries and keys copied for them."""
     call = make()
-
-    def stacked_call(q: Tensor, k: Tensor, v: Tensor) -> Any:
-        return call(*(torch.cat(2 * [x.transpose(1, 2)]).transpose(1, 2) for x in (q, k)), v)
-
-    return stacked_call
+    return lambda q, k, v: call(*(torch.cat(2 * [x.transpose(1, 2)]).transpose(1, 2) for x in (q, k)), v)
 
 
 def padded(make: Callable[[], Callable[..., Tensor]]) -> Callable[..., Tensor]:
@@ -151,11 +147,7 @@ def padded(make: Callable[[], Callable[..., Tensor]]) -> Callable[..., Tensor]:
 def halves(make: Callable[[], Callable[..., Tensor]]) -> Callable[..., Tensor]:
     """One call for each half of the value's columns, read where they lie."""
     call = make()
-
-    def two_calls(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.cat([call(q, k, half) for half in v.chunk(2, dim=-1)], dim=-1)
-
-    return two_calls
+    return lambda q, k, v: torch.cat([call(q, k, half) for half in v.chunk(2, dim=-1)], dim=-1)
 
 
 def flex(shape: Attention, documents: Documents | None, device: torch.device, small: bool) -> Callable[..., Tensor]:

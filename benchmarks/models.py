@@ -131,14 +131,7 @@ def by_backend(
     backends: Sequence[str],
     encodings: Sequence[str] = ENCODINGS,
 ) -> Contest:
-    """Every encoding by every attention backend.
-
-    Args:
-        build: (encoding, backend) -> the rival.
-        truth: encoding -> what its rivals have to compute.
-        backends: of attention.
-        encodings: those that are compared.
-    """
+    """Every encoding by every attention backend: ``build(encoding, backend)``, held to ``truth(encoding)``."""
     entries = [
         Entry(f"attend {backend}", encoding, functools.partial(build, encoding, backend))
         for encoding in encodings
@@ -154,15 +147,8 @@ def training(
     few_options: Mapping[str, Any] | None = None,
     backward: Callable[[Tensor], object] = Tensor.backward,
 ) -> Runner:
-    """Forward, loss and backward, compared on the first tokens.
-
-    Args:
-        model: in training mode.
-        ids_BT: the whole row.
-        options: what else the model is called with.
-        few_options: the same for the first tokens; None: it is no other.
-        backward: of the loss.
-    """
+    """Forward, loss and backward of a model, called with these ``options`` or, on the first tokens, which are compared,
+    with ``few_options`` (None: the same)."""
     few, few_options = first_tokens(ids_BT), options if few_options is None else few_options
     return Runner(
         lambda: loss(model, ids_BT, **options),
