@@ -26,7 +26,21 @@ def contest(shape: Model, setting: Setting) -> Contest:
     ids = models.tokens(shape._replace(tokens=models.CHECKED_TOKENS), setting.device)
 
     def build(encoding: str, backend: str) -> Runner:
-        return _runner(member(encoding, backend).eval(), ids, shape.tokens)
+        model = member(encoding, backend).eval()
+        cache = functools.cache(lambda: full_cache(model, len(ids), shape.tokens))
+
+        @torch.no_grad()
+        def step() -> Tensor:
+            logits = model(input_ids=ids[:, -1:], past_key_values=cache(), use_cache=True).logits
+            cache().crop(-1)  # the next step finds the same length
+            return logits
+
+        @torch.no_grad()
+        def outcome() -> dict[str, Tensor]:
+            past = model(input_ids=ids[:, :-1], use_cache=True).past_key_values
+            return {"logits": model(input_ids=ids[:, -1:], past_key_values=past, use_cache=True).logits}
+
+        return Runner(step, None, outcome, bytes_of(list(model.parameters())))
 
     @torch.no_grad()
     def truth(encoding: str) -> Truth:
@@ -38,23 +52,6 @@ def contest(shape: Model, setting: Setting) -> Contest:
         return expected_from(exact, plain, model.dtype)
 
     return models.by_backend(build, truth, models.backends(setting.device))
-
-
-def _runner(model: TapeForCausalLM, ids_BT: Tensor, length: int) -> Runner:
-    cache = functools.cache(lambda: full_cache(model, len(ids_BT), length))
-
-    @torch.no_grad()
-    def step() -> Tensor:
-        logits = model(input_ids=ids_BT[:, -1:], past_key_values=cache(), use_cache=True).logits
-        cache().crop(-1)  # the next step finds the same length
-        return logits
-
-    @torch.no_grad()
-    def outcome() -> dict[str, Tensor]:
-        past = model(input_ids=ids_BT[:, :-1], use_cache=True).past_key_values
-        return {"logits": model(input_ids=ids_BT[:, -1:], past_key_values=past, use_cache=True).logits}
-
-    return Runner(step, None, outcome, bytes_of(list(model.parameters())))
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ It is the middle one of three, called with what it gets inside that model, so TA
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,7 +31,19 @@ def contest(shape: Model, setting: Setting) -> Contest:
 
     def build(encoding: str, backend: str) -> Runner:
         layer = member(encoding, backend).model.layers[1]
-        return _runner(layer, functools.partial(caught, encoding, True), functools.partial(caught, encoding, False))
+        args, kwargs = caught(encoding, True)
+        wanted = [x for x in args if isinstance(x, Tensor) and x.requires_grad] + list(layer.parameters())
+        returned: list[Tensor] = []
+
+        def forward() -> list[Tensor]:
+            return [out for out in layer(*args, **kwargs) if isinstance(out, Tensor)]
+
+        def backward(out: list[Tensor]) -> tuple[Tensor, ...]:
+            if not returned:
+                returned.extend(_returned(out))
+            return torch.autograd.grad(out, wanted, returned)
+
+        return Runner(forward, backward, lambda: _outcome(layer, caught(encoding, False)), bytes_of(wanted))
 
     def truth(encoding: str) -> Truth:
         model, (args, kwargs) = member(encoding, "sdpa"), caught(encoding, False)
@@ -68,24 +79,6 @@ def _leaf(value: Any, dtype: torch.dtype | None) -> Any:
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
     return value.detach().to(dtype or value.dtype).clone().requires_grad_()
-
-
-def _runner(layer: nn.Module, whole: Callable[[], Arguments], few: Callable[[], Arguments]) -> Runner:
-    weights = list(layer.parameters())
-    args, kwargs = whole()
-    leaves = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
-    wanted = [*leaves, *weights]
-    returned: list[Tensor] = []
-
-    def forward() -> list[Tensor]:
-        return [out for out in layer(*args, **kwargs) if isinstance(out, Tensor)]
-
-    def backward(out: list[Tensor]) -> tuple[Tensor, ...]:
-        if not returned:
-            returned.extend(_returned(out))
-        return torch.autograd.grad(out, wanted, returned)
-
-    return Runner(forward, backward, lambda: _outcome(layer, few()), bytes_of(wanted))
 
 
 def _returned(out: list[Tensor]) -> list[Tensor]:

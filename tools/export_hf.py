@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evaluation.options import DTYPES
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, collecting, command, raise_if_any
 
@@ -31,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--dtype",
         default="auto",
-        choices=["auto", "float32", "bfloat16", "float16"],
+        choices=DTYPES,
         help="of the weights; auto: as the base model's are stored",
     )
     parser.add_argument("--name", help="of the model, in its card; default: the name of OUT")
