@@ -167,10 +167,7 @@ def flex(shape: Attention, documents: Documents | None, device: torch.device, sm
 
 def ours(documents: Documents | None, deterministic: bool) -> Callable[..., tuple[Tensor, Tensor]]:
     """Our Triton kernel, of value and state; the documents' borders are made once, as a model does for its layers."""
-
-    @functools.cache
-    def borders(rows: int) -> Tensor | None:
-        return None if documents is None else document_borders(documents.ids(rows))
+    borders = functools.cache(lambda rows: None if documents is None else document_borders(documents.ids(rows)))
 
     def call(q: Tensor, k: Tensor, v: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         return tape_attention(q, k, v, e, document_ids=borders(len(q)), deterministic=deterministic)

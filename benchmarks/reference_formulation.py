@@ -94,9 +94,7 @@ class Layer(nn.Module):
 
     def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, mask_TS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Hidden states [B, T, D] and both halves of the state [B, H, T, K]."""
-        normed_BTD = self.input_layernorm(x_BTD)
-        projected = (self.self_attn[name](normed_BTD) for name in ("q_proj", "k_proj", "v_proj"))
-        q, k, v = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in projected)
+        q, k, v = self._projected(self.input_layernorm(x_BTD))
         q, k = (x * cos + rotate_half(x) * sin for x in (q, k))
         values = (v,) if self.position is None else (v, cos, sin)
         out, *moved = self.attend(q, k, values, mask_TS)
@@ -107,6 +105,10 @@ class Layer(nn.Module):
             gate_BTI = F.silu(self.position.gate(y_BTD))
             cos, sin = (self.position.after_mlp(half, gate_BTI) for half in (cos, sin))
         return x_BTD + y_BTD, cos, sin
+
+    def _projected(self, x_BTD: Tensor) -> list[Tensor]:
+        projections = [self.self_attn[name] for name in ("q_proj", "k_proj", "v_proj")]
+        return [each(x_BTD).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in projections]
 
 
 class Decoder(nn.Module):
