@@ -26,11 +26,13 @@ import torch
 from benchmarks import campaign, choose, table, toys
 from benchmarks.contest import REFUSED, TIMED, WRONG, Setting, run
 from benchmarks.groups import GROUPS, Group
+from evaluation.options import below_one
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, command, did_you_mean, raise_if_any
 from tape_ds.model.attention.names import ENVIRONMENT
 
 DTYPES = ("float32", "float16", "bfloat16")
+COMMANDS = {"choose": choose.main, "campaign": campaign.main}
 OURS = ("ours", "attend")
 """How the rivals begin that are this project's own code."""
 
@@ -39,9 +41,8 @@ OURS = ("ours", "attend")
 def main(argv: list[str] | None = None) -> int:
     """Check everything, then run group by group."""
     argv = sys.argv[1:] if argv is None else argv
-    for name, other in {"choose": choose.main, "campaign": campaign.main}.items():
-        if argv[:1] == [name]:
-            return other(argv[1:])
+    if argv and argv[0] in COMMANDS:
+        return COMMANDS[argv[0]](argv[1:])
     options = parse(argv)
     check(options)
     setting = Setting(torch.device(options.device), getattr(torch, options.dtype))
@@ -94,22 +95,14 @@ def check(options: argparse.Namespace) -> None:
     Raises:
         UserError: unknown names, a device that is not there, nothing left to run, a backend forced from outside.
     """
-    problems = []
-    for name in options.groups:
-        if name not in GROUPS:
-            problems.append(
-                Problem("groups", name, "unknown group", did_you_mean(name, [*GROUPS, "choose", "campaign"]))
-            )
-    if options.device not in ("cpu", "cuda"):
-        problems.append(
-            Problem("device", options.device, "unknown device", did_you_mean(options.device, ["cpu", "cuda"]))
-        )
-    elif options.device == "cuda" and not torch.cuda.is_available():
+    problems = below_one(options, "repeats")
+    named = [*(("groups", name, [*GROUPS, *COMMANDS]) for name in options.groups)]
+    named += [("device", options.device, ["cpu", "cuda"]), ("dtype", options.dtype, [*DTYPES])]
+    for field, name, names in named:
+        if name not in names:
+            problems.append(Problem(field, name, "unknown", did_you_mean(name, names)))
+    if options.device == "cuda" and not torch.cuda.is_available():
         problems.append(Problem("device", "cuda", "torch sees no CUDA device", "give cpu"))
-    if options.dtype not in DTYPES:
-        problems.append(Problem("dtype", options.dtype, "unknown precision", did_you_mean(options.dtype, DTYPES)))
-    if options.repeats is not None and options.repeats < 1:
-        problems.append(Problem("repeats", options.repeats, "too few", "give 1 or more"))
     if os.environ.get(ENVIRONMENT):
         wrong = "would replace the backends that are compared"
         problems.append(Problem(ENVIRONMENT, os.environ[ENVIRONMENT], wrong, "unset it"))

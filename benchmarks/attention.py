@@ -83,18 +83,6 @@ def _thrice_gradient(parts: Parts) -> Tensor:
     return torch.cat((v, *(torch.stack(full.chunk(2, dim=-1)).sum(dim=0) for full in (cos, sin))), dim=-1)
 
 
-def _first(v: Tensor, e: Tensor) -> Parts:
-    return (v,)
-
-
-def _both(v: Tensor, e: Tensor) -> Parts:
-    return v, e
-
-
-def _side_by_side(v: Tensor, e: Tensor) -> Parts:
-    return (_joined((v, e)),)
-
-
 def _stacked(v: Tensor, e: Tensor) -> Parts:
     """Twice the rows, in memory [2 B, T, H, K] like the rest."""
     return (torch.cat((v.transpose(1, 2), e.transpose(1, 2))).transpose(1, 2),)
@@ -104,11 +92,11 @@ def _unstacked(parts: Parts) -> Tensor:
     return _joined(parts[0].chunk(2))
 
 
-PLAIN = Layout(_first, _first, _joined, _joined)
-APART = Layout(_both, _both, _joined, _joined)
+PLAIN = Layout(lambda v, e: (v,), lambda dv, de: (dv,), _joined, _joined)
+APART = Layout(lambda v, e: (v, e), lambda dv, de: (dv, de), _joined, _joined)
 ALONE = PLAIN._replace(at_once=True)
 TOGETHER = APART._replace(at_once=True)
-WIDE = Layout(_side_by_side, _side_by_side, _joined, _joined)
+WIDE = Layout(lambda v, e: (_joined((v, e)),), lambda dv, de: (_joined((dv, de)),), _joined, _joined)
 STACKED = Layout(_stacked, _stacked, _unstacked, _unstacked)
 THRICE = Layout(_thrice, _thrice_returned, _thrice_output, _thrice_gradient)
 
@@ -149,25 +137,19 @@ def rivals(shape: Attention, device: torch.device) -> Iterator[Rival]:
     if documents is None:
         yield Rival("tape", "three calls, sdpa flash (published form)", THRICE, makers["sdpa flash"])
     if not on_cpu:
-        tiled = functools.partial(calls.flash_4_tiles, shape.width)
-        yield Rival("tape", "one call, flash-attn 4, tiles", WIDE, makers["flash-attn 4"], tiled)
         varlen = functools.partial(calls.attend, "varlen", documents)
         yield Rival("tape", "stacked, varlen", STACKED._replace(at_once=True), functools.partial(calls.stacked, varlen))
-        yield from _triton_rivals(shape, documents, device)
+        for encoding, layout in ((BASELINE, PLAIN), ("tape", WIDE)):
+            yield Rival(encoding, "fla", layout, functools.partial(calls.fla, documents))
+        for name, small in (("flex", False), ("flex, small blocks", True)):
+            yield Rival("tape", name, WIDE, functools.partial(calls.flex, shape, documents, device, small))
+        for name, deterministic in (("ours", False), ("ours, deterministic", True)):
+            yield Rival("tape", name, TOGETHER, functools.partial(ours, documents, deterministic))
     backends = ("auto", "sdpa", "reference") if on_cpu else ("auto", *attention.available())
     for name in backends:
         make = functools.partial(calls.attend, name, documents)
         yield Rival(BASELINE, f"attend {name}", ALONE, make)
         yield Rival("tape", f"attend {name}", TOGETHER, make)
-
-
-def _triton_rivals(shape: Attention, documents: calls.Documents | None, device: torch.device) -> Iterator[Rival]:
-    for encoding, layout in ((BASELINE, PLAIN), ("tape", WIDE)):
-        yield Rival(encoding, "fla", layout, functools.partial(calls.fla, documents))
-    for name, small in (("flex", False), ("flex, small blocks", True)):
-        yield Rival("tape", name, WIDE, functools.partial(calls.flex, shape, documents, device, small))
-    for name, deterministic in (("ours", False), ("ours, deterministic", True)):
-        yield Rival("tape", name, TOGETHER, functools.partial(ours, documents, deterministic))
 
 
 def ours(documents: calls.Documents | None, deterministic: bool) -> Callable[..., Parts]:

@@ -6,15 +6,12 @@ queries at the end of the keys; those that take :class:`Documents` compute each 
 Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size.
 """
 
-import contextlib
-import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -42,9 +39,6 @@ LIBRARIES = {release.name: release for release in sorted(RELEASES)}
 MATRIX_ENTRIES = {"cuda": 1 << 28, "cpu": 1 << 24}
 """Rivals that hold the whole T x S matrices are asked up to this many scores: on a GPU 12 heads of 8 rows of 1,024
 tokens, on a CPU of one."""
-FLASH_4_TILES = {128: ((128, 96), (64, 96)), 64: ((128, 192), (112, 128))}
-"""By head size: tiles of flash-attn 4, forward and backward, that fit on sm_90 beside a value twice as wide (by the
-search that it comes with); its own do not."""
 
 
 @dataclass(frozen=True)
@@ -54,24 +48,16 @@ class Documents:
     lengths: tuple[int, ...]
     device: torch.device
 
+    @functools.cache  # noqa: B019 (a run has few)
     def cu_seqlens(self, rows: int, dtype: torch.dtype = torch.int32) -> Tensor:
         """Borders of all rows' documents, one row after another."""
-        return _cu_seqlens(self.lengths * rows, self.device, dtype)
+        return torch.tensor([0, *accumulate(self.lengths * rows)], dtype=dtype, device=self.device)
 
+    @functools.cache  # noqa: B019
     def ids(self, rows: int) -> Tensor:
         """int32 [rows, T]."""
-        return _ids(self.lengths, self.device).expand(rows, -1)
-
-
-@functools.cache
-def _cu_seqlens(lengths: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=dtype, device=device)
-
-
-@functools.cache
-def _ids(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    each = torch.arange(len(lengths), dtype=torch.int32)
-    return each.repeat_interleave(torch.tensor(lengths))[None].to(device)
+        each = torch.arange(len(self.lengths), dtype=torch.int32)
+        return each.repeat_interleave(torch.tensor(self.lengths)).to(self.device).expand(rows, -1)
 
 
 def documents_of(shape: Attention, device: torch.device) -> Documents | None:
@@ -126,22 +112,6 @@ def by_library(release: Release, documents: Documents | None) -> Callable[..., T
     return call
 
 
-@contextlib.contextmanager
-def flash_4_tiles(width: int) -> Iterator[None]:
-    """flash-attn 4 with the tiles for this head size; it offers no argument for them."""
-    forward, backward = FLASH_4_TILES[width]
-    library: Any = importlib.import_module("flash_attn.cute.interface")
-    with contextlib.ExitStack() as stack:
-        for name, (rows, columns) in {"_tile_size_fwd_sm90": forward, "_tile_size_bwd_sm90": backward}.items():
-            own = getattr(library, name)
-
-            def tiles(*sizes: Any, own: Any = own, rows: int = rows, columns: int = columns, **options: Any) -> Any:
-                return dataclasses.replace(own(*sizes, **options), m_block_size=rows, n_block_size=columns)
-
-            stack.enter_context(mock.patch.object(library, name, tiles))
-        yield
-
-
 def fla(documents: Documents | None) -> Callable[..., Tensor]:
     """flash-linear-attention's softmax attention in Triton, which takes [B, T, H, K]."""
     parallel_attn = importlib.import_module("fla.ops.attn").parallel_attn
@@ -160,11 +130,7 @@ def fla(documents: Documents | None) -> Callable[..., Tensor]:
 def stacked(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
     """With the value [v; e] as twice the rows, and queries and keys copied for them."""
     call = make()
-
-    def stacked_call(q: Tensor, k: Tensor, v: Tensor) -> Any:
-        return call(*(torch.cat(2 * [x.transpose(1, 2)]).transpose(1, 2) for x in (q, k)), v)
-
-    return stacked_call
+    return lambda q, k, v: call(*(torch.cat(2 * [x.transpose(1, 2)]).transpose(1, 2) for x in (q, k)), v)
 
 
 def padded(make: Callable[[], Callable[..., Tensor]]) -> Callable[..., Tensor]:
@@ -181,11 +147,7 @@ def padded(make: Callable[[], Callable[..., Tensor]]) -> Callable[..., Tensor]:
 def halves(make: Callable[[], Callable[..., Tensor]]) -> Callable[..., Tensor]:
     """One call for each half of the value's columns, read where they lie."""
     call = make()
-
-    def two_calls(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.cat([call(q, k, half) for half in v.chunk(2, dim=-1)], dim=-1)
-
-    return two_calls
+    return lambda q, k, v: torch.cat([call(q, k, half) for half in v.chunk(2, dim=-1)], dim=-1)
 
 
 def flex(shape: Attention, documents: Documents | None, device: torch.device, small: bool) -> Callable[..., Tensor]:
@@ -205,10 +167,7 @@ def flex(shape: Attention, documents: Documents | None, device: torch.device, sm
 
 def ours(documents: Documents | None, deterministic: bool) -> Callable[..., tuple[Tensor, Tensor]]:
     """Our Triton kernel, of value and state; the documents' borders are made once, as a model does for its layers."""
-
-    @functools.cache
-    def borders(rows: int) -> Tensor | None:
-        return None if documents is None else document_borders(documents.ids(rows))
+    borders = functools.cache(lambda rows: None if documents is None else document_borders(documents.ids(rows)))
 
     def call(q: Tensor, k: Tensor, v: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         return tape_attention(q, k, v, e, document_ids=borders(len(q)), deterministic=deterministic)

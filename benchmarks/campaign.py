@@ -14,6 +14,7 @@ Exit codes: 0 every stage is done or lacks something; 1 one failed or was late; 
 """
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import shlex
@@ -118,11 +119,7 @@ def main(argv: list[str]) -> int:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = Parser(
-        prog="python -m benchmarks campaign",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="python -m benchmarks campaign", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/campaign"), help="folder of status lines and archives")
     parser.add_argument("--minutes", type=float, default=9.0, help="for each part; default: %(default)g")
     parser.add_argument("--part", type=int, help="of --list; default: all of them")
@@ -163,13 +160,17 @@ class Part:
             folder.mkdir(parents=True, exist_ok=True)
 
     def run(self) -> Iterator[str]:
-        """Stage after stage; gives how each ended."""
+        """Stage after stage, its line and the archive written at once; gives how each ended."""
         for stage in STAGES:
             if stage.part != self.number:
                 continue
             began = time.time()
             end, why = self.ended(stage)
-            self.say(f"{end:<7} {stage.name}, {time.time() - began:.0f} s{': ' if why else ''}{why}")
+            took = f"{stage.name}, {time.time() - began:.0f} s"
+            told = f"{now()} part {self.number} {end:<7} {took}{': ' if why else ''}{why}"
+            print(told, flush=True)
+            with open(self.out / f"campaign_{self.number}.txt", "a", encoding="utf-8") as file:
+                file.write(told + "\n")
             self.pack()
             yield end
 
@@ -189,8 +190,10 @@ class Part:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
             code = None
-        finally:
-            end_group(process)
+        finally:  # end whatever is left of it: a launcher's workers hold the GPU's memory
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         told = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         last = told[-1][:200] if told else ""
         if code is None:
@@ -201,11 +204,10 @@ class Part:
         """The stage's words with everything filled in."""
         words = stage.toy if self.rehearse and stage.toy is not None else stage.words
         places = {"results": self.results, "table": self.table, "work": self.work}
-        places |= {"device": "cpu", "toys": "--toys --repeats 1"} if self.rehearse else {"device": "cuda", "toys": ""}
-        filled = [word.format(**places) for word in shlex.split(words)]
-        filled = [part for word in filled for part in (word.split() if word.startswith("--toys") else [word]) if part]
-        python = [sys.executable] if words.startswith("-") else []
-        return python + [sys.executable if word == "python" else word for word in filled]
+        filled_in = {name: shlex.quote(str(path)) for name, path in places.items()}
+        filled_in["device"], filled_in["toys"] = ("cpu", "--toys --repeats 1") if self.rehearse else ("cuda", "")
+        words = f"python {words}" if words.startswith("-") else words
+        return [sys.executable if word == "python" else word for word in shlex.split(words.format(**filled_in))]
 
     def start(self, command: list[str], log: Path) -> "subprocess.Popen[bytes]":
         """A process in a session of its own, so that all it starts can be ended together."""
@@ -216,13 +218,6 @@ class Part:
             return subprocess.Popen(
                 command, cwd=ROOT, env=os.environ | own, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
             )
-
-    def say(self, line: str) -> None:
-        """Write a status line where it is found at once."""
-        told = f"{now()} part {self.number} {line}"
-        print(told, flush=True)
-        with open(self.out / f"campaign_{self.number}.txt", "a", encoding="utf-8") as file:
-            file.write(told + "\n")
 
     def pack(self) -> None:
         """Write the archive anew: what this part has made, by its place in the checkout."""
@@ -235,12 +230,3 @@ class Part:
                     archive.add(file, file.relative_to(self.home))
             archive.add(self.out / f"campaign_{self.number}.txt", f".cache/campaign/campaign_{self.number}.txt")
         part.replace(path)
-
-
-def end_group(process: "subprocess.Popen[bytes]") -> None:
-    """End whatever is left of a stage: a launcher's workers hold the GPU's memory."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    process.wait()

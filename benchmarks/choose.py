@@ -81,34 +81,22 @@ def choose(stored: Mapping[str, Iterable[table.Row]]) -> list[dict[str, Any]]:
             kind = Kind(row.chip, row.dtype, sizes["K"], wide * sizes["K"], "N" in sizes)
             measured[kind][sizes["T"]].setdefault(row.shape, []).append(row)
             sources[kind, sizes["T"]] = f"{name}, {row.date[:10]}"
-    return [
-        {**kind._asdict(), "min_tokens": least, "max_tokens": most, "backend": backend, "source": sources[kind, tokens]}
-        for kind in sorted(measured)
-        for tokens, least, most, backend in _ranges(measured[kind])
-    ]
-
-
-class Range(NamedTuple):
-    """The calls that one measured length speaks for."""
-
-    tokens: int
-    least: int
-    most: int
-    backend: str
-
-
-def _ranges(by_tokens: Mapping[int, Mapping[str, list[table.Row]]]) -> list[Range]:
-    """Ascending and without overlap."""
-    winners = {tokens: fastest(list(by_tokens[tokens].values())) for tokens in sorted(by_tokens)}
-    found: list[Range] = []
-    for tokens, backend in winners.items():
-        if backend is None:
-            continue
-        least, most = (1, DECODED) if tokens == 1 else (tokens // SPAN, tokens * SPAN)
-        if found:  # never below a length that was measured itself
-            least = max(least, found[-1].tokens + 1)
-            found[-1] = found[-1]._replace(most=min(found[-1].most, least - 1))
-        found.append(Range(tokens, least, most, backend))
+    found = []
+    for kind in sorted(measured):
+        own: list[dict[str, Any]] = []  # ascending and without overlap
+        before = 0
+        for tokens in sorted(measured[kind]):
+            backend = fastest(list(measured[kind][tokens].values()))
+            if backend is None:
+                continue
+            least, most = (1, DECODED) if tokens == 1 else (tokens // SPAN, tokens * SPAN)
+            if own:  # never below a length that was measured itself
+                least = max(least, before + 1)
+                own[-1]["max_tokens"] = min(own[-1]["max_tokens"], least - 1)
+            spans = {"min_tokens": least, "max_tokens": most, "backend": backend}
+            own.append(kind._asdict() | spans | {"source": sources[kind, tokens]})
+            before = tokens
+        found += own
     return found
 
 

@@ -8,12 +8,13 @@ import gc
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from benchmarks.measure import Runner, Summary, clock, interleaved, peak_bytes, summarise
+from benchmarks.measure import Runner, Summary, bytes_of, clock, interleaved, peak_bytes, summarise
 
 BASELINE = "rope"
 """The encoding that the others' times are divided by."""
@@ -72,10 +73,8 @@ class Finding(NamedTuple):
     """Of the tensor that is furthest from the truth for what is allowed, see :func:`error_of`."""
     allowed: float | None = None
     """Of the same tensor."""
-    forward: Summary | None = None
-    """Milliseconds; None where only the total is known."""
-    backward: Summary | None = None
-    total: Summary | None = None
+    times: Mapping[str, Summary] = MappingProxyType({})
+    """Milliseconds of the parts that are known: "forward" and "backward", or the "total" alone."""
     peak_bytes: int | None = None
 
 
@@ -100,6 +99,38 @@ def expected_from(exact: Mapping[str, Tensor], plain: Mapping[str, Tensor], dtyp
     return {
         name: Expected(value, max(FACTOR * error_of(plain[name], value), FLOOR[dtype])) for name, value in exact.items()
     }
+
+
+def operation(call: Callable[..., Tensor], inputs: Mapping[str, Tensor], returned: Tensor | None = None) -> Runner:
+    """A call of these inputs, in their order; where something comes back, also the gradients of those that want one."""
+    wanted = {f"d_{name}": x for name, x in inputs.items() if x.requires_grad}
+
+    def forward() -> Tensor:
+        return call(*inputs.values())
+
+    def backward(out: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(out, list(wanted.values()), returned)
+
+    def outcome() -> dict[str, Tensor]:
+        out = forward()
+        return {"out": out.detach()} | (dict(zip(wanted, backward(out), strict=True)) if wanted else {})
+
+    return Runner(forward, backward if wanted else None, outcome, bytes_of(list(inputs.values())))
+
+
+def truth_of(
+    formula: Callable[..., Tensor], inputs: Mapping[str, Tensor], dtype: torch.dtype, returned: Tensor | None = None
+) -> Truth:
+    """What an :func:`operation` ought to give: its plain formula's in fp64, beside the same in ``dtype``."""
+    exact, plain = (
+        operation(
+            formula,
+            {name: x.detach().to(each).requires_grad_(x.requires_grad) for name, x in inputs.items()},
+            None if returned is None else returned.to(each),
+        ).outcome()
+        for each in (torch.float64, dtype)
+    )
+    return expected_from(exact, plain, dtype)
 
 
 def worst(outcome: Mapping[str, Tensor], truth: Truth) -> tuple[str, float, float]:
@@ -139,20 +170,19 @@ def run(
     truths.clear()
     _tidy(setting.device)
     for key in list(runners):
-        finding, peak = _peak(findings[key], runners[key], setting.device)
-        findings[key] = finding
-        if peak is None:
-            say(f"  {key}: {finding.reason}")
+        try:
+            findings[key] = findings[key]._replace(peak_bytes=peak_bytes(runners[key], setting.device))
+        except (RuntimeError, MemoryError) as error:  # out of memory: the check may have run on fewer tokens
+            _tidy(setting.device)
+            findings[key] = findings[key]._replace(status=REFUSED, reason=_reason(error, []))
+            say(f"  {key}: {findings[key].reason}")
             del runners[key]
     samples = interleaved(runners, repeats, clock(setting.device, head_start), warm_up) if runners else {}
     for key, taken in samples.items():
-        runner = runners[key]
-        apart = runner.backward is not None
-        findings[key] = findings[key]._replace(
-            forward=summarise([each.forward for each in taken]) if apart else None,
-            backward=summarise([each.backward for each in taken]) if apart else None,
-            total=summarise([each.forward + each.backward for each in taken]),
-        )
+        parts = {"total": [each.forward + each.backward for each in taken]}
+        if runners[key].backward is not None:
+            parts |= {"forward": [each.forward for each in taken], "backward": [each.backward for each in taken]}
+        findings[key] = findings[key]._replace(times={part: summarise(values) for part, values in parts.items()})
     return list(findings.values())
 
 
@@ -172,16 +202,6 @@ def _check(entry: Entry, truth: Truth, setting: Setting) -> tuple[Finding, Runne
         reason = f"{name} is off by {error_:.1e}, {allowed:.1e} is allowed"
         return finding._replace(status=WRONG, reason=reason), None
     return finding, runner
-
-
-def _peak(finding: Finding, runner: Runner, device: torch.device) -> tuple[Finding, int | None]:
-    """With the full shape's peak memory, or refused where that shape does not fit."""
-    try:
-        peak = peak_bytes(runner, device)
-    except (RuntimeError, MemoryError) as error:  # out of memory: the check may have run on fewer tokens
-        _tidy(device)
-        return finding._replace(status=REFUSED, reason=_reason(error, [])), None
-    return finding._replace(peak_bytes=peak), peak
 
 
 def _tidy(device: torch.device) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from benchmarks import calls
-from benchmarks.contest import BASELINE, Contest, Entry, Setting, Truth, expected_from
-from benchmarks.measure import Runner, bytes_of
+from benchmarks.contest import BASELINE, Contest, Entry, Setting, Truth, operation, truth_of
+from benchmarks.measure import Runner
 from benchmarks.shapes import Decode
 from tape_ds.kernels.decode_attention import decode_attention
 
@@ -29,11 +29,19 @@ def contest(shape: Decode, setting: Setting) -> Contest:
     q = draw(shape.heads, 1, shape.width)
     k, wide = (draw(shape.groups, shape.keys, width) for width in (shape.width, 2 * shape.width))
     values = {BASELINE: wide[..., : shape.width].contiguous(), "tape": wide}
+    inputs = {encoding: {"q": q, "k": k, "v": value} for encoding, value in values.items()}
+
+    def build(encoding: str, make: Make) -> Runner:
+        return operation(make(), inputs[encoding])
+
+    def truth(encoding: str) -> Truth:
+        return truth_of(calls.plain_attention, inputs[encoding], setting.dtype)
+
     entries = [
-        Entry(name, encoding, functools.partial(_runner, make, q, k, values[encoding]))
+        Entry(name, encoding, functools.partial(build, encoding, make))
         for encoding, name, make in rivals(setting.device)
     ]
-    return Contest(entries, {name: functools.partial(_truth, q, k, value) for name, value in values.items()})
+    return Contest(entries, {encoding: functools.partial(truth, encoding) for encoding in inputs})
 
 
 def rivals(device: torch.device) -> Iterator[tuple[str, str, Make]]:
@@ -44,43 +52,26 @@ def rivals(device: torch.device) -> Iterator[tuple[str, str, Make]]:
         yield "tape", f"two calls, sdpa {name}", functools.partial(calls.halves, make)
         if name != "flash":  # takes one width alone
             yield "tape", f"one call, sdpa {name}", make
+    attends = ("auto", "flash", "sdpa", "triton") if device.type == "cuda" else ("auto",)  # `choose` needs the three
     for encoding in (BASELINE, "tape"):
         yield encoding, "plain matrices", lambda: calls.plain_attention
-        yield encoding, "attend auto", functools.partial(_attend, "auto")
         if device.type == "cuda":
-            yield encoding, "ours", _ours
-            for name in ("flash", "sdpa", "triton"):  # what `choose` decides between
-                yield encoding, f"attend {name}", functools.partial(_attend, name)
+            yield encoding, "ours", functools.partial(_of_halves, _ours)
+        for name in attends:
+            yield encoding, f"attend {name}", functools.partial(_of_halves, functools.partial(calls.attend, name))
 
 
-def _ours() -> Callable[..., Tensor]:
+def _ours() -> Callable[..., tuple[Tensor | None, ...]]:
     calls.refuse_interpreter()
-    return _of_halves(decode_attention)
+    return decode_attention
 
 
-def _attend(backend: str) -> Callable[..., Tensor]:
-    return _of_halves(calls.attend(backend))
-
-
-def _of_halves(function: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., Tensor]:
+def _of_halves(make: Callable[[], Callable[..., tuple[Tensor | None, ...]]]) -> Callable[..., Tensor]:
     """With the value and the state, where there is one, where they lie in the cache."""
+    function = make()
 
     def call(q: Tensor, k: Tensor, value: Tensor) -> Tensor:
         parts = function(q, k, *value.split(q.shape[-1], dim=-1))
         return torch.cat([x for x in parts if x is not None], dim=-1)
 
     return call
-
-
-def _runner(make: Make, q: Tensor, k: Tensor, value: Tensor) -> Runner:
-    call = make()
-
-    def forward() -> Tensor:
-        return call(q, k, value)
-
-    return Runner(forward, None, lambda: {"out": forward()}, bytes_of((q, k, value)))
-
-
-def _truth(q: Tensor, k: Tensor, value: Tensor) -> Truth:
-    exact = {"out": calls.plain_attention(q.double(), k.double(), value.double())}
-    return expected_from(exact, {"out": calls.plain_attention(q, k, value)}, q.dtype)

@@ -8,11 +8,11 @@ flash-attention.
 
 import functools
 
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks import models
 from benchmarks.contest import Contest, Entry, Setting
-from benchmarks.measure import Runner, bytes_of
+from benchmarks.measure import Runner
 from benchmarks.reference_formulation import ATTENTIONS, Transcription
 from benchmarks.shapes import Model
 from tape_ds import TapeForCausalLM
@@ -22,7 +22,6 @@ def contest(shape: Model, setting: Setting) -> Contest:
     """Ours on torch's SDPA, and the transcription with each of its attentions."""
     fields = models.sizes(shape)
     ids = models.tokens(shape, setting.device)
-    few = models.first_tokens(ids)
 
     @functools.cache
     def ours() -> TapeForCausalLM:
@@ -33,13 +32,8 @@ def contest(shape: Model, setting: Setting) -> Contest:
         if attention is not None:
             model = Transcription(ours().config, attention).to(setting.device, setting.dtype)
             model.load_state_dict(ours().state_dict(), assign=True)
-        return Runner(
-            lambda: models.loss(model, ids),
-            Tensor.backward,
-            lambda: models.outcome(model, few),
-            bytes_of(list(model.parameters())),
-        )
+        return models.training(model, ids)
 
     entries = [Entry("ours", "tape", functools.partial(build, None))]
     entries += [Entry(f"published, {name}", "tape", functools.partial(build, name)) for name in ATTENTIONS]
-    return Contest(entries, {"tape": lambda: models.truth(ours(), few)})
+    return Contest(entries, {"tape": lambda: models.truth(ours(), models.first_tokens(ids))})

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from benchmarks import models
-from benchmarks.contest import Contest, Entry, Setting, Truth, expected_from
+from benchmarks.contest import Contest, Setting, Truth, expected_from
 from benchmarks.measure import Runner, bytes_of
 from benchmarks.shapes import Model
 from tape_ds import TapeForCausalLM
@@ -26,35 +26,32 @@ def contest(shape: Model, setting: Setting) -> Contest:
     ids = models.tokens(shape._replace(tokens=models.CHECKED_TOKENS), setting.device)
 
     def build(encoding: str, backend: str) -> Runner:
-        return _runner(member(encoding, backend).eval(), ids, shape.tokens)
+        model = member(encoding, backend).eval()
+        cache = functools.cache(lambda: full_cache(model, len(ids), shape.tokens))
 
-    entries = [
-        Entry(f"attend {backend}", encoding, functools.partial(build, encoding, backend))
-        for encoding in models.ENCODINGS
-        for backend in models.backends(setting.device)
-    ]
+        @torch.no_grad()
+        def step() -> Tensor:
+            logits = model(input_ids=ids[:, -1:], past_key_values=cache(), use_cache=True).logits
+            cache().crop(-1)  # the next step finds the same length
+            return logits
 
+        @torch.no_grad()
+        def outcome() -> dict[str, Tensor]:
+            past = model(input_ids=ids[:, :-1], use_cache=True).past_key_values
+            return {"logits": model(input_ids=ids[:, -1:], past_key_values=past, use_cache=True).logits}
+
+        return Runner(step, None, outcome, bytes_of(list(model.parameters())))
+
+    @torch.no_grad()
     def truth(encoding: str) -> Truth:
-        return _truth(member(encoding, "sdpa"), ids)
+        model = member(encoding, "sdpa")
+        exact, plain = (  # the full pass's last logits
+            {"logits": models.by_reference(model, dtype).eval()(input_ids=ids, use_cache=False).logits[:, -1:]}
+            for dtype in (torch.float64, model.dtype)
+        )
+        return expected_from(exact, plain, model.dtype)
 
-    return Contest(entries, {encoding: functools.partial(truth, encoding) for encoding in models.ENCODINGS})
-
-
-def _runner(model: TapeForCausalLM, ids_BT: Tensor, length: int) -> Runner:
-    cache = functools.cache(lambda: full_cache(model, len(ids_BT), length))
-
-    @torch.no_grad()
-    def step() -> Tensor:
-        logits = model(input_ids=ids_BT[:, -1:], past_key_values=cache(), use_cache=True).logits
-        cache().crop(-1)  # the next step finds the same length
-        return logits
-
-    @torch.no_grad()
-    def outcome() -> dict[str, Tensor]:
-        past = model(input_ids=ids_BT[:, :-1], use_cache=True).past_key_values
-        return {"logits": model(input_ids=ids_BT[:, -1:], past_key_values=past, use_cache=True).logits}
-
-    return Runner(step, None, outcome, bytes_of(list(model.parameters())))
+    return models.by_backend(build, truth, models.backends(setting.device))
 
 
 @torch.no_grad()
@@ -69,13 +66,3 @@ def full_cache(model: TapeForCausalLM, batch: int, length: int) -> DynamicCache:
         keys, values = (torch.randn(*each, generator=generator, device=device).to(model.dtype) for each in shapes)
         filled.update(keys, values, index)
     return filled
-
-
-@torch.no_grad()
-def _truth(model: TapeForCausalLM, ids_BT: Tensor) -> Truth:
-    """The full pass's last logits by the ``reference`` attention, in fp64 and in the model's own precision."""
-    exact, plain = (
-        {"logits": models.by_reference(model, dtype).eval()(input_ids=ids_BT, use_cache=False).logits[:, -1:]}
-        for dtype in (torch.float64, model.dtype)
-    )
-    return expected_from(exact, plain, model.dtype)

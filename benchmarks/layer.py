@@ -4,14 +4,13 @@ It is the middle one of three, called with what it gets inside that model, so TA
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks import models
-from benchmarks.contest import Contest, Entry, Setting, Truth, expected_from
+from benchmarks.contest import Contest, Setting, Truth, expected_from
 from benchmarks.measure import Runner, bytes_of
 from benchmarks.shapes import Model
 from tape_ds import TapeForCausalLM
@@ -32,17 +31,32 @@ def contest(shape: Model, setting: Setting) -> Contest:
 
     def build(encoding: str, backend: str) -> Runner:
         layer = member(encoding, backend).model.layers[1]
-        return _runner(layer, functools.partial(caught, encoding, True), functools.partial(caught, encoding, False))
+        args, kwargs = caught(encoding, True)
+        wanted = [x for x in args if isinstance(x, Tensor) and x.requires_grad] + list(layer.parameters())
+        returned: list[Tensor] = []
+
+        def forward() -> list[Tensor]:
+            return [out for out in layer(*args, **kwargs) if isinstance(out, Tensor)]
+
+        def backward(out: list[Tensor]) -> tuple[Tensor, ...]:
+            if not returned:
+                returned.extend(_returned(out))
+            return torch.autograd.grad(out, wanted, returned)
+
+        return Runner(forward, backward, lambda: _outcome(layer, caught(encoding, False)), bytes_of(wanted))
 
     def truth(encoding: str) -> Truth:
-        return _truth(member(encoding, "sdpa"), caught(encoding, False))
+        model, (args, kwargs) = member(encoding, "sdpa"), caught(encoding, False)
+        exact, plain = (
+            _outcome(
+                models.by_reference(model, dtype).train().model.layers[1],
+                (tuple(_leaf(each, dtype) for each in args), kwargs),
+            )
+            for dtype in (torch.float64, model.dtype)
+        )
+        return expected_from(exact, plain, model.dtype)
 
-    entries = [
-        Entry(f"attend {backend}", encoding, functools.partial(build, encoding, backend))
-        for encoding in models.ENCODINGS
-        for backend in models.backends(setting.device)
-    ]
-    return Contest(entries, {encoding: functools.partial(truth, encoding) for encoding in models.ENCODINGS})
+    return models.by_backend(build, truth, models.backends(setting.device))
 
 
 def catch(model: TapeForCausalLM, ids_BT: Tensor, **packing: Any) -> Arguments:
@@ -67,24 +81,6 @@ def _leaf(value: Any, dtype: torch.dtype | None) -> Any:
     return value.detach().to(dtype or value.dtype).clone().requires_grad_()
 
 
-def _runner(layer: nn.Module, whole: Callable[[], Arguments], few: Callable[[], Arguments]) -> Runner:
-    weights = list(layer.parameters())
-    args, kwargs = whole()
-    leaves = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
-    wanted = [*leaves, *weights]
-    returned: list[Tensor] = []
-
-    def forward() -> list[Tensor]:
-        return [out for out in layer(*args, **kwargs) if isinstance(out, Tensor)]
-
-    def backward(out: list[Tensor]) -> tuple[Tensor, ...]:
-        if not returned:
-            returned.extend(_returned(out))
-        return torch.autograd.grad(out, wanted, returned)
-
-    return Runner(forward, backward, lambda: _outcome(layer, few()), bytes_of(wanted))
-
-
 def _returned(out: list[Tensor]) -> list[Tensor]:
     """What comes back to each output: normal numbers, the same in every precision."""
     generator = torch.Generator().manual_seed(2)
@@ -99,19 +95,3 @@ def _outcome(layer: nn.Module, arguments: Arguments) -> dict[str, Tensor]:
     gradients = torch.autograd.grad(out, list(wanted.values()), _returned(out))
     found = {f"out {at}": x.detach() for at, x in enumerate(out)}
     return found | dict(zip(wanted, gradients, strict=True))
-
-
-def _truth(model: TapeForCausalLM, arguments: Arguments) -> Truth:
-    """The same layer by the ``reference`` attention, in fp64 and in its own precision."""
-    config = type(model.config).from_dict(model.config.to_dict() | {"attention_backend": "reference"})
-    args, kwargs = arguments
-    found = []
-    for dtype in (torch.float64, model.dtype):
-        with torch.device("meta"):
-            other = type(model)(config)
-        weights = {name: weight.to(dtype) for name, weight in model.state_dict().items()}
-        other.load_state_dict(weights, assign=True)
-        own = tuple(_leaf(each, dtype) for each in args)
-        found.append(_outcome(other.train().model.layers[1], (own, kwargs)))
-    exact, plain = found
-    return expected_from(exact, plain, model.dtype)

@@ -10,16 +10,16 @@ count of torch's allocator does not see them, as it does not see them on a GPU.
 import functools
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks import models
-from benchmarks.contest import Contest, Entry, Setting, Truth
-from benchmarks.measure import Runner, bytes_of
+from benchmarks.contest import Contest, Entry, Setting
+from benchmarks.measure import Runner
 from benchmarks.shapes import Model
-from tape_ds import TapeForCausalLM
 from tape_ds.kernels.linear_cross_entropy import chunk_tokens
 from tape_ds.recipe.sections import Memory
 from tape_ds.training.memory_savings import InputOffload, Levers
@@ -32,12 +32,12 @@ class Lever(NamedTuple):
     """The recipe's section; None: no block is computed again."""
     tiles: int = 1
     """Without a section."""
-    whole_logits: bool = False
-    """The loss of the whole row's logits, as it is without the chunked loss."""
+    options: Mapping[str, Any] = MappingProxyType({})
+    """What else the model is called with."""
 
 
 NOTHING = {"ours": Lever()}
-ON_LOGITS = {"ours, logits of the whole row": Lever(whole_logits=True)}
+ON_LOGITS = {"ours, logits of the whole row": Lever(options={"skip_logits": False})}
 """The chunked loss undone."""
 ON_BLOCKS = {
     "ours, every 2nd block again": Lever(Memory(checkpoint_layers=2)),
@@ -61,37 +61,17 @@ def contest(shape: Model, setting: Setting) -> Contest:
 
     def build(lever: Lever) -> Runner:
         model = models.with_weights_of(member("tape", backend), fields, "tape", backend)
-        return _runner(model, lever, ids)
+        apply(model, lever)
+        return models.training(model, ids, lever.options)
 
     entries = [Entry(name, "tape", functools.partial(build, lever)) for name, lever in levers_of(shape).items()]
-    few = models.first_tokens(ids)
-
-    def truth() -> Truth:
-        return models.truth(member("tape", backend), few)
-
-    return Contest(entries, {"tape": truth})
+    return Contest(entries, {"tape": lambda: models.truth(member("tape", backend), models.first_tokens(ids))})
 
 
 def levers_of(shape: Model) -> dict[str, Lever]:
     """Those that have something to do: on blocks, where there are several; on logits, where one chunk is not all."""
     several_chunks = shape.batch * shape.tokens > chunk_tokens(models.SIZES[shape.name]["vocab_size"])
     return NOTHING | (ON_LOGITS if several_chunks else {}) | (ON_BLOCKS if shape.layers > 1 else {})
-
-
-def _runner(model: TapeForCausalLM, lever: Lever, ids_BT: Tensor) -> Runner:
-    apply(model, lever)
-    few = models.first_tokens(ids_BT)
-    loss = functools.partial(_loss, model, whole_logits=lever.whole_logits)
-
-    def outcome() -> dict[str, Tensor]:
-        with torch.no_grad():
-            found = {"logits": model(input_ids=few, use_cache=False).logits.detach()}
-        loss(few).backward()
-        found |= models.gradients(model)
-        model.zero_grad(set_to_none=True)
-        return found
-
-    return Runner(functools.partial(loss, ids_BT), Tensor.backward, outcome, bytes_of(list(model.parameters())))
 
 
 def apply(model: nn.Module, lever: Lever) -> Levers:
@@ -122,9 +102,3 @@ def outside(shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """An empty tensor in Python's own memory."""
     size = max(math.prod(shape), 1) * dtype.itemsize
     return torch.frombuffer(bytearray(size), dtype=dtype)[: math.prod(shape)].view(shape)
-
-
-def _loss(model: nn.Module, ids_BT: Tensor, whole_logits: bool) -> Tensor:
-    model.zero_grad(set_to_none=True)
-    options: Mapping[str, Any] = {"skip_logits": False} if whole_logits else {}
-    return model(input_ids=ids_BT, labels=ids_BT, use_cache=False, **options).loss

@@ -7,14 +7,16 @@ Shape letters: B batch, T tokens.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.contest import BASELINE, Setting, Truth, expected_from
+from benchmarks.contest import BASELINE, Contest, Entry, Setting, Truth, expected_from
+from benchmarks.measure import Runner, bytes_of
 from benchmarks.shapes import Model, document_lengths
 from tape_ds import TapeConfig, TapeForCausalLM
 from tape_ds.model import attention
@@ -91,14 +93,11 @@ def family(fields: Mapping[str, Any], setting: Setting) -> Callable[[str, str], 
     """(encoding, backend) -> a model; all of a family share their weights."""
 
     @functools.cache
-    def first(encoding: str) -> TapeForCausalLM:
-        if encoding == BASELINE:
-            return build(fields, BASELINE, "sdpa", setting)
-        return with_weights_of(first(BASELINE), fields, encoding, "sdpa")
-
-    @functools.cache
     def member(encoding: str, backend: str) -> TapeForCausalLM:
-        return first(encoding) if backend == "sdpa" else with_weights_of(first(encoding), fields, encoding, backend)
+        if (encoding, backend) == (BASELINE, "sdpa"):
+            return build(fields, BASELINE, "sdpa", setting)
+        first = member(BASELINE if backend == "sdpa" else encoding, "sdpa")
+        return with_weights_of(first, fields, encoding, backend)
 
     return member
 
@@ -126,21 +125,54 @@ def first_tokens(ids_BT: Tensor) -> Tensor:
     return ids_BT[:1, :CHECKED_TOKENS]
 
 
-def outcome(model: nn.Module, ids_BT: Tensor, **packing: Any) -> dict[str, Tensor]:
+def by_backend(
+    build: Callable[[str, str], Runner],
+    truth: Callable[[str], Truth],
+    backends: Sequence[str],
+    encodings: Sequence[str] = ENCODINGS,
+) -> Contest:
+    """Every encoding by every attention backend: ``build(encoding, backend)``, held to ``truth(encoding)``."""
+    entries = [
+        Entry(f"attend {backend}", encoding, functools.partial(build, encoding, backend))
+        for encoding in encodings
+        for backend in backends
+    ]
+    return Contest(entries, {encoding: functools.partial(truth, encoding) for encoding in encodings})
+
+
+def training(
+    model: nn.Module,
+    ids_BT: Tensor,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    few_options: Mapping[str, Any] | None = None,
+    backward: Callable[[Tensor], object] = Tensor.backward,
+) -> Runner:
+    """Forward, loss and backward of a model, called with these ``options`` or, on the first tokens, which are compared,
+    with ``few_options`` (None: the same)."""
+    few, few_options = first_tokens(ids_BT), options if few_options is None else few_options
+    return Runner(
+        lambda: loss(model, ids_BT, **options),
+        backward,
+        lambda: outcome(model, few, **few_options),
+        bytes_of(list(model.parameters())),
+    )
+
+
+def outcome(model: nn.Module, ids_BT: Tensor, **options: Any) -> dict[str, Tensor]:
     """Logits, and those gradients of the loss that everything else has a part in: of position updates, norms and the
     first attention, as far as they are trained."""
     with torch.no_grad():
-        found = {"logits": model(input_ids=ids_BT, use_cache=False, **packing).logits.detach()}
-    loss(model, ids_BT, **packing).backward()
+        found = {"logits": model(input_ids=ids_BT, use_cache=False, **options).logits.detach()}
+    loss(model, ids_BT, **options).backward()
     found |= gradients(model)
     model.zero_grad(set_to_none=True)
     return found
 
 
-def loss(model: nn.Module, ids_BT: Tensor, **packing: Any) -> Tensor:
+def loss(model: nn.Module, ids_BT: Tensor, **options: Any) -> Tensor:
     """Of predicting each token from those before it, with the gradients of the last time forgotten."""
     model.zero_grad(set_to_none=True)
-    return model(input_ids=ids_BT, labels=ids_BT, use_cache=False, **packing).loss
+    return model(input_ids=ids_BT, labels=ids_BT, use_cache=False, **options).loss
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:

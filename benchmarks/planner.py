@@ -43,24 +43,18 @@ def main() -> int:
         raise UserError(Problem("results", str(options.results), "holds no recipe", "run python -m benchmarks recipe"))
     for path in paths:
         measured = [row for row in table.read(path) if row.status == TIMED and row.encoding != BASELINE]
-        lines = [compared(row, TOY_GPU if options.toys else named(row.device)) for row in measured]
+        lines = []
+        for row in measured:
+            gpu = hardware.find(TOY_GPU) if options.toys else hardware.of_device(row.device, 0)
+            if gpu is None:
+                wrong = "is none that the planner knows"
+                raise UserError(Problem("gpu", row.device, wrong, "see tape_ds/planning/hardware.py"))
+            lines.append(compared(row, gpu.name))
         text = markdown_table(HEADER, lines)
         found = path.with_name(path.name.replace("recipe", "planner")).with_suffix(".md")
         storage.write_text(found, f"# The plan of the 7B recipe beside {path.name}\n\n{text}\n")
         print(text)
     return 0
-
-
-def named(device: str) -> str:
-    """What the planner calls a GPU.
-
-    Raises:
-        UserError: it does not know it.
-    """
-    found = hardware.of_device(device, 0)
-    if found is None:
-        raise UserError(Problem("gpu", device, "is none that the planner knows", "see tape_ds/planning/hardware.py"))
-    return found.name
 
 
 def compared(row: table.Row, gpu: str) -> list[str]:

@@ -13,13 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.contest import Contest, Entry, Setting, Truth, expected_from
-from benchmarks.measure import Runner, bytes_of
+from benchmarks.contest import Contest, Entry, Setting, operation, truth_of
+from benchmarks.measure import Runner
 from benchmarks.shapes import Mix
 from tape_ds.kernels.position_mix import position_mix
-
-NAMES = ("state", "moved", "attend", "gate", "expand", "contract")
-"""What a gradient is asked for."""
 
 
 def straightforward(
@@ -34,21 +31,6 @@ def straightforward(
 
 def contest(shape: Mix, setting: Setting) -> Contest:
     """The three of them at one shape."""
-    start, leaves, returned = draw(shape, setting)
-    ours = functools.partial(position_mix, dtype=setting.dtype)
-    makers: dict[str, Callable[[], Any]] = {
-        "ours": lambda: ours,
-        "eager": lambda: straightforward,
-        "compiled": lambda: torch.compile(straightforward, dynamic=False),
-    }
-    entries = [
-        Entry(name, "tape", functools.partial(_runner, make, start, leaves, returned)) for name, make in makers.items()
-    ]
-    return Contest(entries, {"tape": functools.partial(_truth, start, leaves, returned)})
-
-
-def draw(shape: Mix, setting: Setting) -> tuple[Tensor, list[Tensor], Tensor]:
-    """The start, what gradients are asked for (see NAMES), and what comes back."""
     generator = torch.Generator(setting.device).manual_seed(0)
 
     def normal(*size: int, std: float = 1.0) -> Tensor:
@@ -57,44 +39,25 @@ def draw(shape: Mix, setting: Setting) -> tuple[Tensor, list[Tensor], Tensor]:
 
     batch, heads, groups, rank, tokens, width = shape
     angles = torch.rand(1, 1, tokens, width // 2, generator=generator, device=setting.device)
-    start = torch.cat((angles.cos(), angles.sin()), dim=-1)
-    leaves = [
-        normal(batch, tokens, groups, width, std=0.1).transpose(1, 2),
-        normal(batch, tokens, heads, 2 * width).transpose(1, 2)[..., width:],  # the end of attention's output
-        normal(groups, heads, std=0.1),
-        normal(batch, tokens, rank),
-        normal(rank, groups, std=0.1),
-        normal(groups, rank, std=0.1),
-    ]
-    leaves = [x.detach().requires_grad_() for x in leaves]
-    return start, leaves, normal(batch, tokens, groups, width).transpose(1, 2)
+    wanted = {
+        "state": normal(batch, tokens, groups, width, std=0.1).transpose(1, 2),
+        "moved": normal(batch, tokens, heads, 2 * width).transpose(1, 2)[..., width:],  # the end of attention's output
+        "attend": normal(groups, heads, std=0.1),
+        "gate": normal(batch, tokens, rank),
+        "expand": normal(rank, groups, std=0.1),
+        "contract": normal(groups, rank, std=0.1),
+    }
+    inputs = {"start": torch.cat((angles.cos(), angles.sin()), dim=-1)}
+    inputs |= {name: x.detach().requires_grad_() for name, x in wanted.items()}
+    returned = normal(batch, tokens, groups, width).transpose(1, 2)
+    makers: dict[str, Callable[[], Any]] = {
+        "ours": lambda: functools.partial(position_mix, dtype=setting.dtype),
+        "eager": lambda: straightforward,
+        "compiled": lambda: torch.compile(straightforward, dynamic=False),
+    }
 
+    def build(make: Callable[[], Any]) -> Runner:
+        return operation(make(), inputs, returned)
 
-def _runner(make: Callable[[], Any], start: Tensor, leaves: list[Tensor], returned: Tensor) -> Runner:
-    call = make()
-
-    def forward() -> Tensor:
-        return call(start, *leaves)
-
-    def backward(out: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(out, leaves, returned)
-
-    def outcome() -> dict[str, Tensor]:
-        out = forward()
-        return {"out": out.detach(), **_named(backward(out))}
-
-    return Runner(forward, backward, outcome, bytes_of((start, *leaves)))
-
-
-def _named(gradients: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    return {f"d_{name}": gradient for name, gradient in zip(NAMES, gradients, strict=True)}
-
-
-def _truth(start: Tensor, leaves: list[Tensor], returned: Tensor) -> Truth:
-    both = []
-    for dtype in (torch.float64, returned.dtype):
-        own = [x.detach().to(dtype).requires_grad_() for x in leaves]
-        out = straightforward(start.to(dtype), *own)
-        both.append({"out": out.detach(), **_named(torch.autograd.grad(out, own, returned.to(dtype)))})
-    exact, plain = both
-    return expected_from(exact, plain, returned.dtype)
+    entries = [Entry(name, "tape", functools.partial(build, make)) for name, make in makers.items()]
+    return Contest(entries, {"tape": lambda: truth_of(straightforward, inputs, setting.dtype, returned)})

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from benchmarks import models
-from benchmarks.contest import Contest, Entry, Setting, Truth
-from benchmarks.measure import Runner, bytes_of
+from benchmarks.contest import Contest, Setting, Truth
+from benchmarks.measure import Runner
 from benchmarks.shapes import Model
 from tape_ds import TapeForCausalLM
 from tape_ds.methods import groups
@@ -21,7 +21,7 @@ def contest(shape: Model, setting: Setting) -> Contest:
     """Both encodings by ``auto``; RoPE trains its norms alone."""
     member = models.family(models.sizes(shape), setting)
     ids, packing = models.tokens(shape, setting.device), models.packing(shape, setting.device)
-    few, few_packing = models.first_tokens(ids), models.packing(shape, setting.device, few=True)
+    few_packing = models.packing(shape, setting.device, few=True)
 
     @functools.cache
     def prepared(encoding: str) -> TapeForCausalLM:
@@ -32,7 +32,7 @@ def contest(shape: Model, setting: Setting) -> Contest:
         model.gradient_checkpointing_enable({"use_reentrant": False})  # its name in every version of transformers 5
         return model
 
-    def build(encoding: str) -> Runner:
+    def build(encoding: str, backend: str) -> Runner:
         model = prepared(encoding)
         trained = [weight for weight in model.parameters() if weight.requires_grad]
         optimiser = torch.optim.AdamW(trained, lr=0.0, fused=True)
@@ -41,15 +41,9 @@ def contest(shape: Model, setting: Setting) -> Contest:
             loss.backward()
             optimiser.step()
 
-        return Runner(
-            lambda: models.loss(model, ids, **packing),
-            backward,
-            lambda: models.outcome(model, few, **few_packing),
-            bytes_of(list(model.parameters())),
-        )
+        return models.training(model, ids, packing, few_packing, backward)
 
     def truth(encoding: str) -> Truth:
-        return models.truth(prepared(encoding), few, torch.float32, **few_packing)
+        return models.truth(prepared(encoding), models.first_tokens(ids), torch.float32, **few_packing)
 
-    entries = [Entry("attend auto", encoding, functools.partial(build, encoding)) for encoding in models.ENCODINGS]
-    return Contest(entries, {encoding: functools.partial(truth, encoding) for encoding in models.ENCODINGS})
+    return models.by_backend(build, truth, ["auto"])

@@ -14,22 +14,16 @@ Shape letters: B batch, T queries, S keys, H heads, K head size, D hidden size, 
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.modeling_outputs import CausalLMOutput
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, rotate_half
 
 from tape_ds import TapeConfig
 
 Attend = Callable[[Tensor, Tensor, tuple[Tensor, ...], Tensor], list[Tensor]]
-
-
-class Output(NamedTuple):
-    """What a forward gives."""
-
-    loss: Tensor | None
-    logits: Tensor
 
 
 def _weights(q_BHTK: Tensor, k_BHSK: Tensor, mask_TS: Tensor) -> Tensor:
@@ -56,42 +50,10 @@ def three_sdpa(q: Tensor, k: Tensor, values: tuple[Tensor, ...], mask_TS: Tensor
 ATTENTIONS: dict[str, Attend] = {"three eager": three_eager, "one eager": one_eager, "three sdpa": three_sdpa}
 
 
-class Norm(nn.Module):
-    """RMSNorm in fp32."""
-
-    def __init__(self, config: TapeConfig):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(config.hidden_size))
-        self.eps = config.rms_norm_eps
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """[B, T, D] -> [B, T, D]."""
-        wide = x_BTD.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x_BTD.dtype)
-
-
-class Mlp(nn.Module):
-    """Llama's SwiGLU."""
-
-    def __init__(self, config: TapeConfig):
-        super().__init__()
-        linear = functools.partial(nn.Linear, bias=False)
-        self.gate_proj = linear(config.hidden_size, config.intermediate_size)
-        self.up_proj = linear(config.hidden_size, config.intermediate_size)
-        self.down_proj = linear(config.intermediate_size, config.hidden_size)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """[B, T, D] -> [B, T, D]."""
-        return self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
-
-
-class Matrix(nn.Module):
-    """A weight by itself."""
-
-    def __init__(self, rows: int, columns: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(rows, columns))
+def causal_mask(hidden_BTD: Tensor) -> Tensor:
+    """[T, T], minus infinity for whatever lies ahead."""
+    size = 2 * hidden_BTD.shape[1:2]
+    return torch.full(size, -torch.inf, dtype=hidden_BTD.dtype, device=hidden_BTD.device).triu(1)
 
 
 class Position(nn.Module):
@@ -101,10 +63,9 @@ class Position(nn.Module):
         super().__init__()
         heads = config.num_attention_heads
         rank = (config.position_options or {}).get("rank") or 4 * heads
-        self.attend = Matrix(heads, heads)
-        self.gate = Matrix(rank, config.hidden_size)
-        self.expand = Matrix(rank, heads)
-        self.contract = Matrix(heads, rank)
+        linear = functools.partial(nn.Linear, bias=False)
+        self.attend, self.gate = linear(heads, heads), linear(config.hidden_size, rank)
+        self.expand, self.contract = linear(heads, rank), linear(rank, heads)
 
     def after_attention(self, state_BHTK: Tensor, moved_BHTK: Tensor) -> Tensor:
         """``e + W A e``."""
@@ -117,51 +78,37 @@ class Position(nn.Module):
         return state_BHTK + torch.einsum("hi,bitk->bhtk", self.contract.weight, gated_BITK)
 
 
-class Heads(nn.Module):
-    """The projections of attention."""
-
-    def __init__(self, config: TapeConfig):
-        super().__init__()
-        linear = functools.partial(nn.Linear, config.hidden_size, config.hidden_size, bias=False)
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = linear(), linear(), linear(), linear()
-        self.heads = config.num_attention_heads
-
-    def forward(self, x_BTD: Tensor) -> list[Tensor]:
-        """[B, T, D] -> queries, keys and values [B, H, T, K]."""
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        return [each(x_BTD).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in projections]
-
-
 class Layer(nn.Module):
     """A block that reads and updates the state."""
 
     def __init__(self, config: TapeConfig, attend: Attend, last: bool):
         super().__init__()
         self.attend = attend
-        self.self_attn = Heads(config)
-        self.mlp = Mlp(config)
-        self.input_layernorm = Norm(config)
-        self.post_attention_layernorm = Norm(config)
+        linear = functools.partial(nn.Linear, config.hidden_size, config.hidden_size, bias=False)
+        self.self_attn = nn.ModuleDict({name: linear() for name in ("q_proj", "k_proj", "v_proj", "o_proj")})
+        self.heads = config.num_attention_heads
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.position = None if last else Position(config)
 
     def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, mask_TS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Hidden states [B, T, D] and both halves of the state [B, H, T, K]."""
-        q, k, v = self.self_attn(self.input_layernorm(x_BTD))
-        q, k = (x * cos + _rotate_half(x) * sin for x in (q, k))
+        q, k, v = self._projected(self.input_layernorm(x_BTD))
+        q, k = (x * cos + rotate_half(x) * sin for x in (q, k))
         values = (v,) if self.position is None else (v, cos, sin)
         out, *moved = self.attend(q, k, values, mask_TS)
-        x_BTD = x_BTD + self.self_attn.o_proj(out.transpose(1, 2).flatten(2))
+        x_BTD = x_BTD + self.self_attn["o_proj"](out.transpose(1, 2).flatten(2))
         y_BTD = self.mlp(self.post_attention_layernorm(x_BTD))
         if self.position is not None:
             cos, sin = (self.position.after_attention(*pair) for pair in zip((cos, sin), moved, strict=True))
-            gate_BTI = F.silu(F.linear(y_BTD, self.position.gate.weight))
+            gate_BTI = F.silu(self.position.gate(y_BTD))
             cos, sin = (self.position.after_mlp(half, gate_BTI) for half in (cos, sin))
         return x_BTD + y_BTD, cos, sin
 
-
-def _rotate_half(x: Tensor) -> Tensor:
-    real, imaginary = x.chunk(2, dim=-1)
-    return torch.cat((-imaginary, real), dim=-1)
+    def _projected(self, x_BTD: Tensor) -> list[Tensor]:
+        projections = [self.self_attn[name] for name in ("q_proj", "k_proj", "v_proj")]
+        return [each(x_BTD).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in projections]
 
 
 class Decoder(nn.Module):
@@ -172,7 +119,7 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         last = config.num_hidden_layers - 1
         self.layers = nn.ModuleList(Layer(config, attend, index == last) for index in range(last + 1))
-        self.norm = Norm(config)
+        self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class Transcription(nn.Module):
@@ -192,19 +139,19 @@ class Transcription(nn.Module):
         self.model = Decoder(config, ATTENTIONS[attention])
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
-    def forward(self, input_ids: Tensor, labels: Tensor | None = None, use_cache: bool = False) -> Output:
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None, use_cache: bool = False) -> CausalLMOutput:
         """Logits [B, T, vocabulary], and the mean loss of the next token where labels are given; there is no cache."""
         hidden_BTD = self.model.embed_tokens(input_ids)
         cos, sin = self._start(hidden_BTD)
-        tokens = hidden_BTD.shape[1]
-        mask_TS = torch.full((tokens, tokens), -torch.inf, dtype=hidden_BTD.dtype, device=hidden_BTD.device).triu(1)
+        mask_TS = causal_mask(hidden_BTD)
         for layer in self.model.layers:
             hidden_BTD, cos, sin = layer(hidden_BTD, cos, sin, mask_TS)
         logits = self.lm_head(self.model.norm(hidden_BTD)).float()
         if labels is None:
-            return Output(None, logits)
+            return CausalLMOutput(logits=logits)
         predicted, targets = logits[:, :-1].contiguous(), labels[:, 1:].contiguous()
-        return Output(F.cross_entropy(predicted.flatten(0, 1), targets.flatten()), logits)
+        loss = F.cross_entropy(predicted.flatten(0, 1), targets.flatten())
+        return CausalLMOutput(loss, logits)
 
     def _start(self, hidden_BTD: Tensor) -> list[Tensor]:
         """Cosines and sines [B, H, T, K] of plain RoPE, a copy for every row and head."""

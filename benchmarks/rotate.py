@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.contest import BASELINE, Contest, Entry, Setting, Truth, expected_from
-from benchmarks.measure import Runner, bytes_of
+from benchmarks.contest import BASELINE, Contest, Entry, Setting, Truth, operation, truth_of
+from benchmarks.measure import Runner
 from benchmarks.shapes import Attention
 from tape_ds.kernels.rotate import rotate
 
@@ -41,47 +41,23 @@ def contest(shape: Attention, setting: Setting) -> Contest:
     angles = torch.rand(1, 1, shape.tokens, shape.width // 2, generator=generator, device=setting.device)
     start = torch.cat((angles.cos(), angles.sin()), dim=-1)
     x, state, returned = normal(shape.heads), normal(shape.groups, std=0.1), normal(shape.heads)
-    leaves = {BASELINE: (x.requires_grad_(),), "tape": (x, state.requires_grad_())}
+    alone = {"x": x.requires_grad_(), "start": start}
+    inputs = {BASELINE: alone, "tape": alone | {"state": state.requires_grad_()}}
     makers: dict[str, Callable[[], Any]] = {
         "ours": lambda: rotate,
         "eager": lambda: straightforward,
         "compiled": lambda: torch.compile(straightforward, dynamic=False),
     }
+
+    def build(encoding: str, make: Callable[[], Any]) -> Runner:
+        return operation(make(), inputs[encoding], returned)
+
+    def truth(encoding: str) -> Truth:
+        return truth_of(straightforward, inputs[encoding], setting.dtype, returned)
+
     entries = [
-        Entry(name, encoding, functools.partial(_runner, make, start, own, returned))
-        for encoding, own in leaves.items()
+        Entry(name, encoding, functools.partial(build, encoding, make))
+        for encoding in inputs
         for name, make in makers.items()
     ]
-    return Contest(entries, {name: functools.partial(_truth, start, own, returned) for name, own in leaves.items()})
-
-
-def _runner(make: Callable[[], Any], start: Tensor, leaves: tuple[Tensor, ...], returned: Tensor) -> Runner:
-    call = make()
-    x, *state = leaves
-
-    def forward() -> Tensor:
-        return call(x, start, *state)
-
-    def backward(out: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(out, leaves, returned)
-
-    def outcome() -> dict[str, Tensor]:
-        out = forward()
-        return {"out": out.detach(), **_named(backward(out))}
-
-    return Runner(forward, backward, outcome, bytes_of((start, *leaves)))
-
-
-def _named(gradients: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    return dict(zip(("dx", "d_state"), gradients, strict=False))
-
-
-def _truth(start: Tensor, leaves: tuple[Tensor, ...], returned: Tensor) -> Truth:
-    both = []
-    for dtype in (torch.float64, returned.dtype):
-        own = tuple(x.detach().to(dtype).requires_grad_() for x in leaves)
-        x, *state = own
-        out = straightforward(x, start.to(dtype), *state)
-        both.append({"out": out.detach(), **_named(torch.autograd.grad(out, own, returned.to(dtype)))})
-    exact, plain = both
-    return expected_from(exact, plain, returned.dtype)
+    return Contest(entries, {encoding: functools.partial(truth, encoding) for encoding in inputs})

@@ -5,14 +5,12 @@ the whole row's logits: the chunked loss waits for the device, which a graph can
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks import models
-from benchmarks.contest import Contest, Entry, Setting, Truth
+from benchmarks.contest import Contest, Setting, Truth
 from benchmarks.measure import Runner, bytes_of
 from benchmarks.shapes import Model
 from tape_ds import TapeForCausalLM
@@ -22,36 +20,26 @@ def contest(shape: Model, setting: Setting) -> Contest:
     """Both encodings by every attention backend of this device."""
     member = models.family(models.sizes(shape), setting)
     ids, packing = models.tokens(shape, setting.device), models.packing(shape, setting.device)
-    few, few_packing = models.first_tokens(ids), models.packing(shape, setting.device, few=True)
-    launched = functools.partial(_launched, packing=packing, few_packing=few_packing)
-    forms: dict[str, Callable[[TapeForCausalLM, Tensor], Runner]] = {"attend {}": launched}
-    if setting.device.type == "cuda" and not packing:
-        forms["attend {}, CUDA graph, whole logits"] = _graphed
+    few_packing = models.packing(shape, setting.device, few=True)
 
-    def build(form: Callable[[TapeForCausalLM, Tensor], Runner], encoding: str, backend: str) -> Runner:
-        return form(member(encoding, backend), ids)
+    def build(encoding: str, backend: str) -> Runner:
+        return models.training(member(encoding, backend), ids, packing, few_packing)
 
-    entries = [
-        Entry(name.format(backend), encoding, functools.partial(build, form, encoding, backend))
-        for encoding in models.ENCODINGS
-        for backend in models.backends(setting.device)
-        for name, form in forms.items()
-    ]
+    def graphed(encoding: str, backend: str) -> Runner:
+        return _graphed(member(encoding, backend), ids)
 
     def truth(encoding: str) -> Truth:
-        return models.truth(member(encoding, "sdpa"), few, **few_packing)
+        return models.truth(member(encoding, "sdpa"), models.first_tokens(ids), **few_packing)
 
-    return Contest(entries, {encoding: functools.partial(truth, encoding) for encoding in models.ENCODINGS})
-
-
-def _launched(model: TapeForCausalLM, ids_BT: Tensor, packing: dict[str, Any], few_packing: dict[str, Any]) -> Runner:
-    few = models.first_tokens(ids_BT)
-    return Runner(
-        lambda: models.loss(model, ids_BT, **packing),
-        Tensor.backward,
-        lambda: models.outcome(model, few, **few_packing),
-        bytes_of(list(model.parameters())),
-    )
+    backends = models.backends(setting.device)
+    launched = models.by_backend(build, truth, backends)
+    if setting.device.type != "cuda" or packing:
+        return launched
+    replayed = [
+        entry._replace(rival=f"{entry.rival}, CUDA graph, whole logits")
+        for entry in models.by_backend(graphed, truth, backends).entries
+    ]
+    return launched._replace(entries=launched.entries + replayed)
 
 
 def _graphed(model: TapeForCausalLM, ids_BT: Tensor) -> Runner:

@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.contest import BASELINE, REFUSED, TIMED, WRONG, Finding, Setting
+from benchmarks.contest import BASELINE, TIMED, Finding, Setting
 from benchmarks.shapes import parse
 from tape_ds import results, storage
 from tape_ds.errors import Problem, UserError
@@ -23,10 +22,9 @@ SECOND_BASELINE = "sdpa flash"
 """RoPE by this rival is a baseline of its own beside the fastest: the one everybody has."""
 OURS = "ours"
 """The baseline where nothing is RoPE."""
-IN_TOKENS = ("step", "recipe", "formulation")
-"""Groups whose times are also told as tokens a second."""
-IN_STEPS = ("table4",)
-"""Groups whose times are also told as iterations a second."""
+TOKENS = "tokens/s"
+SPEEDS = {"step": TOKENS, "recipe": TOKENS, "formulation": TOKENS, "table4": "iterations/s"}
+"""Groups whose times are also told as a speed."""
 SHOWN_PACKAGES = ("python", "torch", "triton", "transformers", "flash-attn", "liger-kernel")
 
 
@@ -83,23 +81,17 @@ def rows_of(
     group: str, shape: str, setting: Setting, repeats: int, findings: Sequence[Finding], origin: dict[str, str]
 ) -> list[Row]:
     """What a contest found, as rows."""
-    dtype = str(setting.dtype).removeprefix("torch.")
+    fields: dict[str, Any] = {field.name: None for field in dataclasses.fields(Row)}
+    fields |= {"group": group, "shape": shape, "dtype": str(setting.dtype).removeprefix("torch.")}
     rows = []
     for finding in findings:
-        fields: dict[str, Any] = {"group": group, "shape": shape, "dtype": dtype, "repeats": repeats, **origin}
-        fields |= {name: getattr(finding, name) for name in ("rival", "encoding", "status", "reason", "peak_bytes")}
-        fields |= {name: _digits(getattr(finding, name)) for name in ("error", "allowed")}
-        for part in PARTS:
-            summary = getattr(finding, part)
-            for quantile in QUANTILES:
-                value = None if summary is None else round(getattr(summary, quantile), 5)
-                fields[f"{part}_{quantile}"] = value
-        rows.append(Row(**fields))
+        own = finding._asdict()
+        for part, summary in own.pop("times").items():
+            own |= {f"{part}_{quantile}": round(value, 5) for quantile, value in summary._asdict().items()}
+        for name in ("error", "allowed"):
+            own[name] = None if own[name] is None else float(f"{own[name]:.3g}")
+        rows.append(Row(**fields | own | origin | {"repeats": repeats}))
     return rows
-
-
-def _digits(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.3g}")
 
 
 def stem(group: str, device: torch.device) -> str:
@@ -110,11 +102,8 @@ def stem(group: str, device: torch.device) -> str:
 
 def write(rows: Sequence[Row], path: Path) -> None:
     """The CSV at ``path`` and the markdown beside it; a reader finds whole files or none."""
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, [field.name for field in dataclasses.fields(Row)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(dataclasses.asdict(row) for row in rows)
-    storage.write_text(path, text.getvalue())
+    header = [field.name for field in dataclasses.fields(Row)]
+    storage.write_text(path, storage.as_csv(header, map(dataclasses.astuple, rows)))
     storage.write_text(path.with_suffix(".md"), markdown(read(path)))
 
 
@@ -144,44 +133,44 @@ def _typed(text: str, kind: Any) -> Any:
 def markdown(rows: Sequence[Row]) -> str:
     """Tables of one group, a section for each shape."""
     first = rows[0]
-    lines = [f"# {first.group} on {first.device}", ""]
-    lines += ["Milliseconds: median (20 % and 80 % quantile). Ratios are of medians of the last time column. Memory is"]
-    lines += ["inputs and parameters plus whatever is allocated at the peak. Error: of the worst tensor, relative to"]
-    lines += ["fp64, and the most that is allowed: twice that of plain PyTorch in the same precision.", ""]
-    lines += [f"{first.dtype}, {first.repeats} samples each, in turn. {first.date}, commit {first.commit}."]
-    lines += [f"{first.versions}.", ""]
     device = "cpu" if first.chip == "cpu" else "cuda"
-    asked = f"{first.group} --device {device} --dtype {first.dtype} --repeats {first.repeats}"
-    lines += [f"    python -m benchmarks {asked}", ""]
+    text = f"""# {first.group} on {first.device}
+
+Milliseconds: median (20 % and 80 % quantile). Ratios are of medians of the last time column. Memory is
+inputs and parameters plus whatever is allocated at the peak. Error: of the worst tensor, relative to
+fp64, and the most that is allowed: twice that of plain PyTorch in the same precision.
+
+{first.dtype}, {first.repeats} samples each, in turn. {first.date}, commit {first.commit}.
+{first.versions}.
+
+    python -m benchmarks {first.group} --device {device} --dtype {first.dtype} --repeats {first.repeats}
+"""
     for shape in dict.fromkeys(row.shape for row in rows):
-        lines += [f"## {shape}", "", *_section([row for row in rows if row.shape == shape]), ""]
-    return "\n".join(lines)
+        text += f"\n## {shape}\n\n{_section([row for row in rows if row.shape == shape])}\n"
+    return text
 
 
-def _section(rows: Sequence[Row]) -> list[str]:
+def _section(rows: Sequence[Row]) -> str:
     timed = sorted((row for row in rows if row.status == TIMED), key=lambda row: (row.encoding, row.total_p50 or 0.0))
     bases = baselines(timed)
     parts = [part for part in PARTS if any(getattr(row, f"{part}_p50") is not None for row in timed)]
-    in_tokens, in_steps = rows[0].group in IN_TOKENS, rows[0].group in IN_STEPS
+    told = SPEEDS.get(rows[0].group)
     header = ["encoding", "rival", *parts, *(f"/ {name}" for name in bases), "peak MiB"]
-    header += [f"peak / {name}" for name in bases] + (["tokens/s"] if in_tokens else [])
-    header += (["iterations/s"] if in_steps else []) + ["error (allowed)"]
+    header += [*(f"peak / {name}" for name in bases), *([told] if told else []), "error (allowed)"]
     lines = []
     for row in timed:
         cells = [row.encoding, row.rival, *(_time(row, part) for part in parts)]
         cells += [_ratio(row.total_p50, base.total_p50) for base in bases.values()]
         cells += ["" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:,.1f}"]
         cells += [_ratio(row.peak_bytes, base.peak_bytes) for base in bases.values()]
-        if in_tokens:
+        if told and row.total_p50:
             sizes = parse(row.shape)
-            cells += [f"{1e3 * sizes['B'] * sizes['T'] / row.total_p50:,.0f}" if row.total_p50 else ""]
-        if in_steps:
-            cells += [f"{1e3 / row.total_p50:,.1f}" if row.total_p50 else ""]
+            a_run = sizes["B"] * sizes["T"] if told == TOKENS else 1
+            cells += [f"{1e3 * a_run / row.total_p50:,.{0 if told == TOKENS else 1}f}"]
         lines.append([*cells, f"{row.error:.1e} ({row.allowed:.1e})"])
     table = markdown_table(header, lines, "llr") if timed else "No rival has a time."
-    others = [row for row in rows if row.status in (WRONG, REFUSED)]
-    listed = [f"- {row.status}: {row.encoding}, {row.rival}: {row.reason}" for row in others]
-    return [table, *([""] if listed else []), *listed]
+    others = [f"- {row.status}: {row.encoding}, {row.rival}: {row.reason}" for row in rows if row.status != TIMED]
+    return "\n".join([table, *([""] if others else []), *others])
 
 
 def baselines(timed: Sequence[Row]) -> dict[str, Row]:

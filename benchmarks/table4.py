@@ -15,7 +15,7 @@ Shape letters: B batch, T tokens, H heads, K head size.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,27 +23,13 @@ from torch import Tensor, nn
 from benchmarks import layer, models
 from benchmarks.contest import Contest, Entry, Setting, Truth, expected_from
 from benchmarks.measure import Runner, bytes_of
-from benchmarks.reference_formulation import ATTENTIONS, Transcription
+from benchmarks.reference_formulation import ATTENTIONS, Transcription, causal_mask
 from benchmarks.shapes import Model
 from tape_ds import TapeForCausalLM
 
 ENCODINGS = (*models.ENCODINGS, "fire", "t5", "alibi")
 STEPS = {"cuda": 10, "cpu": 2}
 """Steps of one sample, by kind of device."""
-
-Member = Callable[[str, str], TapeForCausalLM]
-"""(encoding, attention backend) -> a model; all stand on the same weights."""
-
-
-class Stepper(NamedTuple):
-    """One rival's step, on the whole row or on the few tokens that are checked."""
-
-    module: nn.Module
-    """Holds the weights."""
-    step: Callable[[bool], Any]
-    """What is timed; True: the whole row."""
-    told: Callable[[Any], dict[str, Tensor]]
-    """What a step on the few gave, as it is compared."""
 
 
 def contest(shape: Model, setting: Setting) -> Contest:
@@ -58,62 +44,62 @@ def contest(shape: Model, setting: Setting) -> Contest:
     def caught(encoding: str, whole: bool) -> layer.Arguments:
         return layer.catch(member(encoding, "sdpa"), ids if whole else models.first_tokens(ids))
 
-    def stepper(encoding: str, model: TapeForCausalLM) -> Stepper:
+    def of(encoding: str, model: TapeForCausalLM) -> Runner:
         return _layer(model, functools.partial(caught, encoding)) if of_layer else _whole(model, ids)
 
     def ours(encoding: str, backend: str) -> Runner:
-        return _runner(stepper(encoding, member(encoding, backend)), setting)
+        return of(encoding, member(encoding, backend))
 
     def published(attention: str) -> Runner:
-        model = _transcription(member("tape", "sdpa"), attention)
-        rival = _published_layer(model, functools.partial(caught, "tape")) if of_layer else _whole(model, ids)
-        return _runner(rival, setting)
+        model = member("tape", "sdpa")
+        other = Transcription(model.config, attention).to(model.device, model.dtype)
+        other.load_state_dict(model.state_dict(), assign=True)
+        return _published_layer(other, functools.partial(caught, "tape")) if of_layer else _whole(other, ids)
 
     def truth(encoding: str) -> Truth:
         model = member(encoding, "sdpa")
-        steppers = (stepper(encoding, models.by_reference(model, dtype)) for dtype in (torch.float64, setting.dtype))
-        exact, plain = (_outcome(each) for each in steppers)
+        exact, plain = (
+            of(encoding, models.by_reference(model, dtype)).outcome() for dtype in (torch.float64, setting.dtype)
+        )
         return expected_from(exact, plain, setting.dtype)
 
     backends = [name for name in models.backends(setting.device) if name != "auto"]  # it is one of the others
-    entries = [
-        Entry(f"attend {backend}", encoding, functools.partial(ours, encoding, backend))
-        for encoding in ENCODINGS
-        for backend in backends
-    ]
-    entries += [Entry(f"published, {name}", "tape", functools.partial(published, name)) for name in ATTENTIONS]
-    return Contest(entries, {encoding: functools.partial(truth, encoding) for encoding in ENCODINGS})
+    found = models.by_backend(ours, truth, backends, ENCODINGS)
+    others = [Entry(f"published, {name}", "tape", functools.partial(published, name)) for name in ATTENTIONS]
+    return found._replace(entries=found.entries + others)
 
 
-def _runner(rival: Stepper, setting: Setting) -> Runner:
-    steps = STEPS[setting.device.type]
+def _runner(module: nn.Module, step: Callable[[bool], Any], told: Callable[[Any], dict[str, Tensor]]) -> Runner:
+    """A rival.
+
+    Args:
+        module: holds the weights.
+        step: what is timed; True: on the whole row, False: on the few tokens that are checked.
+        told: what a step on the few gave, as it is compared.
+    """
+    weights = list(module.parameters())
+    steps = STEPS[weights[0].device.type]
 
     @torch.no_grad()
     def forward() -> None:
         for _ in range(steps):
-            rival.step(True)
+            step(True)
 
-    held = bytes_of(list(rival.module.parameters()))
-    return Runner(forward, None, functools.partial(_outcome, rival), held, steps)
-
-
-@torch.no_grad()
-def _outcome(rival: Stepper) -> dict[str, Tensor]:
-    return rival.told(rival.step(False))
+    return Runner(forward, None, torch.no_grad()(lambda: told(step(False))), bytes_of(weights), steps)
 
 
-def _whole(model: nn.Module, ids_BT: Tensor) -> Stepper:
+def _whole(model: nn.Module, ids_BT: Tensor) -> Runner:
     """A whole model; there is no dropout, so that eval asks for all logits and changes nothing else."""
     model.eval()
     few = models.first_tokens(ids_BT)
-    return Stepper(
+    return _runner(
         model,
         lambda whole: model(input_ids=ids_BT if whole else few, use_cache=False).logits,
         lambda logits: {"logits": logits},
     )
 
 
-def _layer(model: TapeForCausalLM, caught: Callable[[bool], layer.Arguments]) -> Stepper:
+def _layer(model: TapeForCausalLM, caught: Callable[[bool], layer.Arguments]) -> Runner:
     """The middle layer. Positions are told with their start: that is the size their errors are relative to."""
     block = model.model.layers[1]
 
@@ -122,21 +108,18 @@ def _layer(model: TapeForCausalLM, caught: Callable[[bool], layer.Arguments]) ->
         args, kwargs = caught(whole)
         return tuple(None if x is None else x.to(model.dtype) for x in args), kwargs
 
+    def step(whole: bool) -> Any:
+        args, kwargs = arguments(whole)
+        return block(*args, **kwargs)
+
     def told(out: tuple[Tensor, Tensor | None]) -> dict[str, Tensor]:
         hidden, state = out
         return {"hidden": hidden} | ({} if state is None else {"positions": arguments(False)[1]["start"] + state})
 
-    return Stepper(block, lambda whole: block(*arguments(whole)[0], **arguments(whole)[1]), told)
+    return _runner(block, step, told)
 
 
-def _transcription(model: TapeForCausalLM, attention: str) -> Transcription:
-    """The published formulation on the weights of this model."""
-    other = Transcription(model.config, attention).to(model.device, model.dtype)
-    other.load_state_dict(model.state_dict(), assign=True)
-    return other
-
-
-def _published_layer(model: Transcription, caught: Callable[[bool], layer.Arguments]) -> Stepper:
+def _published_layer(model: Transcription, caught: Callable[[bool], layer.Arguments]) -> Runner:
     """The middle layer of the transcription, called with the same in its form: cosines and sines [B, H, T, K]."""
     block = model.model.layers[1]
 
@@ -145,12 +128,10 @@ def _published_layer(model: Transcription, caught: Callable[[bool], layer.Argume
         (hidden_BTD, state_BHTC), kwargs = caught(whole)
         halves = (kwargs["start"] + state_BHTC).to(hidden_BTD.dtype).chunk(2, dim=-1)
         cos_BHTK, sin_BHTK = (torch.cat((half, half), dim=-1) for half in halves)
-        tokens = hidden_BTD.shape[1]
-        mask_TT = torch.full((tokens, tokens), -torch.inf, dtype=hidden_BTD.dtype, device=hidden_BTD.device).triu(1)
-        return hidden_BTD, cos_BHTK, sin_BHTK, mask_TT
+        return hidden_BTD, cos_BHTK, sin_BHTK, causal_mask(hidden_BTD)
 
     def told(out: tuple[Tensor, Tensor, Tensor]) -> dict[str, Tensor]:
         hidden, *halves = out
         return {"hidden": hidden, "positions": torch.cat([half.chunk(2, dim=-1)[0] for half in halves], dim=-1)}
 
-    return Stepper(block, lambda whole: block(*arguments(whole)), told)
+    return _runner(block, lambda whole: block(*arguments(whole)), told)

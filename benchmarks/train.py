@@ -61,7 +61,15 @@ def main() -> int:
     fields |= TOY_FIELDS | {"max_steps": TOY_STEPS} if options.toys else {"max_steps": STEPS}
     shutil.rmtree(run, ignore_errors=True)  # of an earlier try
     started = results.collect(command=["benchmarks.train", "--backend", options.backend], config=fields)
-    code = launch(fields, device)
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    words = [word for name, value in fields.items() for word in (f"--{name}", str(value))]
+    runner = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "1", "--master_port", str(port)]
+    own = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    own |= {"DS_ACCELERATOR": "cpu"} if options.toys else {}
+    command = [*runner, "launchers/extend_llama.py", *words]  # as a user starts it
+    code = subprocess.run(command, cwd=ROOT, env=os.environ | own).returncode
     if code != 0:
         return code
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -85,18 +93,6 @@ def make_checkpoint(folder: Path, sizes: dict[str, Any], device: torch.device) -
     tokenizer.decoder = decoders.ByteLevel()
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
-
-
-def launch(fields: dict[str, Any], device: torch.device) -> int:
-    """The launcher's exit code, started as a user does."""
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
-    words = [word for name, value in fields.items() for word in (f"--{name}", str(value))]
-    runner = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "1", "--master_port", str(port)]
-    own = {"DS_ACCELERATOR": "cpu"} if device.type == "cpu" else {}
-    own["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run([*runner, "launchers/extend_llama.py", *words], cwd=ROOT, env=os.environ | own).returncode
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ does not compile, and, where no operator is named, if a kernel or a table's row 
 Triton's cache (TRITON_CACHE_DIR) is used: a second run is quicker and reads the same.
 """
 
-import argparse
 import os
 import sys
 
@@ -35,14 +34,6 @@ DTYPES = ("bf16", "fp16")
 @command
 def main(argv: list[str] | None = None) -> int:
     """Parse, then compile."""
-    options = parse(argv)
-    from tools.compile_gate import gate
-
-    return gate.run(options)
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
     parser = Parser(description=__doc__)
     workers = min(8, os.cpu_count() or 1)
     parser.add_argument("--capability", type=int, nargs="+", choices=CAPABILITIES, default=list(CAPABILITIES))
@@ -53,7 +44,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--once", action="store_true", help="one call, in one dtype, for each launch and head size")
     parser.add_argument("--table", action="store_true", help="as Markdown")
     parser.add_argument("--workers", type=int, default=workers, help=f"processes, here {workers}")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    from tools.compile_gate import gate
+
+    return gate.run(options)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ and tensor_parallel_size, it holds whole parameters. Every byte of the checkpoin
 do, without a GPU and with the memory of its largest weight.
 """
 
-import argparse
 import os
 import sys
 from pathlib import Path
@@ -20,44 +19,6 @@ from tape_ds.errors import Problem, UserError, command, raise_if_any
 @command
 def main(argv: list[str] | None = None) -> int:
     """Verify, put together, write."""
-    options = parse(argv)
-    source, out = Path(options.checkpoint), Path(options.out)
-    import torch
-
-    from tape_ds import checkpoint
-    from tape_ds.checkpoint import consolidation, verification
-
-    unsealed = os.path.isdir(source) and not os.path.lexists(source / checkpoint.MANIFEST)
-    if unsealed:
-        trust(source, options.unsealed)
-    raise_if_any(verification.against("out", out, source))
-    if not unsealed:
-        verification.verified(source)
-    dtype = None if options.dtype is None else getattr(torch, options.dtype)
-    done = consolidation.consolidate(source, out, dtype)
-    count = sum(form.numel() for form in done.forms.values())
-    dtypes = ", ".join(sorted({str(form.dtype).removeprefix("torch.") for form in done.forms.values()}))
-    print(f"{done.file}: {len(done.forms)} tensors, {count / 1e6:,.2f} M parameters, {dtypes or 'none'}; {done.origin}")
-    return 0
-
-
-def trust(source: Path, unsealed: bool) -> None:
-    """Warn of a folder that nothing vouches for.
-
-    Raises:
-        UserError: nobody said that it is to be taken all the same.
-    """
-    from tape_ds.checkpoint.verification import instead
-
-    wrong = "it has no manifest: nothing tells whether its files are whole and belong together"
-    if not unsealed:
-        remedy = f"{instead(source)}; or --unsealed, for a folder of another program's"
-        raise UserError(Problem("checkpoint", str(source), wrong, remedy))
-    print(f"warning: {source}: {wrong}. Nothing in them is executed", file=sys.stderr)
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
     parser = Parser(description=__doc__)
     parser.add_argument("checkpoint", help="a run's folder checkpoint-N")
     parser.add_argument("out", help="a folder that is not there")
@@ -69,7 +30,29 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--unsealed", action="store_true", help="take a folder without a manifest, as other programs save them"
     )
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    source, out = Path(options.checkpoint), Path(options.out)
+    import torch
+
+    from tape_ds import checkpoint
+    from tape_ds.checkpoint import consolidation, verification
+
+    unsealed = os.path.isdir(source) and not os.path.lexists(source / checkpoint.MANIFEST)
+    if unsealed:
+        wrong = "it has no manifest: nothing tells whether its files are whole and belong together"
+        if not options.unsealed:
+            remedy = f"{verification.instead(source)}; or --unsealed, for a folder of another program's"
+            raise UserError(Problem("checkpoint", str(source), wrong, remedy))
+        print(f"warning: {source}: {wrong}. Nothing in them is executed", file=sys.stderr)
+    raise_if_any(verification.against("out", out, source))
+    if not unsealed:
+        verification.verified(source)
+    dtype = None if options.dtype is None else getattr(torch, options.dtype)
+    done = consolidation.consolidate(source, out, dtype)
+    count = sum(form.numel() for form in done.forms.values())
+    dtypes = ", ".join(sorted({str(form.dtype).removeprefix("torch.") for form in done.forms.values()}))
+    print(f"{done.file}: {len(done.forms)} tensors, {count / 1e6:,.2f} M parameters, {dtypes or 'none'}; {done.origin}")
+    return 0
 
 
 if __name__ == "__main__":

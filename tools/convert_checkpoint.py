@@ -28,7 +28,18 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 @command
 def main(argv: list[str] | None = None) -> int:
     """Parse, check, convert."""
-    options = parse(argv)
+    parser = Parser(description=__doc__)
+    parser.add_argument("kind", choices=["llama-to-tape", "tape-to-llama", "reference-to-tape"])
+    parser.add_argument("source")
+    parser.add_argument("out")
+    parser.add_argument("--position_encoding", default="tape")
+    parser.add_argument("--position_options", type=_mapping, help="options of the encoding, as JSON")
+    parser.add_argument("--variant", help="for reference-to-tape: that code's model file, such as adape")
+    parser.add_argument("--rows", type=int, help="keep so many rows of the vocabulary, the first ones")
+    parser.add_argument(
+        "--tokenizer", help="folder or hub id of the tokenizer that goes with the model; default: its own"
+    )
+    options = parser.parse_args(argv)
     check(options)
     model, tokenizer = convert_source(options)
     from tape_ds.data import cache
@@ -41,22 +52,6 @@ def main(argv: list[str] | None = None) -> int:
     cache.build_aside(Path(options.out), write, "out")
     print(f"{options.out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters")
     return 0
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = Parser(description=__doc__)
-    parser.add_argument("kind", choices=["llama-to-tape", "tape-to-llama", "reference-to-tape"])
-    parser.add_argument("source")
-    parser.add_argument("out")
-    parser.add_argument("--position_encoding", default="tape")
-    parser.add_argument("--position_options", type=_mapping, help="options of the encoding, as JSON")
-    parser.add_argument("--variant", help="for reference-to-tape: that code's model file, such as adape")
-    parser.add_argument("--rows", type=int, help="keep so many rows of the vocabulary, the first ones")
-    parser.add_argument(
-        "--tokenizer", help="folder or hub id of the tokenizer that goes with the model; default: its own"
-    )
-    return parser.parse_args(argv)
 
 
 def _mapping(text: str) -> dict[str, Any]:
@@ -94,10 +89,18 @@ def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
     Raises:
         UserError: a source that cannot be converted, or rows that cannot be dropped.
     """
-    from tape_ds.model import convert
+    from tape_ds.model import convert, weights
+    from tape_ds.model.reference_checkpoint import from_reference
+    from tape_ds.model.rows import check_rows, cut_rows, rows_note
 
     if options.kind == "reference-to-tape":
-        model = from_reference_folder(Path(options.source), options.variant)
+        folder = Path(options.source)
+        files = sorted(folder.glob("*.safetensors"))
+        if not files or not (folder / "config.json").is_file():
+            remedy = "give a folder with config.json and *.safetensors (no pickles are read)"
+            raise UserError(Problem("source", options.source, "no reference checkpoint", remedy))
+        tensors = {name: tensor for file in files for name, tensor in weights.read(file, "source").items()}
+        model = from_reference(tensors, json.loads((folder / "config.json").read_text()), options.variant)
         tokenizer = read_tokenizer(options, options.source)
     else:
         source = convert.resolve(options.source)
@@ -107,7 +110,16 @@ def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
         config = convert.tape_config(convert.read_config(source), **changes)
         tokenizer = read_tokenizer(options, source)
         model = convert.load(source, config, dtype="auto")
-    model = with_rows(model, options.rows, tokenizer)
+    if tokenizer is not None:
+        raise_if_any(check_rows(model.config, tokenizer))
+        if options.rows is not None:
+            print(f"rows of the vocabulary: {model.config.vocab_size:,} -> {options.rows:,}")
+            model = cut_rows(model, options.rows, tokenizer)
+        if note := rows_note(model.config, tokenizer):
+            print(note)
+    elif options.rows is not None:
+        remedy = "name the tokenizer that goes with the model: its tokens keep their rows"
+        raise UserError(Problem("--tokenizer", None, "missing: the source has none", remedy))
     return (convert.to_plain(model) if options.kind == "tape-to-llama" else model), tokenizer
 
 
@@ -121,45 +133,6 @@ def read_tokenizer(options: argparse.Namespace, source: str) -> Any:
     if folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         return None
     return tokenizers.load(source, "source")
-
-
-def with_rows(model: Any, rows: int | None, tokenizer: Any) -> Any:
-    """The model with as many rows as asked for, what differs told.
-
-    Raises:
-        UserError: a token without a row, before or after.
-    """
-    from tape_ds.model.rows import check_rows, cut_rows, rows_note
-
-    if tokenizer is None:
-        if rows is not None:
-            remedy = "name the tokenizer that goes with the model: its tokens keep their rows"
-            raise UserError(Problem("--tokenizer", None, "missing: the source has none", remedy))
-        return model
-    raise_if_any(check_rows(model.config, tokenizer))
-    if rows is not None:
-        print(f"rows of the vocabulary: {model.config.vocab_size:,} -> {rows:,}")
-        model = cut_rows(model, rows, tokenizer)
-    if note := rows_note(model.config, tokenizer):
-        print(note)
-    return model
-
-
-def from_reference_folder(folder: Path, variant: str) -> Any:
-    """A reference checkpoint's safetensors and ``config.json``.
-
-    Raises:
-        UserError: one of them is not there.
-    """
-    from tape_ds.model import weights
-    from tape_ds.model.reference_checkpoint import from_reference
-
-    files = sorted(folder.glob("*.safetensors"))
-    if not files or not (folder / "config.json").is_file():
-        remedy = "give a folder with config.json and *.safetensors (no pickles are read)"
-        raise UserError(Problem("source", str(folder), "no reference checkpoint", remedy))
-    tensors = {name: tensor for file in files for name, tensor in weights.read(file, "source").items()}
-    return from_reference(tensors, json.loads((folder / "config.json").read_text()), variant)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evaluation.options import DTYPES
 from tape_ds.arguments import Parser
-from tape_ds.errors import Problem, UserError, command, raise_if_any
+from tape_ds.errors import Problem, collecting, command, raise_if_any
 
 if TYPE_CHECKING:
     from tape_ds.export.source_model import SourceModel
@@ -25,7 +26,19 @@ if TYPE_CHECKING:
 @command
 def main(argv: list[str] | None = None) -> int:
     """Parse, check, export."""
-    options = parse(argv)
+    parser = Parser(description=__doc__)
+    parser.add_argument("source")
+    parser.add_argument("out")
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        choices=DTYPES,
+        help="of the weights; auto: as the base model's are stored",
+    )
+    parser.add_argument("--name", help="of the model, in its card; default: the name of OUT")
+    parser.add_argument("--license", help="of the weights, as the hub names licences; nothing is said without it")
+    parser.add_argument("--push", metavar="NAME", help="upload the folder to the Hugging Face hub as this model")
+    options = parser.parse_args(argv)
     source = check(options)
     import torch
 
@@ -53,30 +66,13 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = Parser(description=__doc__)
-    parser.add_argument("source")
-    parser.add_argument("out")
-    parser.add_argument(
-        "--dtype",
-        default="auto",
-        choices=["auto", "float32", "bfloat16", "float16"],
-        help="of the weights; auto: as the base model's are stored",
-    )
-    parser.add_argument("--name", help="of the model, in its card; default: the name of OUT")
-    parser.add_argument("--license", help="of the weights, as the hub names licences; nothing is said without it")
-    parser.add_argument("--push", metavar="NAME", help="upload the folder to the Hugging Face hub as this model")
-    return parser.parse_args(argv)
-
-
 def check(options: argparse.Namespace) -> "SourceModel":
     """What can be known before anything loads.
 
     Raises:
         UserError: naming every problem.
     """
-    problems = []
+    problems: list[Problem] = []
     out = Path(options.out)
     if out.exists():
         problems.append(Problem("out", options.out, "exists", "name a new folder"))
@@ -87,17 +83,13 @@ def check(options: argparse.Namespace) -> "SourceModel":
         problems.append(Problem("--license", options.license, "not an id of a licence", remedy))
     from tape_ds.export import source_model
 
-    source = None
-    try:
+    with collecting(problems):
         source = source_model.find(options.source)
-    except UserError as error:
-        problems += error.problems
     if options.push is not None:
         from tape_ds.export import push
 
         problems += push.check(options.push)
     raise_if_any(problems)
-    assert source is not None
     return source
 
 

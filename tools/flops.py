@@ -17,10 +17,11 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evaluation import published
+from evaluation.options import below_one
 from tape_ds import results, storage
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, check_folder, command, raise_if_any
@@ -53,8 +54,7 @@ PLACEHOLDERS: dict[str, dict[str, Any]] = {
     "bipe_alibi": {"position_options": {"separators": [0, 1]}},
 }
 """What some encodings cannot be built without; none of it changes a count."""
-TABLE_3 = {"tape": (365.65, 180.69, 155.33), "rope": (321.10, 160.46, 154.89)}
-TABLE_3 |= {"fire": (331.97, 165.69, 154.90), "t5": (321.10, 160.46, 154.90)}
+TABLE_3 = {name.lower(): row for name, row in published.TABLE_3.rows.items()}
 """Published FLOPS (G), MACs (G), parameters (M)."""
 TOKENS = 1_024
 """Of Table 3: one forward, batch 1."""
@@ -64,22 +64,6 @@ TOKENS = 1_024
 def main(argv: list[str] | None = None) -> int:
     """Parse, check, count, store, print."""
     given = sys.argv[1:] if argv is None else argv
-    options = parse(given)
-    check(options)
-    configs = [] if options.table3 else configurations(options)
-    rows = table_3() if options.table3 else [count(config, options.length) for config in configs]
-    if options.output is not None:
-        begun = results.collect(
-            command=[Path(__file__).name, *given],
-            config={"length": TOKENS, **PAPER} if options.table3 else vars(options),
-        )
-        store(rows, begun, Path(options.output), "table3" if options.table3 else "flops")
-    print(json.dumps(rows, indent=2) if options.json else as_text(rows))
-    return 0
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
     parser = Parser(description=__doc__)
     parser.add_argument("--model", help="folder or hub id of a Llama-shaped or TAPE model; default: the paper's 155M")
     parser.add_argument("--length", type=int, help="tokens of a row; default: the model's window")
@@ -88,7 +72,30 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--table3", action="store_true", help="the TAPE paper's Table 3")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--output", help="folder of table3.json, or flops.json, with its table as .md and .csv")
-    return parser.parse_args(argv)
+    options = parser.parse_args(given)
+    check(options)
+    configs = [] if options.table3 else configurations(options)
+    rows = table_3() if options.table3 else [count(config, options.length) for config in configs]
+    header = list(rows[0])
+    cells = [[_shown(row[name]) for name in header] for row in rows]
+    if options.output is not None:
+        begun = results.collect(
+            command=[Path(__file__).name, *given],
+            config={"length": TOKENS, **PAPER} if options.table3 else vars(options),
+        )
+        whole, file = begun.finish({"rows": rows}), Path(options.output) / ("table3" if options.table3 else "flops")
+        results.save(whole, file.with_suffix(".json"))
+        asked = shlex.join(["python", "tools/flops.py", *whole.command[1:]])
+        text = f"{markdown_table(header, cells)}\n\n{CONVENTIONS}\n\nCommand: `{asked}`. Nothing was run.\n"
+        storage.write_text(file.with_suffix(".md"), text)
+        storage.write_text(file.with_suffix(".csv"), storage.as_csv(header, (list(row.values()) for row in rows)))
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+        for line in [header, *cells]:
+            print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+    return 0
 
 
 def check(options: argparse.Namespace) -> None:
@@ -109,8 +116,7 @@ def check(options: argparse.Namespace) -> None:
         problems.append(Problem("position_options", given, wrong, "name it: --position_encoding NAME"))
     for name in names:
         problems += positions.check_options(name, (given or {}) if len(names) == 1 else {})
-    if options.length is not None and options.length < 1:
-        problems.append(Problem("length", options.length, "too small", "give 1 token or more"))
+    problems += below_one(options, "length")
     if options.table3:
         chosen = ("model", "length", "position_encoding", "position_options")
         wrong = "Table 3 is of one model, one length and four encodings"
@@ -184,27 +190,23 @@ def table_3() -> list[dict[str, Any]]:
     from tape_ds.model import flops
     from tape_ds.model.configuration import TapeConfig
 
-    rows = []
-    for name, given in TABLE_3.items():
-        rows.append({"encoding": name, "count": "published", **dict(zip(_COLUMNS, given, strict=False))})
-        if name == "tape":
-            rows.append({"encoding": name, "count": "published code", **_counted(*published_tape())})
+    def counted(parameters: int, full: float, causal: float | None = None) -> dict[str, Any]:
+        """A row's cells; FLOPs are 2 x MACs."""
+        cells = {"FLOPs (G)": 2 * full / 1e9, "MACs (G)": full / 1e9, "parameters (M)": parameters / flops.MEBI}
+        if causal is not None:
+            cells |= {"FLOPs causal (G)": 2 * causal / 1e9, "MACs causal (G)": causal / 1e9}
+        return {name: round(cell, 2) for name, cell in cells.items()}
+
+    rows: list[dict[str, Any]] = []
+    for name, (gflops, gmacs, millions) in TABLE_3.items():
         config = TapeConfig(**PAPER, position_encoding=name)
         full, causal = (flops.multiply_adds(config, TOKENS, causal=each) for each in (False, True))
-        rows.append({"encoding": name, "count": "this project", **_counted(flops.parameters(config), full, causal)})
-    return [dict.fromkeys(("encoding", "count", *_COLUMNS)) | row for row in rows]
-
-
-_COLUMNS = ("FLOPs (G)", "MACs (G)", "parameters (M)", "FLOPs causal (G)", "MACs causal (G)")
-"""Of Table 3: those that the paper has, then the other convention."""
-
-
-def _counted(parameters: int, full: float, causal: float | None = None) -> dict[str, Any]:
-    """A row's cells; FLOPs are 2 x MACs."""
-    giga = [None if macs is None else macs / 1e9 for macs in (full, causal)]
-    cells = [each for macs in giga for each in (None if macs is None else 2 * macs, macs)]
-    cells.insert(2, parameters / 2**20)
-    return {name: None if each is None else round(each, 2) for name, each in zip(_COLUMNS, cells, strict=True)}
+        given = {"FLOPs (G)": gflops, "MACs (G)": gmacs, "parameters (M)": millions}
+        rows.append({"encoding": name, "count": "published"} | given)
+        if name == "tape":
+            rows.append({"encoding": name, "count": "published code"} | counted(*published_tape()))
+        rows.append({"encoding": name, "count": "this project"} | counted(flops.parameters(config), full, causal))
+    return [dict.fromkeys(rows[-1]) | row for row in rows]
 
 
 def published_tape() -> tuple[int, float]:
@@ -224,27 +226,6 @@ def published_tape() -> tuple[int, float]:
     macs = flops.multiply_adds(rope, length, causal=False)
     macs += layers * (2 * length**2 * hidden + 2 * length * hidden * PAPER_RANK)
     return parameters, macs
-
-
-def store(rows: Sequence[Mapping[str, Any]], begun: results.Result, folder: Path, name: str) -> None:
-    """``name``.json, .md and .csv in ``folder``."""
-    header = list(rows[0])
-    cells = [[row[column] for column in header] for row in rows]
-    table = markdown_table(header, [[_shown(each) for each in line] for line in cells])
-    whole = begun.finish({"rows": rows})
-    asked = shlex.join(["python", "tools/flops.py", *whole.command[1:]])
-    text = f"{table}\n\n{CONVENTIONS}\n\nCommand: `{asked}`. Nothing was run.\n"
-    results.save(whole, folder / f"{name}.json")
-    storage.write_text(folder / f"{name}.md", text)
-    storage.write_text(folder / f"{name}.csv", storage.as_csv(header, cells))
-
-
-def as_text(rows: list[dict[str, Any]]) -> str:
-    """Rows of equal keys as an aligned table."""
-    header = list(rows[0])
-    cells = [header] + [[_shown(row[name]) for name in header] for row in rows]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(header))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
 
 
 def _shown(value: Any) -> str:

@@ -26,9 +26,8 @@ from tape_ds.arguments import Parser
 from tape_ds.installation import ROOT
 from tape_ds.recipe import library_fields
 
-_MAPPINGS = (
-    *("accelerator_config", "activation_checkpointing_kwargs", "gradient_checkpointing_kwargs", "lr_scheduler_kwargs"),
-)
+_MAPPINGS = {f"{name}_kwargs" for name in ("activation_checkpointing", "gradient_checkpointing", "lr_scheduler")}
+_MAPPINGS |= {"accelerator_config"}
 """Fields that transformers also takes as a file or as JSON in a text; here they are mappings, which can be checked."""
 _PLAIN = {
     bool: "bool",
@@ -60,7 +59,9 @@ def trainer() -> dict[str, Any]:
     from transformers import TrainingArguments
 
     annotations = get_type_hints(TrainingArguments)
-    described = _documented(TrainingArguments.__doc__ or "")
+    # The first sentence that a docstring in transformers' form has for each argument.
+    entries = re.findall(r"^    {2,}(\w+) \(.*?\):\n((?:^ {8,}.*\n?)+)", TrainingArguments.__doc__ or "", re.MULTILINE)
+    described = dict(entries)
     found = {}
     for field in dataclasses.fields(TrainingArguments):
         if not field.init or field.name == "local_rank":
@@ -71,8 +72,9 @@ def trainer() -> dict[str, Any]:
         kind = _choices(choices, None in (default,)) if choices else spelled(annotations[field.name])
         if field.name in _MAPPINGS:
             kind = "dict | None"
+        plain = json.dumps(default.value if isinstance(default, enum.Enum) else default, default=str)
         help = field.metadata.get("help") or described.get(field.name, "")
-        found[field.name] = {"type": kind, "default": _plain(default), "help": " ".join(help.split())}
+        found[field.name] = {"type": kind, "default": json.loads(plain), "help": " ".join(help.split())}
     found["deepspeed"]["type"] = "str | dict | None"
     found["resume_from_checkpoint"]["type"] = "str | bool | None"
     return found
@@ -102,26 +104,7 @@ def deepspeed() -> dict[str, Any]:
         "compile": CompileConfig,
         "tensor_parallel": TPTrainingConfig,
     }
-    return {
-        "keys": key_by_key()
-        | {name: block(model) for name, model in blocks.items()}
-        | {"timers": {"throughput": block(DeepSpeedThroughputTimerConfig)}},
-        "filled": re.findall(r'fill_(?:match|only)\(\s*"([\w.]+)"', inspect.getsource(integration)),
-        "schedulers": {
-            name: sorted(set(inspect.signature(getattr(lr_schedules, name)).parameters) - {"optimizer"})
-            for name in library_fields.SCHEDULERS
-        },
-        "removed": {
-            "": config._REMOVED_TOP_LEVEL_CONFIG_KEYS,
-            "zero_optimization": config._REMOVED_ZERO_CONFIG_KEYS,
-        },
-    }
-
-
-def key_by_key() -> dict[str, Any]:
-    """What DeepSpeed reads without a model: at the top, and block by block."""
-    from deepspeed.runtime import config
-
+    # What it reads without a model: at the top, and block by block.
     read = re.findall(
         r"(?:get_scalar_param\(\s*|self\._)param_dict(?:,|\.get\()\s*([A-Z_]+)\b", inspect.getsource(config)
     )
@@ -133,13 +116,27 @@ def key_by_key() -> dict[str, Any]:
         "writer": constants(writing, "CHECKPOINT_(WRITER_|IO_|DATA_PARALLEL)"),
     }
     data_types = constants(common, "GRAD_ACCUM_DTYPE|PARAM_DTYPE|BUFFER_DTYPE|KEEP_IN_FP32_MODULES")
-    return constants(common, f"({'|'.join(read)})$") | {
+    by_key = constants(common, f"({'|'.join(read)})$") | {
         "torch_autocast": constants(common, "TORCH_AUTOCAST_"),
         "activation_checkpointing": constants("runtime.activation_checkpointing.config", "ACT_CHKPT_"),
         "aio": constants("runtime.swap_tensor.constants", "AIO_"),
         "flops_profiler": constants("profiling.constants", "FLOPS_PROFILER_"),
         "data_types": data_types | {"keep_in_fp32_modules": "str | list"},
         "checkpoint": checkpoint,
+    }
+    return {
+        "keys": by_key
+        | {name: block(model) for name, model in blocks.items()}
+        | {"timers": {"throughput": block(DeepSpeedThroughputTimerConfig)}},
+        "filled": re.findall(r'fill_(?:match|only)\(\s*"([\w.]+)"', inspect.getsource(integration)),
+        "schedulers": {
+            name: sorted(set(inspect.signature(getattr(lr_schedules, name)).parameters) - {"optimizer"})
+            for name in library_fields.SCHEDULERS
+        },
+        "removed": {
+            "": config._REMOVED_TOP_LEVEL_CONFIG_KEYS,
+            "zero_optimization": config._REMOVED_ZERO_CONFIG_KEYS,
+        },
     }
 
 
@@ -194,16 +191,6 @@ def _is_enum(annotation: Any) -> bool:
 
 def _choices(choices: Collection[Any], optional: bool) -> str:
     return f"Literal[{', '.join(map(repr, choices))}]" + " | None" * optional
-
-
-def _documented(text: str) -> dict[str, str]:
-    """The first sentence that a docstring in transformers' form has for each argument."""
-    entries = re.findall(r"^    {2,}(\w+) \(.*?\):\n((?:^ {8,}.*\n?)+)", text, re.MULTILINE)
-    return {name: " ".join(said.split()) for name, said in entries}
-
-
-def _plain(value: Any) -> Any:
-    return json.loads(json.dumps(value.value if isinstance(value, enum.Enum) else value, default=str))
 
 
 def main() -> int:

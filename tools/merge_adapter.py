@@ -12,6 +12,7 @@ that needs no ``tape_ds``.
 import sys
 from pathlib import Path
 
+from evaluation.options import DTYPES
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command
 
@@ -25,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--dtype",
         default="auto",
-        choices=["auto", "float32", "bfloat16", "float16"],
+        choices=DTYPES,
         help="of the folder's weights; auto: the base model's",
     )
     options = parser.parse_args(argv)

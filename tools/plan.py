@@ -19,6 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from evaluation.options import below_one
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command, raise_if_any
 from tape_ds.planning import hardware, roofline, search
@@ -36,11 +37,27 @@ DOES_NOT_FIT = 3
 
 @command
 def main(argv: list[str] | None = None) -> int:
-    """Read, plan, print."""
+    """Read, plan, print.
+
+    Raises:
+        UserError: what was asked is wrong, or a search finds no way to share out the rows.
+    """
     own, fields = parse(sys.argv[1:] if argv is None else argv)
     with contextlib.redirect_stdout(sys.stderr):  # what DeepSpeed says when it is imported is no part of the answer
         job = ask(own, fields)
-    return show_search(job, own.price) if own.search else show(Plan(job), own.price)
+    plan = Plan(job)
+    if own.search:
+        found = search.search(job)
+        if not found:
+            wrong = f"{job.global_batch} rows cannot be shared out over {job.layout.gpus} GPUs in any way"
+            raise UserError(Problem("global_batch_size", job.global_batch, wrong, "give a multiple of the GPUs"))
+        plan = found[0]
+        print(f"{len(found):,} ways, {sum(each.fits for each in found):,} fit\n\n{ranking(found[:10])}")
+        print(f"\nthe first, with one choice changed:\n{ranking([plan, *search.neighbours(found)])}\n")
+        if plan.fits:
+            print(f"its flags:\n  {plan.job.layout.command_line(job.layout)}\n")
+    print(page(plan, own.price))
+    return 0 if plan.fits else DOES_NOT_FIT
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -63,11 +80,9 @@ def ask(own: argparse.Namespace, fields: list[str]) -> Job:
         UserError: the recipe, its model, the GPU, or numbers that do not divide each other.
     """
     gpu = hardware.find(own.gpu)
-    found = []
+    found = below_one(own, "gpus")
     if own.recipe is None:
         found.append(Problem("recipe", None, "missing", "name one, such as llama2_7b_8k"))
-    if own.gpus < 1:
-        found.append(Problem("gpus", own.gpus, "too small", "give 1 or more"))
     if own.price is not None and not 0 <= own.price < math.inf:
         found.append(Problem("price", own.price, "not a price", "give 0 or more"))
     if own.documents is not None and not 1 <= own.documents < math.inf:
@@ -93,26 +108,6 @@ def load(name: str, fields: list[str], world: int) -> Recipe:
     said = files.read_recipe(name, ExtensionRecipe.LAUNCHER, wrong).get("launcher")
     kind = KINDS.get(str(said.value) if said is not None else "", ExtensionRecipe)
     return loading.load(["--recipe", name, *fields], world, kind=kind)
-
-
-def show(plan: Plan, price: float | None) -> int:
-    """Print one plan."""
-    print(page(plan, price))
-    return 0 if plan.fits else DOES_NOT_FIT
-
-
-def show_search(job: Job, price: float | None) -> int:
-    """Print the ranking, what beside its head differs in one flag alone, the head's flags, and its plan."""
-    found = search.search(job)
-    if not found:
-        wrong = f"{job.global_batch} rows cannot be shared out over {job.layout.gpus} GPUs in any way"
-        raise UserError(Problem("global_batch_size", job.global_batch, wrong, "give a multiple of the GPUs"))
-    best = found[0]
-    print(f"{len(found):,} ways, {sum(each.fits for each in found):,} fit\n\n{ranking(found[:10])}")
-    print(f"\nthe first, with one choice changed:\n{ranking([best, *search.neighbours(found)])}\n")
-    if best.fits:
-        print(f"its flags:\n  {best.job.layout.command_line(job.layout)}\n")
-    return show(best, price)
 
 
 def ranking(plans: Sequence[Plan]) -> str:

@@ -18,8 +18,6 @@ Exit codes: 0 done; 2 something to mend.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import sys
 from itertools import repeat
 from math import ceil
@@ -28,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from evaluation.options import below_one
 from tape_ds import results, storage
 from tape_ds.arguments import Parser
 from tape_ds.data import coverage, sources
@@ -49,7 +48,11 @@ _MADE_UP = 64
 def main(argv: list[str] | None = None) -> int:
     """Check, count, write, print."""
     given = sys.argv[1:] if argv is None else argv
-    own, fields = parse(given)
+    parser = Parser(description=__doc__)
+    parser.add_argument("--samples", type=int, default=2000, help="rows that are counted")
+    parser.add_argument("--document_tokens", type=int, help="take every document to have so many tokens; read none")
+    parser.add_argument("--output", default="runs/pose_coverage", help="folder of the plot and the table")
+    own, fields = parser.parse_known_args(given)
     recipe = loading.load(fields, world_size=1, kind=ExtensionRecipe)
     raise_if_any(problems(own, recipe))
     addresses = [] if own.document_tokens else recipe.data.train_data
@@ -67,20 +70,9 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """This command's options, and the recipe's."""
-    parser = Parser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=2000, help="rows that are counted")
-    parser.add_argument("--document_tokens", type=int, help="take every document to have so many tokens; read none")
-    parser.add_argument("--output", default="runs/pose_coverage", help="folder of the plot and the table")
-    return parser.parse_known_args(argv)
-
-
 def problems(own: argparse.Namespace, recipe: ExtensionRecipe) -> list[Problem]:
     """What is wrong with this command's own options."""
-    found = []
-    if own.samples < 1:
-        found.append(Problem("samples", own.samples, "too few", "give 1 or more"))
+    found = below_one(own, "samples")
     least = recipe.window if recipe.data.packing == "single" else 1
     if own.document_tokens is not None and own.document_tokens < least:
         found.append(Problem("document_tokens", own.document_tokens, "fill no row", f"give {least} or more"))
@@ -135,7 +127,7 @@ def write(found: coverage.Coverage, recipe: ExtensionRecipe, started: results.Re
     rows = f"PoSE, {chunks} chunks{skips}" if chunks > 1 else f"packing {recipe.data.packing}"
     label = f"{recipe.name}: {found.rows:,} rows, {rows}"
     plots.coverage(bins, folder / f"{NAME}.png", label=label, window=window, target=target)
-    storage.write_text(folder / f"{NAME}.csv", as_csv(bins))
+    storage.write_text(folder / f"{NAME}.csv", storage.as_csv(list(bins[0]), (list(each.values()) for each in bins)))
     figures = {"rows": found.rows, "queries": found.queries, "window": window, **counted}
     results.save(started.finish(figures), folder / f"{NAME}.json")
     print(label)
@@ -145,15 +137,6 @@ def write(found: coverage.Coverage, recipe: ExtensionRecipe, started: results.Re
             f"of the queries (median); pairs a distance: {part['least']:,} at least, {part['median']:,.0f} (median)"
         )
     print(f"written to {folder / NAME}.png, .csv, .json", flush=True)
-
-
-def as_csv(bins: list[dict[str, float]]) -> str:
-    """The table for programs."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(bins[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(bins)
-    return text.getvalue()
 
 
 if __name__ == "__main__":

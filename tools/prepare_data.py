@@ -14,28 +14,47 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command, raise_if_any
-
-if TYPE_CHECKING:
-    from tape_ds.data.manifest import Entry
 
 
 @command
 def main(argv: list[str] | None = None) -> int:
     """Prepare, or check what is prepared."""
-    options = parse(argv)
-    check_options(options)
     from tape_ds.data import manifest, prepared
+    from tape_ds.data.sources import SPLITS
 
+    parser = Parser(description=__doc__)
+    parser.add_argument("--data", nargs="+", metavar="ADDRESS", help="as in the recipes")
+    parser.add_argument("--tokenizer", metavar="PATH_OR_NAME", help="a folder, a hub id, a .gguf file or smollm2")
+    parser.add_argument("--output", metavar="DIR")
+    parser.add_argument("--check", metavar="DIR", help="read a finished folder whole and name what is damaged")
+    parser.add_argument("--split", default="train", choices=SPLITS, help="%(default)s")
+    parser.add_argument("--shard_tokens", type=int, default=prepared.SHARD_TOKENS, help="tokens a shard; %(default)s")
+    parser.add_argument(
+        "--parts", type=int, default=prepared.PARTS, help="tasks at most, more than workers; %(default)s"
+    )
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes; %(default)s, one a core")
+    options = parser.parse_args(argv)
+    check_options(options)
     if options.check is not None:
         raise_if_any(prepared.verify(options.check, threads=options.workers))
         found = manifest.read(Path(options.check))
         print(f"{options.check}: {len(found.shards)} shards, {found.tokens:,} tokens, all of them whole")
         return 0
     from tape_ds.data.tokenizer import load
+
+    started, tokens = time.monotonic(), 0
+
+    def report(entry: manifest.Entry) -> None:
+        nonlocal tokens
+        tokens += entry.tokens
+        print(
+            f"{entry.file}: {entry.documents:,} documents, {entry.tokens:,} tokens; {tokens:,} tokens so far, "
+            f"{tokens / (time.monotonic() - started):,.0f} a second",
+            flush=True,
+        )
 
     result = prepared.prepare(
         options.data,
@@ -45,30 +64,13 @@ def main(argv: list[str] | None = None) -> int:
         shard_tokens=options.shard_tokens,
         parts=options.parts,
         processes=options.workers,
-        report=Progress(),
+        report=report,
     )
     print(
         f"{options.output}: {len(result.shards)} shards, {result.documents:,} documents, {result.tokens:,} tokens; "
         f"name it arrow:{options.output}"
     )
     return 0
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    from tape_ds.data.prepared import PARTS, SHARD_TOKENS
-    from tape_ds.data.sources import SPLITS
-
-    parser = Parser(description=__doc__)
-    parser.add_argument("--data", nargs="+", metavar="ADDRESS", help="as in the recipes")
-    parser.add_argument("--tokenizer", metavar="PATH_OR_NAME", help="a folder, a hub id, a .gguf file or smollm2")
-    parser.add_argument("--output", metavar="DIR")
-    parser.add_argument("--check", metavar="DIR", help="read a finished folder whole and name what is damaged")
-    parser.add_argument("--split", default="train", choices=SPLITS, help="%(default)s")
-    parser.add_argument("--shard_tokens", type=int, default=SHARD_TOKENS, help="tokens a shard; %(default)s")
-    parser.add_argument("--parts", type=int, default=PARTS, help="tasks at most, more than workers; %(default)s")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes; %(default)s, one a core")
-    return parser.parse_args(argv)
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -85,24 +87,6 @@ def check_options(options: argparse.Namespace) -> None:
         raise UserError(Problem("check", options.check, f"does not go with {given[0]}", "do one after the other"))
     elif options.workers < 1:
         raise UserError(Problem("workers", options.workers, "not a positive number", "1 or more"))
-
-
-class Progress:
-    """A line for each shard: what it holds, and how fast the whole goes."""
-
-    def __init__(self) -> None:
-        self.started = time.monotonic()
-        self.tokens = 0
-
-    def __call__(self, entry: "Entry") -> None:
-        """Print the line of a shard that is whole."""
-        self.tokens += entry.tokens
-        speed = self.tokens / (time.monotonic() - self.started)
-        print(
-            f"{entry.file}: {entry.documents:,} documents, {entry.tokens:,} tokens; "
-            f"{self.tokens:,} tokens so far, {speed:,.0f} a second",
-            flush=True,
-        )
 
 
 if __name__ == "__main__":

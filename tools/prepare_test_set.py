@@ -31,11 +31,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from evaluation.options import below_one
 from tape_ds import storage
 from tape_ds.arguments import Parser
 from tape_ds.data import packing, token_file, tokenizer
 from tape_ds.data.sources import Source, parse_all
-from tape_ds.errors import Problem, UserError, command, raise_if_any
+from tape_ds.errors import Problem, collecting, command, raise_if_any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -74,7 +75,20 @@ TEST_SETS = {
 @command
 def main(argv: list[str] | None = None) -> int:
     """Check, tokenise, write."""
-    options = parse(argv)
+    parser = Parser(description=__doc__)
+    parser.add_argument("name", choices=TEST_SETS)
+    parser.add_argument("--tokenizer", required=True, help="a folder, a hub id, a .gguf file or smollm2")
+    parser.add_argument("--output", required=True, metavar="FILE.bin")
+    parser.add_argument("--data", nargs="+", metavar="ADDRESS", help="as in recipes; default: the hub")
+    parser.add_argument("--min_tokens", type=int, metavar="N", help="shorter documents are left out")
+    parser.add_argument("--max_tokens", type=int, metavar="N", help="documents are cut to this length")
+    parser.add_argument("--max_documents", type=int, metavar="N", help="the first that are long enough")
+    parser.add_argument("--keep_special", action="store_true", help="leave the tokenizer's BOS and EOS")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file")
+    options = parser.parse_args(argv)
+    for field in dataclasses.fields(TestSet):
+        if getattr(options, field.name) is None:
+            setattr(options, field.name, getattr(TEST_SETS[options.name], field.name))
     sources, path = check(options)
     tokens = tokenizer.load(options.tokenizer)
     choice = {name: getattr(options, name) for name in ("min_tokens", "max_tokens", "max_documents", "keep_special")}
@@ -90,25 +104,6 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line; what was not given is the test set's."""
-    parser = Parser(description=__doc__)
-    parser.add_argument("name", choices=TEST_SETS)
-    parser.add_argument("--tokenizer", required=True, help="a folder, a hub id, a .gguf file or smollm2")
-    parser.add_argument("--output", required=True, metavar="FILE.bin")
-    parser.add_argument("--data", nargs="+", metavar="ADDRESS", help="as in recipes; default: the hub")
-    parser.add_argument("--min_tokens", type=int, metavar="N", help="shorter documents are left out")
-    parser.add_argument("--max_tokens", type=int, metavar="N", help="documents are cut to this length")
-    parser.add_argument("--max_documents", type=int, metavar="N", help="the first that are long enough")
-    parser.add_argument("--keep_special", action="store_true", help="leave the tokenizer's BOS and EOS")
-    parser.add_argument("--overwrite", action="store_true", help="replace the file")
-    options = parser.parse_args(argv)
-    for field in dataclasses.fields(TestSet):
-        if getattr(options, field.name) is None:
-            setattr(options, field.name, getattr(TEST_SETS[options.name], field.name))
-    return options
-
-
 def check(options: argparse.Namespace) -> tuple[list[Source], Path]:
     """The sources and the file to write.
 
@@ -116,11 +111,7 @@ def check(options: argparse.Namespace) -> tuple[list[Source], Path]:
         UserError: everything wrong with the command line.
     """
     path = Path(options.output)
-    problems = [
-        Problem(f"--{name}", value, "not a positive number", "1 or more")
-        for name in ("min_tokens", "max_tokens", "max_documents")
-        if (value := getattr(options, name)) is not None and value < 1
-    ]
+    problems = below_one(options, "min_tokens", "max_tokens", "max_documents")
     if path.suffix != ".bin":
         problems.append(Problem("--output", options.output, "the file's name does not end in .bin", "call it NAME.bin"))
     taken = storage.in_the_way(path.parent)
@@ -130,10 +121,8 @@ def check(options: argparse.Namespace) -> tuple[list[Source], Path]:
     elif not options.overwrite and (path.exists() or token_file.record_path(path).exists()):
         problems.append(Problem("--output", options.output, "exists", "name another file, or replace it: --overwrite"))
     sources: list[Source] = []
-    try:
+    with collecting(problems):
         sources = parse_all(list(options.data), "--data")
-    except UserError as error:
-        problems += error.problems
     ids = [source for source in sources if source.tokenised]
     problems += [source.problem("token ids already", "name the text they were made from") for source in ids]
     raise_if_any(problems)

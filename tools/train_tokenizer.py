@@ -8,7 +8,6 @@ The folder loads with ``AutoTokenizer.from_pretrained("my-tokenizer")``. The sam
 files. Addresses of data are those of the recipes.
 """
 
-import argparse
 import sys
 
 from tape_ds.arguments import Parser
@@ -18,27 +17,21 @@ from tape_ds.errors import Problem, UserError, command
 @command
 def main(argv: list[str] | None = None) -> int:
     """Check, train, save."""
-    options = parse(argv)
-    if options.max_characters < 1:
-        raise UserError(Problem("max_characters", options.max_characters, "no text", "at least 1"))
     from tape_ds.data import tokenizer
-
-    settings = {"max_characters": options.max_characters, "field": "data"}
-    trained = tokenizer.train(options.data, options.vocab_size, options.output, **settings)
-    print(f"{options.output}: {len(trained):,} tokens, trained on {', '.join(options.data)}")
-    return 0
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    from tape_ds.data.tokenizer import MAX_CHARACTERS
 
     parser = Parser(description=__doc__)
     parser.add_argument("--data", nargs="+", required=True, metavar="ADDRESS")
     parser.add_argument("--vocab_size", type=int, required=True)
     parser.add_argument("--output", required=True, metavar="DIR")
-    parser.add_argument("--max_characters", type=int, default=MAX_CHARACTERS, help="text read at most; %(default)s")
-    return parser.parse_args(argv)
+    limit = tokenizer.MAX_CHARACTERS
+    parser.add_argument("--max_characters", type=int, default=limit, help="text read at most; %(default)s")
+    options = parser.parse_args(argv)
+    if options.max_characters < 1:
+        raise UserError(Problem("max_characters", options.max_characters, "no text", "at least 1"))
+    settings = {"max_characters": options.max_characters, "field": "data"}
+    trained = tokenizer.train(options.data, options.vocab_size, options.output, **settings)
+    print(f"{options.output}: {len(trained):,} tokens, trained on {', '.join(options.data)}")
+    return 0
 
 
 if __name__ == "__main__":

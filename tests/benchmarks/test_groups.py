@@ -60,7 +60,7 @@ def test_on_a_gpu_every_library_and_every_backend_is_asked(toys):
         assert {("rope", name), ("tape", f"two calls, {name}"), ("tape", f"padded, {name}")} <= asked
     for name in ("ours", "ours, deterministic", "flex", "one call, sdpa cudnn", "attend triton", "attend flash"):
         assert ("tape", name) in asked
-    for name in ("stacked, sdpa cudnn", "stacked, flash-attn 3", "flex, small blocks", "one call, flash-attn 4, tiles"):
+    for name in ("stacked, sdpa cudnn", "stacked, flash-attn 3", "flex, small blocks", "one call, flash-attn 4"):
         assert ("tape", name) in asked
     packed = {each[:2] for each in attention.rivals(toys["packed"], device)}
     for name in (

@@ -55,7 +55,7 @@ def peak(name, **sizes):
     """Bytes above the model's in one step of a tiny model, with the lever of this name."""
     model, ids = tiny_model("gqa", "tape", **sizes).train(), tokens(2, 256)
     apply(model, LEVERS[name])
-    return _cpu_peak(lambda: levers._loss(model, ids, LEVERS[name].whole_logits).backward())
+    return _cpu_peak(lambda: models.loss(model, ids, **LEVERS[name].options).backward())
 
 
 @pytest.mark.parametrize(

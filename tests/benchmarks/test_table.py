@@ -87,7 +87,7 @@ def test_findings_become_rows_with_where_they_come_from():
     origin = table.provenance(setting)
     assert origin["chip"] == "cpu"
     assert f"torch {torch.__version__}".split("+")[0] in origin["versions"]
-    finding = Finding("ours", "tape", "timed", "", 1.23456e-7, 5e-6, None, None, Summary(1.0, 2.123456, 3.0), 77)
+    finding = Finding("ours", "tape", "timed", "", 1.23456e-7, 5e-6, {"total": Summary(1.0, 2.123456, 3.0)}, 77)
     (made,) = table.rows_of("decode", "B1 H4 G2 T1 S9 K8", setting, 3, [finding], origin)
     assert (made.total_p50, made.forward_p50, made.error, made.peak_bytes) == (2.12346, None, 1.23e-7, 77)
     assert (made.group, made.dtype, made.repeats, made.device) == ("decode", "float32", 3, origin["device"])

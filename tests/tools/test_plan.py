@@ -64,7 +64,7 @@ def test_a_pipe_gets_the_plan_alone():
         ([], "recipe = None"),
         (["nonsense"], "no such recipe"),
         (["llama2_7b_8k", "--gpu", "a1000"], "unknown GPU"),
-        (["llama2_7b_8k", "--gpus", "0"], "too small"),
+        (["llama2_7b_8k", "--gpus", "0"], "--gpus"),
         (["llama2_7b_8k", "--gpus", "8", "--tensor_parallel_size", "3"], "does not divide"),
         (["llama2_7b_8k", "--gpus", "8", "--tensor_parallel_size", "2"], "ZeRO stage 3"),
         (["llama2_7b_8k", "--price", "-1"], "not a price"),

@@ -78,7 +78,7 @@ def test_real_data_are_those_of_the_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
-        (["--samples", "0"], "samples"),
+        (["--samples", "0"], "--samples"),
         (["--document_tokens", "0"], "document_tokens"),
         (["--document_tokens", "99", "--pose_chunks", "1", "--packing", "single"], "document_tokens"),
         (["--method", "ntk", "--rope_parameters", "{}"], "method"),

@@ -124,14 +124,9 @@ def position_mix_calls(dtype: torch.dtype) -> Calls:
     """Both updates or one of them, in the first layer (no state yet) or behind it, trained or decoding."""
 
     def mixed(
-        model: Model,
-        tokens: int,
-        batch: int = 1,
-        state: bool = True,
-        attend: bool = True,
-        gate: bool = True,
-        unit: bool = False,
+        model: Model, tokens: int, batch: int = 1, without: str = "", unit: bool = False
     ) -> tuple[str, Callable[[], object]]:
+        state, attend, gate = (name != without for name in ("state", "attend", "gate"))
         weight = functools.partial(torch.empty, dtype=torch.float32, device=DEVICE, requires_grad=True)
         start = torch.empty(1, 1, tokens, model.width, device=DEVICE)
         values = heads(tokens, model.heads, 2 * model.width, dtype, batch).detach()
@@ -144,19 +139,18 @@ def position_mix_calls(dtype: torch.dtype) -> Calls:
             weight(model.rank, model.groups) if gate else None,
             weight(model.groups, model.rank) if gate else None,
         )
-        absent = [f"no {name}" for name, there in (("state", state), ("attend", attend), ("gate", gate)) if not there]
-        name = " ".join([model.name, f"I={model.rank} B={batch} T={tokens}", *absent, *["unit"] * unit])
+        absent = f" no {without}" if without else ""
+        name = f"{model.name} I={model.rank} B={batch} T={tokens}{absent}{' unit' * unit}"
         return name, functools.partial(differentiate, position_mix, *inputs, dtype=dtype, unit=unit)
 
     yield mixed(LLAMA_7B, WHOLE)
     if dtype != torch.bfloat16:
         return
-    yield mixed(LLAMA_7B, WHOLE, state=False)
-    yield mixed(LLAMA_7B, WHOLE, attend=False)
-    yield mixed(LLAMA_7B, WHOLE, gate=False)
+    for absent in ("state", "attend", "gate"):
+        yield mixed(LLAMA_7B, WHOLE, without=absent)
     yield mixed(LLAMA_7B, 1)
-    yield mixed(LLAMA_7B, WHOLE, state=False, unit=True)
-    yield mixed(LLAMA_7B, WHOLE, gate=False, unit=True)
+    for absent in ("state", "gate"):
+        yield mixed(LLAMA_7B, WHOLE, without=absent, unit=True)
     yield mixed(LLAMA_7B, 1, unit=True)
     for model in (LLAMA_7B, LLAMA_8B, *LARGE, *OTHERS):
         yield mixed(model, ODD, batch=2)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 import tape_ds.kernels
+from evaluation.options import below_one
 from tape_ds.errors import Problem, did_you_mean, raise_if_any
 from tape_ds.kernels.jit import INTERPRETED, SHARED_MEMORY, triton
 from tape_ds.kernels.launch import Launch
@@ -97,8 +98,7 @@ def check(options: argparse.Namespace) -> list[Maker]:
         wrong = "Triton interprets its kernels and compiles none"
         remedy = "unset it: env -u TRITON_INTERPRET python -m tools.compile_kernels"
         problems.append(Problem("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET"), wrong, remedy))
-    if options.workers < 1:
-        problems.append(Problem("workers", options.workers, "too few", "give 1 or more"))
+    problems += below_one(options, "workers")
     wrong = "neither an operator nor a module with calls(dtype)"
     unknown = [name for name, found in makers.items() if found is None]
     problems += [Problem("kernels", name, wrong, did_you_mean(name, calls.OPERATORS)) for name in unknown]
@@ -146,8 +146,15 @@ def collect(options: argparse.Namespace, makers: list[Maker]) -> tuple[list[Buil
     builds = [build for build in builds if re.search(options.only, build.title)]
     if options.once:
         first: dict[Any, Build] = {}
-        for build in builds:
-            first.setdefault(once(build), build)
+        for build in builds:  # the same: a kernel with one launch, compile-time sizes and absent pointers
+            params = getattr(importlib.import_module(build.module), build.kernel).params
+            told = json.loads(build.data)
+            constants = [
+                (place, value)
+                for (place, *_), value in zip(told["constant_keys"], told["constant_vals"], strict=True)
+                if params[place].is_constexpr or value is None
+            ]
+            first.setdefault((build.module, build.kernel, build.capability, build.launch, *constants), build)
         builds = list(first.values())
     if not builds:
         raise_if_any([Problem("only", options.only, "nothing to compile", "name other kernels, calls or dtypes")])
@@ -166,18 +173,6 @@ def force(wanted: list[str], tables: dict[str, launches.Watched]) -> None:
         tables[name].update(dict.fromkeys(tables[name], rows))
 
 
-def once(build: Build) -> tuple[Any, ...]:
-    """What ``--once`` takes for the same: a kernel with one launch, compile-time sizes and absent pointers."""
-    kernel = getattr(importlib.import_module(build.module), build.kernel)
-    told = json.loads(build.data)
-    constants = [
-        (place, value)
-        for (place, *_), value in zip(told["constant_keys"], told["constant_vals"], strict=True)
-        if kernel.params[place].is_constexpr or value is None
-    ]
-    return build.module, build.kernel, build.capability, build.launch, *constants
-
-
 def compile_all(builds: list[Build], workers: int) -> Iterator[Outcome]:
     """Outcomes in the order of the builds.
 
@@ -194,44 +189,35 @@ def compile_all(builds: list[Build], workers: int) -> Iterator[Outcome]:
                     yield outcome
                     ended += 1
             except BrokenProcessPool:
-                yield alone(builds[ended], context)
+                with ProcessPoolExecutor(1, mp_context=context) as one:
+                    try:
+                        yield one.submit(attempt, builds[ended]).result()
+                    except BrokenProcessPool:
+                        wrong = "the compiler crashed and took its process along; see its words above"
+                        yield Outcome(builds[ended], None, [wrong])
                 ended += 1
         builds = builds[ended:]
-
-
-def alone(build: Build, context: multiprocessing.context.ForkServerContext) -> Outcome:
-    """One build in a process of its own."""
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        try:
-            return pool.submit(attempt, build).result()
-        except BrokenProcessPool:
-            return Outcome(build, None, ["the compiler crashed and took its process along; see its words above"])
 
 
 def attempt(build: Build) -> Outcome:
     """Compile and judge; whatever the compiler raises is a fault to report, since its errors have no common class."""
     begin, built = time.perf_counter(), None
     try:
-        built = compiled(build)
+        triton.runtime.driver.set_active(launches.Driver(build.capability))
+        done = getattr(importlib.import_module(build.module), build.kernel).preload(build.data)
+        ptx, products = done.asm["ptx"], re.findall(r"tt\.dot .*-> (tensor<.*>)", done.asm["ttgir"])
+        built = Built(
+            code=machine_code.read(done.asm["cubin"]),
+            shared=done.metadata.shared,
+            products=done.asm["ttir"].count("tt.dot "),
+            off_tensor_cores=sum("#blocked" in each for each in products),
+            wgmma=ptx.count("wgmma.mma_async"),
+            waits=ptx.count("wgmma.wait_group"),
+        )
         faults = judge(built, build.capability)
     except Exception as error:
         faults = [f"does not compile: {type(error).__name__}: {error}"]
     return Outcome(build, built, faults, time.perf_counter() - begin)
-
-
-def compiled(build: Build) -> Built:
-    """Compile what Triton would at this launch, and read it."""
-    triton.runtime.driver.set_active(launches.Driver(build.capability))
-    done = getattr(importlib.import_module(build.module), build.kernel).preload(build.data)
-    ptx, products = done.asm["ptx"], re.findall(r"tt\.dot .*-> (tensor<.*>)", done.asm["ttgir"])
-    return Built(
-        code=machine_code.read(done.asm["cubin"]),
-        shared=done.metadata.shared,
-        products=done.asm["ttir"].count("tt.dot "),
-        off_tensor_cores=sum("#blocked" in each for each in products),
-        wgmma=ptx.count("wgmma.mma_async"),
-        waits=ptx.count("wgmma.wait_group"),
-    )
 
 
 def judge(built: Built, capability: int) -> list[str]:

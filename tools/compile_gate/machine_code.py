@@ -49,11 +49,6 @@ class Instruction(NamedTuple):
     """With its modifiers."""
     operands: str
 
-    @property
-    def spills(self) -> bool:
-        """Whether it moves a register to the stack or back."""
-        return self.name.startswith(("STL", "LDL"))
-
 
 class Code(NamedTuple):
     """A kernel as the GPU runs it."""
@@ -71,7 +66,7 @@ class Code(NamedTuple):
     def spills(self) -> tuple[int, int]:
         """Instructions that move a spilled register: inside loops, outside."""
         looped = frozenset().union(*self.loops)
-        places = [place for place, each in enumerate(self.instructions) if each.spills]
+        places = [place for place, each in enumerate(self.instructions) if each.name.startswith(("STL", "LDL"))]
         inside = sum(place in looped for place in places)
         return inside, len(places) - inside
 
