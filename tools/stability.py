@@ -212,7 +212,7 @@ def as_csv(rows: Sequence[Row]) -> str:
 def as_markdown(rows: Sequence[Row], layers: Sequence[int], whole: results.Result) -> str:
     """A page of three tables like Table 8, each with the published rows below ours, and one of logits."""
     tokens, shift, dtype = (whole.config[name] for name in ("tokens", "shift", "dtype"))
-    attention, positions = published.TABLE_8_ATTENTION, published.TABLE_8_POSITIONS
+    attention, positions = published.find("Table 8"), published.find("Table 8, second half")
     parts = [
         "# Stability under a shift of positions",
         f"Texts of {tokens:,} tokens are shifted by {shift}: *add*, as many BOS tokens in front; *shift*, position ids "

@@ -21,7 +21,7 @@ def scrolls(columns: Sequence[Column]) -> Section | None:
         result = column.result("scrolls")
         if result is not None:
             splits.setdefault(str(result.figures.get("split")), {})[run] = result.figures["datasets"]
-    order = [quantity.task for quantity in published.TABLE_1.quantities]
+    order = [quantity.task for quantity in published.find("Table 1").quantities]
     parts: list[Part] = []
     for split, found in sorted(splits.items()):
         scores, wanted, cut = [], {}, dict[str, list[str]]()

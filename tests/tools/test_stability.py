@@ -71,7 +71,7 @@ def test_published_rows_stand_below_ours_and_a_dash_where_the_paper_has_none(tmp
     attention, positions = (line for line in lines if line.startswith("| *published: TAPE*"))
     assert attention == "| *published: TAPE* | *11.24* | – | *0.02* | – |"
     assert positions == "| *published: TAPE* | *0.37* | – | *0.02* | – |"
-    assert published.TABLE_8_ATTENTION.rows["TAPE"][1] == 11.24
+    assert published.find("Table 8").rows["TAPE"][1] == 11.24
 
 
 def test_an_encoding_without_positions_says_so(tmp_path, base, text):
