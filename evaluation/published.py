@@ -64,6 +64,15 @@ class Table:
         errors = self.errors.get(method)
         return self.rows[method][at], errors[at] if errors else None
 
+    def written(self, method: str, wanted: Quantity) -> str | None:
+        """A number with as many decimals as its column has, and its standard error; None for what is not published."""
+        value, error = self.value(method, wanted)
+        if value is None:
+            return None
+        column = [row[self.quantities.index(wanted)] for row in self.rows.values()]
+        digits = max(len(f"{each:f}".rstrip("0").partition(".")[2]) for each in column if each is not None)
+        return f"{value:,.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+
 
 def _read() -> Iterator[Table]:
     for each in yaml.safe_load(DATA.read_text(encoding="utf-8")):

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from evaluation import inspected, options, published, texts
 from evaluation.pages import numbers
-from evaluation.pages.parts import MISSING
+from evaluation.pages.numbers import MISSING
 from evaluation.perplexity_options import SPLIT
 from tape_ds import results, storage
 from tape_ds.arguments import Parser

@@ -57,7 +57,7 @@ def test_an_evaluation_of_a_checkpoint_is_a_column_beside_its_run(everything):
         "whole": ["harness", "passkey", "perplexity", "run", "scrolls"],
         "whole: checkpoint-8": ["perplexity"],
     }
-    own = found[0].result("perplexity")
+    own = found[0].records["perplexity"].result
     assert own.figures["perplexity"][0]["perplexity"] == 9.5  # and not the checkpoint's
 
 
