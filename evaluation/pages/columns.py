@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from evaluation.options import named
 from tape_ds import results
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.run_folder import RESULTS
@@ -78,9 +79,8 @@ def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
     columns: list[Column] = []
     unused: list[Unused] = []
     for argument in arguments:
-        name, equals, rest = argument.partition("=")
-        named = bool(equals and name) and not Path(argument).exists()  # a path that exists has no name before it
-        path = Path(rest if named else argument)
+        name, rest = named(argument)
+        path = Path(rest)
         records, useless = _records(path)
         if not records:
             found = "; ".join(f"{file.name}: {reason}" for file, reason in useless[:3])
@@ -89,7 +89,7 @@ def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
             problems.append(Problem("RUNS", argument, wrong, "name a run's folder or what an evaluation wrote"))
             continue
         unused += useless
-        columns += _columns(name if named else _name(path), [(_inner(each, path), each) for each in records])
+        columns += _columns(name or _name(path), [(_inner(each, path), each) for each in records])
     raise_if_any(problems)
     used: Counter[str] = Counter()
     for at, column in enumerate(columns):
@@ -169,7 +169,7 @@ def _inner(record: Record, folder: Path) -> tuple[str, ...]:
 
 
 def _columns(name: str, found: Sequence[tuple[tuple[str, ...], Record]]) -> list[Column]:
-    """One column where no kind comes twice; else what lies in the folder itself is one, beside those of folders below."""
+    """One column where no kind comes twice; else what lies in the folder itself is one, and each folder below."""
     records = {record.kind: record for _, record in found}
     if len(records) == len(found):
         return [Column(name, records)]
