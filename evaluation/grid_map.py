@@ -10,14 +10,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from tape_ds import storage
 from tape_ds.scoring.arithmetic import Cell, Pair, as_cell, means
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.image import AxesImage
 
 COLOURS = "cividis"
 """Even in lightness, and the same to colour-blind readers."""
@@ -57,9 +60,6 @@ def draw(grids: Sequence[Grid], path: Path, title: str) -> Path:
     """
     if not grids or not all(grid.cells for grid in grids):
         raise ValueError("no cells: nothing to draw")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     across = min(ACROSS, len(grids))
     down = math.ceil(len(grids) / across)
     figure = Figure(figsize=(1.5 + 3.3 * across, 0.6 + 3.8 * down), layout="compressed")
@@ -78,9 +78,6 @@ def draw(grids: Sequence[Grid], path: Path, title: str) -> Path:
 
 def _panel(axes: Axes, grid: Grid) -> AxesImage:
     """One grid: the first operand upwards, the second to the right."""
-    from matplotlib.patches import Rectangle
-    from matplotlib.ticker import MaxNLocator
-
     last = max(cell.first for cell in grid.cells), max(cell.second for cell in grid.cells)
     shares = [[math.nan] * last[1] for _ in range(last[0])]
     for cell in grid.cells:

@@ -6,7 +6,7 @@ A run is told apart by its colour and by the shape of its markers. The same figu
 import io
 import math
 import re
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 from markupsafe import Markup
@@ -24,22 +24,7 @@ INCHES = (4.7, 3.1)
 RUNS = ("#0b6bb5", "#b85207", "#08784f", "#b8418a", "#806400", "#6a51c9", "#107583", "#b3372f")
 """What stands for the runs' colours in a drawing."""
 SOFT, RULE, GREY, CARD = "#5b6470", "#dfe3e8", "#626a76", "#fefefe"
-STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "tape_ds",
-    "font.size": 11,
-    "text.color": SOFT,
-    "axes.labelcolor": SOFT,
-    "axes.edgecolor": GREY,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "grid.color": RULE,
-    "xtick.labelcolor": SOFT,
-    "xtick.color": GREY,
-    "ytick.labelcolor": SOFT,
-    "ytick.left": False,
-    **{f"axes.spines.{side}": False for side in ("top", "right", "left")},
-}
+STYLE = Path(__file__).with_name("templates") / "chart.mplstyle"
 VARIABLES = {colour: f"c{at}" for at, colour in enumerate(RUNS)} | {
     SOFT: "soft",
     RULE: "rule",
@@ -52,7 +37,7 @@ VARIABLES = {colour: f"c{at}" for at, colour in enumerate(RUNS)} | {
 def svg(chart: Chart) -> Markup:
     """What stands inside of ``<svg>``, and its end; the legend stands in the page."""
     drawn = io.StringIO()
-    with rc_context(STYLE):
+    with rc_context(fname=STYLE):
         figure = Figure(figsize=INCHES, layout="constrained")
         FigureCanvasSVG(figure)
         _draw(figure.add_subplot(), chart)

@@ -66,6 +66,11 @@ def of(columns: Sequence[Column], kind: str) -> dict[int, results.Result]:
     return {run: column.records[kind].result for run, column in enumerate(columns) if kind in column.records}
 
 
+def names(columns: Sequence[Column]) -> list[str]:
+    """What runs are called, by their numbers."""
+    return [column.name for column in columns]
+
+
 def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
     """Columns of everything named, and the files that could not be used.
 

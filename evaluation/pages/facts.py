@@ -9,14 +9,23 @@ from typing import Any
 import pandas as pd
 
 from evaluation import published
-from evaluation.pages import numbers, tables
+from evaluation.pages import numbers
 from evaluation.pages.columns import NEEDED, RUN, Column, Record, Unused, of
 from evaluation.pages.numbers import MISSING
 from evaluation.pages.parts import Head, Note, Part, Section, Table
 
 OF_STEPS = ("max_steps", "global_batch_size", "learning_rate", "window")
 """Fields that say nothing of a run that made no step."""
-MAIN = ("model", "launcher", "method", "position_encoding", "target_length", *OF_STEPS, "tokens", "parameters")
+MAIN = (
+    "model",
+    "launcher",
+    "method",
+    "position_encoding",
+    "target_length",
+    *OF_STEPS,
+    "tokens trained",
+    "parameters trained",
+)
 """Fields of a recipe and figures that are shown even where all runs agree."""
 FOLDERS = ("output_dir", "resume_from_checkpoint", "data_cache")
 WHICH_ROWS = ("evaluation", "lengths", "depths", "data", "datasets", "tasks", "spans")
@@ -38,7 +47,7 @@ def settings(columns: Sequence[Column]) -> Section:
         trained = (result.figures.get("parameters") or {}).get("trained")
         recipes[run] = _flat(result.config, *FOLDERS, "deepspeed") | {"ZeRO stage": stage}
         recipes[run] |= dict.fromkeys(OF_STEPS) if result.figures.get("steps") == 0 else {}
-        recipes[run] |= {"tokens": result.figures.get("tokens"), "parameters": trained}
+        recipes[run] |= {"tokens trained": result.figures.get("tokens"), "parameters trained": trained}
     names = [name for name in MAIN if any(name in each for each in recipes.values())]
     others = [name for name in _differing(recipes) if name not in names]
     parts += _table("Training: the main settings", "training", columns, recipes, names)
@@ -82,7 +91,7 @@ def _table(caption: str, corner: str, columns: Sequence[Column], found: Facts, n
     for name in names:
         words = re.sub("_(bytes|seconds)$", "", name).replace("_", " ")  # the unit stands with the number
         rows.append((words, [numbers.setting(name, each.get(name)) for each in found.values()]))
-    return [Table(caption, [Head(corner), *tables.heads(columns, found)], rows)] if rows else []
+    return [Table(caption, [Head(corner), *(Head(columns[run].name, run) for run in found)], rows)] if rows else []
 
 
 def _differing(found: Facts) -> list[str]:

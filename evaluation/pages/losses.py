@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evaluation.pages import numbers, tables
-from evaluation.pages.columns import LOSSES, RUN, Column, of
-from evaluation.pages.parts import Chart, Head, Line, Note, Part, Section
+from evaluation.pages import numbers
+from evaluation.pages.columns import LOSSES, RUN, Column, names, of
+from evaluation.pages.parts import Chart, Line, Note, Part, Section
 from evaluation.pages.tables import Score, Scores
 from tape_ds.scoring.span_losses import SpanLosses
 
@@ -35,9 +35,8 @@ def training(columns: Sequence[Column]) -> Section | None:
             lines.append(Line(columns[run].name, thinned, run))
     if not lines:
         return None
-    heads = tables.heads(columns, [line.run for line in lines])
     chart = Chart("Training loss", "optimizer step", NATS, lines)
-    parts: list[Part] = [chart, *Scores(f"Training loss ({NATS})", "", scores, heads, places=3).table()]
+    parts: list[Part] = [chart, *Scores(f"Training loss ({NATS})", "", scores, names(columns), places=3).table()]
     if len({tokens for result in runs.values() if (tokens := result.figures.get("tokens"))}) > 1:
         parts.append(Note("The runs did not train on the same number of tokens.", loud=True))
     if len({str([result.config.get(name) for name in ("model", "tokenizer")]) for result in runs.values()}) > 1:
@@ -63,7 +62,7 @@ def by_position(columns: Sequence[Column]) -> Section | None:
 def groups(columns: Sequence[Column]) -> dict[str, Scores]:
     """Set of documents -> the losses of what was scored on it: the runs' own models, then what they scored beside
     them, numbered behind the runs and shown once where several scored it alike."""
-    heads: dict[str, list[Head]] = {}
+    called: dict[str, dict[int, str]] = {}
     scores: dict[str, list[Score]] = {}
     seen = set()
     for own in (True, False):
@@ -77,12 +76,12 @@ def groups(columns: Sequence[Column]) -> dict[str, Scores]:
                     if last != own or (not own and variant in seen):
                         continue
                     seen.add(variant)
-                    known = heads.setdefault(text, [])
-                    number = run if own else max([len(columns), *(1 + (head.run or 0) for head in known)])
-                    known.append(Head(column.name if own else f"{column.name}: {name}", number))
+                    known = called.setdefault(text, {})
+                    number = run if own else max([len(columns), *(before + 1 for before in known)])
+                    known[number] = column.name if own else f"{column.name}: {name}"
                     scores.setdefault(text, []).extend(_scores(number, documents))
     title = f"Loss by position ({NATS}); lowest in bold"
-    return {text: Scores(title, "positions", scores[text], heads[text], places=3, lowest=True) for text in heads}
+    return {text: Scores(title, "positions", scores[text], called[text], places=3, lowest=True) for text in called}
 
 
 def _named(documents: Mapping[str, Any]) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from evaluation import published
-from evaluation.pages import numbers, tables
-from evaluation.pages.columns import RUN, Column, of
+from evaluation.pages import numbers
+from evaluation.pages.columns import RUN, Column, names, of
 from evaluation.pages.numbers import MISSING
 from evaluation.pages.parts import Head, Note, Part, Section, Table
 from evaluation.pages.tables import Score, Scores
@@ -41,15 +41,15 @@ def section(columns: Sequence[Column]) -> Section | None:
 
 def _asked(columns: Sequence[Column]) -> Iterator[tuple[str, str, pd.DataFrame]]:
     """Who asked, the form, and the counts: length, depth (missing: keys lie anywhere), correct, trials, run."""
-    names = ["length", "depth", "correct", "trials"]
+    fields = ["length", "depth", "correct", "trials"]
     for run, result in of(columns, "passkey").items():
         if cells := result.figures["cells"]:
             asker = str(result.config.get("protocol", "grid"))
-            yield asker, str(result.figures.get("form")), pd.DataFrame(cells, columns=names).assign(run=run)
+            yield asker, str(result.figures.get("form")), pd.DataFrame(cells, columns=fields).assign(run=run)
     for run, result in of(columns, RUN).items():
         if cells := result.figures.get("passkey"):
             form = str(result.config.get("passkey_form"))
-            yield RUN, form, pd.DataFrame(passkeys_of(cells), columns=names).assign(run=run)
+            yield RUN, form, pd.DataFrame(passkeys_of(cells), columns=fields).assign(run=run)
 
 
 def _heat_maps(columns: Sequence[Column], found: pd.DataFrame) -> list[Table]:
@@ -80,8 +80,7 @@ def _by_length(columns: Sequence[Column], form: str, asker: str, found: pd.DataF
     lengths = sorted(own | {length for length in theirs if length <= max(own)})
     wanted = {numbers.length(n): published.Quantity("passkey", "accuracy", theirs.get(n, 0)) for n in lengths}
     title = f"Passkeys found, %, all depths together, form {form}"
-    heads = tables.heads(columns, [each.run for each in scores])
-    shown: list[Part] = [*Scores(title, "length", scores, heads, places=0, unlike=UNLIKE).table(wanted)]
+    shown: list[Part] = [*Scores(title, "length", scores, names(columns), places=0, unlike=UNLIKE).table(wanted)]
     if set(lengths) & set(theirs) and not own & set(theirs):
         shown.append(Note("Published lengths are others than the runs', so they have rows of their own."))
     return shown

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from evaluation import perplexity_options, published
-from evaluation.pages import numbers, tables
-from evaluation.pages.columns import RUN, Column, of
+from evaluation.pages import numbers
+from evaluation.pages.columns import RUN, Column, names, of
 from evaluation.pages.parts import Note, Part, Section
 from evaluation.pages.tables import Score, Scores
 
@@ -62,7 +62,7 @@ def section(columns: Sequence[Column]) -> Section | None:
         right = [Score(run, 100 * e["accuracy"], tokens=e["length"]) for run, e in entries if "accuracy" in e]
         if right:
             caption = f"Most likely token right, %: {scoring}"
-            parts += Scores(caption, "length", right, scores.heads, places=2).table(folded=True)
+            parts += Scores(caption, "length", right, names(columns), places=2).table(folded=True)
     return Section("Perplexity by length", parts) if parts else None
 
 
@@ -82,8 +82,9 @@ def scores_of(columns: Sequence[Column], scoring: Scoring, entries: Sequence[Ent
         value, error = float(each["perplexity"]), each.get("standard_error")
         spread = value * error if error and value * error < float("inf") else None
         scores.append(Score(run, value, spread, each.get("targets"), each["length"]))
-    heads = tables.heads(columns, [run for run, _ in entries])
-    return Scores(f"Perplexity: {scoring}; lowest in bold", "length", scores, heads, lowest=True, unlike=UNLIKE)
+    return Scores(
+        f"Perplexity: {scoring}; lowest in bold", "length", scores, names(columns), lowest=True, unlike=UNLIKE
+    )
 
 
 def same_tokenizer(columns: Sequence[Column], entries: Sequence[Entry]) -> bool:

@@ -17,7 +17,9 @@ from tape_ds import storage
 
 def soft(text: str) -> Markup:
     """Escaped; a long name with places where it may be broken."""
-    return escape(text) if len(text) <= 12 else Markup(re.sub(r"(?<=[^\W\d])([_./])(?=\w)", r"\1<wbr>", escape(text)))
+    return (
+        escape(text) if len(text) <= 12 else Markup(re.sub(r"(?<=[^\W\d])([_./])(?=\w)", r"\1<wbr>", str(escape(text))))
+    )
 
 
 def markdown(text: str) -> str:

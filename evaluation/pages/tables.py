@@ -1,14 +1,13 @@
 """Numbers that compare, as pandas frames, and what a page shows of them: a table, a chart, published numbers."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pandas as pd
 
 from evaluation import published
 from evaluation.pages import numbers
-from evaluation.pages.columns import Column
 from evaluation.pages.numbers import MISSING
 from evaluation.pages.parts import Best, Chart, Head, Line, Note, Table
 
@@ -48,14 +47,19 @@ class Scores:
     corner: str
     """What a row is."""
     found: Sequence[Score]
-    heads: Sequence[Head]
-    """Of the runs."""
+    names: Sequence[str] | Mapping[int, str]
+    """Of the runs, by their numbers."""
     places: int | None = None
     """Decimals where no standard error is known; None: four significant digits."""
     lowest: bool = False
     """The lowest is best, and marked."""
     unlike: str = ""
     """What is said with the rows in which not all are means over the same number of samples."""
+
+    @property
+    def heads(self) -> list[Head]:
+        """One for each run that has a number."""
+        return [Head(self.names[run], run) for run in dict.fromkeys(each.run for each in self.found)]
 
     def frame(self, of: str = "value", by: str = "tokens") -> pd.DataFrame:
         """A row for each length or, by ``name``, for each row of the table, in order; a column for each run."""
@@ -86,36 +90,28 @@ class Scores:
         asked = wanted or {}
         about = list(published.tables_for(asked.values()))
         theirs = [(each, method) for each in about if each.convention in (None, convention) for method in each.rows]
-        cells = self._cells()
-        none = dict.fromkeys([head.run for head in self.heads], MISSING)
-        rows = []
-        for name in asked if theirs else cells:
-            beside = [each.written(method, asked[name]) or MISSING for each, method in theirs]
-            rows.append((name, [*cells.get(name, none).values(), *beside]))
-        counts = self.frame("samples", by="name").nunique(axis=1)
-        differ = ", ".join(counts.index[counts > 1])
-        over = [Head(method, published=f"published, {each.setting} ({each.name})") for each, method in theirs]
-        return [
-            Table(self.title, [Head(self.corner), *self.heads, *over], rows, numeric=True, folded=folded),
-            *([Note(self.unlike.format(rows=differ), loud=True)] if differ and self.unlike else []),
-            *(note for each in about for note in _about(each, convention, scoring)),
-        ]
-
-    def _cells(self) -> dict[str, dict[int | None, str]]:
-        """Row -> run -> what stands there."""
         finite = self.frame(by="name").replace([math.inf, -math.inf], math.nan)
         least = finite.min(axis=1).where(finite.nunique(axis=1) > 1)
         counts = self.frame("samples", by="name").nunique(axis=1)
-        cells = {name: dict.fromkeys(finite, MISSING) for name in finite.index}
+        differ = list(counts.index[counts > 1]) if self.unlike else []
+        cells = {name: dict.fromkeys(finite, MISSING) for name in (asked if theirs else finite.index)}
         for each in self.found:
             said = numbers.measured(each.value, each.error, self.places)
-            if each.detail:
-                said += f" ({each.detail})"
-            elif self.unlike and each.samples and counts[each.name] > 1:
-                said += f" (n = {each.samples:,})"
+            if each.detail or (each.name in differ and each.samples):
+                said += f" ({each.detail or f'n = {each.samples:,}'})"
             best = self.lowest and each.value == least[each.name]
             cells[each.name][each.run] = Best(said) if best else said
-        return cells
+        rows = []
+        for name, own in cells.items():
+            rows.append(
+                (name, [*own.values(), *(each.written(method, asked[name]) or MISSING for each, method in theirs)])
+            )
+        over = [Head(method, published=f"published, {each.setting} ({each.name})") for each, method in theirs]
+        return [
+            Table(self.title, [Head(self.corner), *self.heads, *over], rows, numeric=True, folded=folded),
+            *([Note(self.unlike.format(rows=", ".join(differ)), loud=True)] if differ else []),
+            *(note for each in about for note in _about(each, convention, scoring)),
+        ]
 
     def chart(self, title: str, x_label: str, y_label: str, *, log: bool = False, mark: int | None = None) -> Chart:
         """A line for each run over its tokens; ``log``: along lengths, and up where numbers are far apart. What is of a
@@ -129,11 +125,6 @@ class Scores:
         shown = frame.where((frame > 0) & (frame < math.inf))
         far = bool(shown.max().max() > 4 * shown.min().min())
         return Chart(title, x_label, y_label, lines, x_tokens=True, x_log=log, y_log=log and far, mark=mark)
-
-
-def heads(columns: Sequence[Column], runs: Iterable[int]) -> list[Head]:
-    """One for each run, however often it is named."""
-    return [Head(columns[run].name, run) for run in dict.fromkeys(runs)]
 
 
 def _about(table: published.Table, convention: str | None, scoring: str) -> list[Note]:

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from evaluation import published
-from evaluation.pages import tables
-from evaluation.pages.columns import Column, of
+from evaluation.pages.columns import Column, names, of
 from evaluation.pages.parts import Note, Part, Section
 from evaluation.pages.tables import METRICS, Score, Scores
 
@@ -33,7 +32,7 @@ def scrolls(columns: Sequence[Column]) -> Section | None:
             notes += [Note(f"{columns[run].name}: prompts that were cut: {'; '.join(cut)}.")] if cut else []
         wanted = dict(sorted(wanted.items(), key=lambda item: ([*order, item[1].task].index(item[1].task), item[0])))
         title = f"SCROLLS, {split} split, 0 to 100; higher is better"
-        parts += Scores(title, "task", scores, tables.heads(columns, found), places=2, unlike=UNLIKE).table(wanted)
+        parts += Scores(title, "task", scores, names(columns), places=2, unlike=UNLIKE).table(wanted)
         parts += notes
     return Section("SCROLLS", parts) if parts else None
 
@@ -63,6 +62,6 @@ def harness(columns: Sequence[Column]) -> Section | None:
     for folded, own in scores.items():
         if own:
             title = "Members of groups, %" if folded else "Tasks of the harness, %; standard errors behind ±"
-            made = Scores(title, "task", own, tables.heads(columns, found), places=2, unlike=UNLIKE)
+            made = Scores(title, "task", own, names(columns), places=2, unlike=UNLIKE)
             parts += made.table({each.row: wanted[each.row] for each in own}, folded=folded)
     return Section("MMLU, ARC and other tasks", [*parts, *notes]) if parts else None

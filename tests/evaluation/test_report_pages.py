@@ -67,7 +67,9 @@ def test_four_significant_digits(value, text):
 
 def test_only_settings_that_differ_are_listed_beside_the_main_ones():
     built = page(("a", {"run": examples.run(warmup_steps=2)}), ("b", {"run": examples.run(warmup_steps=4)}))
-    assert {"model", "method", "max steps", "learning rate", "tokens"} <= set(table(built, "What was run", "main"))
+    assert {"model", "method", "max steps", "learning rate", "tokens trained"} <= set(
+        table(built, "What was run", "main")
+    )
     others = table(built, "What was run", "differs")
     assert {name: list(row.values()) for name, row in others.items()} == {"warmup steps": ["2", "4"]}
 
