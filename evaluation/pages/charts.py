@@ -76,9 +76,15 @@ def _draw(axes: Axes, chart: Chart) -> None:
     if chart.mark is not None:
         axes.axvline(chart.mark, color=GREY, linestyle="--", linewidth=1.2)
         left = chart.mark < sum(axes.get_xlim()) / 2
-        words = f" native {numbers.length(chart.mark)} "
-        top = axes.get_xaxis_transform()
-        axes.text(chart.mark, 1, words, ha="left" if left else "right", va="top", transform=top)
+        axes.annotate(
+            f"native {numbers.length(chart.mark)}",
+            (chart.mark, 1),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(6 if left else -6, 0),
+            textcoords="offset points",
+            ha="left" if left else "right",
+            va="top",
+        )
 
 
 def _scale(axes: Axes, chart: Chart, places: list[float]) -> None:

@@ -52,6 +52,13 @@ class Table:
     """The run that all of it is of: cells are shares such as 4/5, and coloured."""
 
     @property
+    def wide(self) -> bool:
+        """Whether a phone's screen, 46 letters, is too narrow for it, the first column being broken: then each row
+        becomes a block of lines."""
+        columns = zip([head.text for head in self.heads[1:]], *(cells for _, cells in self.rows), strict=True)
+        return self.run is None and 12 + sum(2 + max(map(len, column)) for column in columns) > 46
+
+    @property
     def over(self) -> list[tuple[str, int]]:
         """What stands over the heads but the first, and over how many; empty where nothing is published."""
         groups = [(name, len(list(heads))) for name, heads in groupby(self.heads[1:], lambda head: head.published)]
