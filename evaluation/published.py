@@ -64,14 +64,21 @@ class Table:
         errors = self.errors.get(method)
         return self.rows[method][at], errors[at] if errors else None
 
+    def places(self, wanted: Quantity) -> int:
+        """Decimals that the paper prints of a quantity; of one that it does not print, those of its most exact one."""
+        printed = [self.quantities.index(wanted)] if wanted in self.quantities else range(len(self.quantities))
+        numbers = [repr(float(row[at] or 0)) for row in self.rows.values() for at in printed]
+        decimals = [number.partition(".")[2] for number in numbers if "e" not in number]  # 1e-5 is written so
+        return max((len(each) for each in decimals if each != "0"), default=0)
+
     def written(self, method: str, wanted: Quantity) -> str | None:
-        """A number with as many decimals as its column has, and its standard error; None for what is not published."""
+        """A number as it is printed, and its standard error; None for what is not published."""
         value, error = self.value(method, wanted)
         if value is None:
             return None
-        column = [row[self.quantities.index(wanted)] for row in self.rows.values()]
-        digits = max(len(f"{each:f}".rstrip("0").partition(".")[2]) for each in column if each is not None)
-        return f"{value:,.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+        digits = self.places(wanted)
+        text = f"{value:g}" if 0 < abs(value) < 1e-3 else f"{value:,.{digits}f}"
+        return text if error is None else f"{text} ± {error:.{digits}f}"
 
 
 def _read() -> Iterator[Table]:
