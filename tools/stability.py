@@ -4,8 +4,8 @@
     python -m tools.stability smollm2 --tokens 1024 --layers 1 10 20 30
     python -m tools.stability "no updates=runs/one" TAPE=runs/two --texts file:book.txt --dtype float64
 
-A text is shifted twice: ``--shift`` BOS tokens are put in front of it (*add tokens*), or its position ids start at
-``--shift`` (*shift ids*). What is compared, and how, is said in ``tape_ds/scoring/stability.py``; L1 is the first
+A text is shifted twice: three BOS tokens are put in front of it (*add tokens*), or its position ids start at 3
+(*shift ids*). What is compared, and how, is said in ``tape_ds/scoring/stability.py``; L1 is the first
 layer, and positions are those it reads, before its own update. A MODEL is anything that ``python -m evaluation`` takes
 and this project computes: a run's folder, a model's, a hub id, ``smollm2``; ``NAME=MODEL`` says what its rows are
 called.
@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 NAME = "stability"
 LAYERS = (1, 2, 4, 8)
 """Table 8's."""
+SHIFT = 3
+"""Tokens, or positions, as in Table 8."""
+COUNT = 4
+"""Texts of each address."""
 TREATMENTS = {"add_tokens": "add", "shift_ids": "shift"}
 """Name -> what stands over its columns."""
 FIGURES = (
@@ -74,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
         data={source.address: source.fingerprint() for source in sources},
     )
     rows = [measured(name, model, read[name], own) for name, model in found.items()]
-    write(rows, started.finish({"layers": own.layers, "shift": own.shift, "models": rows}), Path(own.output))
+    write(rows, started.finish({"layers": own.layers, "shift": SHIFT, "models": rows}), Path(own.output))
     return 0
 
 
@@ -85,8 +89,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, nargs="+", metavar="N", help="default: those of 1 2 4 8 that all have")
     parser.add_argument("--tokens", type=options.length, default=512, help="of each text (default: %(default)s)")
     parser.add_argument("--texts", nargs="+", default=["stdlib"], metavar="ADDRESS", help="as in recipes")
-    parser.add_argument("--count", type=int, default=4, help="texts of each address (default: %(default)s)")
-    parser.add_argument("--shift", type=int, default=3, help="tokens, or positions (default: %(default)s)")
     parser.add_argument("--token", type=int, help="id of the token put in front; default: the tokenizer's BOS")
     inspected.add(parser)
     parser.add_argument("--output", default=f"runs/{NAME}", help="folder of the tables (default: %(default)s)")
@@ -99,12 +101,9 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[Source
     Raises:
         UserError: everything wrong with the command line.
     """
-    problems = [
-        Problem(f"--{name}", getattr(own, name), "too few", f"give {least} or more")
-        for name, least in (("tokens", 2), ("count", 1), ("shift", 1))
-        if getattr(own, name) < least
-    ]
-    problems += check_folder("--output", own.output)
+    problems = check_folder("--output", own.output)
+    if own.tokens < 2:
+        problems.append(Problem("--tokens", own.tokens, "too few", "give 2 or more"))
     sources: list[Source] = []
     found: dict[str, FoundModel] = {}
     with collecting(problems):
@@ -136,19 +135,15 @@ def documents(name: str, model: FoundModel, sources: Sequence[Source], own: argp
     Raises:
         UserError: a source's data, too few tokens in all of its documents, tokens that the model does not know.
     """
-    choice = texts.Choice(SPLIT, own.tokens, own.tokens, own.count, join=None, bare=False)
+    choice = texts.Choice(SPLIT, own.tokens, own.tokens, COUNT, join=None, bare=False)
     found: list[texts.Text] = []
     problems: list[Problem] = []
     for source in sources:
-        try:
+        with collecting(problems):
             read = texts.read(source, model.tokenizer(), choice)
-        except UserError as error:
-            problems += [
-                replace(each, remedy=each.remedy.replace("--min_tokens", "--tokens")) for each in error.problems
-            ]
-        else:
             several = len(sources) > 1  # two may have files of one name
             found += [replace(text, name=f"{source.address} {text.name}") if several else text for text in read]
+    problems = [replace(each, remedy=each.remedy.replace("--min_tokens", "--tokens")) for each in problems]
     largest = max((int(text.ids.max()) for text in found), default=0)
     raise_if_any(problems + inspected.check_ids("--texts", largest, name, model))
     return found
@@ -165,10 +160,10 @@ def measured(name: str, found: FoundModel, read: Sequence[texts.Text], own: argp
     model, token = inspected.load(found), added_token(found, own)
     assert token is not None, "checked before"
     figures = {}
-    with used_at(model, own.tokens + own.shift):  # yarn: one scale of the angles for all
+    with used_at(model, own.tokens + SHIFT):  # yarn: one scale of the angles for all
         for text in read:
             ids_T = torch.from_numpy(text.ids.astype("int64"))
-            figures[text.name] = stability.measure(model, ids_T, own.layers, own.shift, token)
+            figures[text.name] = stability.measure(model, ids_T, own.layers, SHIFT, token)
     mean = stability.mean(figures.values())
     logits = [figure for treatment in mean.values() for figure in treatment["logits"].values() if figure is not None]
     if not all(map(math.isfinite, logits)):

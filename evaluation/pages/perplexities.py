@@ -100,11 +100,15 @@ def _stored(column: Column) -> Iterator[tuple[Scoring, Mapping[str, Any]]]:
         config = result.config
         values = {name: config.get(name) for name in ("join", "min_tokens", "max_tokens", "max_documents", "split")}
         defaults = (None, perplexity_options.SHORTEST, perplexity_options.SPLIT)
-        options = [f"--{name} {value}" for name, value in values.items() if value not in defaults]
+        options = [
+            f"--{name} {numbers.length(value) if name.endswith('_tokens') else value}"
+            for name, value in values.items()
+            if value not in defaults
+        ]
         options += [f"--{name}" for name in ("bos", "first_window", "drop_last") if config.get(name)]
         for each in result.figures["perplexity"]:
-            stride = [] if each["convention"] == "blocks" else [f"stride {each.get('stride')}"]
-            details = ", ".join([*stride, *([" ".join(options)] if options else [])])
+            stride = None if each["convention"] == "blocks" else each.get("stride")
+            details = ", ".join(filter(None, [f"stride {numbers.length(stride)}" if stride else "", " ".join(options)]))
             yield Scoring(each["source"], each["convention"], details, result.data.get(each["source"], "")[:8]), each
     for own in of([column], RUN).values():
         sources = own.config.get("eval_data") or []

@@ -98,8 +98,6 @@ def test_wider_weights_leave_less_rounding(tmp_path, base, text):
     [
         (["--layers", "0"], "--layers"),
         (["--layers", "4"], "--layers"),
-        (["--shift", "0"], "--shift"),
-        (["--count", "0"], "--count"),
         (["--tokens", "1"], "--tokens"),
         (["--token", "61"], "--token"),
         (["--texts", "nothing:here"], "--texts"),
