@@ -17,7 +17,6 @@ from tape_ds.errors import Problem, collecting, raise_if_any
 
 if TYPE_CHECKING:
     from evaluation.models import FoundModel
-    from tape_ds.model import extendable
 
 NOWHERE = (
     "no layer turns queries and keys or adds to their scores: positions enter with the embeddings, or not at all, "
@@ -61,17 +60,6 @@ def find(addresses: Sequence[str], given: argparse.Namespace) -> dict[str, Found
             problems += inspection.check(found[name].config)
     raise_if_any(list({str(each): each for each in problems}.values()))  # those of the environment are everyone's
     return found
-
-
-def load(found: FoundModel) -> extendable.Model:
-    """The weights in a model whose layers can be watched, in evaluation mode.
-
-    Raises:
-        UserError: weights that are missing or do not fit.
-    """
-    from tape_ds.scoring import inspection
-
-    return inspection.as_own(found.load())
 
 
 def count(found: FoundModel, what: str) -> int:

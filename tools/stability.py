@@ -154,10 +154,10 @@ def measured(name: str, found: FoundModel, read: Sequence[texts.Text], own: argp
     import torch
 
     from evaluation.models import used_at
-    from tape_ds.scoring import stability
+    from tape_ds.scoring import inspection, stability
 
     print(f"{name}: {len(read)} texts of {own.tokens:,} tokens", flush=True)
-    model, token = inspected.load(found), added_token(found, own)
+    model, token = inspection.as_own(found.load()), added_token(found, own)
     assert token is not None, "checked before"
     figures = {}
     with used_at(model, own.tokens + SHIFT):  # yarn: one scale of the angles for all

@@ -184,12 +184,12 @@ def look(name: str, found: FoundModel, ids: Sequence[int], layers: Sequence[int]
     import torch
 
     from evaluation.models import used_at
-    from tape_ds.scoring.inspection import inspect
+    from tape_ds.scoring import inspection
 
-    model = inspected.load(found)
+    model = inspection.as_own(found.load())
     seen = Seen(name, model.config.num_attention_heads)
     with used_at(model, len(ids)):
-        inspect(model, torch.tensor(ids), layers, seen.keep)
+        inspection.inspect(model, torch.tensor(ids), layers, seen.keep)
     return seen
 
 

@@ -94,7 +94,9 @@ def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
             problems.append(Problem("RUNS", argument, wrong, "name a run's folder or what an evaluation wrote"))
             continue
         unused += useless
-        columns += _columns(name or _name(path), [(_inner(each, path), each) for each in records])
+        inner = [each.path.relative_to(path).parts[:-1] for each in records]
+        below = [tuple(part for part in parts if part not in PARTS_OF_A_RUN) for parts in inner]
+        columns += _columns(name or _name(path), list(zip(below, records, strict=True)))
     raise_if_any(problems)
     used: Counter[str] = Counter()
     for at, column in enumerate(columns):
@@ -166,11 +168,6 @@ def _record(file: Path) -> Record:
         problems.append(Problem(f"figures.{figure}", None, f"cannot be read ({error!r})", remedy))
     raise_if_any(problems)
     return Record(file, kind, result)
-
-
-def _inner(record: Record, folder: Path) -> tuple[str, ...]:
-    """The folders between the named one and a result, without those that are a part of a run."""
-    return tuple(part for part in record.path.relative_to(folder).parts[:-1] if part not in PARTS_OF_A_RUN)
 
 
 def _columns(name: str, found: Sequence[tuple[tuple[str, ...], Record]]) -> list[Column]:
