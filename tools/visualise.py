@@ -131,8 +131,8 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
     """
     field_name, text = ("--text", own.text) if own.prompt is None else ("--prompt", own.prompt)
     problems = check_folder("--output", own.output)
-    if not storage.is_utf8(text):
-        problems.append(Problem(field_name, storage.shown(text), "is not UTF-8", "write it in UTF-8"))
+    if own.text is None and not storage.is_utf8(text):
+        problems.append(Problem("--prompt", storage.shown(text), "is not UTF-8", "write it in UTF-8"))
     if own.text is not None:
         try:
             text = Path(own.text).read_text(encoding="utf-8")
@@ -153,7 +153,7 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
     read = [model.tokenizer()(text)["input_ids"][: own.tokens] for model in found.values()]
     ids: list[int] = read[0]
     if len(ids) < 2:
-        raise UserError(Problem(field_name, text, f"{len(ids)} tokens", "give a text of 2 tokens or more"))
+        raise UserError(Problem(field_name, own.text or text, f"{len(ids)} tokens", "give a text of 2 tokens or more"))
     if any(other != ids for other in read):
         wrong = "its tokenizer splits the text in another way"
         raise UserError(Problem("--against", own.against, wrong, "compare models that share a tokenizer"))
