@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation import grid_map
-from evaluation.grid_map import Grid, percent
+from evaluation.grid_map import percent
 from tape_ds import storage
 from tape_ds.markdown_table import markdown_table
 
@@ -27,7 +27,7 @@ def write(figures: Mapping[str, Any], folder: Path, title: str) -> list[Path]:
     csv_file, table_file, picture = (folder / f"arithmetic.{kind}" for kind in ("csv", "md", "png"))
     storage.write_text(csv_file, to_csv(figures["cells"]))
     storage.write_text(table_file, f"# {title}\n\n{markdown(figures)}")
-    grid_map.draw([Grid.of(figures["task"], figures)], picture, title)
+    grid_map.draw(figures, picture, title)
     return [csv_file, table_file, picture]
 
 

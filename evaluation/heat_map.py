@@ -5,10 +5,12 @@ anywhere), ``trials``, ``correct`` (replies whose first integer is the key), ``c
 token ids; None where there are none) and ``mean_tokens`` (of the prompts).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -38,16 +40,38 @@ def to_csv(cells: Sequence[Cell]) -> str:
     return storage.as_csv(FIELDS, [[cell[name] for name in FIELDS] for cell in cells])
 
 
+def _frame(cells: Sequence[Cell]) -> pd.DataFrame:
+    """Cells with ``share`` (0 to 1), and in words ``said`` (found of asked) and ``place`` (their depth), in order."""
+    frame = pd.DataFrame(cells).sort_values(["depth", "length"], na_position="first")
+    frame["share"] = frame["correct"] / frame["trials"]
+    frame["said"] = frame["correct"].astype(str) + "/" + frame["trials"].astype(str)
+    frame["place"] = [depth_label(depth) for depth in frame["depth"]]
+    return frame
+
+
+def depth_label(depth: float | None) -> str:
+    """Per cent of the filler."""
+    return "anywhere" if depth is None or math.isnan(depth) else f"{100 * depth:.3g}%"
+
+
+def _grid(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Depths down, lengths across."""
+    wide = frame.pivot(index="place", columns="length", values=name)
+    return wide.reindex(frame["place"].unique())
+
+
 def markdown(cells: Sequence[Cell]) -> str:
     """Depths down, lengths across, found of asked in each cell; last the sums of each length, by both rules."""
-    lengths, depths, found = _arrange(cells)
-    rows = [[depth_label(depth), *(_share(found.get((length, depth))) for length in lengths)] for depth in depths]
-    sums = [_sum(cells, length) for length in lengths]
-    if len(depths) > 1:
-        rows.append(["all", *map(_share, sums)])
-    rows.append(["all, by token ids", *(_share(each, "correct_ids") for each in sums)])
-    rows.append(["prompt tokens, mean", *(f"{each['mean_tokens']:,.0f}" for each in sums)])
-    return markdown_table(["depth", *map(length_label, lengths)], rows) + "\n"
+    frame = _frame(cells)
+    rows = [[str(place), *row] for place, row in _grid(frame, "said").fillna("-").iterrows()]
+    all_, ids, tokens = ["all"], ["all, by token ids"], ["prompt tokens, mean"]
+    for _, column in frame.groupby("length"):
+        trials = column["trials"].sum()
+        all_.append(f"{column['correct'].sum()}/{trials}")
+        ids.append("-" if column["correct_ids"].isna().any() else f"{int(column['correct_ids'].sum())}/{trials}")
+        tokens.append(f"{(column['mean_tokens'] * column['trials']).sum() / trials:,.0f}")
+    rows += ([all_] if len(rows) > 1 else []) + [ids, tokens]
+    return markdown_table(["depth", *map(length_label, sorted(frame["length"].unique()))], rows) + "\n"
 
 
 def draw(cells: Sequence[Cell], path: Path, *, title: str, native_length: int | None) -> Path:
@@ -56,65 +80,31 @@ def draw(cells: Sequence[Cell], path: Path, *, title: str, native_length: int | 
     Raises:
         ValueError: there are no cells.
     """
-    lengths, depths, found = _arrange(cells)
     if not cells:
         raise ValueError("no cells: nothing to draw")
-    shares = [[_rate(found.get((length, depth))) for length in lengths] for depth in depths]
+    frame = _frame(cells)
+    shares, said = _grid(frame, "share"), _grid(frame, "said").fillna("-")
+    depths, lengths = list(shares.index), list(shares.columns)
     figure = Figure(figsize=(3.4 + 0.8 * len(lengths), 1.9 + 0.55 * len(depths)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     image = axes.imshow(shares, cmap=COLOURS, vmin=0, vmax=1, aspect="auto")
-    for row, depth in enumerate(depths):
-        for column, length in enumerate(lengths):
-            dark = shares[row][column] < 0.6
-            label = _share(found.get((length, depth)))
-            axes.text(column, row, label, ha="center", va="center", color="white" if dark else "black")
+    for row in range(len(depths)):
+        for column in range(len(lengths)):
+            colour = "white" if shares.iat[row, column] < 0.6 else "black"
+            axes.text(column, row, said.iat[row, column], ha="center", va="center", color=colour)
     axes.set_xticks(range(len(lengths)), labels=[length_label(length) for length in lengths])
-    axes.set_yticks(range(len(depths)), labels=[depth_label(depth) for depth in depths])
+    axes.set_yticks(range(len(depths)), labels=depths)
     axes.set_xticks([column + 0.5 for column in range(len(lengths) - 1)], minor=True)
     axes.set_yticks([row + 0.5 for row in range(len(depths) - 1)], minor=True)
     axes.grid(which="minor", color="white", lw=1)
     axes.tick_params(which="minor", length=0)
     axes.set(xlabel="length (tokens)", ylabel="depth of the key")
     axes.set_title(title, fontsize="medium", wrap=True, parse_math=False)
-    beyond = [column for column, length in enumerate(lengths) if native_length is not None and length > native_length]
-    if beyond and native_length is not None:
-        axes.axvline(beyond[0] - 0.5, color="#D55E00", linestyle="--", lw=2)
+    inside = sum(native_length is None or length <= native_length for length in lengths)
+    if native_length is not None and inside < len(lengths):
+        axes.axvline(inside - 0.5, color="#D55E00", linestyle="--", lw=2)
         axes.set_xlabel(f"length (tokens); dashed: native length {length_label(native_length)}")
     figure.colorbar(image, ax=axes, label="keys found", ticks=[0, 0.5, 1], format=lambda share, _: f"{share:.0%}")
     figure.savefig(path, dpi=150, format="png")
     return path
-
-
-def depth_label(depth: float | None) -> str:
-    """Per cent of the filler."""
-    return "anywhere" if depth is None else f"{100 * depth:.3g}%"
-
-
-def _arrange(cells: Sequence[Cell]) -> tuple[list[int], list[float | None], dict[tuple[int, float | None], Cell]]:
-    """Lengths and depths, ascending, and the cell of each pair."""
-    lengths = sorted({cell["length"] for cell in cells})
-    depths = sorted({cell["depth"] for cell in cells}, key=lambda depth: -1 if depth is None else depth)
-    return lengths, depths, {(cell["length"], cell["depth"]): cell for cell in cells}
-
-
-def _sum(cells: Sequence[Cell], length: int) -> Cell:
-    """All cells of a length as one."""
-    column = [cell for cell in cells if cell["length"] == length]
-    known = all(cell["correct_ids"] is not None for cell in column)
-    trials = sum(cell["trials"] for cell in column)
-    return {
-        "trials": trials,
-        "correct": sum(cell["correct"] for cell in column),
-        "correct_ids": sum(cell["correct_ids"] for cell in column) if known else None,
-        "mean_tokens": sum(cell["mean_tokens"] * cell["trials"] for cell in column) / trials,
-    }
-
-
-def _share(cell: Cell | None, name: str = "correct") -> str:
-    return "-" if cell is None or cell[name] is None else f"{cell[name]}/{cell['trials']}"
-
-
-def _rate(cell: Cell | None) -> float:
-    """0 to 1; NaN leaves a cell blank."""
-    return float("nan") if cell is None else cell["correct"] / cell["trials"]

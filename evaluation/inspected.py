@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evaluation.options import named
 from tape_ds import storage
 from tape_ds.errors import Problem, collecting, raise_if_any
 
 if TYPE_CHECKING:
     from evaluation.models import FoundModel
-    from tape_ds.model import extendable
 
 NOWHERE = (
     "no layer turns queries and keys or adds to their scores: positions enter with the embeddings, or not at all, "
@@ -48,12 +48,12 @@ def find(addresses: Sequence[str], given: argparse.Namespace) -> dict[str, Found
     problems: list[Problem] = []
     found: dict[str, FoundModel] = {}
     for typed in addresses:
-        name, address = _split(typed)
-        if not storage.is_utf8(typed):
-            problems.append(Problem("MODEL", storage.shown(typed), "is not UTF-8", "give it a name: NAME=MODEL"))
-            continue
-        if name in found:
-            problems.append(Problem("MODEL", typed, f"a second {name!r}", "give it a name: NAME=MODEL"))
+        name, address = named(typed)
+        if name is None:  # a folder is called as it is itself
+            name = Path(typed).resolve().name if Path(typed).exists() else typed
+        if not storage.is_utf8(typed) or name in found:
+            wrong = f"a second {name!r}" if name in found else "is not UTF-8"
+            problems.append(Problem("MODEL", storage.shown(typed), wrong, "give it a name: NAME=MODEL"))
             continue
         with collecting(problems):
             found[name] = models.at(address, dtype=given.dtype, device=given.device)
@@ -62,24 +62,19 @@ def find(addresses: Sequence[str], given: argparse.Namespace) -> dict[str, Found
     return found
 
 
-def load(found: FoundModel) -> extendable.Model:
-    """The weights in a model whose layers can be watched, in evaluation mode.
-
-    Raises:
-        UserError: weights that are missing or do not fit.
-    """
-    from tape_ds.scoring import inspection
-
-    return inspection.as_own(found.load())
+def count(found: FoundModel, what: str) -> int:
+    """How many ``layers`` or ``heads`` a model has."""
+    number: int = getattr(found.config, {"layers": "num_hidden_layers", "heads": "num_attention_heads"}[what])
+    return number
 
 
-def check_layers(layers: Sequence[int], found: Mapping[str, FoundModel]) -> list[Problem]:
-    """Numbers, from 1, that a model has no layer for."""
+def check_numbers(what: str, asked: Sequence[int] | None, found: Mapping[str, FoundModel]) -> list[Problem]:
+    """Numbers of ``layers`` or ``heads``, from 1, that a model does not have."""
     return [
-        Problem("--layers", layer, f"{name} has layers 1 to {model.config.num_hidden_layers}", "name one of them")
+        Problem(f"--{what}", number, f"{name} has {what} 1 to {count(model, what)}", "name one of them")
         for name, model in found.items()
-        for layer in layers
-        if not 1 <= layer <= model.config.num_hidden_layers
+        for number in asked or ()
+        if not 1 <= number <= count(model, what)
     ]
 
 
@@ -91,9 +86,6 @@ def check_ids(field: str, largest: int, name: str, found: FoundModel) -> list[Pr
     return [Problem(field, largest, f"{name} has embeddings for tokens 0 to {size - 1}", "name another token or text")]
 
 
-def _split(typed: str) -> tuple[str, str]:
-    """Name and address; what exists as it stands has no name before it, and a folder is called as it is itself."""
-    name, equals, address = typed.partition("=")
-    if equals and name and not Path(typed).exists():
-        return name, address
-    return (Path(typed).resolve().name if Path(typed).exists() else typed), typed
+def not_finite(name: str) -> Problem:
+    """Said of a model of which nothing can be shown."""
+    return Problem("MODEL", name, "what it computes is not finite", "give a model whose loss is finite")

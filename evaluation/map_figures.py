@@ -70,21 +70,14 @@ def page(kinds: Sequence[Kind], tokens: Sequence[str], title: str, intro: str) -
         tokens: T of them, as they are shown.
         title, intro: plain text.
     """
-    return render.fill("maps.html", title=title, intro=intro, tokens=tokens, kinds=[_content(kind) for kind in kinds])
-
-
-def _content(kind: Kind) -> dict[str, object]:
-    norm, (low, high) = _norm(kind), kind.limits()
-    layers = groupby(kind.maps, lambda each: each.layer)
-    bar = colormaps[_colours(kind)](np.linspace(0, 1, 64))[None]
-    return {
-        "name": kind.name,
-        "unit": kind.unit,
-        "low": f"{low:.3g}",
-        "high": f"{high:.3g}",
-        "scale": _png(bar),
-        "layers": [(layer, [(each.head, picture(each, kind, norm)) for each in maps]) for layer, maps in layers],
-    }
+    shown = []
+    for kind in kinds:
+        norm, (low, high) = _norm(kind), kind.limits()
+        by_layer = groupby(kind.maps, lambda each: each.layer)
+        layers = [(layer, [(each.head, picture(each, kind, norm)) for each in maps]) for layer, maps in by_layer]
+        scale = _png(colormaps[_colours(kind)](np.linspace(0, 1, 64))[None])
+        shown.append({"kind": kind, "low": f"{low:.3g}", "high": f"{high:.3g}", "scale": scale, "layers": layers})
+    return render.fill("maps.html", title=title, intro=intro, tokens=tokens, shown=shown)
 
 
 def picture(one: Map, kind: Kind, norm: Normalize | None = None) -> str:
@@ -106,7 +99,10 @@ def _colours(kind: Kind) -> str:
 
 def _norm(kind: Kind) -> Normalize:
     low, high = kind.limits()
-    return FuncNorm((_root, _square), vmin=low, vmax=high) if kind.rooted else Normalize(low, high)
+    if not kind.rooted:
+        return Normalize(low, high)
+    roots = (lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda x: np.sign(x) * np.square(x))
+    return FuncNorm(roots, vmin=low, vmax=high)
 
 
 def _shown(one: Map) -> np.ndarray:
@@ -114,13 +110,3 @@ def _shown(one: Map) -> np.ndarray:
     values_TT = one.values.astype(np.float32)
     blank: np.ndarray = np.where(np.tri(len(values_TT), dtype=bool), values_TT, np.nan)
     return blank
-
-
-def _root(values: np.ndarray) -> np.ndarray:
-    rooted: np.ndarray = np.sign(values) * np.sqrt(np.abs(values))
-    return rooted
-
-
-def _square(values: np.ndarray) -> np.ndarray:
-    squared: np.ndarray = np.sign(values) * np.square(values)
-    return squared

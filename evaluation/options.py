@@ -3,6 +3,7 @@
 import argparse
 import importlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds.data.scrolls.datasets import SPLITS
@@ -35,6 +36,12 @@ def hand_over(words: Sequence[str], commands: Mapping[str, str | None], package:
         importlib.import_module(f"{package}.{reader}").parse(words[1:])
     code: int = importlib.import_module(f"{package}.{words[0]}").main(words[1:])
     return code
+
+
+def named(typed: str) -> tuple[str | None, str]:
+    """The name and the rest of ``NAME=ADDRESS``; what exists as it stands has no name before it."""
+    name, equals, address = typed.partition("=")
+    return (name, address) if equals and name and not Path(typed).exists() else (None, typed)
 
 
 def length(text: str) -> int:

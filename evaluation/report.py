@@ -90,6 +90,6 @@ def _say(found: Sequence[columns.Column], unused: Sequence[columns.Unused], fold
         print(f"{column.name}:")
         for record in column.records.values():
             print(f"  {record.kind}: {record.path}")
-    for each in unused:
-        print(f"not used: {each.path}: {each.reason}")
+    for path, reason in unused:
+        print(f"not used: {path}: {reason}")
     print(f"page: {folder / HTML} and {folder / MARKDOWN}", flush=True)

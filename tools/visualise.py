@@ -24,7 +24,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from evaluation.pages import maps
 from evaluation.pages.maps import Kind, Map
 from tape_ds import results, storage
 from tape_ds.arguments import Parser
-from tape_ds.errors import Problem, UserError, check_folder, command, raise_if_any
+from tape_ds.errors import Problem, UserError, check_folder, collecting, command, raise_if_any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,7 +48,6 @@ LAYERS = 8
 """Of a model with more, so many are shown unless ``--layers`` says which."""
 MOST_BYTES = 48 << 20
 """Of a page."""
-MEAN = "mean"
 PAIRS = "dot product / pairs of columns"
 
 
@@ -81,26 +80,30 @@ def main(argv: list[str] | None = None) -> int:
     own = parse(given)
     found, ids = prepare(own)
     first = next(iter(found.values()))
-    layers = sorted(set(own.layers or chosen_layers(first)))
-    heads = sorted(set(own.heads or range(1, first.config.num_attention_heads + 1)))
     text = {"prompt" if own.text is None else own.text: hashlib.sha256(np.asarray(ids, "<i8").tobytes()).hexdigest()}
-    config = {**vars(own), "layers": layers, "heads": heads}
-    started = results.collect(command=[Path(__file__).name, *given], config=config, data=text)
-    seen = [look(name, model, ids, layers) for name, model in found.items()]
-    raise_if_any(check_finite(seen))
-    kinds = [kind for each in seen for kind in kinds_of(each, heads)]
-    kinds += [difference(seen[0], seen[1], heads)] if len(seen) > 1 else []
-    tokens = spelled(first.tokenizer(), ids)
-    folder = Path(own.output)
-    figures = {"models": [about(each, found[each.name]) for each in seen], "tokens": len(ids)}
-    if len(seen) > 1:
-        figures["attention_l1_between_models"] = distances(seen[0], seen[1])
-    write(kinds, tokens, title(found, layers), folder)
-    results.save(started.finish(figures), folder / f"{NAME}.json")
+    started = results.collect(command=[Path(__file__).name, *given], config=vars(own), data=text)
+    seen = [look(name, model, ids, own.layers) for name, model in found.items()]
     for each in seen:
+        if not all(np.isfinite(np.tril(shown)).all() for shown in (*each.weights.values(), *each.positions.values())):
+            raise UserError(inspected.not_finite(each.name))
+    kinds = [kind for each in seen for kind in kinds_of(each, own.heads)]
+    figures: dict[str, Any] = {"models": [], "tokens": len(ids)}
+    for each in seen:
+        positions = each.unit if each.positions else f"none: {inspected.NOWHERE}"
+        figures["models"].append({"name": each.name, "model": found[each.name].about(), "positions": positions})
         if not each.positions:
             print(f"{each.name}: no map of positions: {inspected.NOWHERE}")
-    print(f"written to {folder}: {', '.join(pictures(kinds))}, {PAGE}, {NAME}.json", flush=True)
+    if len(seen) > 1:
+        kind, figures["attention_l1_between_models"] = difference(seen[0], seen[1], own.heads)
+        kinds.append(kind)
+    depth, folder = inspected.count(first, "layers"), Path(own.output)
+    intro = f"What {' and '.join(found)} computed of {len(ids)} tokens: a number for each token and each one before it."
+    if len(own.layers) < depth:
+        intro += f" Looked at: layers {', '.join(map(str, own.layers))} of {depth}; --layers names others."
+    title = f"Positions and attention: {' and '.join(found)}"
+    drawn = write(kinds, spelled(first.tokenizer(), ids), title, intro, folder)
+    results.save(started.finish(figures), folder / f"{NAME}.json")
+    print(f"written to {folder}: {', '.join(drawn)}, {PAGE}, {NAME}.json", flush=True)
     return 0
 
 
@@ -121,76 +124,48 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
-    """The models by name, none loaded, and the text's token ids.
+    """The models by name, none loaded, and the text's token ids; fills in which layers and heads are shown.
 
     Raises:
         UserError: everything wrong with the command line.
     """
-    problems, text = check_folder("--output", own.output), own.prompt
-    if text is not None and not storage.is_utf8(text):
+    field_name, text = ("--text", own.text) if own.prompt is None else ("--prompt", own.prompt)
+    problems = check_folder("--output", own.output)
+    if own.text is None and not storage.is_utf8(text):
         problems.append(Problem("--prompt", storage.shown(text), "is not UTF-8", "write it in UTF-8"))
     if own.text is not None:
         try:
             text = Path(own.text).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             problems.append(Problem("--text", own.text, f"cannot be read ({error})", "name a file of UTF-8 text"))
-    addresses = [own.model] + ([] if own.against is None else [own.against])
-    try:
-        found = inspected.find(addresses, own)
-    except UserError as error:
-        raise UserError([*problems, *error.problems]) from error
-    problems += inspected.check_layers(own.layers or [], found) + check_heads(own.heads or [], found)
-    raise_if_any(problems + check_alike(found))
-    each = {name: model.tokenizer()(text)["input_ids"][: own.tokens] for name, model in found.items()}
-    raise_if_any(check_ids(each, found, own))
-    ids: list[int] = next(iter(each.values()))
-    return found, ids
-
-
-def check_heads(heads: Sequence[int], found: Mapping[str, FoundModel]) -> list[Problem]:
-    """Numbers, from 1, that a model has no head for."""
-    return [
-        Problem("--heads", head, f"{name} has heads 1 to {model.config.num_attention_heads}", "name one of them")
-        for name, model in found.items()
-        for head in heads
-        if not 1 <= head <= model.config.num_attention_heads
-    ]
-
-
-def check_alike(found: Mapping[str, FoundModel]) -> list[Problem]:
-    """Whether two models' weights can be subtracted."""
-    sizes = [(model.config.num_hidden_layers, model.config.num_attention_heads) for model in found.values()]
-    if len(set(sizes)) == 1:
-        return []
-    wrong = "layers and heads are {} x {}, of the other {} x {}".format(*sizes[1], *sizes[0])
-    return [Problem("--against", list(found)[1], wrong, "compare models of one size")]
-
-
-def check_ids(each: Mapping[str, list[int]], found: Mapping[str, FoundModel], own: argparse.Namespace) -> list[Problem]:
-    """Whether there is something to show, the same for both models and not too much of it."""
-    field_name = "--prompt" if own.text is None else "--text"
-    ids = next(iter(each.values()))
+    found: dict[str, FoundModel] = {}
+    with collecting(problems):
+        found = inspected.find([own.model] + ([] if own.against is None else [own.against]), own)
+    problems += [each for what in ("layers", "heads") for each in inspected.check_numbers(what, vars(own)[what], found)]
+    sizes = [(inspected.count(model, "layers"), inspected.count(model, "heads")) for model in found.values()]
+    if len(set(sizes)) > 1:
+        wrong = "layers and heads are {} x {}, of the other {} x {}".format(*sizes[1], *sizes[0])
+        problems.append(Problem("--against", own.against, wrong, "compare models of one size"))
+    raise_if_any(problems)
+    layers, heads = ([*range(1, count + 1)] for count in sizes[0])
+    own.layers = sorted(set(own.layers or maps.some(layers, LAYERS)))
+    own.heads = sorted(set(own.heads or heads))
+    read = [model.tokenizer()(text)["input_ids"][: own.tokens] for model in found.values()]
+    ids: list[int] = read[0]
     if len(ids) < 2:
-        return [Problem(field_name, own.text or own.prompt, f"{len(ids)} tokens", "give a text of 2 tokens or more")]
-    if any(other != ids for other in each.values()):
+        raise UserError(Problem(field_name, own.text or text, f"{len(ids)} tokens", "give a text of 2 tokens or more"))
+    if any(other != ids for other in read):
         wrong = "its tokenizer splits the text in another way"
-        return [Problem("--against", own.against, wrong, "compare models that share a tokenizer")]
-    problems = [problem for name in found for problem in inspected.check_ids(field_name, max(ids), name, found[name])]
-    model = next(iter(found.values()))
-    heads = len(set(own.heads)) if own.heads else model.config.num_attention_heads
-    layers = len(set(own.layers or chosen_layers(model)))
-    kinds = 2 * len(found) + (len(found) > 1)
-    needed = maps.size(kinds * layers * (heads + 1), len(ids))
+        raise UserError(Problem("--against", own.against, wrong, "compare models that share a tokenizer"))
+    for name, model in found.items():
+        problems += inspected.check_ids(field_name, max(ids), name, model)
+    pictures = (2 * len(found) + (len(found) > 1)) * len(own.layers) * (len(own.heads) + 1)
+    needed = pictures * (len(ids) * (len(ids) + 1) * 2 + 1024)  # a colour a pair, compressed, as text
     if needed > MOST_BYTES:
         wrong = f"the page would have {needed >> 20} MiB, more than {MOST_BYTES >> 20}"
         problems.append(Problem("--tokens", own.tokens, wrong, "show fewer tokens, --layers or --heads"))
-    return problems
-
-
-def chosen_layers(model: FoundModel) -> list[int]:
-    """All, or some that lie evenly apart."""
-    numbers = [str(number) for number in range(1, model.config.num_hidden_layers + 1)]
-    return [int(number) for number in maps.some(numbers, LAYERS)]
+    raise_if_any(problems)
+    return found, ids
 
 
 def spelled(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
@@ -209,22 +184,13 @@ def look(name: str, found: FoundModel, ids: Sequence[int], layers: Sequence[int]
     import torch
 
     from evaluation.models import used_at
-    from tape_ds.scoring.inspection import inspect
+    from tape_ds.scoring import inspection
 
-    model = inspected.load(found)
+    model = inspection.as_own(found.load())
     seen = Seen(name, model.config.num_attention_heads)
     with used_at(model, len(ids)):
-        inspect(model, torch.tensor(ids), layers, seen.keep)
+        inspection.inspect(model, torch.tensor(ids), layers, seen.keep)
     return seen
-
-
-def check_finite(seen: Sequence[Seen]) -> list[Problem]:
-    """Whether there is something that can be drawn."""
-    return [
-        Problem("MODEL", each.name, "what it computes is not finite", "give a model whose loss is finite")
-        for each in seen
-        if not all(np.isfinite(np.tril(maps)).all() for maps in (*each.weights.values(), *each.positions.values()))
-    ]
 
 
 def kinds_of(seen: Seen, heads: Sequence[int]) -> list[Kind]:
@@ -244,78 +210,48 @@ def position_maps(seen: Seen, heads: Sequence[int]) -> list[Map]:
         return [Map(layer, "all heads", states[0]) for layer, states in layers.items()]
     share = seen.heads // most
     wanted = sorted({(head - 1) // share for head in heads})
+    named = {at: f"heads {at * share + 1} to {(at + 1) * share}" if share > 1 else f"head {at + 1}" for at in wanted}
     return [
-        Map(layer, _span(state * share + 1, (state + 1) * share), states[state if len(states) > 1 else 0])
+        Map(layer, named[state], states[state if len(states) > 1 else 0])
         for layer, states in layers.items()
         for state in wanted
     ]
-
-
-def _span(first: int, last: int) -> str:
-    """The heads of one state."""
-    return f"head {first}" if first == last else f"heads {first} to {last}"
 
 
 def attention_maps(weights: Mapping[int, np.ndarray], heads: Sequence[int]) -> list[Map]:
     """Each layer's mean over all heads, and the chosen heads."""
     found = []
     for number, each_HTT in weights.items():
-        found.append(Map(f"layer {number}", MEAN, each_HTT.mean(axis=0, dtype=np.float32)))
+        found.append(Map(f"layer {number}", "mean", each_HTT.mean(axis=0, dtype=np.float32)))
         found += [Map(f"layer {number}", f"head {head}", each_HTT[head - 1]) for head in heads]
     return found
 
 
-def difference(one: Seen, other: Seen, heads: Sequence[int]) -> Kind:
-    """Weights of one model minus the other's."""
-    apart = {number: each - other.weights[number] for number, each in one.weights.items()}
+def difference(one: Seen, other: Seen, heads: Sequence[int]) -> tuple[Kind, dict[int, float]]:
+    """Weights of one model minus the other's; and of each layer the L1 distance between a query's weights, mean over
+    heads and queries."""
+    apart = {number: weights_HTT - other.weights[number] for number, weights_HTT in one.weights.items()}
     unit = "difference of attention weights (colour: its root)"
     title = f"attention: {one.name} minus {other.name}"
-    return Kind(title, unit, attention_maps(apart, heads), signed=True, rooted=True)
+    kind = Kind(title, unit, attention_maps(apart, heads), signed=True, rooted=True)
+    return kind, {number: float(np.abs(each_HTT).sum(axis=-1).mean()) for number, each_HTT in apart.items()}
 
 
-def distances(one: Seen, other: Seen) -> dict[int, float]:
-    """Layer -> L1 distance between the two models' weights of a query, mean over heads and queries."""
-    return {
-        number: float(np.abs(each - other.weights[number]).sum(axis=-1).mean()) for number, each in one.weights.items()
-    }
-
-
-def about(seen: Seen, found: FoundModel) -> dict[str, object]:
-    """What the result says of one model."""
-    positions = seen.unit if seen.positions else f"none: {inspected.NOWHERE}"
-    return {"name": seen.name, "model": found.about(), "positions": positions}
-
-
-def pictures(kinds: Sequence[Kind]) -> dict[str, Kind]:
-    """File -> what it shows: the first model's maps, and the difference."""
-    named = [("difference" if each.signed else each.name.partition(":")[0], each) for each in kinds]
-    found: dict[str, Kind] = {}
-    for name, each in named:
-        found.setdefault(f"{name}.png", each)
-    return found
-
-
-def title(found: Mapping[str, FoundModel], layers: Sequence[int]) -> tuple[str, str]:
-    """The models' names; and which layers were looked at, where some were not."""
-    depth = next(iter(found.values())).config.num_hidden_layers
-    shown = ", ".join(map(str, layers))
-    some = f" Looked at: layers {shown} of {depth}; --layers names others." if len(layers) < depth else ""
-    return " and ".join(found), some
-
-
-def write(kinds: Sequence[Kind], tokens: Sequence[str], titles: tuple[str, str], folder: Path) -> None:
-    """The pictures and the page; pictures of an earlier command, which these would be taken for, go."""
+def write(kinds: Sequence[Kind], tokens: Sequence[str], title: str, intro: str, folder: Path) -> list[str]:
+    """The page, and pictures of the first model's maps and of the difference; pictures of an earlier command, which
+    these would be taken for, go."""
     from evaluation import map_figures
 
-    drawn = pictures(kinds)
+    drawn: dict[str, Kind] = {}
+    for each in kinds:
+        drawn.setdefault(f"{'difference' if each.signed else each.name.partition(':')[0]}.png", each)
     for file in PICTURES:
-        if file not in drawn:
+        if file in drawn:
+            map_figures.draw(drawn[file], folder / file)
+        else:
             (folder / file).unlink(missing_ok=True)
-    for file, kind in drawn.items():
-        map_figures.draw(kind, folder / file)
-    names, some = titles
-    intro = f"What {names} computed of {len(tokens)} tokens: a number for each token and each one before it.{some}"
-    storage.write_text(folder / PAGE, map_figures.page(kinds, tokens, f"Positions and attention: {names}", intro))
+    storage.write_text(folder / PAGE, map_figures.page(kinds, tokens, title, intro))
+    return list(drawn)
 
 
 if __name__ == "__main__":

@@ -6,20 +6,30 @@ from typing import Any
 
 from evaluation.pages import numbers
 from evaluation.pages.parts import Best, Head, Note, Page, Part, Section, Table
+from evaluation.pages.tables import METRICS
 
-NAMES = {"exact_match": "exact match", "f1": "F1", "rouge": "ROUGE, geometric mean"}
 SHOWN = 400
 """Characters of a question or a text; the stored result has all of them."""
 
 
 def page(figures: Mapping[str, Any], command: Sequence[str]) -> Page:
     """The figures of ``scrolls compare`` as a page: scores over everything, then one table for each question."""
-    count, all_ = len(figures["questions"]), next(iter(figures["scores"].values()))["examples"]
+    metrics, scores = figures["metrics"], figures["scores"]
+    count, all_ = len(figures["questions"]), next(iter(scores.values()))["examples"]
     which = f"{count} of the {all_:,} questions that were answered"
-    intro = f"{figures['dataset']} of SCROLLS, {figures['split']} split: {which}."
-    sections = [Section("All questions", _scores(figures))]
-    sections += [_question(number, each, figures) for number, each in enumerate(figures["questions"], 1)]
+    rows = []
+    for name, each in scores.items():
+        cells = [numbers.measured(each[m]["score"], each[m]["standard_error"], 2) for m in metrics]
+        rows.append((name, [*cells, f"{each['examples']:,}"]))
+    heads = [Head(METRICS[metric]) for metric in metrics]
+    caption = "Over all questions answered, 0 to 100; higher is better; standard errors behind ±"
+    parts: list[Part] = [Table(caption, [Head("checkpoint"), *heads, Head("questions")], rows, numeric=True)]
+    unknown = [name for name, each in scores.items() if not each["recorded"]]
+    parts += [Note(f"How its prompts were made is not recorded: {name}.", loud=True) for name in unknown]
+    questions = [_question(number, each, metrics) for number, each in enumerate(figures["questions"], 1)]
+    sections = [Section("All questions", parts), *questions]
     sections.append(Section("Where this comes from", [Note(shlex.join(command))]))
+    intro = f"{figures['dataset']} of SCROLLS, {figures['split']} split: {which}."
     return Page("Answers side by side", intro, sections)
 
 
@@ -27,41 +37,25 @@ def summary(figures: Mapping[str, Any]) -> str:
     """The scores in lines."""
     lines = []
     for name, scores in figures["scores"].items():
-        told = [f"{NAMES[metric]} {scores[metric]['score']:.2f}" for metric in figures["metrics"]]
+        told = [f"{METRICS[metric]} {scores[metric]['score']:.2f}" for metric in figures["metrics"]]
         lines.append(f"{name}: {', '.join(told)} over {scores['examples']:,} questions")
     return "\n".join(lines)
 
 
-def _scores(figures: Mapping[str, Any]) -> list[Part]:
-    metrics = figures["metrics"]
+def _question(number: int, asked: Mapping[str, Any], metrics: Sequence[str]) -> Section:
+    """Exact match is yes or no, the others are percent; the best of all is marked where they differ."""
     rows = []
-    for name, scores in figures["scores"].items():
-        cells = [numbers.measured(scores[m]["score"], scores[m]["standard_error"], 2) for m in metrics]
-        rows.append((name, [*cells, f"{scores['examples']:,}"]))
-    heads = [Head("checkpoint"), *(Head(NAMES[metric]) for metric in metrics), Head("questions")]
-    caption = "Over all questions answered, 0 to 100; higher is better; standard errors behind ±"
-    unknown = [name for name, scores in figures["scores"].items() if not scores["recorded"]]
-    notes = [Note(f"How its prompts were made is not recorded: {name}.", loud=True) for name in unknown]
-    return [Table(caption, heads, rows, numeric=True), *notes]
-
-
-def _question(number: int, asked: Mapping[str, Any], figures: Mapping[str, Any]) -> Section:
-    metrics = figures["metrics"]
-    every = {m: {each[m] for each in asked["answers"].values()} for m in metrics}
-    rows = [
-        (name, [cut(each["text"]) or "(nothing)", *(_worth(each[m], m, every[m]) for m in metrics)])
-        for name, each in asked["answers"].items()
-    ]
-    heads = [Head("checkpoint"), Head("answer"), *(Head(NAMES[metric]) for metric in metrics)]
-    references = " / ".join(f"“{cut(each)}”" for each in asked["references"])
-    told: list[Part] = [Note(cut(asked["question"])), Note(f"Right: {references}")]
-    return Section(f"Question {number}", [*told, Table(f"Answers to {asked['id']}", heads, rows)])
-
-
-def _worth(value: float, metric: str, every: set[float]) -> str:
-    """Exact match is yes or no; the others are percent. The best of all is marked where they differ."""
-    text = ("✓" if value else "✗") if metric == "exact_match" else f"{value:.1f}"
-    return Best(text) if len(every) > 1 and value == max(every) else text
+    for name, each in asked["answers"].items():
+        cells = [cut(each["text"]) or "(nothing)"]
+        for metric in metrics:
+            every = {answer[metric] for answer in asked["answers"].values()}
+            text = f"{each[metric]:.1f}" if metric != "exact_match" else "✓" if each[metric] else "✗"
+            cells.append(Best(text) if len(every) > 1 and each[metric] == max(every) else text)
+        rows.append((name, cells))
+    heads = [Head("checkpoint"), Head("answer"), *(Head(METRICS[metric]) for metric in metrics)]
+    right = Note(f"Right: {' / '.join(f'“{cut(each)}”' for each in asked['references'])}")
+    table = Table(f"Answers to {asked['id']}", heads, rows)
+    return Section(f"Question {number}", [Note(cut(asked["question"])), right, table])
 
 
 def cut(text: str) -> str:

@@ -6,132 +6,103 @@ A run is told apart by its colour and by the shape of its markers. The same figu
 import io
 import math
 import re
-from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
-from markupsafe import Markup, escape
+import numpy as np
+from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, MultipleLocator, NullLocator
 
 from evaluation.pages import numbers
 from evaluation.pages.parts import MARKERS, Chart
 
 INCHES = (4.7, 3.1)
-"""As wide as a phone's screen, so that 11 points of text are as large there."""
-METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+"""As wide as a phone's screen, so that 11 points of text are as large there; report.html has the same in points."""
 RUNS = ("#0b6bb5", "#b85207", "#08784f", "#b8418a", "#806400", "#6a51c9", "#107583", "#b3372f")
 """What stands for the runs' colours in a drawing."""
 SOFT, RULE, GREY, CARD = "#5b6470", "#dfe3e8", "#626a76", "#fefefe"
-STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "tape_ds",
-    "font.size": 11,
-    "text.color": SOFT,
-    "axes.labelcolor": SOFT,
-    "axes.edgecolor": GREY,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "grid.color": RULE,
-    "xtick.labelcolor": SOFT,
-    "xtick.color": GREY,
-    "ytick.labelcolor": SOFT,
-    "ytick.left": False,
-    **{f"axes.spines.{side}": False for side in ("top", "right", "left")},
-}
-VARIABLES = {colour: f"--c{at}" for at, colour in enumerate(RUNS)} | {
-    SOFT: "--soft",
-    RULE: "--rule",
-    GREY: "--grey",
-    CARD: "--card",
+STYLE = Path(__file__).with_name("templates") / "chart.mplstyle"
+VARIABLES = {colour: f"c{at}" for at, colour in enumerate(RUNS)} | {
+    SOFT: "soft",
+    RULE: "rule",
+    GREY: "grey",
+    CARD: "card",
 }
 """Colour in a drawing -> the variable of page.css that takes its place."""
-MOST_MARKERS = 9
 
 
 def svg(chart: Chart) -> Markup:
-    """The picture; its legend stands in the page."""
+    """What stands inside of ``<svg>``, and its end; the legend stands in the page."""
     drawn = io.StringIO()
-    with rc_context(STYLE):
+    with rc_context(fname=STYLE):
         figure = Figure(figsize=INCHES, layout="constrained")
         FigureCanvasSVG(figure)
         _draw(figure.add_subplot(), chart)
-        figure.savefig(drawn, format="svg", metadata=METADATA)
-    inner = re.sub(r' id="(?:\w+_\d+)"', "", drawn.getvalue().partition("<svg")[2].partition(">")[2])
+        figure.savefig(drawn, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    inner = re.sub(r' id="\w+_\d+"', "", drawn.getvalue().partition("<svg")[2].partition(">")[2])
     for colour, variable in VARIABLES.items():
-        inner = inner.replace(colour, f"var({variable})")
-    width, height = (72 * each for each in INCHES)
-    head = f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(chart.alt)}">'
-    return Markup(head + inner)
+        inner = inner.replace(colour, f"var(--{variable})")
+    return Markup(inner)
 
 
 def _draw(axes: Axes, chart: Chart) -> None:
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
-    finite = [(x, y) for line in chart.lines for x, y in line.points if _drawable(x, y, chart)]
-    if not finite:
-        axes.text(0.5, 0.5, "nothing finite to draw", ha="center", transform=axes.transAxes)
-        return
-    if chart.y_log:
-        axes.set_yscale("log")
-    if chart.x_log:
-        axes.set_xscale("log")
+    places: set[float] = set()
     for line in chart.lines:
-        colour, dash = RUNS[line.run % len(RUNS)], "--" if line.run >= len(RUNS) else "-"
-        every = max(1, math.ceil(len(line.points) / MOST_MARKERS))
+        x, y = np.asarray(line.points, dtype=float).reshape(-1, 2).T
+        seen = np.isfinite(y) & ((y > 0) | (not chart.y_log)) & ((x > 0) | (not chart.x_log))
+        places |= set(x[seen].tolist())
+        every = max(1, math.ceil(len(x) / 9))
         axes.plot(
-            [x for x, _ in line.points],
-            [y if _drawable(x, y, chart) else math.nan for x, y in line.points],
-            color=colour,
-            linestyle=dash,
+            x,
+            np.where(seen, y, math.nan),
+            color=RUNS[line.run % len(RUNS)],
+            linestyle="--" if line.run >= len(RUNS) else "-",
             linewidth=2,
             marker=list(MARKERS)[line.run % len(MARKERS)],
             markevery=(line.run % every, every),
             markersize=6.5,
             markeredgecolor=CARD,
         )
-    _ticks(axes, chart, sorted({x for x, _ in finite}))
+    if not places:
+        axes.text(0.5, 0.5, "nothing finite to draw", ha="center", transform=axes.transAxes)
+        return
+    _scale(axes, chart, sorted(places))
     if chart.mark is not None:
         axes.axvline(chart.mark, color=GREY, linestyle="--", linewidth=1.2)
-        side = "left" if chart.mark < sum(axes.get_xlim()) / 2 else "right"
-        gap = (6 if side == "left" else -6, 0)
+        left = chart.mark < sum(axes.get_xlim()) / 2
         axes.annotate(
             f"native {numbers.length(chart.mark)}",
             (chart.mark, 1),
             xycoords=axes.get_xaxis_transform(),
-            xytext=gap,
+            xytext=(6 if left else -6, 0),
             textcoords="offset points",
-            ha=side,
+            ha="left" if left else "right",
             va="top",
         )
 
 
-def _drawable(x: float, y: float, chart: Chart) -> bool:
-    positive = (x > 0 or not chart.x_log) and (y > 0 or not chart.y_log)
-    return math.isfinite(x) and math.isfinite(y) and positive
-
-
-def _ticks(axes: Axes, chart: Chart, places: Sequence[float]) -> None:
+def _scale(axes: Axes, chart: Chart, places: list[float]) -> None:
+    """Scales, and ticks that are few enough for a phone."""
+    axes.set(xscale="log" if chart.x_log else "linear", yscale="log" if chart.y_log else "linear")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    if chart.x_log:
-        apart = max(1, math.ceil(len(places) / 6))  # from the longest, so that it has its word
-        axes.xaxis.set_major_locator(FixedLocator(places[::-1][::apart]))
+    if chart.x_log:  # from the longest, so that it has its word
+        axes.xaxis.set_major_locator(FixedLocator(places[:: -math.ceil(len(places) / 6)]))
     elif chart.x_tokens:
         axes.xaxis.set_major_locator(MultipleLocator(2 ** max(0, math.ceil(math.log2(max(places[-1], 1) / 7)))))
-    if chart.x_tokens:
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: numbers.length(round(tokens))))
-    else:
-        axes.xaxis.set_major_formatter(FuncFormatter(_number))
     if chart.y_log:
         low, high = axes.get_ylim()
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,)))
-    axes.yaxis.set_major_formatter(FuncFormatter(_number))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda x, _: numbers.length(round(x)) if chart.x_tokens else _number(x))
+    axes.yaxis.set_major_formatter(lambda y, _: _number(y))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())
 
 
-def _number(value: float, _: int = 0) -> str:
+def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}".replace("-", "−")

@@ -2,212 +2,180 @@
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import pandas as pd
 
 from evaluation import published
-from evaluation.pages import numbers, tables
-from evaluation.pages.columns import NEEDED, RUN, Column, Record, Unused
-from evaluation.pages.parts import MISSING, Head, Note, Part, Section, Table
-from tape_ds.results import Result
+from evaluation.pages import numbers
+from evaluation.pages.columns import NEEDED, RUN, Column, Record, Unused, of
+from evaluation.pages.numbers import MISSING
+from evaluation.pages.parts import Head, Note, Part, Section, Table
 
-HEADLINE = {
-    "model": "model",
-    "launcher": "launcher",
-    "method": "method",
-    "position_encoding": "encoding",
-    "target_length": "target length",
-    "max_steps": "steps",
-    "global_batch_size": "global batch",
-    "learning_rate": "learning rate",
-    "window": "window",
-    "tokens trained": "tokens trained",
-    "parameters trained": "parameters trained",
-}
-"""Fields of a recipe and figures that are shown even where all runs agree."""
 OF_STEPS = ("max_steps", "global_batch_size", "learning_rate", "window")
-"""Those that say nothing of a run that made no step."""
-FOLDERS = frozenset({"output_dir", "resume_from_checkpoint", "data_cache"})
-WHICH_ROWS = frozenset({"evaluation", "lengths", "depths", "data", "datasets", "tasks", "spans"})
+"""Fields that say nothing of a run that made no step."""
+MAIN = (
+    "model",
+    "launcher",
+    "method",
+    "position_encoding",
+    "target_length",
+    *OF_STEPS,
+    "tokens trained",
+    "parameters trained",
+)
+"""Fields of a recipe and figures that are shown even where all runs agree."""
+FOLDERS = ("output_dir", "resume_from_checkpoint", "data_cache")
+WHICH_ROWS = ("evaluation", "lengths", "depths", "data", "datasets", "tasks", "spans")
 """Options that decide which numbers there are, not what they are; a page's rows show them."""
-MODEL_FACTS = ("address", "encoding", "dtype", "native_length", "tokenizer", "rope_parameters", "kind")
+MODEL_FACTS = ("address", "encoding", "dtype", "native_length", "rope_parameters", "kind")
 TRAINING = ("tokens", "tokens_per_second", "peak_memory_bytes", "steps", "skipped_steps")
-RESUMED = "Times are of the last start: of something that was interrupted, its last part."
 Facts = dict[int, dict[str, Any]]
 """Run -> name -> value."""
 
 
 def settings(columns: Sequence[Column]) -> Section:
     """Training settings, evaluation settings, and notes on what does not compare."""
-    runs = _of(columns, RUN)
-    recipes = {run: _recipe(result) for run, result in runs.items()}
     parts: list[Part] = []
-    if recipes:
-        names = [name for name in HEADLINE if any(name in each for each in recipes.values())]
-        others = [name for name in _differing(recipes) if name not in names]
-        parts.append(_table("Training: the main settings", "training", columns, recipes, names))
-        caption = "Training: every other setting that differs"
-        parts += [_table(caption, "training", columns, recipes, others)] if others else []
-    models = {run: model for run, column in enumerate(columns) if (model := _model(column))}
-    if models:
-        names = list(dict.fromkeys(name for each in models.values() for name in each if each[name] is not None))
-        parts.append(_table("Models that were evaluated", "model", columns, models, names))
-    other = _changed([result.data for result in runs.values()])
-    parts += [Note(f"The contents of {', '.join(other)} are not the same for all runs.", loud=True)] if other else []
+    runs = of(columns, RUN)
+    recipes: Facts = {}
+    for run, result in runs.items():
+        # DeepSpeed's part as its ZeRO stage: the rest decides memory and speed, not what is trained
+        stage = ((result.config.get("deepspeed") or {}).get("zero_optimization") or {}).get("stage")
+        trained = (result.figures.get("parameters") or {}).get("trained")
+        recipes[run] = _flat(result.config, *FOLDERS, "deepspeed") | {"ZeRO stage": stage}
+        recipes[run] |= dict.fromkeys(OF_STEPS) if result.figures.get("steps") == 0 else {}
+        recipes[run] |= {"tokens trained": result.figures.get("tokens"), "parameters trained": trained}
+    names = [name for name in MAIN if any(name in each for each in recipes.values())]
+    others = [name for name in _differing(recipes) if name not in names]
+    parts += _table("Training: the main settings", "training", columns, recipes, names)
+    parts += _table("Training: every other setting that differs", "training", columns, recipes, others)
+    models: Facts = {}
+    for run, column in enumerate(columns):
+        for model in [record.result.model for record in column.records.values() if record.result.model][:1]:
+            models[run] = _flat({name: model.get(name) for name in MODEL_FACTS} | {"tokenizer": _tokenizer(model)})
+    known = dict.fromkeys(name for each in models.values() for name in each if each[name] is not None)
+    parts += _table("Models that were evaluated", "model", columns, models, list(known))
+    if other := _changed([result.data for result in runs.values()]):
+        parts.append(Note(f"The contents of {', '.join(other)} are not the same for all runs.", loud=True))
     for kind in NEEDED:
         parts += _evaluation(columns, kind) if kind != RUN else []
     return Section("What was run", parts or [Note("No settings were stored.")])
 
 
-def _of(columns: Sequence[Column], kind: str) -> dict[int, Result]:
-    return {run: result for run, column in enumerate(columns) if (result := column.result(kind))}
+def _evaluation(columns: Sequence[Column], kind: str) -> list[Part]:
+    """One evaluation's settings where they differ, and a loud note: such numbers do not compare."""
+    found: Facts = {}
+    results = of(columns, kind)
+    data = [result.data for result in results.values()]
+    other = [name for name in _changed(data) if all(name in each for each in data)]
+    for run, result in results.items():
+        model = result.model or {}
+        found[run] = _flat(result.config, *WHICH_ROWS, *FOLDERS)
+        found[run] |= {"seed": result.seed, "dtype": model.get("dtype"), "tokenizer": _tokenizer(model)}
+        found[run] |= {"lm-eval": result.versions.get("lm-eval")} if kind == "harness" else {}
+        found[run] |= {f"data {name}": result.data[name][:8] for name in other}
+    names = _differing(found)
+    if not names:
+        return []
+    said = f"{kind}: the runs were not evaluated alike (other: {', '.join(names)}), so their numbers may not compare."
+    table = _table(f"Evaluation settings of {kind} that differ", kind, columns, found, names)
+    return [Note(said, loud=True), *table]
 
 
-def _table(caption: str, corner: str, columns: Sequence[Column], found: Facts, names: Sequence[str]) -> Table:
-    rows = [
-        (HEADLINE.get(name, name), [numbers.setting(name, each.get(name)) for each in found.values()]) for name in names
-    ]
-    return Table(caption, [Head(corner), *tables.heads(columns, list(found))], rows)
+def _table(caption: str, corner: str, columns: Sequence[Column], found: Facts, names: Iterable[str]) -> list[Table]:
+    """A row for each name; none without rows."""
+    rows = []
+    for name in names:
+        words = re.sub("_(bytes|seconds)$", "", name).replace("_", " ")  # the unit stands with the number
+        rows.append((words, [numbers.setting(name, each.get(name)) for each in found.values()]))
+    return [Table(caption, [Head(corner), *(Head(columns[run].name, run) for run in found)], rows)] if rows else []
 
 
 def _differing(found: Facts) -> list[str]:
     """Names whose values are not the same for all, sorted; one that is missing counts as None."""
-    frame = pd.DataFrame({run: pd.Series(each, dtype=object) for run, each in found.items()}).map(repr)
-    return sorted(frame.index[frame.replace("nan", "None").nunique(axis=1) > 1])
+    names = sorted({name for each in found.values() for name in each})
+    return [name for name in names if len({repr(each.get(name)) for each in found.values()}) > 1]
 
 
 def _changed(data: Sequence[Mapping[str, str]]) -> list[str]:
     """Addresses under which there was not the same everywhere."""
-    names = dict.fromkeys(name for each in data for name in each)
+    names = sorted({name for each in data for name in each})
     return [name for name in names if len({each[name] for each in data if name in each}) > 1]
 
 
-def _recipe(result: Result) -> dict[str, Any]:
-    """A recipe with DeepSpeed's part as its ZeRO stage: the rest decides memory and speed, not what is trained."""
-    stage = ((result.config.get("deepspeed") or {}).get("zero_optimization") or {}).get("stage")
-    trained = (result.figures.get("parameters") or {}).get("trained")
-    flat = _flat(result.config, FOLDERS | {"deepspeed"}) | {"ZeRO stage": stage}
-    if result.figures.get("steps") == 0:
-        flat |= dict.fromkeys(OF_STEPS)
-    return flat | {"tokens trained": result.figures.get("tokens"), "parameters trained": trained}
-
-
-def _model(column: Column) -> dict[str, Any]:
-    """Facts of the model that evaluations loaded."""
-    models = [record.result.model for record in column.records.values() if record.result.model]
-    facts = {name: models[0].get(name) for name in MODEL_FACTS} if models else {}
-    return _flat(facts | {"tokenizer": (facts["tokenizer"] or "")[:8] or None}) if facts else {}
-
-
-def _flat(values: Mapping[str, Any], without: frozenset[str] = frozenset()) -> dict[str, Any]:
+def _flat(values: Mapping[str, Any], *without: str) -> dict[str, Any]:
     """Nested mappings as one, inner names behind a dot."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and name not in without:
-            flat |= {f"{name}.{inner}": each for inner, each in _flat(value).items()}
-        elif name not in without:
-            flat[name] = value
+    kept = {name: value for name, value in values.items() if name not in without}
+    flat: dict[str, Any] = pd.json_normalize(kept).astype(object).to_dict("records")[0] if kept else {}
     return flat
 
 
-def _evaluation(columns: Sequence[Column], kind: str) -> list[Part]:
-    """One evaluation's settings where they differ, and a loud note: such numbers do not compare."""
-    results = _of(columns, kind)
-    if len(results) < 2:
-        return []
-    data = [result.data for result in results.values()]
-    other = sorted(set.intersection(*map(set, data)) & set(_changed(data)))
-    found = {}
-    for run, result in results.items():
-        model = result.model or {}
-        found[run] = {
-            **_flat(result.config, WHICH_ROWS | FOLDERS),
-            "seed": result.seed,
-            "dtype": model.get("dtype"),
-            "tokenizer": (model.get("tokenizer") or "")[:8] or None,
-            "lm-eval": result.versions.get("lm-eval") if kind == "harness" else None,
-        }
-    names = _differing(found) + [f"data {name}" for name in other]
-    for run, result in results.items():
-        found[run] |= {f"data {name}": result.data[name][:8] for name in other}
-    if not names:
-        return []
-    said = f"{kind}: the runs were not evaluated alike (other: {', '.join(names)}), so their numbers may not compare."
-    return [Note(said, loud=True), _table(f"Evaluation settings of {kind} that differ", kind, columns, found, names)]
+def _tokenizer(model: Mapping[str, Any]) -> str | None:
+    """The beginning of its fingerprint."""
+    return (model.get("tokenizer") or "")[:8] or None
 
 
 def costs(columns: Sequence[Column]) -> Section | None:
     """Tokens, time, memory and the machine: a table for training and one for each kind of evaluation."""
     parts: list[Part] = []
     for kind in NEEDED:
-        found = {run: _cost(record) for run, c in enumerate(columns) if (record := c.records.get(kind))}
+        found = {run: _cost(c.records[kind]) for run, c in enumerate(columns) if kind in c.records}
         title = "training" if kind == RUN else kind
-        if found:
-            names = dict.fromkeys(name for each in found.values() for name in each)
-            rows = [(_called(n), [numbers.cost(n, each.get(n)) for each in found.values()]) for n in names]
-            heads = [Head(title), *tables.heads(columns, list(found))]
-            parts.append(Table(f"Cost of {title}", heads, rows))
+        names = dict.fromkeys(name for each in found.values() for name in each)
+        parts += _table(f"Cost of {title}", title, columns, found, names)
         if len({(each["processor"], each["processes"]) for each in found.values()}) > 1:
             said = f"{title}: not the same machine or number of processes; times do not compare."
             parts.append(Note(said, loud=True))
-    return Section("Cost", [Note(RESUMED), *parts]) if parts else None
+    resumed = Note("Times are of the last start: of something that was interrupted, its last part.")
+    return Section("Cost", [resumed, *parts]) if parts else None
 
 
 def _cost(record: Record) -> dict[str, Any]:
     """Figures of cost, under names whose endings say their unit."""
-    figures, machine = record.result.figures, record.result.hardware
-    own = {n: figures.get(n) for n in TRAINING} if record.kind == RUN else _flat(figures.get("cost") or {})
+    result, machine = record.result, record.result.hardware
+    spent = datetime.fromisoformat(result.finished or "") - datetime.fromisoformat(result.started)
+    own = _flat(result.figures.get("cost") or {})
+    if record.kind == RUN:
+        own = {name: result.figures.get(name) for name in TRAINING}
     gpus = [gpu["name"] for gpu in machine.get("gpus") or []]
     processor = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) or machine.get("cpu")
-    known = {"seconds": record.seconds} | {n: value for n, value in own.items() if isinstance(value, int | float | str)}
+    known = {"time_seconds": own.pop("seconds", spent.total_seconds())}
+    known |= {name: value for name, value in own.items() if isinstance(value, int | float | str)}
     return known | {"processor": processor, "cores": machine.get("cores"), "processes": machine.get("processes")}
-
-
-def _called(name: str) -> str:
-    """``peak_memory_bytes`` -> ``peak memory``: the unit stands with the number."""
-    words = {"seconds": "time", "tokens_per_second": "tokens/s"}
-    return words.get(name, re.sub("_(bytes|seconds)$", "", name).replace("_", " "))
 
 
 def origins(columns: Sequence[Column], unused: Sequence[Unused]) -> Section:
     """Every file that was used, what made it, and every file that was not used and why."""
+    stored, commands, prints = [], [], set()
+    versions: dict[str, dict[str, None]] = {}
     found = [(column.name, record) for column in columns for record in column.records.values()]
-    results = [record.result for _, record in found]
-    versions = {
-        name: list(dict.fromkeys(e.versions.get(name) or MISSING for e in results))
-        for e in results
-        for name in e.versions
-    }
-    prints = {pair for result in results for pair in result.data.items()}
-    models = [result.model for result in results if result.model and result.model.get("sha256")]
-    prints |= {(str(model.get("address")), str(model["sha256"])) for model in models}
+    for name, record in found:
+        result, commit, model = record.result, record.result.commit or {}, record.result.model or {}
+        made = commit["hash"][:12] + (" + changes" if commit.get("dirty") else "") if commit.get("hash") else MISSING
+        what = [record.kind, result.finished or MISSING, numbers.setting("seed", result.seed), made]
+        stored.append((name, [*what, str(model.get("sha256") or MISSING)[:12], str(record.path)]))
+        commands.append((f"{name}, {record.kind}", [shlex.join(result.command)]))
+        prints |= set(result.data.items())
+        prints |= {(str(model.get("address")), str(model["sha256"]))} if model.get("sha256") else set()
+        for package, version in result.versions.items():
+            versions.setdefault(package, {})[version] = None
     names = ("run", "evaluation", "finished", "seed", "commit", "model", "file")
-    commands = [(f"{name}, {record.kind}", shlex.join(record.result.command)) for name, record in found]
+    used = [(package, [", ".join(each)]) for package, each in versions.items()]
     parts: list[Part] = [
-        Table("Stored results", list(map(Head, names)), [(name, _origin(record)) for name, record in found]),
-        _pairs("Commands", "result", "command", commands),
-        _pairs(
-            "Versions that made the results", "package", "version", [(n, ", ".join(v)) for n, v in versions.items()]
-        ),
-        _pairs("Fingerprints of data and models (SHA-256)", "what", "fingerprint", sorted(prints)),
+        Table("Stored results", [Head(name) for name in names], stored),
+        Table("Commands", [Head("result"), Head("command")], commands, folded=True),
+        Table("Versions that made the results", [Head("package"), Head("version")], used, folded=True),
     ]
+    rows = [(what, [each]) for what, each in sorted(prints)]
+    heads = [Head("what"), Head("fingerprint")]
+    parts.append(Table("Fingerprints of data and models (SHA-256)", heads, rows, folded=True))
     if unused:
-        left = [(str(each.path), each.reason) for each in unused]
-        parts.append(_pairs("Files that could not be used", "file", "why", left, folded=False))
+        left = [(str(path), [reason]) for path, reason in unused]
+        parts.append(Table("Files that could not be used", [Head("file"), Head("why")], left))
     return Section("Where the numbers come from", parts)
-
-
-def _origin(record: Record) -> list[str]:
-    result, commit = record.result, record.result.commit or {}
-    made = f"{commit['hash'][:12]}{' + changes' if commit.get('dirty') else ''}" if commit.get("hash") else MISSING
-    model = str((result.model or {}).get("sha256", MISSING))[:12]
-    return [record.kind, str(result.finished), numbers.setting("seed", result.seed), made, model, str(record.path)]
-
-
-def _pairs(caption: str, first: str, second: str, pairs: Sequence[tuple[str, str]], *, folded: bool = True) -> Table:
-    return Table(caption, [Head(first), Head(second)], [(name, [text]) for name, text in pairs], folded=folded)
 
 
 def everything_published() -> Section:
@@ -215,10 +183,7 @@ def everything_published() -> Section:
     parts: list[Part] = []
     for table in published.TABLES:
         heads = [Head("method"), *(Head(str(quantity).replace("_", " ")) for quantity in table.quantities)]
-        rows = [
-            (method, [tables.as_published(*table.value(method, each), "g") for each in table.quantities])
-            for method in table.rows
-        ]
+        rows = [(m, [table.written(m, each) or MISSING for each in table.quantities]) for m in table.rows]
         caption = f"{table.name}: {table.title}. {table.setting}; {table.unit}. Source: {table.source}."
         parts += [Table(caption, heads, rows, numeric=True, folded=True), *map(Note, table.caveats)]
     return Section("Published tables", parts)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -44,17 +45,11 @@ class Kind:
         return (low, high) if high > low else (low - 0.5, low + 0.5)
 
 
-def some(names: list[str], most: int) -> list[str]:
+def some(names: Sequence[Any], most: int) -> list[Any]:
     """At most so many of them, evenly apart, the first and the last among them.
 
-    >>> some(list("abcdefg"), 3)
+    >>> some("abcdefg", 3)
     ['a', 'd', 'g']
     """
-    if len(names) <= most:
-        return names
-    return [names[round(place)] for place in np.linspace(0, len(names) - 1, most)]
-
-
-def size(maps: int, tokens: int) -> int:
-    """Bytes of a page with so many maps at most: a colour a pair, compressed, as text."""
-    return maps * (tokens * (tokens + 1) * 2 + 1024)
+    places = range(len(names)) if len(names) <= most else np.linspace(0, len(names) - 1, most)
+    return [names[round(place)] for place in places]

@@ -1,21 +1,14 @@
 """What a page is made of, whatever it is written as. Strings are plain text; the templates escape them."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar
 
-MISSING = "–"
-"""What stands where there is no number; never 0."""
 MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚"}
 """matplotlib's name of a run's marker -> the same as a letter."""
 COLOURS = 8
 """Runs with colours of their own, ``--c0`` on in page.css; later ones use them again, dashed."""
-FIRST, SCREEN = 12, 46
-"""Letters of a table's first column, and of all, on a phone's screen."""
-BREAK = re.compile(r"[\s_./]")
-"""Where a name may be broken."""
 
 
 class Best(str):
@@ -60,13 +53,10 @@ class Table:
 
     @property
     def wide(self) -> bool:
-        """Whether a phone's screen is too narrow for it: then each row becomes a block of lines."""
-        letters = FIRST
-        for at, head in enumerate(self.heads[1:]):
-            texts = [cells[at] for _, cells in self.rows]
-            words = texts if self.numeric else [word for text in texts for word in BREAK.split(text)]
-            letters += 2 + max(map(len, [*words, *BREAK.split(head.text)]), default=0)
-        return self.run is None and letters > SCREEN
+        """Whether a phone's screen, 46 letters, is too narrow for it, the first column being broken: then each row
+        becomes a block of lines."""
+        columns = zip([head.text for head in self.heads[1:]], *(cells for _, cells in self.rows), strict=True)
+        return self.run is None and 12 + sum(2 + max(map(len, column)) for column in columns) > 46
 
     @property
     def over(self) -> list[tuple[str, int]]:
@@ -101,12 +91,6 @@ class Chart:
     mark: int | None = None
     """A native length (tokens), drawn as a vertical line."""
 
-    @property
-    def alt(self) -> str:
-        """What the picture shows, for who cannot see it."""
-        names = ", ".join(line.label for line in self.lines)
-        return f"{self.title}: {self.y_label} against {self.x_label}, for {names}; a table has the numbers."
-
 
 Part = Note | Table | Chart
 
@@ -117,11 +101,6 @@ class Section:
 
     title: str
     parts: Sequence[Part]
-
-    @property
-    def anchor(self) -> str:
-        """Its name in addresses."""
-        return re.sub(r"\W", "-", self.title.lower())
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from evaluation import published
-from evaluation.pages import numbers, tables
-from evaluation.pages.columns import RUN, Column
-from evaluation.pages.parts import MISSING, Head, Note, Part, Section, Table
+from evaluation.pages import numbers
+from evaluation.pages.columns import RUN, Column, names, of
+from evaluation.pages.numbers import MISSING
+from evaluation.pages.parts import Head, Note, Part, Section, Table
 from evaluation.pages.tables import Score, Scores
 from tape_ds.results import passkeys_of
 
@@ -24,12 +25,12 @@ UNLIKE = "At {rows} the models were not asked equally often: compare counts, not
 def section(columns: Sequence[Column]) -> Section | None:
     """A part for each form of prompt, those that training runs asked themselves apart."""
     groups: dict[tuple[str, str], list[pd.DataFrame]] = {}
-    for run, column in enumerate(columns):
-        for form, asker, cells in _asked(column):
-            groups.setdefault((asker, form), []).append(cells.assign(run=run))
+    for asker, form, cells in _asked(columns):
+        groups.setdefault((asker, form), []).append(cells)
     parts: list[Part] = []
-    for (asker, form), cells in sorted(groups.items(), key=lambda item: item[0]):
-        found = pd.concat(cells)
+    for (asker, form), frames in sorted(groups.items(), key=lambda item: item[0]):
+        found = pd.concat(frames)
+        found = found[found["trials"] > 0]
         parts.append(Note(f"Prompts of the form {form}, {ASKERS.get(asker, asker)}."))
         if asker != RUN and found["depth"].notna().any():
             parts.append(Note("A row is a depth, a column a length; a cell says how many of how many were found."))
@@ -38,56 +39,48 @@ def section(columns: Sequence[Column]) -> Section | None:
     return Section("Passkeys found", parts) if parts else None
 
 
-def _asked(column: Column) -> Iterator[tuple[str, str, pd.DataFrame]]:
-    """Form, who asked, and the counts: length, depth (missing: keys lie anywhere), correct, trials."""
-    result, own = column.result("passkey"), column.result(RUN)
-    names = ["length", "depth", "correct", "trials"]
-    if result is not None and result.figures["cells"]:
-        asker = str(result.config.get("protocol", "grid"))
-        yield str(result.figures.get("form")), asker, pd.DataFrame(result.figures["cells"], columns=names)
-    if own is not None and own.figures.get("passkey"):
-        cells = pd.DataFrame(passkeys_of(own.figures["passkey"]), columns=names)
-        yield str(own.config.get("passkey_form")), RUN, cells
+def _asked(columns: Sequence[Column]) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """Who asked, the form, and the counts: length, depth (missing: keys lie anywhere), correct, trials, run."""
+    fields = ["length", "depth", "correct", "trials"]
+    for run, result in of(columns, "passkey").items():
+        if cells := result.figures["cells"]:
+            asker = str(result.config.get("protocol", "grid"))
+            yield asker, str(result.figures.get("form")), pd.DataFrame(cells, columns=fields).assign(run=run)
+    for run, result in of(columns, RUN).items():
+        if cells := result.figures.get("passkey"):
+            form = str(result.config.get("passkey_form"))
+            yield RUN, form, pd.DataFrame(passkeys_of(cells), columns=fields).assign(run=run)
 
 
 def _heat_maps(columns: Sequence[Column], found: pd.DataFrame) -> list[Table]:
     """One for each run, all over the same lengths and depths."""
-    sums = found.groupby(["run", "depth", "length"])[["correct", "trials"]].sum()
-    said = (sums["correct"].astype(str) + "/" + sums["trials"].astype(str)).where(sums["trials"] > 0, MISSING)
+    sums = found.groupby(["run", "depth", "length"])[["correct", "trials"]].sum().astype(str)
+    said = sums["correct"] + "/" + sums["trials"]
     wide = said.unstack("length").reindex(columns=sorted(found["length"].unique()))
     heads = [Head("depth"), *(Head(numbers.length(int(length))) for length in wide)]
     maps = []
     for run in found["run"].unique():
         own = wide.xs(run).reindex(sorted(found["depth"].dropna().unique())).fillna(MISSING)
-        rows = [(f"{100 * depth:.0f} %", list(map(str, row))) for depth, row in own.iterrows()]
+        rows = [(f"{100 * depth:.0f} %", list(row)) for depth, row in own.iterrows()]
         maps.append(Table(columns[run].name, heads, rows, run=int(run)))
     return maps
 
 
 def _by_length(columns: Sequence[Column], form: str, asker: str, found: pd.DataFrame) -> list[Part]:
     """The share found over all depths; published numbers beside it, where the prompts are of the same form."""
-    sums = found.groupby(["run", "length"], sort=False)[["correct", "trials"]].sum()
-    sums = sums[sums["trials"] > 0]
-    scores = [
-        Score(
-            int(run),
-            100 * row.correct / row.trials,
-            None,
-            int(row.trials),
-            int(n),
-            detail=f"{row.correct}/{row.trials}",
-        )
-        for (run, n), row in sums.iterrows()
-    ]
-    heads = tables.heads(columns, list(dict.fromkeys(each.run for each in scores)))
-    own = {each.tokens for each in scores if each.tokens is not None}
+    sums = found.groupby(["run", "length"], sort=False)[["correct", "trials"]].sum().astype(int)
+    scores = []
+    for run, length, correct, trials in sums.reset_index().itertuples(index=False):
+        said = f"{correct}/{trials}"
+        scores.append(Score(run, 100 * correct / trials, samples=trials, tokens=length, detail=said))
+    own = {each.tokens or 0 for each in scores}
     theirs = {}
     if form == PUBLISHED_FORM and asker != RUN:  # which calls a length by another number than its tokens
         theirs = {name if asker == "published" else n: name for name, n in published.PASSKEY_TOKENS.items()}
     lengths = sorted(own | {length for length in theirs if length <= max(own)})
     wanted = {numbers.length(n): published.Quantity("passkey", "accuracy", theirs.get(n, 0)) for n in lengths}
     title = f"Passkeys found, %, all depths together, form {form}"
-    shown = Scores(title, "length", scores, heads, places=0, unlike=UNLIKE).table(tables.beside(wanted, places=0))
-    if any(n in theirs for n in lengths) and not own & set(theirs):
+    shown: list[Part] = [*Scores(title, "length", scores, names(columns), places=0, unlike=UNLIKE).table(wanted)]
+    if set(lengths) & set(theirs) and not own & set(theirs):
         shown.append(Note("Published lengths are others than the runs', so they have rows of their own."))
-    return list(shown)
+    return shown

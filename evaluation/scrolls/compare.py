@@ -105,11 +105,10 @@ def read(argument: str, dataset: str) -> Answers:
     Raises:
         UserError: there are none of this data set, or they are not readable.
     """
-    name, equals, rest = argument.partition("=")
     if not storage.is_utf8(argument):
         raise UserError(Problem("RESULTS", storage.shown(argument), "is not UTF-8", "write NAME=PATH in UTF-8"))
-    named = bool(equals and name) and not Path(argument).exists()
-    path = Path(rest if named else argument)
+    name, rest = shared.named(argument)
+    path = Path(rest)
     file = path / "scrolls" / f"{dataset}.json" if path.is_dir() else path
     if path.is_dir() and not file.is_file():
         wrong = f"no scrolls/{dataset}.json in this folder"
@@ -118,7 +117,7 @@ def read(argument: str, dataset: str) -> Answers:
     texts = official.read_predictions(file)
     beside = file.parent.parent / RECORD
     record = results.load(beside) if file.parent.name == "scrolls" and beside.is_file() else None
-    return Answers(name if named else _name(path), file, texts, record)
+    return Answers(name or _name(path), file, texts, record)
 
 
 def _name(path: Path) -> str:

@@ -67,9 +67,11 @@ def test_four_significant_digits(value, text):
 
 def test_only_settings_that_differ_are_listed_beside_the_main_ones():
     built = page(("a", {"run": examples.run(warmup_steps=2)}), ("b", {"run": examples.run(warmup_steps=4)}))
-    assert {"model", "method", "steps", "learning rate", "tokens trained"} <= set(table(built, "What was run", "main"))
+    assert {"model", "method", "max steps", "learning rate", "tokens trained"} <= set(
+        table(built, "What was run", "main")
+    )
     others = table(built, "What was run", "differs")
-    assert {name: list(row.values()) for name, row in others.items()} == {"warmup_steps": ["2", "4"]}
+    assert {name: list(row.values()) for name, row in others.items()} == {"warmup steps": ["2", "4"]}
 
 
 def test_one_run_alone_has_the_sections_that_it_has_results_for():
@@ -78,7 +80,7 @@ def test_one_run_alone_has_the_sections_that_it_has_results_for():
 
 
 def test_losses_by_position_with_what_the_run_scored_beside_its_model():
-    stored = columns.collect([str(examples.STORED / "demo.json")])[0][0].result("run")
+    stored = columns.collect([str(examples.STORED / "demo.json")])[0][0].records["run"].result
     rows = table(page(("demo", {"run": stored})), "Loss by position", "nats")
     assert dict(rows["from 14k"].items()) == {
         "demo": "1.609",
@@ -93,7 +95,7 @@ def test_losses_by_position_with_what_the_run_scored_beside_its_model():
 
 
 def test_what_several_runs_scored_alike_is_shown_once():
-    stored = columns.collect([str(examples.STORED / "demo.json")])[0][0].result("run")
+    stored = columns.collect([str(examples.STORED / "demo.json")])[0][0].records["run"].result
     rows = table(page(("a", {"run": stored}), ("b", {"run": stored})), "Loss by position", "nats")
     assert list(rows["mean"]) == ["a", "b", "a: untouched", "a: yarn x2, untrained", "a: tape, trained, updates off"]
 
@@ -164,7 +166,7 @@ def test_a_run_that_made_no_step_has_no_settings_of_steps():
     untrained = examples.run()
     untrained.figures.update(steps=0, tokens=0, train_loss=[])
     rows = table(page(("a", {"run": examples.run()}), ("b", {"run": untrained})), "What was run", "main")
-    assert (rows["steps"]["a"], rows["steps"]["b"], rows["learning rate"]["b"]) == ("3", "–", "–")
+    assert (rows["max steps"]["a"], rows["max steps"]["b"], rows["learning rate"]["b"]) == ("3", "–", "–")
 
 
 def test_nothing_is_published_for_other_texts():
@@ -356,7 +358,7 @@ def test_a_chart_is_coloured_by_the_page_and_words_its_lengths():
 
 
 def test_lines_that_hide_the_others_are_left_out_of_the_second_chart_and_named():
-    stored = columns.collect([str(examples.STORED / "demo.json")])[0][0].result("run")
+    stored = columns.collect([str(examples.STORED / "demo.json")])[0][0].records["run"].result
     parts = section(page(("demo", {"run": stored})), "Loss by position")
     first, second = [part for part in parts if isinstance(part, Chart)]
     assert {line.label for line in first.lines} - {line.label for line in second.lines} == {"demo: untouched"}

@@ -160,7 +160,7 @@ def _kindred(asked: Experiment, theirs: Table, ours: Measured) -> list[Quantity]
 def _numbers(theirs: Table, asked: list[Quantity], rows: readings.Rows) -> str:
     """``quantity / quantity: method 1.0 / 2.0; method ...``."""
     shown = [
-        f"{method} {' / '.join(page.decimal(numbers.get(each), page.places(theirs, each)) for each in asked)}"
+        f"{method} {' / '.join(page.decimal(numbers.get(each), theirs.places(each)) for each in asked)}"
         for method, numbers in rows.items()
         if any(each in numbers for each in asked)
     ]

@@ -186,20 +186,7 @@ def _published(table: Table, method: str) -> dict[Quantity, Number]:
 
 
 def _cells(numbers: Mapping[Quantity, Number], asked: Iterable[Quantity], table: Table) -> list[str]:
-    return [decimal(numbers.get(each), places(table, each)) for each in asked]
-
-
-def places(table: Table, quantity: Quantity) -> int:
-    """Decimals that the paper prints of a quantity; of one that it does not print, those of its most exact one."""
-    asked = [quantity] if quantity in table.quantities else list(table.quantities)
-    values = [value for method in table.rows for each in asked if (value := table.value(method, each)[0]) is not None]
-    return max((_places(value) for value in values), default=2)
-
-
-def _places(value: float) -> int:
-    """Of 3.10: 1; of 1e-4: 0, as it is written otherwise."""
-    text = repr(float(value))
-    return 0 if "e" in text or text.endswith(".0") else len(text.partition(".")[2])
+    return [decimal(numbers.get(each), table.places(each)) for each in asked]
 
 
 def decimal(value: Number, decimals: int) -> str:
