@@ -57,9 +57,8 @@ def try_one(copy: Path, mutant: dict[str, Any], workers: int) -> str | None:
             command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", str(workers), "-p", "no:cacheprovider", folder]
             environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
             done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
-            if done.returncode == 1:
-                failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-                return failed[1] if failed else folder
+            if failed := re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE):
+                return failed[1]
             if done.returncode:
                 raise SystemExit(f"pytest could not run {folder}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         return None
