@@ -9,9 +9,9 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,8 +73,10 @@ class FoundModel:
     tokenizer_address: str
     record: trained.Record | None = None
     """What the run that trained the model says of it; None where no run of this project did."""
-    without_updates: TapeConfig | None = None
-    """Where the position updates are off: the configuration with them off."""
+    changed: TapeConfig | None = None
+    """What it computes with instead of its own configuration, where ``asked`` says so."""
+    asked: Mapping[str, str] = field(default_factory=dict)
+    """What differs from the model as it was trained."""
 
     def load(self) -> PreTrainedModel:
         """The whole model in its dtype on its device, in evaluation mode.
@@ -86,10 +88,10 @@ class FoundModel:
         if getattr(model.config, "quantization_config", None) is None:  # packed weights are no numbers to round
             for parameter in model.parameters():  # not the module: its cast would round the angles' frequencies, too
                 parameter.data = parameter.data.to(self.dtype)
-        if self.without_updates is not None:
+        if self.changed is not None:
             own: Any = model
-            change_positions(own, self.without_updates)
-            model.config = self.without_updates
+            change_positions(own, self.changed)
+            model.config = self.changed
         model.to(self.device)
         return model.eval()
 
@@ -152,7 +154,7 @@ class FoundModel:
             "native_length": _native_length(self.config),
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": self.device.type,
-            **({} if self.without_updates is None else {"position_updates": "off"}),
+            **self.asked,
         }
 
 
@@ -168,7 +170,7 @@ def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> Found
     Raises:
         UserError: what is wrong with it, behind the ``problems`` that are known.
     """
-    names = ("tokenizer", "dtype", "device", "trust_remote_code", "position_updates")
+    names = ("tokenizer", "dtype", "device", "trust_remote_code", "position_updates", "angles")
     try:
         return at(options.model, **{name: vars(options)[name] for name in names})
     except UserError as error:
@@ -183,6 +185,7 @@ def at(
     device: str = "auto",
     trust_remote_code: bool = False,
     position_updates: str = "on",
+    angles: str = "own",
 ) -> FoundModel:
     """The model that an address leads to, not loaded yet.
 
@@ -196,20 +199,31 @@ def at(
     with collecting(problems):
         asked = None if dtype == "auto" else getattr(torch, dtype)
         found = _find(address, Held(tokenizer, asked, place, trust_remote_code))
-        if position_updates == "off":
-            found = replace(found, without_updates=_without_updates(found))
+        found = _changed(found, position_updates, angles)
         found.tokenizer()
     raise_if_any(problems)
     assert found is not None
     return found
 
 
-def _without_updates(found: FoundModel) -> TapeConfig:
-    changed = positions.without_updates(found.config) if isinstance(found.config, TapeConfig) else None
-    if changed is None:
-        wrong = f"{found.address} has no position updates"
-        raise UserError(Problem("--position_updates", "off", wrong, "leave it out, or name a TAPE model"))
-    return changed
+def _changed(found: FoundModel, position_updates: str, angles: str) -> FoundModel:
+    """The model with its position updates off, with YaRN's angles, or both."""
+    own = found.config if isinstance(found.config, TapeConfig) else None
+    changed, asked, problems = own, {}, []
+    if position_updates == "off":
+        asked["position_updates"] = "off"
+        changed = own and positions.without_updates(own)
+        if changed is None:
+            wrong = f"{found.address} has no position updates"
+            problems.append(Problem("--position_updates", "off", wrong, "leave it out, or name a TAPE model"))
+    if angles == "yarn":
+        asked["angles"] = "yarn"
+        changed = None if own is None else positions.with_yarn(changed or own)
+        if changed is None:
+            wrong = f"{found.address} has no plain angles that this package could scale"
+            problems.append(Problem("--angles", "yarn", wrong, "leave it out, or name a model trained here with them"))
+    raise_if_any(problems)
+    return replace(found, changed=changed, asked=asked) if asked else found
 
 
 def find_device(name: str) -> torch.device:

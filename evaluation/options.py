@@ -85,6 +85,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help="off: TAPE's layers leave the position state as it started, which shows what trained updates are worth",
     )
     group.add_argument(
+        "--angles",
+        default="own",
+        choices=("own", "yarn"),
+        help="yarn: YaRN's, to the length of each text from the one that the model was trained on",
+    )
+    group.add_argument(
         "--trust_remote_code", action="store_true", help="run code that the model's folder or hub repository carries"
     )
 

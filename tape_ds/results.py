@@ -26,6 +26,8 @@ from tape_ds import storage
 from tape_ds.errors import REDACTED, SECRET_NAME, Problem, UserError, did_you_mean, raise_if_any, redacted
 
 SCHEMA = 1
+WITHOUT_UPDATES = "updates off"
+"""How the name of a variant ends that is a trained model with its position state left as it started."""
 PACKAGES = (
     "tape_ds",
     "torch",

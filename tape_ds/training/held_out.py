@@ -31,7 +31,6 @@ from tape_ds.scoring.perplexity import Perplexity
 from tape_ds.scoring.span_losses import SpanLosses
 
 Model: TypeAlias = extendable.Model | PeftModel
-WITHOUT_UPDATES = "updates off"
 Variant: TypeAlias = dict[str, Any] | str | None
 """``rope_parameters`` to compute with as a plain RoPE model without adapters, WITHOUT_UPDATES for the model with its
 position state left as it started, or None for the model as it is."""

@@ -73,9 +73,24 @@ def test_position_updates_are_switched_off(run):
     assert torch.equal(logits(off.load(), ids), plain)
 
 
-def test_position_updates_of_a_model_that_has_none(base):
-    with pytest.raises(UserError, match=r"--position_updates.*has no position updates"):
-        found(base, "--position_updates", "off")
+def test_angles_are_scaled_as_yarn_s(run):
+    """Beside updates that are off, or alone: up to the window nothing changes, beyond it everything does."""
+    folder = run(rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    own, off = found(folder), found(folder, "--position_updates", "off")
+    scaled, both = found(folder, "--angles", "yarn"), found(folder, "--position_updates", "off", "--angles", "yarn")
+    assert scaled.about() == own.about() | {"angles": "yarn"}
+    assert both.about() == off.about() | {"angles": "yarn"}
+    ids = tokens(2, 20)
+    for plain, other in ((own.load(), scaled.load()), (off.load(), both.load())):
+        with models.used_at(other, 128):
+            assert torch.equal(logits(other, ids), logits(plain, ids))
+        with models.used_at(other, 512):
+            assert not torch.allclose(logits(other, ids), logits(plain, ids), atol=1e-3)
+
+
+def test_what_a_model_has_not_cannot_be_changed(base):
+    with pytest.raises(UserError, match=r"(?s)--position_updates.*has no position updates.*--angles.*no plain angles"):
+        found(base, "--position_updates", "off", "--angles", "yarn")
 
 
 def test_an_exported_folder_loads_without_its_code(run, tmp_path):

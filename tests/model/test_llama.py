@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tape_ds import TapeForCausalLM
 from tape_ds.model import positions
 from tape_ds.model.attention import sdpa
-from tape_ds.model.llama import evaluated_at, positions_of
+from tape_ds.model.llama import change_positions, evaluated_at, positions_of
 from tests.model.helpers import ENCODINGS, HEADS, gradients, largest_difference, tiny_config, tiny_model, tokens
 
 # fp32 logits of order 1 from two programs that sum in different orders; the error grows slowly with the keys per row.
@@ -181,6 +181,30 @@ def test_yarn_is_evaluated_scaled_to_the_length_in_use(length, factor, encoding)
     assert torch.equal(inside, before) == (factor == 1.0)
     assert torch.equal(model(ids).logits, before)
     assert model.config.rope_parameters["factor"] == 1.0
+
+
+@pytest.mark.parametrize("encoding", ["rope", "tape", "tape unit"])
+def test_a_model_with_plain_angles_is_given_yarn_s(encoding):
+    """The same weights with angles scaled from the window that the model was made for, 64 here."""
+    model, ids = tiny_model(encoding=encoding, max_position_embeddings=64), tokens(1, 40)
+    config = positions.with_yarn(model.config)
+    assert config is not None and positions.with_yarn(config) is None, "they are plain no more"
+    four = {**config.rope_parameters, "factor": 4.0}
+    scaled = tiny_model(encoding=encoding, max_position_embeddings=64, rope_parameters=four)
+    scaled.load_state_dict(model.state_dict())
+    plain, expected = model(ids).logits, scaled(ids).logits
+    change_positions(model, config)
+    model.config = config
+    with evaluated_at(model, 64):
+        assert torch.equal(model(ids).logits, plain)
+    with evaluated_at(model, 256):
+        assert torch.equal(model(ids).logits, expected)
+    assert not torch.equal(plain, expected)
+
+
+@pytest.mark.parametrize("encoding", ["nope", "alibi", "xpos"])
+def test_what_turns_nothing_as_yarn_does_is_not_scaled(encoding):
+    assert positions.with_yarn(tiny_config(encoding=encoding)) is None
 
 
 def test_a_factor_that_reaches_farther_stays():

@@ -33,6 +33,7 @@ def found(address):
         "dtype": "auto",
         "device": "cpu",
         "position_updates": "on",
+        "angles": "own",
         "trust_remote_code": False,
     }
     return models.find(argparse.Namespace(model=str(address), **options))

@@ -4,15 +4,17 @@ Shares are in per cent. A row is a method; a result with one row calls it by no 
 """
 
 import csv
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from evaluation import published
 from evaluation.published import Quantity
 from tape_ds import results
-from tape_ds.results import passkeys_of
+from tape_ds.results import WITHOUT_UPDATES, passkeys_of
 from tape_ds.scoring.span_losses import SpanLosses
 
 Numbers = dict[Quantity, float]
@@ -20,6 +22,8 @@ Rows = dict[str, Numbers]
 """Row -> its numbers; "" is the run that a result lies in."""
 BEYOND = "beyond"
 """Behind a metric's name: over what was not trained alone."""
+BY_UPDATES = "loss_by_updates"
+"""What position updates add to the loss past the native length: a difference already, below 0 where they help."""
 
 
 def read(path: Path) -> tuple[Rows, results.Result | None]:
@@ -50,7 +54,7 @@ def trained(result: results.Result) -> Rows:
     figures, config = result.figures, result.config
     own: Numbers = {}
     rows: Rows = {"": own}
-    if "perplexity" in figures:  # of training from scratch
+    if figures.get("perplexity"):  # of training from scratch, where there is text to score
         text = _text(config["eval_data"][0])
         own |= {
             Quantity(text, "perplexity", int(length)): each["perplexity"]
@@ -65,6 +69,8 @@ def trained(result: results.Result) -> Rows:
             numbers |= _losses(scores[variant], figures["native_length"])
             keys = passkeys_of(figures["passkey"], None if variant == made else variant)
             numbers |= {Quantity("passkey", "accuracy", e["length"]): 100 * e["correct"] / e["trials"] for e in keys}
+    if (off := scores.get(f"{made}, {WITHOUT_UPDATES}")) is not None:
+        own |= _by_updates(scores[str(made)], off, figures["native_length"])
     if figures.get("train_loss"):
         own[Quantity("", "train_loss")] = figures["train_loss"][-1]["loss"]
     own[Quantity("", "parameters")] = figures["parameters"]["all"]
@@ -99,6 +105,23 @@ def _losses(documents: Mapping[str, Mapping[str, Any]], native: int) -> Numbers:
     return found
 
 
+def _by_updates(on: Mapping[str, Any], off: Mapping[str, Any], native: int) -> Numbers:
+    """A trained model less itself with its updates off, past the native length: over all documents, and of each with
+    its standard error over spans."""
+    found = {}
+    for name in on:
+        spans = zip(on[name]["starts"], on[name]["nll"], off[name]["nll"], strict=True)
+        found[name] = [mine - theirs for start, mine, theirs in spans if start >= native]
+    every = [each for differences in found.values() for each in differences]
+    numbers = {Quantity("", BY_UPDATES): fmean(every)} if every else {}
+    for name, differences in found.items():
+        if len(differences) > 1:
+            error = stdev(differences) / math.sqrt(len(differences))
+            numbers |= {Quantity("", f"{BY_UPDATES}, {name}"): fmean(differences)}
+            numbers |= {Quantity("", f"{BY_UPDATES}, {name}, standard error"): error}
+    return numbers
+
+
 def perplexity(result: results.Result) -> Rows:
     """Of ``python -m evaluation perplexity``."""
     found = {}
@@ -107,6 +130,7 @@ def perplexity(result: results.Result) -> Rows:
         table = next(published.tables_for([Quantity(text or "", "perplexity", each["length"])]), None)
         theirs = table is None or table.convention == each["convention"]
         metric = "perplexity" if theirs else f"perplexity ({each['convention']})"
+        metric += f", {angles}" if (angles := (result.model or {}).get("angles")) else ""
         found[Quantity(text or each["source"], metric, each["length"])] = each["perplexity"]
     return {"": found}
 

@@ -16,11 +16,13 @@ from tape_ds.markdown_table import markdown_table
 from tape_ds.numbers import NOT_AVAILABLE, number
 from tape_ds.scoring import statistics
 from tape_ds.scoring.statistics import Sample
+from tools.experiment.readings import BY_UPDATES
 
 ALPHA = 1 - statistics.CONFIDENCE
 PERCENT = ("accuracy", "exact_match", "f1", "rouge")
 """What metrics begin with that are per cents, of which more is better."""
 COSTS = ("parameters", "seconds")
+ITSELF = "itself with updates off"
 LARGE = 1e6
 """From here on numbers are written with an exponent."""
 
@@ -48,9 +50,14 @@ class Measure:
         return self.quantity.metric.startswith(PERCENT)
 
     @property
+    def is_difference(self) -> bool:
+        """Whether it says by itself how far each arm is from its own reference."""
+        return self.quantity.metric.startswith(BY_UPDATES)
+
+    @property
     def has_best(self) -> bool:
         """Whether a table shows which arm is best in it."""
-        return self.quantity.metric not in ("train_loss", *COSTS)
+        return self.quantity.metric not in ("train_loss", *COSTS) and not self.is_difference
 
     def plain(self, value: float | None) -> str:
         """The number alone."""
@@ -132,6 +139,11 @@ class Study:
             raise UserError(Problem("primary", self.asked, f"names {len(fits)} figures", f"one of: {named}"))
         return fits[0]
 
+    @property
+    def against(self) -> str:
+        """What every arm is compared with: the reference, or itself where the primary figure is such a difference."""
+        return ITSELF if self.primary.is_difference else self.reference
+
     @cached_property
     def arms(self) -> dict[str, list[Row]]:
         """The runs of each arm."""
@@ -157,9 +169,12 @@ class Study:
 
     @cached_property
     def claims(self) -> list[Claim]:
-        """Every arm with a seed against the reference."""
+        """Every arm with a seed against the reference; where the primary figure is a difference, those that have it."""
         theirs = self.values(self.reference, self.primary)
         others = [arm for arm, rows in self.arms.items() if arm != self.reference and rows[0].seed is not None]
+        if self.primary.is_difference:
+            theirs = dict.fromkeys(self.seeds, 0.0)
+            others = [arm for arm in self.arms if self.values(arm, self.primary)]
         paired = {arm: statistics.paired(self.values(arm, self.primary), theirs) for arm in others}
         found = {arm: statistics.sample(list(each.values())) if each else None for arm, each in paired.items()}
         tested = [arm for arm, each in found.items() if each is not None and each.half_width is not None]
@@ -173,7 +188,7 @@ class Study:
             arm: {m.name: (m, found) for m in self.measures if (found := self.sample(arm, m))} for arm in self.arms
         }
         return {
-            "reference": self.reference,
+            "reference": self.against,
             "primary": self.primary.name,
             "seeds": self.seeds,
             "runs": [
@@ -194,7 +209,7 @@ class Study:
 
 def verdict(study: Study, claim: Claim) -> str:
     """One plain sentence on one claim."""
-    found, measure, reference = claim.found, study.primary, study.reference
+    found, measure, reference = claim.found, study.primary, study.against
     if found is None:
         return f"{claim.arm}: shares no seed with {reference} in which both have this figure."
     if not math.isfinite(found.mean):
@@ -255,7 +270,7 @@ def _decides(study: Study) -> str:
     better = "higher" if study.primary.is_share else "lower"
     return (
         "± is half the width of Student's 95 % interval over seeds. What decides is "
-        f"**{study.primary.title}** ({better} is better), every arm against `{study.reference}` on the same seeds. "
+        f"**{study.primary.title}** ({better} is better), every arm against `{study.against}` on the same seeds. "
         "p is that of the exact two-sided sign-flip test; Holm's is adjusted for all claims of this page, and one of "
         "0.05 or less makes an arm better or worse."
     )
@@ -278,4 +293,4 @@ def _differences(study: Study) -> str:
         count = str(len(claim.differences))
         lines.append([claim.arm, shown, ends, count, number(claim.p, ".3g"), number(claim.p_holm, ".3g")])
     unit = ", points" if study.primary.is_share else ""
-    return markdown_table([f"less {study.reference}{unit}", "mean", "95 % interval", "seeds", "p", "p, Holm's"], lines)
+    return markdown_table([f"less {study.against}{unit}", "mean", "95 % interval", "seeds", "p", "p, Holm's"], lines)

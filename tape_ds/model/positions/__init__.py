@@ -118,6 +118,19 @@ def without_updates(config: Any) -> TapeConfig | None:
     return changed
 
 
+def with_yarn(config: TapeConfig) -> TapeConfig | None:
+    """``config`` with angles that :func:`config_at` scales as YaRN does, from the window it was trained on to the
+    length of a text; None where its angles are not plain, or turn nothing."""
+    if (config.rope_parameters or {}).get("rope_type") != "default":
+        return None
+    changed = copy.deepcopy(config)
+    changed.position_encoding = "yarn" if config.position_encoding == "rope" else config.position_encoding
+    window = config.max_position_embeddings
+    own = {"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": window}
+    changed.rope_parameters = {**config.rope_parameters, **own}
+    return None if config_at(changed, 2 * window) is changed else changed
+
+
 def llama_rope_parameters(config: TapeConfig) -> dict[str, Any] | None:
     """``rope_parameters`` of the plain Llama that computes the same; None where there is none."""
     if config.position_encoding not in _LLAMA or options(config).abacus:

@@ -25,12 +25,12 @@ from tape_ds.recipe.extension import ExtensionRecipe, check_against_model
 from tape_ds.recipe.method import targets_of
 from tape_ds.recipe.scale import check_model
 from tape_ds.recipe.sections import check_trained, learns
+from tape_ds.results import WITHOUT_UPDATES
 from tape_ds.run_folder import RESULTS
 from tape_ds.scoring.span_losses import SpanLosses
 from tape_ds.training import identity, model_config, plots, tables
 from tape_ds.training.callbacks import LossByPosition, PasskeyRetrieval
 from tape_ds.training.held_out import (
-    WITHOUT_UPDATES,
     Found,
     HeldOut,
     Scores,

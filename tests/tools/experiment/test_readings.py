@@ -1,5 +1,7 @@
 """Numbers are found where results have them, under the published names."""
 
+from dataclasses import replace
+
 import pytest
 
 from evaluation import published
@@ -31,6 +33,11 @@ HARNESS = {
     [
         (readings.perplexity, text("all_tokens"), {Quantity("pg19", "perplexity", 8192): 7.5}),
         (readings.perplexity, text("blocks"), {Quantity("pg19", "perplexity (blocks)", 8192): 7.5}),
+        (
+            readings.perplexity,
+            replace(text("all_tokens"), model={"angles": "yarn"}),
+            {Quantity("pg19", "perplexity, yarn", 8192): 7.5},
+        ),
         (
             readings.passkeys,
             result({"passkeys": [{"length": 8000, "correct": 19, "trials": 20}]}, protocol="published"),
@@ -68,6 +75,7 @@ def test_a_run_says_what_it_scored_and_what_it_cost():
     found = readings.trained(result(scored, eval_data=["stdlib"]))[""]
     cost = {Quantity("", "train_loss"): 2.5, Quantity("", "parameters"): 1000, Quantity("", "seconds"): 86400.0}
     assert found == {Quantity("stdlib", "perplexity", 256): 9.0} | cost
+    assert readings.trained(result(figures | {"perplexity": {}}, eval_data=[]))[""] == cost, "another command scores"
     asked = figures | {"addressing": [{"length": 72, "kind": "ignore 0.98", "share": 0.5}]}
     found = readings.trained(result(asked, task="flip_flop"))[""]
     assert found == {Quantity("flip_flop", "accuracy ignore 0.98", 72): 50.0} | cost
@@ -81,6 +89,14 @@ def test_an_extension_is_read_within_and_past_its_native_length():
     assert rows[""][Quantity("", "loss_past_native")] < rows["untouched"][Quantity("", "loss_past_native")]
     assert rows["untouched"][Quantity("passkey", "accuracy", 2048)] == 100.0
     assert Quantity("", "seconds") not in rows["untouched"]
+
+
+def test_a_trained_model_is_held_against_itself_without_updates():
+    """The stored demo: its updates cost 0.018 nats past 8,192 tokens, and it has four spans there."""
+    found = readings.trained(results.load(ROOT / "docs/results/extend_smollm2_16k/demo.json"))[""]
+    assert found[Quantity("", "loss_by_updates")] == pytest.approx(0.0181, abs=1e-4)
+    assert found[Quantity("", "loss_by_updates, typing.py")] == found[Quantity("", "loss_by_updates")]
+    assert found[Quantity("", "loss_by_updates, typing.py, standard error")] == pytest.approx(0.0045, abs=1e-4)
 
 
 def test_both_halves_of_table_8_are_read_apart():

@@ -99,6 +99,17 @@ def test_the_page_has_means_seeds_and_claims():
     )
 
 
+def test_a_difference_is_held_against_nothing_but_0():
+    """Every arm that has it against itself; one without updates has nothing to switch off, and no claim."""
+    by_updates = Quantity("", "loss_by_updates")
+    norms = [Row("rope", seed, {LOSS: 1.5}) for seed in (0, 1)]
+    made = study(norms, rows("tape", [0.25, 0.5], by_updates), asked="loss_by_updates")
+    (claim,) = made.claims
+    assert (claim.arm, claim.differences) == ("tape", {0: 0.25, 1: 0.5})
+    assert "tape: not told apart from itself with updates off; on average worse than" in studies.text(made)
+    assert made.figures()["reference"] == "itself with updates off"
+
+
 def test_everything_is_stored(tmp_path):
     found = study(ROPE, moved("tape", *[-1.0, -2.0] * 4))
     path = results.save(results.collect(command=["x"]).finish(found.figures()), tmp_path / "x.json")
