@@ -9,6 +9,8 @@ ONE_IN = {
     "tests/benchmarks/test_groups.py::test_every_rival_is_right_or_says_why_not": 3,
     "tests/checkpoint/test_consolidation.py::test_memory_is_one_weight_whatever_the_model": 2,
     "tests/evaluation/scrolls/test_tasks.py::test_training_generation_and_lm_eval_read_the_same_ids": 5,
+    "tests/integration/test_encodings.py::test_a_sharded_encoding_is_the_whole_one": 5,
+    "tests/integration/test_methods.py::test_merged_computes_what_two_ranks_trained": 5,
     "tests/kernels/test_memory.py::test_attention_beyond_2_to_the_31": 4,
     "tests/model/test_contract_saving.py::test_another_window_loads_and_generates_past_it": 5,
     "tests/model/test_contract_training.py::test_gradients_are_the_slopes_of_the_loss": 3,

@@ -71,6 +71,7 @@ def result(folder: Path) -> dict:
     return content
 
 
+@pytest.mark.slow
 def test_killed_on_two_processes_and_finished_on_one(command, tmp_path):
     broken = command(tmp_path / "broken", 2)
     deadline = time.monotonic() + 90

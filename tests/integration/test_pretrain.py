@@ -108,6 +108,7 @@ def test_the_result_is_a_whole_model_that_generates(two):
     assert "return value" in tokenizer.decode(made[0]) and model.config.use_cache
 
 
+@pytest.mark.slow
 def test_killed_between_saves_and_resumed_equals_uninterrupted_to_the_last_digit(two, texts, tmp_path):
     """kill -9 for every process at once, a few steps after a save; what the run has written by then is all there is."""
     deadline = time.monotonic() + 200

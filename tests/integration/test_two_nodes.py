@@ -116,6 +116,7 @@ def test_a_machine_that_differs_is_named_and_both_end(tmp_path, folder):
     assert "Traceback" not in "".join(printed) and not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_machine_that_refuses_its_recipe_keeps_nobody_waiting(tmp_path, folder):
     words = [PRETRAIN, *flags(folder, tmp_path / "run")]
     other = [PRETRAIN, *flags(folder, tmp_path / "run", per_device_train_batch_size=3)]
