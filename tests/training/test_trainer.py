@@ -17,10 +17,11 @@ from tape_ds.data.passkey import Prompt
 from tape_ds.errors import UserError
 from tape_ds.parallel import shared_work
 from tape_ds.recipe.sections import Optimization
+from tape_ds.results import WITHOUT_UPDATES
 from tape_ds.scoring.passkey import score
 from tape_ds.training import callbacks
 from tape_ds.training.callbacks import LossByPosition, PasskeyRetrieval, PositionUpdates, Progress
-from tape_ds.training.held_out import WITHOUT_UPDATES, HeldOut, read_passkeys, read_scores, tokens_to_score
+from tape_ds.training.held_out import HeldOut, read_passkeys, read_scores, tokens_to_score
 from tape_ds.training.trainer import TapeTrainer
 from tests.data.letters import Letters
 from tests.methods.test_methods import settings
