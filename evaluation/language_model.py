@@ -99,6 +99,14 @@ class LanguageModel(huggingface.HFLM):
         """How long each written answer is, by task and number of the document."""
         self._measured = False
 
+    def tok_encode(self, string: str, *args: Any, **kwargs: Any) -> list[int]:
+        """As lm-eval's, without the EOS that some tokenizers put behind every text: nothing goes on behind the end."""
+        ids: list[int] = super().tok_encode(string, *args, **kwargs)
+        end = self.tokenizer.eos_token_id
+        if end is not None and ids[-1:] == [end] and not string.endswith(self.tokenizer.eos_token):
+            return ids[:-1]
+        return ids
+
     def _loglikelihood_tokens(
         self,
         requests: list[tuple[tuple[str, str], list[int], list[int]]],
@@ -247,7 +255,8 @@ class LanguageModel(huggingface.HFLM):
         """Text and number of tokens behind each prompt; all have the same settings."""
         settings = json.loads(batch[0].settings)
         until, new_tokens = settings.pop("until"), settings.pop("new_tokens")
-        stops = handle_stop_sequences(until, eos=self.tokenizer.decode(self.eot_token_id))
+        end = None if self.eot_token_id is None else self.tokenizer.decode(self.eot_token_id)
+        stops = handle_stop_sequences(until, eos=end)
         prompts = [each.ids for each in batch]
         stop = stop_sequences_criteria(self.tokenizer, stops, max(map(len, prompts)), len(prompts))
         devices = [self.device] if self.device.type == "cuda" else []

@@ -418,7 +418,8 @@ def _names_tokenizer_code(file: Path) -> bool:
     except FileNotFoundError:
         return False
     named = content.get("auto_map") or {}
-    return isinstance(named, list) or "AutoTokenizer" in named  # a list is how tokenizers once said it
+    # A list is how tokenizers once said it. A configuration's code runs too, where a tokenizer names no class.
+    return isinstance(named, list) or bool({"AutoTokenizer", "AutoConfig"} & named.keys())
 
 
 def _native_length(config: PreTrainedConfig) -> int | None:

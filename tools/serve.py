@@ -133,7 +133,10 @@ def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", 
         if not 0 < tokens < length:
             wrong = "no tokens" if tokens == 0 else f"{tokens:,} tokens, with no room for an answer"
             raise HTTPException(400, f"The prompt has {wrong}: this model reads and writes up to {length:,}.")
-        gen_config.max_new_tokens = min(gen_config.max_new_tokens or length, length - tokens)
+        asked = length if gen_config.max_new_tokens is None else gen_config.max_new_tokens
+        if asked < 1:
+            raise HTTPException(400, f"max_tokens = {asked}: ask for 1 token or more.")
+        gen_config.max_new_tokens = min(asked, length - tokens)
 
     async def refuse(_: Any, error: Any) -> Any:
         """In the words that OpenAI's clients show. A ValueError is transformers' or the model's, of what was asked."""

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
 
+RENAMED = {"stream_lanes": "stream_workers"}
+"""Fields under the names that stored runs and checkpoints may have them by."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe(ABC):
     """What every kind of recipe has; every field has its final value. A kind adds its sections as fields."""

@@ -19,7 +19,7 @@ from tape_ds import results, storage
 from tape_ds.data.packing import tokenizer_fingerprint
 from tape_ds.errors import Problem, redacted
 from tape_ds.recipe import trainer
-from tape_ds.recipe.recipe import Recipe
+from tape_ds.recipe.recipe import RENAMED, Recipe
 
 FIXED = ("seed", "optim", "optim_args", "optim_target_modules", "bf16", "fp16")
 """The trainer's fields that must stay as they are; without ``seed`` the rows would be others, without the rest the
@@ -104,6 +104,8 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differ
 
     Data are compared by what they are, whatever their addresses.
     """
+    renamed = {f"recipe.{old}": f"recipe.{new}" for old, new in RENAMED.items()}
+    saved = {renamed.get(name, name): value for name, value in saved.items()}
     found = [
         Difference(name, _value(saved, name), _value(now, name))
         for name in sorted(saved.keys() | now.keys())

@@ -147,12 +147,24 @@ def test_an_empty_answer_is_told(base):
         lm.loglikelihood(requests("loglikelihood", ("w5", " w6")), True)
 
 
-@pytest.mark.parametrize(("words", "given"), [([], False), (["--trust_remote_code"], True)])
-def test_a_tokenizer_with_code_reaches_no_task_unasked(base, tmp_path, words, given):
-    """RULER loads the tokenizer that it is told of with all the code it carries."""
+def test_nothing_goes_on_behind_an_end_of_text(base, monkeypatch):
+    """A tokenizer that puts EOS behind every text would have answers written, and scored, behind it."""
+    lm = LanguageModel(models.at(str(base)))
+    plain, end = lm.tok_encode("w5 w6"), lm.tokenizer.eos_token_id
+    encode = type(lm.tokenizer).encode
+    monkeypatch.setattr(type(lm.tokenizer), "encode", lambda *args, **options: [*encode(*args, **options), end])
+    assert lm.tok_encode("w5 w6") == plain and lm._pair("w5 w6", " w7")[0] == plain
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "given"),
+    [("AutoTokenizer", [], False), ("AutoTokenizer", ["--trust_remote_code"], True), ("AutoConfig", [], False)],
+)
+def test_a_tokenizer_with_code_reaches_no_task_unasked(base, tmp_path, kind, words, given):
+    """RULER loads the tokenizer that it is told of with all the code it carries, a configuration's among it."""
     folder = shutil.copytree(base, tmp_path / "coded")
     content = json.loads((folder / "config.json").read_text())
-    content["auto_map"] = {"AutoTokenizer": [None, "tokenizer.Own"]}
+    content["auto_map"] = {kind: [None, "tokenizer.Own"] if kind == "AutoTokenizer" else "tokenizer.Own"}
     (folder / "config.json").write_text(json.dumps(content))
     code = "from transformers import PreTrainedTokenizerFast\n\n\nclass Own(PreTrainedTokenizerFast):\n    pass\n"
     (folder / "tokenizer.py").write_text(code)

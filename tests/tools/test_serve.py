@@ -126,6 +126,8 @@ def test_what_cannot_be_answered_is_refused_with_status_400(addresses):
         assert "no room" in refusal(client.completions.create, prompt="w5 " * 40, stream=True)
         assert "no room" in refusal(client.chat.completions.create, messages=[{"role": "user", "content": "w5 " * 99}])
         assert "no tokens" in refusal(client.completions.create, prompt="")
+        with pytest.raises(openai.BadRequestError, match="ask for 1 token or more"):
+            client.completions.create(model="tiny", prompt=PROMPT, max_tokens=0)
         with pytest.raises(openai.BadRequestError, match="pinned to 'tiny'"):
             client.completions.create(model="another", prompt=PROMPT)
         with pytest.raises(openai.BadRequestError, match="no room"):

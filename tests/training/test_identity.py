@@ -98,6 +98,12 @@ def test_a_checkpoint_from_before_position_parameters_were_a_group_is_refused():
     assert not any(name.startswith("recipe.position_weight") for name in of("--position_encoding", "rope"))
 
 
+def test_a_checkpoint_goes_on_that_has_a_field_under_its_former_name():
+    assert identity.differences({"recipe.stream_lanes": 32}, {"recipe.stream_workers": 32}) == []
+    (found,) = identity.differences({"recipe.stream_lanes": 32}, {"recipe.stream_workers": 8})
+    assert (found.name, found.saved, found.now) == ("recipe.stream_workers", 32, 8)
+
+
 def test_every_field_of_every_kind_is_known():
     """A field of ours is either free or compared, and the lists name no field that is gone."""
     recipes = [extension.load(["--recipe", "demo"], world_size=1), pretraining.load(RECIPE, world_size=1)]

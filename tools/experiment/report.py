@@ -61,7 +61,7 @@ def gather(work: Work, complete: Sequence[Run]) -> tuple[Rows, list[Row], list[S
     asked = work.experiment
     found: dict[str, list[Numbers]] = {}
     made, sources = [], []
-
+    untouched: set[tuple[str, int | None]] = set()
     for run in complete:
         own: Rows = {"": {}}
         shown: Numbers = {}
@@ -71,7 +71,10 @@ def gather(work: Work, complete: Sequence[Run]) -> tuple[Rows, list[Row], list[S
             if not asked.then and (path.parent.name != "results" or not asked.score):
                 shown |= {each: value for each, value in rows[""].items() if each.task}
                 sources.append(Source.of(path, result))
-        made += [Row(label or run.arm, None if label else run.seed, each) for label, each in own.items()]
+        for label, each in own.items():
+            if not label or (label, run.seed) not in untouched:  # every arm of a seed scores the same untouched model
+                made.append(Row(label or run.arm, None if label else run.seed, each))
+                untouched.add((label, run.seed))
         if shown:
             found.setdefault(asked.names.get(run.arm, run.arm), []).append(shown)
     for path in sorted(work.own.glob("*.*")) if asked.then else ():

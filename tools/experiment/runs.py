@@ -72,7 +72,9 @@ class Run:
     def is_same(self, config: Mapping[str, Any]) -> bool:
         """Whether a stored configuration is this run's, wherever it ran. A field that it lacks did not exist yet, which
         is as good as the field's default."""
-        mine, theirs = plain(self.recipe), dict(config)
+        from tape_ds.recipe.recipe import RENAMED
+
+        mine, theirs = plain(self.recipe), {RENAMED.get(name, name): value for name, value in config.items()}
         for each in (mine, theirs):
             each.pop("output_dir", None), each.pop("resume_from_checkpoint", None)
         newer = defaults(self.recipe, mine.keys() - theirs.keys())
@@ -354,6 +356,9 @@ class Work:
 
     def carry_all_out(self, planned: Sequence[Run]) -> Iterator[tuple[Run, Path | None]]:
         """Runs in their order, some at a time, each with the log of what failed in it when it has ended."""
+        if self.jobs == 1:  # a pool would begin the next run while the caller writes the page of this one
+            yield from ((run, self.carry_out(run)) for run in planned)
+            return
         pool = ThreadPoolExecutor(self.jobs)
         try:
             yield from zip(planned, pool.map(self.carry_out, planned), strict=True)

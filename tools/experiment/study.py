@@ -22,6 +22,8 @@ ALPHA = 1 - statistics.CONFIDENCE
 PERCENT = ("accuracy", "exact_match", "f1", "rouge")
 """What metrics begin with that are per cents, of which more is better."""
 COSTS = ("parameters", "seconds")
+LESS_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "layer", "time", "gflop", "gmac", *COSTS)
+"""What the names of figures hold of which less is better; of per cents more is."""
 ITSELF = "itself with updates off"
 LARGE = 1e6
 """From here on numbers are written with an exponent."""
@@ -137,6 +139,9 @@ class Study:
         if len(fits) != 1:
             named = ", ".join(each.name for each in self.measures)
             raise UserError(Problem("primary", self.asked, f"names {len(fits)} figures", f"one of: {named}"))
+        if not fits[0].is_share and not any(word in fits[0].quantity.metric for word in LESS_IS_BETTER):
+            wrong = "whether more or less of it is better is not known here"
+            raise UserError(Problem("primary", self.asked, wrong, "name an accuracy, a score, a loss or a perplexity"))
         return fits[0]
 
     @property
