@@ -25,6 +25,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from transformers import GenerationConfig, PreTrainedModel
 
 from evaluation.models import FoundModel, used_at
+from tape_ds.data.tokenizer import without_end
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 from tape_ds.scoring import CHUNK, continuations
 from tape_ds.scoring.continuations import Row
@@ -102,10 +103,8 @@ class LanguageModel(huggingface.HFLM):
     def tok_encode(self, string: str, *args: Any, **kwargs: Any) -> list[int]:
         """As lm-eval's, without the EOS that some tokenizers put behind every text: nothing goes on behind the end."""
         ids: list[int] = super().tok_encode(string, *args, **kwargs)
-        end = self.tokenizer.eos_token_id
-        if end is not None and ids[-1:] == [end] and not string.endswith(self.tokenizer.eos_token):
-            return ids[:-1]
-        return ids
+        end = self.tokenizer.eos_token
+        return ids if end and string.endswith(end) else without_end(ids, self.tokenizer)
 
     def _loglikelihood_tokens(
         self,

@@ -140,6 +140,12 @@ def load(address: str, field: str = "tokenizer", *, trust_remote_code: bool = Fa
         raise UserError(Problem(field, address, f"no tokenizer could be read ({reason})", remedy)) from error
 
 
+def without_end(ids: list[int], tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """The ids of a text that something follows, without the EOS that some tokenizers put behind every text."""
+    ended = len(ids) > 0 and ids[-1] == tokenizer.eos_token_id
+    return ids[:-1] if ended else ids
+
+
 def sample(sources: Sequence[Source], max_characters: int) -> Iterator[str]:
     """Texts from all over the data, ``max_characters`` together at most, the same ones every time.
 

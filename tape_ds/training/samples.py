@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
+from tape_ds.data.tokenizer import without_end
 from tape_ds.recipe.sections import Samples
 from tape_ds.scoring.generation import continue_prompts, ends_of
 from tape_ds.training.trackers import Expendable
@@ -43,9 +44,7 @@ class WriteSamples(TrainerCallback):
         with torch.random.fork_rng(devices):
             for prompt in self.asked.sample_prompts:  # one by one: padding would be another text to some encodings
                 self.trainer.beat("scoring")
-                ids = self.tokenizer(prompt)["input_ids"]
-                if ids and ids[-1] == self.tokenizer.eos_token_id:
-                    ids = ids[:-1]  # some tokenizers end every text, and nothing comes behind an end
+                ids = without_end(self.tokenizer(prompt)["input_ids"], self.tokenizer)
                 (new,) = continue_prompts(model, [ids], new_tokens=self.asked.sample_tokens, ends=ends)
                 texts.append(self.tokenizer.decode(new))
         return texts

@@ -43,9 +43,9 @@ def read(path: Path) -> tuple[Rows, results.Result | None]:
 
 def of_run(folder: Path) -> Iterator[tuple[Path, results.Result, Rows]]:
     """A run's result and those of what was asked of it, with the numbers of each; a checkpoint's are not the run's."""
-    asked = sorted(folder.glob("evaluation/**/*.json"))
-    of_checkpoints = {path for path in asked if any(part.startswith("checkpoint-") for part in path.parts[-3:-1])}
-    for path in [folder / "results" / "run.json", *(path for path in asked if path not in of_checkpoints)]:
+    for path in [folder / "results" / "run.json", *sorted(folder.glob("evaluation/**/*.json"))]:
+        if any(part.startswith("checkpoint-") for part in path.relative_to(folder).parts):
+            continue
         rows, result = read(path)
         if result is not None:
             yield path, result, rows

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tape_ds.data.scrolls.datasets import Dataset
+from tape_ds.data.tokenizer import without_end
 from tape_ds.errors import Problem, UserError
 
 if TYPE_CHECKING:
@@ -109,8 +110,7 @@ def _encode(text: str, tokenizer: "PreTrainedTokenizerBase", begin: bool = True)
     ended, since something follows."""
     # verbose=False: no advice about the native length, which a text may exceed
     ids: list[int] = tokenizer(text, add_special_tokens=begin, return_attention_mask=False, verbose=False)["input_ids"]
-    ended = begin and len(ids) > 0 and ids[-1] == tokenizer.eos_token_id
-    return ids[:-1] if ended else ids
+    return without_end(ids, tokenizer) if begin else ids
 
 
 def _request_tokens(tokenizer: "PreTrainedTokenizerBase") -> int:
