@@ -126,3 +126,12 @@ def test_benchmarks_give_the_fastest_way_of_each(tmp_path):
 def test_files_that_hold_no_numbers_are_passed_by(tmp_path):
     (tmp_path / "qasper.json").write_text("{}")
     assert readings.read(tmp_path / "qasper.json") == ({}, None)
+
+
+def test_an_evaluation_of_a_checkpoint_is_not_the_runs(tmp_path):
+    asked = result({"passkeys": [{"length": 8000, "correct": 19, "trials": 20}]}, protocol="published")
+    for folder in (".", "checkpoint-8", "again/checkpoint-8"):
+        results.save(asked, tmp_path / "evaluation" / folder / "passkey.json")
+    results.save(result({"parameters": {"all": 1000}}), tmp_path / "results" / "run.json")
+    found = [path.relative_to(tmp_path) for path, _, _ in readings.of_run(tmp_path)]
+    assert [str(path) for path in found] == ["results/run.json", "evaluation/passkey.json"]

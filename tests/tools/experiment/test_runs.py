@@ -187,3 +187,17 @@ def test_a_module_of_this_checkout_is_found_from_anywhere(monkeypatch):
     assert Starting(2).carry_out(["launch", "--module", "evaluation"], Path("log.txt")) == 7
     assert calls[0]["PYTHONPATH"].split(":") == [str(ROOT), "elsewhere"] and calls[0]["DS_ACCELERATOR"] == "cpu"
     assert Path("log.txt").read_text() == "what it prints\n"
+
+
+def test_one_job_does_not_begin_a_run_before_the_last_one_is_taken(work):
+    """Its page is written between them; what stops that stops the rest."""
+    taken = work.carry_all_out(planned)
+    next(taken)
+    assert sum(words[0] == "launch" for words in done) == 1
+
+
+def test_a_run_stored_under_a_fields_former_name_is_the_same():
+    run = plan()[0]
+    older = run.recipe.as_dict()
+    older["stream_lanes"] = older.pop("stream_workers")
+    assert run.is_same(older) and not run.is_same(older | {"stream_lanes": 1})

@@ -126,3 +126,18 @@ def test_figures_are_written_for_people():
     perplexity = Measure(Quantity("stdlib", "perplexity", 256))
     assert [perplexity.write(value) for value in (1234.5, 2e6, math.nan)] == ["1,234.50", "2.0e+06", "NaN"]
     assert (Measure(SHARE).signed(12.5), perplexity.signed(-0.5)) == ("+12.5", "-0.50")
+
+
+def test_a_figure_of_unknown_direction_decides_nothing():
+    """Of a correlation more is better: taken for a loss, the verdict would have the wrong sign."""
+    correlation = Quantity("cola", "mcc")
+    found = study(rows("rope", [20.0] * 6, correlation), rows("tape", [40.0] * 6, correlation), asked="mcc")
+    with pytest.raises(UserError, match="whether more or less of it is better is not known"):
+        _ = found.primary
+
+
+def test_figures_of_which_less_is_better_may_decide():
+    for metric in ("loss_past_native", "perplexity", "perplexity (blocks)", "seconds", "layer 1"):
+        quantity = Quantity("x", metric)
+        name = Measure(quantity).name
+        assert study(rows("rope", [1.0, 2.0], quantity), asked=name).primary.quantity == quantity
