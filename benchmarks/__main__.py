@@ -26,8 +26,7 @@ import torch
 from benchmarks import campaign, choose, table, toys
 from benchmarks.contest import REFUSED, TIMED, WRONG, Setting, run
 from benchmarks.groups import GROUPS, Group
-from evaluation.options import below_one
-from tape_ds.arguments import Parser
+from tape_ds.arguments import Parser, below_one
 from tape_ds.errors import Problem, command, did_you_mean, raise_if_any
 from tape_ds.model.attention.names import ENVIRONMENT
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation import options as shared
-from tape_ds.arguments import Parser
+from tape_ds.arguments import Parser, below_one
 from tape_ds.errors import Problem, UserError
 from tape_ds.scoring import CHUNK
 
@@ -107,7 +107,7 @@ def configure(options: argparse.Namespace) -> "EvaluatorConfig":
 
 def check(options: argparse.Namespace) -> list[Problem]:
     """What is wrong whatever the model."""
-    problems = shared.below_one(options, "chunk")
+    problems = below_one(options, "chunk")
     if options.limit is not None and options.limit <= 0:
         problems.append(Problem("--limit", options.limit, "leaves no question", "give a number, or a share below 1"))
     if options.num_fewshot is not None and options.num_fewshot < 0:

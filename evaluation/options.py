@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tape_ds.arguments import DTYPES
 from tape_ds.data.scrolls.datasets import SPLITS
 from tape_ds.errors import Problem, UserError, did_you_mean, is_main_process
 
 if TYPE_CHECKING:
     from evaluation.models import FoundModel
-
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def hand_over(words: Sequence[str], commands: Mapping[str, str | None], package: str, usage: str) -> int:
@@ -125,16 +124,6 @@ def add_questions(group: Any) -> None:
     group.add_argument(
         "--data_dir", help="folder with NAME/SPLIT.jsonl or NAME.zip, or such a zip; default: the hub's tau/scrolls"
     )
-
-
-def below_one(options: argparse.Namespace, *names: str) -> list[Problem]:
-    """Numbers of these options that are given and below 1."""
-    given = {name: vars(options)[name] for name in names}
-    return [
-        Problem(f"--{name}", value, "is below 1", "give 1 or more")
-        for name, value in given.items()
-        if value is not None and value < 1
-    ]
 
 
 def check_lengths(field: str, lengths: Sequence[int], model: "FoundModel") -> list[Problem]:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from evaluation import options as shared
-from tape_ds.arguments import Parser
+from tape_ds.arguments import Parser, below_one
 from tape_ds.data.passkey import FORMS
 from tape_ds.data.passkey_protocols import PUBLISHED_LENGTHS, PUBLISHED_TRIALS
 from tape_ds.errors import Problem
@@ -76,7 +76,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def check(options: argparse.Namespace) -> list[Problem]:
     """What is wrong whatever the model. Turns the depths that were typed into numbers."""
-    found = shared.below_one(options, "new_tokens", "chunk")
+    found = below_one(options, "new_tokens", "chunk")
     if options.given_depths is not None and options.protocol == "published":
         remedy = "leave it out, or use --protocol grid"
         found.append(Problem("--depths", options.given_depths, "published prompts draw their depths", remedy))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from evaluation import options as shared
 from evaluation.texts import Choice, Text
-from tape_ds.arguments import Parser
+from tape_ds.arguments import Parser, below_one
 from tape_ds.data.sources import SPLITS
 from tape_ds.errors import Problem
 from tape_ds.scoring import windows
@@ -105,7 +105,7 @@ def _add_scoring(group: Any) -> None:
 
 def check(options: argparse.Namespace) -> list[Problem]:
     """What is wrong with the numbers, by themselves and together."""
-    problems = shared.below_one(options, "max_documents", "join", "batch_size", "chunk")
+    problems = below_one(options, "max_documents", "join", "batch_size", "chunk")
     for name in ("lengths", "spans", "min_tokens", "max_tokens"):
         given = getattr(options, name)
         for value in given if isinstance(given, list) else [given]:

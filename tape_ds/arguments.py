@@ -7,7 +7,10 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from tape_ds.errors import EXIT_CODE, GRACE_SECONDS, did_you_mean, is_main_process, redacted
+from tape_ds.errors import EXIT_CODE, GRACE_SECONDS, Problem, did_you_mean, is_main_process, redacted
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+"""What a model's weights may be asked to load as, or to be written as."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -50,3 +53,13 @@ class Parser(argparse.ArgumentParser):
         else:
             time.sleep(GRACE_SECONDS)
         raise SystemExit(EXIT_CODE)
+
+
+def below_one(options: argparse.Namespace, *names: str) -> list[Problem]:
+    """Numbers of these options that are given and below 1."""
+    given = {name: vars(options)[name] for name in names}
+    return [
+        Problem(f"--{name}", value, "is below 1", "give 1 or more")
+        for name, value in given.items()
+        if value is not None and value < 1
+    ]

@@ -48,22 +48,23 @@ def root_of(script: Path) -> Path | None:
 
 
 def hold_together() -> None:
-    """End the process with exit code 2 where it runs a script of another checkout than this package's.
+    """Let a script import the folders beside its own; end the process with exit code 2 where it is another checkout's.
 
-    ``python launchers/extend_llama.py`` finds the package that Python's environment knows, which may be a first
-    checkout's while the script is a second one's. Scripts import the package first, so nothing has happened yet.
+    ``python tools/serve.py`` has ``tools`` on its path but not ``evaluation``. And it finds the package that Python's
+    environment knows, which may be a first checkout's while the script is a second one's. Scripts import the package
+    first, so nothing has happened yet.
     """
     script = getattr(sys.modules.get("__main__"), "__file__", None)
-    code = _hold_together(Path(script)) if script else 0
-    if code:
-        sys.exit(code)
+    if script is None or (root := root_of(Path(script))) is None:
+        return
+    if root != ROOT:
+        sys.exit(_refuse(Path(script), root))
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
 
 
 @command
-def _hold_together(script: Path) -> int:
-    root = root_of(script)
-    if root is None or root == ROOT:
-        return 0
+def _refuse(script: Path, root: Path) -> int:
     wrong = f"not the package that {script.resolve()} belongs to"
     remedy = f"start it as PYTHONPATH={root} python ..., or with the Python of an environment made for {root}"
     raise UserError(Problem("tape_ds", str(_PACKAGE), wrong, f"{remedy} (make setup)"))

@@ -42,6 +42,24 @@ def test_a_wheel_holds_the_templates_of_the_report(monkeypatch):
     assert name in given["packages"] and given["package_data"][name] == ["*"]
 
 
+SCRIPTS = [
+    script.name
+    for script in sorted((CHECKOUT / "tools").glob("*.py"))
+    if f"python tools/{script.name}" in script.read_text()
+]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_tool_runs_as_its_docstring_says_from_anywhere(name, tmp_path):
+    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    script = str(CHECKOUT / "tools" / name)
+    asked = subprocess.run(
+        [sys.executable, script, "--help"], cwd=tmp_path, env=variables, capture_output=True, text=True
+    )
+    assert asked.returncode == 0, asked.stderr[-2000:]
+    assert asked.stdout.startswith(f"usage: {name}")
+
+
 @pytest.fixture
 def another(tmp_path):
     """A second checkout, with a launcher that says so when it runs."""

@@ -15,8 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evaluation.options import DTYPES
-from tape_ds.arguments import Parser
+from tape_ds.arguments import DTYPES, Parser
 from tape_ds.errors import Problem, collecting, command, raise_if_any
 
 if TYPE_CHECKING:

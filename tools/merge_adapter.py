@@ -12,8 +12,7 @@ that needs no ``tape_ds``.
 import sys
 from pathlib import Path
 
-from evaluation.options import DTYPES
-from tape_ds.arguments import Parser
+from tape_ds.arguments import DTYPES, Parser
 from tape_ds.errors import Problem, UserError, command
 
 

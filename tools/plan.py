@@ -19,8 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from evaluation.options import below_one
-from tape_ds.arguments import Parser
+from tape_ds.arguments import Parser, below_one
 from tape_ds.errors import Problem, UserError, command, raise_if_any
 from tape_ds.planning import hardware, roofline, search
 from tape_ds.planning.job import Job

@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evaluation.options import below_one
 from tape_ds import results, storage
-from tape_ds.arguments import Parser
+from tape_ds.arguments import Parser, below_one
 from tape_ds.data import coverage, sources
 from tape_ds.data.rows import FILL
 from tape_ds.errors import Problem, command, raise_if_any

@@ -31,9 +31,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evaluation.options import below_one
 from tape_ds import storage
-from tape_ds.arguments import Parser
+from tape_ds.arguments import Parser, below_one
 from tape_ds.data import packing, token_file, tokenizer
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, collecting, command, raise_if_any

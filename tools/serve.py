@@ -12,7 +12,6 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
-from evaluation import options as shared
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command, raise_if_any
 
@@ -43,6 +42,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
+    from evaluation import options as shared  # here: a script finds it once tape_ds is imported
+
     parser = Parser(description=__doc__)
     shared.add_model(parser)
     group = parser.add_argument_group("server")

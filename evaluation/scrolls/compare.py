@@ -25,7 +25,7 @@ from evaluation import options as shared
 from evaluation.pages import answers, render
 from evaluation.scrolls import official
 from tape_ds import results, storage
-from tape_ds.arguments import Parser
+from tape_ds.arguments import Parser, below_one
 from tape_ds.data.scrolls import datasets, examples
 from tape_ds.data.scrolls.examples import Example
 from tape_ds.errors import Problem, UserError, check_folder, collecting, command, is_main_process, raise_if_any
@@ -76,7 +76,7 @@ def prepare(options: argparse.Namespace) -> tuple[list[Answers], list[Example], 
     Raises:
         UserError: everything wrong with either, and each way in which they do not compare.
     """
-    problems = shared.below_one(options, "questions") + check_folder("--output", options.output)
+    problems = below_one(options, "questions") + check_folder("--output", options.output)
     found: list[Answers] = []
     for argument in options.results:
         with collecting(problems, "RESULTS"):

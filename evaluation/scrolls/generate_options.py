@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from evaluation import options as shared
-from tape_ds.arguments import Parser
+from tape_ds.arguments import Parser, below_one
 from tape_ds.data.scrolls import datasets
 from tape_ds.errors import Problem
 
@@ -43,7 +43,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def check(options: argparse.Namespace) -> list[Problem]:
     """Numbers below 1."""
-    return shared.below_one(options, "limit", "batch_size", "answer_tokens", "summary_tokens", "sample_summaries")
+    return below_one(options, "limit", "batch_size", "answer_tokens", "summary_tokens", "sample_summaries")
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 import tape_ds.kernels
-from evaluation.options import below_one
+from tape_ds.arguments import below_one
 from tape_ds.errors import Problem, did_you_mean, raise_if_any
 from tape_ds.kernels.jit import INTERPRETED, SHARED_MEMORY, triton
 from tape_ds.kernels.launch import Launch
