@@ -209,7 +209,7 @@ def write_overview() -> None:
 def carry_out(work: "runs.Work", planned: Sequence["runs.Run"], write: Callable[[], str]) -> int:
     """Run what is not done, and write the page after each run that was not complete before, and in the end."""
     found, failed = work.experiment, {}
-    log = work.carry_steps_out("before", work.commands(found.before), work.own, "0")
+    log = work.carry_steps_out("before", work.commands(found.before), work.own, "")
     before = {run.label for run in planned if work.scored(run) is not None}
     for run, log_of_run in work.carry_all_out(planned if log is None else []):
         if log_of_run is not None:
@@ -217,7 +217,7 @@ def carry_out(work: "runs.Work", planned: Sequence["runs.Run"], write: Callable[
         elif run.label not in before:
             write()
     if log is None and not failed:
-        since = max((work.scored(run) or "0" for run in planned), default="0")
+        since = work.all_scored(planned) or ""
         log = work.carry_steps_out("then", work.commands(found.then), work.own, since)
     failed |= {"a command": log} if log is not None else {}
     print(write(), flush=True)

@@ -32,13 +32,19 @@ def read(path: Path) -> tuple[Rows, results.Result | None]:
     Raises:
         UserError: a file that is no result.
     """
-    if path.suffix == ".csv" and path.stem.startswith("table4_"):
-        return benchmark(path), None
-    reader = READERS.get(path.stem) if path.suffix == ".json" else None
-    if reader is None:
+    if not is_read(path):
         return {}, None
+    if path.suffix == ".csv":
+        return benchmark(path), None
     result = results.load(path)
-    return reader(result), result
+    return READERS[path.stem](result), result
+
+
+def is_read(path: Path) -> bool:
+    """Whether a file holds numbers, by its name."""
+    if path.suffix == ".csv":
+        return path.stem.startswith("table4_")
+    return path.suffix == ".json" and path.stem in READERS
 
 
 def of_run(folder: Path) -> Iterator[tuple[Path, results.Result, Rows]]:

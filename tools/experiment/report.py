@@ -27,8 +27,9 @@ def write(work: Work, planned: Sequence[Run], folder: Path, typed: Sequence[str]
         UserError: a file that is no result, or a primary figure that there is not.
     """
     asked, complete = work.experiment, [run for run in planned if work.scored(run) is not None]
-    rows, made, sources = gather(work, complete)
-    pictures = [file for pattern in asked.pictures for file in sorted(work.own.glob(pattern))]
+    own = work.own if work.concluded(planned) else None
+    rows, made, sources = gather(work, complete, own)
+    pictures = [file for pattern in asked.pictures for file in sorted(own.glob(pattern))] if own else []
     copied = tuple(page.shown(_copy(file, folder / f"{work.name}_{file.name}")) for file in pictures)
     scale = work.name.rpartition("_")[2] if asked.label else None
     name = work.name.removesuffix(f"_{scale}")
@@ -53,10 +54,15 @@ def write(work: Work, planned: Sequence[Run], folder: Path, typed: Sequence[str]
     return f"{text}\nwritten to {folder / work.name}.md, .json"
 
 
-def gather(work: Work, complete: Sequence[Run]) -> tuple[Rows, list[Row], list[Source]]:
+def gather(work: Work, complete: Sequence[Run], last: Path | None) -> tuple[Rows, list[Row], list[Source]]:
     """What stands beside published numbers, the mean of each row's runs; every run's own; and what they are from.
 
     Beside published numbers stands what the last commands wrote: ``then``, else ``score``, else the launchers.
+
+    Args:
+        work: the experiment.
+        complete: its runs that are.
+        last: folder of what ``then`` wrote; None: one of its commands has yet to end, or failed.
     """
     asked = work.experiment
     found: dict[str, list[Numbers]] = {}
@@ -77,7 +83,7 @@ def gather(work: Work, complete: Sequence[Run]) -> tuple[Rows, list[Row], list[S
                 untouched.add((label, run.seed))
         if shown:
             found.setdefault(asked.names.get(run.arm, run.arm), []).append(shown)
-    for path in sorted(work.own.glob("*.*")) if asked.then else ():
+    for path in sorted(last.glob("*.*")) if asked.then and last is not None else ():
         read, read_from = readings.read(path)
         sources += [Source.of(path, read_from)] if read else []
         for label, numbers in read.items():

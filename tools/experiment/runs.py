@@ -13,14 +13,14 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import installation, results, storage
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.installation import ROOT
-from tools.experiment import table
+from tools.experiment import readings, table
 from tools.experiment.table import Experiment
 
 if TYPE_CHECKING:
@@ -328,12 +328,17 @@ class Work:
         found = run.result()
         if found is None:
             return None
-        done, since = _steps(run.folder), str(found.finished)
-        for words in self.commands(self.experiment.score, run):
-            if done.get(shlex.join(words), "") < since:
-                return None
-            since = done[shlex.join(words)]
-        return since
+        return _all_ended(run.folder, self.commands(self.experiment.score, run), str(found.finished))
+
+    def all_scored(self, planned: Sequence[Run]) -> str | None:
+        """When the last of the runs was :meth:`scored`; None: one has yet to be."""
+        when = [found for run in planned if (found := self.scored(run)) is not None]
+        return max(when, default="") if len(when) == len(planned) else None
+
+    def concluded(self, planned: Sequence[Run]) -> bool:
+        """Whether the commands that come last have ended since all runs were scored."""
+        since = self.all_scored(planned)
+        return since is not None and _all_ended(self.own, self.commands(self.experiment.then), since) is not None
 
     def carry_out(self, run: Run) -> Path | None:
         """Train and score a run, whatever of that is not done; the log of what failed.
@@ -366,27 +371,65 @@ class Work:
             pool.shutdown(cancel_futures=True)
 
     def carry_steps_out(self, label: str, commands: Sequence[Sequence[str]], folder: Path, since: str) -> Path | None:
-        """Carry commands out in their order, but for those that have ended since then, or since the command before
-        them; the log of the one that failed."""
-        done = _steps(folder)
+        """Carry commands out in their order, from the first that has not ended since then, or since the command before
+        it; the log of the one that failed. What one left before is removed first: it would be refused there."""
+        done, behind = _steps(folder), False
         for words in commands:
-            typed, log = shlex.join(words), folder / f"{_called(words)}.txt"
-            if done.get(typed, "") < since:
+            step, log = done.get(shlex.join(words)), folder / f"{_called(words)}.txt"
+            if behind or step is None or not step.holds(folder, since):
+                behind = True
                 print(f"{label}: {self.starting.shown(words)}, see {log}", flush=True)
+                for name in step.left if step is not None else ():
+                    (folder / name).unlink(missing_ok=True)
+                before = _results(folder)
                 if self.starting.carry_out(words, log) != 0:
                     return log
-                done[typed] = results.now()
-                storage.write_json(folder / STEPS, done)
-            since = done[typed]
+                left = sorted(name for name, _ in _results(folder) - before)
+                step = done[shlex.join(words)] = Step(results.now(), left)
+                storage.write_json(folder / STEPS, {typed: asdict(each) for typed, each in done.items()})
+            since = step.ended
         return None
 
 
-def _steps(folder: Path) -> dict[str, str]:
-    """The commands that have ended in a folder, and when."""
+@dataclass(frozen=True)
+class Step:
+    """A command that has ended."""
+
+    ended: str
+    left: list[str]
+    """The results that it wrote, from the folder."""
+
+    def holds(self, folder: Path, since: str) -> bool:
+        """Whether it need not be repeated: it ended since then, and its results are still there."""
+        return self.ended >= since and all((folder / name).is_file() for name in self.left)
+
+
+def _steps(folder: Path) -> dict[str, Step]:
+    """The commands that have ended in a folder."""
     try:
-        return dict(json.loads((folder / STEPS).read_text(encoding="utf-8")))
+        found = json.loads((folder / STEPS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    return {typed: Step(**each) for typed, each in found.items() if isinstance(each, dict)}  # once, the time alone
+
+
+def _all_ended(folder: Path, commands: Sequence[Sequence[str]], since: str) -> str | None:
+    """When the last of a folder's commands ended, each since the one before it; None where one has to be repeated."""
+    done = _steps(folder)
+    for words in commands:
+        step = done.get(shlex.join(words))
+        if step is None or not step.holds(folder, since):
+            return None
+        since = step.ended
+    return since
+
+
+def _results(folder: Path) -> set[tuple[str, int]]:
+    """The results that pages take from a folder, and when each was written."""
+    found = (
+        path for pattern in ("*.*", "evaluation/**/*.*") for path in folder.glob(pattern) if readings.is_read(path)
+    )
+    return {(str(path.relative_to(folder)), path.stat().st_mtime_ns) for path in found}
 
 
 def _called(words: Sequence[str]) -> str:

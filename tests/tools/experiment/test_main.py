@@ -129,3 +129,20 @@ def test_a_published_table_stands_beside_ours(machine, monkeypatch):
         "| TAPE | ours | 25.00 |" in Path("out/mine_small.md").read_text() and Path("out/mine_small_map.png").is_file()
     )
     assert json.loads(Path("runs/mine/mine_small/steps.json").read_text())
+
+
+def test_what_a_failed_last_command_left_is_not_tabled(machine, monkeypatch):
+    """Its numbers of an earlier start, or of the half that it came to, stood beside the new runs."""
+    Path("mine.yaml").write_text("label: Table 8\nabout: x\nthen: [python make]\npictures: ['*.png']\nsetting: a toy\n")
+    layers = {"1": {"attention_l1": 0.25, "positions_percent": 2.0}}
+    figures = {"models": [{"name": "a", "mean": {"add_tokens": {"layers": layers}}}]}
+
+    def make(starting, words, log):
+        results.save(results.collect(command=["x.py"]).finish(figures), log.parent / "stability.json")
+        (log.parent / "map.png").write_bytes(b"x")
+        return 1
+
+    monkeypatch.setattr(machine, "carry_out", make)
+    assert experiment.main(["mine.yaml"]) == 1
+    stored = page.Measured.of(results.load("runs/mine/mine_small.json"))
+    assert not stored.rows and not stored.sources and not stored.files

@@ -125,6 +125,44 @@ def test_what_a_new_result_makes_stale_is_done_again(work):
     assert work.scored(planned[0]) is None and work.scored(planned[1]) is not None
 
 
+def scoring(monkeypatch):
+    """Have every scoring command leave a result as ``python -m evaluation`` does, which refuses to replace another."""
+    plainly = Fake.carry_out
+
+    def carry_out(self, words, log):
+        if words[0] == "launch":
+            return plainly(self, words, log)
+        done.append(words)
+        path = Path(words[2], "evaluation", words[1], "perplexity.json")
+        if path.exists():
+            return 2
+        results.save(results.collect(command=words).finish({"perplexity": []}), path)
+        return 0
+
+    monkeypatch.setattr(Fake, "carry_out", carry_out)
+
+
+def test_a_command_whose_result_is_gone_is_done_again(work, monkeypatch):
+    """It counted as done, and the page had no number of it."""
+    scoring(monkeypatch)
+    work.carry_out(planned[0])
+    assert work.scored(planned[0]) is not None
+    (planned[0].folder / "evaluation/two/perplexity.json").unlink()
+    assert work.scored(planned[0]) is None
+    assert work.carry_out(planned[0]) is None and done[3:] == [["python", "two", "o/a"]]
+    assert (planned[0].folder / "evaluation/two/perplexity.json").is_file()
+
+
+def test_a_run_that_was_trained_again_is_scored_again(work, monkeypatch):
+    """The results of what it was before stood in the way: the scoring command refused to replace them."""
+    scoring(monkeypatch)
+    work.carry_out(planned[0])
+    stored = results.load("o/a/results/run.json")
+    results.save(dataclasses.replace(stored, finished="2999-01-01T00:00:00+00:00"), "o/a/results/run.json")
+    assert work.carry_out(planned[0]) is None
+    assert [words[1] for words in done[3:]] == ["one", "two"]
+
+
 def test_what_failed_is_named_and_not_scored(work):
     failing = Work("x", experiment(score=["python fail", "python never"]), Path("o"), Fake(2))
     log = failing.carry_out(planned[0])
