@@ -210,14 +210,19 @@ def origin(sources: Sequence[Source]) -> str:
         return ""
     lines = dict.fromkeys(f"    {source.command}" for source in sources if source.command)
     when = max(source.finished for source in sources)[:10]
-    commits = ", ".join(dict.fromkeys(source.commit for source in sources if source.commit))
-    made = "; ".join(part for part in (hardware(sources), when, f"commit {commits}" if commits else "") if part)
+    known = commits(sources)
+    made = "; ".join(part for part in (hardware(sources), when, f"commit {known}" if known else "") if part)
     return "\n".join([f"Made by ({made}):" if made else "Made by:", "", *lines])
 
 
 def hardware(sources: Sequence[Source]) -> str:
     """The machines of the sources."""
     return "; ".join(dict.fromkeys(source.hardware for source in sources if source.hardware))
+
+
+def commits(sources: Sequence[Source]) -> str:
+    """The commits that the sources are of."""
+    return ", ".join(dict.fromkeys(source.commit for source in sources if source.commit))
 
 
 def link(path: str, base: Path) -> str:

@@ -47,7 +47,8 @@ def write(work: Work, planned: Sequence[Run], folder: Path, typed: Sequence[str]
     )
     whole = whole.finish(figures)
     parts += [page.beside(asked.label, ours, folder)] if asked.label else [page.listed("Remarks", asked.remarks)]
-    parts += [] if asked.label else [_provenance(whole, seeds)]
+    processes = sorted({found.hardware["processes"] for run in complete if (found := run.result()) is not None})
+    parts += [_provenance(whole.command, seeds, processes, sources)] if sources and not asked.label else []
     text = "\n\n".join(part for part in parts if part) + "\n"
     results.save(whole, folder / f"{work.name}.json")
     storage.write_text(folder / f"{work.name}.md", text)
@@ -74,8 +75,10 @@ def gather(work: Work, complete: Sequence[Run], last: Path | None) -> tuple[Rows
         for path, result, rows in readings.of_run(run.folder):
             for label, numbers in rows.items():
                 own.setdefault(label, {}).update(numbers)
-            if not asked.then and (path.parent.name != "results" or not asked.score):
+            beside = not asked.then and (path.parent.name != "results" or not asked.score)
+            if beside:
                 shown |= {each: value for each, value in rows[""].items() if each.task}
+            if beside or not asked.label:
                 sources.append(Source.of(path, result))
         for label, each in own.items():
             if not label or (label, run.seed) not in untouched:  # every arm of a seed scores the same untouched model
@@ -104,9 +107,12 @@ def _as_csv(study: Study) -> str:
     return storage.as_csv(header, rows)
 
 
-def _provenance(whole: results.Result, seeds: Sequence[int]) -> str:
-    """One line: the command, the seeds, the machine and when."""
-    source = Source.of(Path(), whole)
+def _provenance(
+    command: Sequence[str], seeds: Sequence[int], processes: Sequence[int], sources: Sequence[Source]
+) -> str:
+    """One line: the command, the seeds, and the machines, commits and last time of the stored results."""
     told = f"Seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-    where = f"{source.hardware}, {whole.hardware['processes']} processes a run"
-    return f"Command: `{shlex.join(whole.command)}`. {told}. {where}. Commit {source.commit}, {source.finished}."
+    where = f"{page.hardware(sources)}, {' or '.join(map(str, processes))} processes a run"
+    finished = max(source.finished for source in sources)
+    commits = f"Commit {known}, " if (known := page.commits(sources)) else ""
+    return f"Command: `{shlex.join(command)}`. {told}. {where}. {commits}{finished}."

@@ -1,6 +1,7 @@
 """``python -m tools.experiment``: what is run, what is not run again, what is refused, and what is written."""
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 
@@ -146,3 +147,19 @@ def test_what_a_failed_last_command_left_is_not_tabled(machine, monkeypatch):
     assert experiment.main(["mine.yaml"]) == 1
     stored = page.Measured.of(results.load("runs/mine/mine_small.json"))
     assert not stored.rows and not stored.sources and not stored.files
+
+
+def test_the_page_tells_of_the_machine_and_commit_of_what_is_stored(machine):
+    """It told of those of the process that wrote it: of today's, for results of months ago on another machine."""
+    words = ["mine.yaml", "--arms", "rope", "tape"]
+    assert experiment.main(words) == 0
+    for arm, commit in (("rope", "a" * 40), ("tape", "b" * 40)):
+        path = Path(f"runs/mine/{arm}/results/run.json")
+        hardware = {"gpus": [{"name": "H100"}] * 2, "processes": 2}
+        whose = {"hash": commit, "dirty": False}
+        past = {"finished": "2001-01-01T00:00:00+00:00", "commit": whose, "hardware": hardware}
+        results.save(dataclasses.replace(results.load(path), **past), path)
+    assert experiment.main(words) == 0
+    last = Path("runs/mine/mine.md").read_text().splitlines()[-1]
+    told = "2 x H100, 2 processes a run. Commit aaaaaaaaaaaa, bbbbbbbbbbbb, 2001-01-01T00:00:00+00:00."
+    assert last.endswith(told)
