@@ -134,6 +134,8 @@ def write_all(
     lm.tasks = {str(task.config.task): task for task in tasks}
     requests = [instance for task in tasks for instance in task.instances]
     texts = iter(lm.generate_until(requests))
+    if job.rank_and_world()[0] == 0:  # killed from here on, no other evaluation's result stands beside these texts
+        evaluation.path.unlink(missing_ok=True)
     native = (evaluation.started.model or {}).get("native_length")
     entries: dict[str, dict[str, Any]] = {}
     kept, read, new = [], 0, 0

@@ -116,6 +116,23 @@ def test_it_goes_on_after_a_kill(llama, tmp_path, monkeypatch):
     assert text(tmp_path / "broken") == text(tmp_path / "whole")
 
 
+def test_killed_between_its_texts_and_its_result_it_leaves_no_other_result(llama, tmp_path, oracle, monkeypatch):
+    """The result that it was to replace still stood there: that evaluation was complete, beside other texts."""
+    oracle("contract_nli")
+    assert run(llama, tmp_path, "--datasets", "contract_nli") == 0
+    before = (tmp_path / "scrolls/contract_nli.json").read_bytes()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as kill, pytest.raises(KeyboardInterrupt):
+        kill.setattr(generate.official, "remove", killed)
+        run(llama, tmp_path, "--datasets", "contract_nli", "--limit", "1", "--overwrite")
+    assert (tmp_path / "scrolls/contract_nli.json").read_bytes() != before
+    assert run(llama, tmp_path, "--datasets", "contract_nli") == 0
+    assert (tmp_path / "scrolls/contract_nli.json").read_bytes() == before
+
+
 def test_only_summaries_are_drawn_and_the_seed_decides(llama, tmp_path):
     words = ("--datasets", "qasper", "gov_report", *TINY, "--batch_size", "2")
     for name, more in {
