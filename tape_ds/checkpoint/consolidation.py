@@ -85,7 +85,7 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
         if free < need:  # laid aside, and in the file
             wrong = f"it needs {storage.size(need)}, and {storage.size(free)} are free there"
             raise UserError(Problem("out", str(out), wrong, "make room, or name a folder on another disk"))
-        cache.build_aside(out, build)
+        cache.build_aside(out, build, "out")
     except UserError:
         raise
     except ValueError as error:

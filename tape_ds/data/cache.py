@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import storage
-from tape_ds.errors import DiskError, disk_error
+from tape_ds.errors import DiskError, Problem, UserError, disk_error
 
 
 def key(kind: str, **parts: Any) -> str:
@@ -60,7 +60,7 @@ def folder(cache_dir: str | Path, name: str, build: Callable[[Path], None], need
 
 
 def build_aside(finished: Path, build: Callable[[Path], None], field: str = "output") -> None:
-    """Build elsewhere, then rename. Nobody else on this machine may be building ``finished`` at the same time.
+    """Build elsewhere, then rename; for a folder that somebody named, so that two builds of it are not the same.
 
     Args:
         finished: the folder's name; its parents are made.
@@ -68,10 +68,25 @@ def build_aside(finished: Path, build: Callable[[Path], None], field: str = "out
         field: what names the folder on the command line.
 
     Raises:
+        UserError: another process builds it at the same time, or has done so since it was found missing.
         DiskError: the disk is full or read-only; nothing is left of the folder.
     """
+    from filelock import FileLock, Timeout
+
+    remedy = "name a new folder"
     with _disk(field, finished):
-        _build(finished, build)
+        finished.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(finished.with_name(f".{finished.name}.lock"), timeout=0)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise UserError(Problem(field, str(finished), "another process is writing it", remedy)) from error
+        try:
+            if finished.exists() or not _build(finished, build):
+                raise UserError(Problem(field, str(finished), "another process wrote it meanwhile", remedy))
+        finally:
+            Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()
 
 
 @contextmanager
@@ -86,7 +101,8 @@ def _disk(field: str, folder: Path, remedy: str | None = None) -> Iterator[None]
         raise refused from error
 
 
-def _build(finished: Path, build: Callable[[Path], None]) -> None:
+def _build(finished: Path, build: Callable[[Path], None]) -> bool:
+    """Whether the folder is the one that was built here: another machine may be faster."""
     finished.parent.mkdir(parents=True, exist_ok=True)
     here = f"{finished.name}.building-{socket.gethostname()}-"
     for left_over in finished.parent.glob(f"{glob.escape(here)}*"):  # of a build that was killed
@@ -96,16 +112,19 @@ def _build(finished: Path, build: Callable[[Path], None]) -> None:
         build(aside / "done")
         for path in (aside / "done").rglob("*"):
             storage.sync(path)
-        _rename(aside / "done", finished)
+        is_ours = _rename(aside / "done", finished)
         storage.sync(finished.parent)
+        return is_ours
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _rename(done: Path, finished: Path) -> None:
-    """Give a complete folder its name; if another machine was faster, its folder is as good."""
+def _rename(done: Path, finished: Path) -> bool:
+    """Give a complete folder its name; False where another machine was faster."""
     try:
         os.rename(done, finished)
     except OSError:
         if not finished.is_dir():
             raise
+        return False
+    return True

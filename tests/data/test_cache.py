@@ -8,7 +8,7 @@ import pytest
 
 from tape_ds import storage
 from tape_ds.data import cache, packing
-from tape_ds.errors import DiskError
+from tape_ds.errors import DiskError, UserError
 from tests.disks import files, make_read_only, mounted
 
 
@@ -70,10 +70,26 @@ def test_a_faster_machine_is_no_error(tmp_path):
     for name in ("done", "finished"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "state.json").write_text(name)
-    cache._rename(tmp_path / "done", tmp_path / "finished")
+    assert not cache._rename(tmp_path / "done", tmp_path / "finished")
     assert (tmp_path / "finished" / "state.json").read_text() == "finished"
     with pytest.raises(FileNotFoundError):
         cache._rename(tmp_path / "absent", tmp_path / "new")
+
+
+def test_two_builds_of_a_folder_that_somebody_named_do_not_meet(tmp_path):
+    """The second took the first one's half for the rest of a build that was killed, and removed it."""
+    out = tmp_path / "out"
+
+    def build(folder):
+        write("first")(folder)
+        with pytest.raises(UserError, match="another process is writing it"):
+            cache.build_aside(out, write("second"), "out")
+
+    cache.build_aside(out, build, "out")
+    assert (out / "file").read_text() == "first"
+    with pytest.raises(UserError, match="another process wrote it meanwhile"):
+        cache.build_aside(out, write("third"), "out")
+    assert (out / "file").read_text() == "first" and [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def _ask(folder, text, barrier, built):
