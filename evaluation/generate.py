@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from evaluation import generate_options, models
 from evaluation.models import FoundModel
+from tape_ds.data.tokenizer import without_end
 from tape_ds.errors import Problem, UserError, collecting, command, raise_if_any
 from tape_ds.scoring.generation import continue_prompts, ends_of
 
@@ -55,7 +56,7 @@ class Talk:
             )
             return list(made["input_ids"])
         if not self.ids:
-            return list(self.tokenizer(words, verbose=False)["input_ids"])
+            return without_end(self.tokenizer(words, verbose=False)["input_ids"], self.tokenizer)
         return self.ids + self.tokenizer(f"\n{words}", add_special_tokens=False, verbose=False)["input_ids"]
 
     def say(self, model: PreTrainedModel, words: str, options: argparse.Namespace) -> str:

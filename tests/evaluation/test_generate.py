@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from evaluation import generate, generate_options
@@ -236,6 +237,14 @@ def test_a_turn_goes_on_from_all_that_was_said(encoding, tokenizer, capsys):
     assert talk.say(model, words(31, 32), asked()) == shown(tokenizer, greedy(model, said, 6))
     out, err = capsys.readouterr()
     assert out.startswith(f"{first}\n") and f"[prompt {len(said)} tokens, read in " in err and " tokens/s]" in err
+
+
+def test_a_prompt_is_not_ended_by_a_tokenizer_that_ends_texts(tokenizer):
+    """The model was asked to go on behind an end of text."""
+    ends = [(tokenizer.eos_token, tokenizer.eos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"$A {ends[0][0]}", special_tokens=ends)
+    assert tokenizer(words(7, 8))["input_ids"] == [7, 8, tokenizer.eos_token_id]
+    assert Talk(tokenizer, chat=False).ids_with(words(7, 8)) == [7, 8]
 
 
 def test_a_chat_is_one_growing_text(tokenizer):
