@@ -92,16 +92,35 @@ def _whole_prompt(dataset: Dataset, text: str) -> tuple[str, int]:
 
 
 def _cut_prompt(
-    dataset: Dataset, text: str, *, tokenizer: "PreTrainedTokenizerBase", reference_format: bool, **limits: int
+    dataset: Dataset,
+    text: str,
+    *,
+    tokenizer: "PreTrainedTokenizerBase",
+    max_tokens: int,
+    reserve: int,
+    reference_format: bool,
 ) -> tuple[str, int]:
-    """The same, cut as in fine-tuning where it is too long."""
-    made = prompts.prompt_ids(
-        dataset, text, tokenizer, reference_format=reference_format, words=PUBLISHED_WORDS, **limits
-    )
-    if not made.cut_tokens and not reference_format:
-        return _whole_prompt(dataset, text)
-    prompt = tokenizer.decode(made.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return prompt.rstrip(REPLACEMENT), made.cut_tokens  # a character of several tokens may have lost some
+    """The same, cut as in fine-tuning where it is too long; shorter, where what was cut has more tokens as a text, as
+    when the end of the document met the request within a character."""
+    room = max_tokens - reserve
+    while True:
+        made = prompts.prompt_ids(
+            dataset,
+            text,
+            tokenizer,
+            max_tokens,
+            reserve=reserve,
+            reference_format=reference_format,
+            words=PUBLISHED_WORDS,
+        )
+        if not made.cut_tokens and not reference_format:
+            return _whole_prompt(dataset, text)
+        prompt = tokenizer.decode(made.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        prompt = prompt.rstrip(REPLACEMENT)  # a character of several tokens may have lost some
+        too_many = len(prompts.encode(prompt, tokenizer)) - room
+        if too_many <= 0:
+            return prompt, made.cut_tokens
+        reserve += too_many
 
 
 @cache

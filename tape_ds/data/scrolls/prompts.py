@@ -73,11 +73,11 @@ def prompt_ids(
     elif reference_format:
         parts = text_input.split(" ")
         text_input, rest = " ".join(parts[:words]), " ".join(parts[words:])
-        beyond = len(_encode(rest, tokenizer, begin=False)) if rest else 0
+        beyond = len(encode(rest, tokenizer, begin=False)) if rest else 0
     if room <= kept_at_end:
         wrong = f"{reserve} of them are kept for the answer, which leaves no room for a text"
         raise UserError(Problem("max_tokens", max_tokens, wrong, f"give more than {reserve + kept_at_end}"))
-    ids = _encode(text_input, tokenizer)
+    ids = encode(text_input, tokenizer)
     cut = max(0, len(ids) - room)
     if cut or (summary and reference_format):  # the published code repeats the end of a short prompt, too
         ids = ids[: room - kept_at_end] + ids[len(ids) - kept_at_end :]
@@ -96,7 +96,7 @@ def answer_ids(
         reference_format: the answer begins as a text of its own does (Llama: with BOS), which counts among them.
     """
     assert tokenizer.eos_token_id is not None, "checked before rows are made"
-    ids = _encode(output, tokenizer, begin=reference_format)
+    ids = encode(output, tokenizer, begin=reference_format)
     return [*ids[:max_tokens], int(tokenizer.eos_token_id)], max(0, len(ids) - max_tokens)
 
 
@@ -105,7 +105,7 @@ def reserved(answer_tokens: int) -> int:
     return answer_tokens + 1
 
 
-def _encode(text: str, tokenizer: "PreTrainedTokenizerBase", begin: bool = True) -> list[int]:
+def encode(text: str, tokenizer: "PreTrainedTokenizerBase", begin: bool = True) -> list[int]:
     """The ids of ``text``, begun as the tokenizer begins a text or, without ``begin``, as the middle of one; never
     ended, since something follows."""
     # verbose=False: no advice about the native length, which a text may exceed
@@ -116,6 +116,6 @@ def _encode(text: str, tokenizer: "PreTrainedTokenizerBase", begin: bool = True)
 def _request_tokens(tokenizer: "PreTrainedTokenizerBase") -> int:
     """Ids that the request takes at the end of a text, its line break among them, which some join to a full stop."""
     return max(
-        len(_encode(f"{end}{REQUEST}", tokenizer, begin=False)) - len(_encode(end, tokenizer, begin=False))
+        len(encode(f"{end}{REQUEST}", tokenizer, begin=False)) - len(encode(end, tokenizer, begin=False))
         for end in (".", "a")
     )

@@ -124,6 +124,19 @@ def test_a_long_prompt_is_cut_here_and_counted(manager, llama, capsys):
     assert f"qasper: {len(rows)} of {len(rows)} prompts were cut, by {cut:,} tokens together" in said
 
 
+@pytest.mark.parametrize("room", [100, 101])
+def test_a_summary_that_is_cut_within_a_character_still_fits(room, manager, llama, tmp_path):
+    """Half of a character is a whole one when it is read again, and has more bytes: the prompt was refused as too long,
+    with options of another command for a remedy."""
+    (tmp_path / "gov_report").mkdir()
+    row = {"id": "1", "input": "\N{LATIN SMALL LETTER E WITH ACUTE}" * 100, "output": "a"}
+    (tmp_path / "gov_report" / "validation.jsonl").write_text(json.dumps(row))
+    told = {"max_tokens": room + prompts.reserved(8), "answer_tokens": 8, "tokenizer": str(llama)}
+    (found,) = documents(manager, "gov_report", data_dir=str(tmp_path), **told)
+    tokens = len(AutoTokenizer.from_pretrained(llama)(found.prompt)["input_ids"])
+    assert room - 2 <= tokens <= room and found.prompt.endswith(prompts.REQUEST)
+
+
 @pytest.mark.parametrize(("words", "kept"), [(14_999, 14_999), (15_001, 15_000)])
 def test_the_published_generation_reads_15000_words(words, kept, manager, llama, tmp_path):
     (tmp_path / "qasper").mkdir()
