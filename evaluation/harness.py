@@ -1,7 +1,9 @@
 """The work of ``python -m evaluation harness``, which :mod:`evaluation.harness_options` describes."""
 
 import argparse
+import hashlib
 import inspect
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import fields
@@ -33,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         NAME,
         journal.folder(options, found),
         model=found.about(),
-        config=harness_options.settings(options, config),
+        config=harness_options.settings(options, config) | chat_template(found, config),
         data=tasks.fingerprints(config.num_fewshot),
         seed=config.seed[0],
     )
@@ -64,6 +66,14 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig
     if options.trust_remote_code or not found.tokenizer_has_code:
         config.metadata = {"tokenizer": found.tokenizer_address} | config.metadata
     return found, config
+
+
+def chat_template(found: "FoundModel", config: "EvaluatorConfig") -> dict[str, str]:
+    """The digest of what puts questions into a chat's form, where that is asked for."""
+    if not config.apply_chat_template:
+        return {}
+    said = json.dumps(found.tokenizer().chat_template, sort_keys=True)
+    return {"chat_template": hashlib.sha256(said.encode()).hexdigest()}
 
 
 def evaluate(

@@ -141,7 +141,10 @@ class FoundModel:
     def about(self) -> dict[str, Any]:
         """What results say of the model: its files' hash among it."""
         digest = hashlib.sha256()
-        for file in self.files():
+        files = [*self.files()]
+        if self.held.trust_remote_code:
+            files += _code(Path(convert.resolve(self.tokenizer_address)))
+        for file in dict.fromkeys(files):
             digest.update(f"{file.name} {storage.digest(file)}\n".encode())
         return {
             "address": self.address,
@@ -261,7 +264,7 @@ def _find(address: str, held: Held) -> FoundModel:
         config=config,
         held=held,
         dtype=dtype,
-        files=partial(_model_files, folder),
+        files=lambda: [*_model_files(folder), *(_code(folder) if held.trust_remote_code else ())],
         whole=partial(_load_plain, folder, dtype, held.trust_remote_code),
         tokenizer_address=held.tokenizer or str(folder),
     )
@@ -434,3 +437,8 @@ def _model_files(folder: Path) -> list[Path]:
     if not any(file.suffix == ".safetensors" for file in found):
         found += sorted(folder.glob("*.bin"))
     return found
+
+
+def _code(folder: Path) -> list[Path]:
+    """The Python files that a folder carries."""
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else []

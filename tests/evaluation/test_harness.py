@@ -272,6 +272,24 @@ def test_a_finished_evaluation_is_not_repeated(command, tmp_path, monkeypatch, c
     assert "config.tasks" in capsys.readouterr().err
 
 
+def test_another_chat_template_is_another_evaluation(command, monkeypatch, capsys):
+    """It was complete already, with the numbers of the former template."""
+    template = {"now": "{% for m in messages %}{{ m.content + ' w5' }}{% endfor %}"}
+    real = models.FoundModel.tokenizer
+
+    def tokenizer(self):
+        found = real(self)
+        found.chat_template = template["now"]
+        return found
+
+    monkeypatch.setattr(models.FoundModel, "tokenizer", tokenizer)
+    assert command("--apply_chat_template", tasks=["own_write"]) == 0 and command(tasks=["own_write"]) == 2
+    assert command("--apply_chat_template", tasks=["own_write"]) == 0 and "complete already" in capsys.readouterr().out
+    template["now"] = template["now"].replace("w5", "w6")
+    assert command("--apply_chat_template", tasks=["own_write"]) == 2
+    assert "config.chat_template" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "tasks", "said"),
     [

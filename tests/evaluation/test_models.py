@@ -298,6 +298,20 @@ def test_a_tokenizer_s_code_runs_only_when_asked(base, tmp_path, monkeypatch):
     assert model.tokenizer_has_code and model.tokenizer().ran
 
 
+@pytest.mark.parametrize("whose", ["model", "tokenizer"])
+def test_the_hash_is_of_the_code_that_may_run(whose, base, tmp_path):
+    """A stored evaluation was complete, or gone on with, whatever was changed in the code that computes it."""
+    words = (
+        [base, "--tokenizer", shutil.copytree(base, tmp_path / "own")] if whose == "tokenizer" else [tmp_path / "own"]
+    )
+    shutil.copytree(base, tmp_path / "own", dirs_exist_ok=True)
+    hashes = {run: [found(*words, *run).about()["sha256"]] for run in ((), ("--trust_remote_code",))}
+    (tmp_path / "own" / "code.py").write_text("A = 1\n")
+    for run, known in hashes.items():
+        known.append(found(*words, *run).about()["sha256"])
+    assert [len(set(known)) for known in hashes.values()] == [1, 2]
+
+
 def test_a_missing_tokenizer_is_told(base, tmp_path):
     AutoModelForCausalLM.from_pretrained(base).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="no tokenizer could be read"):
