@@ -9,7 +9,6 @@ import json
 import math
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils.other import get_free_port
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -61,11 +61,9 @@ def main() -> int:
     fields |= TOY_FIELDS | {"max_steps": TOY_STEPS} if options.toys else {"max_steps": STEPS}
     shutil.rmtree(run, ignore_errors=True)  # of an earlier try
     started = results.collect(command=["benchmarks.train", "--backend", options.backend], config=fields)
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
     words = [word for name, value in fields.items() for word in (f"--{name}", str(value))]
-    runner = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "1", "--master_port", str(port)]
+    runner = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "1"]
+    runner += ["--master_port", str(get_free_port())]
     own = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     own |= {"DS_ACCELERATOR": "cpu"} if options.toys else {}
     command = [*runner, "launchers/extend_llama.py", *words]  # as a user starts it

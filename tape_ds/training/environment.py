@@ -7,7 +7,6 @@ import atexit
 import logging
 import os
 import secrets
-import socket
 import sys
 import warnings
 from pathlib import Path
@@ -47,10 +46,9 @@ def be_a_job_of_one() -> None:
     """Give a process that no launcher has started what a launcher would; DeepSpeed would look for MPI, and fail."""
     if any(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")):
         return
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    from accelerate.utils.other import get_free_port
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port())}
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 
 

@@ -7,7 +7,6 @@ would take longer to start it than to know what to do.
 import itertools
 import json
 import shlex
-import socket
 import subprocess
 import sys
 import zlib
@@ -138,7 +137,9 @@ class Starting:
         if own[0] == "deepspeed":
             own[:1] = [sys.executable, "-m", "deepspeed.launcher.runner"]
             if not {"--hostfile", "-H", "--master_port"} & set(own):
-                own += ["--master_port", str(free_port())]
+                from accelerate.utils.other import get_free_port
+
+                own += ["--master_port", str(get_free_port())]
         return [*own, *rest]
 
     def shown(self, words: Sequence[str]) -> str:
@@ -153,13 +154,6 @@ class Starting:
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "w", encoding="utf-8") as file:
             return subprocess.run(self.line(words), stdout=file, stderr=file, env=environment(words[0])).returncode
-
-
-def free_port() -> int:
-    """One that nobody listens on."""
-    with socket.socket() as free:
-        free.bind(("", 0))
-        return int(free.getsockname()[1])
 
 
 def environment(program: str) -> dict[str, str]:
