@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     model = found.load()
     with used_at(model, length):
         app = application(model, found.tokenizer(), name, length)
-        print(f"{name}, up to {length:,} tokens: http://{options.host}:{options.port}/v1", flush=True)
+        print(f"{name}, up to {length:,} tokens: http://{place(options)}/v1", flush=True)
         uvicorn.run(app, host=options.host, port=options.port, log_level="warning")
     return 0
 
@@ -48,12 +48,19 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     shared.add_model(parser)
     group = parser.add_argument_group("server")
     group.add_argument(
-        "--host", default="127.0.0.1", help="address to listen at; 0.0.0.0: every network (no password!)"
+        "--host",
+        default="127.0.0.1",
+        help="address to listen at, IPv4 or 6; 0.0.0.0 or :: is every network (no password!)",
     )
     group.add_argument("--port", type=int, default=8000)
     group.add_argument("--name", help="what clients call the model; default: MODEL as it was typed")
     group.add_argument("--max_length", type=shared.length, help="tokens of prompt and answer; default: the model's own")
     return parser.parse_args(argv)
+
+
+def place(options: argparse.Namespace) -> str:
+    """Host and port, as they stand in an address."""
+    return f"{f'[{options.host}]' if ':' in options.host else options.host}:{options.port}"
 
 
 def check(options: argparse.Namespace) -> "FoundModel":
@@ -71,11 +78,12 @@ def check(options: argparse.Namespace) -> "FoundModel":
         wrong = "fastapi, uvicorn and openai are needed, and not all are installed"
         problems.append(Problem("tape-ds serve", None, wrong, "pip install 'tape_ds[serve]'"))
     try:
-        with socket.create_server((options.host, options.port)):
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        with socket.create_server((options.host, options.port), family=family):
             pass
     except (OSError, OverflowError) as error:
-        place = f"{options.host}:{options.port}"
-        problems.append(Problem("--port", place, f"cannot be listened at ({error})", "choose another --port or --host"))
+        wrong = f"cannot be listened at ({error})"
+        problems.append(Problem("--port", place(options), wrong, "choose another --port or --host"))
     found = None
     try:
         found = models.find(options)

@@ -152,6 +152,18 @@ def test_every_mistake_is_found_before_the_model_loads(addresses, tmp_path, caps
     assert "2 problems" in said and "cannot be listened at" in said and "no such folder" in said
 
 
+def test_it_listens_at_an_address_of_ipv6(addresses, monkeypatch, capsys):
+    """The check before it knew IPv4 alone."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as free:
+            port = free.getsockname()[1]
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    monkeypatch.setattr(uvicorn, "run", lambda app, **told: uvicorn.Config(app, **told).bind_socket().close())
+    assert serve.main([str(addresses["plain"]), "--host", "::1", "--port", str(port)]) == 0
+    assert f"http://[::1]:{port}/v1" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_the_command_serves_until_it_is_told_to_stop(addresses):
     with socket.create_server(("127.0.0.1", 0)) as free:
