@@ -52,6 +52,20 @@ def check_path(name: str, text: str) -> Iterator[Problem]:
         yield Problem(name, text, wrong, "give a shorter one")
 
 
+def check_new(name: str, folder: Path) -> list[Problem]:
+    """What keeps a new folder from lying at ``folder``; ``name`` is what names it on the command line."""
+    if impossible := list(check_path(name, str(folder))):
+        return impossible
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    if existing == folder.absolute():
+        wrong = "exists"
+    elif not existing.is_dir():
+        wrong = f"{existing} is no folder"
+    else:
+        return []
+    return [Problem(name, str(folder), wrong, "name a new folder")]
+
+
 def _texts(value: Any) -> Iterator[str]:
     """Every text in a value, keys of mappings included."""
     if isinstance(value, str):

@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tape_ds import paths
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command, raise_if_any
 
@@ -70,9 +71,7 @@ def check(options: argparse.Namespace) -> None:
     from tape_ds.model import positions
     from tape_ds.run_folder import check_whole
 
-    problems = []
-    if Path(options.out).exists():
-        problems.append(Problem("out", options.out, "exists", "name a new folder"))
+    problems = paths.check_new("out", Path(options.out))
     problems += check_whole("source", options.source, options.source)
     if options.kind == "reference-to-tape" and options.variant is None:
         problems.append(Problem("--variant", None, "missing", "name the published model file, such as adape"))

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tape_ds import paths
 from tape_ds.arguments import DTYPES, Parser
 from tape_ds.errors import Problem, collecting, command, raise_if_any
 
@@ -71,11 +72,9 @@ def check(options: argparse.Namespace) -> "SourceModel":
     Raises:
         UserError: naming every problem.
     """
-    problems: list[Problem] = []
     out = Path(options.out)
-    if out.exists():
-        problems.append(Problem("out", options.out, "exists", "name a new folder"))
-    elif not out.resolve().parent.is_dir():
+    problems = paths.check_new("out", out)
+    if not problems and not out.resolve().parent.is_dir():
         problems.append(Problem("out", options.out, "the folder around it does not exist", "make it first"))
     if options.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.\-]*", options.license):
         remedy = "give an id in small letters, such as apache-2.0, llama3 or other"

@@ -12,8 +12,9 @@ that needs no ``tape_ds``.
 import sys
 from pathlib import Path
 
+from tape_ds import paths
 from tape_ds.arguments import DTYPES, Parser
-from tape_ds.errors import Problem, UserError, command
+from tape_ds.errors import command, raise_if_any
 
 
 @command
@@ -30,8 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     out = Path(options.out)
-    if out.exists():
-        raise UserError(Problem("out", options.out, "exists", "name a new folder"))
+    raise_if_any(paths.check_new("out", out))
     import torch
 
     from tape_ds.checkpoint import merging, trained

@@ -41,15 +41,9 @@ def instead(source: Path) -> str:
 def against(field: str, folder: Path, source: Path) -> list[Problem]:
     """What keeps a new folder, made from the checkpoint ``source``, from lying at ``folder``; ``field`` is what names
     it on the command line."""
-    if impossible := list(paths.check_path(field, str(folder))):
-        return impossible
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
-    if existing == folder.absolute():
-        wrong = "exists"
-    elif not existing.is_dir():
-        wrong = f"{existing} is no folder"
-    elif folder.resolve().is_relative_to(source.resolve()):
-        wrong = "it lies in the checkpoint, which has to stay as it is"
-    else:
+    if found := paths.check_new(field, folder):
+        return found
+    if not folder.resolve().is_relative_to(source.resolve()):
         return []
+    wrong = "it lies in the checkpoint, which has to stay as it is"
     return [Problem(field, str(folder), wrong, "name a new folder")]

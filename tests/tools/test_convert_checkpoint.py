@@ -12,7 +12,7 @@ from tests.model.helpers import VOCABULARY, tokens
 from tests.model.test_families import PUBLISHED, publish
 from tests.model.test_reference_checkpoint import golden
 from tests.model.test_rows import tokenizer_of
-from tools import convert_checkpoint
+from tools import convert_checkpoint, export_hf, merge_adapter
 
 
 def llama(folder, name="llama 3", tokens_it_has=VOCABULARY, **changes):
@@ -115,3 +115,12 @@ def test_options_that_are_no_mapping_are_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         run("llama-to-tape", tmp_path, tmp_path / "out", "--position_options", "[3]")
     assert "give a mapping" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tool", [convert_checkpoint, merge_adapter, export_hf])
+def test_a_folder_below_a_file_is_refused_before_anything_loads(tool, tmp_path, capsys):
+    """Converting and merging put the model together first, and could not write it."""
+    (tmp_path / "file").touch()
+    kind = ["llama-to-tape"] if tool is convert_checkpoint else []
+    assert tool.main([*kind, str(tmp_path), str(tmp_path / "file" / "out")]) == 2
+    assert "file is no folder" in capsys.readouterr().err
