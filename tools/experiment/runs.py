@@ -404,7 +404,8 @@ def _steps(folder: Path) -> dict[str, Step]:
         found = json.loads((folder / STEPS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return {typed: Step(**each) for typed, each in found.items() if isinstance(each, dict)}  # once, the time alone
+    # a time alone: of a version that knew nothing of results
+    return {typed: Step(each, []) if isinstance(each, str) else Step(**each) for typed, each in found.items()}
 
 
 def _all_ended(folder: Path, commands: Sequence[Sequence[str]], since: str) -> str | None:

@@ -116,6 +116,8 @@ def test_everything_is_done_once(work):
     assert work.scored(planned[0]) is None, "it was killed before its last command ended"
     work.carry_out(planned[0])
     assert done[6:] == [["python", "two", "o/a"]]
+    steps.write_text(json.dumps({k: v["ended"] for k, v in json.loads(steps.read_text()).items()}))
+    assert work.scored(planned[0]) is not None, "a version that wrote times alone left it"
 
 
 def test_what_a_new_result_makes_stale_is_done_again(work):
