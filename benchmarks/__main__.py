@@ -3,14 +3,14 @@
     python -m benchmarks                                    every group on the GPU, or on the CPU where there is none
     python -m benchmarks attention decode --device cuda     two groups
     python -m benchmarks step --shapes T1024                the shapes whose label holds these letters
-    python -m benchmarks --list                             groups, shapes and rivals; nothing is run
+    python -m benchmarks --list                             groups, shapes and implementations; nothing is run
     python -m benchmarks choose                             write attention's table of fastest backends
     python -m benchmarks campaign                           everything that a GPU should answer, in stages
 
-Every rival is checked against fp64 before it is timed; a wrong one gets no time. Rivals of one shape run in turn, in
-one process. Each group writes ``GROUP_DEVICE.csv`` and ``.md`` to ``--out``, again after every shape.
+Every implementation is checked against fp64 before it is timed; a wrong one gets no time. Those of one shape run in
+turn, in one process. Each group writes ``GROUP_DEVICE.csv`` and ``.md`` to ``--out``, again after every shape.
 
-Exit codes: 0 done; 1 a rival of ours is wrong; 2 something to mend, nothing was started.
+Exit codes: 0 done; 1 an implementation of ours is wrong; 2 something to mend, nothing was started.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks import campaign, choose, table, toys
-from benchmarks.contest import REFUSED, TIMED, WRONG, Setting, run
+from benchmarks.benchmark_case import REFUSED, TIMED, WRONG, Setting, run
 from benchmarks.groups import GROUPS, Group
 from tape_ds.arguments import Parser, below_one
 from tape_ds.errors import Problem, command, did_you_mean, raise_if_any
@@ -33,7 +33,7 @@ from tape_ds.model.attention.names import ENVIRONMENT
 DTYPES = ("float32", "float16", "bfloat16")
 COMMANDS = {"choose": choose.main, "campaign": campaign.main}
 OURS = ("ours", "attend")
-"""How the rivals begin that are this project's own code."""
+"""How the implementations begin that are this project's own code."""
 
 
 @command
@@ -57,15 +57,15 @@ def main(argv: list[str] | None = None) -> int:
         rows: list[table.Row] = []
         path = Path(options.out) / f"{table.stem(name, setting.device)}.csv"
         for shape in chosen_shapes(group, options):
-            rows += measure(name, group, shape, setting, options.repeats, origin, options.rivals)
+            rows += measure(name, group, shape, setting, options.repeats, origin, options.only)
             table.write(rows, path)
         if rows:
             print(path.with_suffix(".md").read_text(encoding="utf-8"), flush=True)
             counted = Counter(row.status for row in rows)
             print(f"{name}: {', '.join(f'{counted[status]} {status}' for status in (TIMED, WRONG, REFUSED))}")
-        wrong += [row for row in rows if row.status == WRONG and row.rival.startswith(OURS)]
+        wrong += [row for row in rows if row.status == WRONG and row.implementation.startswith(OURS)]
     for row in wrong:
-        print(f"WRONG: {row.group} {row.shape}, {row.encoding}, {row.rival}: {row.reason}", file=sys.stderr)
+        print(f"WRONG: {row.group} {row.shape}, {row.encoding}, {row.implementation}: {row.reason}", file=sys.stderr)
     return 1 if wrong else 0
 
 
@@ -76,8 +76,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
     parser.add_argument("--dtype", help=f"{', '.join(DTYPES)}; default: bfloat16 on cuda, float32 on cpu")
     parser.add_argument("--shapes", default="", help="only shapes whose label holds this text")
-    parser.add_argument("--rivals", default="", help="only rivals whose name holds this text")
-    parser.add_argument("--repeats", type=int, help="samples of each rival; default: the group's own")
+    parser.add_argument("--only", default="", help="only implementations whose name holds this text")
+    parser.add_argument("--repeats", type=int, help="samples of each implementation; default: the group's own")
     parser.add_argument("--out", default=str(choose.RESULTS), help="folder of the tables")
     parser.add_argument("--toys", action="store_true", help="one tiny shape of each group: its times mean nothing")
     parser.add_argument("--list", action="store_true", help="say what would be run")
@@ -130,15 +130,15 @@ def measure(
     setting: Setting,
     repeats: int | None,
     origin: dict[str, str],
-    rivals: str = "",
+    implementations: str = "",
 ) -> list[table.Row]:
-    """Run one group at one shape; of its rivals those whose name holds ``rivals``."""
+    """Run one group at one shape; of its implementations those whose name holds ``implementations``."""
     repeats = repeats or group.repeats[setting.device.type]
     print(f"{name}, {shape.label}", file=sys.stderr, flush=True)
     torch.compiler.reset()  # after 8 shapes a compiled function would run uncompiled
-    contest = group.contest(shape, setting)
+    case = group.case(shape, setting)
     findings = run(
-        contest._replace(entries=[entry for entry in contest.entries if rivals in entry.rival]),
+        case._replace(entries=[entry for entry in case.entries if implementations in entry.implementation]),
         setting,
         repeats,
         head_start=group.single,
@@ -149,14 +149,14 @@ def measure(
 
 
 def listing(wanted: dict[str, Group], setting: Setting) -> str:
-    """Groups, their shapes on this device, and the rivals."""
+    """Groups, their shapes on this device, and the implementations."""
     lines = []
     for name, group in wanted.items():
         shapes = group.shapes[setting.device.type]
         lines.append(f"{name}: {group.about}")
         lines += [f"  shape {shape.label}" for shape in shapes] or [f"  nothing on {setting.device.type}"]
-        entries = group.contest(shapes[0], setting).entries if shapes else []
-        lines += [f"  rival {entry.encoding}: {entry.rival}" for entry in entries]
+        entries = group.case(shapes[0], setting).entries if shapes else []
+        lines += [f"  implementation {entry.encoding}: {entry.implementation}" for entry in entries]
     return "\n".join(lines)
 
 

@@ -2,7 +2,7 @@
 
 TAPE's value is ``[v | e]``, twice as wide as the key. A library that wants equal widths is called twice with the same
 queries and keys, once with queries and keys padded by zeros, or once with the two halves stacked as twice the rows.
-Rivals that take the halves apart are given them apart: no copy is put on their account. Everything lies in memory as
+Those that take the halves apart are given them apart: no copy is put on their account. Everything lies in memory as
 projections leave it, [B, T, H, K], but for ``[v | e]``: that is contiguous, as the model's concatenation leaves it.
 
 Shape letters: B batch, T queries and keys, H query heads, G key/value heads, K head size, V value width.
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import calls
-from benchmarks.contest import BASELINE, Contest, Entry, Setting, Truth, expected_from
+from benchmarks.benchmark_case import BASELINE, BenchmarkCase, Entry, Setting, Truth, expected_from
 from benchmarks.measure import Runner, bytes_of
 from benchmarks.shapes import Attention
 from tape_ds.model import attention
@@ -44,7 +44,7 @@ class Inputs(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """In which pieces a rival takes its value and gives its output."""
+    """In which pieces an implementation takes its value and gives its output."""
 
     values: Callable[[Tensor, Tensor], Parts]
     """(v, e) -> the pieces."""
@@ -101,7 +101,7 @@ STACKED = Layout(_stacked, _stacked, _unstacked, _unstacked)
 THRICE = Layout(_thrice, _thrice_returned, _thrice_output, _thrice_gradient)
 
 
-class Rival(NamedTuple):
+class Implementation(NamedTuple):
     """One way to compute an encoding's attention."""
 
     encoding: str
@@ -113,7 +113,7 @@ class Rival(NamedTuple):
     """What must hold while it runs, forward and backward."""
 
 
-def rivals(shape: Attention, device: torch.device) -> Iterator[Rival]:
+def implementations(shape: Attention, device: torch.device) -> Iterator[Implementation]:
     """All on this device."""
     documents = calls.documents_of(shape, device)
     on_cpu = device.type == "cpu"
@@ -127,29 +127,31 @@ def rivals(shape: Attention, device: torch.device) -> Iterator[Rival]:
             name: functools.partial(calls.by_library, release, documents) for name, release in calls.LIBRARIES.items()
         }
     for name, make in makers.items():
-        yield Rival(BASELINE, name, PLAIN, make)
-        yield Rival("tape", f"two calls, {name}", APART, make)
-        yield Rival("tape", f"stacked, {name}", STACKED, functools.partial(calls.stacked, make))
+        yield Implementation(BASELINE, name, PLAIN, make)
+        yield Implementation("tape", f"two calls, {name}", APART, make)
+        yield Implementation("tape", f"stacked, {name}", STACKED, functools.partial(calls.stacked, make))
         if documents is None:
-            yield Rival("tape", f"padded, {name}", WIDE, functools.partial(calls.padded, make))
+            yield Implementation("tape", f"padded, {name}", WIDE, functools.partial(calls.padded, make))
         if name not in ("sdpa flash", "flash-attn 2"):  # both take one width alone
-            yield Rival("tape", f"one call, {name}", WIDE, make)
+            yield Implementation("tape", f"one call, {name}", WIDE, make)
     if documents is None:
-        yield Rival("tape", "three calls, sdpa flash (published form)", THRICE, makers["sdpa flash"])
+        yield Implementation("tape", "three calls, sdpa flash (published form)", THRICE, makers["sdpa flash"])
     if not on_cpu:
         varlen = functools.partial(calls.attend, "varlen", documents)
-        yield Rival("tape", "stacked, varlen", STACKED._replace(at_once=True), functools.partial(calls.stacked, varlen))
+        yield Implementation(
+            "tape", "stacked, varlen", STACKED._replace(at_once=True), functools.partial(calls.stacked, varlen)
+        )
         for encoding, layout in ((BASELINE, PLAIN), ("tape", WIDE)):
-            yield Rival(encoding, "fla", layout, functools.partial(calls.fla, documents))
+            yield Implementation(encoding, "fla", layout, functools.partial(calls.fla, documents))
         for name, small in (("flex", False), ("flex, small blocks", True)):
-            yield Rival("tape", name, WIDE, functools.partial(calls.flex, shape, documents, device, small))
+            yield Implementation("tape", name, WIDE, functools.partial(calls.flex, shape, documents, device, small))
         for name, deterministic in (("ours", False), ("ours, deterministic", True)):
-            yield Rival("tape", name, TOGETHER, functools.partial(ours, documents, deterministic))
+            yield Implementation("tape", name, TOGETHER, functools.partial(ours, documents, deterministic))
     backends = ("auto", "sdpa", "reference") if on_cpu else ("auto", *attention.available())
     for name in backends:
         make = functools.partial(calls.attend, name, documents)
-        yield Rival(BASELINE, f"attend {name}", ALONE, make)
-        yield Rival("tape", f"attend {name}", TOGETHER, make)
+        yield Implementation(BASELINE, f"attend {name}", ALONE, make)
+        yield Implementation("tape", f"attend {name}", TOGETHER, make)
 
 
 def ours(documents: calls.Documents | None, deterministic: bool) -> Callable[..., Parts]:
@@ -158,26 +160,26 @@ def ours(documents: calls.Documents | None, deterministic: bool) -> Callable[...
     return calls.ours(documents, deterministic)
 
 
-def contest(shape: Attention, setting: Setting) -> Contest:
-    """Every rival at one shape."""
-    return between(rivals(shape, setting.device), shape, setting)
+def case(shape: Attention, setting: Setting) -> BenchmarkCase:
+    """Every implementation at one shape."""
+    return between(implementations(shape, setting.device), shape, setting)
 
 
-def between(asked: Iterable[Rival], shape: Attention, setting: Setting) -> Contest:
-    """These rivals on the same inputs."""
+def between(asked: Iterable[Implementation], shape: Attention, setting: Setting) -> BenchmarkCase:
+    """These implementations on the same inputs."""
     inputs = draw(shape, setting)
     documents = calls.documents_of(shape, setting.device)
 
     @functools.cache
     def leaves(layout: Layout) -> tuple[Tensor, ...]:
-        """Shared by all rivals of a layout."""
+        """Shared by all implementations of a layout."""
         values = layout.values(inputs.v, inputs.e)
         return tuple(x.detach().requires_grad_() for x in (inputs.q, inputs.k, *values))
 
     entries = [Entry(each.name, each.encoding, functools.partial(_runner, each, leaves, inputs)) for each in asked]
     lengths = (shape.tokens,) if documents is None else documents.lengths
     truth = {name: functools.partial(truth_of, inputs, name, lengths) for name in (BASELINE, "tape")}
-    return Contest(entries, truth)
+    return BenchmarkCase(entries, truth)
 
 
 def draw(shape: Attention, setting: Setting) -> Inputs:
@@ -192,18 +194,18 @@ def draw(shape: Attention, setting: Setting) -> Inputs:
     return Inputs(*(one(heads) for heads in (shape.heads, *3 * [shape.groups], *2 * [shape.heads])))
 
 
-def _runner(rival: Rival, leaves: Callable[[Layout], tuple[Tensor, ...]], inputs: Inputs) -> Runner:
-    call, layout = rival.make(), rival.layout
+def _runner(implementation: Implementation, leaves: Callable[[Layout], tuple[Tensor, ...]], inputs: Inputs) -> Runner:
+    call, layout = implementation.make(), implementation.layout
     own = leaves(layout)
     q, k, *values = own
     returned = layout.returned(inputs.dv, inputs.de)
 
     def forward() -> Parts:
-        with rival.around():
+        with implementation.around():
             return call(q, k, *values) if layout.at_once else tuple(call(q, k, value) for value in values)
 
     def backward(out: Parts) -> tuple[Tensor, ...]:
-        with rival.around():
+        with implementation.around():
             return torch.autograd.grad(out, own, returned)
 
     def outcome() -> dict[str, Tensor]:

@@ -37,7 +37,7 @@ REPEATING = ("efficient",)
 """Backends that refuse grouped queries: their keys and values are repeated, as a user would."""
 LIBRARIES = {release.name: release for release in sorted(RELEASES)}
 MATRIX_ENTRIES = {"cuda": 1 << 28, "cpu": 1 << 24}
-"""Rivals that hold the whole T x S matrices are asked up to this many scores: on a GPU 12 heads of 8 rows of 1,024
+"""Those that hold the whole T x S matrices are asked up to this many scores: on a GPU 12 heads of 8 rows of 1,024
 tokens, on a CPU of one."""
 
 

@@ -66,10 +66,10 @@ def _train(backend: str, of_toy: str = "") -> Stage:
 
 
 _OURS = (
-    "attention packed decode position_mix rotate --rivals ours --repeats 1 --device {device} --out {work}/probe --toys"
+    "attention packed decode position_mix rotate --only ours --repeats 1 --device {device} --out {work}/probe --toys"
 )
 _PROFILED = (
-    "attention --rivals ours --repeats 1 --shapes 'B1 H32 G32 T8192 K128' --device {device} --out {work}/probe {toys}"
+    "attention --only ours --repeats 1 --shapes 'B1 H32 G32 T8192 K128' --device {device} --out {work}/probe {toys}"
 )
 _KERNELS = "--clock-control none --set full --kernel-name 'regex:^(forward|values|keys)_kernel' --launch-count 6"
 _GPU_TESTS = "-m pytest -q -m gpu -p no:cacheprovider tests/"
@@ -97,7 +97,7 @@ STAGES = (
     Stage(4, "profile", 90, f"ncu {_KERNELS} python -m benchmarks {_PROFILED}", ("ncu",)),
     Stage(4, "other gpu tests", 120, _GPU_TESTS + _OTHER_TESTS, ("pytest",), ""),
     _group(4, 240, "formulation table4"),
-    _group(4, 240, "levers", needs=("deepspeed",)),
+    _group(4, 240, "memory_savings", needs=("deepspeed",)),
 )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import table
-from benchmarks.contest import BASELINE, TIMED
+from benchmarks.benchmark_case import BASELINE, TIMED
 from benchmarks.shapes import parse
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError
@@ -74,7 +74,7 @@ def choose(stored: Mapping[str, Iterable[table.Row]]) -> list[dict[str, Any]]:
     sources: dict[tuple[Kind, int], str] = {}
     for name, rows in stored.items():
         for row in rows:
-            if row.chip == "cpu" or not row.rival.startswith(PREFIX):
+            if row.chip == "cpu" or not row.implementation.startswith(PREFIX):
                 continue
             sizes = parse(row.shape)
             wide = 1 if row.encoding == BASELINE else 2
@@ -103,7 +103,11 @@ def choose(stored: Mapping[str, Iterable[table.Row]]) -> list[dict[str, Any]]:
 def fastest(shapes: list[list[table.Row]]) -> str | None:
     """Of the backends that have a time at every one of these shapes; None where there is none."""
     times = [
-        {row.rival.removeprefix(PREFIX): row.total_p50 for row in rows if row.status == TIMED and row.total_p50}
+        {
+            row.implementation.removeprefix(PREFIX): row.total_p50
+            for row in rows
+            if row.status == TIMED and row.total_p50
+        }
         for rows in shapes
     ]
     candidates = [name for name in attention.available() if all(name in each for each in times)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import calls
-from benchmarks.contest import BASELINE, Contest, Entry, Setting, Truth, operation, truth_of
+from benchmarks.benchmark_case import BASELINE, BenchmarkCase, Entry, Setting, Truth, operation, truth_of
 from benchmarks.measure import Runner
 from benchmarks.shapes import Decode
 from tape_ds.kernels.decode_attention import decode_attention
@@ -18,8 +18,8 @@ from tape_ds.kernels.decode_attention import decode_attention
 Make = Callable[[], Callable[..., Tensor]]
 
 
-def contest(shape: Decode, setting: Setting) -> Contest:
-    """Every rival over one cache; RoPE's is the first half of TAPE's values, in memory of its own."""
+def case(shape: Decode, setting: Setting) -> BenchmarkCase:
+    """Every implementation over one cache; RoPE's is the first half of TAPE's values, in memory of its own."""
     generator = torch.Generator(setting.device).manual_seed(0)
 
     def draw(heads: int, tokens: int, width: int) -> Tensor:
@@ -39,13 +39,13 @@ def contest(shape: Decode, setting: Setting) -> Contest:
 
     entries = [
         Entry(name, encoding, functools.partial(build, encoding, make))
-        for encoding, name, make in rivals(setting.device)
+        for encoding, name, make in implementations(setting.device)
     ]
-    return Contest(entries, {encoding: functools.partial(truth, encoding) for encoding in inputs})
+    return BenchmarkCase(entries, {encoding: functools.partial(truth, encoding) for encoding in inputs})
 
 
-def rivals(device: torch.device) -> Iterator[tuple[str, str, Make]]:
-    """(encoding, name, what makes the call) of every rival on this device."""
+def implementations(device: torch.device) -> Iterator[tuple[str, str, Make]]:
+    """(encoding, name, what makes the call) of every implementation on this device."""
     for name in calls.ON_CPU if device.type == "cpu" else calls.SDPA:
         make = functools.partial(calls.sdpa, name)
         yield BASELINE, f"sdpa {name}", make

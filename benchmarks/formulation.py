@@ -11,14 +11,14 @@ import functools
 from torch import nn
 
 from benchmarks import models
-from benchmarks.contest import Contest, Entry, Setting
+from benchmarks.benchmark_case import BenchmarkCase, Entry, Setting
 from benchmarks.measure import Runner
 from benchmarks.reference_formulation import ATTENTIONS, Transcription
 from benchmarks.shapes import Model
 from tape_ds import TapeForCausalLM
 
 
-def contest(shape: Model, setting: Setting) -> Contest:
+def case(shape: Model, setting: Setting) -> BenchmarkCase:
     """Ours on torch's SDPA, and the transcription with each of its attentions."""
     fields = models.sizes(shape)
     ids = models.tokens(shape, setting.device)
@@ -36,4 +36,4 @@ def contest(shape: Model, setting: Setting) -> Contest:
 
     entries = [Entry("ours", "tape", functools.partial(build, None))]
     entries += [Entry(f"published, {name}", "tape", functools.partial(build, name)) for name in ATTENTIONS]
-    return Contest(entries, {"tape": lambda: models.truth(ours(), models.first_tokens(ids))})
+    return BenchmarkCase(entries, {"tape": lambda: models.truth(ours(), models.first_tokens(ids))})

@@ -14,13 +14,13 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from benchmarks import models
-from benchmarks.contest import Contest, Setting, Truth, expected_from
+from benchmarks.benchmark_case import BenchmarkCase, Setting, Truth, expected_from
 from benchmarks.measure import Runner, bytes_of
 from benchmarks.shapes import Model
 from tape_ds import TapeForCausalLM
 
 
-def contest(shape: Model, setting: Setting) -> Contest:
+def case(shape: Model, setting: Setting) -> BenchmarkCase:
     """Both encodings by every attention backend of this device that can decode; T is the cache's length."""
     member = models.family(models.sizes(shape), setting)
     ids = models.tokens(shape._replace(tokens=models.CHECKED_TOKENS), setting.device)

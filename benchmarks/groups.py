@@ -1,7 +1,7 @@
 """The groups of benchmarks: what each times, at which shapes, how often.
 
-A group's rivals are imported when they are asked for: what one of them needs (DeepSpeed's offload, say) may be missing
-on a machine that runs the others.
+A group's implementations are imported when they are asked for: what one of them needs (DeepSpeed's offload, say) may
+be missing on a machine that runs the others.
 """
 
 import importlib
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks import shapes
-from benchmarks.contest import Contest, Setting
+from benchmarks.benchmark_case import BenchmarkCase, Setting
 
 
 class Group(NamedTuple):
@@ -18,10 +18,10 @@ class Group(NamedTuple):
     about: str
     shapes: Mapping[str, Sequence[Any]]
     """By kind of device, "cpu" or "cuda"; empty where the group makes no sense."""
-    contest: Callable[[Any, Setting], Contest]
-    """The rivals at one of the shapes."""
+    case: Callable[[Any, Setting], BenchmarkCase]
+    """The implementations at one of the shapes."""
     repeats: Mapping[str, int]
-    """Samples of each rival, by kind of device."""
+    """Samples of each implementation, by kind of device."""
     single: bool
     """Whether an operation is timed by itself, see :mod:`benchmarks.measure`, rather than a model as it runs."""
     warm_up: Mapping[str, int]
@@ -29,23 +29,23 @@ class Group(NamedTuple):
 
 
 def _operation(about: str, listed: Mapping[str, Sequence[Any]], module: str, cuda: int, cpu: int) -> Group:
-    return Group(about, listed, _contest(module), {"cuda": cuda, "cpu": cpu}, True, {"cuda": 3, "cpu": 1})
+    return Group(about, listed, _case(module), {"cuda": cuda, "cpu": cpu}, True, {"cuda": 3, "cpu": 1})
 
 
 def _model(
     about: str, listed: Mapping[str, Sequence[Any]], module: str, cuda: int, cpu: int, warm_up: tuple[int, int] = (2, 0)
 ) -> Group:
     warm = dict(zip(("cuda", "cpu"), warm_up, strict=True))
-    return Group(about, listed, _contest(module), {"cuda": cuda, "cpu": cpu}, False, warm)
+    return Group(about, listed, _case(module), {"cuda": cuda, "cpu": cpu}, False, warm)
 
 
-def _contest(module: str) -> Callable[[Any, Setting], Contest]:
-    """What ``benchmarks.MODULE.contest`` gives."""
+def _case(module: str) -> Callable[[Any, Setting], BenchmarkCase]:
+    """What ``benchmarks.MODULE.case`` gives."""
 
-    def contest(shape: Any, setting: Setting) -> Contest:
-        return importlib.import_module(f"benchmarks.{module}").contest(shape, setting)
+    def case(shape: Any, setting: Setting) -> BenchmarkCase:
+        return importlib.import_module(f"benchmarks.{module}").case(shape, setting)
 
-    return contest
+    return case
 
 
 GROUPS = {
@@ -88,5 +88,7 @@ GROUPS = {
         10,
         7,
     ),
-    "levers": _model("what each memory lever saves and costs, a whole model's step", shapes.LEVERS, "levers", 10, 5),
+    "memory_savings": _model(
+        "what each memory saving saves and costs, a whole model's step", shapes.SAVINGS, "memory_savings", 10, 5
+    ),
 }

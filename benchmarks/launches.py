@@ -1,6 +1,6 @@
 """Every plausible launch of our attention's kernels, one kernel at a time: what their static tables should hold.
 
-A rival replaces the table's entry of one kernel and leaves the others as they are; ``ours`` is the tables as they are.
+Each replaces the table's entry of one kernel and leaves the others as they are; ``ours`` is the tables as they are.
 Times are of the whole forward and the whole backward, so that differences are those of the kernel.
 """
 
@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 
 from benchmarks import attention, calls
-from benchmarks.contest import Contest, Setting
+from benchmarks.benchmark_case import BenchmarkCase, Setting
 from benchmarks.shapes import Sweep
 from tape_ds.kernels import tape_attention_backward, tape_attention_forward
 from tape_ds.kernels.launch import INTERPRETER, SHARED_MEMORY, Launch, Table, capability, padded
@@ -41,23 +41,23 @@ INTERPRETED = 2
 ROWS, COLUMNS, WARPS, STAGES = (64, 128), (32, 64, 128), (4, 8), (2, 3)
 
 
-def contest(shape: Sweep, setting: Setting) -> Contest:
-    """All launches of the shape's kernel; each is held to fp64 like any other rival."""
-    return attention.between(rivals(shape, setting.device), shape.attention, setting)
+def case(shape: Sweep, setting: Setting) -> BenchmarkCase:
+    """All launches of the shape's kernel; each is held to fp64 like any other implementation."""
+    return attention.between(implementations(shape, setting.device), shape.attention, setting)
 
 
-def rivals(shape: Sweep, device: torch.device) -> Iterator[attention.Rival]:
+def implementations(shape: Sweep, device: torch.device) -> Iterator[attention.Implementation]:
     """``ours``, and ``ours, 128x64, 8 warps, 2 stages`` for every launch."""
     documents = calls.documents_of(shape.attention, device)
     make = functools.partial(calls.ours, documents, False)
-    yield attention.Rival("tape", "ours", attention.TOGETHER, make)
+    yield attention.Implementation("tape", "ours", attention.TOGETHER, make)
     kernel, key = KERNELS[shape.kernel], (capability(device), padded(shape.attention.width))
     table: Any = kernel.plain if documents is None else kernel.documents
     found = list(plausible(kernel, *key))
     for launch in found[:INTERPRETED] if key[0] == INTERPRETER else found:
         name = f"ours, {launch.rows}x{launch.columns}, {launch.warps} warps, {launch.stages} stages"
         around = functools.partial(mock.patch.dict, table, {key: (launch,)})
-        yield attention.Rival("tape", name, attention.TOGETHER, make, around)
+        yield attention.Implementation("tape", name, attention.TOGETHER, make, around)
 
 
 def plausible(kernel: Kernel, chip: int, width: int) -> Iterator[Launch]:

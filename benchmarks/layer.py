@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import models
-from benchmarks.contest import Contest, Setting, Truth, expected_from
+from benchmarks.benchmark_case import BenchmarkCase, Setting, Truth, expected_from
 from benchmarks.measure import Runner, bytes_of
 from benchmarks.shapes import Model
 from tape_ds import TapeForCausalLM
@@ -18,7 +18,7 @@ from tape_ds import TapeForCausalLM
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def contest(shape: Model, setting: Setting) -> Contest:
+def case(shape: Model, setting: Setting) -> BenchmarkCase:
     """Both encodings by every attention backend of this device."""
     fields = models.sizes(shape._replace(layers=3)) | {"vocab_size": 1_024}
     member = models.family(fields, setting)

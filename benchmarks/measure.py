@@ -19,7 +19,7 @@ HEAD_START_CYCLES = 2_000_000
 
 
 class Runner(NamedTuple):
-    """One rival, ready to run as often as wanted."""
+    """One implementation, ready to run as often as wanted."""
 
     forward: Callable[[], Any]
     backward: Callable[[Any], object] | None
@@ -108,7 +108,7 @@ def interleaved(
 
 
 def peak_bytes(runner: Runner, device: torch.device) -> int:
-    """The most bytes alive at once in a forward and backward: what the rival holds, plus what it allocates on top."""
+    """The most bytes alive at once in a forward and backward: what it holds, plus what it allocates on top."""
     if device.type != "cuda":
         return runner.held + _cpu_peak(runner.run)
     torch.cuda.synchronize(device)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.contest import BASELINE, Contest, Entry, Setting, Truth, expected_from
+from benchmarks.benchmark_case import BASELINE, BenchmarkCase, Entry, Setting, Truth, expected_from
 from benchmarks.measure import Runner, bytes_of
 from benchmarks.shapes import Model, document_lengths
 from tape_ds import TapeConfig, TapeForCausalLM
@@ -130,14 +130,14 @@ def by_backend(
     truth: Callable[[str], Truth],
     backends: Sequence[str],
     encodings: Sequence[str] = ENCODINGS,
-) -> Contest:
+) -> BenchmarkCase:
     """Every encoding by every attention backend: ``build(encoding, backend)``, held to ``truth(encoding)``."""
     entries = [
         Entry(f"attend {backend}", encoding, functools.partial(build, encoding, backend))
         for encoding in encodings
         for backend in backends
     ]
-    return Contest(entries, {encoding: functools.partial(truth, encoding) for encoding in encodings})
+    return BenchmarkCase(entries, {encoding: functools.partial(truth, encoding) for encoding in encodings})
 
 
 def training(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import table
-from benchmarks.contest import BASELINE, TIMED
+from benchmarks.benchmark_case import BASELINE, TIMED
 from benchmarks.shapes import document_lengths, parse
 from tape_ds import storage
 from tape_ds.arguments import Parser

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.contest import Contest, Entry, Setting, operation, truth_of
+from benchmarks.benchmark_case import BenchmarkCase, Entry, Setting, operation, truth_of
 from benchmarks.measure import Runner
 from benchmarks.shapes import Mix
 from tape_ds.kernels.position_mix import position_mix
@@ -29,7 +29,7 @@ def straightforward(
     return state + update_BGTK + torch.einsum("gi,bitk->bgtk", contract, gated_BITK)
 
 
-def contest(shape: Mix, setting: Setting) -> Contest:
+def case(shape: Mix, setting: Setting) -> BenchmarkCase:
     """The three of them at one shape."""
     generator = torch.Generator(setting.device).manual_seed(0)
 
@@ -60,4 +60,4 @@ def contest(shape: Mix, setting: Setting) -> Contest:
         return operation(make(), inputs, returned)
 
     entries = [Entry(name, "tape", functools.partial(build, make)) for name, make in makers.items()]
-    return Contest(entries, {"tape": lambda: truth_of(straightforward, inputs, setting.dtype, returned)})
+    return BenchmarkCase(entries, {"tape": lambda: truth_of(straightforward, inputs, setting.dtype, returned)})

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from benchmarks import models
-from benchmarks.contest import Contest, Setting, Truth
+from benchmarks.benchmark_case import BenchmarkCase, Setting, Truth
 from benchmarks.measure import Runner
 from benchmarks.shapes import Model
 from tape_ds import TapeForCausalLM
 from tape_ds.methods import groups
 
 
-def contest(shape: Model, setting: Setting) -> Contest:
+def case(shape: Model, setting: Setting) -> BenchmarkCase:
     """Both encodings by ``auto``; RoPE trains its norms alone."""
     member = models.family(models.sizes(shape), setting)
     ids, packing = models.tokens(shape, setting.device), models.packing(shape, setting.device)

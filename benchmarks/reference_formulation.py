@@ -1,4 +1,4 @@
-"""TAPE as its published code formulates it, transcribed for comparison: the rival of ours, not a model to train.
+"""TAPE as its published code formulates it, transcribed for comparison, not a model to train.
 
 Written anew from a description of that code. What it does its way: cosines and sines K wide each, their halves equal,
 one copy for every head and row; three attentions, over the value, the cosines and the sines; a position feed-forward

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.contest import BASELINE, Contest, Entry, Setting, Truth, operation, truth_of
+from benchmarks.benchmark_case import BASELINE, BenchmarkCase, Entry, Setting, Truth, operation, truth_of
 from benchmarks.measure import Runner
 from benchmarks.shapes import Attention
 from tape_ds.kernels.rotate import rotate
@@ -29,7 +29,7 @@ def straightforward(x_BHTK: Tensor, start_B1TK: Tensor, state_BGTK: Tensor | Non
     return x_BHTK * cos + torch.cat((-imaginary, real), dim=-1) * sin
 
 
-def contest(shape: Attention, setting: Setting) -> Contest:
+def case(shape: Attention, setting: Setting) -> BenchmarkCase:
     """RoPE's and TAPE's rotation in each way."""
     generator = torch.Generator(setting.device).manual_seed(0)
 
@@ -60,4 +60,4 @@ def contest(shape: Attention, setting: Setting) -> Contest:
         for encoding in inputs
         for name, make in makers.items()
     ]
-    return Contest(entries, {encoding: functools.partial(truth, encoding) for encoding in inputs})
+    return BenchmarkCase(entries, {encoding: functools.partial(truth, encoding) for encoding in inputs})

@@ -146,7 +146,7 @@ RECIPE = {
     ],
     "cpu": [],
 }
-LEVERS = {
+SAVINGS = {
     "cuda": [Model("7B", 8, 1, 8_192), Model("7B", 8, 1, 32_768)],
     "cpu": [Model("deep", 16, 1, 2_048), Model("155M", 1, 1, 4_096)],
 }

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from benchmarks import models
-from benchmarks.contest import Contest, Setting, Truth
+from benchmarks.benchmark_case import BenchmarkCase, Setting, Truth
 from benchmarks.measure import Runner, bytes_of
 from benchmarks.shapes import Model
 from tape_ds import TapeForCausalLM
 
 
-def contest(shape: Model, setting: Setting) -> Contest:
+def case(shape: Model, setting: Setting) -> BenchmarkCase:
     """Both encodings by every attention backend of this device."""
     member = models.family(models.sizes(shape), setting)
     ids, packing = models.tokens(shape, setting.device), models.packing(shape, setting.device)
@@ -36,14 +36,14 @@ def contest(shape: Model, setting: Setting) -> Contest:
     if setting.device.type != "cuda" or packing:
         return launched
     replayed = [
-        entry._replace(rival=f"{entry.rival}, CUDA graph, whole logits")
+        entry._replace(implementation=f"{entry.implementation}, CUDA graph, whole logits")
         for entry in models.by_backend(graphed, truth, backends).entries
     ]
     return launched._replace(entries=launched.entries + replayed)
 
 
 def _graphed(model: TapeForCausalLM, ids_BT: Tensor) -> Runner:
-    """Captured when first run, so that a rival that is wrong on few tokens captures nothing larger."""
+    """Captured when first run, so that an implementation that is wrong on few tokens captures nothing larger."""
     few = models.first_tokens(ids_BT)
 
     @functools.cache

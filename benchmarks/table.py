@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.contest import BASELINE, TIMED, Finding, Setting
+from benchmarks.benchmark_case import BASELINE, TIMED, Finding, Setting
 from benchmarks.shapes import parse
 from tape_ds import results, storage
 from tape_ds.errors import Problem, UserError
@@ -19,7 +19,7 @@ from tape_ds.markdown_table import markdown_table
 PARTS = ("forward", "backward", "total")
 QUANTILES = ("p20", "p50", "p80")
 SECOND_BASELINE = "sdpa flash"
-"""RoPE by this rival is a baseline of its own beside the fastest: the one everybody has."""
+"""RoPE by this implementation is a baseline of its own beside the fastest: the one everybody has."""
 OURS = "ours"
 """The baseline where nothing is RoPE."""
 TOKENS = "tokens/s"
@@ -30,13 +30,13 @@ SHOWN_PACKAGES = ("python", "torch", "triton", "transformers", "flash-attn", "li
 
 @dataclass(frozen=True)
 class Row:
-    """One rival at one shape; the columns of the CSV. Times are milliseconds."""
+    """One implementation at one shape; the columns of the CSV. Times are milliseconds."""
 
     group: str
     shape: str
     dtype: str
     encoding: str
-    rival: str
+    implementation: str
     status: str
     reason: str
     error: float | None
@@ -80,7 +80,7 @@ def provenance(setting: Setting) -> dict[str, str]:
 def rows_of(
     group: str, shape: str, setting: Setting, repeats: int, findings: Sequence[Finding], origin: dict[str, str]
 ) -> list[Row]:
-    """What a contest found, as rows."""
+    """What a case found, as rows."""
     fields: dict[str, Any] = {field.name: None for field in dataclasses.fields(Row)}
     fields |= {"group": group, "shape": shape, "dtype": str(setting.dtype).removeprefix("torch.")}
     rows = []
@@ -155,11 +155,11 @@ def _section(rows: Sequence[Row]) -> str:
     bases = baselines(timed)
     parts = [part for part in PARTS if any(getattr(row, f"{part}_p50") is not None for row in timed)]
     told = SPEEDS.get(rows[0].group)
-    header = ["encoding", "rival", *parts, *(f"/ {name}" for name in bases), "peak MiB"]
+    header = ["encoding", "implementation", *parts, *(f"/ {name}" for name in bases), "peak MiB"]
     header += [*(f"peak / {name}" for name in bases), *([told] if told else []), "error (allowed)"]
     lines = []
     for row in timed:
-        cells = [row.encoding, row.rival, *(_time(row, part) for part in parts)]
+        cells = [row.encoding, row.implementation, *(_time(row, part) for part in parts)]
         cells += [_ratio(row.total_p50, base.total_p50) for base in bases.values()]
         cells += ["" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:,.1f}"]
         cells += [_ratio(row.peak_bytes, base.peak_bytes) for base in bases.values()]
@@ -168,8 +168,10 @@ def _section(rows: Sequence[Row]) -> str:
             a_run = sizes["B"] * sizes["T"] if told == TOKENS else 1
             cells += [f"{1e3 * a_run / row.total_p50:,.{0 if told == TOKENS else 1}f}"]
         lines.append([*cells, f"{row.error:.1e} ({row.allowed:.1e})"])
-    table = markdown_table(header, lines, "llr") if timed else "No rival has a time."
-    others = [f"- {row.status}: {row.encoding}, {row.rival}: {row.reason}" for row in rows if row.status != TIMED]
+    table = markdown_table(header, lines, "llr") if timed else "No implementation has a time."
+    others = [
+        f"- {row.status}: {row.encoding}, {row.implementation}: {row.reason}" for row in rows if row.status != TIMED
+    ]
     return "\n".join([table, *([""] if others else []), *others])
 
 
@@ -177,10 +179,14 @@ def baselines(timed: Sequence[Row]) -> dict[str, Row]:
     """What the times of one shape are divided by: the fastest RoPE and RoPE by torch's flash backend; else ours."""
     plain = [row for row in timed if row.encoding == BASELINE and row.total_p50]
     if not plain:
-        return {row.rival: row for row in timed if row.rival == OURS}
+        return {row.implementation: row for row in timed if row.implementation == OURS}
     fastest = min(plain, key=lambda row: row.total_p50 or 0.0)
-    found = {f"fastest RoPE ({fastest.rival})": fastest}
-    found |= {f"RoPE {row.rival}": row for row in plain if row.rival == SECOND_BASELINE and row is not fastest}
+    found = {f"fastest RoPE ({fastest.implementation})": fastest}
+    found |= {
+        f"RoPE {row.implementation}": row
+        for row in plain
+        if row.implementation == SECOND_BASELINE and row is not fastest
+    }
     return found
 
 

@@ -7,7 +7,7 @@ sample is the mean of steps that follow right after one another (``STEPS``), so 
 use.
 
 ``published, three sdpa`` is what the paper calls TAPE without fusion: its formulation with a fused attention for each
-of the three values. The name of every other rival says which attention computed it; one that cannot compute an
+of the three values. The name of every other implementation says which attention computed it; one that cannot compute an
 encoding's bias refuses.
 
 Shape letters: B batch, T tokens, H heads, K head size.
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import layer, models
-from benchmarks.contest import Contest, Entry, Setting, Truth, expected_from
+from benchmarks.benchmark_case import BenchmarkCase, Entry, Setting, Truth, expected_from
 from benchmarks.measure import Runner, bytes_of
 from benchmarks.reference_formulation import ATTENTIONS, Transcription, causal_mask
 from benchmarks.shapes import Model
@@ -32,7 +32,7 @@ STEPS = {"cuda": 10, "cpu": 2}
 """Steps of one sample, by kind of device."""
 
 
-def contest(shape: Model, setting: Setting) -> Contest:
+def case(shape: Model, setting: Setting) -> BenchmarkCase:
     """Every encoding by every attention backend of this device, and the transcription with each of its attentions."""
     fields, of_layer = models.sizes(shape), shape.layers == 1
     if of_layer:
@@ -70,7 +70,7 @@ def contest(shape: Model, setting: Setting) -> Contest:
 
 
 def _runner(module: nn.Module, step: Callable[[bool], Any], told: Callable[[Any], dict[str, Tensor]]) -> Runner:
-    """A rival.
+    """An implementation.
 
     Args:
         module: holds the weights.

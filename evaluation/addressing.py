@@ -16,7 +16,7 @@ from evaluation.models import FoundModel
 from tape_ds import storage
 from tape_ds.data.addressing import lengths, rows, tasks
 from tape_ds.data.addressing.lengths import Test
-from tape_ds.data.addressing.task import Task
+from tape_ds.data.addressing.task import AddressingTask
 from tape_ds.markdown_table import markdown_table
 from tape_ds.scoring import addressing
 from tape_ds.scoring.addressing import Answered
@@ -24,7 +24,7 @@ from tape_ds.scoring.addressing import Answered
 NAME = "addressing"
 
 
-def task_of(options: argparse.Namespace) -> Task:
+def task_of(options: argparse.Namespace) -> AddressingTask:
     """The task that is asked, once the options are complete."""
     return tasks.make(options.task, options.task_options)
 

@@ -18,12 +18,12 @@ from evaluation.cost import Cost
 from evaluation.models import FoundModel
 from tape_ds.data.addressing.tasks import TASKS as ADDRESSING
 from tape_ds.data.arithmetic import rows, split, vocabulary
-from tape_ds.data.arithmetic.tasks import TASKS, Sample, Task
+from tape_ds.data.arithmetic.tasks import TASKS, ArithmeticSample, ArithmeticTask
 from tape_ds.errors import Problem, command, raise_if_any
 from tape_ds.model import positions
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.scoring import arithmetic
-from tape_ds.scoring.arithmetic import Pair, Question
+from tape_ds.scoring.arithmetic import ArithmeticQuestion, Pair
 
 NAME = "arithmetic"
 
@@ -66,7 +66,7 @@ def prepare(options: argparse.Namespace) -> FoundModel:
     if model.tokenizer().get_vocab() != {token: number for number, token in enumerate(task.vocabulary)}:
         wrong = f"its tokens are not those of {options.task}"
         problems.append(Problem("model", model.address, wrong, "give a model that launchers/train_arithmetic.py made"))
-    if isinstance(task, Task):
+    if isinstance(task, ArithmeticTask):
         problems += arithmetic.check_reach("--digits", options.digits, task)
         problems += shared.check_lengths("--digits (in tokens)", [task.longest(*options.digits)], model)
     else:
@@ -114,7 +114,7 @@ def scale_of(found: FoundModel) -> Callable[[int], str]:
     return scale
 
 
-def grouped(task: Task, options: argparse.Namespace, scale: Callable[[int], str]) -> list[list[Pair]]:
+def grouped(task: ArithmeticTask, options: argparse.Namespace, scale: Callable[[int], str]) -> list[list[Pair]]:
     """The cells of the grid, the longest prompts first, in groups that are asked together.
 
     Cells whose prompts are equally long share a batch, as far as it has room for all their samples, unless the model's
@@ -137,7 +137,7 @@ def grouped(task: Task, options: argparse.Namespace, scale: Callable[[int], str]
 def ask(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    task: Task,
+    task: ArithmeticTask,
     options: argparse.Namespace,
     group: Sequence[Pair],
 ) -> list[dict[str, Any]]:
@@ -157,10 +157,10 @@ def ask(
     ]
 
 
-def question(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Question:
+def question(sample: ArithmeticSample, tokenizer: PreTrainedTokenizerBase) -> ArithmeticQuestion:
     """A sample in token ids, exactly as a training row has it."""
     ids, targets = rows.encode(sample, tokenizer)
-    return Question(tuple(ids[:-targets]), tuple(ids[-targets:-1]))
+    return ArithmeticQuestion(tuple(ids[:-targets]), tuple(ids[-targets:-1]))
 
 
 def tokens(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
@@ -168,7 +168,7 @@ def tokens(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
     return "".join(token or "?" for token in tokenizer.convert_ids_to_tokens(list(ids)))
 
 
-def count(pair: Pair, samples: Sequence[Sample], replies: Sequence[str]) -> dict[str, Any]:
+def count(pair: Pair, samples: Sequence[ArithmeticSample], replies: Sequence[str]) -> dict[str, Any]:
     """One cell: how many were right, and some that were not."""
     wrong = [
         {"prompt": sample.prompt, "answer": sample.answer, "reply": reply}

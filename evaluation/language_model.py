@@ -28,7 +28,7 @@ from evaluation.models import FoundModel, used_at
 from tape_ds.data.tokenizer import without_end
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 from tape_ds.scoring import CHUNK, continuations
-from tape_ds.scoring.continuations import Row
+from tape_ds.scoring.continuations import ContinuationRow
 from tape_ds.scoring.generation import continue_prompts, ends_of
 
 Jobs = Sequence[tuple[str, Any]]
@@ -220,7 +220,7 @@ class LanguageModel(huggingface.HFLM):
         by_text: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
         for read, target in asked:
             by_text.setdefault(read, {})[target] = None
-        rows = [Row(read, tuple(targets)) for read, targets in by_text.items()]
+        rows = [ContinuationRow(read, tuple(targets)) for read, targets in by_text.items()]
         jobs = [
             (_key("score", [vars(row) for row in batch]), batch) for batch in self._batches(rows, lambda row: row.read)
         ]
@@ -245,7 +245,7 @@ class LanguageModel(huggingface.HFLM):
             batches[-1].append(row)
         return batches
 
-    def _score_batch(self, rows: Sequence[Row]) -> list[list[tuple[float, bool]]]:
+    def _score_batch(self, rows: Sequence[ContinuationRow]) -> list[list[tuple[float, bool]]]:
         with self._as_used() as model:
             found = continuations.score(model, rows)
         return [[(each.log_probability, each.greedy) for each in of_row] for of_row in found]

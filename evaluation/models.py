@@ -71,7 +71,7 @@ class FoundModel:
     whole: Callable[[], PreTrainedModel]
     """The whole model, adapters merged, on the CPU, in its dtype or one that holds it."""
     tokenizer_address: str
-    record: trained.Record | None = None
+    record: trained.TrainedRecord | None = None
     """What the run that trained the model says of it; None where no run of this project did."""
     changed: TapeConfig | None = None
     """What it computes with instead of its own configuration, where ``asked`` says so."""

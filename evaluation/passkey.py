@@ -16,7 +16,7 @@ from evaluation.cost import Cost
 from evaluation.models import FoundModel
 from tape_ds.data import passkey_protocols
 from tape_ds.data.passkey import LARGEST_KEY, answer_ids
-from tape_ds.data.passkey_protocols import Question
+from tape_ds.data.passkey_protocols import PasskeyQuestion
 from tape_ds.errors import Problem, collecting, command, raise_if_any
 from tape_ds.scoring import passkey
 from tape_ds.scoring.passkey import Passkey, Reply
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     )
 
 
-def prepare(options: argparse.Namespace) -> tuple[FoundModel, PreTrainedTokenizerBase, list[Question]]:
+def prepare(options: argparse.Namespace) -> tuple[FoundModel, PreTrainedTokenizerBase, list[PasskeyQuestion]]:
     """The model, not loaded yet, and what it will be asked.
 
     Raises:
@@ -60,7 +60,7 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, PreTrainedTokenize
     if 1 <= options.new_tokens < least:
         wrong = f"{LARGEST_KEY} alone has {least} tokens"
         problems.append(Problem("--new_tokens", options.new_tokens, wrong, f"give {least} or more"))
-    questions: list[Question] = []
+    questions: list[PasskeyQuestion] = []
     with collecting(problems, "--{}"):
         questions = ask(options, tokenizer)
     problems += beyond(options, model, questions)
@@ -68,7 +68,7 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, PreTrainedTokenize
     return model, tokenizer, questions
 
 
-def ask(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Question]:
+def ask(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[PasskeyQuestion]:
     """The protocol's questions.
 
     Raises:
@@ -87,7 +87,7 @@ def ask(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list
     )
 
 
-def beyond(options: argparse.Namespace, model: FoundModel, questions: Sequence[Question]) -> list[Problem]:
+def beyond(options: argparse.Namespace, model: FoundModel, questions: Sequence[PasskeyQuestion]) -> list[Problem]:
     """Lengths past a model's last position; a published prompt has the tokens that its characters give."""
     if options.protocol == "grid" or model.position_limit is None:
         return shared.check_lengths("--lengths", options.lengths, model)
@@ -103,7 +103,7 @@ def ask_all(
     options: argparse.Namespace,
     found: FoundModel,
     tokenizer: PreTrainedTokenizerBase,
-    questions: Sequence[Question],
+    questions: Sequence[PasskeyQuestion],
 ) -> dict[str, Any]:
     """Load the model, ask every question that no earlier start has asked; what it replied."""
     model = found.load()
@@ -119,7 +119,7 @@ def ask_all(
 
 
 def reply(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: argparse.Namespace, question: Question
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: argparse.Namespace, question: PasskeyQuestion
 ) -> dict[str, Any]:
     """What the model says to one question."""
     prompt = question.write()
@@ -136,7 +136,7 @@ def reply(
     return vars(found.replies[0])
 
 
-def summarise(pairs: Sequence[tuple[Question, Reply]], form: str) -> dict[str, Any]:
+def summarise(pairs: Sequence[tuple[PasskeyQuestion, Reply]], form: str) -> dict[str, Any]:
     """Replies counted by length and depth, and all of them by length."""
     places = sorted({(question.length, question.depth) for question, _ in pairs})
     cells = []

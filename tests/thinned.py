@@ -6,7 +6,7 @@
 import pytest
 
 ONE_IN = {
-    "tests/benchmarks/test_groups.py::test_every_rival_is_right_or_says_why_not": 3,
+    "tests/benchmarks/test_groups.py::test_every_implementation_is_right_or_says_why_not": 3,
     "tests/checkpoint/test_consolidation.py::test_memory_is_one_weight_whatever_the_model": 2,
     "tests/evaluation/scrolls/test_tasks.py::test_training_generation_and_lm_eval_read_the_same_ids": 5,
     "tests/integration/test_encodings.py::test_a_sharded_encoding_is_the_whole_one": 5,

@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
 
     started, tokens = time.monotonic(), 0
 
-    def report(entry: manifest.Entry) -> None:
+    def report(entry: manifest.ShardEntry) -> None:
         nonlocal tokens
         tokens += entry.tokens
         print(

@@ -18,7 +18,7 @@ from tape_ds.data.scrolls import datasets, examples
 from tape_ds.data.scrolls.examples import Example
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 from tape_ds.scoring import text_overlap
-from tape_ds.scoring.text_overlap import Score
+from tape_ds.scoring.text_overlap import OverlapScore
 
 WHOLE, HARD = "quality", "quality_hard"
 _FORMAT = 'one JSON object of texts by id: {"id1": "text 1", "id2": "text 2", ...}'
@@ -115,7 +115,7 @@ def check_ids(predictions: Mapping[str, str], expected: Sequence[str], allowed: 
     return problems
 
 
-def score(name: str, predictions: Mapping[str, str], asked: Sequence[Example]) -> Score:
+def score(name: str, predictions: Mapping[str, str], asked: Sequence[Example]) -> OverlapScore:
     """What the predictions for ``asked`` are worth by the metric of ``name``."""
     metric = datasets.find(WHOLE if name == HARD else name).metric
     texts = [predictions[example.id] for example in asked]
@@ -135,7 +135,9 @@ def mean_characters(texts: Sequence[str]) -> float:
     return statistics.fmean(map(len, texts))
 
 
-def metrics_file(name: str, found: Score, predictions: Mapping[str, str], asked: Sequence[Example]) -> dict[str, Any]:
+def metrics_file(
+    name: str, found: OverlapScore, predictions: Mapping[str, str], asked: Sequence[Example]
+) -> dict[str, Any]:
     """The content of ``NAME_metrics.json``, by the official scorer's keys and in its order."""
     content: dict[str, Any] = dict(found.parts)
     display = list(found.parts)

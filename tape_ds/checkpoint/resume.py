@@ -12,7 +12,7 @@ from typing import Any
 from tape_ds import checkpoint
 from tape_ds.checkpoint import Manifest
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.parallel.agreement import Agreement
+from tape_ds.parallel.rank_sync import RankSync
 
 FIELD = "resume_from_checkpoint"
 AUTO = "auto"
@@ -28,13 +28,13 @@ class Resumed:
     """Newer ones that are not whole, each with what is wrong."""
 
 
-def choose(given: str | bool | None, output: Path, agreement: Agreement) -> Resumed | None:
+def choose(given: str | bool | None, output: Path, rank_sync: RankSync) -> Resumed | None:
     """The checkpoint to go on from, every byte of it verified; None to start anew. All ranks must call it.
 
     Args:
         given: a checkpoint's folder, True, "auto", or False or None for none.
         output: the run's folder.
-        agreement: of the job.
+        rank_sync: of the job.
 
     Raises:
         UserError: the folder that was named is no whole checkpoint, or there is none; on all ranks alike.
@@ -43,13 +43,13 @@ def choose(given: str | bool | None, output: Path, agreement: Agreement) -> Resu
         return None
     if given not in (True, AUTO):
         folder = Path(str(given)).expanduser()
-        manifest, wrong = _verified(folder, agreement)
+        manifest, wrong = _verified(folder, rank_sync)
         if manifest is None:
-            raise UserError(Problem(FIELD, str(folder), wrong, _instead(folder, agreement)))
+            raise UserError(Problem(FIELD, str(folder), wrong, _instead(folder, rank_sync)))
         return Resumed(folder, manifest)
     passed_over: list[str] = []
-    for name in agreement.first([folder.name for folder in reversed(checkpoint.numbered(output))]):
-        manifest, wrong = _verified(output / name, agreement)
+    for name in rank_sync.first([folder.name for folder in reversed(checkpoint.numbered(output))]):
+        manifest, wrong = _verified(output / name, rank_sync)
         if manifest is not None:
             return Resumed(output / name, manifest, passed_over)
         passed_over.append(f"{name}: {wrong}")
@@ -63,35 +63,35 @@ def choose(given: str | bool | None, output: Path, agreement: Agreement) -> Resu
     return None
 
 
-def _verified(folder: Path, agreement: Agreement) -> tuple[Manifest | None, str]:
+def _verified(folder: Path, rank_sync: RankSync) -> tuple[Manifest | None, str]:
     """The manifest of a whole checkpoint, or None and what is wrong with it; each file is read by one rank, and those
     that a rank will load by itself as well."""
     manifest: Manifest | None = None
     try:
         manifest = read = checkpoint.read(folder)
-        mine = {f"rng_state_{agreement.rank}.pth", f"rank_state_{agreement.rank}.json"}
-        pattern = f"zero_pp_rank_{agreement.rank}_"
+        mine = {f"rng_state_{rank_sync.rank}.pth", f"rank_state_{rank_sync.rank}.json"}
+        pattern = f"zero_pp_rank_{rank_sync.rank}_"
         names = [
             name
             for number, name in enumerate(sorted(read.files))
-            if number % agreement.world == agreement.rank or name in mine or pattern in name or "model_states" in name
+            if number % rank_sync.world == rank_sync.rank or name in mine or pattern in name or "model_states" in name
         ]
         found = checkpoint.misfits(folder, read) or checkpoint.damage(folder, read, names)
     except ValueError as error:
         found = [str(error)]
     except OSError as error:  # perhaps on this rank alone: the others must hear of it
         found = [f"it cannot be read ({error.strerror or error})"]
-    everyones = [wrong for own in agreement.objects(found) for wrong in own]
+    everyones = [wrong for own in rank_sync.objects(found) for wrong in own]
     if everyones or manifest is None:
         return None, "; ".join(dict.fromkeys(everyones))
     return manifest, ""
 
 
-def _instead(folder: Path, agreement: Agreement) -> str:
+def _instead(folder: Path, rank_sync: RankSync) -> str:
     """The remedy: another checkpoint of the same run, the newest that is whole before this one."""
     others = [each.name for each in reversed(checkpoint.numbered(folder.parent)) if each.name != folder.name]
-    for name in agreement.first(others):
-        if _verified(folder.parent / name, agreement)[0] is not None:
+    for name in rank_sync.first(others):
+        if _verified(folder.parent / name, rank_sync)[0] is not None:
             return f"use {folder.parent / name}, which is whole, or --resume auto, which finds it"
     return "give another folder checkpoint-N, or restore this one from a copy"
 

@@ -25,13 +25,13 @@ from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 from tape_ds import checkpoint, storage
 from tape_ds.checkpoint import Entry, Manifest, engine_state
 from tape_ds.errors import Problem, UserError
-from tape_ds.parallel.agreement import Agreement
+from tape_ds.parallel.rank_sync import RankSync
 
 SPARE = 16 * 2**20
 """Bytes that must remain free beside a checkpoint, for logs and small files."""
 
 
-class Part:
+class SavedPart:
     """What one rank writes of a checkpoint.
 
     Args:
@@ -115,7 +115,7 @@ class EngineFiles(TorchCheckpointEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.part: Part | None = None
+        self.part: SavedPart | None = None
         """Of the checkpoint that is being saved."""
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
@@ -176,7 +176,7 @@ def adopt(engine: Any) -> EngineFiles:
 class _Pending:
     step: int
     name: str | None
-    part: Part
+    part: SavedPart
     started: float = field(default_factory=time.monotonic)
 
 
@@ -185,7 +185,7 @@ class Saver:
 
     Args:
         output: the run's folder.
-        agreement: of the job.
+        rank_sync: of the job.
         about: what every manifest says of the run, see :class:`Manifest`: ``processes``, ``stage``, ``identity``,
             ``versions``.
         keep: arguments of :func:`checkpoint.retain` but the folder.
@@ -195,14 +195,14 @@ class Saver:
     def __init__(
         self,
         output: Path,
-        agreement: Agreement,
+        rank_sync: RankSync,
         about: Mapping[str, Any],
         keep: Mapping[str, Any],
         say: Callable[[str], None],
         background: bool = False,
     ):
         self.output = output
-        self.agreement = agreement
+        self.rank_sync = rank_sync
         self.about = about
         self.keep = keep
         self.say = say
@@ -211,7 +211,7 @@ class Saver:
         """Saves that a disk kept from being committed."""
         self._pending: _Pending | None = None
 
-    def begin(self, step: int, need: int, name: str | None = None) -> Part | None:
+    def begin(self, step: int, need: int, name: str | None = None) -> SavedPart | None:
         """Make the folder of a new checkpoint; None (and said why) where there is no room for it.
 
         Args:
@@ -221,11 +221,11 @@ class Saver:
         """
         self.finish()
         aside = self.output / f"checkpoint-{step}{checkpoint.WRITING}"
-        trouble = self.agreement.first(self._prepare(aside, need) if self.agreement.rank == 0 else None)
+        trouble = self.rank_sync.first(self._prepare(aside, need) if self.rank_sync.rank == 0 else None)
         if trouble is not None:
             self._give_up(step, trouble)
             return None
-        part = Part(aside, self.background)
+        part = SavedPart(aside, self.background)
         self._pending = _Pending(step, name, part)
         return part
 
@@ -261,8 +261,8 @@ class Saver:
             return None
         pending, self._pending = self._pending, None
         pending.part.wait()
-        parts = self.agreement.objects((pending.part.trouble, pending.part.entries))
-        folder, trouble = self.agreement.first(self._commit(pending, parts) if self.agreement.rank == 0 else None)
+        parts = self.rank_sync.objects((pending.part.trouble, pending.part.entries))
+        folder, trouble = self.rank_sync.first(self._commit(pending, parts) if self.rank_sync.rank == 0 else None)
         if trouble is not None:
             self._give_up(pending.step, trouble)
         return folder
@@ -301,7 +301,7 @@ class Saver:
 
     def _give_up(self, step: int, trouble: str) -> None:
         self.failed += 1
-        if self.agreement.rank:
+        if self.rank_sync.rank:
             return
         kept = ", ".join(folder.name for folder in checkpoint.committed(self.output)) or "no earlier checkpoint"
         self.say(

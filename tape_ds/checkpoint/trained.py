@@ -26,8 +26,8 @@ from transformers.utils import logging
 from tape_ds import storage
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import convert, extendable, weights
-from tape_ds.parallel.agreement import Agreement
 from tape_ds.parallel.cuts import cut_of
+from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.run_folder import RECORD as RECORD
 from tape_ds.run_folder import WHOLE_WEIGHTS
 
@@ -36,7 +36,7 @@ WEIGHTS = "trained.safetensors"
 
 
 @dataclass(frozen=True)
-class Record:
+class TrainedRecord:
     """Contents of ``trained.json``."""
 
     base: str | None
@@ -63,18 +63,20 @@ def gather(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
         with deepspeed.zero.GatheredParameters([parameter]):  # does nothing to one that is not partitioned
             found = cut_of(parameter)
             tensor = parameter.detach() if found is None else found.whole(parameter)
-            if Agreement().rank == 0:
+            if RankSync().rank == 0:
                 gathered[name] = tensor.to("cpu", copy=True).contiguous()
     if empty := [name for name, tensor in gathered.items() if tensor.numel() == 0]:
         raise RuntimeError(f"gathered without content: {', '.join(empty)}")
     return gathered
 
 
-def save_trained(folder: str | Path, model: PreTrainedModel | PeftModel, record: Record, tokenizer: Any = None) -> None:
+def save_trained(
+    folder: str | Path, model: PreTrainedModel | PeftModel, record: TrainedRecord, tokenizer: Any = None
+) -> None:
     """Write a trained folder from rank 0; every rank must call it."""
     folder = Path(folder)
     tensors = gather(model, record.names)
-    if Agreement().rank:
+    if RankSync().rank:
         return
     folder.mkdir(parents=True, exist_ok=True)
     # what an earlier run left: trained by another method, its files would be loaded instead of the new
@@ -94,11 +96,13 @@ def save_trained(folder: str | Path, model: PreTrainedModel | PeftModel, record:
     storage.write_json(folder / RECORD, asdict(record))
 
 
-def replace_trained(folder: Path, model: PreTrainedModel | PeftModel, record: Record, tokenizer: Any = None) -> None:
+def replace_trained(
+    folder: Path, model: PreTrainedModel | PeftModel, record: TrainedRecord, tokenizer: Any = None
+) -> None:
     """:func:`save_trained` where another trained folder may lie, which stays whole until the new one is; every rank
     must call it."""
     aside, replaced = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".replaced")
-    speaks = Agreement().rank == 0
+    speaks = RankSync().rank == 0
     if speaks:
         for left_over in (aside, replaced):
             shutil.rmtree(left_over, ignore_errors=True)
@@ -148,7 +152,7 @@ def _first_names(model: nn.Module) -> dict[str, str]:
     return {name: names[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
 
 
-def read_record(folder: str | Path) -> Record:
+def read_record(folder: str | Path) -> TrainedRecord:
     """``trained.json`` of a folder.
 
     Raises:
@@ -162,11 +166,11 @@ def read_record(folder: str | Path) -> Record:
         raise UserError(Problem("trained folder", str(folder), f"no readable {RECORD} ({error})", remedy)) from error
     if (
         not isinstance(fields, dict)
-        or fields.keys() != Record.__dataclass_fields__.keys()
+        or fields.keys() != TrainedRecord.__dataclass_fields__.keys()
         or fields["format"] != FORMAT
     ):
         raise UserError(Problem("trained folder", str(folder), f"{RECORD} is not of format {FORMAT}", remedy))
-    return Record(**(fields | {"names": tuple(fields["names"])}))
+    return TrainedRecord(**(fields | {"names": tuple(fields["names"])}))
 
 
 def differing_fields(folder: str | Path, config: extendable.Config) -> list[str]:

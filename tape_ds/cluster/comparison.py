@@ -19,8 +19,8 @@ import torch
 from tape_ds import results
 from tape_ds.cluster import place, rendezvous
 from tape_ds.errors import Problem, raise_if_any, redacted
-from tape_ds.health import run_lock, verdict
-from tape_ds.parallel.agreement import Agreement
+from tape_ds.health import exit_code_file, run_lock
+from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.recipe.recipe import Recipe
 
 NAMED = 6
@@ -76,7 +76,9 @@ def facts_of(recipe: Recipe, fingerprints: Mapping[str, str]) -> dict[str, dict[
     """What this process is about to run with, as subject -> name -> value, without credentials."""
     on_cpu = not torch.accelerator.is_available() or os.environ.get("DS_ACCELERATOR") == "cpu"
     fields = {name: value for name, value in results.redact(recipe.as_dict()).items() if name not in _MACHINES_OWN}
-    own = {name: value for name, value in os.environ.items() if name.startswith("TAPE_DS_") and name != verdict.FILE}
+    own = {
+        name: value for name, value in os.environ.items() if name.startswith("TAPE_DS_") and name != exit_code_file.FILE
+    }
     return {
         "code": code_files(Path(__file__).resolve().parents[1], Path(sys.argv[0])),
         "versions": results.versions(),
@@ -126,7 +128,7 @@ def namesakes(records: Sequence[Mapping[str, Any]]) -> list[Problem]:
     return found
 
 
-def unshared(output: Path, agreement: Agreement) -> list[Problem]:
+def unshared(output: Path, rank_sync: RankSync) -> list[Problem]:
     """Whether this machine sees rank 0's lock of the run's folder, which rank 0 has by now; called by all ranks.
 
     NFS may show a new file late; listing a folder has it ask the server again.
@@ -134,7 +136,7 @@ def unshared(output: Path, agreement: Agreement) -> list[Problem]:
     here = place.here()
     if here.is_alone:
         return []
-    machine, host, pid = agreement.first((here.machine, here.host, os.getpid()))
+    machine, host, pid = rank_sync.first((here.machine, here.host, os.getpid()))
     for _ in range(LOOKS):
         if any((holder.host, holder.pid) == (host, pid) for holder in run_lock.named(output)):
             return []

@@ -20,7 +20,7 @@ from pathlib import Path, PurePath
 
 from tape_ds.cluster import ssh
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.health import verdict
+from tape_ds.health import exit_code_file
 from tape_ds.health.stopping import RUNNER
 
 FORWARDED = re.compile(
@@ -30,7 +30,7 @@ FORWARDED = re.compile(
     re.ASCII,
 )
 """Variables that the machines get."""
-NEVER = ("CUDA_VISIBLE_DEVICES", "DS_ENV_FILE", "TORCHELASTIC_ERROR_FILE", verdict.FILE)
+NEVER = ("CUDA_VISIBLE_DEVICES", "DS_ENV_FILE", "TORCHELASTIC_ERROR_FILE", exit_code_file.FILE)
 """A machine's own, whatever they begin with."""
 
 _WATCH = """\

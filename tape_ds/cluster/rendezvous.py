@@ -25,7 +25,7 @@ from typing import Any
 from tape_ds.cluster import place as places
 from tape_ds.cluster.place import Place
 from tape_ds.errors import EXIT_CODE, Problem, UserError, redacted
-from tape_ds.health import verdict
+from tape_ds.health import exit_code_file
 
 JOIN_SECONDS = 600.0
 """How long the others may take to start; a cold disk that all machines read from is slow."""
@@ -159,7 +159,7 @@ def report_failures(main: Callable[..., int | None]) -> Callable[..., int | None
         except UserError as error:
             told, place = _told(error), places.here()
             if told.exit_code == EXIT_CODE:
-                verdict.leave(EXIT_CODE)
+                exit_code_file.leave(EXIT_CODE)
             if place.leads and place.rank != 0 and not told.on_one_rank:
                 print(f"\n{place.machine}: the run does not start; the first machine says why", file=sys.stderr)
             raise told from error

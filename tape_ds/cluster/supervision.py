@@ -24,7 +24,7 @@ import psutil
 from tape_ds import checkpoint, run_folder
 from tape_ds.cluster import ssh
 from tape_ds.errors import EXIT_CODE, Problem, UserError, raise_if_any
-from tape_ds.health import run_lock, verdict
+from tape_ds.health import exit_code_file, run_lock
 from tape_ds.health.stopping import StopRequest
 
 GUARD_CODE = 3
@@ -66,7 +66,7 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class Kept:
+class LaunchSpec:
     """A command that is kept alive."""
 
     first: list[str]
@@ -83,7 +83,7 @@ class Kept:
     """Of their ssh servers; None: ssh's own choice."""
 
 
-def prepare(command: Sequence[str]) -> Kept:
+def prepare(command: Sequence[str]) -> LaunchSpec:
     """What a command line means that starts one of this project's launchers, however it starts it.
 
     Of its recipe only what decides where the run lies and what it goes on from is read; the launcher itself checks all
@@ -115,7 +115,7 @@ def prepare(command: Sequence[str]) -> Kept:
         again += [f"--{_ANEW}", "false"]
     output = Path(str(said.get("output_dir", f"runs/{name}"))).expanduser()
     hosts, port = _machines(command[: places[0]])
-    return Kept(first, again, output, script.name, hosts, port)
+    return LaunchSpec(first, again, output, script.name, hosts, port)
 
 
 def _machines(options: Sequence[str]) -> tuple[list[str], int | None]:
@@ -168,7 +168,7 @@ class KeepAlive:
         say: shows a line to a person.
     """
 
-    def __init__(self, kept: Kept, patience: Patience, request: StopRequest, say: Callable[[str], None]):
+    def __init__(self, kept: LaunchSpec, patience: Patience, request: StopRequest, say: Callable[[str], None]):
         self.kept = kept
         self.patience = patience
         self.request = request
@@ -269,7 +269,7 @@ class _Attempt:
     """One start of the command, in a session of its own: signals from a terminal do not reach it, and all that it
     leaves behind can be found."""
 
-    def __init__(self, command: list[str], kept: Kept):
+    def __init__(self, command: list[str], kept: LaunchSpec):
         self.kept = kept
         self.had_begun = False
         """Whether ranks of it were seen that had taken hold of the run's folder."""
@@ -279,7 +279,7 @@ class _Attempt:
         """Whether nothing was left of it when the command ended."""
         folder = tempfile.TemporaryDirectory(prefix="keep_alive-")
         self._verdict = folder, Path(folder.name) / "code"
-        environment = {**os.environ, verdict.FILE: str(self._verdict[1])}
+        environment = {**os.environ, exit_code_file.FILE: str(self._verdict[1])}
         try:
             self._process = subprocess.Popen(command, env=environment, start_new_session=True)
         except OSError as error:
@@ -296,7 +296,7 @@ class _Attempt:
         """The command's exit code, negative for a signal; it has ended, or nothing can end it. Where it is that of any
         failure (torchrun's is 1 whatever its ranks' were), rank 0 may know better."""
         code = self._process.poll()
-        if code == 1 and (left := verdict.read(self._verdict[1])) is not None:
+        if code == 1 and (left := exit_code_file.read(self._verdict[1])) is not None:
             return left
         return -signal.SIGKILL if code is None else code
 

@@ -32,7 +32,7 @@ MAKE_ANEW = "delete that file and run tools/prepare_data.py again with the same 
 
 
 @dataclass(frozen=True)
-class Entry:
+class ShardEntry:
     """One shard, an ``.arrow`` file, and what must be in it."""
 
     file: str
@@ -73,11 +73,11 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class DataManifest:
     """A finished preparation."""
 
     settings: Settings
-    shards: tuple[Entry, ...]
+    shards: tuple[ShardEntry, ...]
     """In the order of the documents."""
 
     @property
@@ -119,7 +119,7 @@ def is_prepared(folder: Path) -> bool:
     return (folder / MANIFEST).is_file() or (folder / UNFINISHED).is_dir()
 
 
-def read(folder: Path) -> Manifest:
+def read(folder: Path) -> DataManifest:
     """The manifest of a finished folder.
 
     Raises:
@@ -131,7 +131,7 @@ def read(folder: Path) -> Manifest:
             raise ValueError("its check sum is another")
         if content["settings"]["format"] != FORMAT:
             raise ValueError(f"its format is {content['settings']['format']}, this program reads {FORMAT}")
-        return Manifest(Settings(**content["settings"]), tuple(Entry(**shard) for shard in content["shards"]))
+        return DataManifest(Settings(**content["settings"]), tuple(ShardEntry(**shard) for shard in content["shards"]))
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{MANIFEST} is damaged or of another version: {error}") from error
 
@@ -160,14 +160,14 @@ def check(folder: Path, field: str, value: str) -> list[Problem]:
     return found
 
 
-def foreign(folder: Path, shards: Iterable[Entry]) -> list[tuple[str, str]]:
+def foreign(folder: Path, shards: Iterable[ShardEntry]) -> list[tuple[str, str]]:
     """What is wrong, and what to do, with each ``.arrow`` file that is none of ``shards``."""
     known = {shard.file for shard in shards}
     names = sorted(path.name for path in folder.glob("*.arrow") if path.name not in known)
     return [(f"{name} is no shard of this preparation", "move that file elsewhere") for name in names]
 
 
-def misfit(folder: Path, shard: Entry) -> str | None:
+def misfit(folder: Path, shard: ShardEntry) -> str | None:
     """What a look at the directory tells against a shard: it is missing, or its size is another."""
     try:
         size = (folder / shard.file).stat().st_size
@@ -176,7 +176,7 @@ def misfit(folder: Path, shard: Entry) -> str | None:
     return None if size == shard.size else f"shard {shard.file} has {size} bytes instead of {shard.size}"
 
 
-def damage(folder: Path, shard: Entry) -> str | None:
+def damage(folder: Path, shard: ShardEntry) -> str | None:
     """What reading the whole shard tells against it."""
     wrong = misfit(folder, shard)
     if wrong is None and storage.digest(folder / shard.file) != shard.sha256:

@@ -42,7 +42,7 @@ FORMS: dict[str, Callable[[int], str]] = {
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PasskeyPrompt:
     """One question, ready for a model."""
 
     length: int
@@ -61,7 +61,7 @@ class Prompt:
 
 def draw(
     tokenizer: "PreTrainedTokenizerBase", lengths: Sequence[int], trials: int, seed: int, form: str = "longlora"
-) -> list[Prompt]:
+) -> list[PasskeyPrompt]:
     """``trials`` prompts of each length: keys uniform in 1 .. 50,000, their places uniform in the filler.
 
     The same (seed, trial, length) gives the same key at the same place, whatever else is asked for.
@@ -69,7 +69,7 @@ def draw(
     Raises:
         UserError: a form that does not exist, lengths too short for what is no filler.
     """
-    prompts: list[Prompt] = []
+    prompts: list[PasskeyPrompt] = []
     problems: list[Problem] = []
     for length in lengths:
         for trial in range(trials):
@@ -92,7 +92,7 @@ def write(
     form: str = "longlora",
     trial: int = 0,
     reply: int = 0,
-) -> Prompt:
+) -> PasskeyPrompt:
     """The longest prompt of at most ``length`` tokens with ``key`` at ``depth`` (0: before the filler, 1: behind it).
 
     ``reply`` tokens of the length are kept free for an answer.
@@ -113,7 +113,7 @@ def write(
         wrong = f"without any filler the prompt has {bare} tokens"
         raise UserError(Problem("passkey_lengths", length, wrong, f"give {bare + reply} or more"))
     units = _most(lambda count: len(tokens(tokenizer, at(count))) + reply <= length)
-    return Prompt(length, trial, key, depth, at(units), tokens(tokenizer, at(units)))
+    return PasskeyPrompt(length, trial, key, depth, at(units), tokens(tokenizer, at(units)))
 
 
 def text(form: str, before: int, after: int, key: int) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tape_ds.data.passkey import LARGEST_KEY, Prompt, shortest, text, tokens, write
+from tape_ds.data.passkey import LARGEST_KEY, PasskeyPrompt, shortest, text, tokens, write
 from tape_ds.errors import Problem, raise_if_any
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ PUBLISHED_TRIALS = 20
 
 
 @dataclass(frozen=True)
-class Question:
+class PasskeyQuestion:
     """One prompt of an evaluation."""
 
     length: int
@@ -39,7 +39,7 @@ class Question:
     depth: float | None
     """Share of the filler that stands before the key; None where the protocol draws it."""
     trial: int
-    write: Callable[[], Prompt]
+    write: Callable[[], PasskeyPrompt]
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ def grid(
     seed: int,
     form: str,
     reply: int,
-) -> list[Question]:
+) -> list[PasskeyQuestion]:
     """``trials`` questions at every length and depth; a key follows from (seed, trial, length, depth) alone.
 
     Args:
@@ -90,7 +90,7 @@ def grid(
     short = [(length, needed) for length, needed in least.items() if length < needed]
     raise_if_any([Problem("lengths", each, wrong.format(need), f"give {need} or more") for each, need in short])
     return [
-        Question(length, depth, trial, partial(write, tokenizer, length, key, depth, form, trial, reply))
+        PasskeyQuestion(length, depth, trial, partial(write, tokenizer, length, key, depth, form, trial, reply))
         for length, depth, trial, key in asked
     ]
 
@@ -105,7 +105,7 @@ def published(
     tokenizer: "PreTrainedTokenizerBase",
     lengths: Sequence[int] = PUBLISHED_LENGTHS,
     trials: int = PUBLISHED_TRIALS,
-) -> list[Question]:
+) -> list[PasskeyQuestion]:
     """The published questions: seeds 0 .. ``trials`` - 1 at each nominal length, the same seeds at all.
 
     Raises:
@@ -116,7 +116,7 @@ def published(
     problems += [Problem("lengths", each, wrong, "give 274 or more") for each in lengths if _characters(each) == 0]
     raise_if_any(problems)
     return [
-        Question(length, None, trial, partial(_published, tokenizer, length, trial))
+        PasskeyQuestion(length, None, trial, partial(_published, tokenizer, length, trial))
         for length in lengths
         for trial in range(trials)
     ]
@@ -127,14 +127,14 @@ def _characters(length: int) -> int:
     return int(3.75 * length) // 1024 * 1024
 
 
-def _published(tokenizer: "PreTrainedTokenizerBase", length: int, seed: int) -> Prompt:
+def _published(tokenizer: "PreTrainedTokenizerBase", length: int, seed: int) -> PasskeyPrompt:
     """The prompt of one seed: first its place is drawn, then its key (below 50,000), by numpy's older generator."""
     characters = _characters(length)
     random = np.random.RandomState(seed)
     before = int(random.randint(0, characters))
     key = int(random.randint(1, LARGEST_KEY))
     asked = text("longlora", before, characters - before, key)
-    return Prompt(length, seed, key, before / characters, asked, tokens(tokenizer, asked))
+    return PasskeyPrompt(length, seed, key, before / characters, asked, tokens(tokenizer, asked))
 
 
 def fingerprint(form: str) -> str:

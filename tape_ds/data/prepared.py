@@ -33,7 +33,7 @@ import pyarrow.compute
 
 from tape_ds import storage
 from tape_ds.data import manifest, workers
-from tape_ds.data.manifest import MANIFEST, UNFINISHED, Entry, Manifest, Settings
+from tape_ds.data.manifest import MANIFEST, UNFINISHED, DataManifest, Settings, ShardEntry
 from tape_ds.data.packing import document_features, encode, tokenizer_fingerprint
 from tape_ds.data.sources import SPLITS, Document, Shard, parse_all
 from tape_ds.errors import Problem, UserError, disk_error, raise_if_any, redacted
@@ -52,12 +52,12 @@ _BATCH_TOKENS = 2**20
 
 
 @dataclass(frozen=True)
-class Part:
+class PreparedPart:
     """A task: some inputs, and the shards of them that are there already."""
 
     number: int
     inputs: tuple[Shard, ...]
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[ShardEntry, ...] = ()
     done: bool = False
     """Whether these are all its shards."""
 
@@ -71,8 +71,8 @@ def prepare(
     shard_tokens: int = SHARD_TOKENS,
     parts: int = PARTS,
     processes: int = 1,
-    report: Callable[[Entry], None] = lambda entry: None,
-) -> Manifest:
+    report: Callable[[ShardEntry], None] = lambda entry: None,
+) -> DataManifest:
     """Make ``folder`` a finished one, or resume making it.
 
     Args:
@@ -212,13 +212,13 @@ def _disk(folder: Path) -> Iterator[None]:
         raise refused from error
 
 
-def _dealt(inputs: list[Shard], parts: int) -> list[Part]:
+def _dealt(inputs: list[Shard], parts: int) -> list[PreparedPart]:
     """Neighbouring inputs in parts of equal number, or one less."""
     borders = np.linspace(0, len(inputs), min(parts, len(inputs)) + 1).round().astype(int)
-    return [Part(k, tuple(inputs[borders[k] : borders[k + 1]])) for k in range(len(borders) - 1)]
+    return [PreparedPart(k, tuple(inputs[borders[k] : borders[k + 1]])) for k in range(len(borders) - 1)]
 
 
-def _resume(folder: Path, settings: Settings, parts: Sequence[Part]) -> list[Part]:
+def _resume(folder: Path, settings: Settings, parts: Sequence[PreparedPart]) -> list[PreparedPart]:
     """``parts`` with the shards that are there; leaves nothing else in the folder.
 
     Raises:
@@ -244,7 +244,7 @@ def _resume(folder: Path, settings: Settings, parts: Sequence[Part]) -> list[Par
     return parts
 
 
-def _present(folder: Path, part: Part) -> Part:
+def _present(folder: Path, part: PreparedPart) -> PreparedPart:
     """``part`` up to its first shard that is missing; what lies behind is removed, since it is made again."""
     missing = [k for k, entry in enumerate(part.entries) if not (folder / entry.file).exists()]
     if not missing:
@@ -254,22 +254,22 @@ def _present(folder: Path, part: Part) -> Part:
     return replace(part, entries=part.entries[: missing[0]], done=False)
 
 
-def _recorded(folder: Path, part: Part) -> Part:
+def _recorded(folder: Path, part: PreparedPart) -> PreparedPart:
     """``part`` as its record has it."""
     try:
         record = json.loads((folder / UNFINISHED / f"{part.number:05d}.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return part
-    return replace(part, entries=tuple(Entry(**entry) for entry in record["entries"]), done=record["done"])
+    return replace(part, entries=tuple(ShardEntry(**entry) for entry in record["entries"]), done=record["done"])
 
 
-def _record(folder: Path, part: Part) -> None:
+def _record(folder: Path, part: PreparedPart) -> None:
     """Note what of ``part`` is there."""
     record = {"entries": [asdict(entry) for entry in part.entries], "done": part.done}
     storage.write_json(folder / UNFINISHED / f"{part.number:05d}.json", record)
 
 
-def _finish(folder: Path, settings: Settings, parts: list[Part]) -> Manifest:
+def _finish(folder: Path, settings: Settings, parts: list[PreparedPart]) -> DataManifest:
     """Write the manifest, once every part is done.
 
     Raises:
@@ -277,7 +277,7 @@ def _finish(folder: Path, settings: Settings, parts: list[Part]) -> Manifest:
     """
     from datasets import DatasetInfo
 
-    result = Manifest(settings, tuple(entry for part in parts for entry in part.entries))
+    result = DataManifest(settings, tuple(entry for part in parts for entry in part.entries))
     if not result.shards:
         shutil.rmtree(folder / UNFINISHED)
         raise UserError(Problem("data", settings.addresses, "no document has any token", "name data that hold text"))
@@ -291,8 +291,8 @@ def _finish(folder: Path, settings: Settings, parts: list[Part]) -> Manifest:
 
 
 def _write_part(
-    part: Part,
-    tell: Callable[[Entry], None],
+    part: PreparedPart,
+    tell: Callable[[ShardEntry], None],
     *,
     tokenizer: "PreTrainedTokenizerBase",
     folder: Path,
@@ -312,7 +312,7 @@ def _write_part(
             aside.unlink()
             _record(folder, part)
             return
-        entry = Entry(name, part.number, count, tokens, aside.stat().st_size, storage.digest(aside), end)
+        entry = ShardEntry(name, part.number, count, tokens, aside.stat().st_size, storage.digest(aside), end)
         part = replace(part, entries=(*part.entries, entry))
         _record(folder, part)
         os.replace(aside, folder / name)

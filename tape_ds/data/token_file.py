@@ -26,7 +26,7 @@ _REMEDY = "name data that hold text, or ask for fewer --min_tokens"
 
 
 @dataclass(frozen=True)
-class Record:
+class TokenFileRecord:
     """What a file of token ids holds."""
 
     width: str
@@ -51,7 +51,7 @@ def record_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
-def read_record(path: Path) -> Record | None:
+def read_record(path: Path) -> TokenFileRecord | None:
     """The record beside a file; None where there is none.
 
     Raises:
@@ -61,12 +61,12 @@ def read_record(path: Path) -> Record | None:
     if not beside.exists():
         return None
     content = json.loads(beside.read_text(encoding="utf-8"))
-    names = {entry.name for entry in dataclasses.fields(Record)}
+    names = {entry.name for entry in dataclasses.fields(TokenFileRecord)}
     if not isinstance(content, dict) or set(content) != names:
         raise ValueError(f"{beside.name} has not the fields {', '.join(sorted(names))}")
     if content["format"] != FORMAT or content["width"] not in WIDTHS or not isinstance(content["tokens"], int):
         raise ValueError(f"{beside.name} is of another format than {FORMAT}")
-    return Record(**content)
+    return TokenFileRecord(**content)
 
 
 def width_for(vocabulary: int) -> str:
@@ -82,7 +82,7 @@ def write(
     vocabulary: int,
     sources: Mapping[str, str],
     choice: Mapping[str, Any],
-) -> Record:
+) -> TokenFileRecord:
     """Write ``documents``, token ids int [n] each, one after another, and the record beside them.
 
     Both files are complete before they get their names, the record first: between the two there is at worst a record
@@ -92,7 +92,7 @@ def write(
         UserError: no document has a token.
     """
     width = WIDTHS[name := width_for(vocabulary)]
-    record: list[Record] = []
+    record: list[TokenFileRecord] = []
 
     def both(aside: Path) -> None:
         digest, tokens, count = hashlib.sha256(), 0, 0
@@ -106,7 +106,9 @@ def write(
             wrong = "no document has a token, or none as many as are asked for"
             raise UserError(Problem("--data", list(sources), wrong, _REMEDY))
         shown = {redacted(address): fingerprint for address, fingerprint in sources.items()}
-        record.append(Record(name, tokens, count, tokenizer, vocabulary, digest.hexdigest(), shown, dict(choice)))
+        record.append(
+            TokenFileRecord(name, tokens, count, tokenizer, vocabulary, digest.hexdigest(), shown, dict(choice))
+        )
         storage.sync(aside)
         storage.write_json(record_path(path), dataclasses.asdict(record[0]))
 

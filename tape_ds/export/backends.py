@@ -6,23 +6,23 @@ from collections.abc import Callable
 from torch import Tensor
 
 from tape_ds.errors import did_you_mean
-from tape_ds.model.attention.call import Call, joined
+from tape_ds.model.attention.call import AttentionCall, joined
 from tape_ds.model.attention.names import requested
 from tape_ds.model.attention.plain import attention_by_reference
 from tape_ds.model.attention.sdpa import attention_by_sdpa
 
-_BACKENDS: dict[str, Callable[[Call], tuple[Tensor, ...]]] = {
+_BACKENDS: dict[str, Callable[[AttentionCall], tuple[Tensor, ...]]] = {
     "reference": functools.partial(joined, attention_by_reference),
     "sdpa": attention_by_sdpa,
 }
 
 
-def run(name: str, call: Call) -> tuple[Tensor, ...]:
+def run(name: str, call: AttentionCall) -> tuple[Tensor, ...]:
     """The call's outputs [B, H, T, V], by the backend of that name."""
     return _BACKENDS[name](call)
 
 
-def choose(backend: str, call: Call) -> str:
+def choose(backend: str, call: AttentionCall) -> str:
     """The backend that ``backend`` stands for in this call; "auto" is ``sdpa``, on any device.
 
     Raises:

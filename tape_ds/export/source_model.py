@@ -28,7 +28,7 @@ class SourceModel:
     folder: Path
     """Configuration, tokenizer and weights, or what was trained of them."""
     config: extendable.Config
-    record: trained.Record | None
+    record: trained.TrainedRecord | None
     """Of what was trained; None: a whole model that no run made."""
     result: Result | None
     """What the run stored; None: nothing that belongs to these weights."""
@@ -89,7 +89,7 @@ def model_type(folder: Path) -> str | None:
         return None
 
 
-def _result_of(folder: Path, record: trained.Record) -> tuple[Result | None, str]:
+def _result_of(folder: Path, record: trained.TrainedRecord) -> tuple[Result | None, str]:
     """The run's stored result where it is of these weights, else why not."""
     path = folder.parent / RESULTS / "run.json"
     if folder.name != TRAINED:

@@ -14,7 +14,7 @@ from torch.autograd.function import FunctionCtx
 from tape_ds.kernels import jit, tape_attention_backward, tape_attention_forward
 from tape_ds.kernels.strides import empty_rows, rows
 from tape_ds.kernels.tape_attention_backward import Saved
-from tape_ds.kernels.tape_attention_forward import Call, whole_blocks
+from tape_ds.kernels.tape_attention_forward import ForwardCall, whole_blocks
 
 WIDEST = 128
 """Largest head size."""
@@ -90,7 +90,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if problem := why_not(q_BHTK, k_BGSK, v_BGSK, e_BGSK):
         raise ValueError(f"tape_attention: {problem}")
-    call = Call(causal, offset, scale, documents_3BS)
+    call = ForwardCall(causal, offset, scale, documents_3BS)
     with torch.cuda.device_of(q_BHTK):
         return tape_attention_forward.forward(q_BHTK, k_BGSK, v_BGSK, e_BGSK, call)
 
@@ -129,7 +129,7 @@ def _backward(
     scale: float,
     deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    call = Call(causal, offset, scale, documents_3BS)
+    call = ForwardCall(causal, offset, scale, documents_3BS)
     exact = deterministic or torch.are_deterministic_algorithms_enabled()
     saved = Saved(q_BHTK, k_BGSK, v_BGSK, e_BGSK, out_BHTK, moved_BHTK, lse_BHT)
     with torch.cuda.device_of(q_BHTK):  # what ``sum`` hands back is one number seen everywhere: rows() copies that

@@ -17,7 +17,7 @@ from tape_ds.kernels.jit import triton
 from tape_ds.kernels.launch import INTERPRETER, Launch, Table, choose, padded
 from tape_ds.kernels.strides import empty_rows
 from tape_ds.kernels.tape_attention_backward_kernels import delta_kernel, keys_kernel, queries_kernel, values_kernel
-from tape_ds.kernels.tape_attention_forward import Call, whole_blocks
+from tape_ds.kernels.tape_attention_forward import ForwardCall, whole_blocks
 
 _INTERPRETED: Table = {(INTERPRETER, width): (Launch(32, 32),) for width in (16, 32, 64, 128)}
 DELTA: Table = {
@@ -78,7 +78,7 @@ class Saved(NamedTuple):
 
 
 def backward(
-    dout_BHTK: Tensor, dmoved_BHTK: Tensor, saved: Saved, call: Call, deterministic: bool
+    dout_BHTK: Tensor, dmoved_BHTK: Tensor, saved: Saved, call: ForwardCall, deterministic: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dQ, dK, dV and dE, each laid out as [B, tokens, heads, K]."""
     q_BHTK, k_BGSK, v_BGSK, e_BGSK, out_BHTK, moved_BHTK, lse_BHT = saved

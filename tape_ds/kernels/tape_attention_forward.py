@@ -42,7 +42,7 @@ FORWARD: Table = {
 }
 
 
-class Call(NamedTuple):
+class ForwardCall(NamedTuple):
     """What every kernel of one call is told beside its tensors."""
 
     causal: bool
@@ -168,7 +168,7 @@ def forward_kernel(
 
 
 def forward(
-    q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, e_BGSK: Tensor, call: Call
+    q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, e_BGSK: Tensor, call: ForwardCall
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Both outputs [B, H, T, K], laid out as [B, T, H, K], and the scores' log-sum-exp [B, H, T] in whole blocks.
 

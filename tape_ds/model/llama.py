@@ -23,7 +23,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from tape_ds.model import flops, place_memory, positions
+from tape_ds.model import cached_positions, flops, positions
 from tape_ds.model.attention.attend import attend_values, attend_with_weights
 from tape_ds.model.attention.borders import Borders
 from tape_ds.model.attention.shifted_groups import attend_in_groups, cut_ahead, require_every_head
@@ -69,8 +69,8 @@ class TapeAttention(nn.Module):
         state: Tensor | None,
         borders: Borders | None,
         offset: int | Tensor,
-        query_places: Tensor | None,
-        key_places: Tensor | None,
+        query_positions: Tensor | None,
+        key_positions: Tensor | None,
         past_key_values: Cache | None,
         remembered: Tensor | None,
         shards: Shards,
@@ -105,11 +105,11 @@ class TapeAttention(nn.Module):
 
         k_BGSK, v_BGSV = k_BGTK, v_BGTV
         if past_key_values is not None:
-            k_BGTK = k_BGTK if remembered is None else place_memory.attach(k_BGTK, remembered)
-            k_BGSK, v_BGSV = place_memory.extend(past_key_values, k_BGTK, v_BGTV, self.layer_idx)
+            k_BGTK = k_BGTK if remembered is None else cached_positions.attach(k_BGTK, remembered)
+            k_BGSK, v_BGSV = cached_positions.extend(past_key_values, k_BGTK, v_BGTV, self.layer_idx)
             k_BGSK = k_BGSK[..., :width]
         carried_BGSC = v_BGSV[..., width:] if wide and carried_BGTC is not None else carried_BGTC
-        score_bias = position.score_bias(query_places, carried_BGTC, key_places, carried_BGSC, heads_read)
+        score_bias = position.score_bias(query_positions, carried_BGTC, key_positions, carried_BGSC, heads_read)
         arguments: dict[str, Any] = {"borders": borders, "offset": offset, "score_bias": score_bias}
         values = [v_BGSV] if wide or carried_BGSC is None else [v_BGSV, carried_BGSC]
         backend = resolve_backend(self.config)
@@ -154,8 +154,8 @@ class TapeDecoderLayer(GradientCheckpointingLayer):
         start: Tensor | None = None,
         borders: Borders | None = None,
         offset: int | Tensor = 0,
-        query_places: Tensor | None = None,
-        key_places: Tensor | None = None,
+        query_positions: Tensor | None = None,
+        key_positions: Tensor | None = None,
         past_key_values: Cache | None = None,
         remembered: Tensor | None = None,
         use_cache: bool = False,
@@ -164,7 +164,7 @@ class TapeDecoderLayer(GradientCheckpointingLayer):
         """Returns the hidden states and the position state; both are flat tensors, so checkpointing tracks both."""
         x_BTD = self.input_layernorm(hidden_BTD)
         past_key_values = past_key_values if use_cache else None
-        places = (borders, offset, query_places, key_places)
+        places = (borders, offset, query_positions, key_positions)
         attended_BTD, _, moved_BHTC = self.self_attn(
             x_BTD, self.position.in_attention(), start, state, *places, past_key_values, remembered, shards
         )
@@ -271,17 +271,17 @@ class TapeModel(TapePreTrainedModel):
             position_ids = torch.arange(tokens, device=given.device)[None] + offset
         position_ids = rows_that_differ(position_ids)
         remembers = self.encoding.remembers
-        past_places = place_memory.recall(past_key_values, offset, remembers, self.config.head_dim)
-        text = base.Text(input_ids, documents, offset, past_places)
+        past_positions = cached_positions.recall(past_key_values, offset, remembers, self.config.head_dim)
+        text = base.Text(input_ids, documents, offset, past_positions)
         if self.encoding.draws:
             shards.agree_on_draws(given.device)
-        places_BTN = self.encoding.locate(position_ids, text)
-        query_places = self.encoding.for_layers(places_BTN)
-        key_places = self.encoding.for_layers(text.whole(places_BTN))
+        positions_BTN = self.encoding.locate(position_ids, text)
+        query_positions = self.encoding.for_layers(positions_BTN)
+        key_positions = self.encoding.for_layers(text.whole(positions_BTN))
         embedding: Any = getattr(self, "embed_tokens", None)  # peft's Shadow takes it away, and gives embeddings
         hidden_BTD = own_embeddings(shards, embedding, input_ids, inputs_embeds, borders)
-        hidden_BTD = self.encoding.embed(hidden_BTD, shards.mine(places_BTN))
-        start = self.encoding.start(shards.rotated(places_BTN))
+        hidden_BTD = self.encoding.embed(hidden_BTD, shards.mine(positions_BTN))
+        start = self.encoding.start(shards.rotated(positions_BTN))
         state = None
         for layer in self.layers:
             hidden_BTD, state = layer(
@@ -290,10 +290,10 @@ class TapeModel(TapePreTrainedModel):
                 start=start,
                 borders=borders,
                 offset=offset,
-                query_places=query_places,
-                key_places=key_places,
+                query_positions=query_positions,
+                key_positions=key_positions,
                 past_key_values=past_key_values,
-                remembered=places_BTN if remembers and layer is self.layers[0] else None,
+                remembered=positions_BTN if remembers and layer is self.layers[0] else None,
                 use_cache=past_key_values is not None,
                 shards=shards,
             )

@@ -57,9 +57,9 @@ class Shards:
         """What linear maps gave, for the tokens of this process."""
         return y_BTD
 
-    def rotated(self, places_BTN: Tensor) -> Tensor:
+    def rotated(self, positions_BTN: Tensor) -> Tensor:
         """Places of the tokens whose queries and keys this process rotates."""
-        return places_BTN
+        return positions_BTN
 
     def to_rotate(self, start: Tensor | None, state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """What queries and keys are rotated by: the start of :meth:`rotated`'s places, and the state

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tape_ds.parallel.group import Group
+from tape_ds.parallel.group import RankGroup
 
 
 @dataclass(frozen=True)
-class Cut:
+class TensorCut:
     """How a parameter was cut."""
 
-    group: Group
+    group: RankGroup
     dim: int
     sizes: tuple[int, ...]
     """Of each process's piece along ``dim``."""
@@ -32,7 +32,7 @@ class Cut:
         return piece.numel() // piece.shape[self.dim] * sum(self.sizes)
 
 
-def cut(parameter: nn.Parameter, dim: int, sizes: Sequence[int], group: Group) -> None:
+def cut(parameter: nn.Parameter, dim: int, sizes: Sequence[int], group: RankGroup) -> None:
     """Keep this process's piece, in place: whoever holds the parameter sees it. A parameter is cut once, however often
     it is tied."""
     if cut_of(parameter) is not None:
@@ -40,13 +40,13 @@ def cut(parameter: nn.Parameter, dim: int, sizes: Sequence[int], group: Group) -
     parameter.data = parameter.data.split(list(sizes), dim=dim)[group.index].clone()
     parameter.grad = None
     marked: Any = parameter
-    marked.tensor_cut = Cut(group, dim, tuple(sizes))
+    marked.tensor_cut = TensorCut(group, dim, tuple(sizes))
     marked.tensor_model_parallel = True  # by which an engine's norm of the gradients counts every piece, others once
 
 
-def cut_of(parameter: Tensor) -> Cut | None:
+def cut_of(parameter: Tensor) -> TensorCut | None:
     """How it was cut; None where it is whole in every process."""
-    found: Cut | None = getattr(parameter, "tensor_cut", None)
+    found: TensorCut | None = getattr(parameter, "tensor_cut", None)
     return found
 
 

@@ -19,7 +19,7 @@ from tape_ds.parallel.layout import Layout
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """The processes that share rows with this one."""
 
     handle: Any
@@ -31,7 +31,7 @@ class Group:
     """Rank of the group's process 0."""
 
     @classmethod
-    def of(cls, layout: Layout, rank: int, timeout: timedelta | None = None) -> "Group":
+    def of(cls, layout: Layout, rank: int, timeout: timedelta | None = None) -> "RankGroup":
         """The group of ``rank``; the first time it makes the process groups of all, so every process must call it.
 
         Args:
@@ -118,7 +118,7 @@ class Stretches:
     """Rows of ``tokens`` tokens in equal stretches, one for each process of a group; the last ones are filled up with
     padding that never reaches attention."""
 
-    group: Group
+    group: RankGroup
     tokens: int
 
     @property
@@ -153,7 +153,7 @@ class GroupShards(Shards):
     """Rows of ``tokens`` tokens shared by ``group``, as far as every kind of sharing does it alike; methods are those
     of :class:`tape_ds.model.sharding.Shards`."""
 
-    def __init__(self, group: Group, tokens: int):
+    def __init__(self, group: RankGroup, tokens: int):
         self.group = group
         self.rows = Stretches(group, tokens)
 

@@ -27,7 +27,7 @@ from tape_ds.errors import Problem, raise_if_any
 from tape_ds.model.output_head import OutputHead
 from tape_ds.parallel import vocabulary
 from tape_ds.parallel.cuts import cut, cut_of
-from tape_ds.parallel.group import Group, GroupShards
+from tape_ds.parallel.group import GroupShards, RankGroup
 from tape_ds.parallel.layout import TENSOR, Layout, check_cuts
 
 COLUMNS, ROWS = "colwise", "rowwise"
@@ -62,13 +62,13 @@ def use_tensor_parallelism(model: nn.Module, layout: Layout, rank: int, timeout:
         raise ValueError(f"{type(model).__name__} has no tensor_parallel_plan")
     raise_if_any(list(check_cuts(bare.config, layout.tensor)))
     raise_if_any(list(_problems(bare, layout.tensor)))
-    group = Group.of(layout, rank, timeout)
+    group = RankGroup.of(layout, rank, timeout)
     # pieces of different weights, put side by side, would show nowhere else
     sums = torch.stack([each.detach().sum(dtype=torch.float64).to("cpu") for each in model.parameters()])
     sums = sums.to(next(model.parameters()).device)
     if not torch.equal(group.largest(sums), -group.largest(-sums)):
         raise RuntimeError("the processes that are to share the model hold different weights")
-    part = vocabulary.Part(group, tuple(_sizes(bare.config.vocab_size, group.size)))
+    part = vocabulary.VocabularyShard(group, tuple(_sizes(bare.config.vocab_size, group.size)))
     for style, module in _planned(bare):
         if style == "vocabulary":
             _cut_vocabulary(module, part)
@@ -124,7 +124,7 @@ def _sizes(total: int, size: int) -> list[int]:
     return [len(piece) for piece in torch.arange(total).tensor_split(size)]
 
 
-def _cut_linear(module: nn.Module, style: str, group: Group) -> None:
+def _cut_linear(module: nn.Module, style: str, group: RankGroup) -> None:
     for name, parameter in module.named_parameters():
         kind = _kind(name)
         dim = None if kind is None else _DIMENSION[style][kind]
@@ -133,7 +133,7 @@ def _cut_linear(module: nn.Module, style: str, group: Group) -> None:
     _tell_sizes(module)
 
 
-def _cut_vocabulary(module: nn.Module, part: vocabulary.Part) -> None:
+def _cut_vocabulary(module: nn.Module, part: vocabulary.VocabularyShard) -> None:
     for each in module.modules():
         if not isinstance(each, nn.Embedding | OutputHead):
             continue
@@ -161,7 +161,7 @@ class ShareModel:
 
     always = caches = True
 
-    def __init__(self, part: vocabulary.Part, config: Any):
+    def __init__(self, part: vocabulary.VocabularyShard, config: Any):
         self.part = part
         """Of the vocabulary, and the group that shares it."""
         self.groups = config.num_key_value_heads

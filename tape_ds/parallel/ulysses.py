@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tape_ds.errors import raise_if_any
-from tape_ds.parallel.group import Group, GroupShards
+from tape_ds.parallel.group import GroupShards, RankGroup
 from tape_ds.parallel.layout import Layout, check_heads
 
 
@@ -50,7 +50,7 @@ def use_sequence_parallel(model: nn.Module, layout: Layout, rank: int, timeout: 
         config = decoder.config
         key_value_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
         raise_if_any(list(check_heads(config.num_attention_heads, key_value_heads, layout.sequence)))
-    share = ShareTokens(Group.of(layout, rank, timeout))
+    share = ShareTokens(RankGroup.of(layout, rank, timeout))
     for decoder in decoders:
         decoder.share_rows = share
 
@@ -60,7 +60,7 @@ class ShareTokens:
 
     always = caches = False
 
-    def __init__(self, group: Group):
+    def __init__(self, group: RankGroup):
         self.group = group
 
     def __call__(self, tokens: int) -> "UlyssesShards":
@@ -78,9 +78,9 @@ class UlyssesShards(GroupShards):
         embedded: Tensor = embedding(self.mine(ids_BT, filling=0))
         return embedded
 
-    def rotated(self, places_BTN: Tensor) -> Tensor:
+    def rotated(self, positions_BTN: Tensor) -> Tensor:
         """Its tokens', before they are exchanged."""
-        return self.mine(places_BTN)
+        return self.mine(positions_BTN)
 
     def to_heads(self, q_BHtK: Tensor, k_BGtK: Tensor, v_BGtV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """All three in one message."""

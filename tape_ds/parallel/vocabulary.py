@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tape_ds.kernels import linear_cross_entropy as chunked
-from tape_ds.parallel.group import Group
+from tape_ds.parallel.group import RankGroup
 
 
 @dataclass(frozen=True)
-class Part:
+class VocabularyShard:
     """The entries of the vocabulary that this process has; see :class:`tape_ds.model.sharding.VocabularyPart`."""
 
-    group: Group
+    group: RankGroup
     sizes: tuple[int, ...]
     """Entries of each process; they may differ by one."""
 
@@ -84,7 +84,7 @@ class _Loss(torch.autograd.Function):
         weight_vD: Tensor,
         targets_N: Tensor,
         ignore_index: int,
-        part: Part,
+        part: VocabularyShard,
         wanted: tuple[bool, bool],
     ) -> Tensor:
         for_hidden, for_weight = wanted  # torch's needs_input_grad says yes under no_grad as well
@@ -125,7 +125,7 @@ class _Loss(torch.autograd.Function):
         return (*found, None, None, None, None)
 
 
-def _chunk(logits_Cv: Tensor, targets_C: Tensor, ignored_C1: Tensor, part: Part) -> tuple[Tensor, Tensor]:
+def _chunk(logits_Cv: Tensor, targets_C: Tensor, ignored_C1: Tensor, part: VocabularyShard) -> tuple[Tensor, Tensor]:
     """Sum of the losses of a chunk, and its derivative in this process's logits."""
     largest_C1 = part.group.largest(logits_Cv.amax(dim=-1, keepdim=True))
     shifted_Cv = logits_Cv - largest_C1

@@ -16,7 +16,7 @@ from tape_ds.planning.job import Job
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedTensor:
     """One tensor that is kept, per token."""
 
     name: str
@@ -27,7 +27,7 @@ class Kept:
     """Whether the last block does without: it carries no state, since no layer reads an update of it."""
 
 
-def inside(job: Job) -> list[Kept]:
+def inside(job: Job) -> list[SavedTensor]:
     """What is kept of one block without checkpointing, bytes per token; neither its input nor its state are part."""
     model, trained, element, ways = job.model, job.trained, job.element, job.layout.tensor
     query, key, inner = model.query / ways * element, key_columns(job) * element, model.inner / ways * element
@@ -36,37 +36,37 @@ def inside(job: Job) -> list[Kept]:
     exchanged = max(ways, job.layout.sequence) > 1
     found = [
         *_norm(job, "input norm"),
-        Kept("input of q, k, v", _reads(job, "q_proj", "k_proj", "v_proj") * hidden),
-        Kept("q and k as rotated", query + key),
-        Kept("q and k before", positions * (query + key), "product"),
-        Kept("value", key, "" if wide else "product"),
-        Kept("state beside the value", key * wide, carried=True),
-        Kept("attention's output", query, "attention"),
-        Kept("what became of the state", query * wide, "attention", carried=True),
-        Kept("what became of it, of own tokens", (exchanged and trained.positions) * query * wide, carried=True),
-        Kept("attention's sums", sums, "attention"),
-        Kept("input of o", (_reads(job, "o_proj") and (bool(wide) or job.layout.sequence > 1)) * query),
+        SavedTensor("input of q, k, v", _reads(job, "q_proj", "k_proj", "v_proj") * hidden),
+        SavedTensor("q and k as rotated", query + key),
+        SavedTensor("q and k before", positions * (query + key), "product"),
+        SavedTensor("value", key, "" if wide else "product"),
+        SavedTensor("state beside the value", key * wide, carried=True),
+        SavedTensor("attention's output", query, "attention"),
+        SavedTensor("what became of the state", query * wide, "attention", carried=True),
+        SavedTensor("what became of it, of own tokens", (exchanged and trained.positions) * query * wide, carried=True),
+        SavedTensor("attention's sums", sums, "attention"),
+        SavedTensor("input of o", (_reads(job, "o_proj") and (bool(wide) or job.layout.sequence > 1)) * query),
         *_norm(job, "norm after attention"),
-        Kept("input of gate and up", (tiled or _reads(job, "gate_proj", "up_proj", "fc_in")) * hidden),
-        Kept("gate of the state", positions * model.rank / ways * element, "product", carried=True),
+        SavedTensor("input of gate and up", (tiled or _reads(job, "gate_proj", "up_proj", "fc_in")) * hidden),
+        SavedTensor("gate of the state", positions * model.rank / ways * element, "product", carried=True),
         # position updates read it; under tensor parallelism it is a sum over ranks, and no linear map's own
-        Kept(
+        SavedTensor(
             *("feed-forward's output", (positions and trained.positions) * hidden / ways),
             *("product" if ways == 1 else "", True),
         ),
-        Kept("state of own heads", (ways > 1) * state_bytes(job, of_own_heads=True), carried=True),
-        *(Kept(f"inside the adapter of {name}", rank * element, "product") for name, rank in trained.adapters),
+        SavedTensor("state of own heads", (ways > 1) * state_bytes(job, of_own_heads=True), carried=True),
+        *(SavedTensor(f"inside the adapter of {name}", rank * element, "product") for name, rank in trained.adapters),
     ]
     if model.biased and job.gpu is None:  # inside the kernel on a GPU; on a CPU a mask, of which half a row's are held
-        found.append(Kept("bias", model.heads / ways * job.length / 2 * 4, "attention"))
+        found.append(SavedTensor("bias", model.heads / ways * job.length / 2 * 4, "attention"))
     if not tiled:
         found += [
-            Kept("gate, up" if model.gated else "inner columns", (2 if model.gated else 1) * inner, "product"),
-            Kept("activation of the gate", (not job.fused or not model.gated) * inner),
-            Kept("input of down", (model.gated and _reads(job, "down_proj", "fc_out")) * inner),
+            SavedTensor("gate, up" if model.gated else "inner columns", (2 if model.gated else 1) * inner, "product"),
+            SavedTensor("activation of the gate", (not job.fused or not model.gated) * inner),
+            SavedTensor("input of down", (model.gated and _reads(job, "down_proj", "fc_out")) * inner),
         ]
     if wide and job.gpu is not None and not job.wide_attention:  # one call for each half, whose outputs stay apart
-        found.append(Kept("sums of the second half", sums, "attention", carried=True))
+        found.append(SavedTensor("sums of the second half", sums, "attention", carried=True))
     return [each for each in found if each.bytes]
 
 
@@ -89,13 +89,13 @@ def _reads(job: Job, *names: str) -> bool:
     return job.layout.zero == 3 or job.trained.linears or any(name in names for name, _ in job.trained.adapters)
 
 
-def _norm(job: Job, name: str) -> list[Kept]:
+def _norm(job: Job, name: str) -> list[SavedTensor]:
     """Of an RMSNorm: its input (by torch in fp32, unless a fused kernel reads it as it is), and what its weight
     multiplies."""
     hidden = job.model.hidden / job.layout.tensor
     if job.fused:
-        return [Kept(name, hidden * job.element + 4)]
-    return [Kept(name, hidden * 4 + 4), Kept(f"{name}, scaled", job.trained.norms * hidden * job.element)]
+        return [SavedTensor(name, hidden * job.element + 4)]
+    return [SavedTensor(name, hidden * 4 + 4), SavedTensor(f"{name}, scaled", job.trained.norms * hidden * job.element)]
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def of(job: Job) -> Activations:
     )
 
 
-def _kept_again(job: Job, parts: list[Kept]) -> tuple[float, float]:
+def _kept_again(job: Job, parts: list[SavedTensor]) -> tuple[float, float]:
     """Bytes per token that selective checkpointing keeps of a block, and those of them that it keeps beside what a
     block keeps anyway: outputs of linear maps that no backward reads."""
     policy, model, element = job.layout.checkpoint_layers, job.model, job.element

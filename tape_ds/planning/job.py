@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from tape_ds.planning import shape
 from tape_ds.planning.hardware import Gpu
-from tape_ds.planning.layout import Layout
-from tape_ds.planning.shape import Sizes, Tensors, Trained
+from tape_ds.planning.layout import PlannedLayout
+from tape_ds.planning.shape import Sizes, Tensors, TrainedShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,12 +14,12 @@ class Job:
     """All that decides memory and time."""
 
     model: Sizes
-    trained: Trained
+    trained: TrainedShape
     length: int
     """Tokens of a row."""
     global_batch: int
     """Rows of an optimizer step."""
-    layout: Layout
+    layout: PlannedLayout
     gpu: Gpu | None = None
     """None: a CPU, whose time is not predicted."""
     steps: int = 0

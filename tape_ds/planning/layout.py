@@ -33,7 +33,7 @@ class Engine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class PlannedLayout:
     """The choices that decide memory and time, for the same numbers at the end."""
 
     gpus: int = 1
@@ -93,16 +93,16 @@ class Layout:
             "mlp_tiles": str(self.mlp_tiles),
         }
 
-    def differing(self, other: "Layout") -> list[str]:
+    def differing(self, other: "PlannedLayout") -> list[str]:
         """Names of the flags that differ from another layout's."""
         before = other.flags()
         return [name for name, value in self.flags().items() if value != before[name]]
 
-    def changes(self, other: "Layout") -> int:
+    def changes(self, other: "PlannedLayout") -> int:
         """How many choices differ; the two flags of checkpointing are one choice."""
         return len({name.replace("checkpoint_layers", "activation_checkpointing") for name in self.differing(other)})
 
-    def command_line(self, other: "Layout | None" = None) -> str:
+    def command_line(self, other: "PlannedLayout | None" = None) -> str:
         """Flags to type behind a launcher whose recipe is spread like ``other``; None: like nothing in particular."""
-        said = {"deepspeed", "per_device_train_batch_size", *self.differing(other or Layout())}
+        said = {"deepspeed", "per_device_train_batch_size", *self.differing(other or PlannedLayout())}
         return " ".join(f"--{name} {value}" for name, value in self.flags().items() if name in said)

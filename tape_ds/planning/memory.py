@@ -26,7 +26,7 @@ FOUR_BIT_BYTES = 4.127 / 8
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryPlan:
     """Bytes of one GPU at one moment, by part."""
 
     moment: str
@@ -57,7 +57,7 @@ class Memory:
         return sum(self.parts().values())
 
 
-PARTS = tuple(each.name for each in fields(Memory) if each.name != "moment")
+PARTS = tuple(each.name for each in fields(MemoryPlan) if each.name != "moment")
 """Names of the parts."""
 
 
@@ -65,7 +65,7 @@ PARTS = tuple(each.name for each in fields(Memory) if each.name != "moment")
 class Estimate:
     """Memory of a job."""
 
-    moments: tuple[Memory, ...]
+    moments: tuple[MemoryPlan, ...]
     host: float
     """Bytes of the host's memory for each GPU, for what is offloaded."""
     nvme: float
@@ -74,7 +74,7 @@ class Estimate:
     """Bytes on disk of one checkpoint, all ranks together."""
 
     @property
-    def peak(self) -> Memory:
+    def peak(self) -> MemoryPlan:
         """The moment when most is needed."""
         return max(self.moments, key=lambda each: each.total)
 
@@ -92,19 +92,19 @@ def estimate(job: Job, *, reserve: bool = True) -> Estimate:
     forward["gradients"] = gradients.accumulated + found.head_weight
     freed = states | {"gathered": 0.0}
     kept = found.recomputed + found.working
-    moments: tuple[Memory, ...] = (
-        Memory("loss", **forward, activations=found.inside + found.head, logits=found.logits),
-        Memory("backward", **forward, activations=found.inside + kept),
-        Memory(
+    moments: tuple[MemoryPlan, ...] = (
+        MemoryPlan("loss", **forward, activations=found.inside + found.head, logits=found.logits),
+        MemoryPlan("backward", **forward, activations=found.inside + kept),
+        MemoryPlan(
             "end of the backward",
             **(states if job.layout.zero == 3 else freed),
             activations=kept + (0 if found.recomputed else found.inside / job.model.layers),
             gradients=gradients.boundary,
         ),
-        Memory("optimizer step", **freed, gradients=gradients.step),
+        MemoryPlan("optimizer step", **freed, gradients=gradients.step),
     )
     if not job.trained.anything:
-        moments = (Memory("forward", weights=states["weights"], gathered=states["gathered"], logits=found.logits),)
+        moments = (MemoryPlan("forward", weights=states["weights"], gathered=states["gathered"], logits=found.logits),)
     if reserve:
         moments = tuple(
             replace(each, reserve=CUDA_BYTES + FRAGMENTATION * (each.total - each.weights - each.optimizer))

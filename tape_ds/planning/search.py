@@ -8,7 +8,7 @@ from typing import Any
 
 from tape_ds.errors import Problem
 from tape_ds.planning.job import Job, possible
-from tape_ds.planning.layout import Engine, Layers, Layout
+from tape_ds.planning.layout import Engine, Layers, PlannedLayout
 from tape_ds.planning.plan import GIB, Plan
 
 POLICIES: tuple[Layers | None, ...] = (None, 1, "selective", "selective_matmuls")
@@ -36,7 +36,7 @@ def _rank(found: Plan) -> tuple[bool, float, int]:
     return not found.fits, found.step.all if is_timed else found.memory.peak.total, simple
 
 
-def _layouts(job: Job, *, offload: bool) -> Iterator[Layout]:
+def _layouts(job: Job, *, offload: bool) -> Iterator[PlannedLayout]:
     """Every one that a run would take, with the engines of ``ds_configs`` (those that offload, where ``offload``)."""
     gpus = job.layout.gpus
     policies = POLICIES if job.trained.anything else (None,)
@@ -47,7 +47,7 @@ def _layouts(job: Job, *, offload: bool) -> Iterator[Layout]:
         moved = {"offload_optimizer": "cpu"}
         engines = [{"zero": 2, **moved}, {**third, **moved, "offload_weights": "cpu"}]
     for engine, tensor, sequence in product(engines, tensors, _powers(gpus)):
-        spread = Layout(gpus=gpus, tensor=tensor, sequence=sequence, **engine)
+        spread = PlannedLayout(gpus=gpus, tensor=tensor, sequence=sequence, **engine)
         if not possible(replace(job, layout=spread)):
             continue
         for rows, again in product(_powers(job.global_batch // spread.replicas), policies):
@@ -67,7 +67,7 @@ def _powers(largest: int) -> list[int]:
 
 
 def neighbours(found: list[Plan]) -> list[Plan]:
-    """Of a search, the head's rivals that differ from it in one choice alone: what says why it won."""
+    """Of a search, the layouts that differ from the best in one choice alone: what says why it won."""
     return [each for each in found[1:] if each.job.layout.changes(found[0].job.layout) == 1]
 
 

@@ -83,7 +83,7 @@ class Tensors:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedShape:
     """Which kinds of parameter are trained."""
 
     linears: bool = False
@@ -97,7 +97,7 @@ class Trained:
     trained."""
 
     @classmethod
-    def everything(cls) -> Trained:
+    def everything(cls) -> TrainedShape:
         """Full training."""
         return cls(linears=True, norms=True, embeddings=True, positions=True)
 
@@ -210,7 +210,7 @@ Of an adapter, that factor is split which meets the split side."""
 
 
 @functools.cache
-def tensors(model: Sizes, trained: Trained) -> tuple[Tensors, ...]:
+def tensors(model: Sizes, trained: TrainedShape) -> tuple[Tensors, ...]:
     """All parameters of the model, those of adapters and of the whole copies beside them included."""
     found = [Tensors("linear", a * b, model.layers, trained.linears, True) for a, b in model.linears.values()]
     whole = [

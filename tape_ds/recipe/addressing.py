@@ -6,7 +6,7 @@ from typing import Any
 
 from tape_ds.data.addressing import lengths, tasks
 from tape_ds.data.addressing.lengths import Test
-from tape_ds.data.addressing.task import Task
+from tape_ds.data.addressing.task import AddressingTask
 from tape_ds.data.addressing.tasks import TASKS
 
 
@@ -14,7 +14,7 @@ from tape_ds.data.addressing.tasks import TASKS
 class Addressing:
     """A task, and the lengths that it is trained and tested at."""
 
-    task: Task
+    task: AddressingTask
     trained: tuple[int, int]
     """The shortest and the longest row's."""
     tested: tuple[int, ...]
@@ -50,7 +50,7 @@ class Addressing:
         return {"task_options": options, "test_lengths": list(self.tested), "window": self.window}
 
 
-def wrong_trained(task: Task, given: list[int]) -> str | None:
+def wrong_trained(task: AddressingTask, given: list[int]) -> str | None:
     """What to give instead of these lengths of training; None: they are well."""
     if not 1 <= len(given) <= 2 or given[0] > given[-1]:
         return "give the shortest and the longest, or one for both"

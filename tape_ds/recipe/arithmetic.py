@@ -33,7 +33,7 @@ DRAWN_FROM = 2
 """An encoding that draws positions draws them from so many times the longest test's tokens, the published ratio."""
 
 
-class DataSection(Section):
+class ArithmeticData(Section):
     """What is asked, and how long. Arithmetic has digits, and tasks of addressing have lengths."""
 
     task: str
@@ -86,7 +86,7 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
     FULL_ROWS: ClassVar[bool] = False
 
     model: new_model.NewModel
-    data: DataSection
+    data: ArithmeticData
 
     @classmethod
     def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ SMOLLM2_LENGTH = 8192
 """Native length of SmolLM2-135M: known here so that it need not be unpacked to be checked."""
 
 
-class ModelSection(Section):
+class ExtensionModel(Section):
     """The model and how its positions start."""
 
     model: str
@@ -50,7 +50,7 @@ class ModelSection(Section):
     """Liger's kernels for norms, feed-forward and the loss of long batches; auto: on CUDA where it is installed."""
 
 
-class DataSection(Section):
+class ExtensionData(Section):
     """What is trained on and scored."""
 
     train_data: list[str]
@@ -77,7 +77,7 @@ class DataSection(Section):
     ~/.cache."""
 
 
-class EvaluationSection(Section):
+class ExtensionEvaluation(Section):
     """Loss by position and passkeys, before training and after."""
 
     eval_length: int = Field(DERIVED, ge=2)
@@ -121,10 +121,10 @@ class ExtensionRecipe(Recipe):
         "valid_data_file": "eval_data",
     }
 
-    model: ModelSection
-    data: DataSection
+    model: ExtensionModel
+    data: ExtensionData
     method: MethodSection
-    evaluation: EvaluationSection
+    evaluation: ExtensionEvaluation
 
     def __post_init__(self) -> None:
         if not self.trains:

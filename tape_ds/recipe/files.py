@@ -44,7 +44,7 @@ class Given:
 Collected = dict[str, Given]
 
 
-class Place(NamedTuple):
+class RecipeLine(NamedTuple):
     """Where a recipe is written."""
 
     path: Path
@@ -121,12 +121,12 @@ def require_launcher(name: str, collected: Collected, launcher: str) -> None:
     raise UserError(Problem("recipe", name, f"it is a recipe of {said.value}.py", remedy))
 
 
-def shipped() -> dict[str, Place]:
+def shipped() -> dict[str, RecipeLine]:
     """Every recipe of ``launchers/recipes`` and its folders by its name, which no other one has, sorted."""
     places = {}
     for path in _shipped_paths(RECIPES):
-        places[path.stem] = Place(path)
-        places |= {name: Place(path, name) for name in _shipped_file(path).variants}
+        places[path.stem] = RecipeLine(path)
+        places |= {name: RecipeLine(path, name) for name in _shipped_file(path).variants}
     return dict(sorted(places.items()))
 
 
@@ -148,7 +148,7 @@ def about(name: str) -> str:
 
 
 def _read_chain(
-    place: Place, field: str, above: tuple[Place, ...], problems: list[Problem], launcher: str
+    place: RecipeLine, field: str, above: tuple[RecipeLine, ...], problems: list[Problem], launcher: str
 ) -> Collected:
     if place in above:
         loop = " -> ".join(map(str, (*above[above.index(place) :], place)))
@@ -163,7 +163,7 @@ def _read_chain(
         found = {name: given for name, given in file.variants[place.variant].items() if name != "about"}
     base = found.pop("base", None)
     if base is None:
-        below = Place(place.path) if place.variant else None
+        below = RecipeLine(place.path) if place.variant else None
     elif isinstance(base.value, str):
         below = _find_or_say(base.value, place.path.parent, "base", problems, launcher, f" ({base.where})")
     else:
@@ -174,7 +174,7 @@ def _read_chain(
 
 def _find_or_say(
     name: str, folder: Path, field: str, problems: list[Problem], launcher: str, where: str = ""
-) -> Place | None:
+) -> RecipeLine | None:
     place = find(name, folder)
     if place is None:
         known = recipes_of(launcher) if launcher else []
@@ -185,7 +185,7 @@ def _find_or_say(
     return place
 
 
-def find(name: str, folder: Path) -> Place | None:
+def find(name: str, folder: Path) -> RecipeLine | None:
     """What ``name`` means: a path as it is, a recipe of ``folder``, or a shipped one, whose own folder may stand before
     it (``scrolls/qasper``)."""
     if not name:
@@ -193,16 +193,16 @@ def find(name: str, folder: Path) -> Place | None:
     is_path = name.endswith((".yaml", ".yml"))
     for path in [paths.of(name), folder / name] if is_path else [folder / f"{name}.yaml"]:
         if os.path.isfile(path):
-            return Place(path.resolve())
+            return RecipeLine(path.resolve())
     room, _, stem = name.rpartition("/")
     for path in [] if is_path else _shipped_paths(RECIPES):
         if room and path.relative_to(RECIPES.resolve()).parent.as_posix() != room:
             continue
         if path.stem == stem:
-            return Place(path)
+            return RecipeLine(path)
         # only a file in which the name stands is read as YAML: reading all takes longer than checking a recipe
         if stem in path.read_text(encoding="utf-8", errors="replace") and stem in _shipped_file(path).variants:
-            return Place(path, stem)
+            return RecipeLine(path, stem)
     return None
 
 

@@ -20,7 +20,7 @@ SMALLEST_PROMPT = 16
 """Tokens of a text below which nothing could be learnt of it; a summary's request alone has about seven."""
 
 
-class ModelSection(Section):
+class FinetuningModel(Section):
     """The model that is fine-tuned; it keeps its encoding and its angles."""
 
     model: str
@@ -32,7 +32,7 @@ class ModelSection(Section):
     """Liger's kernels for norms, feed-forward and the loss of long batches; auto: on CUDA where it is installed."""
 
 
-class DataSection(Section):
+class FinetuningData(Section):
     """What is asked and answered."""
 
     dataset: str
@@ -73,8 +73,8 @@ class FinetuningRecipe(Recipe):
     }
     FULL_ROWS: ClassVar[bool] = False
 
-    model: ModelSection
-    data: DataSection
+    model: FinetuningModel
+    data: FinetuningData
 
     @classmethod
     def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:

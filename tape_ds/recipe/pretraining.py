@@ -22,14 +22,14 @@ EVAL_MULTIPLES = (1, 2, 4, 8)
 """Default lengths that are scored, in windows."""
 
 
-class ModelSection(new_model.NewModel):
+class PretrainingModel(new_model.NewModel):
     """The model to be built."""
 
     vocab_size: int | None = Field(None, ge=1)
     """Entries of the tokenizer that is trained. A tokenizer that is given has its own number: leave it out."""
 
 
-class DataSection(Section):
+class PretrainingData(Section):
     """What is trained on and scored, and with which tokenizer."""
 
     train_data: list[str]
@@ -50,7 +50,7 @@ class DataSection(Section):
     in HF_HOME, else in ~/.cache."""
 
 
-class EvaluationSection(Section):
+class PretrainingEvaluation(Section):
     """Perplexity by length, after training."""
 
     eval_lengths: list[Annotated[int, Field(ge=2)]] = DERIVED
@@ -78,9 +78,9 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         "train_scale": "window",
     }
 
-    model: ModelSection
-    data: DataSection
-    evaluation: EvaluationSection
+    model: PretrainingModel
+    data: PretrainingData
+    evaluation: PretrainingEvaluation
 
     @classmethod
     def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:

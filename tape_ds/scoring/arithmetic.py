@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tape_ds.data.arithmetic import split
-from tape_ds.data.arithmetic.tasks import Task
+from tape_ds.data.arithmetic.tasks import ArithmeticTask
 from tape_ds.errors import Problem
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def check_sizes(field: str, given: Sequence[int] | None) -> list[Problem]:
     return [Problem(field, " ".join(map(str, given)), "not one or two lengths", "give for example 12, or 12 8")]
 
 
-def check_reach(field: str, last: Pair, task: Task) -> list[Problem]:
+def check_reach(field: str, last: Pair, task: ArithmeticTask) -> list[Problem]:
     """Whether the task has problems as long as the grid is."""
     return [
         Problem(field, size, f"{task.name} has at most {most:,} {name}", "give less")
@@ -48,7 +48,7 @@ def check_counts(dashes: str, samples: int, batch_size: int) -> list[Problem]:
     return problems
 
 
-def drawn_too_short(config: Any, task: Task, last: Pair) -> str | None:
+def drawn_too_short(config: Any, task: ArithmeticTask, last: Pair) -> str | None:
     """What to know of a model that spreads its positions over texts of a length of their own (``randpe``), where the
     grid's are longer; None: nothing."""
     spread = (getattr(config, "position_options", None) or {}).get("evaluation_length")
@@ -67,7 +67,7 @@ def both(given: Sequence[int]) -> Pair:
 
 
 @dataclass(frozen=True)
-class Question:
+class ArithmeticQuestion:
     """A prompt and its answer, in token ids; the end of text is in neither."""
 
     prompt: tuple[int, ...]
@@ -91,7 +91,7 @@ class Cell:
 
 
 def replies(
-    model: "nn.Module", questions: Sequence[Question], *, end: int, batch_size: int, use_cache: bool = True
+    model: "nn.Module", questions: Sequence[ArithmeticQuestion], *, end: int, batch_size: int, use_cache: bool = True
 ) -> list[tuple[int, ...]]:
     """What ``model`` writes behind each prompt, up to the end of text.
 

@@ -20,7 +20,7 @@ CHUNK = 1024
 
 
 @dataclass(frozen=True)
-class Row:
+class ContinuationRow:
     """What the model reads, and the continuations that end one token behind it."""
 
     read: tuple[int, ...]
@@ -30,7 +30,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Score:
+class ContinuationScore:
     """Of one continuation."""
 
     log_probability: float
@@ -40,7 +40,7 @@ class Score:
 
 
 @torch.no_grad()
-def score(model: nn.Module, rows: Sequence[Row], *, chunk: int = CHUNK) -> list[list[Score]]:
+def score(model: nn.Module, rows: Sequence[ContinuationRow], *, chunk: int = CHUNK) -> list[list[ContinuationScore]]:
     """Score every continuation of every row, in one forward pass.
 
     Args:
@@ -65,17 +65,17 @@ def score(model: nn.Module, rows: Sequence[Row], *, chunk: int = CHUNK) -> list[
         hidden_BTD = causal_lm.base_model(input_ids=ids_BT.to(device), use_cache=False).last_hidden_state
         found = _targets(causal_lm.get_output_embeddings(), hidden_BTD, rows, chunk)
     return [
-        [Score(found[number, each][0], found[number, each][1]) for each in row.continuations]
+        [ContinuationScore(found[number, each][0], found[number, each][1]) for each in row.continuations]
         for number, row in enumerate(rows)
     ]
 
 
-def _fits(row: Row) -> bool:
+def _fits(row: ContinuationRow) -> bool:
     return bool(row.continuations) and all(0 < len(each) <= len(row.read) for each in row.continuations)
 
 
 def _targets(
-    head: nn.Module, hidden_BTD: Tensor, rows: Sequence[Row], chunk: int
+    head: nn.Module, hidden_BTD: Tensor, rows: Sequence[ContinuationRow], chunk: int
 ) -> dict[tuple[int, tuple[int, ...]], tuple[float, bool]]:
     """Log-probability and greediness of each (row, continuation).
 

@@ -155,8 +155,8 @@ def inspect(
         for number in sorted(set(layers)):
             hooks.enter_context(_watched(decoder[number - 1], number, model.config, visit))
         ids_BT = ids_T.to(model.device)[None]
-        places_BT = None if positions_T is None else positions_T.to(model.device)[None]
-        logits: Tensor = model(ids_BT, position_ids=places_BT, use_cache=False).logits[0]
+        positions_BT = None if positions_T is None else positions_T.to(model.device)[None]
+        logits: Tensor = model(ids_BT, position_ids=positions_BT, use_cache=False).logits[0]
     return logits
 
 
@@ -207,7 +207,7 @@ def _positions(
 ) -> PositionMap | None:
     """What a layer that reads this start and this state does with positions: asked of the layer itself, which is all
     that is known of an encoding here."""
-    start, places = named["start"], (named["query_places"], named["key_places"])
+    start, places = named["start"], (named["query_positions"], named["key_positions"])
     groups = config.num_key_value_heads
     like_BGTK = hidden_BTD.new_zeros(1, groups, hidden_BTD.shape[1], config.head_dim)
     carried = layer.carry(start, state, like_BGTK)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
-from tape_ds.data.passkey import Prompt, answer_ids
+from tape_ds.data.passkey import PasskeyPrompt, answer_ids
 from tape_ds.scoring import CHUNK
 from tape_ds.scoring.causal_lm import bare, evaluating
 from tape_ds.scoring.each import Each, in_turn
@@ -99,7 +99,7 @@ def first_integer(reply: str) -> int | None:
 def score(
     model: nn.Module,
     tokenizer: "PreTrainedTokenizerBase",
-    prompts: Sequence[Prompt],
+    prompts: Sequence[PasskeyPrompt],
     *,
     chunk: int = CHUNK,
     new_tokens: int = NEW_TOKENS,
@@ -142,7 +142,7 @@ def reads_in_pieces(causal_lm: Any) -> bool:
     return bool(getattr(getattr(causal_lm.base_model, "encoding", None), "cache_exact", False))
 
 
-def _reply(prompt: Prompt, ids: list[int], tokenizer: "PreTrainedTokenizerBase") -> Reply:
+def _reply(prompt: PasskeyPrompt, ids: list[int], tokenizer: "PreTrainedTokenizerBase") -> Reply:
     """The text of the new tokens, up to the end of text if the model wrote one."""
     end = ids.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in ids else len(ids)
     answer = answer_ids(tokenizer, prompt.key)
@@ -151,7 +151,7 @@ def _reply(prompt: Prompt, ids: list[int], tokenizer: "PreTrainedTokenizerBase")
 
 
 @torch.no_grad()
-def _continue(causal_lm: Any, prompt: Prompt, chunk: int, new_tokens: int, use_cache: bool) -> list[int]:
+def _continue(causal_lm: Any, prompt: PasskeyPrompt, chunk: int, new_tokens: int, use_cache: bool) -> list[int]:
     """The most likely tokens, one after another; logits of the last token alone are computed."""
     ids_1T = torch.tensor([prompt.ids], device=causal_lm.get_input_embeddings().weight.device)
     if not use_cache:

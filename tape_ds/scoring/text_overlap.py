@@ -91,7 +91,7 @@ METRICS: Mapping[str, Metric] = {
 
 
 @dataclass(frozen=True)
-class Score:
+class OverlapScore:
     """What a set of texts is worth, in percent."""
 
     metric: str
@@ -104,7 +104,7 @@ class Score:
     examples: int
 
 
-def score(metric: str, texts: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
+def score(metric: str, texts: Sequence[str], references: Sequence[Sequence[str]]) -> OverlapScore:
     """Score ``texts`` against their ``references``, several for each text.
 
     The standard error is the jackknife's (Efron and Stein 1981): the score is computed again without each example in
@@ -119,7 +119,7 @@ def score(metric: str, texts: Sequence[str], references: Sequence[Sequence[str]]
         raise ValueError("there is nothing to score")
     values_EP = np.array([rule.best(*pair) for pair in zip(texts, references, strict=True)])  # E examples, P parts
     means_P = values_EP.mean(axis=0)
-    return Score(
+    return OverlapScore(
         metric=metric,
         score=100 * rule.score(values_EP.tolist()),
         standard_error=_jackknife(100 * values_EP),

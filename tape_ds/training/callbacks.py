@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
 from tape_ds import storage
 from tape_ds.checkpoint.trained import replace_trained
-from tape_ds.data.passkey import Prompt
+from tape_ds.data.passkey import PasskeyPrompt
 from tape_ds.scoring import inspection, update_statistics
 from tape_ds.scoring.causal_lm import bare
 from tape_ds.scoring.loss_by_position import SpanLosses
@@ -78,7 +78,7 @@ class Progress(TrainerCallback):
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Close the bar; learn what the other ranks needed."""
-        peaks = self.trainer.agreement.numbers([float(self.peak or 0)])
+        peaks = self.trainer.rank_sync.numbers([float(self.peak or 0)])
         self.trainer.peak_memory_bytes = int(max(peak for (peak,) in peaks)) or None
         if self.bar is not None:
             self.bar.close()
@@ -249,7 +249,12 @@ class PasskeyRetrieval(ScoredAround[list[Passkey]]):
     """Asks for the numbers that ``prompts`` hide."""
 
     def __init__(
-        self, prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, before: Variants, after: Variants, file: Path
+        self,
+        prompts: list[PasskeyPrompt],
+        tokenizer: PreTrainedTokenizerBase,
+        before: Variants,
+        after: Variants,
+        file: Path,
     ):
         super().__init__(before, after, file, read_passkeys, write_passkeys)
         self.prompts = prompts

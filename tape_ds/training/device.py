@@ -65,7 +65,7 @@ def check(recipe: Recipe, config: "Config | None" = None) -> list[Problem]:
 
     try:
         config = (config or model_config.at_hand(recipe)) if recipe.trains else None
-        count = 0 if config is None else shape.total(shape.tensors(shape.sizes(config), shape.Trained()))
+        count = 0 if config is None else shape.total(shape.tensors(shape.sizes(config), shape.TrainedShape()))
     except (RuntimeError, TypeError):  # torch cannot count so far
         return []
     if count <= LARGEST:

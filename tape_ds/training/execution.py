@@ -12,12 +12,12 @@ from pathlib import Path
 from tape_ds import checkpoint, run_folder, storage
 from tape_ds.cluster import rendezvous
 from tape_ds.errors import UserError, raise_if_any
-from tape_ds.health import guards, run_lock, stopping, verdict
+from tape_ds.health import exit_code_file, guards, run_lock, stopping
 from tape_ds.health.guards import StoppedByGuard
 from tape_ds.health.stopping import StopRequest
 from tape_ds.health.watchdog import Watchdog
-from tape_ds.parallel import shared_work
-from tape_ds.parallel.agreement import Agreement
+from tape_ds.parallel import distributed_map
+from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.recipe.recipe import Recipe
 from tape_ds.training import device, report, run
 from tape_ds.training.environment import expand_segments, leave_process_group, say
@@ -43,13 +43,13 @@ def launch(recipe: Recipe, assemble: Callable[..., run.Run]) -> int:
     except UserError:
         # nothing was started: the lock goes, and folders that were made for it
         output = Path(recipe.trainer_value("output_dir")).expanduser()
-        run_lock.RunLock(output, Agreement().rank).release()
+        run_lock.RunLock(output, RankSync().rank).release()
         for folder in (output / run_folder.RANKS, output):
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
     except run.NothingToDo as nothing:
-        if Agreement().rank == 0:
+        if RankSync().rank == 0:
             say(str(nothing))
         leave_process_group()
         return 0
@@ -59,54 +59,54 @@ def launch(recipe: Recipe, assemble: Callable[..., run.Run]) -> int:
 def carry_out(prepared: run.Run, stop: StopRequest | None = None) -> int:
     """Train what was prepared (a method that only scales angles has nothing to train) and report it; returns the exit
     code."""
-    agreement = Agreement()
-    _begin(prepared, agreement)
+    rank_sync = RankSync()
+    _begin(prepared, rank_sync)
     trainer = run.build_trainer(prepared, stop)
     started = report.begin(prepared) if trainer.is_world_process_zero() else None
 
     def look() -> None:
         """Between pieces of scoring, where nothing can be lost."""
         trainer.beat("scoring")
-        if (reason := agreement.any(None if stop is None else stop.reason)) is not None:
+        if (reason := rank_sync.any(None if stop is None else stop.reason)) is not None:
             raise Stopped(trainer.state.global_step, reason)
 
-    shared_work.look_between(look)
+    distributed_map.look_between(look)
     stacks, seconds = prepared.output / run_folder.STACKS, prepared.recipe.safety.watchdog_seconds
     try:
         look()
-        with Watchdog(stacks, agreement.rank, agreement.world, seconds) as trainer.watchdog:
+        with Watchdog(stacks, rank_sync.rank, rank_sync.world, seconds) as trainer.watchdog:
             if prepared.names:
                 folder = None if prepared.resumed is None else str(prepared.resumed.folder)
                 trainer.train(resume_from_checkpoint=folder)
             else:
                 trainer.go_without_training()
     except Stopped as stopped:
-        return _end_early(prepared, agreement, stopped)
+        return _end_early(prepared, rank_sync, stopped)
     except StoppedByGuard as stopped:
-        if agreement.rank == 0:
+        if rank_sync.rank == 0:
             say(str(stopped))
-        verdict.leave(guards.EXIT_CODE)
-        _leave(prepared, agreement)
+        exit_code_file.leave(guards.EXIT_CODE)
+        _leave(prepared, rank_sync)
         return guards.EXIT_CODE
     except RuntimeError as error:
         if (reason := _lost_peer(error)) is None:
             raise
         step, left = trainer.state.global_step, _what_is_left(prepared)
-        say(f"rank {agreement.rank}: another rank is gone ({reason}), and this one ends with it at step {step}; {left}")
+        say(f"rank {rank_sync.rank}: another rank is gone ({reason}), and this one ends with it at step {step}; {left}")
         return 1
     finally:
-        shared_work.look_between(None)
+        distributed_map.look_between(None)
     if started is not None:
         report.conclude(prepared, trainer, started)
         run_folder.mark_finished(prepared.output, trainer.state.global_step, dict(prepared.identity))
-    _leave(prepared, agreement)
+    _leave(prepared, rank_sync)
     return 0
 
 
-def _begin(prepared: run.Run, agreement: Agreement) -> None:
+def _begin(prepared: run.Run, rank_sync: RankSync) -> None:
     """Take back what the folder says of an earlier end, with ``start_anew`` its checkpoints, and on going on those of
     steps that this run has yet to take."""
-    if agreement.rank == 0:
+    if rank_sync.rank == 0:
         run_folder.clear_markers(prepared.output)
         if prepared.resumed is not None:
             resumed = prepared.resumed
@@ -115,18 +115,18 @@ def _begin(prepared: run.Run, agreement: Agreement) -> None:
         elif prepared.recipe.safety.start_anew:
             for folder in checkpoint.numbered(prepared.output):
                 checkpoint.remove(folder)
-    agreement.first(None)
+    rank_sync.first(None)
 
 
-def _end_early(prepared: run.Run, agreement: Agreement, stopped: Stopped) -> int:
-    if agreement.rank == 0:
+def _end_early(prepared: run.Run, rank_sync: RankSync, stopped: Stopped) -> int:
+    if rank_sync.rank == 0:
         if stopping.was_asked(stopped.reason):
             try:
                 run_folder.mark_stopped(prepared.output, stopped.step, stopped.reason)
             except OSError as error:  # the exit code says it all the same
                 say(f"{run_folder.STOPPED} cannot be written: {storage.explain(error, prepared.output)}")
         say(f"{stopped}; {_what_is_left(prepared, stopped.lost)}")
-    _leave(prepared, agreement)
+    _leave(prepared, rank_sync)
     return 1 if stopped.lost else 0
 
 
@@ -143,8 +143,8 @@ def _what_is_left(prepared: run.Run, lost: bool = False) -> str:
     return f"--resume auto goes on from {newest[0].name}" if newest else "nothing was trained yet"
 
 
-def _leave(prepared: run.Run, agreement: Agreement) -> None:
+def _leave(prepared: run.Run, rank_sync: RankSync) -> None:
     """Let go of the folder when all ranks are done with it."""
-    agreement.first(None)
-    run_lock.RunLock(prepared.output, agreement.rank).release()
+    rank_sync.first(None)
+    run_lock.RunLock(prepared.output, rank_sync.rank).release()
     leave_process_group()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from tape_ds.planning import shape
 from tape_ds.planning.hardware import Gpu, gpu_at_hand
 from tape_ds.planning.job import Job
-from tape_ds.planning.layout import Engine, Layout
+from tape_ds.planning.layout import Engine, PlannedLayout
 from tape_ds.planning.plan import Plan
-from tape_ds.planning.shape import Trained
+from tape_ds.planning.shape import TrainedShape
 from tape_ds.recipe import deepspeed_config
 from tape_ds.recipe.extension import ExtensionRecipe
 from tape_ds.recipe.recipe import Recipe
@@ -90,14 +90,14 @@ def job(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
     )
 
 
-def trained_of(recipe: Recipe) -> Trained:
+def trained_of(recipe: Recipe) -> TrainedShape:
     """Which parameters a recipe's method trains."""
     if not isinstance(recipe, ExtensionRecipe) or recipe.chosen.trains == "everything":
-        return Trained.everything()
+        return TrainedShape.everything()
     if not recipe.trains:
-        return Trained()
+        return TrainedShape()
     method, has_adapters = recipe.method, recipe.chosen.trains == "adapters"
-    return Trained(
+    return TrainedShape(
         norms=method.train_norms,
         embeddings=method.train_embeddings,
         positions=method.train_position,
@@ -105,13 +105,13 @@ def trained_of(recipe: Recipe) -> Trained:
     )
 
 
-def _layout(recipe: Recipe, config: Config, world: int) -> Layout:
+def _layout(recipe: Recipe, config: Config, world: int) -> PlannedLayout:
     settings = recipe.deepspeed
 
     def of_zero(name: str) -> Any:
         return deepspeed_config.lookup(settings or {}, f"zero_optimization.{name}")
 
-    return Layout(
+    return PlannedLayout(
         gpus=world,
         zero=None if settings is None else deepspeed_config.stage(settings),
         tensor=recipe.scale.tensor_parallel_size,

@@ -19,10 +19,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from tape_ds import storage
-from tape_ds.data.passkey import Prompt
+from tape_ds.data.passkey import PasskeyPrompt
 from tape_ds.model import extendable
 from tape_ds.model.llama import TapeForCausalLM, evaluated_at
-from tape_ds.parallel.shared_work import rounds, share_out
+from tape_ds.parallel.distributed_map import rounds, share_out
 from tape_ds.scoring import passkey, perplexity
 from tape_ds.scoring.causal_lm import bare
 from tape_ds.scoring.loss_by_position import score
@@ -135,7 +135,9 @@ def read_perplexities(path: Path) -> dict[int, Perplexity]:
     return {int(length): Perplexity.from_dict(found) for length, found in plain.items()}
 
 
-def passkeys(model: Model, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], variants: Variants) -> Found:
+def passkeys(
+    model: Model, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[PasskeyPrompt], variants: Variants
+) -> Found:
     """What each variant replies to ``prompts``, by length; every rank must call it and gets all results."""
     found: Found = {}
     for name, variant in variants.items():
@@ -144,7 +146,7 @@ def passkeys(model: Model, tokenizer: PreTrainedTokenizerBase, prompts: Sequence
     return found
 
 
-def tokens_to_ask(prompts: Sequence[Prompt], variants: Variants) -> int:
+def tokens_to_ask(prompts: Sequence[PasskeyPrompt], variants: Variants) -> int:
     """How many tokens this rank reads in :func:`passkeys`, prompts taken for as long as they may be."""
     asked = Counter(prompt.length for prompt in prompts)
     replied = passkey.NEW_TOKENS - 1  # the last token of a reply is not read

@@ -1,6 +1,6 @@
-"""The memory levers of a recipe, put into a model that is built, and asked after the first step what they did.
+"""The memory savings of a recipe, put into a model that is built, and asked after the first step what they did.
 
-A lever that moves nothing and keeps nothing costs time and saves none: that is an error, and not a line in a log.
+A saving that moves nothing and keeps nothing costs time and saves none: that is an error, and not a line in a log.
 """
 
 import weakref
@@ -95,7 +95,7 @@ class InputOffload:
         return self._copies.restore_input(kept.tensor_id) if isinstance(kept, _Moved) else kept
 
 
-class Levers:
+class MemorySavings:
     """What was applied to one model.
 
     Args:
@@ -130,7 +130,7 @@ class Levers:
         """What came of it, in words, after the first step.
 
         Raises:
-            UserError: a lever that did nothing.
+            UserError: a saving that did nothing.
         """
         lines, problems = [], []
         if self.offload is not None:
@@ -155,30 +155,30 @@ class Levers:
         return lines
 
 
-class ApplyLevers(TrainerCallback):
-    """Applies a recipe's levers when training begins, after transformers has switched its checkpointing on, and says
+class ApplyMemorySavings(TrainerCallback):
+    """Applies a recipe's savings when training begins, after transformers has switched its checkpointing on, and says
     after the first step what they did."""
 
     def __init__(self, memory: Memory):
         self.memory = memory
-        self.levers: Levers | None = None
+        self.savings: MemorySavings | None = None
         self.accounted = False
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Apply them."""
         checkpointing = bool(args.activation_checkpointing)
-        self.levers = Levers(kwargs["model"], self.memory, checkpointing=checkpointing, device=args.device)
-        self._say(self.levers.outline(), state)
+        self.savings = MemorySavings(kwargs["model"], self.memory, checkpointing=checkpointing, device=args.device)
+        self._say(self.savings.outline(), state)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Once: what they did.
 
         Raises:
-            UserError: a lever that did nothing; on every rank alike.
+            UserError: a saving that did nothing; on every rank alike.
         """
-        if self.levers is not None and not self.accounted:
+        if self.savings is not None and not self.accounted:
             self.accounted = True
-            self._say(self.levers.account(), state)
+            self._say(self.savings.account(), state)
 
     def _say(self, lines: list[str], state: TrainerState) -> None:
         for line in lines if state.is_world_process_zero else []:

@@ -19,7 +19,7 @@ MATRICES, VECTORS, POSITIONS = "matrices", "vectors", "position parameters"
 
 
 @dataclass(frozen=True)
-class Group:
+class ParameterGroup:
     """Parameters that are stepped alike."""
 
     kind: str
@@ -37,7 +37,7 @@ class Group:
         return f"{self.kind}: learning rate {self.learning_rate:g}, weight decay {self.weight_decay:g}"
 
 
-def divide(model: nn.Module, arguments: TrainingArguments, optimization: Optimization) -> list[Group]:
+def divide(model: nn.Module, arguments: TrainingArguments, optimization: Optimization) -> list[ParameterGroup]:
     """The groups of what ``model`` trains, position parameters last; none is empty."""
     found: dict[str, dict[str, nn.Parameter]] = {MATRICES: {}, VECTORS: {}, POSITIONS: {}}
     positions, rate = position_parameters(model), arguments.learning_rate
@@ -47,8 +47,10 @@ def divide(model: nn.Module, arguments: TrainingArguments, optimization: Optimiz
             kind = POSITIONS if name in positions else MATRICES if len(shape) > 1 else VECTORS
             found[kind][name] = parameter
     groups = (
-        Group(MATRICES, found[MATRICES], rate, arguments.weight_decay),
-        Group(VECTORS, found[VECTORS], rate, 0.0),
-        Group(POSITIONS, found[POSITIONS], optimization.position_rate(rate), optimization.position_weight_decay),
+        ParameterGroup(MATRICES, found[MATRICES], rate, arguments.weight_decay),
+        ParameterGroup(VECTORS, found[VECTORS], rate, 0.0),
+        ParameterGroup(
+            POSITIONS, found[POSITIONS], optimization.position_rate(rate), optimization.position_weight_decay
+        ),
     )
     return [group for group in groups if group.parameters]

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainingArgum
 from tape_ds import checkpoint
 from tape_ds.checkpoint import resume
 from tape_ds.checkpoint.resume import Resumed
-from tape_ds.checkpoint.trained import Record
+from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.cluster import comparison
 from tape_ds.data import sources
 from tape_ds.data.dataset import collate
@@ -30,8 +30,8 @@ from tape_ds.health import run_lock
 from tape_ds.health.stopping import StopRequest
 from tape_ds.model import extendable, liger, liger_forwards, positions
 from tape_ds.model.flops import training_flops_per_token
-from tape_ds.parallel.agreement import Agreement
 from tape_ds.parallel.cuts import whole_numel
+from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.planning import search
 from tape_ds.recipe import deepspeed_config
 from tape_ds.recipe.recipe import Recipe
@@ -40,7 +40,7 @@ from tape_ds.scoring import inspection
 from tape_ds.training import device, forecast, identity, parameter_groups
 from tape_ds.training.callbacks import PositionUpdates, Progress, SaveTrained
 from tape_ds.training.environment import join_process_group, keep_trackers_in, say
-from tape_ds.training.memory_savings import ApplyLevers
+from tape_ds.training.memory_savings import ApplyMemorySavings
 from tape_ds.training.profiling import StepProfiler
 from tape_ds.training.samples import WriteSamples
 from tape_ds.training.trackers import make_expendable
@@ -58,7 +58,7 @@ class Started:
     """A job that has joined, holds its run's folder, and knows what it goes on from."""
 
     arguments: TrainingArguments
-    agreement: Agreement
+    rank_sync: RankSync
     resumed: Resumed | None
 
 
@@ -82,9 +82,9 @@ class Run(ABC):
     """The checkpoint it goes on from."""
 
     @property
-    def record(self) -> Record:
+    def record(self) -> TrainedRecord:
         """What every folder that the run saves says about itself; of a new model: no base, every parameter trained."""
-        return Record(base=None, method="full", names=self.names)
+        return TrainedRecord(base=None, method="full", names=self.names)
 
     @abstractmethod
     def outline(self) -> dict[str, str]:
@@ -205,38 +205,38 @@ def start(recipe: Recipe, read: Mapping[str, str]) -> Started:
     comparison.check(recipe, read)
     arguments = recipe.training_arguments()
     join_process_group(arguments)
-    agreement, output = Agreement(), Path(arguments.output_dir)
-    _claim(output, agreement)
-    raise_if_any(_everyones(comparison.unshared(output, agreement), agreement))
+    rank_sync, output = RankSync(), Path(arguments.output_dir)
+    _claim(output, rank_sync)
+    raise_if_any(_everyones(comparison.unshared(output, rank_sync), rank_sync))
     resumed = None
     if recipe.trains:
-        resumed = resume.choose(recipe.resume_from_checkpoint, output, agreement)
+        resumed = resume.choose(recipe.resume_from_checkpoint, output, rank_sync)
         stage = None if recipe.deepspeed is None else deepspeed_config.stage(recipe.deepspeed)
         resume.require_fitting(resumed, stage, recipe.scale.tensor_parallel_size)
-        raise_if_any(agreement.first(_of_another_run(recipe, output, resumed)))
+        raise_if_any(rank_sync.first(_of_another_run(recipe, output, resumed)))
     set_seed(arguments.seed)
-    return Started(arguments, agreement, resumed)
+    return Started(arguments, rank_sync, resumed)
 
 
-def _claim(output: Path, agreement: Agreement) -> None:
+def _claim(output: Path, rank_sync: RankSync) -> None:
     """Be the only job in the run's folder, and clear away what a killed one left half done."""
-    others = agreement.rank == 0 and any(holder.pid != os.getpid() for holder in run_lock.living(output))
-    raise_if_any(agreement.first(run_lock.refuse(output) if others else []))
+    others = rank_sync.rank == 0 and any(holder.pid != os.getpid() for holder in run_lock.living(output))
+    raise_if_any(rank_sync.first(run_lock.refuse(output) if others else []))
     wrong: list[Problem] = []
     try:
-        run_lock.RunLock(output, agreement.rank).acquire()
+        run_lock.RunLock(output, rank_sync.rank).acquire()
     except UserError as error:
         wrong = error.problems
-    raise_if_any(_everyones(wrong, agreement))
-    if agreement.rank == 0:
+    raise_if_any(_everyones(wrong, rank_sync))
+    if rank_sync.rank == 0:
         for done in checkpoint.tidy(output):
             say(done)
-    agreement.first(None)  # no rank looks before it is tidy
+    rank_sync.first(None)  # no rank looks before it is tidy
 
 
-def _everyones(own: list[Problem], agreement: Agreement) -> list[Problem]:
+def _everyones(own: list[Problem], rank_sync: RankSync) -> list[Problem]:
     """The problems of all ranks, each once: a rank that refused alone would leave the others waiting for it."""
-    return list({str(problem): problem for problems in agreement.objects(own) for problem in problems}.values())
+    return list({str(problem): problem for problems in rank_sync.objects(own) for problem in problems}.values())
 
 
 def _of_another_run(recipe: Recipe, output: Path, resumed: Resumed | None) -> list[Problem]:
@@ -264,27 +264,27 @@ def require_same(recipe: Recipe, started: Started, now: Mapping[str, Any]) -> No
     resumed = started.resumed
     if resumed is None:
         return
-    agreement, found = started.agreement, identity.differences(resumed.manifest.identity, now)
-    raise_if_any(_everyones(identity.problems(resumed.folder, found, recipe.safety.resume_anyway), agreement))
+    rank_sync, found = started.rank_sync, identity.differences(resumed.manifest.identity, now)
+    raise_if_any(_everyones(identity.problems(resumed.folder, found, recipe.safety.resume_anyway), rank_sync))
     same = all(each.name == identity.COMMIT for each in found)
-    ended = agreement.first(finished(Path(started.arguments.output_dir)) if same else None)
+    ended = rank_sync.first(finished(Path(started.arguments.output_dir)) if same else None)
     if recipe.resume_from_checkpoint == resume.AUTO and ended is not None:
         raise NothingToDo(f"{started.arguments.output_dir}: finished already, at step {ended['step']}")
-    if agreement.rank == 0:
+    if rank_sync.rank == 0:
         for line in resume.describe(resumed, found):
             say(line)
 
 
-def require_room(recipe: Recipe, config: extendable.Config, agreement: Agreement) -> None:
+def require_room(recipe: Recipe, config: extendable.Config, rank_sync: RankSync) -> None:
     """Whether the run would fit the GPUs at hand, or is small enough for a CPU, before anything is loaded.
 
     Raises:
         UserError: it would not, and the recipe says neither ``force`` nor ``allow_cpu``; on all ranks alike.
     """
     stopped = recipe.trains and not recipe.memory.force
-    own = search.refusal(forecast.here(recipe, config, agreement.world)) if stopped else []
+    own = search.refusal(forecast.here(recipe, config, rank_sync.world)) if stopped else []
     own += device.check(recipe, config)
-    raise_if_any(_everyones(own, agreement))
+    raise_if_any(_everyones(own, rank_sync))
 
 
 def fingerprints(addresses: Sequence[str]) -> dict[str, str]:
@@ -337,7 +337,7 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
         trainer.remove_callback(callback)
     make_expendable(trainer, run.output)
     if run.names:
-        trainer.add_callback(ApplyLevers(run.recipe.memory))
+        trainer.add_callback(ApplyMemorySavings(run.recipe.memory))
     if run.recipe.profile.profile:
         trainer.add_callback(StepProfiler(trainer, run.recipe.profile, run.output))
     trainer.add_callback(SaveTrained(trainer, run.output / TRAINED, outdated=run.output / RESULTS / "run.json"))

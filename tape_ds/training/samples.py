@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 from tape_ds.data.tokenizer import without_end
 from tape_ds.recipe.sections import Samples
 from tape_ds.scoring.generation import continue_prompts, ends_of
-from tape_ds.training.trackers import Expendable
+from tape_ds.training.trackers import SafeTracker
 from tape_ds.training.trainer import TapeTrainer
 
 NAME = "samples"
@@ -52,7 +52,7 @@ class WriteSamples(TrainerCallback):
     def _hand_on(self, step: int, pairs: list[tuple[str, str]]) -> None:
         """To the trackers that take texts: TensorBoard and W&B."""
         for callback in self.trainer.callback_handler.callbacks:
-            tracker = callback.tracker if isinstance(callback, Expendable) else callback
+            tracker = callback.tracker if isinstance(callback, SafeTracker) else callback
             board, wandb = getattr(tracker, "tb_writer", None), getattr(tracker, "_wandb", None)
             if board is not None:
                 for number, (prompt, text) in enumerate(pairs):

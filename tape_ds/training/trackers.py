@@ -13,7 +13,7 @@ from tape_ds import storage
 from tape_ds.training.environment import say
 
 
-class Expendable:
+class SafeTracker:
     """Stands for a tracker's callback, which is called until a disk refuses it for the first time.
 
     Args:
@@ -46,9 +46,9 @@ class Expendable:
 
 
 def make_expendable(trainer: Trainer, folder: Path) -> None:
-    """Put an :class:`Expendable` in the place of each tracker's callback that the trainer has."""
+    """Put an :class:`SafeTracker` in the place of each tracker's callback that the trainer has."""
     kinds = tuple(get_reporting_integration_callbacks(trainer.args.report_to))
     handler = trainer.callback_handler
     handler.callbacks = [
-        Expendable(callback, folder) if isinstance(callback, kinds) else callback for callback in handler.callbacks
+        SafeTracker(callback, folder) if isinstance(callback, kinds) else callback for callback in handler.callbacks
     ]

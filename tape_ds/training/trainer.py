@@ -3,7 +3,7 @@
 Samples come in their own order; saved folders hold only what was trained; a checkpoint is committed by :mod:`.saving`,
 leaves frozen weights out and is resumed to the last digit; one dict of metrics per logging step; parameters are
 stepped in groups of our own (:mod:`.parameter_groups`); a schedule finds the learning rate that it starts from. At the
-end of each step all ranks tell each other how it went (:mod:`.agreement`), so that they stop, save, skip and report
+end of each step all ranks tell each other how it went (:mod:`.rank_sync`), so that they stop, save, skip and report
 together.
 """
 
@@ -32,10 +32,10 @@ from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TR
 
 from tape_ds import results, run_folder, storage
 from tape_ds.checkpoint import engine_state, saving, trained
-from tape_ds.checkpoint.own_settings import OwnSettings
 from tape_ds.checkpoint.resharding import load_engine
+from tape_ds.checkpoint.restored_hparams import RestoredHparams
 from tape_ds.checkpoint.saving import Saver
-from tape_ds.checkpoint.trained import Record
+from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.errors import Problem, UserError
 from tape_ds.health import guards
 from tape_ds.health.guards import NonFinite, SkipCounter, StoppedByGuard
@@ -43,9 +43,9 @@ from tape_ds.health.spikes import Spike, SpikeDetector
 from tape_ds.health.stopping import StopRequest, answered, asked_to_save, shield_worker
 from tape_ds.health.watchdog import Watchdog
 from tape_ds.methods import assert_trainable
-from tape_ds.parallel import cuts, shared_work
-from tape_ds.parallel.agreement import Agreement
+from tape_ds.parallel import cuts, distributed_map
 from tape_ds.parallel.layout import Layout
+from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.parallel.tensor import use_tensor_parallelism
 from tape_ds.parallel.ulysses import use_sequence_parallel
 from tape_ds.recipe.sections import Optimization, Safety
@@ -129,7 +129,7 @@ class TapeTrainer(Trainer):
     def __init__(
         self,
         *,
-        record: Record,
+        record: TrainedRecord,
         tokens_per_step: int,
         flops_per_token: float,
         layout: Layout | None = None,
@@ -142,8 +142,8 @@ class TapeTrainer(Trainer):
         super().__init__(**arguments)
         assert_trainable(self.model, record.names)
         self.record = record
-        self.agreement = Agreement()
-        self.layout = Layout(self.agreement.world) if layout is None else layout
+        self.rank_sync = RankSync()
+        self.layout = Layout(self.rank_sync.world) if layout is None else layout
         self._share_of_flops = 1 / self.layout.ways
         """What is this rank's of the floating-point operations that transformers counts from its parameters."""
         self._share_rows()
@@ -156,7 +156,7 @@ class TapeTrainer(Trainer):
         self._position_rate: float | None = None
         """Learning rate of position parameters in the step that was taken last."""
         self.saver = self._make_saver(identity or {})
-        file = Path(self.args.output_dir) / run_folder.NONFINITE if self.agreement.rank == 0 else None
+        file = Path(self.args.output_dir) / run_folder.NONFINITE if self.rank_sync.rank == 0 else None
         self.nonfinite = NonFinite(self.safety.nonfinite_limit, file, self._samples_of)
         self.spikes = SpikeDetector(self.safety.spike_sigma, self.safety.spike_window)
         self._protection: SkipCounter | None = None
@@ -187,12 +187,12 @@ class TapeTrainer(Trainer):
     def _share_rows(self) -> None:
         timeout = timedelta(seconds=self.args.ddp_timeout)
         if self.layout.sequence > 1:
-            use_sequence_parallel(self.model, self.layout, self.agreement.rank, timeout)
+            use_sequence_parallel(self.model, self.layout, self.rank_sync.rank, timeout)
         elif self.layout.tensor > 1:
             whole = self.model.num_parameters(exclude_embeddings=True)
-            use_tensor_parallelism(self.model, self.layout, self.agreement.rank, timeout)
+            use_tensor_parallelism(self.model, self.layout, self.rank_sync.rank, timeout)
             self._share_of_flops *= whole / self.model.num_parameters(exclude_embeddings=True)
-            shared_work.work_in_teams(self.layout.tensor)
+            distributed_map.work_in_teams(self.layout.tensor)
 
     @property
     def skipped_steps(self) -> int:
@@ -232,7 +232,7 @@ class TapeTrainer(Trainer):
             engine.defaults = engine.optimizer.defaults
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         if not self.is_deepspeed_enabled:  # before the base class loads a checkpoint's; an engine's are made elsewhere
-            self._own_settings = OwnSettings.of(self.optimizer, self.lr_scheduler)
+            self._own_settings = RestoredHparams.of(self.optimizer, self.lr_scheduler)
         return scheduler
 
     def get_train_dataloader(self) -> Any:
@@ -241,7 +241,7 @@ class TapeTrainer(Trainer):
         loader = super().get_train_dataloader()
         if self.layout.ways > 1:  # accelerate has dealt the batches to all ranks in turn
             dealt = loader.batch_sampler
-            dealt.num_processes, dealt.process_index = self.layout.data, self.layout.data_rank(self.agreement.rank)
+            dealt.num_processes, dealt.process_index = self.layout.data, self.layout.data_rank(self.rank_sync.rank)
         inner = getattr(loader, "base_dataloader", loader)  # accelerate's adapter iterates this one
         inner.worker_init_fn = functools.partial(shield_worker, init=inner.worker_init_fn)
         return loader
@@ -268,7 +268,7 @@ class TapeTrainer(Trainer):
             if not guards.protects_itself(self.model_wrapped):
                 self._protection = guards.protect(self.model_wrapped.optimizer)
             if folder is not None:
-                self._own_settings = OwnSettings.of(self.optimizer, self.lr_scheduler)
+                self._own_settings = RestoredHparams.of(self.optimizer, self.lr_scheduler)
                 job = {name: self.saver.about[name] for name in ("processes", "stage")}
                 load_engine(self.model_wrapped, folder, self.state.global_step, **job)
                 self._load_optimizer_and_scheduler(str(folder))
@@ -288,14 +288,14 @@ class TapeTrainer(Trainer):
         if self._resumed is None:
             return
         if not (self._resumed / self._rng_file).is_file():
-            set_seed((self.args.seed + 1_000_003 * self.state.global_step + 7919 * self.agreement.rank) % 2**32)
+            set_seed((self.args.seed + 1_000_003 * self.state.global_step + 7919 * self.rank_sync.rank) % 2**32)
         ranks = range(len(list(self._resumed.glob("rank_state_*.json"))))
         files = [self._resumed / f"rank_state_{rank}.json" for rank in ranks]
         if not files:
             return
         states = [json.loads(file.read_text(encoding="utf-8")) for file in files]
         left = states[0]
-        own = [states[self.agreement.rank]] if len(states) == self.agreement.world else states
+        own = [states[self.rank_sync.rank]] if len(states) == self.rank_sync.world else states
         self._tr_loss.fill_(sum(float.fromhex(state["loss"]) for state in own) / len(own))
         self._total_loss_scalar = float.fromhex(left["total_loss"])
         self._globalstep_last_logged = left["last_logged"]
@@ -346,12 +346,12 @@ class TapeTrainer(Trainer):
     def _make_saver(self, identity: Mapping[str, Any]) -> Saver:
         plugin = getattr(self.args, "hf_deepspeed_config", None)
         stage = None if plugin is None else int(plugin.config.get("zero_optimization", {}).get("stage", 0))
-        about: dict[str, Any] = {"processes": self.agreement.world, "stage": stage, "tensor": self.layout.tensor}
+        about: dict[str, Any] = {"processes": self.rank_sync.world, "stage": stage, "tensor": self.layout.tensor}
         about |= {"identity": dict(identity), "versions": results.versions()}
         steps = tuple(self.safety.keep_steps)
         keep = {"limit": self.args.save_total_limit, "every": self.safety.keep_every, "steps": steps}
         output = Path(self.args.output_dir)
-        return Saver(output, self.agreement, about, keep, say=say, background=self.safety.async_save)
+        return Saver(output, self.rank_sync, about, keep, say=say, background=self.safety.async_save)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write this rank's part of a checkpoint, and commit it with all others."""
@@ -377,7 +377,7 @@ class TapeTrainer(Trainer):
         """What this rank writes of a checkpoint beside the trained folder and the engine's files, by name."""
         files: dict[str, Callable[[Path], Any]] = {
             self._rng_file: lambda path: self._save_rng_state(str(path.parent)),
-            f"rank_state_{self.agreement.rank}.json": lambda path: storage.write_json(path, self._rank_state()),
+            f"rank_state_{self.rank_sync.rank}.json": lambda path: storage.write_json(path, self._rank_state()),
         }
         if not self.args.should_save:
             return files
@@ -389,7 +389,7 @@ class TapeTrainer(Trainer):
                 files[name] = functools.partial(saving.save, state.state_dict())
         return files | {TRAINER_STATE_NAME: lambda path: self.state.save_to_json(str(path))}
 
-    def _save_engine(self, part: saving.Part) -> None:
+    def _save_engine(self, part: saving.SavedPart) -> None:
         engine = self.model_wrapped
         engine.checkpoint_engine.part = part
         info = {UNIVERSAL_CHECKPOINT_VERSION_KEY: UNIVERSAL_CHECKPOINT_VERSION_VALUE}
@@ -434,7 +434,7 @@ class TapeTrainer(Trainer):
         if self.safety.spike_action != "skip" or not self.accelerator.gradient_state.sync_gradients:
             return loss
         own = (self._own_loss + loss.detach()).item()
-        self._judge([numbers[0] for numbers in self.agreement.numbers([own])])
+        self._judge([numbers[0] for numbers in self.rank_sync.numbers([own])])
         if self._spike is None:
             return loss
         self._spared = loss.detach()
@@ -459,13 +459,13 @@ class TapeTrainer(Trainer):
     def _agree(self, grad_norm: Any) -> None:
         """Tell all ranks how the step went here, hear how it went there, and decide alike."""
         self.beat("agreement")
-        asked = asked_to_save(Path(self.args.output_dir)) if self.agreement.rank == 0 else None
+        asked = asked_to_save(Path(self.args.output_dir)) if self.rank_sync.rank == 0 else None
         reason = self._stop.reason if self._stop is not None else None
         loss, self._own_loss = self._own_loss.item(), torch.zeros_like(self._own_loss)
         norm = math.nan if grad_norm is None else float(grad_norm)
         norm = math.inf if grad_norm is not None and math.isnan(norm) else norm
         own = [float(reason is not None), float(asked is not None), float(self.saver.done), loss, norm]
-        stops, saves, done, losses, norms = zip(*self.agreement.numbers(own), strict=True)
+        stops, saves, done, losses, norms = zip(*self.rank_sync.numbers(own), strict=True)
         try:
             self._guard(losses, norms)
         except StoppedByGuard:
@@ -474,14 +474,14 @@ class TapeTrainer(Trainer):
         if self.saver.pending and all(done):
             self.saver.finish()
         if any(saves):
-            self._save_name = self.agreement.first(asked) or None
+            self._save_name = self.rank_sync.first(asked) or None
             self.control.should_save = True
-            if self.agreement.rank == 0:
+            if self.rank_sync.rank == 0:
                 answered(Path(self.args.output_dir))
         if self.state.global_step in self.safety.keep_steps:
             self.control.should_save = True
         if any(stops):
-            self._stop_reason = self.agreement.any(reason)
+            self._stop_reason = self.rank_sync.any(reason)
             self.control.should_save = self.control.should_training_stop = True
 
     def _judge(self, losses: Sequence[float]) -> None:
@@ -517,7 +517,7 @@ class TapeTrainer(Trainer):
             self.watchdog.beat(self.state.global_step + (phase in _WITHIN), phase)
 
     def _tell(self, text: str) -> None:
-        if self.agreement.rank == 0:
+        if self.rank_sync.rank == 0:
             say(text)
 
     def _samples_of(self, step: int, rank: int) -> list[int]:

@@ -11,7 +11,7 @@ MODEL = sizes.TOYS["cpu"]["step"]
 
 @pytest.fixture
 def toys(monkeypatch):
-    """The groups with one toy shape each; compiled rivals refuse."""
+    """The groups with one toy shape each; compiled implementations refuse."""
     monkeypatch.setattr(torch, "compile", torch.compile)
     sizes.without_compiler()
     for name, group in sizes.groups().items():

@@ -7,14 +7,14 @@ from benchmarks.table import Row
 TIMES = {f"{part}_{quantile}": None for part in ("forward", "backward", "total") for quantile in ("p20", "p50", "p80")}
 
 
-def row(rival: str, total: float | None = None, **changes: Any) -> Row:
+def row(implementation: str, total: float | None = None, **changes: Any) -> Row:
     """A row of attention on an H100; ``total`` is its median, with quantiles 10 % off."""
     fields: dict[str, Any] = {
         "group": "attention",
         "shape": "B1 H32 G32 T8192 K128",
         "dtype": "bfloat16",
         "encoding": "tape",
-        "rival": rival,
+        "implementation": implementation,
         "status": "timed",
         "reason": "",
         "error": 0.0021,

@@ -1,4 +1,4 @@
-"""The truth of attention is the reference's, and a rival that departs from it is found out."""
+"""The truth of attention is the reference's, and an implementation that departs from it is found out."""
 
 import functools
 import itertools
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import attention, calls
-from benchmarks.contest import Entry, Setting, run
+from benchmarks.benchmark_case import Entry, Setting, run
 from benchmarks.shapes import Attention, document_lengths
 from tape_ds.kernels import reference
 from tape_ds.model.attention import backends
@@ -65,7 +65,7 @@ def test_a_packed_truth_is_that_of_every_document_alone():
 
 def test_a_rival_that_looks_across_documents_is_found_out():
     shape = SHAPE._replace(documents=3)
-    blind = attention.Rival("tape", "blind", attention.WIDE, lambda: calls.plain_attention)
+    blind = attention.Implementation("tape", "blind", attention.WIDE, lambda: calls.plain_attention)
     (finding,) = run(attention.between([blind], shape, SETTING), SETTING, 1, head_start=True, say=lambda line: None)
     assert finding.status == "wrong"
 
@@ -99,8 +99,12 @@ def test_what_takes_documents_is_called_right(name, monkeypatch):
     shape = SHAPE._replace(documents=3)
     varlen_on_cpu.CALLS.clear()
     monkeypatch.setattr(calls, "documents_of", lambda shape, device: calls.Documents(document_lengths(24, 3), CPU))
-    (rival,) = [each for each in attention.rivals(shape, torch.device("cuda")) if each[:2] == ("tape", name)]
-    (finding,) = run(attention.between([rival], shape, SETTING), SETTING, 1, head_start=True, say=lambda line: None)
+    (implementation,) = [
+        each for each in attention.implementations(shape, torch.device("cuda")) if each[:2] == ("tape", name)
+    ]
+    (finding,) = run(
+        attention.between([implementation], shape, SETTING), SETTING, 1, head_start=True, say=lambda line: None
+    )
     assert finding.status == "timed", finding.reason
     if "varlen" in name:  # two rows of three documents; stacked, twice the rows
         assert set(varlen_on_cpu.CALLS) == {12 if name.startswith("stacked") else 6}
@@ -123,14 +127,14 @@ def no_gradient_to_keys():
 @pytest.mark.parametrize("make, tensor", [(wrong_scale, None), (no_gradient_to_keys, "dk")])
 def test_a_rival_that_computes_something_else_is_found_out(make, tensor):
     inputs = attention.draw(SHAPE, SETTING)
-    asked = attention.contest(SHAPE, SETTING)
+    asked = attention.case(SHAPE, SETTING)
 
     def leaves(layout):
         values = layout.values(inputs.v, inputs.e)
         return tuple(x.detach().requires_grad_() for x in (inputs.q, inputs.k, *values))
 
     build = functools.partial(
-        attention._runner, attention.Rival("tape", "broken", attention.WIDE, make), leaves, inputs
+        attention._runner, attention.Implementation("tape", "broken", attention.WIDE, make), leaves, inputs
     )
     asked = asked._replace(entries=[Entry("broken", "tape", build)])
     (finding,) = run(asked, SETTING, 1, head_start=True, say=lambda line: None)
@@ -142,8 +146,8 @@ def test_a_rival_that_computes_something_else_is_found_out(make, tensor):
 
 def test_whole_matrices_are_asked_for_up_to_a_size(monkeypatch):
     monkeypatch.setitem(calls.MATRIX_ENTRIES, "cpu", 2 * 4 * 24 * 24 - 1)
-    findings = run(attention.contest(SHAPE, SETTING), SETTING, 1, head_start=True, say=lambda line: None)
-    status = {f"{each.encoding} {each.rival}": each for each in findings}
+    findings = run(attention.case(SHAPE, SETTING), SETTING, 1, head_start=True, say=lambda line: None)
+    status = {f"{each.encoding} {each.implementation}": each for each in findings}
     for name in ("rope sdpa math", "tape one call, sdpa math", "tape attend reference"):
         assert status[name].status == "refused"
         assert "its matrix of scores would have 4.6e+03 entries" in status[name].reason

@@ -63,7 +63,7 @@ def test_every_stage_runs_on_toys(forking, tmp_path, capsys):
     results = {path.name for path in (home / "benchmarks" / "results").iterdir()}
     assert {f"{name}_cpu.csv" for name in GROUPS} <= results
     assert {"ceilings_cpu.json", "planner_cpu.md", "train_cpu_sdpa.json"} <= results
-    packed = {row.rival for row in table.read(home / "benchmarks" / "results" / "packed_cpu.csv")}
+    packed = {row.implementation for row in table.read(home / "benchmarks" / "results" / "packed_cpu.csv")}
     assert {"attend sdpa", "attend reference"} <= packed
     steps = json.loads((home / "benchmarks" / "results" / "train_cpu_sdpa.json").read_text())["figures"]["steps"]
     assert [each["step"] for each in steps] == [1, 2]
@@ -181,7 +181,7 @@ def test_every_stage_s_command_is_one_that_its_program_takes(commands):
             assert options.device == "cuda" and set(options.groups) <= set(GROUPS)
             chosen = [benchmarks.chosen_shapes(benchmarks.known(options)[group], options) for group in options.groups]
             assert all(chosen), name
-            if not (options.toys or options.rivals):
+            if not (options.toys or options.only):
                 assert Path(options.out).name == "results"
                 asked |= set(options.groups)
     assert asked == set(GROUPS)

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import choose, table
 from benchmarks.__main__ import main
 from tape_ds.model import attention
-from tape_ds.model.attention.backends import Row
+from tape_ds.model.attention.backends import StoredChoice
 from tests.benchmarks.helpers import row
 
 
@@ -84,7 +84,7 @@ def test_the_table_is_written_as_auto_reads_it(tmp_path, capsys):
     table.write([row("attend sdpa", 6.0), row("attend triton", 5.0)], results / "attention_h100.csv")
     table.write([row("attend sdpa", 6.0, chip="cpu")], results / "attention_cpu.csv")
     assert main(["choose", "--results", str(results), "--table", str(written)]) == 0
-    (one,) = [Row(**each) for each in json.loads(written.read_text())]
+    (one,) = [StoredChoice(**each) for each in json.loads(written.read_text())]
     assert (one.device, one.backend) == ("sm_90", "triton")
     assert "1 rows from attention_cpu.csv, attention_h100.csv" in capsys.readouterr().out
 

@@ -5,15 +5,25 @@ import warnings
 import pytest
 import torch
 
-from benchmarks.contest import FLOOR, Contest, Entry, Expected, Setting, error_of, expected_from, run, worst
+from benchmarks.benchmark_case import (
+    FLOOR,
+    BenchmarkCase,
+    Entry,
+    Expected,
+    Setting,
+    error_of,
+    expected_from,
+    run,
+    worst,
+)
 from benchmarks.measure import Runner
 
 SETTING = Setting(torch.device("cpu"), torch.float32)
 TRUE = torch.linspace(1.0, 2.0, 4 * 64 * 8, dtype=torch.float64).view(1, 4, 64, 8)
 
 
-def contest(**computed):
-    """Rivals by what they compute, or what they raise; and how often each ran forward."""
+def case(**computed):
+    """Implementations by what they compute, or what they raise; and how often each ran forward."""
     calls = dict.fromkeys(computed, 0)
 
     def build(name):
@@ -29,16 +39,16 @@ def contest(**computed):
         return Runner(forward, lambda out: out + 1, lambda: {"out": value}, 0)
 
     entries = [Entry(name, "tape", lambda name=name: build(name)) for name in computed]
-    return Contest(entries, {"tape": lambda: {"out": Expected(TRUE, 1e-4)}}), calls
+    return BenchmarkCase(entries, {"tape": lambda: {"out": Expected(TRUE, 1e-4)}}), calls
 
 
-def found(findings, rival):
-    (one,) = [each for each in findings if each.rival == rival]
+def found(findings, implementation):
+    (one,) = [each for each in findings if each.implementation == implementation]
     return one
 
 
 def test_a_wrong_rival_is_listed_with_its_error_and_never_timed():
-    asked, calls = contest(right=TRUE.float(), wrong=TRUE.float() * 1.01)
+    asked, calls = case(right=TRUE.float(), wrong=TRUE.float() * 1.01)
     lines = []
     findings = run(asked, SETTING, 3, head_start=True, say=lines.append, warm_up=2)
     wrong, right = found(findings, "wrong"), found(findings, "right")
@@ -54,7 +64,7 @@ def test_a_wrong_rival_is_listed_with_its_error_and_never_timed():
 
 
 def test_a_refused_rival_is_listed_with_the_library_s_words():
-    asked, _ = contest(refused=RuntimeError("No available kernel.\nAborting"), right=TRUE.float())
+    asked, _ = case(refused=RuntimeError("No available kernel.\nAborting"), right=TRUE.float())
     findings = run(asked, SETTING, 1, head_start=True, say=lambda line: None)
     refused = found(findings, "refused")
     assert refused.status == "refused"
@@ -70,7 +80,7 @@ def test_a_shape_that_does_not_fit_is_refused_though_the_check_passed():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 40.00 GiB")
 
     entry = Entry("large", "tape", lambda: Runner(forward, None, lambda: {"out": TRUE}, 0))
-    asked = Contest([entry], {"tape": lambda: {"out": Expected(TRUE, 1e-4)}})
+    asked = BenchmarkCase([entry], {"tape": lambda: {"out": Expected(TRUE, 1e-4)}})
     (finding,) = run(asked, SETTING, 1, head_start=True, say=lambda line: None)
     assert finding.status == "refused"
     assert "Tried to allocate 40.00 GiB" in finding.reason
@@ -79,7 +89,7 @@ def test_a_shape_that_does_not_fit_is_refused_though_the_check_passed():
 
 def test_without_a_backward_only_the_total_is_told():
     entry = Entry("forward", "tape", lambda: Runner(lambda: TRUE, None, lambda: {"out": TRUE}, 7))
-    asked = Contest([entry], {"tape": lambda: {"out": Expected(TRUE, 1e-4)}})
+    asked = BenchmarkCase([entry], {"tape": lambda: {"out": Expected(TRUE, 1e-4)}})
     (finding,) = run(asked, SETTING, 2, head_start=True, say=lambda line: None)
     assert set(finding.times) == {"total"} and finding.times["total"].p50 > 0
     assert finding.peak_bytes == 7

@@ -1,4 +1,4 @@
-"""Every group runs on a CPU at toy sizes, and every rival that can compute there is right."""
+"""Every group runs on a CPU at toy sizes, and every implementation that can compute there is right."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from benchmarks import attention, decode, generate, models, table4
 from benchmarks import toys as sizes
 from benchmarks.__main__ import measure
-from benchmarks.contest import Setting
+from benchmarks.benchmark_case import Setting
 from benchmarks.groups import GROUPS
 
 SETTING = Setting(torch.device("cpu"), torch.float32)
@@ -24,18 +24,18 @@ EXPECTED = {
     "recipe": {"attend auto"},
     "formulation": {"ours", "published, three eager", "published, one eager", "published, three sdpa"},
     "table4": {"attend sdpa", "published, three eager", "published, one eager", "published, three sdpa"},
-    "levers": {"ours", "ours, selective", "ours, every block again, 8 tiles, inputs on the host"},
+    "memory_savings": {"ours", "ours, selective", "ours, every block again, 8 tiles, inputs on the host"},
 }
-"""Rivals that must have a time, of either encoding."""
-ENCODINGS = {name: {"tape"} for name in ("position_mix", "formulation", "levers", "launches")}
+"""Implementations that must have a time, of either encoding."""
+ENCODINGS = {name: {"tape"} for name in ("position_mix", "formulation", "memory_savings", "launches")}
 ENCODINGS |= {"table4": set(table4.ENCODINGS)}
 """Those that must have a time, where it is not RoPE and TAPE."""
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_every_rival_is_right_or_says_why_not(name, toys):
+def test_every_implementation_is_right_or_says_why_not(name, toys):
     rows = measure(name, GROUPS[name], toys[name], SETTING, 1, ORIGIN)
-    timed = {row.rival for row in rows if row.status == "timed"}
+    timed = {row.implementation for row in rows if row.status == "timed"}
     assert timed >= EXPECTED[name]
     refused = {row.reason for row in rows if row.status == "refused"}
     assert refused <= {"RuntimeError: no compiler for toys"}
@@ -49,20 +49,20 @@ def test_every_rival_is_right_or_says_why_not(name, toys):
 
 
 def test_the_three_calls_of_the_published_form_are_among_attention_s_rivals(toys):
-    rivals = {entry.rival for entry in GROUPS["attention"].contest(toys["attention"], SETTING).entries}
-    assert "three calls, sdpa flash (published form)" in rivals
+    implementations = {entry.implementation for entry in GROUPS["attention"].case(toys["attention"], SETTING).entries}
+    assert "three calls, sdpa flash (published form)" in implementations
 
 
 def test_on_a_gpu_every_library_and_every_backend_is_asked(toys):
     device = torch.device("cuda")
-    asked = {each[:2] for each in attention.rivals(toys["attention"], device)}
+    asked = {each[:2] for each in attention.implementations(toys["attention"], device)}
     for name in ("sdpa flash", "sdpa cudnn", "sdpa efficient", "sdpa math", "flash-attn 2", "flash-attn 3"):
         assert {("rope", name), ("tape", f"two calls, {name}"), ("tape", f"padded, {name}")} <= asked
     for name in ("ours", "ours, deterministic", "flex", "one call, sdpa cudnn", "attend triton", "attend flash"):
         assert ("tape", name) in asked
     for name in ("stacked, sdpa cudnn", "stacked, flash-attn 3", "flex, small blocks", "one call, flash-attn 4"):
         assert ("tape", name) in asked
-    packed = {each[:2] for each in attention.rivals(toys["packed"], device)}
+    packed = {each[:2] for each in attention.implementations(toys["packed"], device)}
     for name in (
         "attend varlen",
         "flash-attn 2",
@@ -76,7 +76,7 @@ def test_on_a_gpu_every_library_and_every_backend_is_asked(toys):
     for name in ("attend varlen", "stacked, varlen", "fla", "ours", "flex", "attend triton"):
         assert ("tape", name) in packed
     assert not any("sdpa" in name and "attend" not in name for _, name in packed)
-    assert {("rope", "ours"), ("tape", "ours")} <= {each[:2] for each in decode.rivals(device)}
+    assert {("rope", "ours"), ("tape", "ours")} <= {each[:2] for each in decode.implementations(device)}
     assert {"auto", "sdpa", "triton", "flash", "flex", "varlen"} == set(models.backends(device))
     assert models.backends(torch.device("cpu")) == ["sdpa"]
 
@@ -97,17 +97,21 @@ def test_both_encodings_stand_on_the_same_weights(toys):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", GROUPS)
 def test_on_a_gpu_every_rival_is_right_or_says_why_not(name):
-    if name == "levers":
+    if name == "memory_savings":
         pytest.importorskip("deepspeed")
     gpu_toys = sizes.TOYS["cuda"]
     setting = Setting(torch.device("cuda"), torch.bfloat16)
     rows = measure(name, GROUPS[name], gpu_toys[name], setting, 2, ORIGIN)
-    assert [(row.encoding, row.rival, row.reason) for row in rows if row.status == "wrong"] == []
-    refused = {f"{row.encoding} {row.rival}: {row.reason}" for row in rows if row.status == "refused"}
-    timed = {row.rival for row in rows if row.status == "timed"}
-    own = {entry.rival for entry in GROUPS[name].contest(gpu_toys[name], setting).entries}
+    assert [(row.encoding, row.implementation, row.reason) for row in rows if row.status == "wrong"] == []
+    refused = {f"{row.encoding} {row.implementation}: {row.reason}" for row in rows if row.status == "refused"}
+    timed = {row.implementation for row in rows if row.status == "timed"}
+    own = {entry.implementation for entry in GROUPS[name].case(gpu_toys[name], setting).entries}
     optional = ("flash", "CUDA graph")  # a package of its own; whatever waits for the device
-    own = {rival for rival in own if rival.startswith(("ours", "attend")) and not any(x in rival for x in optional)}
+    own = {
+        implementation
+        for implementation in own
+        if implementation.startswith(("ours", "attend")) and not any(x in implementation for x in optional)
+    }
     assert timed >= own, refused
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks import launches
-from benchmarks.contest import Setting, run
+from benchmarks.benchmark_case import Setting, run
 from benchmarks.shapes import Attention, Sweep
 from tape_ds.kernels.jit import SHARED_MEMORY
 from tape_ds.kernels.launch import INTERPRETER, Launch
@@ -20,13 +20,13 @@ def test_a_launch_replaces_the_table_s_for_its_kernel_alone(kernel, documents, m
     own, table = dict(found.plain), found.plain if documents is None else found.documents
     seen = []
     shape = Sweep(kernel, SHAPE._replace(documents=documents))
-    rivals = {each.name: each for each in launches.rivals(shape, SETTING.device)}
-    rival = rivals["ours, 64x32, 4 warps, 2 stages"]
-    with rival.around():
+    implementations = {each.name: each for each in launches.implementations(shape, SETTING.device)}
+    implementation = implementations["ours, 64x32, 4 warps, 2 stages"]
+    with implementation.around():
         seen.append(table[INTERPRETER, 16])
     assert seen == [(Launch(64, 32, 4, 2),)]
     assert dict(found.plain) == own and table[INTERPRETER, 16] == (Launch(32, 32),)
-    assert len(rivals) == 1 + launches.INTERPRETED
+    assert len(implementations) == 1 + launches.INTERPRETED
 
 
 def test_plausible_launches_fit_and_are_many():
@@ -41,9 +41,11 @@ def test_plausible_launches_fit_and_are_many():
 def test_a_launch_that_computes_something_else_gets_no_time(monkeypatch):
     """A stand-in for a launch whose tile is broken: the truth finds it out before it is timed."""
     shape = Sweep("forward", SHAPE)
-    asked = launches.contest(shape, SETTING)
-    rivals = list(launches.rivals(shape, SETTING.device))[:2]
-    broken = rivals[1]._replace(make=lambda: lambda *inputs: tuple(1.5 * x for x in rivals[1].make()(*inputs)))
-    entries = launches.attention.between([rivals[0], broken], SHAPE, SETTING).entries
+    asked = launches.case(shape, SETTING)
+    implementations = list(launches.implementations(shape, SETTING.device))[:2]
+    broken = implementations[1]._replace(
+        make=lambda: lambda *inputs: tuple(1.5 * x for x in implementations[1].make()(*inputs))
+    )
+    entries = launches.attention.between([implementations[0], broken], SHAPE, SETTING).entries
     findings = run(asked._replace(entries=entries), SETTING, 1, head_start=True, say=lambda line: None)
     assert [each.status for each in findings] == ["timed", "wrong"]

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import table
 from benchmarks.__main__ import main
-from benchmarks.contest import Contest, Entry
+from benchmarks.benchmark_case import BenchmarkCase, Entry
 from benchmarks.groups import GROUPS
 
 
@@ -25,16 +25,16 @@ def test_a_wrong_rival_of_ours_fails_the_command(toys, tmp_path, monkeypatch, ca
     group = GROUPS["rotate"]
 
     def broken(shape, setting):
-        asked = group.contest(shape, setting)
-        entry = next(entry for entry in asked.entries if entry.rival == "ours")
+        asked = group.case(shape, setting)
+        entry = next(entry for entry in asked.entries if entry.implementation == "ours")
 
         def build():
             runner = entry.build()
             return runner._replace(outcome=lambda: {name: 2 * x for name, x in runner.outcome().items()})
 
-        return Contest([Entry("ours", entry.encoding, build)], asked.truth)
+        return BenchmarkCase([Entry("ours", entry.encoding, build)], asked.truth)
 
-    monkeypatch.setitem(GROUPS, "rotate", group._replace(contest=broken))
+    monkeypatch.setitem(GROUPS, "rotate", group._replace(case=broken))
     assert main(["rotate", "--device", "cpu", "--out", str(tmp_path)]) == 1
     assert "WRONG: rotate" in capsys.readouterr().err
     (row,) = table.read(tmp_path / "rotate_cpu.csv")
@@ -47,7 +47,7 @@ def test_the_list_names_groups_shapes_and_rivals_and_runs_nothing(toys, tmp_path
     for name, shape in toys.items():
         assert f"{name}: " in shown
         assert f"  shape {shape.label}" in shown
-    assert "  rival tape: two calls, sdpa flash" in shown
+    assert "  implementation tape: two calls, sdpa flash" in shown
     assert list(tmp_path.iterdir()) == []
 
 

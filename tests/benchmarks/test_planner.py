@@ -40,7 +40,7 @@ def test_documents_and_the_table_s_attention_reach_the_plan(monkeypatch):
     assert planner.planned(recipe("7B L32 B1 T8192 N1"), "h200").documents == 1
     assert 2 < planner.planned(recipe(shape), "h200").documents < 16
     assert not planner.planned(recipe(shape), "h200").wide_attention
-    stored = backends.Row("sm_90", "bfloat16", 128, 256, True, 4096, 16384, "triton", "packed_h100.csv")
+    stored = backends.StoredChoice("sm_90", "bfloat16", 128, 256, True, 4096, 16384, "triton", "packed_h100.csv")
     monkeypatch.setattr(backends, "table", lambda: (stored,))
     assert planner.planned(recipe(shape), "h200").wide_attention
     assert not planner.planned(recipe("7B L32 B1 T8192"), "h200").wide_attention

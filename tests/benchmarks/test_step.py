@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import models, step
-from benchmarks.contest import Setting, worst
+from benchmarks.benchmark_case import Setting, worst
 
 SETTING = Setting(torch.device("cpu"), torch.float32)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import table
-from benchmarks.contest import Finding, Setting
+from benchmarks.benchmark_case import Finding, Setting
 from benchmarks.measure import Summary
 from tape_ds.errors import UserError
 from tests.benchmarks.helpers import row
@@ -35,14 +35,14 @@ def test_a_table_of_something_else_is_refused(tmp_path):
         table.read(path)
 
 
-def line_of(text, rival):
-    (line,) = [each for each in text.splitlines() if each.startswith("|") and f"| {rival} |" in each]
+def line_of(text, implementation):
+    (line,) = [each for each in text.splitlines() if each.startswith("|") and f"| {implementation} |" in each]
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def test_markdown_divides_by_the_fastest_rope_and_by_torch_s_flash():
     text = table.markdown(ROWS)
-    header = line_of(text, "rival")
+    header = line_of(text, "implementation")
     ours = dict(zip(header, line_of(text, "ours"), strict=True))
     assert ours["/ fastest RoPE (sdpa cudnn)"] == "1.800"
     assert ours["/ RoPE sdpa flash"] == "1.350"
@@ -72,14 +72,14 @@ def test_where_nothing_is_rope_ours_is_the_measure():
     fields = {"group": "formulation", "shape": "155M L6 B1 T2048"}
     rows = [row("ours", 4_000.0, **fields), row("published, three eager", 8_000.0, **fields)]
     text = table.markdown(rows)
-    header = line_of(text, "rival")
+    header = line_of(text, "implementation")
     published = dict(zip(header, line_of(text, "published, three eager"), strict=True))
     assert published["/ ours"] == "2.000"
     assert published["tokens/s"] == "256"
 
 
 def test_a_shape_without_any_time_says_so():
-    assert "No rival has a time." in table.markdown([row("flex", status="refused", reason="no device")])
+    assert "No implementation has a time." in table.markdown([row("flex", status="refused", reason="no device")])
 
 
 def test_findings_become_rows_with_where_they_come_from():
@@ -102,4 +102,7 @@ def test_files_are_named_after_the_device(monkeypatch):
 
 def test_inference_steps_are_told_as_iterations_a_second():
     text = table.markdown([row("attend sdpa", 0.25, encoding="rope", group="table4", shape="155M L1 B1 T1024")])
-    assert dict(zip(line_of(text, "rival"), line_of(text, "attend sdpa"), strict=True))["iterations/s"] == "4,000.0"
+    assert (
+        dict(zip(line_of(text, "implementation"), line_of(text, "attend sdpa"), strict=True))["iterations/s"]
+        == "4,000.0"
+    )

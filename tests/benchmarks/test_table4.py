@@ -1,10 +1,10 @@
-"""Table 4's rivals: a layer's and a model's step, every encoding right, a sample told for one step."""
+"""Table 4's implementations: a layer's and a model's step, every encoding right, a sample told for one step."""
 
 import pytest
 import torch
 
 from benchmarks import models, shapes, table4
-from benchmarks.contest import Setting, run
+from benchmarks.benchmark_case import Setting, run
 from benchmarks.measure import clock
 from benchmarks.reference_formulation import three_sdpa
 from tests.benchmarks.conftest import MODEL
@@ -14,12 +14,12 @@ LAYER = MODEL._replace(layers=1)
 
 
 def findings(shape, setting=SETTING):
-    return run(table4.contest(shape, setting), setting, 1, head_start=False, say=lambda line: None)
+    return run(table4.case(shape, setting), setting, 1, head_start=False, say=lambda line: None)
 
 
 @pytest.mark.parametrize("shape", [LAYER, LAYER._replace(batch=2), MODEL], ids=["layer", "rows", "model"])
-def test_every_rival_is_right(shape, toys):
-    found = {(each.encoding, each.rival): each for each in findings(shape)}
+def test_every_implementation_is_right(shape, toys):
+    found = {(each.encoding, each.implementation): each for each in findings(shape)}
     assert {encoding for encoding, _ in found} == {"rope", "tape", "fire", "t5", "alibi"}
     assert ("tape", "published, three sdpa") in found
     assert [key for key, each in found.items() if each.status != "timed"] == []
@@ -27,7 +27,7 @@ def test_every_rival_is_right(shape, toys):
 
 
 def test_a_layer_s_positions_are_compared_too(toys):
-    asked = table4.contest(LAYER, SETTING)
+    asked = table4.case(LAYER, SETTING)
     compared = {encoding: set(truth()) for encoding, truth in asked.truth.items()}
     assert compared.pop("tape") == {"hidden", "positions"}
     assert set(map(frozenset, compared.values())) == {frozenset({"hidden"})}
@@ -41,12 +41,12 @@ def test_a_published_layer_that_forgets_the_sines_is_found_out(toys, monkeypatch
     attentions = table4.ATTENTIONS | {"three sdpa": forgetful}
     monkeypatch.setattr("benchmarks.reference_formulation.ATTENTIONS", attentions)
     wrong = [each for each in findings(LAYER) if each.status == "wrong"]
-    assert [each.rival for each in wrong] == ["published, three sdpa"]
+    assert [each.implementation for each in wrong] == ["published, three sdpa"]
     assert wrong[0].reason.startswith("positions")
 
 
 def test_a_step_runs_on_the_whole_row_without_gradients(toys):
-    (entry,) = [each for each in table4.contest(MODEL, SETTING).entries if each.encoding == "t5"]
+    (entry,) = [each for each in table4.case(MODEL, SETTING).entries if each.encoding == "t5"]
     runner = entry.build()
     seen = []
     model = models.TapeForCausalLM
@@ -63,7 +63,7 @@ def test_a_step_runs_on_the_whole_row_without_gradients(toys):
 
 
 def test_a_time_is_that_of_one_step(toys):
-    (entry,) = [each for each in table4.contest(LAYER, SETTING).entries if each.encoding == "alibi"]
+    (entry,) = [each for each in table4.case(LAYER, SETTING).entries if each.encoding == "alibi"]
     moments = iter([0.0, 3.0, 3.0])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("benchmarks.measure.time.perf_counter", lambda: next(moments))

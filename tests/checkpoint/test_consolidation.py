@@ -9,7 +9,7 @@ from torch import nn
 
 from tape_ds import TapeForCausalLM, methods
 from tape_ds.checkpoint import consolidation, trained
-from tape_ds.checkpoint.trained import Record
+from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.errors import UserError
 from tests.checkpoint.engine_files import write_engine
 from tests.checkpoint.own_memory import growth
@@ -38,7 +38,7 @@ def saved_run(folder, method, stage, processes, dtype=torch.bfloat16, scale=1.0,
         for name, master in masters.items():
             own[name].copy_(master)
     checkpoint = folder / "checkpoint-7"
-    trained.save_trained(checkpoint, prepared.model, Record(str(base), method, prepared.names))
+    trained.save_trained(checkpoint, prepared.model, TrainedRecord(str(base), method, prepared.names))
     if stage is not None:
         groups = [{n: m for n, m in masters.items() if (m.dim() > 1) is decays} for decays in (True, False)]
         tied = {name: first for name, first in tied_names(prepared.model).items() if first in masters}

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from tape_ds import TapeConfig, TapeForCausalLM, methods
 from tape_ds.checkpoint import merging, trained
-from tape_ds.checkpoint.trained import Record
+from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.errors import UserError
 from tape_ds.model import convert
 from tests.disks import files, mounted
@@ -42,7 +42,7 @@ def trained_folder(tmp_path, method, tied):
         for name, parameter in prepared.model.named_parameters():
             if name in prepared.names:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    record = Record(base=str(tmp_path / "base"), method=method, names=prepared.names)
+    record = TrainedRecord(base=str(tmp_path / "base"), method=method, names=prepared.names)
     trained.save_trained(tmp_path / "trained", prepared.model, record)
     return prepared.model.eval(), tmp_path / "trained"
 

@@ -7,12 +7,12 @@ import pytest
 from tape_ds import checkpoint
 from tape_ds.checkpoint import Manifest, resume
 from tape_ds.errors import UserError
-from tape_ds.parallel.agreement import Agreement
+from tape_ds.parallel.rank_sync import RankSync
 from tests.checkpoint.test_checkpoint import delete, flip, sealed
 
 
 def choose(given, output):
-    return resume.choose(given, output, Agreement())
+    return resume.choose(given, output, RankSync())
 
 
 @pytest.mark.parametrize("given", [None, False, ""])

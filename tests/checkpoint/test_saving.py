@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tape_ds import checkpoint, storage
-from tape_ds.checkpoint.saving import EngineFiles, Part, Saver
-from tape_ds.parallel.agreement import Agreement
+from tape_ds.checkpoint.saving import EngineFiles, SavedPart, Saver
+from tape_ds.parallel.rank_sync import RankSync
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def saver(tmp_path, said):
     def make(background=False):
         about = {"processes": 1, "stage": None, "identity": {"seed": 1}, "versions": {}}
         keep = {"limit": 2, "every": None, "steps": ()}
-        return Saver(tmp_path, Agreement(), about, keep, said.append, background)
+        return Saver(tmp_path, RankSync(), about, keep, said.append, background)
 
     return make
 
@@ -125,7 +125,7 @@ def test_a_mistake_in_the_background_is_not_lost(saver):
 @pytest.mark.parametrize("background", [False, True])
 def test_an_engine_saves_into_the_part(tmp_path, background):
     """In the background, tensors are those of the moment of the save, whatever training does with them since."""
-    part = Part(tmp_path, background)
+    part = SavedPart(tmp_path, background)
     files, state = EngineFiles(), {"step": 3, "groups": [torch.ones(2)], "shape": torch.Size([2])}
     files.part = part
     files.save(state, str(tmp_path / "global_step3" / "mp_rank_00_model_states.pt"))
@@ -163,7 +163,7 @@ class Scale:
 
 
 def test_a_state_in_the_background_is_that_of_the_save(tmp_path):
-    part, files, state = Part(tmp_path, True), EngineFiles(), {"scaler": Scale()}
+    part, files, state = SavedPart(tmp_path, True), EngineFiles(), {"scaler": Scale()}
     files.part = part
     files.save(state, str(tmp_path / "state.pt"))
     state["scaler"].value = 4
@@ -175,6 +175,6 @@ def test_a_state_in_the_background_is_that_of_the_save(tmp_path):
 
 
 def test_what_is_written_at_once_is_so_in_the_background_too(tmp_path):
-    part = Part(tmp_path, True)
+    part = SavedPart(tmp_path, True)
     part.write("now.txt", lambda path: path.write_text("now"), at_once=True)
     assert (tmp_path / "now.txt").read_text() == "now" and part.entries["now.txt"].size == 3

@@ -10,7 +10,7 @@ from transformers.utils import logging
 
 from tape_ds import TapeForCausalLM, methods
 from tape_ds.checkpoint import merging, trained
-from tape_ds.checkpoint.trained import Record
+from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.errors import UserError
 from tests.methods.test_methods import settings
 from tests.model.helpers import randomised, tiny_config, tokens
@@ -33,7 +33,7 @@ def trained_folder(base, tmp_path, method, encoding="tape", **changes):
         for name, parameter in prepared.model.named_parameters():
             if name in prepared.names:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    record = Record(base=str(base), method=method, names=prepared.names)
+    record = TrainedRecord(base=str(base), method=method, names=prepared.names)
     trained.save_trained(tmp_path / "trained", prepared.model, record)
     return prepared.model.eval(), tmp_path / "trained"
 
@@ -94,7 +94,7 @@ def test_an_earlier_run_leaves_nothing_that_would_be_loaded(base, tmp_path, firs
 def test_an_adapter_names_its_base_as_the_recipe_does(base, tmp_path):
     """Not by the folder where this machine keeps what it unpacked."""
     prepared = methods.prepare("lora", TapeForCausalLM.from_pretrained(base), settings())
-    trained.save_trained(tmp_path / "trained", prepared.model, Record("smollm2", "lora", prepared.names))
+    trained.save_trained(tmp_path / "trained", prepared.model, TrainedRecord("smollm2", "lora", prepared.names))
     saved = [file.read_text() for file in (tmp_path / "trained").iterdir() if file.suffix != ".safetensors"]
     assert '"base_model_name_or_path": "smollm2"' in "".join(saved)
     assert not any(str(tmp_path) in text for text in saved)
@@ -130,7 +130,7 @@ def test_a_whole_model_is_an_ordinary_folder_that_generates_with_a_cache(base, t
     model = TapeForCausalLM.from_pretrained(base)
     model.config.use_cache = False
     names = methods.prepare("full", model, settings()).names
-    trained.save_trained(tmp_path / "trained", model, Record(None, "full", names))
+    trained.save_trained(tmp_path / "trained", model, TrainedRecord(None, "full", names))
     assert model.config.use_cache is False
     loaded = TapeForCausalLM.from_pretrained(tmp_path / "trained")
     assert loaded.config.use_cache is True
@@ -143,7 +143,7 @@ def test_a_whole_model_is_saved_without_a_bar(base, tmp_path, capfd):
     model = TapeForCausalLM.from_pretrained(base)
     names = methods.prepare("full", model, settings()).names
     capfd.readouterr()
-    trained.save_trained(tmp_path / "trained", model, Record(None, "full", names))
+    trained.save_trained(tmp_path / "trained", model, TrainedRecord(None, "full", names))
     assert capfd.readouterr().err == ""
     assert logging.is_progress_bar_enabled()
 
@@ -151,7 +151,7 @@ def test_a_whole_model_is_saved_without_a_bar(base, tmp_path, capfd):
 def test_a_model_trained_from_scratch_needs_no_base_and_has_none(base, tmp_path):
     model = TapeForCausalLM.from_pretrained(base)
     names = methods.prepare("full", model, settings()).names
-    trained.save_trained(tmp_path / "trained", model, Record(None, "full", names))
+    trained.save_trained(tmp_path / "trained", model, TrainedRecord(None, "full", names))
     record = trained.read_record(tmp_path / "trained")
     assert (record.base, record.method, record.names) == (None, "full", names)
     for mine, other in zip(merging.merge(tmp_path / "trained").parameters(), model.parameters(), strict=True):

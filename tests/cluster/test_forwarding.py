@@ -15,7 +15,7 @@ import pytest
 
 from tape_ds.cluster import forwarding, ssh
 from tape_ds.errors import UserError
-from tape_ds.health import verdict
+from tape_ds.health import exit_code_file
 
 AWKWARD = 'it\'s "quoted" $HOME `date` \\ two\nlines %h'
 
@@ -24,7 +24,13 @@ def test_what_training_reads_is_forwarded_and_the_rest_is_not():
     kept = {"WANDB_API_KEY": "k", "HF_TOKEN": "t", "HF_HOME": "/x", "OMP_NUM_THREADS": "4", "TAPE_DS_ATTENTION": "sdpa"}
     kept |= {"TOKENIZERS_PARALLELISM": "false", "TORCHINDUCTOR_CACHE_DIR": "/c", "NCCL_DEBUG": "INFO", "no_proxy": "p"}
     kept |= {"HTTPS_PROXY": "p", "SSL_CERT_DIR": "/s", "REQUESTS_CA_BUNDLE": "/b", "LD_LIBRARY_PATH": "/l"}
-    left = {"HOME": "/root", "SSH_AUTH_SOCK": "/s", "CUDA_VISIBLE_DEVICES": "0", "DS_ENV_FILE": "f", verdict.FILE: "v"}
+    left = {
+        "HOME": "/root",
+        "SSH_AUTH_SOCK": "/s",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "DS_ENV_FILE": "f",
+        exit_code_file.FILE: "v",
+    }
     assert forwarding.variables({**kept, **left, "HF_bad-name": "x"}) == kept
 
 

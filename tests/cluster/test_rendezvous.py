@@ -12,7 +12,7 @@ from tape_ds.cluster import rendezvous
 from tape_ds.cluster.place import Place
 from tape_ds.cluster.rendezvous import NotTogether, Rendezvous
 from tape_ds.errors import EXIT_CODE, Problem, UserError, command
-from tape_ds.health import verdict
+from tape_ds.health import exit_code_file
 
 WRONG = Problem("window", 3, "too small", "give 4")
 LONG = 300
@@ -124,7 +124,7 @@ def test_another_machine_says_where_to_look(monkeypatch, capsys):
 def test_a_mistake_of_another_machine_is_no_reason_to_start_again(monkeypatch, tmp_path):
     """torchrun loses the exit code; whoever keeps the run alive reads it where rank 0 leaves it."""
     ranked(monkeypatch, 9, rank=0)
-    monkeypatch.setenv(verdict.FILE, str(tmp_path / "code"))
+    monkeypatch.setenv(exit_code_file.FILE, str(tmp_path / "code"))
     met = Rendezvous(distributed.HashStore(), place(0, 2))
     met.store.set("failed", json.dumps(["node_rank 1 (host1)", EXIT_CODE, [["seed", "1", "no number", "give one"]]]))
     met.store.add("ended", 1)
@@ -135,7 +135,7 @@ def test_a_mistake_of_another_machine_is_no_reason_to_start_again(monkeypatch, t
     def main():
         met.barrier("", LONG)
 
-    assert main() == EXIT_CODE == verdict.read(tmp_path / "code")
+    assert main() == EXIT_CODE == exit_code_file.read(tmp_path / "code")
 
 
 def test_machines_that_fail_otherwise_than_the_first_speak_for_themselves():

@@ -18,7 +18,7 @@ import pytest
 
 from tape_ds import run_folder
 from tape_ds.cluster import supervision
-from tape_ds.cluster.supervision import KeepAlive, Kept, Patience
+from tape_ds.cluster.supervision import KeepAlive, LaunchSpec, Patience
 from tape_ds.errors import UserError
 from tape_ds.health import guards, run_lock, watchdog
 from tape_ds.health.stopping import StopRequest
@@ -91,7 +91,7 @@ class Told(KeepAlive):
         (self.output / "plan").write_text("\n".join(plan))
         (folder / "pretrain_c4.py").write_text(RANK)
         command = [sys.executable, str(folder / "pretrain_c4.py"), str(self.output)]
-        kept = Kept([*command, "first"], [*command, "again"], self.output, "pretrain_c4.py")
+        kept = LaunchSpec([*command, "first"], [*command, "again"], self.output, "pretrain_c4.py")
         self.lines: list[str] = []
         super().__init__(kept, Patience(**({"backoff": 0.01} | patience)), StopRequest(), self.lines.append)
 
@@ -133,7 +133,11 @@ def test_what_becomes_of_a_run_decides(plan, code, starts, said, tmp_path):
 def test_rank_0_knows_better_than_a_launcher_that_always_fails_alike(left, end, code, tmp_path, monkeypatch):
     """torchrun ends with 1 whatever its ranks ended with."""
     monkeypatch.delenv("RANK", raising=False)
-    told = Told(tmp_path, [f"from tape_ds.health import verdict; verdict.leave({left}); sys.exit({end})"], restarts=0)
+    told = Told(
+        tmp_path,
+        [f"from tape_ds.health import exit_code_file; exit_code_file.leave({left}); sys.exit({end})"],
+        restarts=0,
+    )
     assert told.run() == code and told.starts() == ["first"]
 
 
@@ -289,7 +293,7 @@ def test_only_ranks_are_asked_and_never_their_launcher(tmp_path):
         "sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)\n"
     )
     told = Told(tmp_path, ["lock(); (output / 'locked').touch(); wait(); save(4); stop(4)"])
-    told.kept = Kept(
+    told.kept = LaunchSpec(
         [sys.executable, str(launcher), *told.kept.first[1:]], told.kept.again, told.output, told.kept.script
     )
     assert stopped_when(told, (told.output / "locked").exists)[0] == 0
@@ -316,7 +320,7 @@ def test_a_second_interrupt_kills(tmp_path, monkeypatch):
 
 def test_a_command_that_is_not_there_is_the_user_s(tmp_path):
     told = Told(tmp_path, ["finish()"])
-    told.kept = Kept(["no-such-program"], ["no-such-program"], told.output, "pretrain_c4.py")
+    told.kept = LaunchSpec(["no-such-program"], ["no-such-program"], told.output, "pretrain_c4.py")
     with pytest.raises(UserError, match="'no-such-program': cannot be started: No such file"):
         told.run()
 

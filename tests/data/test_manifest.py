@@ -7,7 +7,7 @@ import pytest
 
 from tape_ds import storage
 from tape_ds.data import manifest
-from tape_ds.data.manifest import Entry, Manifest, Settings
+from tape_ds.data.manifest import DataManifest, Settings, ShardEntry
 
 SETTINGS = Settings("train", "abc", "some/name", ["stdlib"], ["def"], "012", shard_tokens=100, parts=4)
 
@@ -19,8 +19,8 @@ def folder(tmp_path):
     for number, content in enumerate([b"one", b"three"]):
         path = tmp_path / f"0000{number}-00000.arrow"
         path.write_bytes(content)
-        entries.append(Entry(path.name, number, 1, 10 + number, len(content), storage.digest(path), 1))
-    Manifest(SETTINGS, tuple(entries)).write(tmp_path)
+        entries.append(ShardEntry(path.name, number, 1, 10 + number, len(content), storage.digest(path), 1))
+    DataManifest(SETTINGS, tuple(entries)).write(tmp_path)
     return tmp_path
 
 
@@ -45,11 +45,11 @@ def test_written_and_read(folder):
 
 
 def test_fingerprint_follows_contents_not_place():
-    entries = (Entry("a.arrow", 0, 1, 2, 3, "d", 1),)
-    known = Manifest(SETTINGS, entries).fingerprint
-    assert Manifest(replace(SETTINGS, addresses=["text:/elsewhere"]), entries).fingerprint == known
-    assert Manifest(replace(SETTINGS, tokenizer="abd"), entries).fingerprint != known
-    assert Manifest(SETTINGS, (replace(entries[0], sha256="e"),)).fingerprint != known
+    entries = (ShardEntry("a.arrow", 0, 1, 2, 3, "d", 1),)
+    known = DataManifest(SETTINGS, entries).fingerprint
+    assert DataManifest(replace(SETTINGS, addresses=["text:/elsewhere"]), entries).fingerprint == known
+    assert DataManifest(replace(SETTINGS, tokenizer="abd"), entries).fingerprint != known
+    assert DataManifest(SETTINGS, (replace(entries[0], sha256="e"),)).fingerprint != known
 
 
 def test_differences_name_what_decides_the_contents():

@@ -7,7 +7,7 @@ import torch
 
 from evaluation import arithmetic
 from tape_ds import results
-from tape_ds.checkpoint.trained import Record, load_trained, save_trained
+from tape_ds.checkpoint.trained import TrainedRecord, load_trained, save_trained
 from tape_ds.data.addressing import lengths, rows
 from tape_ds.data.addressing.tasks import TASKS, make
 from tape_ds.data.arithmetic import vocabulary
@@ -24,7 +24,9 @@ def run(tmp_path):
         words = TASKS[task].vocabulary
         model = tiny_model(encoding="tape", vocab_size=len(words), max_position_embeddings=64)
         names = tuple(name for name, _ in model.named_parameters())
-        save_trained(tmp_path / "run" / "trained", model, Record(None, "full", names), vocabulary.of_words(words))
+        save_trained(
+            tmp_path / "run" / "trained", model, TrainedRecord(None, "full", names), vocabulary.of_words(words)
+        )
         own = results.collect(config={"task": task, **config}).finish({})
         results.save(own, tmp_path / "run" / "results" / "run.json")
         return tmp_path / "run"

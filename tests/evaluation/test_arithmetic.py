@@ -13,7 +13,7 @@ import torch
 
 from evaluation import arithmetic, models
 from tape_ds import results
-from tape_ds.checkpoint.trained import Record, save_trained
+from tape_ds.checkpoint.trained import TrainedRecord, save_trained
 from tape_ds.data.arithmetic import rows, split, vocabulary
 from tape_ds.data.arithmetic.tasks import TASKS
 from tape_ds.model import positions
@@ -289,7 +289,7 @@ def run(tmp_path):
         model = tiny_model(encoding="tape", vocab_size=19, eos_token_id=vocabulary.EOS, max_position_embeddings=64)
         names = tuple(name for name, _ in model.named_parameters())
         tokenizer = vocabulary.tokenizer("addition")
-        save_trained(tmp_path / "run" / "trained", model, Record(None, "full", names), tokenizer)
+        save_trained(tmp_path / "run" / "trained", model, TrainedRecord(None, "full", names), tokenizer)
         results.save(results.collect(config=config).finish({}), tmp_path / "run" / "results" / "run.json")
         return tmp_path / "run"
 

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tape_ds import results
-from tape_ds.checkpoint.trained import Record, save_trained
+from tape_ds.checkpoint.trained import TrainedRecord, save_trained
 from tape_ds.model import convert
 from tests.model.helpers import VOCABULARY, randomised, tiny_model
 
@@ -47,7 +47,7 @@ def run(base, tmp_path_factory):
         torch.manual_seed(3)
         model = randomised(convert.load(base, config), seed=5)
         names = tuple(n for n, _ in model.named_parameters() if any(part in n for part in trained))
-        record = Record(base=str(base), method=method, names=names, **fields)
+        record = TrainedRecord(base=str(base), method=method, names=names, **fields)
         save_trained(folder / "trained", model, record, AutoTokenizer.from_pretrained(base))
         config = {
             "train_data": [f"text:{base}/text.txt", "hub:allenai/c4:en"],

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tape_ds import methods
-from tape_ds.checkpoint.trained import Record, save_trained
+from tape_ds.checkpoint.trained import TrainedRecord, save_trained
 from tape_ds.errors import UserError
 from tape_ds.export import folder, source_model
 from tape_ds.export.card import Wishes
@@ -86,7 +86,7 @@ def test_adapters_are_merged_into_a_plain_folder(base, tmp_path):
         for name, weight in trained.model.named_parameters():
             if "lora_" in name:
                 weight.copy_(0.2 * torch.randn(weight.shape))
-    record = Record(base=str(base), method="lora", names=trained.names)
+    record = TrainedRecord(base=str(base), method="lora", names=trained.names)
     save_trained(tmp_path / "trained", trained.model, record, AutoTokenizer.from_pretrained(base))
     write(tmp_path / "trained", tmp_path / "out")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()

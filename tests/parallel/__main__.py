@@ -98,12 +98,12 @@ def _runs(group: Group, journal: Journal) -> tuple[int, list[str]]:
     ]
     limits = ", ".join(f"{name} {limit:.0e}" for name, limit in training_cases.TOLERANCE.items())
     header = ["Shared", "ZeRO", "Encoding", "Method", "Runs", "Losses", "Gradient norms", "Weights"]
-    heads, levers = (", ".join(training_cases.DIMENSIONS[name]) for name in ("heads", "levers"))
+    heads, savings = (", ".join(training_cases.DIMENSIONS[name]) for name in ("heads", "savings"))
     return failed, [
         f"## {training_cases.STEPS} steps of the trainer in fp32",
         "",
         "The largest relative difference at any step, and of the weights at the end, from one process without an "
-        f"engine; each with heads {heads}, and levers {levers} (blocks computed again, their inputs moved away). "
+        f"engine; each with heads {heads}, and savings {savings} (blocks computed again, their inputs moved away). "
         "Method lora: adapters, norms, embeddings and position updates, on PoSE's rows; full: everything, on packed "
         f"rows. Tolerances: {limits}: {_verdict(failed)}.",
         "",

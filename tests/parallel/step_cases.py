@@ -18,12 +18,12 @@ from tape_ds.model.attention.shifted_groups import use_groups
 from tape_ds.model.gptj import ScaledGPTJForCausalLM
 from tape_ds.model.gptj_configuration import ScaledGPTJConfig
 from tape_ds.parallel.cuts import cut_of, whole_numel
-from tape_ds.parallel.group import Group
+from tape_ds.parallel.group import RankGroup
 from tape_ds.parallel.layout import Layout
 from tape_ds.parallel.tensor import use_tensor_parallelism
 from tape_ds.parallel.ulysses import use_sequence_parallel
 from tape_ds.recipe.sections import Memory
-from tape_ds.training.memory_savings import Levers
+from tape_ds.training.memory_savings import MemorySavings
 from tests.model.helpers import VOCABULARY, gradients, tiny_model
 from tests.parallel.pairwise import cover
 
@@ -133,12 +133,12 @@ def step_in_chunks(case: Case, entries: int) -> dict[str, float]:
         return step(case)
 
 
-def step_with_levers(case: Case, levers: Mapping[str, Any]) -> dict[str, float]:
-    """:func:`step` of a model with these memory levers, beside one that remembers everything."""
+def step_with_savings(case: Case, savings: Mapping[str, Any]) -> dict[str, float]:
+    """:func:`step` of a model with these memory savings, beside one that remembers everything."""
 
     def shared(case: Case) -> Any:
         model = plain(case)
-        Levers(model, Memory(**levers), checkpointing=True, device=torch.device("cpu"))
+        MemorySavings(model, Memory(**savings), checkpointing=True, device=torch.device("cpu"))
         return model
 
     plain = _shared
@@ -284,15 +284,15 @@ def exchanged_numbers(encoding: str, heads: str, size: int) -> dict[str, int]:
     found = {"hidden": 0, "state": 0}
 
     def counted(name: str, kind: str) -> Any:
-        function = getattr(Group, name)
+        function = getattr(RankGroup, name)
 
-        def call(self: Group, x: torch.Tensor) -> torch.Tensor:
+        def call(self: RankGroup, x: torch.Tensor) -> torch.Tensor:
             answer = function(self, x)
             if x.dim() > 2:  # else the vocabulary's sums
                 found[kind] += max(x.numel(), answer.numel()) if kind == "hidden" else x.numel()
             return answer
 
-        return mock.patch.object(Group, name, call)
+        return mock.patch.object(RankGroup, name, call)
 
     with counted("_gather", "hidden"), counted("_reduce", "hidden"), counted("_swap", "state"):
         _step(case, model, batch, items)

@@ -151,20 +151,20 @@ def test_pieces_of_other_sizes_exchange_chunks_of_equal_length(group, entries):
 
 
 @pytest.mark.parametrize(
-    "levers",
+    "savings",
     [
         {"checkpoint_layers": "selective"},
         {"checkpoint_layers": "selective_matmuls"},
         {"checkpoint_layers": 2, "checkpoint_offload": True},
         {"mlp_tiles": 5, "checkpoint_layers": "selective"},
     ],
-    ids=lambda levers: "-".join(map(str, levers.values())),
+    ids=lambda savings: "-".join(map(str, savings.values())),
 )
 @pytest.mark.parametrize("encoding", ["tape", "tape flattened"])
-def test_memory_levers_on_a_model_in_pieces(group, encoding, levers):
+def test_memory_levers_on_a_model_in_pieces(group, encoding, savings):
     """What is computed again is exchanged again, by all in the same order; more tiles than a process has tokens."""
     case = Case(4, "tensor", encoding, rows="packed", tokens=13)
-    assert max(group.run(step_cases.step_with_levers, case, levers)[0].values()) <= TOLERANCE
+    assert max(group.run(step_cases.step_with_savings, case, savings)[0].values()) <= TOLERANCE
 
 
 @pytest.mark.parametrize("where, words", [("input_ids", "a token"), ("labels", "a target")])

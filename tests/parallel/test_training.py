@@ -19,7 +19,7 @@ SPECIAL = [
 
 def named(plan):
     engine = "alone" if plan.stage is None else f"zero{plan.stage}"
-    return "-".join((plan.share, engine, plan.encoding, plan.heads, plan.method, plan.levers))
+    return "-".join((plan.share, engine, plan.encoding, plan.heads, plan.method, plan.savings))
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,12 @@ from transformers import TrainingArguments, set_seed
 
 from tape_ds import TapeForCausalLM, methods
 from tape_ds.checkpoint import saving, trained
-from tape_ds.checkpoint.trained import Record
+from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data.dataset import IGNORED, collate
-from tape_ds.parallel import shared_work
+from tape_ds.parallel import distributed_map
 from tape_ds.parallel.layout import Layout
 from tape_ds.recipe.sections import Memory, Optimization
-from tape_ds.training.memory_savings import ApplyLevers
+from tape_ds.training.memory_savings import ApplyMemorySavings
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import arguments, end
 from tests.model.helpers import randomised, tiny_config
@@ -81,7 +81,7 @@ class Plan:
     heads: str = "gqa"
     method: str = "full"
     """``lora``: adapters, norms, embeddings and position updates, on PoSE's rows; ``full``: all, on packed ones."""
-    levers: str = "none"
+    savings: str = "none"
     """``recomputed``: every block; ``offloaded``: its inputs wait elsewhere meanwhile."""
     steps: int = STEPS
     save_steps: int = 0
@@ -111,7 +111,7 @@ DIMENSIONS: dict[str, Sequence[Any]] = {
     "encoding": ("rope", "tape", "tape scale", "alibi"),
     "heads": ("mha", "gqa", "mqa"),
     "method": ("full", "lora"),
-    "levers": ("none", "recomputed", "offloaded"),
+    "savings": ("none", "recomputed", "offloaded"),
 }
 
 
@@ -139,7 +139,7 @@ def train(folder: str, plan: Plan, resume: str | None = None) -> dict[str, Any]:
     method = plan.method if plan.method == "full" or not learns else "tape+lora"
     prepared = methods.prepare(method, model, Settings if learns else WithoutPosition)
     trainer = TapeTrainer(
-        record=Record(base="base", method=method, names=prepared.names),
+        record=TrainedRecord(base="base", method=method, names=prepared.names),
         tokens_per_step=GLOBAL_BATCH * 13,
         flops_per_token=1.0,
         layout=layout,
@@ -149,7 +149,7 @@ def train(folder: str, plan: Plan, resume: str | None = None) -> dict[str, Any]:
         train_dataset=Rows(plan.pose, plan.steps),
         data_collator=collate,
     )
-    trainer.add_callback(ApplyLevers(Memory(checkpoint_offload=plan.levers == "offloaded")))
+    trainer.add_callback(ApplyMemorySavings(Memory(checkpoint_offload=plan.savings == "offloaded")))
     with mock.patch.object(saving, "need", wraps=saving.need) as needed:
         trainer.train(resume_from_checkpoint=resume)
     weights = trained.gather(trainer.model, list(prepared.names))
@@ -176,7 +176,7 @@ def _arguments(folder: Path, plan: Plan, layout: Layout) -> TrainingArguments:
         "learning_rate": 3e-3,
         "adam_epsilon": 1e-4,  # else Adam's first steps make a full step of a gradient that is rounding alone
         "logging_nan_inf_filter": False,
-        "gradient_checkpointing": plan.levers != "none",
+        "gradient_checkpointing": plan.savings != "none",
         "save_strategy": "steps" if plan.save_steps else "no",
         "save_steps": plan.save_steps or 1,
     }
@@ -189,7 +189,7 @@ def _arguments(folder: Path, plan: Plan, layout: Layout) -> TrainingArguments:
 
 def _forget_groups() -> None:
     """The engine keeps a job's groups for as long as its process lives, and what tp_model_init was told."""
-    shared_work.work_in_teams(1)
+    distributed_map.work_in_teams(1)
     for name in ("_TENSOR_MODEL_PARALLEL_GROUP", "_MODEL_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP", "mpu"):
         setattr(groups, name, None)
     init_utils._TP_MODEL_INIT_ARGS = None

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from tape_ds import TapeConfig
 from tape_ds.planning import shape
 from tape_ds.planning.job import Job
-from tape_ds.planning.layout import Engine, Layers, Layout
-from tape_ds.planning.shape import Trained
+from tape_ds.planning.layout import Engine, Layers, PlannedLayout
+from tape_ds.planning.shape import TrainedShape
 
 RANKS = 2
 RANK = 4
@@ -14,9 +14,9 @@ RANK = 4
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 ENGINE = Engine(reduce_bucket=200_000, prefetch_bucket=150_000, max_live=1_500_000, persistence=1_000, sub_group=10**9)
 METHODS = {
-    "full": Trained.everything(),
-    "frozen": Trained(norms=True, positions=True),
-    "lora": Trained(norms=True, adapters=tuple((name, RANK) for name in TARGETS)),
+    "full": TrainedShape.everything(),
+    "frozen": TrainedShape(norms=True, positions=True),
+    "lora": TrainedShape(norms=True, adapters=tuple((name, RANK) for name in TARGETS)),
 }
 
 
@@ -69,7 +69,7 @@ class Case:
 
     def job(self) -> Job:
         """The same as a question to the planner."""
-        layout = Layout(
+        layout = PlannedLayout(
             gpus=1 if self.zero is None else RANKS,
             zero=self.zero,
             sequence=self.sequence,

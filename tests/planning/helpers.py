@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from tape_ds.planning import hardware, shape
 from tape_ds.planning.job import Job
-from tape_ds.planning.layout import Layout
-from tape_ds.planning.shape import Trained
+from tape_ds.planning.layout import PlannedLayout
+from tape_ds.planning.shape import TrainedShape
 
-FROZEN = Trained(norms=True, positions=True)
-LAYOUT = set(Layout.__dataclass_fields__)
+FROZEN = TrainedShape(norms=True, positions=True)
+LAYOUT = set(PlannedLayout.__dataclass_fields__)
 MODELS = {
     "llama2-7b": "meta-llama/Llama-2-7b-hf",
     "llama2-13b": "meta-llama/Llama-2-13b-hf",
@@ -24,10 +24,10 @@ def published(name, **changes):
 
 def job(encoding="tape", trained=None, model="llama2-7b", gpu="h100-80", **changes):
     """One job; changes are fields of the layout or of the job."""
-    layout = Layout(**{"gpus": 8, **{name: changes.pop(name) for name in list(changes) if name in LAYOUT}})
+    layout = PlannedLayout(**{"gpus": 8, **{name: changes.pop(name) for name in list(changes) if name in LAYOUT}})
     asked = Job(
         model=shape.sizes(published(model, position_encoding=encoding)),
-        trained=Trained.everything() if trained is None else trained,
+        trained=TrainedShape.everything() if trained is None else trained,
         length=8192,
         global_batch=64,
         layout=layout,

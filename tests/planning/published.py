@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from tape_ds.markdown_table import markdown_table
 from tape_ds.planning.hardware import find
 from tape_ds.planning.job import Job
-from tape_ds.planning.layout import Layout
+from tape_ds.planning.layout import PlannedLayout
 from tape_ds.planning.plan import Plan
-from tape_ds.planning.shape import Trained, sizes
+from tape_ds.planning.shape import TrainedShape, sizes
 from tests.planning.helpers import published
 
 TOLERANCE = 0.2
@@ -55,13 +55,13 @@ class Row:
 
 def job(model, gpu, gpus, length, rows, again=1, *, zero=3, tensor=1, accumulation=1, fa2=True, **changes):
     """A full training run of a plain Llama."""
-    layout = Layout(gpus=gpus, zero=zero, tensor=tensor, micro_batch=rows, checkpoint_layers=again)
+    layout = PlannedLayout(gpus=gpus, zero=zero, tensor=tensor, micro_batch=rows, checkpoint_layers=again)
     gpu = find(gpu) if isinstance(gpu, str) else gpu
     if fa2:  # attention by FlashAttention-2 on Hopper too, as before torch took cuDNN there
         gpu = replace(gpu, rates=replace(gpu.rates, attention=gpu.rates.packed))
     asked = Job(
         model=sizes(published(model)) if isinstance(model, str) else model,
-        trained=Trained.everything(),
+        trained=TrainedShape.everything(),
         length=length,
         global_batch=rows * layout.replicas * accumulation,
         layout=layout,

@@ -2,22 +2,22 @@
 
 from dataclasses import replace
 
-from tape_ds.planning.layout import Layout
+from tape_ds.planning.layout import PlannedLayout
 
 
 def test_ranks_that_read_and_ranks_that_shard():
     """Sequence parallelism shares rows, and ZeRO shards over its ranks all the same; tensor parallelism takes them."""
-    layout = Layout(gpus=64, tensor=2, sequence=4)
+    layout = PlannedLayout(gpus=64, tensor=2, sequence=4)
     assert layout.replicas == 8 and layout.shards == 32
 
 
 def test_each_stage_shards_one_thing_more():
-    assert [Layout(gpus=8, zero=2).shared(stage) for stage in (1, 2, 3)] == [8, 8, 1]
-    assert Layout(gpus=8, zero=None).shared(1) == 1
+    assert [PlannedLayout(gpus=8, zero=2).shared(stage) for stage in (1, 2, 3)] == [8, 8, 1]
+    assert PlannedLayout(gpus=8, zero=None).shared(1) == 1
 
 
 def test_a_layout_is_typed_as_what_differs():
-    layout = Layout(gpus=8, zero=2, tensor=2, checkpoint_layers="selective", offload_optimizer="cpu")
+    layout = PlannedLayout(gpus=8, zero=2, tensor=2, checkpoint_layers="selective", offload_optimizer="cpu")
     own = "--deepspeed zero2_offload --per_device_train_batch_size 1 --tensor_parallel_size 2 "
     assert layout.command_line() == own + "--activation_checkpointing true --checkpoint_layers selective"
     plain = replace(layout, tensor=1, checkpoint_layers=None, offload_optimizer="none")
@@ -25,4 +25,4 @@ def test_a_layout_is_typed_as_what_differs():
         "--tensor_parallel_size 1 --activation_checkpointing false --checkpoint_layers 1"
     )
     assert plain.changes(layout) == 3 and layout.changes(layout) == 0
-    assert "--deepspeed null" in Layout(zero=None).command_line()
+    assert "--deepspeed null" in PlannedLayout(zero=None).command_line()

@@ -139,9 +139,9 @@ def test_logits_are_those_of_one_chunk():
 
 
 def test_a_method_that_trains_nothing_needs_weights_and_logits():
-    from tape_ds.planning.shape import Trained
+    from tape_ds.planning.shape import TrainedShape
 
-    (found,) = memory.estimate(job("rope", trained=Trained(), zero=None), reserve=False).moments
+    (found,) = memory.estimate(job("rope", trained=TrainedShape(), zero=None), reserve=False).moments
     assert found.moment == "forward" and found.total == found.weights + found.gathered + found.logits
 
 

@@ -6,7 +6,7 @@ from tape_ds.model import flops
 from tape_ds.planning import roofline
 from tape_ds.planning.layout import Engine
 from tape_ds.planning.plan import Plan
-from tape_ds.planning.shape import Trained
+from tape_ds.planning.shape import TrainedShape
 from tests.planning.helpers import FROZEN, job, published
 
 UNIT = 2 * 32 * 4096 * 8192 / 2
@@ -27,7 +27,7 @@ def sent(asked):
 
 
 @pytest.mark.parametrize("encoding", ["rope", "tape", "fire"])
-@pytest.mark.parametrize("trained", [Trained.everything(), Trained(norms=True)], ids=["full", "norms"])
+@pytest.mark.parametrize("trained", [TrainedShape.everything(), TrainedShape(norms=True)], ids=["full", "norms"])
 def test_model_flops_are_those_that_utilisation_goes_by(encoding, trained):
     asked = job(encoding, trained)
     config = published("llama2-7b", position_encoding=encoding)
@@ -62,7 +62,7 @@ def test_packed_rows_run_at_flash_attention_2_s_rate(gpu, slower):
 
 def test_a_frozen_base_has_no_gradients_of_its_weights():
     assert work("rope").linear == 3 * (LINEAR + HEAD)
-    assert work("rope", trained=Trained(norms=True)).linear == 2 * (LINEAR + HEAD)
+    assert work("rope", trained=TrainedShape(norms=True)).linear == 2 * (LINEAR + HEAD)
 
 
 @pytest.mark.parametrize(

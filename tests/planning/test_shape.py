@@ -6,7 +6,7 @@ from tape_ds import TapeConfig, TapeForCausalLM, methods
 from tape_ds.errors import UserError
 from tape_ds.model import flops, positions
 from tape_ds.planning import shape
-from tape_ds.planning.shape import Trained
+from tape_ds.planning.shape import TrainedShape
 from tests.planning.helpers import published
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}
@@ -25,7 +25,7 @@ def small(encoding="tape", **changes):
 @pytest.mark.parametrize("encoding", positions.available())
 def test_all_parameters_of_every_encoding(encoding):
     config = small(encoding)
-    found = shape.tensors(shape.sizes(config), Trained.everything())
+    found = shape.tensors(shape.sizes(config), TrainedShape.everything())
     assert shape.total(found) == flops.parameters(config) == shape.total(found, trained=True)
 
 
@@ -42,7 +42,7 @@ def test_all_parameters_of_every_encoding(encoding):
 def test_published_sizes(name, billions):
     """The parameter counts of the models' own pages."""
     model = shape.sizes(published(name))
-    assert round(shape.total(shape.tensors(model, Trained())) / 1e9, 3) == billions
+    assert round(shape.total(shape.tensors(model, TrainedShape())) / 1e9, 3) == billions
 
 
 class Settings:
@@ -56,11 +56,11 @@ class Settings:
 @pytest.mark.parametrize(
     ("method", "trained"),
     [
-        ("full", Trained.everything()),
-        ("tape", Trained(norms=True, embeddings=True, positions=True)),
+        ("full", TrainedShape.everything()),
+        ("tape", TrainedShape(norms=True, embeddings=True, positions=True)),
         (
             "tape+lora",
-            Trained(norms=True, embeddings=True, positions=True, adapters=(("q_proj", 4), ("down_proj", 4))),
+            TrainedShape(norms=True, embeddings=True, positions=True, adapters=(("q_proj", 4), ("down_proj", 4))),
         ),
     ],
 )
@@ -76,21 +76,21 @@ def test_what_a_method_trains(method, trained):
 
 def test_tensor_parallelism_splits_matrices_and_leaves_norms_whole():
     model = shape.sizes(small())
-    whole, half = shape.tensors(model, Trained()), shape.of_one_rank(shape.tensors(model, Trained()), 2)
+    whole, half = shape.tensors(model, TrainedShape()), shape.of_one_rank(shape.tensors(model, TrainedShape()), 2)
     for before, after in zip(whole, half, strict=True):
         assert after.total == (before.total / 2 if before.kind in ("linear", "head", "embedding") else before.total)
 
 
 def test_tensor_parallelism_splits_the_factor_of_an_adapter_that_meets_the_split_side():
     model = shape.sizes(small())
-    found = shape.tensors(model, Trained(adapters=(("q_proj", 4), ("o_proj", 4))))
+    found = shape.tensors(model, TrainedShape(adapters=(("q_proj", 4), ("o_proj", 4))))
     assert [each.split for each in found if each.kind == "adapter"] == [False, True, True, False]
 
 
 def test_many_layers_take_no_longer_to_count_than_few():
     """A look at a recipe with a number too much must end."""
     model = shape.sizes(small(num_hidden_layers=10**9))
-    assert shape.total(shape.tensors(model, Trained())) > 10**13
+    assert shape.total(shape.tensors(model, TrainedShape())) > 10**13
 
 
 def test_an_unknown_model_says_what_to_do():

@@ -11,8 +11,8 @@ import pytest
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.planning import activations, hardware, memory, shape
 from tape_ds.planning.job import Job
-from tape_ds.planning.layout import Engine, Layout
-from tape_ds.planning.shape import Trained
+from tape_ds.planning.layout import Engine, PlannedLayout
+from tape_ds.planning.shape import TrainedShape
 from tape_ds.recipe import deepspeed_config, deepspeed_keys, library_fields
 from tape_ds.recipe.extension import load
 
@@ -177,14 +177,16 @@ def shapes(name):
 def planned(config, tokens, method, embeddings, **layout):
     """The planner's job for a row of the README, on GPUs."""
     trained = {
-        "full": Trained.everything(),
-        "TAPE": Trained(norms=True, embeddings=embeddings, positions=True),
-        "LoRA": Trained(norms=True, embeddings=embeddings, adapters=tuple((name, 8) for name in TARGETS)),
+        "full": TrainedShape.everything(),
+        "TAPE": TrainedShape(norms=True, embeddings=embeddings, positions=True),
+        "LoRA": TrainedShape(norms=True, embeddings=embeddings, adapters=tuple((name, 8) for name in TARGETS)),
     }[method]
     if method == "LoRA":
         config.position_encoding, config.position_options = "rope", None
     own = {"length": tokens, "global_batch": layout["gpus"], "gpu": hardware.find("a100-80")}
-    return Job(model=shape.sizes(config), trained=trained, layout=Layout(**layout, engine=Engine(persistence=0)), **own)
+    return Job(
+        model=shape.sizes(config), trained=trained, layout=PlannedLayout(**layout, engine=Engine(persistence=0)), **own
+    )
 
 
 def table():

@@ -1,4 +1,4 @@
-"""What of the memory levers contradicts itself is refused with the recipe."""
+"""What of the memory savings contradicts itself is refused with the recipe."""
 
 from types import SimpleNamespace
 
@@ -46,7 +46,7 @@ def test_no_block_has_such_a_number(layers):
     ],
 )
 def test_what_shapes_checkpointing_needs_it(section, field):
-    """A lever that would do nothing."""
+    """A saving that would do nothing."""
     found = problems(section, activation_checkpointing=False)
     assert set(found) == {field} and "activation_checkpointing: true" in found[field]
 

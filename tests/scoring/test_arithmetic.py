@@ -5,14 +5,14 @@ import torch
 
 from tape_ds.scoring import exact_match
 from tape_ds.scoring.answers import Asked
-from tape_ds.scoring.arithmetic import Cell, Question, means, replies
+from tape_ds.scoring.arithmetic import ArithmeticQuestion, Cell, means, replies
 from tests.model.helpers import tiny_model
 
 END = 2
 QUESTIONS = [
-    Question((5, 9, 30, 11), (7, 44, 8)),
-    Question((17, 50), (3,)),
-    Question((40, 3, 12, 12, 60), (9, 9, 9, 9, 9)),
+    ArithmeticQuestion((5, 9, 30, 11), (7, 44, 8)),
+    ArithmeticQuestion((17, 50), (3,)),
+    ArithmeticQuestion((40, 3, 12, 12, 60), (9, 9, 9, 9, 9)),
 ]
 
 
@@ -38,12 +38,12 @@ def test_a_reply_that_goes_on_behind_the_answer_is_another():
     """There is room for one token more than the answer, so that what equals the answer has ended."""
     torch.manual_seed(0)
     model = tiny_model()
-    (whole,) = replies(model, [Question((5, 9), (1,) * 9)], end=END, batch_size=1)
+    (whole,) = replies(model, [ArithmeticQuestion((5, 9), (1,) * 9)], end=END, batch_size=1)
     assert len(whole) == 10, "this model does not end by itself"
-    (cut,) = replies(model, [Question((5, 9), whole[:4])], end=END, batch_size=1)
+    (cut,) = replies(model, [ArithmeticQuestion((5, 9), whole[:4])], end=END, batch_size=1)
     assert cut == whole[:5] != whole[:4]
     first = whole.index(whole[4])
-    (ended,) = replies(model, [Question((5, 9), whole[:first])], end=whole[4], batch_size=1)
+    (ended,) = replies(model, [ArithmeticQuestion((5, 9), whole[:first])], end=whole[4], batch_size=1)
     assert ended == whole[:first]
 
 
@@ -100,11 +100,11 @@ def test_asking_and_teacher_forcing_agree(encoding):
     """What a run scores after training is what the grid counts: a right answer, one that is cut short, another one."""
     torch.manual_seed(0)
     model = tiny_model(encoding=encoding)
-    (whole,) = replies(model, [Question((5, 9, 30), (1,) * 9)], end=END, batch_size=1)
+    (whole,) = replies(model, [ArithmeticQuestion((5, 9, 30), (1,) * 9)], end=END, batch_size=1)
     end = next(token for token in whole[2:] if token not in whole[:2])
     right = whole[: whole.index(end)]
     answers = [right, right[:-1], (*right[:-1], 60 - right[-1]), (*right, 7)]
-    questions = [Question((5, 9, 30), answer) for answer in answers]
+    questions = [ArithmeticQuestion((5, 9, 30), answer) for answer in answers]
     found = replies(model, questions, end=end, batch_size=4)
     forced = [Asked(torch.tensor([[*q.prompt, *q.answer, end]]), len(q.answer) + 1) for q in questions]
     assert [reply == answer for reply, answer in zip(found, answers, strict=True)] == [True, False, False, False]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tape_ds.scoring.continuations import Row, score
+from tape_ds.scoring.continuations import ContinuationRow, score
 from tests.model.helpers import tiny_model, tokens
 
 
@@ -18,7 +18,7 @@ def direct(model, context, continuation):
 
 def row(context, *continuations):
     assert len({(*context, *each[:-1]) for each in continuations}) == 1
-    return Row((*context, *continuations[0][:-1]), continuations)
+    return ContinuationRow((*context, *continuations[0][:-1]), continuations)
 
 
 @pytest.fixture(scope="module")
@@ -45,20 +45,26 @@ def test_what_the_model_would_write_is_greedy(model):
     for _ in range(4):
         text = torch.cat((text, model(text).logits[:, -1:].argmax(dim=-1)), dim=1)
     *context, a, b, c, d = text[0].tolist()
-    ((right, wrong),) = score(model, [Row((*context, a, b, c), ((a, b, c, d), (a, b, c, (d + 1) % 61)))])
+    ((right, wrong),) = score(model, [ContinuationRow((*context, a, b, c), ((a, b, c, d), (a, b, c, (d + 1) % 61)))])
     assert right.greedy and not wrong.greedy and right.log_probability > wrong.log_probability
 
 
 def test_a_continuation_may_split_the_same_text_elsewhere(model):
     """Two answers that end at the same place, of which one is the end of the other."""
-    ((whole, end),) = score(model, [Row((7, 8, 9), ((8, 9, 10), (10,)))])
+    ((whole, end),) = score(model, [ContinuationRow((7, 8, 9), ((8, 9, 10), (10,)))])
     assert whole.log_probability == pytest.approx(direct(model, (7,), (8, 9, 10))[0], abs=2e-5)
     assert end.log_probability == pytest.approx(direct(model, (7, 8, 9), (10,))[0], abs=2e-5)
 
 
 @pytest.mark.parametrize(
     ("rows", "chunk"),
-    [([], 1), ([Row((3,), ())], 1), ([Row((3,), ((3, 4),))], 1), ([Row((3,), ((),))], 1), ([Row((3,), ((4,),))], 0)],
+    [
+        ([], 1),
+        ([ContinuationRow((3,), ())], 1),
+        ([ContinuationRow((3,), ((3, 4),))], 1),
+        ([ContinuationRow((3,), ((),))], 1),
+        ([ContinuationRow((3,), ((4,),))], 0),
+    ],
 )
 def test_rows_that_cannot_be_scored(model, rows, chunk):
     with pytest.raises(ValueError, match="every row needs tokens"):

@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from tape_ds import results
-from tape_ds.data.passkey import Prompt, draw
+from tape_ds.data.passkey import PasskeyPrompt, draw
 from tape_ds.results import passkeys_of
 from tape_ds.scoring.each import in_turn
 from tape_ds.scoring.passkey import NEW_TOKENS, Passkey, Reply, score
@@ -27,7 +27,7 @@ class Numbers(Letters):
 def prompt(length=40, seed=0, short_by=0):
     torch.manual_seed(seed)
     ids = tuple(tokens(1, length - short_by)[0].tolist())
-    return Prompt(length, seed, key=5, depth=0.5, text="", ids=ids)
+    return PasskeyPrompt(length, seed, key=5, depth=0.5, text="", ids=ids)
 
 
 def replied(model, asked, **options):
@@ -179,7 +179,7 @@ def reply_with(ids, key=12345):
             logits[..., ord(ids[written])] = 1.0
             return type("Output", (), {"logits": logits})
 
-    asked = Prompt(40, 0, key, 0.5, "", (BEGIN,))
+    asked = PasskeyPrompt(40, 0, key, 0.5, "", (BEGIN,))
     (found,) = score(Writer(1), Letters(), [asked], use_cache=False, new_tokens=len(ids))
     return found.replies[0]
 

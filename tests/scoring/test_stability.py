@@ -27,9 +27,9 @@ def largest_change(figures):
     return max(each["attention_l1"] for each in figures["layers"].values())
 
 
-def exact_start(self, places_BTN):
+def exact_start(self, positions_BTN):
     """RoPE's start without the rounding to fp32 at its end."""
-    angles_BTC = places_BTN[..., :1].double() * torch.from_numpy(self.frequencies)
+    angles_BTC = positions_BTN[..., :1].double() * torch.from_numpy(self.frequencies)
     return torch.cat((angles_BTC.cos(), angles_BTC.sin()), dim=-1)[:, None] * self.factor
 
 

@@ -8,7 +8,7 @@ import pytest
 from tape_ds.errors import UserError
 from tape_ds.model import convert
 from tape_ds.model.llama import TapeForCausalLM
-from tape_ds.parallel.agreement import Agreement
+from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.planning import hardware, memory, search, shape
 from tape_ds.planning.plan import Plan
 from tape_ds.recipe import extension, pretraining
@@ -37,10 +37,10 @@ def test_the_recipe_says_all_that_decides():
 @pytest.mark.parametrize(
     ("arguments", "trained"),
     [
-        (("--method", "lora"), shape.Trained(norms=True, adapters=(("q_proj", 4), ("v_proj", 4)))),
-        (("--method", "full"), shape.Trained.everything()),
-        (("--method", "norms"), shape.Trained(norms=True)),
-        (("--method", "yarn"), shape.Trained()),
+        (("--method", "lora"), shape.TrainedShape(norms=True, adapters=(("q_proj", 4), ("v_proj", 4)))),
+        (("--method", "full"), shape.TrainedShape.everything()),
+        (("--method", "norms"), shape.TrainedShape(norms=True)),
+        (("--method", "yarn"), shape.TrainedShape()),
     ],
 )
 def test_the_method_decides_what_is_trained(arguments, trained):
@@ -134,7 +134,7 @@ def test_a_run_stops_before_it_loads_what_cannot_fit(more, refused, monkeypatch)
     monkeypatch.setattr(run.device, "check", lambda recipe, config: [])
     recipe = extension.load(["--recipe", "llama2_7b_8k", *more], world_size=1)
     with pytest.raises(UserError, match="GiB would be needed") if refused else contextlib.nullcontext():
-        run.require_room(recipe, model_config.beforehand(recipe), Agreement())
+        run.require_room(recipe, model_config.beforehand(recipe), RankSync())
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
-"""A recipe's memory levers in a model: the same training, said aloud, and an error where one does nothing."""
+"""A recipe's memory savings in a model: the same training, said aloud, and an error where one does nothing."""
 
 import pytest
 import torch
 
 from tape_ds.errors import UserError
 from tape_ds.recipe.sections import Memory
-from tape_ds.training.memory_savings import ApplyLevers, Levers
+from tape_ds.training.memory_savings import ApplyMemorySavings, MemorySavings
 from tests.model.helpers import tiny_model, tokens
 from tests.training.test_trainer import build, losses
 
@@ -16,11 +16,11 @@ EVERYTHING = Memory(checkpoint_layers="selective", checkpoint_offload=True, mlp_
 def train(folder, memory=None, **arguments):
     """Losses of a short training, and the callback."""
     trainer = build(folder, save_strategy="no", **arguments)
-    levers = None if memory is None else ApplyLevers(memory)
-    if levers is not None:
-        trainer.add_callback(levers)
+    savings = None if memory is None else ApplyMemorySavings(memory)
+    if savings is not None:
+        trainer.add_callback(savings)
     trainer.train()
-    return losses(trainer), levers
+    return losses(trainer), savings
 
 
 @pytest.mark.parametrize("method", ["tape", "lora"])
@@ -38,9 +38,9 @@ def train(folder, memory=None, **arguments):
 def test_a_training_is_the_same(tmp_path, method, memory, tolerance):
     """To the last bit, but for tiles, whose sums have another order."""
     expected, _ = train(tmp_path / "plain", method=method)
-    found, levers = train(tmp_path / "levers", memory, method=method, activation_checkpointing=True)
+    found, savings = train(tmp_path / "savings", memory, method=method, activation_checkpointing=True)
     assert found == pytest.approx(expected, rel=tolerance, abs=tolerance)
-    assert levers.levers.recompute.blocks == (2 if memory.checkpoint_layers == 2 else 3)
+    assert savings.savings.recompute.blocks == (2 if memory.checkpoint_layers == 2 else 3)
 
 
 def test_what_was_done_and_what_came_of_it_is_said(tmp_path, capsys):
@@ -56,22 +56,22 @@ def test_what_was_done_and_what_came_of_it_is_said(tmp_path, capsys):
 
 
 def test_nothing_is_done_unasked(tmp_path):
-    _, levers = train(tmp_path, Memory())
-    assert levers.levers.recompute is None and levers.levers.offload is None and levers.levers.tiled == []
+    _, savings = train(tmp_path, Memory())
+    assert savings.savings.recompute is None and savings.savings.offload is None and savings.savings.tiled == []
 
 
-def step(model, levers):
+def step(model, savings):
     """One training step, and the account of it."""
     ids = tokens(2, 13)
     model.train()(ids, labels=ids).loss.backward()
-    return levers.account()
+    return savings.account()
 
 
 def test_an_offload_that_moves_nothing_is_an_error():
     model = tiny_model("gqa", "rope", num_hidden_layers=1)
-    levers = Levers(model, Memory(checkpoint_offload=True), checkpointing=True, device=CPU)
+    savings = MemorySavings(model, Memory(checkpoint_offload=True), checkpointing=True, device=CPU)
     with pytest.raises(UserError, match="moved nothing") as caught:
-        step(model, levers)
+        step(model, savings)
     assert [problem.field for problem in caught.value.problems] == ["checkpoint_offload"]
     assert "one step was taken" in str(caught.value)
 
@@ -80,12 +80,12 @@ def test_an_offload_that_moves_nothing_is_an_error():
 def test_a_policy_that_keeps_no_attention(layers):
     """Attention in plain operations is none that could be kept; linear maps, TAPE's two gates among them, still are."""
     model = tiny_model("gqa", "tape", attention_backend="reference")
-    levers = Levers(model, Memory(checkpoint_layers=layers), checkpointing=True, device=CPU)
+    savings = MemorySavings(model, Memory(checkpoint_layers=layers), checkpointing=True, device=CPU)
     if layers == "selective_matmuls":
-        assert step(model, levers) == ["results kept in the first step instead of computed again: 23"]
+        assert step(model, savings) == ["results kept in the first step instead of computed again: 23"]
         return
     with pytest.raises(UserError, match=r"kept nothing.*\n.*attention_backend: sdpa"):
-        step(model, levers)
+        step(model, savings)
 
 
 @pytest.mark.parametrize("encoding, moved", [("rope", 2), ("tape", 3)])
@@ -93,6 +93,6 @@ def test_the_last_blocks_inputs_stay(encoding, moved):
     """One tensor where no state travels, else two: of three blocks, two blocks' inputs are moved, the first without a
     state."""
     model = tiny_model("mha", encoding)
-    levers = Levers(model, Memory(checkpoint_offload=True), checkpointing=True, device=CPU)
-    step(model, levers)
-    assert levers.offload.moved_bytes == moved * 2 * 13 * 32 * 4
+    savings = MemorySavings(model, Memory(checkpoint_offload=True), checkpointing=True, device=CPU)
+    step(model, savings)
+    assert savings.offload.moved_bytes == moved * 2 * 13 * 32 * 4

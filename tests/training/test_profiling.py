@@ -9,7 +9,7 @@ import pytest
 
 from tape_ds.recipe.sections import Memory, Profile
 from tape_ds.training import profiling
-from tape_ds.training.memory_savings import ApplyLevers
+from tape_ds.training.memory_savings import ApplyMemorySavings
 from tape_ds.training.profiling import StepProfiler
 from tests.training.test_trainer import STEPS, build, losses
 
@@ -18,7 +18,7 @@ def train(folder, profile=None, memory=None, **arguments):
     """A short training, recorded or not."""
     trainer = build(folder, save_strategy="no", activation_checkpointing=memory is not None, **arguments)
     if memory is not None:
-        trainer.add_callback(ApplyLevers(memory))
+        trainer.add_callback(ApplyMemorySavings(memory))
     if profile is not None:
         trainer.add_callback(StepProfiler(trainer, profile, folder))
     trainer.train()

@@ -53,7 +53,7 @@ def test_liger_is_used_where_it_is_wanted_and_can_be(wanted, reason, used, monke
 
 
 class TwoRanks:
-    """The agreement of a job whose other rank has said something already."""
+    """What the ranks of a job share, whose other rank has said something already."""
 
     rank, world = 0, 2
 

@@ -10,7 +10,7 @@ from tape_ds.recipe import pretraining
 from tape_ds.recipe.sections import Samples
 from tape_ds.training.callbacks import Progress
 from tape_ds.training.samples import WriteSamples
-from tape_ds.training.trackers import Expendable
+from tape_ds.training.trackers import SafeTracker
 from tests.training.test_trainer import STEPS, build, losses
 
 
@@ -78,7 +78,7 @@ def test_trackers_that_take_texts_get_them(tmp_path):
     board = SimpleNamespace(add_text=lambda name, text, step: texts.append((name, step)))
     wandb = SimpleNamespace(run=1, Table=lambda columns, data: data, log=tables.append)
     trainer = build(tmp_path)
-    gone, kept = (Expendable(tracker, tmp_path) for tracker in (None, SimpleNamespace(_wandb=wandb)))
+    gone, kept = (SafeTracker(tracker, tmp_path) for tracker in (None, SimpleNamespace(_wandb=wandb)))
     trainer.callback_handler.callbacks = [SimpleNamespace(tb_writer=board), kept, gone]
     writing(trainer)._hand_on(4, [("abc", "x"), ("de", "y")])
     assert texts == [("samples/0", 4), ("samples/1", 4)]

@@ -9,7 +9,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import CallbackHandler
 
-from tape_ds.training.trackers import Expendable, make_expendable
+from tape_ds.training.trackers import SafeTracker, make_expendable
 
 
 class Failing(TrainerCallback):
@@ -36,7 +36,7 @@ def handler_of(callback) -> CallbackHandler:
 
 def test_a_full_disk_ends_the_tracker_alone(tmp_path, capsys):
     tracker = Failing(OSError(errno.ENOSPC, "No space left on device"))
-    log(handler_of(Expendable(tracker, tmp_path)), 5)
+    log(handler_of(SafeTracker(tracker, tmp_path)), 5)
     assert tracker.seen == 2
     printed = capsys.readouterr().out
     assert printed.count("Failing GETS NOTHING MORE") == 1 and str(tmp_path) in printed
@@ -44,7 +44,7 @@ def test_a_full_disk_ends_the_tracker_alone(tmp_path, capsys):
 
 def test_another_error_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="no such metric"):
-        log(handler_of(Expendable(Failing(ValueError("no such metric")), tmp_path)), 2)
+        log(handler_of(SafeTracker(Failing(ValueError("no such metric")), tmp_path)), 2)
 
 
 def test_trackers_alone_are_expendable(tmp_path):
@@ -55,7 +55,7 @@ def test_trackers_alone_are_expendable(tmp_path):
         SimpleNamespace(args=SimpleNamespace(report_to=["tensorboard"]), callback_handler=handler), tmp_path
     )
     first, second = handler.callbacks
-    assert first is own and isinstance(second, Expendable)
+    assert first is own and isinstance(second, SafeTracker)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -65,7 +65,7 @@ def test_tensorboard_on_a_full_disk(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path))
     callback = TensorBoardCallback()
     state, control = TrainerState(is_world_process_zero=True), TrainerControl()
-    handler = handler_of(Expendable(callback, tmp_path))
+    handler = handler_of(SafeTracker(callback, tmp_path))
     arguments = SimpleNamespace(logging_dir=str(tmp_path), to_json_string=lambda: "{}")
     handler.on_train_begin(arguments, state, control)
     writer = callback.tb_writer._get_file_writer().event_writer._async_writer._writer

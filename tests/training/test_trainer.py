@@ -11,11 +11,11 @@ from transformers import Trainer, TrainingArguments
 
 from tape_ds import TapeForCausalLM, methods
 from tape_ds.checkpoint import trained
-from tape_ds.checkpoint.trained import Record
+from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data.dataset import collate
-from tape_ds.data.passkey import Prompt
+from tape_ds.data.passkey import PasskeyPrompt
 from tape_ds.errors import UserError
-from tape_ds.parallel import shared_work
+from tape_ds.parallel import distributed_map
 from tape_ds.recipe.sections import Optimization
 from tape_ds.results import WITHOUT_UPDATES
 from tape_ds.scoring.passkey import score
@@ -69,7 +69,7 @@ def build(folder, rows=None, method="tape", lora_alpha=4, optimization=None, **c
         | changes
     )
     return TapeTrainer(
-        record=Record(base="base", method=method, names=prepared.names),
+        record=TrainedRecord(base="base", method=method, names=prepared.names),
         optimization=optimization,
         tokens_per_step=2 * LENGTH,
         flops_per_token=1.0,
@@ -268,7 +268,7 @@ def test_scoring_shows_how_far_it_is_on_a_terminal(tmp_path, monkeypatch, capsys
     """Layer by layer, up to every token that is read; nothing is left on the model, nothing is shown to a file."""
     trainer = build(tmp_path, max_steps=1)
     monkeypatch.setattr(callbacks, "tqdm", functools.partial(callbacks.tqdm, mininterval=0, miniters=1))
-    prompts = [Prompt(30, trial, 5, 0.5, "", tuple(tokens(1, 22)[0].tolist())) for trial in range(2)]
+    prompts = [PasskeyPrompt(30, trial, 5, 0.5, "", tuple(tokens(1, 22)[0].tolist())) for trial in range(2)]
     losses = LossByPosition([HeldOut("a", tokens(1, 40))], 16, {}, {"trained": None}, tmp_path / "scores.json")
     asking = PasskeyRetrieval(prompts, Letters(), {}, {"trained": None}, tmp_path / "passkey.json")
     for callback, read in ((losses, "40.0/40.0"), (asking, "58.0/74.0")):  # prompts may have 30 tokens, and have 22
@@ -285,7 +285,7 @@ def test_ranks_score_at_the_same_time_what_waits_for_the_same_weights(tmp_path, 
     """Of two ranks one scores the model with its updates and one without, but under ZeRO-3 both do first one, then the
     other."""
     model, documents = build(tmp_path).model, [HeldOut("a", tokens(1, 40))]
-    monkeypatch.setattr(shared_work, "_team_and_teams", lambda: (0, 2))
+    monkeypatch.setattr(distributed_map, "_team_and_teams", lambda: (0, 2))
     after = {"off": WITHOUT_UPDATES, "trained": None}
     assert tokens_to_score(model, documents, after) == 40
     monkeypatch.setattr(model.model.norm.weight, "ds_id", 0, raising=False)  # as DeepSpeed marks what it shards
@@ -316,7 +316,7 @@ def test_scores_of_another_run_are_not_kept(tmp_path):
 
 def asking_for(length, file, rope, after) -> PasskeyRetrieval:
     """One prompt of so many tokens, before training asked of the model as plain RoPE."""
-    prompts = [Prompt(length, 0, 5, 0.5, "", tuple(tokens(1, length)[0].tolist()))]
+    prompts = [PasskeyPrompt(length, 0, 5, 0.5, "", tuple(tokens(1, length)[0].tolist()))]
     return PasskeyRetrieval(prompts, Letters(), {"untouched": rope}, {after: None}, file)
 
 
@@ -380,7 +380,7 @@ def test_ranks_go_on_alike_whatever_their_number_was(tmp_path, world):
         (tmp_path / f"rank_state_{rank}.json").write_text(json.dumps(content))
     trainer._resumed, trainer._tr_loss = tmp_path, torch.zeros(())
     for rank in range(world):
-        vars(trainer.agreement).update(rank=rank, world=world)
+        vars(trainer.rank_sync).update(rank=rank, world=world)
         trainer.load_rank_state()
         assert trainer._tr_loss.item() == ((1.0, 4.0)[rank] if world == 2 else 2.5)
         assert trainer.nonfinite.state() == {"total": 3, "in_a_row": 2}
@@ -391,7 +391,7 @@ def test_ranks_without_stored_random_numbers_begin_anew_each_with_its_own(tmp_pa
     trainer, drawn = build(tmp_path / "new"), []
     trainer._resumed = tmp_path
     for rank in (0, 1, 0):
-        vars(trainer.agreement).update(rank=rank, world=2)
+        vars(trainer.rank_sync).update(rank=rank, world=2)
         trainer.load_rank_state()
         drawn.append(torch.rand(()).item())
     assert drawn[0] == drawn[2] != drawn[1]

@@ -240,8 +240,8 @@ def benchmark(file: Path) -> Rows:
     rows: Rows = {}
     with open(file, encoding="utf-8", newline="") as lines:
         for row in csv.DictReader(lines):
-            fused = row["rival"].startswith("attend")
-            if row["status"] != "timed" or not (fused or row["rival"] == "published, three sdpa"):
+            fused = row["implementation"].startswith("attend")
+            if row["status"] != "timed" or not (fused or row["implementation"] == "published, three sdpa"):
                 continue
             numbers = rows.setdefault(_TIMED.get(row["encoding"], "TAPE, fused") if fused else "TAPE, not fused", {})
             milliseconds, time = float(row["total_p50"] or row["forward_p50"]), Quantity(row["shape"], "time")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tape_ds.data.addressing.task import Task
+from tape_ds.data.addressing.task import AddressingTask
 
 REACHES = (1, 1.5, 2)
 """Lengths of tests unless given, in the longest that is trained."""
@@ -16,24 +16,24 @@ class Test:
     length: int
     kind: str
     """What tells them from rows of training, beside their length; empty: nothing."""
-    task: Task
+    task: AddressingTask
 
     def __str__(self) -> str:
         return f"length {self.length:,}{', ' if self.kind else ''}{self.kind}"
 
 
-def tests(task: Task, lengths: Sequence[int]) -> list[Test]:
+def tests(task: AddressingTask, lengths: Sequence[int]) -> list[Test]:
     """Every kind of rows that the task is tested on, at every length."""
     return [Test(length, kind, tested) for kind, tested in task.tested().items() for length in lengths]
 
 
-def reached(task: Task, trained: int) -> list[int]:
+def reached(task: AddressingTask, trained: int) -> list[int]:
     """Lengths of tests for a model that is trained up to ``trained``, none longer than rows can be."""
     step = task.step
     return sorted({min(int(trained * reach) // step * step, task.longest) for reach in REACHES})
 
 
-def wrong_length(task: Task, length: int) -> str | None:
+def wrong_length(task: AddressingTask, length: int) -> str | None:
     """What to give instead of a length that the task does not have; None: it has it."""
     if task.shortest <= length <= task.longest and length % task.step == 0:
         return None

@@ -10,13 +10,13 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tape_ds.data.addressing.task import LONGEST, Row, Task
+from tape_ds.data.addressing.task import LONGEST, AddressingRow, AddressingTask
 
 WRITE, READ, IGNORE = "w", "r", "i"
 
 
 @dataclass(frozen=True)
-class FlipFlop(Task):
+class FlipFlop(AddressingTask):
     """``w 1 i 0 i 1 r 1``: instructions with a bit each; a read has the bit of the last write, and is an answer.
 
     As published: the first instruction is a write and the last a read, each between is an ignore with probability
@@ -58,7 +58,7 @@ class FlipFlop(Task):
         """The length is that of the row."""
         return length
 
-    def draw(self, generator: random.Random, length: int) -> Row:
+    def draw(self, generator: random.Random, length: int) -> AddressingRow:
         """Instruction by instruction."""
         change = (1 - self.ignore) / 2
         between = generator.choices((WRITE, READ, IGNORE), (change, change, self.ignore), k=length // 2 - 2)
@@ -72,9 +72,9 @@ class FlipFlop(Task):
             elif instruction == WRITE:
                 written = bit
             words += (instruction, bit)
-        return Row(tuple(words), tuple(answers))
+        return AddressingRow(tuple(words), tuple(answers))
 
-    def tested(self) -> Mapping[str, Task]:
+    def tested(self) -> Mapping[str, AddressingTask]:
         """As trained, and with other probabilities of an ignore."""
         others = (self.sparse, self.dense)
         return {"": self} | {f"ignore {each:g}": replace(self, ignore=each) for each in others}
@@ -85,7 +85,7 @@ class FlipFlop(Task):
 
 
 @dataclass(frozen=True)
-class SelectiveCopy(Task):
+class SelectiveCopy(AddressingTask):
     """``_ c _ _ a | c a``: items among blanks, and behind the bar the items in their order, all of them answers.
 
     Items are uniform and independent, and so are the places that they have.
@@ -123,14 +123,14 @@ class SelectiveCopy(Task):
         """Items and blanks, the bar, and the items again."""
         return length + 1 + self.items
 
-    def draw(self, generator: random.Random, length: int) -> Row:
+    def draw(self, generator: random.Random, length: int) -> AddressingRow:
         """Places first, then items."""
         places = sorted(generator.sample(range(length), self.items))
         copied = generator.choices(string.ascii_letters[: self.values], k=self.items)
         words = ["_"] * length
         for place, item in zip(places, copied, strict=True):
             words[place] = item
-        return Row((*words, "|", *copied), tuple(range(length + 1, self.tokens(length))))
+        return AddressingRow((*words, "|", *copied), tuple(range(length + 1, self.tokens(length))))
 
     def bounds(self) -> dict[str, tuple[float, float]]:
         """The alphabet ends."""
@@ -138,7 +138,7 @@ class SelectiveCopy(Task):
 
 
 @dataclass(frozen=True)
-class Recall(Task):
+class Recall(AddressingTask):
     """``k3 v7 k1 v2 ... k1 v2``: keys with values, and then some of the keys again, whose values are the answers.
 
     The keys of a row are different from one another, and so are those that are asked for; values are uniform and
@@ -185,14 +185,14 @@ class Recall(Task):
         """Pairs, and as many tokens for each query."""
         return length + 2 * self.queries
 
-    def draw(self, generator: random.Random, length: int) -> Row:
+    def draw(self, generator: random.Random, length: int) -> AddressingRow:
         """Pairs first, then which of them are asked for."""
         chosen = generator.sample(range(self.keys), length // 2)
         values = generator.choices(range(self.values), k=len(chosen))
         pairs = [(f"k{key}", f"v{value}") for key, value in zip(chosen, values, strict=True)]
         pairs += generator.sample(pairs, self.queries)
         words = tuple(word for pair in pairs for word in pair)
-        return Row(words, tuple(range(length + 1, len(words), 2)))
+        return AddressingRow(words, tuple(range(length + 1, len(words), 2)))
 
     def bounds(self) -> dict[str, tuple[float, float]]:
         """Enough for different rows."""

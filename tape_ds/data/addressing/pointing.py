@@ -10,11 +10,11 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tape_ds.data.addressing.task import Row, Task
+from tape_ds.data.addressing.task import AddressingRow, AddressingTask
 
 
 @dataclass(frozen=True)
-class Pointing(Task):
+class Pointing(AddressingTask):
     """``x b ^1 q f ... ?1 2 x``: letters, markers among them, and at the end a marker's question, k, and the letter.
 
     Letters are uniform and independent, and so are the places of markers among those from which every k can be asked.
@@ -66,7 +66,7 @@ class Pointing(Task):
     def target(self, place: int, k: int) -> int:
         """The place that is asked for, of a marker's place and k."""
 
-    def draw(self, generator: random.Random, length: int) -> Row:
+    def draw(self, generator: random.Random, length: int) -> AddressingRow:
         """No question is for a place that has a marker, and none is asked twice."""
         markers = range(1, self.markers + 1)
         places = dict(zip(markers, generator.sample(self.places(length), self.markers), strict=True))
@@ -83,7 +83,7 @@ class Pointing(Task):
         asked = generator.sample(can_be_asked, self.queries)
         for marker, k in asked:
             words += (f"?{marker}", str(k), words[self.target(places[marker], k)])
-        return Row(tuple(words), tuple(range(length + 2, len(words), 3)))
+        return AddressingRow(tuple(words), tuple(range(length + 2, len(words), 3)))
 
     def bounds(self) -> dict[str, tuple[float, float]]:
         """Of one letter there would be nothing to tell, and the alphabet ends."""

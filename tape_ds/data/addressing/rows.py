@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from tape_ds.data.addressing.task import Row, Task
+from tape_ds.data.addressing.task import AddressingRow, AddressingTask
 from tape_ds.data.drawn import DrawnRows
 from tape_ds.data.scrolls.rows import item
 
@@ -31,7 +31,7 @@ class AddressingRows(DrawnRows):
     A batch has no padding then, which saves a third of the time of a small model's step.
     """
 
-    def __init__(self, task: Task, lengths: tuple[int, int], *, samples: int, seed: int, step_rows: int):
+    def __init__(self, task: AddressingTask, lengths: tuple[int, int], *, samples: int, seed: int, step_rows: int):
         """Serve ``samples`` rows of lengths between ``lengths``, both included, ``step_rows`` to a step."""
         super().__init__(samples=samples, seed=seed)
         self.step_rows = step_rows
@@ -39,7 +39,7 @@ class AddressingRows(DrawnRows):
         self._lengths = range(lengths[0], lengths[1] + 1, task.step)
         self._ids = ids_of(task)
 
-    def row(self, index: int) -> Row:
+    def row(self, index: int) -> AddressingRow:
         """Row ``index`` in words."""
         length = random.Random(f"length {self.seed} {index // self.step_rows}").choice(self._lengths)
         return draw(self.task, self.generator(index), length, test=False)
@@ -49,14 +49,14 @@ class AddressingRows(DrawnRows):
         return item(np.array([self._ids[word] for word in row.words], np.int64), list(row.answers))
 
 
-def held_out(task: Task, length: int, count: int, seed: int) -> list[Row]:
+def held_out(task: AddressingTask, length: int, count: int, seed: int) -> list[AddressingRow]:
     """``count`` rows of a test; fewer are the first of more. They depend on the arguments alone."""
     return [
         draw(task, random.Random(f"{task!r} {length} {seed} {number}"), length, test=True) for number in range(count)
     ]
 
 
-def draw(task: Task, generator: random.Random, length: int, test: bool) -> Row:
+def draw(task: AddressingTask, generator: random.Random, length: int, test: bool) -> AddressingRow:
     """A row of this length, among those of the tests or among all others."""
     while True:
         row = task.draw(generator, length)
@@ -70,11 +70,11 @@ def is_test(words: Sequence[str]) -> bool:
     return int.from_bytes(digest, "little") < _LIMIT
 
 
-def ids_of(task: Task) -> dict[str, int]:
+def ids_of(task: AddressingTask) -> dict[str, int]:
     """The id of each word."""
     return {word: number for number, word in enumerate(task.vocabulary)}
 
 
-def fingerprint(task: Task, lengths: Sequence[int]) -> str:
+def fingerprint(task: AddressingTask, lengths: Sequence[int]) -> str:
     """Of all rows of these lengths, and of how they are drawn."""
     return hashlib.sha256(repr((FORMAT, KEY, ONE_IN, task, tuple(lengths))).encode()).hexdigest()[:16]

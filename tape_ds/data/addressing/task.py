@@ -14,7 +14,7 @@ LONGEST = 4096
 
 
 @dataclass(frozen=True)
-class Row:
+class AddressingRow:
     """A text with its answers in it."""
 
     words: tuple[str, ...]
@@ -24,7 +24,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Task(ABC):
+class AddressingTask(ABC):
     """A kind of row. A subclass's fields are its options: integers and floats."""
 
     name: ClassVar[str]
@@ -63,7 +63,7 @@ class Task(ABC):
         """Tokens of a row of this length, all its answers among them."""
 
     @abstractmethod
-    def draw(self, generator: random.Random, length: int) -> Row:
+    def draw(self, generator: random.Random, length: int) -> AddressingRow:
         """A row of exactly this length."""
 
     @property
@@ -71,7 +71,7 @@ class Task(ABC):
         """Its tokens, in the order of their ids."""
         return (*SPECIAL, *self.words)
 
-    def tested(self) -> Mapping[str, "Task"]:
+    def tested(self) -> Mapping[str, "AddressingTask"]:
         """The kinds of rows that a model of this task is tested on, by what tells them apart."""
         return {"": self}
 

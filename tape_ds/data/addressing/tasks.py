@@ -6,16 +6,16 @@ from typing import Any, get_type_hints
 
 from tape_ds.data.addressing.memory import FlipFlop, Recall, SelectiveCopy
 from tape_ds.data.addressing.pointing import LookAhead, LookBack
-from tape_ds.data.addressing.task import Task
+from tape_ds.data.addressing.task import AddressingTask
 from tape_ds.errors import Problem, did_you_mean, raise_if_any
 
-TASKS: Mapping[str, Task] = {
+TASKS: Mapping[str, AddressingTask] = {
     task.name: task for task in (LookBack(), LookAhead(), FlipFlop(), SelectiveCopy(), Recall())
 }
 """Each with its default options."""
 
 
-def make(name: str, options: Mapping[str, Any]) -> Task:
+def make(name: str, options: Mapping[str, Any]) -> AddressingTask:
     """A task with its options.
 
     Raises:
@@ -39,7 +39,7 @@ def check(name: str, options: Mapping[str, Any]) -> list[Problem]:
     return [Problem(f"task_options.{each.field}", each.value, each.wrong, each.remedy) for each in found]
 
 
-def options_of(task: Task) -> dict[str, Any]:
+def options_of(task: AddressingTask) -> dict[str, Any]:
     """Every option of a task, with its value."""
     return {**vars(task)}
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tape_ds.data.arithmetic import split
-from tape_ds.data.arithmetic.tasks import TASKS, Sample, Task
+from tape_ds.data.arithmetic.tasks import TASKS, ArithmeticSample, ArithmeticTask
 from tape_ds.data.arithmetic.vocabulary import EOS
 from tape_ds.data.drawn import DrawnRows
 from tape_ds.data.scrolls.rows import item
@@ -38,7 +38,7 @@ class ArithmeticRows(DrawnRows):
         self.largest = (max_digits, max_digits_second)
         self._ids = _ids(self.task)
 
-    def sample(self, index: int) -> Sample:
+    def sample(self, index: int) -> ArithmeticSample:
         """The problem behind number ``index``."""
         generator = self.generator(index)
         i, j = (1 + generator.randrange(most) for most in self.largest)
@@ -49,7 +49,7 @@ class ArithmeticRows(DrawnRows):
         return item(np.array(ids, np.int64), slice(len(ids) - targets, None))
 
 
-def encode(sample: Sample, tokenizer: "PreTrainedTokenizerBase") -> tuple[list[int], int]:
+def encode(sample: ArithmeticSample, tokenizer: "PreTrainedTokenizerBase") -> tuple[list[int], int]:
     """The ids of a whole row (prompt, answer, EOS), and how many at its end are targets (answer and EOS)."""
     return _encode(sample, tokenizer.get_vocab())
 
@@ -60,11 +60,11 @@ def fingerprint(task_name: str, max_digits: int, max_digits_second: int) -> str:
     return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
 
 
-def _encode(sample: Sample, ids: dict[str, int]) -> tuple[list[int], int]:
+def _encode(sample: ArithmeticSample, ids: dict[str, int]) -> tuple[list[int], int]:
     row = [ids[letter] for letter in sample.prompt + sample.answer]
     return [*row, EOS], len(sample.answer) + 1
 
 
 @functools.cache
-def _ids(task: Task) -> dict[str, int]:
+def _ids(task: ArithmeticTask) -> dict[str, int]:
     return {token: number for number, token in enumerate(task.vocabulary)}

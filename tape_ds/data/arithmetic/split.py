@@ -13,7 +13,7 @@ import functools
 import hashlib
 import random
 
-from tape_ds.data.arithmetic.tasks import TASKS, Operands, Sample, Task
+from tape_ds.data.arithmetic.tasks import TASKS, ArithmeticSample, ArithmeticTask, Operands
 
 KEY = b"tape-ds arithmetic, split 1"
 """Of the hash: another key, another split."""
@@ -41,7 +41,7 @@ def is_test(task_name: str, operands: Operands) -> bool:
     return _hash(task_name, sorted(operands)) < _LIMIT
 
 
-def draw(task: Task, generator: random.Random, i: int, j: int, test: bool) -> Sample:
+def draw(task: ArithmeticTask, generator: random.Random, i: int, j: int, test: bool) -> ArithmeticSample:
     """A problem of exactly these sizes, uniform among those of the test (or among all others)."""
     while True:
         operands = task.draw_operands(generator, i, j)
@@ -49,7 +49,7 @@ def draw(task: Task, generator: random.Random, i: int, j: int, test: bool) -> Sa
             return task.sample(operands)
 
 
-def cell(task: Task, i: int, j: int, count: int, seed: int) -> list[Sample]:
+def cell(task: ArithmeticTask, i: int, j: int, count: int, seed: int) -> list[ArithmeticSample]:
     """``count`` different problems of the test, of exactly these sizes; fewer where there are fewer.
 
     They depend on the arguments alone, and fewer problems are the first of more, unless the cell is so small that it is
@@ -59,7 +59,7 @@ def cell(task: Task, i: int, j: int, count: int, seed: int) -> list[Sample]:
     if task.count(i, j) < _CROWDED * count:
         held_out = [operands for operands in task.every(i, j) if is_test(task.name, operands)]
         return [task.sample(operands) for operands in generator.sample(held_out, min(count, len(held_out)))]
-    found: dict[Operands, Sample] = {}
+    found: dict[Operands, ArithmeticSample] = {}
     while len(found) < count:
         sample = draw(task, generator, i, j, test=True)
         found[sample.operands] = sample

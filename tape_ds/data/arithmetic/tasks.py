@@ -38,7 +38,7 @@ SORTER = (*SPECIAL, *string.digits, *_LIST, *LETTERS)
 
 
 @dataclass(frozen=True)
-class Sample:
+class ArithmeticSample:
     """A problem and its answer."""
 
     prompt: str
@@ -49,7 +49,7 @@ class Sample:
     """As one reads them: ``("12", "34")``."""
 
 
-class Task(ABC):
+class ArithmeticTask(ABC):
     """A kind of problem."""
 
     name: str
@@ -96,11 +96,11 @@ class Task(ABC):
         longer = TESTED if longest is None else longest / max(first, second)
         return min(round(first * longer), self.largest[0]), min(round(second * longer), self.largest[1])
 
-    def sample(self, operands: Operands) -> Sample:
+    def sample(self, operands: Operands) -> ArithmeticSample:
         """The problem with these operands."""
-        return Sample(self.prompt(operands), self.answer(operands), operands)
+        return ArithmeticSample(self.prompt(operands), self.answer(operands), operands)
 
-    def draw(self, generator: random.Random, i: int, j: int) -> Sample:
+    def draw(self, generator: random.Random, i: int, j: int) -> ArithmeticSample:
         """A problem of exactly these sizes, uniform among all of them."""
         return self.sample(self.draw_operands(generator, i, j))
 
@@ -112,7 +112,7 @@ def reversed_number(number: int) -> str:
 
 
 @dataclass(frozen=True)
-class TwoNumbers(Task):
+class TwoNumbers(ArithmeticTask):
     """An operation on two numbers of i and j digits."""
 
     name: str
@@ -156,7 +156,7 @@ class TwoNumbers(Task):
         return i + 1 + j + 1 + self.answer_digits(i, j) + 1
 
 
-class Sorting(Task):
+class Sorting(ArithmeticTask):
     """``a:64957,b:99963,c:10218=bac``: names of numbers of i digits, in the order of the numbers."""
 
     name = "sorting"
@@ -195,7 +195,7 @@ class Sorting(Task):
         return (i + 3) * j + j + 1
 
 
-class BitwiseOr(Task):
+class BitwiseOr(ArithmeticTask):
     """``0010+010000=011000``: two vectors of i and j places, each with at most one 1, aligned at their beginnings.
 
     It asks for the alignment of places and nothing else: there is no carry, and a place can only be found by counting.
@@ -243,7 +243,7 @@ def one_hot(places: int, place: int) -> str:
     return "".join("1" if each == place else "0" for each in range(places))
 
 
-TASKS: Mapping[str, Task] = {
+TASKS: Mapping[str, ArithmeticTask] = {
     task.name: task
     for task in (
         TwoNumbers("addition", "+", add, lambda i, j: max(i, j) + 1),

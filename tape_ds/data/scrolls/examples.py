@@ -27,7 +27,7 @@ WITHOUT_ANSWERS = "test"
 
 
 @dataclass(frozen=True)
-class Row:
+class ScrollsRow:
     """One line of a file: a text with one reference answer; None where it is not published."""
 
     id: str
@@ -63,7 +63,7 @@ def read(name: str, split: str, data_dir: str | Path | None = None) -> list[Exam
     Raises:
         UserError: an unknown name or split, no such file, a line that is no row, a split without rows.
     """
-    first: dict[str, Row] = {}
+    first: dict[str, ScrollsRow] = {}
     outputs: dict[str, list[str]] = {}
     for row in rows(name, split, data_dir):
         first.setdefault(row.id, row)
@@ -71,7 +71,7 @@ def read(name: str, split: str, data_dir: str | Path | None = None) -> list[Exam
     return [Example(row.id, row.input, tuple(outputs[row.id]), row.hard) for row in first.values()]
 
 
-def rows(name: str, split: str, data_dir: str | Path | None = None) -> Iterator[Row]:
+def rows(name: str, split: str, data_dir: str | Path | None = None) -> Iterator[ScrollsRow]:
     """The lines of a split, one for each reference answer; a line at a time, since whole splits may take many GB.
 
     Raises:
@@ -79,7 +79,7 @@ def rows(name: str, split: str, data_dir: str | Path | None = None) -> Iterator[
     """
     dataset = _checked(name, split)
     if dataset == MADE:
-        yield from (Row(*row) for row in made.rows(split))
+        yield from (ScrollsRow(*row) for row in made.rows(split))
         return
     location = _locate(dataset, split, data_dir)
     found = False
@@ -218,7 +218,7 @@ def _download(dataset: Dataset) -> Path:
         raise UserError(Problem("dataset", dataset.name, wrong, remedy)) from error
 
 
-def _row(line: str, location: _Location, number: int, split: str) -> Row:
+def _row(line: str, location: _Location, number: int, split: str) -> ScrollsRow:
     """One line as a row.
 
     Raises:
@@ -238,7 +238,9 @@ def _row(line: str, location: _Location, number: int, split: str) -> Row:
     if not fields["input"].strip():
         raise UserError(location.problem(f"line {number} has an empty input", "remove the line, or give its text"))
     output = fields.get("output")
-    row = Row(fields["id"], fields["input"], output if isinstance(output, str) else None, fields.get("is_hard") is True)
+    row = ScrollsRow(
+        fields["id"], fields["input"], output if isinstance(output, str) else None, fields.get("is_hard") is True
+    )
     try:
         f"{row.id}{row.input}{row.output}".encode()
     except UnicodeEncodeError as error:  # half of a character, as "\ud83d": no tokenizer and no file takes it

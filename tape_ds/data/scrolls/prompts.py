@@ -32,7 +32,7 @@ REFERENCE_WORDS = 20_000
 
 
 @dataclass(frozen=True)
-class Prompt:
+class ScrollsPrompt:
     """What a model reads."""
 
     ids: list[int]
@@ -49,7 +49,7 @@ def prompt_ids(
     reserve: int,
     reference_format: bool,
     words: int = REFERENCE_WORDS,
-) -> Prompt:
+) -> ScrollsPrompt:
     """The prompt of one example, at most ``max_tokens - reserve`` ids.
 
     Args:
@@ -81,7 +81,7 @@ def prompt_ids(
     cut = max(0, len(ids) - room)
     if cut or (summary and reference_format):  # the published code repeats the end of a short prompt, too
         ids = ids[: room - kept_at_end] + ids[len(ids) - kept_at_end :]
-    return Prompt(ids, cut + beyond)
+    return ScrollsPrompt(ids, cut + beyond)
 
 
 def answer_ids(

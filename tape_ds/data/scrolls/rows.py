@@ -30,7 +30,7 @@ FORMAT = 2
 
 
 @dataclass(frozen=True)
-class Form:
+class RowForm:
     """How a row is cut and joined, see :mod:`.prompts`."""
 
     max_tokens: int
@@ -41,7 +41,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Cut:
+class CutText:
     """What did not fit into the rows."""
 
     rows: int
@@ -64,7 +64,7 @@ def tokenized(
     split: str,
     data_dir: str | Path | None,
     tokenizer: "PreTrainedTokenizerBase",
-    form: Form,
+    form: RowForm,
     cache_dir: str | Path,
     questions: int | None = None,
 ) -> "datasets.Dataset":
@@ -99,7 +99,7 @@ def tokenized(
     features = Features({"id": Value("string"), "input_ids": List(number), **counts})
 
     def chosen() -> Iterator[dict[str, Any]]:
-        read: Callable[[], Iterator[examples.Row]] = partial(examples.rows, name, split, data_dir)
+        read: Callable[[], Iterator[examples.ScrollsRow]] = partial(examples.rows, name, split, data_dir)
         for row in read() if questions is None else _spread(read, questions):
             yield _row(name, row, tokenizer, form)
 
@@ -107,7 +107,7 @@ def tokenized(
     return load_from_disk(str(cache.folder(Path(cache_dir), key, build)))
 
 
-def _spread(read: Callable[[], Iterator[examples.Row]], count: int) -> Iterator[examples.Row]:
+def _spread(read: Callable[[], Iterator[examples.ScrollsRow]], count: int) -> Iterator[examples.ScrollsRow]:
     """The first row of ``count`` questions, evenly spaced over all; read twice, since whole splits may take many GB."""
     ids = list(dict.fromkeys(row.id for row in read()))
     wanted = {ids[len(ids) * place // count] for place in range(count)} if count < len(ids) else set(ids)
@@ -117,7 +117,7 @@ def _spread(read: Callable[[], Iterator[examples.Row]], count: int) -> Iterator[
             yield row
 
 
-def _row(name: str, row: examples.Row, tokenizer: "PreTrainedTokenizerBase", form: Form) -> dict[str, Any]:
+def _row(name: str, row: examples.ScrollsRow, tokenizer: "PreTrainedTokenizerBase", form: RowForm) -> dict[str, Any]:
     assert row.output is not None, "splits without answers are refused with the recipe"
     prompt = prompt_ids(
         find(name),
@@ -144,13 +144,15 @@ def lengths(rows: "datasets.Dataset") -> np.ndarray:
     return np.concatenate(parts).astype(np.int64)
 
 
-def cut(rows: "datasets.Dataset") -> Cut:
+def cut(rows: "datasets.Dataset") -> CutText:
     """What the rows of :func:`tokenized` have lost."""
     prompts, answers = (
         np.concatenate([batch.column(name).to_numpy() for batch in _columns(rows)]).astype(np.int64)
         for name in ("cut_prompt", "cut_answer")
     )
-    return Cut(len(rows), int((prompts > 0).sum()), int(prompts.sum()), int((answers > 0).sum()), int(answers.sum()))
+    return CutText(
+        len(rows), int((prompts > 0).sum()), int(prompts.sum()), int((answers > 0).sum()), int(answers.sum())
+    )
 
 
 def _columns(rows: "datasets.Dataset") -> Iterator[Any]:

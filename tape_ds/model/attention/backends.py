@@ -18,7 +18,7 @@ from torch import Tensor
 from tape_ds.errors import did_you_mean
 from tape_ds.kernels import jit
 from tape_ds.model.attention.borders import FEW_QUERIES
-from tape_ds.model.attention.call import Call, joined
+from tape_ds.model.attention.call import AttentionCall, joined
 from tape_ds.model.attention.flash import attention_by_flash
 from tape_ds.model.attention.flash import missing as missing_flash
 from tape_ds.model.attention.flex import FLEX_QUERIES, attention_by_flex
@@ -36,7 +36,7 @@ TABLE = Path(__file__).with_name("table.json")
 # Tensors of torch's meta device stand for a GPU's: their shapes go the way that a GPU's would.
 _GPUS = ("cuda", "meta")
 
-_BACKENDS: dict[str, Callable[[Call], tuple[Tensor, ...]]] = {
+_BACKENDS: dict[str, Callable[[AttentionCall], tuple[Tensor, ...]]] = {
     "flash": attention_by_flash,
     "flex": functools.partial(joined, attention_by_flex),
     "reference": functools.partial(joined, attention_by_reference),
@@ -46,12 +46,12 @@ _BACKENDS: dict[str, Callable[[Call], tuple[Tensor, ...]]] = {
 }
 
 
-def run(name: str, call: Call) -> tuple[Tensor, ...]:
+def run(name: str, call: AttentionCall) -> tuple[Tensor, ...]:
     """The call's outputs [B, H, T, V], by the backend of that name."""
     return _BACKENDS[name](call)
 
 
-def choose(backend: str, call: Call) -> str:
+def choose(backend: str, call: AttentionCall) -> str:
     """The backend that ``backend`` stands for in this call.
 
     Raises:
@@ -69,7 +69,7 @@ def choose(backend: str, call: Call) -> str:
     return name
 
 
-class Row(NamedTuple):
+class StoredChoice(NamedTuple):
     """One line of the table: what is fastest for these calls, and where that was measured."""
 
     device: str
@@ -89,10 +89,10 @@ class Row(NamedTuple):
 
 
 # Read here, not in a call: a compiled graph cannot open files.
-_ROWS = tuple(Row(**row) for row in json.loads(TABLE.read_text(encoding="utf-8")))
+_ROWS = tuple(StoredChoice(**row) for row in json.loads(TABLE.read_text(encoding="utf-8")))
 
 
-def table() -> tuple[Row, ...]:
+def table() -> tuple[StoredChoice, ...]:
     """The stored rows."""
     return _ROWS
 
@@ -103,7 +103,7 @@ class Chip(NamedTuple):
     type: str
     """"cpu", "cuda"."""
     name: str
-    """As :class:`Row` names it."""
+    """As :class:`StoredChoice` names it."""
 
 
 def chip_of(device: torch.device) -> Chip:
@@ -113,7 +113,7 @@ def chip_of(device: torch.device) -> Chip:
     return Chip("cuda", "sm_{}{}".format(*torch.cuda.get_device_capability(device)))
 
 
-def _auto(call: Call) -> str:
+def _auto(call: AttentionCall) -> str:
     device, chip = chip_of(call.q.device)
     if call.bias is not None:
         # With fewer queries than one block its kernel gains nothing, and every step of decoding, one key more than the
@@ -135,7 +135,7 @@ def _auto(call: Call) -> str:
     return name
 
 
-def _unmeasured(call: Call, device: str) -> tuple[str, str]:
+def _unmeasured(call: AttentionCall, device: str) -> tuple[str, str]:
     """What is taken without a measurement on this chip, and why."""
     if call.borders is not None and call.q.shape[2] > FEW_QUERIES and device in _GPUS:
         unfit = _why_not("varlen", call)
@@ -152,7 +152,7 @@ def _unmeasured(call: Call, device: str) -> tuple[str, str]:
     return "sdpa", f"torch's fused kernels, no T x S matrix; {wide}"
 
 
-def _measured(call: Call, chip: str) -> Row | None:
+def _measured(call: AttentionCall, chip: str) -> StoredChoice | None:
     """The table's row for this call."""
     columns, packed = sum(value.shape[-1] for value in call.values), call.borders is not None
     kind = (chip, str(call.q.dtype).removeprefix("torch."), call.q.shape[-1], columns, packed)
@@ -172,7 +172,7 @@ def missing(name: str, device_type: str) -> str | None:
     return None
 
 
-def _why_not(name: str, call: Call) -> str | None:
+def _why_not(name: str, call: AttentionCall) -> str | None:
     """Why a backend cannot compute this call."""
     if call.bias is not None and name == "flex" and call.bias.element is None:
         return "cannot compute this encoding's bias"

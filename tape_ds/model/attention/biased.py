@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from tape_ds.kernels import reference
-from tape_ds.model.attention.call import Call, allowed_keys, blank_padding
+from tape_ds.model.attention.call import AttentionCall, allowed_keys, blank_padding
 from tape_ds.model.attention.plain import matrix_attention
 from tape_ds.model.score_bias import ScoreBias
 
@@ -22,7 +22,7 @@ Fused = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], Tensor]
 """(q, k, v, mask, is_causal, scale) -> output, see :func:`tape_ds.model.attention.sdpa.fused`."""
 
 
-def biased_attention(call: Call, bias: ScoreBias, fused: Fused) -> Tensor:
+def biased_attention(call: AttentionCall, bias: ScoreBias, fused: Fused) -> Tensor:
     """Where the whole would be large, the blocks are computed again for the backward instead of kept.
 
     Args:
@@ -51,7 +51,7 @@ def biased_attention(call: Call, bias: ScoreBias, fused: Fused) -> Tensor:
 
 
 def _block(
-    q: Tensor, k: Tensor, v: Tensor, call: Call, bias: ScoreBias, at: slice, learned: bool, fused: Fused
+    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, bias: ScoreBias, at: slice, learned: bool, fused: Fused
 ) -> Tensor:
     """Attention of the queries ``at`` over the first keys.
 

@@ -13,7 +13,7 @@ from tape_ds.model.attention.borders import Borders
 from tape_ds.model.score_bias import ScoreBias
 
 
-class Call(NamedTuple):
+class AttentionCall(NamedTuple):
     """The arguments of :func:`tape_ds.model.attention.attend_values`, defaults filled in."""
 
     q: Tensor
@@ -43,7 +43,7 @@ class Call(NamedTuple):
         return torch.is_grad_enabled() and any(x.requires_grad for x in (self.q, self.k, *self.values))
 
 
-def joined(function: Callable[[Call], Tensor], call: Call) -> tuple[Tensor, ...]:
+def joined(function: Callable[[AttentionCall], Tensor], call: AttentionCall) -> tuple[Tensor, ...]:
     """Return the outputs of a function that takes one value, by giving it all values side by side."""
     if len(call.values) == 1:
         return (function(call),)
@@ -60,7 +60,7 @@ def complete(
     offset: int | Tensor | None,
     scale: float | None,
     bias: ScoreBias | None,
-) -> Call:
+) -> AttentionCall:
     """Fill the defaults in, and drop the keys behind the last query: they play no part.
 
     Raises:
@@ -69,7 +69,7 @@ def complete(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     offset = k.shape[2] - q.shape[2] if offset is None else offset
     if isinstance(offset, Tensor):
-        return Call(q, k, values, causal, borders, offset, scale, bias)
+        return AttentionCall(q, k, values, causal, borders, offset, scale, bias)
     seen = offset + q.shape[2]
     if offset < 0 or seen > k.shape[2]:
         raise ValueError(f"{q.shape[2]} queries at offset {offset} do not fit on an axis of {k.shape[2]} keys")
@@ -81,33 +81,33 @@ def complete(
             f"borders of {list(borders.ids_BS.shape)} keys and {borders.queries} queries do not fit "
             f"{q.shape[2]} queries over {[len(q), k.shape[2]]} keys"
         )
-    return Call(q, k, values, causal, borders, offset, scale, bias)
+    return AttentionCall(q, k, values, causal, borders, offset, scale, bias)
 
 
 def allowed_keys(
     queries: int, keys: int, causal: bool, document_ids: Tensor | None, offset: int | Tensor, device: torch.device
 ) -> Tensor:
     """The mask that a call stands for: bool [B or 1, T, S], True where a query may see a key."""
-    query_places = torch.arange(queries, device=device) + offset
-    key_places = torch.arange(keys, device=device)
+    query_positions = torch.arange(queries, device=device) + offset
+    key_positions = torch.arange(keys, device=device)
     if causal:
-        allowed_1TS = (key_places[None, :] <= query_places[:, None])[None]
+        allowed_1TS = (key_positions[None, :] <= query_positions[:, None])[None]
     else:
         allowed_1TS = torch.ones(1, queries, keys, dtype=torch.bool, device=device)
     if document_ids is None:
         return allowed_1TS
-    query_ids_BT = document_ids.index_select(1, query_places)
+    query_ids_BT = document_ids.index_select(1, query_positions)
     same_BTS = (query_ids_BT[:, :, None] == document_ids[:, None, :]) & (document_ids >= 0)[:, None, :]
     return allowed_1TS & same_BTS
 
 
-def blank_padding(call: Call) -> Call:
+def blank_padding(call: AttentionCall) -> AttentionCall:
     """Zero whatever padding holds: a weight of 0 times NaN would still be NaN, forward and backward."""
     if call.borders is None or not call.borders.may_pad:
         return call
     padding_B1S1 = (call.borders.ids_BS < 0)[:, None, :, None]
-    query_places = torch.arange(call.q.shape[2], device=call.q.device) + call.offset
-    q = call.q.masked_fill(padding_B1S1.index_select(2, query_places), 0.0)
+    query_positions = torch.arange(call.q.shape[2], device=call.q.device) + call.offset
+    q = call.q.masked_fill(padding_B1S1.index_select(2, query_positions), 0.0)
     k, *values = (x.masked_fill(padding_B1S1, 0.0) for x in (call.k, *call.values))
     return call._replace(q=q, k=k, values=tuple(values))
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tape_ds.model.attention.borders import Packed
-from tape_ds.model.attention.call import Call
+from tape_ds.model.attention.call import AttentionCall
 
 
 class Attention(Protocol):
@@ -27,7 +27,9 @@ class Attention(Protocol):
         ...
 
 
-def attention_by_documents(call: Call, packed: Packed, attention: Attention, one_width: bool) -> tuple[Tensor, ...]:
+def attention_by_documents(
+    call: AttentionCall, packed: Packed, attention: Attention, one_width: bool
+) -> tuple[Tensor, ...]:
     """Return the outputs [B, H, T, V] of a call; 0 for padding, which is never read.
 
     Args:
@@ -55,7 +57,7 @@ def by_key_width(attention: Callable[[Tensor], Tensor], value: Tensor, width: in
     return outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
 
 
-def whole_rows(call: Call) -> Packed:
+def whole_rows(call: AttentionCall) -> Packed:
     """Return where the documents of a call without borders are: every row is one."""
     (rows, _, queries, _), keys = call.q.shape, call.k.shape[2]
     counted = torch.arange(rows + 1, device=call.q.device, dtype=torch.int32)

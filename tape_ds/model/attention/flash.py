@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tape_ds.model.attention.borders import Packed
-from tape_ds.model.attention.call import Call
+from tape_ds.model.attention.call import AttentionCall
 from tape_ds.model.attention.documents import attention_by_documents, by_key_width
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ RELEASES = (
 )
 
 
-def attention_by_flash(call: Call) -> tuple[Tensor, ...]:
+def attention_by_flash(call: AttentionCall) -> tuple[Tensor, ...]:
     """Any causal or full call without a bias, in fp16 or bf16."""
     options = {"softmax_scale": call.scale, "causal": call.causal}
     if call.borders is None:

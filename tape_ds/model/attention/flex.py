@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from tape_ds.model.attention.call import Call, blank_padding
+from tape_ds.model.attention.call import AttentionCall, blank_padding
 from tape_ds.model.score_bias import ScoreBias
 
 # FlexAttention chooses its blocks by the key's width alone: beside a value of 256 columns they exceed the shared
@@ -33,7 +33,7 @@ FLEX_QUERIES = 128
 """One block of queries; with fewer, FlexAttention takes another kernel, with blocks of its own."""
 
 
-def attention_by_flex(call: Call) -> Tensor:
+def attention_by_flex(call: AttentionCall) -> Tensor:
     """torch's FlexAttention, compiled: bias, causality and documents are part of the kernel.
 
     What a block skips is not read, but the rest of a block is multiplied by 0: padding is zeroed here too.

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from tape_ds.kernels import decode_attention, tape_attention
 from tape_ds.model.attention.borders import Borders
-from tape_ds.model.attention.call import Call
+from tape_ds.model.attention.call import AttentionCall
 from tape_ds.model.attention.sdpa import attention_by_sdpa
 
 
-def attention_by_triton(call: Call) -> tuple[Tensor, ...]:
+def attention_by_triton(call: AttentionCall) -> tuple[Tensor, ...]:
     """A call for which :func:`why_not` gives None."""
     assert isinstance(call.offset, int)
     halves = _halves(call)
@@ -32,7 +32,7 @@ def attention_by_triton(call: Call) -> tuple[Tensor, ...]:
     return tuple(parts) if len(parts) == len(call.values) else (torch.cat(parts, dim=-1),)
 
 
-def why_not(call: Call) -> str | None:
+def why_not(call: AttentionCall) -> str | None:
     """Why the kernels cannot compute this call."""
     halves, width = _halves(call), call.q.shape[-1]
     if _decodes(call) or (len(halves) == 1 and halves[0].shape[-1] <= width):
@@ -45,12 +45,12 @@ def why_not(call: Call) -> str | None:
     return tape_attention.why_not(call.q, call.k, *halves)
 
 
-def _halves(call: Call) -> tuple[Tensor, ...]:
+def _halves(call: AttentionCall) -> tuple[Tensor, ...]:
     """The value, and the position state where there is one: two tensors, or views of one that holds both."""
     return call.v.split(call.q.shape[-1], dim=-1) if len(call.values) == 1 else call.values
 
 
-def _decodes(call: Call) -> bool:
+def _decodes(call: AttentionCall) -> bool:
     """Whether this is a step of decoding: few queries, and nobody asks for a gradient."""
     halves = _halves(call)
     if call.trains or not call.causal or not call.scale > 0 or len(halves) > 2:

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from tape_ds.kernels import reference
-from tape_ds.model.attention.call import Call, allowed_keys, blank_padding, fp32_kept
+from tape_ds.model.attention.call import AttentionCall, allowed_keys, blank_padding, fp32_kept
 
 
-def attention_by_reference(call: Call) -> Tensor:
+def attention_by_reference(call: AttentionCall) -> Tensor:
     """fp32 throughout, [B, H, T, S] weights in memory: the truth in tests, and what ``output_attentions`` needs."""
     return attention_with_weights(call)[0]
 
 
-def attention_with_weights(call: Call) -> tuple[Tensor, Tensor]:
+def attention_with_weights(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """The output [B, H, T, V] and the weights [B, H, T, S]."""
     call = blank_padding(call)
     q, k, v = call.q, call.k, call.v

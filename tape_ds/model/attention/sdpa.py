@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tape_ds.kernels.cpu_attention import cpu_attention
 from tape_ds.model.attention.biased import biased_attention
 from tape_ds.model.attention.borders import FEW_QUERIES, Borders, Packed
-from tape_ds.model.attention.call import Call, allowed_keys, blank_padding, fp32_kept, joined
+from tape_ds.model.attention.call import AttentionCall, allowed_keys, blank_padding, fp32_kept, joined
 from tape_ds.model.attention.documents import attention_by_documents, by_key_width
 from tape_ds.model.attention.plain import attention_by_reference, few_queries
 
@@ -35,7 +35,7 @@ UNFUSED_SCORES = 1 << 30
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-def attention_by_sdpa(call: Call) -> tuple[Tensor, ...]:
+def attention_by_sdpa(call: AttentionCall) -> tuple[Tensor, ...]:
     """Every call of :func:`tape_ds.model.attention.attend_values`; the way depends on masks and lengths.
 
     Raises:
@@ -46,7 +46,7 @@ def attention_by_sdpa(call: Call) -> tuple[Tensor, ...]:
     return joined(_of_one_value, call)
 
 
-def _of_one_value(call: Call) -> Tensor:
+def _of_one_value(call: AttentionCall) -> Tensor:
     if not call.q.shape[2]:
         return attention_by_reference(call)
     if call.bias is not None:
@@ -61,7 +61,7 @@ def _of_one_value(call: Call) -> Tensor:
     return _by_document(call, call.borders)
 
 
-def _is_small(call: Call, borders: Borders) -> bool:
+def _is_small(call: AttentionCall, borders: Borders) -> bool:
     """Whether one mask costs less than a call for every document."""
     scores = call.q.shape[0] * call.q.shape[2] * call.k.shape[2]
     return scores <= MASK_ENTRIES * len(borders.packed.cu_keys)
@@ -83,7 +83,7 @@ def _unmasked(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale:
     return torch.cat(blocks, dim=2)
 
 
-def _masked(call: Call) -> Tensor:
+def _masked(call: AttentionCall) -> Tensor:
     call = blank_padding(call)
     queries = call.q.shape[2]
     if call.q.shape[0] * queries * call.k.shape[2] <= BLOCKED_ENTRIES:
@@ -92,7 +92,7 @@ def _masked(call: Call) -> Tensor:
     return torch.cat([_masked_block(call, start, min(start + QUERY_BLOCK, queries)) for start in starts], dim=2)
 
 
-def _masked_block(call: Call, start: int, stop: int) -> Tensor:
+def _masked_block(call: AttentionCall, start: int, stop: int) -> Tensor:
     """The queries ``start .. stop`` of a call whose padding is zeros."""
     first = call.offset + start
     allowed_BTS = allowed_keys(stop - start, call.k.shape[2], call.causal, call.document_ids, first, call.q.device)
@@ -103,7 +103,7 @@ def _masked_block(call: Call, start: int, stop: int) -> Tensor:
     return fused(call.q[:, :, start:stop], call.k, call.v, mask, False, call.scale).masked_fill(blind_B1T1, 0.0)
 
 
-def _by_document(call: Call, borders: Borders) -> Tensor:
+def _by_document(call: AttentionCall, borders: Borders) -> Tensor:
     """A call for every document; what the host needs for that is asked of the device once for all layers."""
     query_counts, key_counts = borders.once("lengths", _lengths)
 

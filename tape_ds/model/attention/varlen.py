@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
 from tape_ds.model.attention.borders import Packed
-from tape_ds.model.attention.call import Call
+from tape_ds.model.attention.call import AttentionCall
 from tape_ds.model.attention.documents import attention_by_documents, whole_rows
 
 # torch 2.11 takes grouped heads without being told; later versions ask for it.
@@ -20,7 +20,7 @@ _WIDEST = 256
 """Columns of a head that its kernels take."""
 
 
-def attention_by_varlen(call: Call) -> tuple[Tensor, ...]:
+def attention_by_varlen(call: AttentionCall) -> tuple[Tensor, ...]:
     """A call for which :func:`why_not` gives None; a row without borders is one document."""
     packed = whole_rows(call) if call.borders is None else call.borders.packed
 
@@ -44,7 +44,7 @@ def attention_by_varlen(call: Call) -> tuple[Tensor, ...]:
     return attention_by_documents(call, packed, attention, one_width=True)
 
 
-def why_not(call: Call) -> str | None:
+def why_not(call: AttentionCall) -> str | None:
     """Why its kernels do not take heads of this size."""
     width = call.q.shape[-1]
     return f"takes heads of a multiple of 8 up to {_WIDEST}, not {width}" if width % 8 or width > _WIDEST else None

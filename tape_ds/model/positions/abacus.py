@@ -68,31 +68,31 @@ class AbacusEncoding(base.PositionEncoding):
         batch = max(len(inner_BTN), len(places_BT1))
         return torch.cat((inner_BTN.expand(batch, -1, -1), places_BT1.expand(batch, -1, -1)), dim=-1)
 
-    def embed(self, x_BTD: Tensor, places_BTN: Tensor) -> Tensor:
+    def embed(self, x_BTD: Tensor, positions_BTN: Tensor) -> Tensor:
         """What the inner encoding makes of the embeddings, plus those of digits' places.
 
         The offset is drawn here, not where places are counted: what a cache keeps is the count.
         """
-        x_BTD = self.inner.embed(x_BTD, self._inner_places(places_BTN))
-        places_BT = places_BTN[..., -1]
+        x_BTD = self.inner.embed(x_BTD, self._inner_places(positions_BTN))
+        positions_BT = positions_BTN[..., -1]
         offset = 0
         if self.training and self.shift:
             offset = int(torch.randint(self.shift + 1, (), device="cpu").item())
-        added_BTD = self.digits((places_BT - 1).clamp(min=0) + offset)
-        return x_BTD + added_BTD.masked_fill((places_BT == 0)[..., None], 0).to(x_BTD.dtype)
+        added_BTD = self.digits((positions_BT - 1).clamp(min=0) + offset)
+        return x_BTD + added_BTD.masked_fill((positions_BT == 0)[..., None], 0).to(x_BTD.dtype)
 
-    def start(self, places_BTN: Tensor) -> Tensor | None:
+    def start(self, positions_BTN: Tensor) -> Tensor | None:
         """The inner encoding's."""
-        return self.inner.start(self._inner_places(places_BTN))
+        return self.inner.start(self._inner_places(positions_BTN))
 
-    def for_layers(self, places_BTN: Tensor) -> Tensor | None:
+    def for_layers(self, positions_BTN: Tensor) -> Tensor | None:
         """The inner encoding's."""
-        return self.inner.for_layers(self._inner_places(places_BTN))
+        return self.inner.for_layers(self._inner_places(positions_BTN))
 
     @staticmethod
-    def _inner_places(places_BTN: Tensor) -> Tensor:
+    def _inner_places(positions_BTN: Tensor) -> Tensor:
         """Once for the batch where rows differ in their numbers only: angles and biases are then computed once too."""
-        return rows_that_differ(places_BTN[..., :-1])
+        return rows_that_differ(positions_BTN[..., :-1])
 
 
 def places_in_numbers(digits_BS: Tensor, documents_BS: Tensor | None) -> Tensor:

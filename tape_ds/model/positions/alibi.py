@@ -46,15 +46,15 @@ class AlibiLayer(base.PositionLayer):
 
     def score_bias(
         self,
-        query_places_BTN: Tensor,
+        query_positions_BTN: Tensor,
         carried_BGTC: None,
-        key_places_BSN: Tensor,
+        key_positions_BSN: Tensor,
         carried_BGSC: None,
         heads: slice = base.EVERY_HEAD,
     ) -> ScoreBias:
         """Distances in integers, products in fp32."""
-        slopes_H = torch.tensor(self.slopes[heads], device=query_places_BTN.device)
-        heads_H = torch.arange(len(slopes_H), device=query_places_BTN.device)
+        slopes_H = torch.tensor(self.slopes[heads], device=query_positions_BTN.device)
+        heads_H = torch.arange(len(slopes_H), device=query_positions_BTN.device)
 
         def element(query: Tensor, key: Tensor, head: Tensor) -> Tensor:
             return slopes_H[head] * (key - query)
@@ -62,4 +62,4 @@ class AlibiLayer(base.PositionLayer):
         def block(queries: Tensor, keys: Tensor) -> Tensor:
             return elementwise(element, queries, keys, heads_H)
 
-        return ScoreBias(query_places_BTN[:, None, :, :1], key_places_BSN[:, None, :, :1], block, element)
+        return ScoreBias(query_positions_BTN[:, None, :, :1], key_positions_BSN[:, None, :, :1], block, element)

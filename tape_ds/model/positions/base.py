@@ -39,10 +39,10 @@ class Text(NamedTuple):
     """Place of the first token of this call on the key axis."""
     past_BSN: Tensor | None
     """What ``locate`` said of the tokens in the cache; at a tensor offset (a compiled static cache) the whole buffer,
-    whose unused places are 0. None without a cache, with an empty one, or for an encoding that remembers nothing."""
+    whose unused positions are 0. None without a cache, with an empty one, or for an encoding that remembers nothing."""
 
     def whole(self, new_BTN: Tensor) -> Tensor:
-        """The cached tokens' places followed by those of this call, [B, S, N]."""
+        """The cached tokens' positions followed by those of this call, [B, S, N]."""
         if self.past_BSN is None:
             return new_BTN
         batch = max(self.past_BSN.shape[0], new_BTN.shape[0])
@@ -68,7 +68,7 @@ class PositionEncoding(nn.Module):
     cache_exact = True
     """A promise: decoding with a cache gives the logits of the full pass, at any length."""
     remembers = 0
-    """N where a later call needs the places of earlier tokens: a cache then keeps them. 0: it does not, and N is 1."""
+    """N where a later call needs the positions of earlier tokens: a cache then keeps them. 0: it does not; N is 1."""
 
     def __init__(self, config: TapeConfig, options: Options):
         super().__init__()
@@ -95,16 +95,16 @@ class PositionEncoding(nn.Module):
             return positions_BT
         return positions_BT + torch.randint(self.random_shift + 1, (), device="cpu").item()
 
-    def for_layers(self, places_BTN: Tensor) -> Tensor | None:
-        """What of the places :meth:`PositionLayer.score_bias` is given; None for an encoding that remembers none."""
-        return places_BTN if self.remembers else None
+    def for_layers(self, positions_BTN: Tensor) -> Tensor | None:
+        """What of the positions :meth:`PositionLayer.score_bias` is given; None for an encoding that remembers none."""
+        return positions_BTN if self.remembers else None
 
-    def embed(self, x_BTD: Tensor, places_BTN: Tensor) -> Tensor:
+    def embed(self, x_BTD: Tensor, positions_BTN: Tensor) -> Tensor:
         """The token embeddings as the first block sees them."""
         return x_BTD
 
-    def start(self, places_BTN: Tensor) -> Tensor | None:
-        """What all layers share, from the places alone."""
+    def start(self, positions_BTN: Tensor) -> Tensor | None:
+        """What all layers share, from the positions alone."""
         return None
 
 
@@ -136,18 +136,18 @@ class PositionLayer(nn.Module):
 
     def score_bias(
         self,
-        query_places_BTN: Tensor | None,
+        query_positions_BTN: Tensor | None,
         carried_BGTC: Tensor | None,
-        key_places_BSN: Tensor | None,
+        key_positions_BSN: Tensor | None,
         carried_BGSC: Tensor | None,
         heads: slice = EVERY_HEAD,
     ) -> ScoreBias | None:
         """What is added to the scores.
 
         Args:
-            query_places_BTN: of the queries, see :meth:`PositionEncoding.for_layers`.
+            query_positions_BTN: of the queries, see :meth:`PositionEncoding.for_layers`.
             carried_BGTC: the columns of :meth:`carry` for the queries' tokens.
-            key_places_BSN: places of all keys, cached ones included; as for the queries.
+            key_positions_BSN: positions of all keys, cached ones included; as for the queries.
             carried_BGSC: the columns for all keys.
             heads: of the model's query heads, those that this call computes; the columns are of their groups.
         """

@@ -51,15 +51,15 @@ class BipeRopeEncoding(RopeEncoding):
         segment_BS, intra_BS = count_segments(ends_BS, documents_BS[:, : ends_BS.shape[1]])
         return text.of_this_call(torch.stack((segment_BS, intra_BS, ends_BS), dim=-1), text.ids_BT.shape[1])
 
-    def embed(self, x_BTD: Tensor, places_BTN: Tensor) -> Tensor:
+    def embed(self, x_BTD: Tensor, positions_BTN: Tensor) -> Tensor:
         """Adds the embedding of the place within the segment."""
-        return x_BTD + self.intra(places_BTN[..., 1]).to(x_BTD.dtype)
+        return x_BTD + self.intra(positions_BTN[..., 1]).to(x_BTD.dtype)
 
 
 class BipeAlibiEncoding(BipeRopeEncoding):
     """The segments' numbers as they are."""
 
-    def start(self, places_BTN: Tensor) -> None:
+    def start(self, positions_BTN: Tensor) -> None:
         """Nothing turns: the layers read the places."""
         return None
 

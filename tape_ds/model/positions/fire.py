@@ -71,9 +71,9 @@ class FireLayer(base.PositionLayer):
 
     def score_bias(
         self,
-        query_places_BTN: Tensor,
+        query_positions_BTN: Tensor,
         carried_BGTC: None,
-        key_places_BSN: Tensor,
+        key_positions_BSN: Tensor,
         carried_BGSC: None,
         heads: slice = base.EVERY_HEAD,
     ) -> ScoreBias:
@@ -96,7 +96,7 @@ class FireLayer(base.PositionLayer):
             x_BtsJ = torch.relu(normalised(queries, keys.transpose(-1, -2))[:, 0, ..., None] * weight_in_J + bias_in_J)
             return (x_BtsJ @ weight_out_HJ.T + bias_out_H).permute(0, 3, 1, 2)
 
-        marks = query_places_BTN[:, None, :, :1], key_places_BSN[:, None, :, :1]
+        marks = query_positions_BTN[:, None, :, :1], key_positions_BSN[:, None, :, :1]
         return ScoreBias(*marks, block, element, learned=True, inner=len(weight_in_J))
 
     def multiplications_per_token(self, keys: float) -> float:

@@ -56,14 +56,14 @@ class RopeEncoding(base.PositionEncoding):
         length_BT1 = length_B11.expand(batch, places_BT1.shape[1], 1)
         return torch.cat((places_BT1.expand(batch, -1, -1), length_BT1), dim=-1)
 
-    def start(self, places_BTN: Tensor) -> Tensor:
+    def start(self, positions_BTN: Tensor) -> Tensor:
         """fp32 [B, 1, T, K]: cosines in the first K/2 columns, sines in the last; angles in fp64, rounded once."""
         if self.dynamic:
-            frequencies = dynamic_frequencies(self.rope_parameters, self.head_dim, places_BTN[..., 1])
+            frequencies = dynamic_frequencies(self.rope_parameters, self.head_dim, positions_BTN[..., 1])
             factor = 1.0
         else:
-            frequencies, factor = self._frequencies_on(places_BTN.device), self.factor
-        angles_BTC = places_BTN[..., :1].double() * frequencies
+            frequencies, factor = self._frequencies_on(positions_BTN.device), self.factor
+        angles_BTC = positions_BTN[..., :1].double() * frequencies
         return (torch.cat((angles_BTC.cos(), angles_BTC.sin()), dim=-1) * factor).float()[:, None]
 
     def _frequencies_on(self, device: torch.device) -> Tensor:

@@ -17,11 +17,11 @@ class SincosEncoding(base.PositionEncoding):
 
     translation_invariant = False
 
-    def embed(self, x_BTD: Tensor, places_BTN: Tensor) -> Tensor:
+    def embed(self, x_BTD: Tensor, positions_BTN: Tensor) -> Tensor:
         """Embeddings plus waves; angles in fp64, the sum rounded once."""
         width = x_BTD.shape[-1]
         exponents_C = torch.arange(0, width, 2, dtype=torch.float64, device=x_BTD.device) / width
-        angles_BTC = places_BTN.double() * BASE**-exponents_C
+        angles_BTC = positions_BTN.double() * BASE**-exponents_C
         waves_BTD = torch.stack((angles_BTC.sin(), angles_BTC.cos()), dim=-1).flatten(2)[..., :width]
         return (x_BTD + waves_BTD.float()).to(x_BTD.dtype)
 

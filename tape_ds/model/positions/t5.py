@@ -61,14 +61,14 @@ class T5Layer(base.PositionLayer):
 
     def score_bias(
         self,
-        query_places_BTN: Tensor,
+        query_positions_BTN: Tensor,
         carried_BGTC: None,
-        key_places_BSN: Tensor,
+        key_positions_BSN: Tensor,
         carried_BGSC: None,
         heads: slice = base.EVERY_HEAD,
     ) -> ScoreBias:
         """Distances look up a table of max_distance + 1 rows; a key ahead of its query counts as distance 0."""
-        by_distance_RH = self.table(torch.from_numpy(self.buckets).to(query_places_BTN.device))[:, heads]
+        by_distance_RH = self.table(torch.from_numpy(self.buckets).to(query_positions_BTN.device))[:, heads]
         farthest = len(self.buckets) - 1
 
         def element(query: Tensor, key: Tensor, head: Tensor) -> Tensor:
@@ -78,5 +78,5 @@ class T5Layer(base.PositionLayer):
             distances_Bts = (queries - keys.transpose(-1, -2))[:, 0].clamp(0, farthest)
             return nn.functional.embedding(distances_Bts, by_distance_RH).permute(0, 3, 1, 2)
 
-        marks = query_places_BTN[:, None, :, :1], key_places_BSN[:, None, :, :1]
+        marks = query_positions_BTN[:, None, :, :1], key_positions_BSN[:, None, :, :1]
         return ScoreBias(*marks, block, element, learned=True)

@@ -26,7 +26,7 @@ from tape_ds.model.positions.alibi import slopes
 from tape_ds.model.positions.kernel_features import draw_grids, features, log_kernel
 from tape_ds.model.positions.options import TapeOptions
 from tape_ds.model.positions.rope import RopeEncoding
-from tape_ds.model.positions.tape_updates import FORMS, Form, Projection, Update
+from tape_ds.model.positions.tape_updates import FORMS, Projection, Update, UpdateForm
 from tape_ds.model.score_bias import ScoreBias
 
 if TYPE_CHECKING:
@@ -51,13 +51,13 @@ class TapeEncoding(RopeEncoding):
         """The grids of kernel features, too."""
         return self.from_alibi or super().draws
 
-    def start(self, places_BTN: Tensor) -> Tensor:
+    def start(self, positions_BTN: Tensor) -> Tensor:
         """fp32 [B, 1, T, C] (kernel features: [B, G, T, C])."""
         if self.from_alibi:
-            slopes_G = torch.tensor(self.slopes, dtype=torch.float64, device=places_BTN.device)
+            slopes_G = torch.tensor(self.slopes, dtype=torch.float64, device=positions_BTN.device)
             grids_3P = draw_grids(self.head_dim, True) if self.training else torch.from_numpy(self.fixed_grids)
-            return features(places_BTN[..., 0], slopes_G, grids_3P)
-        start_B1TK = super().start(places_BTN)
+            return features(positions_BTN[..., 0], slopes_G, grids_3P)
+        start_B1TK = super().start(positions_BTN)
         if not self.whole_halves:
             return start_B1TK
         cos, sin = start_B1TK.chunk(2, dim=-1)
@@ -94,7 +94,7 @@ class TapeLayer(base.PositionLayer):
             self.expand, self.contract = self.form.projections(config, self.rank)
 
     @property
-    def form(self) -> Form:
+    def form(self) -> UpdateForm:
         """Looked up rather than kept: a model can then be pickled, functions of the table and all."""
         return FORMS[self.form_name]
 
@@ -116,9 +116,9 @@ class TapeLayer(base.PositionLayer):
 
     def score_bias(
         self,
-        query_places_BTN: None,
+        query_positions_BTN: None,
         carried_BGTC: Tensor | None,
-        key_places_BSN: None,
+        key_positions_BSN: None,
         carried_BGSC: Tensor | None,
         heads: slice = base.EVERY_HEAD,
     ) -> ScoreBias | None:

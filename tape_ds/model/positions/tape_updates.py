@@ -244,7 +244,7 @@ def _added(state: Tensor | None, update: Tensor, dtype: torch.dtype) -> Tensor:
     return update.to(dtype) if state is None else (state + update).to(dtype)
 
 
-class Form(NamedTuple):
+class UpdateForm(NamedTuple):
     """One form of the two updates."""
 
     whole_halves: bool
@@ -289,7 +289,7 @@ def _head_cost(groups: int, rank: int, columns: int) -> float:
 
 
 FORMS = {
-    "tensorial": Form(
+    "tensorial": UpdateForm(
         False,
         HeadMix,
         HeadScale,
@@ -299,7 +299,7 @@ FORMS = {
         multiplications=_head_cost,
         uses=lambda groups, columns: columns,
     ),
-    "separate": Form(
+    "separate": UpdateForm(
         False,
         lambda config: Separately(lambda: HeadMix(config)),
         lambda config: Separately(lambda: HeadScale(config)),
@@ -310,7 +310,7 @@ FORMS = {
         uses=lambda groups, columns: columns / 2,
         separate=True,
     ),
-    "vector": Form(
+    "vector": UpdateForm(
         True,
         ChannelMix,
         ChannelScale,
@@ -320,7 +320,7 @@ FORMS = {
         multiplications=lambda groups, rank, columns: 2 * rank * groups * columns,
         uses=lambda groups, columns: 2 * groups,
     ),
-    "flattened": Form(
+    "flattened": UpdateForm(
         True,
         WholeHeadMix,
         WholeHeadScale,

@@ -36,24 +36,24 @@ class XposEncoding(RopeEncoding):
         super().__init__(config, options)
         self.middle = min(config.max_position_embeddings // 2, FARTHEST)  # farther, and position 0 is out of reach
 
-    def start(self, places_BTN: Tensor) -> Tensor:
+    def start(self, positions_BTN: Tensor) -> Tensor:
         """fp32 [B, 1, T, 3 K / 2]: cosines, sines, factors, K/2 columns each; from fp64, rounded once.
 
         Raises:
             ValueError: a position too far from the middle of the window for fp32 to hold the factors.
         """
-        places_BT1 = places_BTN[..., :1] - self.middle
+        places_BT1 = positions_BTN[..., :1] - self.middle
         if bool((places_BT1 > FARTHEST).any()):
             raise ValueError(
-                f"xpos: position {int(places_BTN[..., 0].max())} is more than {FARTHEST} from the middle of the window "
-                f"({self.middle}): its decay leaves fp32; raise max_position_embeddings to the length you use, "
+                f"xpos: position {int(positions_BTN[..., 0].max())} is more than {FARTHEST} from the middle of the "
+                f"window ({self.middle}): its decay leaves fp32; raise max_position_embeddings to the length you use, "
                 f"at most {2 * FARTHEST}"
             )
         width = self.head_dim
-        pairs_C = torch.arange(0, width, 2, dtype=torch.float64, device=places_BTN.device)
+        pairs_C = torch.arange(0, width, 2, dtype=torch.float64, device=positions_BTN.device)
         zeta_C = (pairs_C + GAMMA * width) / ((1 + GAMMA) * width)
         factors_B1TC = (zeta_C ** (places_BT1.double() / SCALE_BASE)).float()[:, None]
-        return torch.cat((super().start(places_BTN), factors_B1TC), dim=-1)
+        return torch.cat((super().start(positions_BTN), factors_B1TC), dim=-1)
 
 
 class XposLayer(base.PositionLayer):

@@ -11,7 +11,7 @@ from tape_ds.data.addressing import rows
 from tape_ds.data.addressing.lengths import Test
 from tape_ds.data.addressing.rows import AddressingRows
 from tape_ds.model.llama import evaluated_at
-from tape_ds.parallel.shared_work import share_out
+from tape_ds.parallel.distributed_map import share_out
 from tape_ds.recipe.addressing import Addressing
 from tape_ds.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.scoring import addressing

@@ -14,7 +14,7 @@ from tape_ds.data.arithmetic import rows, split
 from tape_ds.data.arithmetic.rows import ArithmeticRows
 from tape_ds.data.arithmetic.tasks import TASKS
 from tape_ds.methods import init_weights
-from tape_ds.parallel.shared_work import share_out
+from tape_ds.parallel.distributed_map import share_out
 from tape_ds.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.scoring import exact_match
 from tape_ds.scoring.answers import Asked
@@ -110,7 +110,7 @@ def assemble(recipe: ArithmeticRecipe) -> DrawnRun:
     arguments = started.arguments
     decides = identity.of(recipe, tokenizer, read)
     require_same(recipe, started, decides)
-    require_room(recipe, config, started.agreement)
+    require_room(recipe, config, started.rank_sync)
     model = init_weights.build(config, arguments.seed, weights_dtype(arguments))
     prepared = methods.prepare("full", model, settings=None)
     return kind(

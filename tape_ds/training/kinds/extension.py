@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
 
 from tape_ds import methods, paths
-from tape_ds.checkpoint.trained import Record
+from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data import passkey
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.dataset import TrainingRows
@@ -53,14 +53,14 @@ class Extension(Run):
     native: PreTrainedConfig
     """Configuration of the base model."""
     held_out: list[HeldOut]
-    prompts: list[passkey.Prompt]
+    prompts: list[passkey.PasskeyPrompt]
     """What hides a number that the model is asked for."""
 
     @property
-    def record(self) -> Record:
+    def record(self) -> TrainedRecord:
         """The base under the address of the recipe, so that it is found from any folder."""
         base = base_address(self.recipe.model.model)
-        return Record(base=base, method=self.recipe.method.method, names=self.names)
+        return TrainedRecord(base=base, method=self.recipe.method.method, names=self.names)
 
     @property
     def angles(self) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
     lengths, trials = asked.passkey_lengths, asked.passkey_trials
     prompts = passkey.draw(tokenizer, lengths, trials, arguments.seed, asked.passkey_form)  # the same for every method
     config = model_config.extended(recipe, native, tokenizer)
-    require_room(recipe, config, started.agreement)
+    require_room(recipe, config, started.rank_sync)
     dtype = weights_dtype(arguments, recipe.trains)
     model = extendable.load(base, config, dtype=dtype, **quantisation(recipe, arguments))
     prepared = methods.prepare(recipe.method.method, model, recipe.method)

@@ -11,14 +11,14 @@ import torch
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
 from tape_ds import methods, paths, storage
-from tape_ds.checkpoint.trained import Record
+from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.scrolls import examples, rows
-from tape_ds.data.scrolls.rows import AnswerRows, Cut
+from tape_ds.data.scrolls.rows import AnswerRows, CutText
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.model import convert, extendable
 from tape_ds.model import rows as rows_of_vocabulary
-from tape_ds.parallel.shared_work import share_out
+from tape_ds.parallel.distributed_map import share_out
 from tape_ds.recipe.finetuning import HELD_OUT, TRAIN, FinetuningRecipe, data_origin
 from tape_ds.recipe.scale import check_model
 from tape_ds.recipe.sections import check_trained, learns
@@ -74,13 +74,13 @@ class Finetuning(RunOfVariedRows):
     rows: AnswerRows
     asked: list[Asked]
     """Held-out questions with their answers."""
-    cut: dict[str, Cut]
+    cut: dict[str, CutText]
     """What did not fit, by split."""
 
     @property
-    def record(self) -> Record:
+    def record(self) -> TrainedRecord:
         """Every parameter is trained, so the folder is a whole model; the base says what it was."""
-        return Record(base=base_address(self.recipe.model.model), method="full", names=self.names)
+        return TrainedRecord(base=base_address(self.recipe.model.model), method="full", names=self.names)
 
     @property
     def mean_tokens(self) -> int:
@@ -156,7 +156,7 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
     train = tokenized(recipe, tokenizer, TRAIN)
     held_out = tokenized(recipe, tokenizer, HELD_OUT, recipe.data.eval_examples) if recipe.data.eval_examples else None
     samples = sample_count(recipe, len(train))
-    require_room(recipe, config, started.agreement)
+    require_room(recipe, config, started.rank_sync)
     model = extendable.load(base, config, dtype=weights_dtype(arguments))
     prepared = methods.prepare("full", model, settings=None)
     return Finetuning(
@@ -191,6 +191,6 @@ def tokenized(
         UserError: the data.
     """
     data = recipe.data
-    form = rows.Form(data.max_tokens, data.answer_tokens, data.reference_format)
+    form = rows.RowForm(data.max_tokens, data.answer_tokens, data.reference_format)
     cache = paths.data_cache(data.data_cache)
     return rows.tokenized(data.dataset, split, data.data_dir, tokenizer, form, cache, questions)

@@ -88,7 +88,7 @@ def assemble(recipe: PretrainingRecipe) -> Pretraining:
     require_same(recipe, started, decides)
     rows = training_rows(recipe, tokenizer)
     held_out, left_out = held_out_documents(recipe, tokenizer)
-    require_room(recipe, config, started.agreement)
+    require_room(recipe, config, started.rank_sync)
     model = init_weights.build(config, arguments.seed, weights_dtype(arguments))
     prepared = methods.prepare("full", model, settings=None)
     return Pretraining(

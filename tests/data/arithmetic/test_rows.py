@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from tape_ds.data.arithmetic import rows, split, vocabulary
 from tape_ds.data.arithmetic.rows import ArithmeticRows
-from tape_ds.data.arithmetic.tasks import TASKS, Sample
+from tape_ds.data.arithmetic.tasks import TASKS, ArithmeticSample
 from tape_ds.data.dataset import collate
 
 
@@ -94,7 +94,7 @@ def test_the_ends_of_the_run_are_kept():
 
 def test_a_whole_row_is_encoded_by_the_saved_tokenizer_alike(tmp_path):
     vocabulary.tokenizer("addition").save_pretrained(tmp_path)
-    sample = Sample("21+43=", "64", ("12", "34"))
+    sample = ArithmeticSample("21+43=", "64", ("12", "34"))
     found = rows.encode(sample, AutoTokenizer.from_pretrained(tmp_path))
     assert found == ([6, 5, 14, 8, 7, 17, 10, 8, 3], 3)
 

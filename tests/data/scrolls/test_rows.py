@@ -8,11 +8,11 @@ import torch
 
 from tape_ds.data.dataset import collate
 from tape_ds.data.scrolls import rows
-from tape_ds.data.scrolls.rows import AnswerRows, Form
+from tape_ds.data.scrolls.rows import AnswerRows, RowForm
 from tests.data.conftest import CountingTokenizer, build_tokenizer
 
 BOS, EOS = 0, 1
-FORM = Form(max_tokens=64, answer_tokens=8)
+FORM = RowForm(max_tokens=64, answer_tokens=8)
 
 
 def write(folder, count=11):
@@ -49,7 +49,7 @@ def test_every_reference_answer_has_a_row(made):
 @pytest.mark.parametrize("reference_format", [False, True])
 def test_exactly_the_answer_and_its_end_are_targets(data, tmp_path, reference_format):
     tokenizer = build_tokenizer()
-    form = Form(64, 8, reference_format)
+    form = RowForm(64, 8, reference_format)
     found = rows.tokenized("qasper", "train", data, tokenizer, form, tmp_path)
     samples = served(found, samples=len(found), step_rows=1)
     for index in range(len(found)):
@@ -82,7 +82,7 @@ def test_rows_are_made_once(data, tmp_path):
     for _ in range(2):
         rows.tokenized("qasper", "train", data, build_tokenizer(), FORM, tmp_path)
     first = CountingTokenizer.texts
-    rows.tokenized("qasper", "train", data, build_tokenizer(), Form(64, 7), tmp_path)
+    rows.tokenized("qasper", "train", data, build_tokenizer(), RowForm(64, 7), tmp_path)
     assert CountingTokenizer.texts == 2 * first > 0
 
 

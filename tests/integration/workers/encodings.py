@@ -11,7 +11,7 @@ from transformers import set_seed
 
 from tape_ds import methods
 from tape_ds.checkpoint import trained
-from tape_ds.checkpoint.trained import Record
+from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data.dataset import collate
 from tape_ds.methods import init_weights
 from tape_ds.model import positions
@@ -40,7 +40,7 @@ def train(folder: Path, encoding: str, stage: int) -> dict:
     before = trained.gather(model, names)
     prepared = methods.prepare("full", model, None)
     trainer = TapeTrainer(
-        record=Record(base=None, method="full", names=prepared.names),
+        record=TrainedRecord(base=None, method="full", names=prepared.names),
         tokens_per_step=4 * LENGTH,
         flops_per_token=1.0,
         model=prepared.model,

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 from tape_ds import methods
 from tape_ds.checkpoint import trained
-from tape_ds.checkpoint.trained import Record
+from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data.dataset import collate
 from tape_ds.model import convert
 from tape_ds.recipe.sections import Optimization
@@ -85,7 +85,7 @@ def train(
     fresh = trained.gather(model, everything)
     prepared = methods.prepare(method, model, Settings)
     Settings.train_position = True
-    record = Record(base=str(base), method=method, names=prepared.names)
+    record = TrainedRecord(base=str(base), method=method, names=prepared.names)
     trainer = (Poisoned if special == "poisoned" else TapeTrainer)(
         record=record,
         optimization=Optimization(position_learning_rate=None if method == "lora" else "3x"),

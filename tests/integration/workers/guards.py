@@ -12,11 +12,11 @@ import torch
 from transformers import TrainerCallback, set_seed
 
 from tape_ds import TapeForCausalLM, methods
-from tape_ds.checkpoint.trained import Record
+from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data.dataset import collate
 from tape_ds.health import guards
 from tape_ds.health.guards import StoppedByGuard
-from tape_ds.parallel.agreement import Agreement
+from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.recipe.sections import Safety
 from tape_ds.training.callbacks import Progress
 from tape_ds.training.trainer import TapeTrainer
@@ -35,7 +35,7 @@ class Poisoned(TapeTrainer):
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         """The loss, or NaN."""
         loss = super().compute_loss(*args, **kwargs)
-        poisoned = self.agreement.rank == 1 and self.state.global_step + 1 in BAD
+        poisoned = self.rank_sync.rank == 1 and self.state.global_step + 1 in BAD
         return loss * float("nan") if poisoned else loss
 
 
@@ -78,7 +78,7 @@ def train(folder: Path, stage: int, bf16: bool) -> dict[str, Any]:
     model = TapeForCausalLM(tiny_config(vocab_size=VOCABULARY)).to(torch.bfloat16 if bf16 else torch.float32)
     prepared = methods.prepare("full", model, settings())
     trainer = Poisoned(
-        record=Record(base="base", method="full", names=prepared.names),
+        record=TrainedRecord(base="base", method="full", names=prepared.names),
         tokens_per_step=2 * LENGTH,
         flops_per_token=1.0,
         safety=Safety(nonfinite_limit=LIMIT),
@@ -99,7 +99,7 @@ def train(folder: Path, stage: int, bf16: bool) -> dict[str, Any]:
     outcome = {
         "stage": stage,
         "bf16": bf16,
-        "ranks": Agreement().objects(own),
+        "ranks": RankSync().objects(own),
         "protects_itself": guards.protects_itself(trainer.model_wrapped),
         "skipped": trainer.skipped_steps,
         "steps": trainer.state.global_step,

@@ -11,7 +11,7 @@ from accelerate.state import PartialState
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 from tape_ds import methods
-from tape_ds.checkpoint.trained import Record, save_trained
+from tape_ds.checkpoint.trained import TrainedRecord, save_trained
 from tape_ds.data.dataset import collate
 from tape_ds.model import convert
 from tape_ds.training.trainer import TapeTrainer
@@ -49,7 +49,7 @@ def train(folder: Path, method: str, tying: str) -> None:
     config = convert.tape_config(convert.read_config(base), position_encoding=kind.encoding, rope_parameters=ANGLES)
     chosen = settings(train_position=kind.learns_positions, train_embeddings=kind.embeddings, group_tokens=8)
     prepared = methods.prepare(method, convert.load(base, config, dtype=torch.float32), chosen)
-    record = Record(base=str(base), method=method, names=prepared.names)
+    record = TrainedRecord(base=str(base), method=method, names=prepared.names)
     trainer = TapeTrainer(
         record=record,
         tokens_per_step=4 * LENGTH,

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend
 
 from tape_ds.model.attention import available, backends, missing, problems, sdpa
 from tape_ds.model.attention.attend import attend
-from tape_ds.model.attention.backends import Chip, Row, choose
+from tape_ds.model.attention.backends import Chip, StoredChoice, choose
 from tape_ds.model.attention.borders import borders_of
 from tape_ds.model.attention.call import complete
 from tape_ds.model.attention.names import NEEDS_CUDA
@@ -18,7 +18,7 @@ from tests.model.helpers import tiny_model, tokens
 
 ELEMENTWISE = ScoreBias(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1), lambda q, k: q, element=lambda q, k, h: q)
 BY_BLOCKS = ELEMENTWISE._replace(element=None)
-ROW = Row("sm_90", "bfloat16", 8, 16, False, 4, 64, "triton", "attention_h100.csv, 2026-11-21")
+ROW = StoredChoice("sm_90", "bfloat16", 8, 16, False, 4, 64, "triton", "attention_h100.csv, 2026-11-21")
 
 
 def call(queries=9, value_width=16, dtype=torch.bfloat16, bias=None, offset=None, documents=1, keys=9, width=8):
@@ -204,7 +204,7 @@ def test_every_backend_can_be_named():
 
 
 def test_the_stored_table_is_readable_and_names_its_measurements():
-    rows = [Row(**row) for row in json.loads(backends.TABLE.read_text())]
+    rows = [StoredChoice(**row) for row in json.loads(backends.TABLE.read_text())]
     assert all(row.backend in available() and ".csv" in row.source for row in rows)
     assert all(row.min_tokens <= row.max_tokens for row in rows)
 

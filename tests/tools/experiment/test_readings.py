@@ -112,7 +112,7 @@ def test_both_halves_of_table_8_are_read_apart():
 
 
 def test_benchmarks_give_the_fastest_way_of_each(tmp_path):
-    lines = ["shape,encoding,rival,status,forward_p50,total_p50"]
+    lines = ["shape,encoding,implementation,status,forward_p50,total_p50"]
     lines += ["L1,tape,attend sdpa,timed,2.0,2.0", "L1,tape,attend x,timed,1.0,1.0"]
     lines += ['L1,tape,"published, three sdpa",timed,4.0,4.0', "L1,t5,attend x,refused,,"]
     (tmp_path / "table4_cpu.csv").write_text("\n".join(lines) + "\n")

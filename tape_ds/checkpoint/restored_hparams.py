@@ -14,7 +14,7 @@ SETTINGS = ("weight_decay", "betas", "eps")
 
 
 @dataclass(frozen=True)
-class OwnSettings:
+class RestoredHparams:
     """Settings of an optimizer and its scheduler that were just made from the recipe.
 
     Args:
@@ -26,7 +26,7 @@ class OwnSettings:
     rates: Sequence[float] | None
 
     @classmethod
-    def of(cls, optimizer: Any, scheduler: Any) -> "OwnSettings":
+    def of(cls, optimizer: Any, scheduler: Any) -> "RestoredHparams":
         """What they have now; accelerate's wrappers are looked through."""
         groups = [{name: group[name] for name in SETTINGS if name in group} for group in optimizer.param_groups]
         inner = _bare(scheduler)

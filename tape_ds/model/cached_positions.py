@@ -1,4 +1,4 @@
-"""What a cache keeps of its tokens beside keys and values: places here, as extra columns of the first layer's keys.
+"""What a cache keeps of its tokens beside keys and values: positions here, as extra columns of the first layer's keys.
 
 A later call needs to know where the cached keys stand: their distance is a bias (ALiBi, T5, FIRE), their separators
 count segments (BiPE), their length decided a base (dynamic NTK). Kept inside the cache they follow it through beams,
@@ -19,15 +19,15 @@ DIGITS = 3
 LARGEST = BASE**DIGITS - 1
 
 
-def attach(k_BGTK: Tensor, places_BTN: Tensor) -> Tensor:
-    """The keys with the places' digits behind them: [B, G, T, K + 3 N].
+def attach(k_BGTK: Tensor, positions_BTN: Tensor) -> Tensor:
+    """The keys with the positions' digits behind them: [B, G, T, K + 3 N].
 
     Raises:
-        ValueError: a place that three digits cannot hold (not looked for inside a compiled graph).
+        ValueError: a position that three digits cannot hold (not looked for inside a compiled graph).
     """
-    if not torch.compiler.is_compiling() and bool((places_BTN > LARGEST).any()):
-        raise ValueError(f"a cache keeps places up to {LARGEST} for this encoding, not {int(places_BTN.max())}")
-    digits = [places_BTN // BASE**power % BASE for power in range(DIGITS)]
+    if not torch.compiler.is_compiling() and bool((positions_BTN > LARGEST).any()):
+        raise ValueError(f"a cache keeps positions up to {LARGEST} for this encoding, not {int(positions_BTN.max())}")
+    digits = [positions_BTN // BASE**power % BASE for power in range(DIGITS)]
     columns_BT = torch.cat(digits, dim=-1).to(k_BGTK.dtype)
     return torch.cat((k_BGTK, columns_BT[:, None].expand(*k_BGTK.shape[:2], -1, -1)), dim=-1)
 
@@ -47,16 +47,16 @@ def extend(cache: Cache, k_BGTK: Tensor, v_BGTV: Tensor, layer_idx: int) -> tupl
 
 def require_own(cached_BGSC: Tensor, columns: int) -> None:
     """Raise ValueError where a cache was not filled by this model, as prefix tuning's is not: its tokens have no
-    places or states, and no call could know them."""
+    positions or states, and no call could know them."""
     if cached_BGSC.shape[-1] != columns:
         raise ValueError(
-            f"the cache has {cached_BGSC.shape[-1]} columns where this encoding keeps {columns}, places or position "
+            f"the cache has {cached_BGSC.shape[-1]} columns where this encoding keeps {columns}, positions or position "
             "states among them: keys and values from elsewhere (prefix tuning) do not fit; use prompt tuning or LoRA"
         )
 
 
 def recall(cache: Cache | None, offset: int | Tensor, integers: int, head_dim: int) -> Tensor | None:
-    """The places int64 [B, S, N] of the tokens in a cache; of its whole buffer at a tensor offset.
+    """The positions int64 [B, S, N] of the tokens in a cache; of its whole buffer at a tensor offset.
 
     Returns None where there is nothing to recall.
 
@@ -71,7 +71,7 @@ def recall(cache: Cache | None, offset: int | Tensor, integers: int, head_dim: i
             return None
         if keys is None or keys.dim() != 4 or keys.shape[2] < offset:
             raise ValueError(
-                f"a {type(cache.layers[0]).__name__} does not keep keys as they are, and this encoding's places are "
+                f"a {type(cache.layers[0]).__name__} does not keep keys as they are, and this encoding's positions are "
                 "among them: use a dynamic or a static cache"
             )
         keys = keys[:, :, :offset]

@@ -1,21 +1,21 @@
-"""The levers' benchmark: every lever computes the same and shows, and a CPU's copies are out of the count's sight."""
+"""The savings' benchmark: every saving computes the same and shows, and a CPU's copies are out of the count's sight."""
 
 import functools
 
 import pytest
 import torch
 
-from benchmarks import levers, models, shapes
-from benchmarks.contest import TIMED, Setting, run
-from benchmarks.levers import NOTHING, ON_BLOCKS, ON_LOGITS, Lever, apply, hide_copies, levers_of, outside
+from benchmarks import memory_savings, models, shapes
+from benchmarks.benchmark_case import TIMED, Setting, run
 from benchmarks.measure import _cpu_peak
+from benchmarks.memory_savings import NOTHING, ON_BLOCKS, ON_LOGITS, Saving, apply, hide_copies, outside, savings_of
 from benchmarks.shapes import Model
 from tape_ds.recipe.sections import Memory
 from tape_ds.training.memory_savings import InputOffload
 from tests.model.helpers import tiny_model, tokens
 
 CPU = torch.device("cpu")
-LEVERS = NOTHING | ON_LOGITS | ON_BLOCKS
+SAVINGS = NOTHING | ON_LOGITS | ON_BLOCKS
 
 
 @pytest.fixture
@@ -25,10 +25,12 @@ def small_chunks(monkeypatch):
 
 
 def test_the_loss_of_whole_rows_is_the_same(toys, small_chunks):
-    """Levers on blocks are checked with every other group's rivals; their toy row has a single chunk."""
+    """Savings on blocks are checked with every other group's implementations; their toy row has a single chunk."""
     setting, shape = Setting(CPU, torch.float32), Model("tiny", 1, 1, 200)
-    found = run(levers.contest(shape, setting), setting, 1, head_start=False, say=lambda _: None)
-    assert [(finding.rival, finding.status) for finding in found] == [(name, TIMED) for name in NOTHING | ON_LOGITS]
+    found = run(memory_savings.case(shape, setting), setting, 1, head_start=False, say=lambda _: None)
+    assert [(finding.implementation, finding.status) for finding in found] == [
+        (name, TIMED) for name in NOTHING | ON_LOGITS
+    ]
 
 
 @pytest.mark.parametrize(
@@ -40,22 +42,22 @@ def test_the_loss_of_whole_rows_is_the_same(toys, small_chunks):
         (Model("155M", 1, 1, 1_024), {}),
     ],
 )
-def test_a_lever_that_would_do_nothing_is_not_pulled(shape, pulled):
-    assert levers_of(shape) == NOTHING | pulled
+def test_a_saving_that_would_do_nothing_is_not_pulled(shape, pulled):
+    assert savings_of(shape) == NOTHING | pulled
 
 
-def test_every_lever_is_pulled_at_one_of_a_device_s_shapes():
-    for listed in shapes.LEVERS.values():
-        assert {name for shape in listed for name in levers_of(shape)} == LEVERS.keys()
+def test_every_saving_is_pulled_at_one_of_a_device_s_shapes():
+    for listed in shapes.SAVINGS.values():
+        assert {name for shape in listed for name in savings_of(shape)} == SAVINGS.keys()
         assert {shape.name for shape in listed} <= models.SIZES.keys()
 
 
 @functools.cache
 def peak(name, **sizes):
-    """Bytes above the model's in one step of a tiny model, with the lever of this name."""
+    """Bytes above the model's in one step of a tiny model, with the saving of this name."""
     model, ids = tiny_model("gqa", "tape", **sizes).train(), tokens(2, 256)
-    apply(model, LEVERS[name])
-    return _cpu_peak(lambda: models.loss(model, ids, **LEVERS[name].options).backward())
+    apply(model, SAVINGS[name])
+    return _cpu_peak(lambda: models.loss(model, ids, **SAVINGS[name].options).backward())
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def test_a_tensor_in_pythons_own_memory(shape, dtype):
     assert made[0].shape == shape and made[0].dtype == dtype
 
 
-def test_a_lever_without_a_section_computes_nothing_again():
+def test_a_saving_without_a_section_computes_nothing_again():
     model = tiny_model("gqa", "tape")
-    assert apply(model, Lever(tiles=2)).recompute is None
-    assert apply(model, Lever(Memory())).recompute is not None
+    assert apply(model, Saving(tiles=2)).recompute is None
+    assert apply(model, Saving(Memory())).recompute is not None

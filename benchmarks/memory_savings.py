@@ -1,6 +1,6 @@
-"""What each memory lever saves and costs: a whole model's step, forward, loss and backward, with one lever at a time.
+"""What each memory saving saves and costs: a whole model's step, forward, loss and backward, with one saving at a time.
 
-TAPE alone: how it compares with RoPE is :mod:`benchmarks.step`'s to say. ``ours`` is the model without any lever but
+TAPE alone: how it compares with RoPE is :mod:`benchmarks.step`'s to say. ``ours`` is the model without any saving but
 the chunked loss, which is always there; the others' times and peaks are divided by its own.
 
 Peak memory is the device's. On a CPU, where the host's memory is the device's, the offload's copies are put where the
@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import models
-from benchmarks.contest import Contest, Entry, Setting
+from benchmarks.benchmark_case import BenchmarkCase, Entry, Setting
 from benchmarks.measure import Runner
 from benchmarks.shapes import Model
 from tape_ds.kernels.linear_cross_entropy import chunk_tokens
 from tape_ds.recipe.sections import Memory
-from tape_ds.training.memory_savings import InputOffload, Levers
+from tape_ds.training.memory_savings import InputOffload, MemorySavings
 
 
-class Lever(NamedTuple):
+class Saving(NamedTuple):
     """One way to spend time on memory."""
 
     memory: Memory | None = None
@@ -36,52 +36,52 @@ class Lever(NamedTuple):
     """What else the model is called with."""
 
 
-NOTHING = {"ours": Lever()}
-ON_LOGITS = {"ours, logits of the whole row": Lever(options={"skip_logits": False})}
+NOTHING = {"ours": Saving()}
+ON_LOGITS = {"ours, logits of the whole row": Saving(options={"skip_logits": False})}
 """The chunked loss undone."""
 ON_BLOCKS = {
-    "ours, every 2nd block again": Lever(Memory(checkpoint_layers=2)),
-    "ours, selective_matmuls": Lever(Memory(checkpoint_layers="selective_matmuls")),
-    "ours, selective": Lever(Memory(checkpoint_layers="selective")),
-    "ours, every block again": Lever(Memory()),
-    "ours, selective, inputs on the host": Lever(Memory(checkpoint_layers="selective", checkpoint_offload=True)),
-    "ours, every block again, inputs on the host": Lever(Memory(checkpoint_offload=True)),
-    "ours, 8 tiles": Lever(tiles=8),
-    "ours, every block again, 8 tiles": Lever(Memory(mlp_tiles=8)),
-    "ours, every block again, 8 tiles, inputs on the host": Lever(Memory(mlp_tiles=8, checkpoint_offload=True)),
+    "ours, every 2nd block again": Saving(Memory(checkpoint_layers=2)),
+    "ours, selective_matmuls": Saving(Memory(checkpoint_layers="selective_matmuls")),
+    "ours, selective": Saving(Memory(checkpoint_layers="selective")),
+    "ours, every block again": Saving(Memory()),
+    "ours, selective, inputs on the host": Saving(Memory(checkpoint_layers="selective", checkpoint_offload=True)),
+    "ours, every block again, inputs on the host": Saving(Memory(checkpoint_offload=True)),
+    "ours, 8 tiles": Saving(tiles=8),
+    "ours, every block again, 8 tiles": Saving(Memory(mlp_tiles=8)),
+    "ours, every block again, 8 tiles, inputs on the host": Saving(Memory(mlp_tiles=8, checkpoint_offload=True)),
 }
 
 
-def contest(shape: Model, setting: Setting) -> Contest:
-    """TAPE with each lever that has something to do, by the attention that ``auto`` picks."""
+def case(shape: Model, setting: Setting) -> BenchmarkCase:
+    """TAPE with each saving that has something to do, by the attention that ``auto`` picks."""
     fields = models.sizes(shape)
     member = models.family(fields, setting)
     ids = models.tokens(shape, setting.device)
     backend = "sdpa" if setting.device.type == "cpu" else "auto"
 
-    def build(lever: Lever) -> Runner:
+    def build(saving: Saving) -> Runner:
         model = models.with_weights_of(member("tape", backend), fields, "tape", backend)
-        apply(model, lever)
-        return models.training(model, ids, lever.options)
+        apply(model, saving)
+        return models.training(model, ids, saving.options)
 
-    entries = [Entry(name, "tape", functools.partial(build, lever)) for name, lever in levers_of(shape).items()]
-    return Contest(entries, {"tape": lambda: models.truth(member("tape", backend), models.first_tokens(ids))})
+    entries = [Entry(name, "tape", functools.partial(build, saving)) for name, saving in savings_of(shape).items()]
+    return BenchmarkCase(entries, {"tape": lambda: models.truth(member("tape", backend), models.first_tokens(ids))})
 
 
-def levers_of(shape: Model) -> dict[str, Lever]:
+def savings_of(shape: Model) -> dict[str, Saving]:
     """Those that have something to do: on blocks, where there are several; on logits, where one chunk is not all."""
     several_chunks = shape.batch * shape.tokens > chunk_tokens(models.SIZES[shape.name]["vocab_size"])
     return NOTHING | (ON_LOGITS if several_chunks else {}) | (ON_BLOCKS if shape.layers > 1 else {})
 
 
-def apply(model: nn.Module, lever: Lever) -> Levers:
-    """Put the lever into the model; a CPU's copies go out of the count's sight."""
-    memory = lever.memory or Memory(mlp_tiles=lever.tiles)
+def apply(model: nn.Module, saving: Saving) -> MemorySavings:
+    """Put the saving into the model; a CPU's copies go out of the count's sight."""
+    memory = saving.memory or Memory(mlp_tiles=saving.tiles)
     device = next(model.parameters()).device
-    levers = Levers(model, memory, checkpointing=lever.memory is not None, device=device)
-    if levers.offload is not None and device.type == "cpu":
-        hide_copies(levers.offload)
-    return levers
+    savings = MemorySavings(model, memory, checkpointing=saving.memory is not None, device=device)
+    if savings.offload is not None and device.type == "cpu":
+        hide_copies(savings.offload)
+    return savings
 
 
 def hide_copies(offload: InputOffload) -> None:

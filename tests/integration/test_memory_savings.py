@@ -1,4 +1,4 @@
-"""Two real DeepSpeed ranks: every memory lever trains what no lever trains, and a profile of both is written."""
+"""Two real DeepSpeed ranks: every memory saving trains what no saving trains, and a profile of both is written."""
 
 import json
 import re
@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.conftest import launch
 from tests.integration.workers.common import LENGTH
-from tests.integration.workers.levers import LEVERS, STEPS
+from tests.integration.workers.memory_savings import SAVINGS, STEPS
 
 pytestmark = pytest.mark.slow
 ROW = re.compile(r"^\| gloo:(\w+) \| ([\d.,]+) \| ([\d.,]+) \|$", re.M)
@@ -17,25 +17,25 @@ ROW = re.compile(r"^\| gloo:(\w+) \| ([\d.,]+) \| ([\d.,]+) \|$", re.M)
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
     """One launch for the whole module: its folder and what it printed."""
-    folder = tmp_path_factory.mktemp("levers")
-    ended = launch("tests/integration/workers/levers.py", "--folder", str(folder))
+    folder = tmp_path_factory.mktemp("savings")
+    ended = launch("tests/integration/workers/memory_savings.py", "--folder", str(folder))
     assert ended.code == 0, ended.output[-4000:]
     return folder, ended.output
 
 
 @pytest.fixture(scope="module")
 def outcomes(launched):
-    """(engine, lever) -> what came of it; of the run that was recorded, (3, "recorded")."""
+    """(engine, saving) -> what came of it; of the run that was recorded, (3, "recorded")."""
     found = json.loads((launched[0] / "outcomes.json").read_text())
-    return {(o["engine"], "recorded" if "recorded" in o else o["lever"]): o for o in found}
+    return {(o["engine"], "recorded" if "recorded" in o else o["saving"]): o for o in found}
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-@pytest.mark.parametrize("lever", [name for name in LEVERS if name != "nothing"])
-def test_a_lever_changes_no_number(outcomes, stage, lever):
+@pytest.mark.parametrize("saving", [name for name in SAVINGS if name != "nothing"])
+def test_a_saving_changes_no_number(outcomes, stage, saving):
     """Losses and trained weights after three steps, to the last bit; tiles, whose sums have another order, to 1e-5."""
-    plain, found = outcomes[stage, "nothing"], outcomes[stage, lever]
-    if lever == "tiles":
+    plain, found = outcomes[stage, "nothing"], outcomes[stage, saving]
+    if saving == "tiles":
         assert found["losses"] == pytest.approx(plain["losses"], rel=1e-5)
         assert found["norms"] == pytest.approx(plain["norms"], rel=1e-5)
     else:
@@ -48,9 +48,9 @@ def test_both_states_are_moved_and_come_back(outcomes, stage):
     the last block's own staying; with every second (the first and the last), those of the first alone."""
     hidden, state = (2 * LENGTH * columns * 4 for columns in (32, 16))
     expected = {"tiles": 2 * hidden + state, "selective, moved": 2 * hidden + state, "second, moved": hidden}
-    for lever, each in expected.items():
-        moved = outcomes[stage, lever]["moved"]
-        assert moved == [STEPS * each, STEPS * each, 0], lever
+    for saving, each in expected.items():
+        moved = outcomes[stage, saving]["moved"]
+        assert moved == [STEPS * each, STEPS * each, 0], saving
     assert outcomes[stage, "selective, moved"]["kept"] == STEPS * 3
 
 

@@ -1,4 +1,4 @@
-"""Run by two ranks: a few steps under ZeRO-1 and ZeRO-3 with each memory lever and without, and one run recorded.
+"""Run by two ranks: a few steps under ZeRO-1 and ZeRO-3 with each memory saving and without, and one run recorded.
 
 Writes one JSON with what the parent test asserts; rank 0 speaks for both.
 """
@@ -12,18 +12,18 @@ from transformers import set_seed
 
 from tape_ds import methods
 from tape_ds.checkpoint import trained
-from tape_ds.checkpoint.trained import Record
+from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data.dataset import collate
 from tape_ds.model import convert
 from tape_ds.recipe import deepspeed_config
 from tape_ds.recipe.sections import Memory, Profile
-from tape_ds.training.memory_savings import ApplyLevers
+from tape_ds.training.memory_savings import ApplyMemorySavings
 from tape_ds.training.profiling import StepProfiler
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import LENGTH, Rows, arguments, carry_out, end
 from tests.integration.workers.engine import Settings, base_folder
 
-LEVERS = {
+SAVINGS = {
     "nothing": None,
     "second, moved": Memory(checkpoint_layers=2, checkpoint_offload=True),
     "selective, moved": Memory(checkpoint_layers="selective", checkpoint_offload=True),
@@ -33,11 +33,11 @@ LEVERS = {
 STEPS = 3
 
 
-def train(folder: Path, base: Path, engine: int | str, lever: str, profile: Profile | None = None) -> dict:
+def train(folder: Path, base: Path, engine: int | str, saving: str, profile: Profile | None = None) -> dict:
     """One engine from birth to death: a ZeRO stage, or a file of ds_configs."""
     stage = engine if isinstance(engine, int) else int(engine[4])
     changes = {} if isinstance(engine, int) else {"deepspeed": deepspeed_config.read(engine, [])}
-    memory, output = LEVERS[lever], folder / f"{engine}-{lever}"
+    memory, output = SAVINGS[saving], folder / f"{engine}-{saving}"
     plan = arguments(
         output,
         stage,
@@ -51,7 +51,7 @@ def train(folder: Path, base: Path, engine: int | str, lever: str, profile: Prof
     model = convert.load(base, convert.tape_config(convert.read_config(base)), dtype=torch.float32)
     prepared = methods.prepare("tape", model, Settings)
     trainer = TapeTrainer(
-        record=Record(base=str(base), method="tape", names=prepared.names),
+        record=TrainedRecord(base=str(base), method="tape", names=prepared.names),
         tokens_per_step=4 * LENGTH,
         flops_per_token=1.0,
         model=prepared.model,
@@ -59,24 +59,24 @@ def train(folder: Path, base: Path, engine: int | str, lever: str, profile: Prof
         train_dataset=Rows(),
         data_collator=collate,
     )
-    levers = None if memory is None else ApplyLevers(memory)
-    if levers is not None:
-        trainer.add_callback(levers)
+    savings = None if memory is None else ApplyMemorySavings(memory)
+    if savings is not None:
+        trainer.add_callback(savings)
     if profile is not None:
         trainer.add_callback(StepProfiler(trainer, profile, output))
     trainer.train()
     after = trained.gather(trainer.model, list(prepared.names))
     whole = b"".join(after[name].float().cpu().numpy().tobytes() for name in sorted(after))
     norms = {name: weight.double().norm().item() for name, weight in after.items()}
-    offload = None if levers is None else levers.levers.offload
+    offload = None if savings is None else savings.savings.offload
     outcome = {
         "engine": engine,
-        "lever": lever,
+        "saving": saving,
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
         "weights": hashlib.sha256(whole).hexdigest(),
         "norms": norms,
         "moved": None if offload is None else [offload.moved_bytes, offload.restored_bytes, offload.held_bytes],
-        "kept": None if levers is None else levers.levers.recompute.kept,
+        "kept": None if savings is None else savings.savings.recompute.kept,
     }
     end(trainer)
     return outcome
@@ -85,7 +85,7 @@ def train(folder: Path, base: Path, engine: int | str, lever: str, profile: Prof
 def everything(folder: Path) -> list[dict]:
     """All combinations, one after another."""
     base = base_folder(folder)
-    outcomes = [train(folder, base, stage, lever) for stage in (1, 3) for lever in LEVERS]
+    outcomes = [train(folder, base, stage, saving) for stage in (1, 3) for saving in SAVINGS]
     outcomes.append(train(folder, base, "zero2_offload", "nothing"))
     recorded = Profile(profile=True, profile_start=2, profile_steps=2, profile_ranks=[0, 1])
     outcomes.append(train(folder, base, 3, "selective, moved", recorded) | {"recorded": True})

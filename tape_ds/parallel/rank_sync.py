@@ -12,7 +12,7 @@ import torch
 from torch import distributed
 
 
-class Agreement:
+class RankSync:
     """The ranks of the job; a job of one process needs no process group. Every method must be called by all ranks."""
 
     @cached_property

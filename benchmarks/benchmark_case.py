@@ -1,7 +1,7 @@
-"""One contest: rivals of one shape are checked against the truth, then timed in turn.
+"""One case: implementations of one shape are checked against the truth, then timed in turn.
 
-A rival that computes something else is listed as wrong, with its error, and gets no time; one that its library refuses
-is listed with the library's reason.
+One that computes something else is listed as wrong, with its error, and gets no time; one that its library refuses is
+listed with the library's reason.
 """
 
 import gc
@@ -33,9 +33,9 @@ class Setting(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A rival before it has been asked."""
+    """An implementation before it has been asked."""
 
-    rival: str
+    implementation: str
     encoding: str
     """"rope" (the baseline), "tape", or another one that is compared with them."""
     build: Callable[[], Runner]
@@ -53,18 +53,18 @@ class Expected(NamedTuple):
 Truth = Mapping[str, Expected]
 
 
-class Contest(NamedTuple):
-    """Rivals, and what each encoding's have to compute."""
+class BenchmarkCase(NamedTuple):
+    """Implementations, and what each encoding's have to compute."""
 
     entries: list[Entry]
     truth: Mapping[str, Callable[[], Truth]]
-    """By encoding; computed once, when its first rival is checked."""
+    """By encoding; computed once, when its first implementation is checked."""
 
 
 class Finding(NamedTuple):
-    """What came of one rival."""
+    """What came of one implementation."""
 
-    rival: str
+    implementation: str
     encoding: str
     status: str
     reason: str = ""
@@ -94,7 +94,7 @@ def error_of(x: Tensor, expected: Tensor) -> float:
 
 
 def expected_from(exact: Mapping[str, Tensor], plain: Mapping[str, Tensor], dtype: torch.dtype) -> Truth:
-    """The truth, and how far from it a rival may be: twice as far as plain PyTorch is in the same precision."""
+    """The truth, and how far from it a result may be: twice as far as plain PyTorch is in the same precision."""
     assert exact.keys() == plain.keys()
     return {
         name: Expected(value, max(FACTOR * error_of(plain[name], value), FLOOR[dtype])) for name, value in exact.items()
@@ -142,7 +142,7 @@ def worst(outcome: Mapping[str, Tensor], truth: Truth) -> tuple[str, float, floa
 
 
 def run(
-    contest: Contest,
+    case: BenchmarkCase,
     setting: Setting,
     repeats: int,
     *,
@@ -150,18 +150,18 @@ def run(
     say: Callable[[str], object],
     warm_up: int = 0,
 ) -> list[Finding]:
-    """Check every rival, then time the right ones in turn.
+    """Check every implementation, then time the right ones in turn.
 
     Peak memory is taken from the first run at full size, which is a first warm-up too; ``warm_up`` more follow.
     """
     truths: dict[str, Truth] = {}
     runners: dict[str, Runner] = {}
     findings: dict[str, Finding] = {}
-    for entry in contest.entries:
-        key = f"{entry.encoding}: {entry.rival}"
+    for entry in case.entries:
+        key = f"{entry.encoding}: {entry.implementation}"
         assert key not in findings, f"{key} is there twice"
         if entry.encoding not in truths:
-            truths[entry.encoding] = contest.truth[entry.encoding]()
+            truths[entry.encoding] = case.truth[entry.encoding]()
         finding, runner = _check(entry, truths[entry.encoding], setting)
         say(f"  {key}: {finding.status}{' ' + finding.reason if finding.reason else ''}")
         findings[key] = finding
@@ -192,12 +192,12 @@ def _check(entry: Entry, truth: Truth, setting: Setting) -> tuple[Finding, Runne
         try:
             runner = entry.build()
             outcome = runner.outcome()
-        except Exception as error:  # a rival is somebody else's code: whatever it raises is its answer
+        except Exception as error:  # an implementation is somebody else's code: whatever it raises is its answer
             _tidy(setting.device)
             reason = _reason(error, [str(each.message) for each in warned])
-            return Finding(entry.rival, entry.encoding, REFUSED, reason), None
+            return Finding(entry.implementation, entry.encoding, REFUSED, reason), None
     name, error_, allowed = worst(outcome, truth)
-    finding = Finding(entry.rival, entry.encoding, TIMED, "", error_, allowed)
+    finding = Finding(entry.implementation, entry.encoding, TIMED, "", error_, allowed)
     if not error_ <= allowed:
         reason = f"{name} is off by {error_:.1e}, {allowed:.1e} is allowed"
         return finding._replace(status=WRONG, reason=reason), None
