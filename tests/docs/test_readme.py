@@ -7,6 +7,8 @@ import tomllib
 
 import pytest
 
+from tape_ds.methods import METHODS
+from tape_ds.model import positions
 from tests.docs import commands, pages
 
 README = (pages.ROOT / "README.md").read_text(encoding="utf-8")
@@ -50,6 +52,11 @@ def test_faults_are_those_stored():
     campaigns = stored("faults/faults.json")["figures"]["campaigns"].values()
     tries, survived = (sum(each[key] for each in campaigns) for key in ("tries", "survived"))
     assert f"[{tries} injected faults](docs/results/faults.md), {survived} were survived" in " ".join(README.split())
+
+
+def test_it_counts_the_encodings_and_methods_that_there_are():
+    assert len(positions.available()) == len(METHODS) == 12
+    assert "Twelve [encodings](docs/encodings.md) and twelve [methods](docs/methods.md)" in " ".join(README.split())
 
 
 def encodings():
