@@ -86,6 +86,13 @@ def slug_of(heading: str) -> str:
     return "".join(kept).strip().replace(" ", "-")
 
 
+def paragraphs(text: str) -> Iterator[str]:
+    """The texts of a page that are no heading, no cell and no code."""
+    for opened, content in itertools.pairwise(_MARKDOWN.parse(text)):
+        if opened.type == "paragraph_open":
+            yield content.content
+
+
 def blocks(page: Path) -> Iterator[Block]:
     """Every piece of code of a page."""
     promised = False

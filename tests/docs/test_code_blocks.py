@@ -13,6 +13,11 @@ BLOCKS = pages.all_blocks()
 COMMANDS = list({each.words: each for block in reversed(BLOCKS) for each in commands.commands(block)}.values())
 """Each once, where it stands first."""
 PYTHON = [block for block in BLOCKS if block.info == "python"]
+RESULTS = pages.ROOT / "docs" / "results"
+"""Its commands are those that were typed."""
+GENERATED = (pages.ROOT / "docs" / "fields.md", RESULTS / "README.md")
+"""What a program writes is as long as there is to say."""
+WIDTH, LINES = 90, 250
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
@@ -32,6 +37,20 @@ def test_python_blocks_that_promise_it_run(page, tmp_path):
     script.write_text("".join(block.text for block in PYTHON if block.page == page and block.runs), encoding="utf-8")
     done = subprocess.run([sys.executable, script], cwd=pages.ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("page", [page for page in pages.pages() if not page.is_relative_to(RESULTS)], ids=pages.name)
+def test_code_fits_its_block(page):
+    """A block of the site shows so many characters; what is longer is cut off until a reader scrolls."""
+    shown = [
+        (block.line, line) for block in pages.blocks(page) if block.info is not None for line in block.text.splitlines()
+    ]
+    assert [(start, line) for start, line in shown if len(line) > WIDTH] == []
+
+
+@pytest.mark.parametrize("page", [page for page in pages.chapters() if page not in GENERATED], ids=pages.name)
+def test_chapters_are_short(page):
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= LINES
 
 
 def test_commands_are_found():

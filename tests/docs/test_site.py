@@ -44,6 +44,16 @@ def test_every_chapter_is_on_the_first_page():
     assert set(named(configuration()["nav"])) - {"index.md"} <= linked
 
 
+@pytest.mark.parametrize("page", pages.pages(), ids=pages.name)
+def test_no_table_is_broken(page):
+    """A blank line within a table makes the rows behind it a paragraph of bars, as one did in pretraining.md."""
+    assert [text for text in pages.paragraphs(page.read_text(encoding="utf-8")) if text.startswith("|")] == []
+
+
+def test_a_broken_table_is_found():
+    assert list(pages.paragraphs("| a |\n|---|\n| b |\n\n| c |\n")) == ["| c |"]
+
+
 def test_versions_are_exact():
     project = tomllib.loads((pages.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert all(re.fullmatch(r"[\w-]+==[\d.]+", each) for each in project["optional-dependencies"]["docs"])

@@ -1,0 +1,102 @@
+"""The README is short, and the figures in it are those of stored results."""
+
+import json
+import re
+import shlex
+import tomllib
+
+import pytest
+
+from tape_ds.methods import METHODS
+from tape_ds.model import positions
+from tests.docs import commands, pages
+
+README = (pages.ROOT / "README.md").read_text(encoding="utf-8")
+RESULTS = pages.ROOT / "docs" / "results"
+WORDS = 800
+"""As ``wc -w`` counts them, commands included."""
+
+
+def pip_takes(words):
+    """Whether pip is asked for this package, with an extra that it has."""
+    text = (pages.ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extras = tomllib.loads(text)["project"]["optional-dependencies"]
+    return words in [["install", "."], *(["install", f".[{extra}]"] for extra in extras)]
+
+
+OTHERS = {"git": lambda words: words[0] == "clone", "cd": lambda words: words == ["tape-ds"], "pip": pip_takes}
+"""Programs that are not ours, and what of them may stand there; test_code_blocks.py holds ours to their parsers."""
+
+
+def test_every_command_is_ours_or_known():
+    blocks = [block for block in pages.blocks(pages.ROOT / "README.md") if block.info == ""]
+    texts = [line for block in blocks for line in block.text.replace("\\\n", " ").splitlines()]
+    lines = [shlex.split(line, comments=True) for line in texts]
+    assert len(lines) > 10
+    assert [w for w in lines if not (OTHERS[w[0]](w[1:]) if w[0] in OTHERS else commands.starts_ours(w))] == []
+
+
+def stored(name):
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def test_it_is_short():
+    assert len(README.split()) <= WORDS
+
+
+def test_no_table_is_wider_than_a_telephone():
+    assert not re.search(r"^\|", README, re.M)
+
+
+def test_faults_are_those_stored():
+    campaigns = stored("faults/faults.json")["figures"]["campaigns"].values()
+    tries, survived = (sum(each[key] for each in campaigns) for key in ("tries", "survived"))
+    assert f"[{tries} injected faults](docs/results/faults.md), {survived} were survived" in " ".join(README.split())
+
+
+def test_it_counts_the_encodings_and_methods_that_there_are():
+    assert len(positions.available()) == len(METHODS) == 12
+    assert "Twelve [encodings](docs/encodings.md) and twelve [methods](docs/methods.md)" in " ".join(README.split())
+
+
+def encodings():
+    found = stored("compare_encodings/compare_encodings.json")["figures"]["encodings"]
+    perplexity = {each["encoding"]: each["perplexity"]["2048"] for each in found}
+    names = {"tape": "with TAPE", "rope": "with RoPE", "yarn": "with RoPE and YaRN", "alibi": "with ALiBi"}
+    return [f"{perplexity[encoding]:.1f} {said}" for encoding, said in names.items()]
+
+
+def methods():
+    past = {
+        each["method"]: each["loss"]["past"]
+        for each in stored("compare_methods/compare_methods.json")["figures"]["methods"]
+    }
+    names = {"tape": "TAPE", "norms": "training the norms alone", "lora": "LoRA"}
+    return [f"{said} {past[method]:.3f}" for method, said in names.items()]
+
+
+def sums():
+    found = stored("reproduce/figure5_small.json")["figures"]["methods"]
+    beyond = {
+        name: {each["metric"]: each["value"] for each in rows}["exact_match beyond"] for name, rows in found.items()
+    }
+    digits = {"TAPE": 2, "RoPE": 2, "NoPE": 1, "FIRE": 1}
+    return [f"{name} {beyond[name]:.{places}f} %" for name, places in digits.items()]
+
+
+def demo():
+    figures = stored("extend_smollm2_16k/demo.json")["figures"]
+    losses = {name: texts["typing.py"] for name, texts in figures["loss_by_position"].items()}
+    trained, without = losses["tape, trained"], losses["tape, trained, updates off"]
+    found = {each["variant"]: each["correct"] for each in figures["passkey"] if each["length"] == 10240}
+    return [
+        f"a loss of {losses['untouched']['nll'][-1]:.1f}, the extended one {trained['nll'][-1]:.1f}",
+        f"they find {found['untouched']} and {found['tape, trained']}",
+        f"by {trained['mean'] - without['mean']:.3f}",
+    ]
+
+
+@pytest.mark.parametrize("figures", [encodings, methods, sums, demo], ids=lambda each: each.__name__)
+def test_figures_are_those_stored(figures):
+    text = " ".join(README.split())
+    assert [said for said in figures() if said not in text] == []
