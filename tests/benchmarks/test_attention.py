@@ -144,6 +144,7 @@ def test_a_rival_that_computes_something_else_is_found_out(make, tensor):
         assert finding.reason.startswith(tensor)
 
 
+@pytest.mark.slow
 def test_whole_matrices_are_asked_for_up_to_a_size(monkeypatch):
     monkeypatch.setitem(calls.MATRIX_ENTRIES, "cpu", 2 * 4 * 24 * 24 - 1)
     findings = run(attention.case(SHAPE, SETTING), SETTING, 1, head_start=True, say=lambda line: None)

@@ -197,6 +197,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path, monkey
 
 
 @pytest.mark.parametrize(("stage", "cuts", "weights"), [(3, None, 1), (2, {"w0": (0, (3, 5)), "w1": (1, (3, 5))}, 2)])
+@pytest.mark.slow
 def test_memory_is_one_weight_whatever_the_model(tmp_path, stage, cuts, weights):
     """A process's own memory, while three tensors of 36 MiB are put together; pieces come to the whole of one. Pages of
     mapped files are the system's, and go when it needs them."""

@@ -405,7 +405,7 @@ KINDS = [*ON_FILES, *ON_INPUTS, *OTHERS]
 CAMPAIGN = Campaign(
     "damages",
     count=40,
-    daily=4,
+    daily=2,
     means="A file of a checkpoint is cut, flipped, deleted, swapped, linked, added or made to do harm, or recipe, "
     "tokenizer, data, engine or adapter are others: refused with exit code 2, named, the older checkpoint "
     "offered, every byte as before; --resume auto goes on from the older one to the last digit.",

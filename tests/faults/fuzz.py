@@ -261,7 +261,7 @@ def _typable(word: str) -> str:
 CAMPAIGN = Campaign(
     "fuzz",
     count=500,
-    daily=25,
+    daily=10,
     means="A recipe and a command line made of chance go through a launcher's checks, one in 25 of them also as a real "
     "process with --dry_run: exit code 0 or 2, no traceback, no file written, no network.",
     carry_out=_carry_out,

@@ -122,7 +122,7 @@ def random_step(draw: random.Random) -> int:
 CAMPAIGN = Campaign(
     "kills",
     count=60,
-    daily=3,
+    daily=2,
     means="SIGKILL to a random rank, to launch.py or to the runner at a random moment; every third inside a save, at "
     "one of its writes, syncs, renames, removals or collectives. No process lives 30 s later; the resume ends with "
     "exit code 0; metrics and weights equal the uninterrupted run's to the last digit; no step is lost that was saved.",

@@ -23,7 +23,7 @@ def _carry_out(attempt: Attempt) -> None:
 CAMPAIGN = Campaign(
     "launches",
     count=50,
-    daily=2,
+    daily=1,
     means="An ordinary launch of two steps on two processes: exit code 0, no traceback, no process left.",
     carry_out=_carry_out,
 )

@@ -65,7 +65,7 @@ def _assert_finite(output: Path) -> None:
 CAMPAIGN = Campaign(
     "nonfinite",
     count=16,
-    daily=2,
+    daily=1,
     means="The loss or the gradient is NaN on rank 1 alone, at ZeRO stages 0 to 3, fp32 and bf16: said on rank 0, the "
     "step left out and counted in the metrics, its samples stored, the weights finite; after 3 in a row the run stops "
     "with exit code 3.",

@@ -52,6 +52,7 @@ def short_index(own, monkeypatch):
     monkeypatch.setattr(harness_tasks, "TaskManager", manager)
 
 
+@pytest.mark.slow
 def test_two_processes_give_what_one_gives(tiny, own, tmp_path):
     """17 questions in batches of 3, read by both processes of DeepSpeed's launcher; then all of them in this one."""
     tasks = ["--tasks", "own_choose", "own_write", "--include_path", str(own)]

@@ -25,6 +25,7 @@ def figures(folder):
     return json.dumps(found)
 
 
+@pytest.mark.slow
 def test_two_processes_that_were_killed_find_what_one_does(arguments, tmp_path):
     killed, alone = tmp_path / "killed", tmp_path / "alone"
     words = ["perplexity", *arguments, "--output", str(killed)]

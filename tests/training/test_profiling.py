@@ -96,6 +96,7 @@ def test_a_run_is_the_same_and_nothing_of_it_stays(recorded, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_blocks_that_are_computed_again_and_tiles(tmp_path):
     """Times still add up where dispatch modes are at work, and forwards are other functions already."""
     memory = Memory(checkpoint_layers="selective", checkpoint_offload=True, mlp_tiles=2)
@@ -113,6 +114,7 @@ def test_a_window_that_the_run_does_not_reach_is_said(tmp_path, capsys):
     assert not (tmp_path / "profile").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_within_the_window(tmp_path):
     train(tmp_path, Profile(profile=True, profile_start=STEPS, profile_steps=5))
     assert "\n1 steps of" in (tmp_path / "profile" / "summary_rank0.md").read_text()

@@ -115,6 +115,7 @@ def test_answers_are_uniform_so_that_a_guess_has_the_chance_that_is_said(case):
     ("name", "length", "expected"),
     [("look_back", 48, 0.10), ("selective_copy", 32, 0.19), ("recall", 32, 0.13), ("flip_flop", 128, 0.65)],
 )
+@pytest.mark.slow
 def test_the_commonest_word_of_a_row_is_right_more_often_than_chance(name, length, expected):
     """As docs/addressing.md says: who finds no place, and knows what stands in the text, has this."""
     task, generator, right = TASKS[name], random.Random(7), []

@@ -144,6 +144,7 @@ def test_an_encoding_that_is_scaled_at_a_length_is_so_trained(place):
     assert positions.config_at(run.config, 80) is run.config
 
 
+@pytest.mark.slow
 def test_a_run_from_end_to_end(place, tmp_path, capsys):
     run = finetuning.assemble(recipe(place, "tape", output_dir=tmp_path, max_steps=20, per_device_train_batch_size=4))
     trainer = build_trainer(run)
@@ -168,6 +169,7 @@ def test_a_run_from_end_to_end(place, tmp_path, capsys):
     assert trained.read_record(tmp_path / "trained").base == str(place / "tape")
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_resumed_equals_uninterrupted_to_the_last_digit(place, tmp_path):
     """The first part's score of the model as it came stays."""
