@@ -47,7 +47,7 @@ demo: $(STAMP)
 	    5|6|7) processes="--num_accelerators 4" ;; \
 	    *) processes="--num_accelerators 8" ;; \
 	esac; \
-	PATH="$(BIN):$$PATH" $(BIN)/python -m deepspeed.launcher.runner $$processes --master_port $$port \
+	PATH="$(BIN):$$PATH" $(BIN)/python -m deepspeed.launcher.runner $$processes --master_port $$port --log_level error \
 	    launchers/extend_llama.py $(ARGS) && \
 	echo "what such figures say, beside a control: docs/results/extend_smollm2_16k.md"
 

@@ -4,10 +4,12 @@ A GGUF file is unpacked and a Baichuan2-7B converted, into a folder that every l
 processes: one writes aside and renames, the others wait.
 """
 
+import contextlib
 import copy
 import fcntl
 import hashlib
 import importlib.util
+import io
 import shutil
 import struct
 from collections.abc import Callable, Iterable
@@ -69,7 +71,8 @@ def unpack_gguf(file: str | Path, folder: str | Path) -> Path:
 def _write_gguf(file: Path, folder: Path) -> None:
     place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
+        with contextlib.redirect_stderr(io.StringIO()):  # a bar that nothing switches off; what goes wrong is raised
+            loaded = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
     except (ValueError, IndexError, KeyError, OverflowError, struct.error) as error:
         reason = " ".join(str(error).split())[:200]
         remedy = "fetch the file again, or give another GGUF file of a model that transformers knows"

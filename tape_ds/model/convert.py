@@ -87,7 +87,7 @@ def load(source: str | Path, config: TapeConfig, **arguments: Any) -> TapeForCau
     mismatched = [f"{name} {list(theirs)}, not {list(ours)}" for name, theirs, ours in info["mismatched_keys"]]
     require_exact(str(source), missing, info["unexpected_keys"], mismatched)
     if new := sorted({_position_kind(name) for name in absent}):
-        logger.info("%s: new parameters of the encoding %s: %s", source, config.position_encoding, ", ".join(new))
+        logger.info("new parameters of the encoding %s: %s", config.position_encoding, ", ".join(new))
     return model
 
 

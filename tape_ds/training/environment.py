@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 DEFAULTS = {
     "TOKENIZERS_PARALLELISM": "false",  # its threads and a data loader's forks do not mix; the library warns each time
-    "WANDB_MODE": "offline",  # a run never sends anything anywhere unless the user asks for it
-    "WANDB_SILENT": "true",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",  # each process would draw its own over the others'
 }
 
 
@@ -38,6 +37,7 @@ def prepare_process() -> None:
     share_cores()
     skip_shared_memory_build()
     show_log()
+    quieten_libraries()
     # DeepSpeed calls collectives by the names that torch 2.13 deprecates; a recipe cannot change that
     warnings.filterwarnings("ignore", message=".*torch.distributed.*is deprecated", category=FutureWarning)
 
@@ -60,6 +60,19 @@ def show_log() -> None:
         handler.setFormatter(logging.Formatter("%(message)s"))
         log.addHandler(handler)
         log.setLevel(logging.INFO)
+
+
+def quieten_libraries() -> None:
+    """Leave out what libraries say of every run, whatever its user does."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()  # of loading: each process draws its own over the others'
+    logging.getLogger("accelerate.accelerator").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """transformers, which counts accumulation steps itself, tells accelerate 1 and DeepSpeed how many there are."""
+    return "Gradient accumulation steps mismatch" not in record.getMessage()
 
 
 def say(text: str) -> None:
@@ -103,6 +116,8 @@ def keep_trackers_in(output: str | Path, resumed: bool = False) -> None:
     goes on be the same run there: W&B's by its id, TensorBoard's by its folder. On rank 0, which alone has trackers."""
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)  # W&B turns to a temporary folder where it finds none
+    os.environ.setdefault("WANDB_MODE", "offline")  # a run never sends anything anywhere unless the user asks for it
+    os.environ.setdefault("WANDB_SILENT", "true")
     os.environ.setdefault("WANDB_DIR", str(output))
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(output / "tensorboard"))
     if "WANDB_RUN_ID" in os.environ or not is_main_process():

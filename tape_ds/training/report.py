@@ -8,7 +8,7 @@ from tape_ds import results
 from tape_ds.numbers import summarise
 from tape_ds.recipe import deepspeed_config
 from tape_ds.run_folder import RESULTS, TRAINED
-from tape_ds.training import forecast, plots, tables
+from tape_ds.training import device, forecast, plots, tables
 from tape_ds.training.callbacks import PositionUpdates
 from tape_ds.training.run import Run
 from tape_ds.training.trainer import TapeTrainer
@@ -36,6 +36,7 @@ def begin(run: Run) -> results.Result:
         "engine": f"{f'ZeRO-{stage}' if arguments.deepspeed else 'no DeepSpeed'}, "
         f"{'bf16' if arguments.bf16 else 'fp16' if arguments.fp16 else 'fp32'}, checkpointing "
         f"{'on' if arguments.gradient_checkpointing else 'off'}",
+        "device": device.told(recipe),
         "memory": forecast.here(recipe, run.config, arguments.world_size).summary(),
         "results": str(run.output),
     }
@@ -71,7 +72,9 @@ def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
     if measured:
         plots.position_updates(measured, folder / "position_updates.png")
     run.show()
-    print(f"results: {folder}\ntrained weights: {run.output / TRAINED}", flush=True)
+    pictures = ", ".join(sorted(file.name for file in folder.glob("*.png"))) or "none"
+    print(f"results: {folder}, pictures: {pictures}\ntrained weights: {run.output / TRAINED}")
+    print(f"a page of all this: python -m evaluation report {run.output} --output {run.output / 'page'}", flush=True)
 
 
 def mean_speed(history: Sequence[Mapping[str, Any]]) -> float | None:

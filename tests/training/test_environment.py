@@ -1,5 +1,6 @@
 """A process prepares itself without overruling its user, and without a compiler."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 
 import pytest
 import torch
+import transformers
 
 from tape_ds.training import environment
 
@@ -16,7 +18,7 @@ JOB = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 @pytest.fixture(autouse=True)
 def restored(monkeypatch):
     """Every variable and thread count as it was before the test."""
-    for name in (*environment.DEFAULTS, "OMP_NUM_THREADS", "LOCAL_SIZE", "WANDB_DIR", *JOB):
+    for name in (*environment.DEFAULTS, "OMP_NUM_THREADS", "LOCAL_SIZE", "WANDB_DIR", "WANDB_MODE", *JOB):
         monkeypatch.setenv(name, "")  # so that the value at the end of the test is undone, too
         monkeypatch.delenv(name)
     threads = torch.get_num_threads()
@@ -25,10 +27,19 @@ def restored(monkeypatch):
 
 
 def test_what_the_user_set_stays(monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("HF_DATASETS_DISABLE_PROGRESS_BARS", "0")
     environment.prepare_process()
-    assert os.environ["WANDB_MODE"] == "online"
+    assert os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] == "0"
     assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
+
+
+def test_what_libraries_say_of_every_run_is_left_out(caplog):
+    environment.prepare_process()
+    log = logging.getLogger("accelerate.accelerator")
+    log.warning("Gradient accumulation steps mismatch: GradientAccumulationPlugin has 1, DeepSpeed config has 4.")
+    log.warning("Found unsupported config")
+    assert [record.message for record in caplog.records] == ["Found unsupported config"]
+    assert not transformers.logging.is_progress_bar_enabled()
 
 
 def test_a_process_that_nobody_launched_is_a_job_of_one():
@@ -47,11 +58,14 @@ def test_a_launched_one_stays_what_it_is(monkeypatch, name):
 
 
 def test_trackers_write_into_the_run(monkeypatch, tmp_path):
+    monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("WANDB_DIR", "elsewhere")
     environment.keep_trackers_in(tmp_path / "run")
-    assert os.environ["WANDB_DIR"] == "elsewhere"
+    assert (os.environ["WANDB_DIR"], os.environ["WANDB_MODE"]) == ("elsewhere", "online")
     monkeypatch.delenv("WANDB_DIR")
+    monkeypatch.delenv("WANDB_MODE")
     environment.keep_trackers_in(tmp_path / "run")
+    assert os.environ["WANDB_MODE"] == "offline"
     assert os.environ["WANDB_DIR"] == str(tmp_path / "run") and (tmp_path / "run").is_dir()
 
 
