@@ -97,7 +97,7 @@ def evaluate(
         use_cache=options.use_cache,
         chunk=options.chunk,
         seed=config.seed[2] or 0,
-        carry_out=evaluation.carry_out,
+        run_jobs=evaluation.run_jobs,
     )
     lm.tasks = tasks.tasks
     results = ask(lm, config, tasks, evaluation)

@@ -112,7 +112,7 @@ def ask_all(
         print("prompts are read in one piece: this model does not promise that pieces give the same", flush=True)
     longest_first = sorted(questions, key=lambda question: -question.length)
     jobs = [(question.name, question) for question in longest_first]
-    replies = evaluation.carry_out(jobs, partial(reply, model, tokenizer, options))
+    replies = evaluation.run_jobs(jobs, partial(reply, model, tokenizer, options))
     pairs = [(question, Reply(**replies[question.name])) for question in questions]
     prompts = sum(given.tokens for _, given in pairs)
     return {**summarise(pairs, options.form), "cost": cost.taken(prompt_tokens=prompts)}

@@ -129,7 +129,7 @@ def write_all(
         max_length=options.max_tokens,
         use_cache=options.use_cache,
         seed=options.seed,
-        carry_out=evaluation.carry_out,
+        run_jobs=evaluation.run_jobs,
     )
     lm.tasks = {str(task.config.task): task for task in tasks}
     requests = [instance for task in tasks for instance in task.instances]

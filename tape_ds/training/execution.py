@@ -53,10 +53,10 @@ def launch(recipe: Recipe, assemble: Callable[..., run.Run]) -> int:
             say(str(nothing))
         leave_process_group()
         return 0
-    return carry_out(prepared, stop)
+    return execute(prepared, stop)
 
 
-def carry_out(prepared: run.Run, stop: StopRequest | None = None) -> int:
+def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
     """Train what was prepared (a method that only scales angles has nothing to train) and report it; returns the exit
     code."""
     rank_sync = RankSync()
