@@ -283,7 +283,7 @@ class LanguageModel(huggingface.HFLM):
             yield self._model
 
 
-def generation_settings(told: Mapping[str, Any]) -> dict[str, Any]:
+def generation_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """What a task's ``generation_kwargs`` ask for: ``new_tokens``, ``until`` and fields of ``GenerationConfig``.
 
     Text is greedy unless it says ``do_sample: true`` or gives a temperature above 0, as everywhere in lm-eval.
@@ -292,10 +292,10 @@ def generation_settings(told: Mapping[str, Any]) -> dict[str, Any]:
         UserError: values that lm-eval cannot read.
     """
     try:
-        settings: dict[str, Any] = dict(normalize_gen_kwargs(dict(told)))
+        settings: dict[str, Any] = dict(normalize_gen_kwargs(dict(given)))
         settings["until"] = handle_stop_sequences(settings.get("until"), eos=None)
     except (ValueError, TypeError) as error:
-        raise UserError(Problem("--gen_kwargs", told, str(error), "write name=value, numbers as such")) from error
+        raise UserError(Problem("--gen_kwargs", given, str(error), "write name=value, numbers as such")) from error
     settings["new_tokens"] = settings.pop("max_gen_toks")
     if not settings["do_sample"]:
         for drawing in ("temperature", "top_p", "top_k", "min_p"):

@@ -175,8 +175,10 @@ def wrong_replies(found: Passkey) -> list[str]:
     for depth in sorted({each.depth for each in found.replies}):
         wrong = [each for each in found.replies if each.depth == depth and not each.correct]
         if wrong:
-            said = ", ".join(f"{each.reply!r} for {each.key}" for each in wrong)
-            lines.append(f"wrong at {heat_map.length_label(found.length)}, depth {heat_map.depth_label(depth)}: {said}")
+            shown = ", ".join(f"{each.reply!r} for {each.key}" for each in wrong)
+            lines.append(
+                f"wrong at {heat_map.length_label(found.length)}, depth {heat_map.depth_label(depth)}: {shown}"
+            )
     return lines
 
 

@@ -149,8 +149,8 @@ def outline(work: "runs.Work", planned: Sequence["runs.Run"], options: argparse.
     for run in planned:
         own = cost(run, work, options) if options.plan and found.minutes is None else None
         hours += own or 0.0
-        told = ["" if own is None else f", {own:,.1f} h", ", done" if work.scored(run) is not None else ""]
-        lines += [f"- {run.label}{''.join(told)}", f"    {shown(work.training(run))}"]
+        notes = ["" if own is None else f", {own:,.1f} h", ", done" if work.scored(run) is not None else ""]
+        lines += [f"- {run.label}{''.join(notes)}", f"    {shown(work.training(run))}"]
         lines += [f"    {shown(words)}" for words in work.commands(found.score, run)]
     lines += [f"  {shown(words)}" for words in work.commands(found.then)]
     if found.minutes is not None:
