@@ -167,10 +167,10 @@ class Part:
             began = time.time()
             end, why = self.ended(stage)
             took = f"{stage.name}, {time.time() - began:.0f} s"
-            told = f"{now()} part {self.number} {end:<7} {took}{': ' if why else ''}{why}"
-            print(told, flush=True)
+            line = f"{now()} part {self.number} {end:<7} {took}{': ' if why else ''}{why}"
+            print(line, flush=True)
             with open(self.out / f"campaign_{self.number}.txt", "a", encoding="utf-8") as file:
-                file.write(told + "\n")
+                file.write(line + "\n")
             self.pack()
             yield end
 
@@ -194,8 +194,8 @@ class Part:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        told = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        last = told[-1][:200] if told else ""
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        last = lines[-1][:200] if lines else ""
         if code is None:
             return LATE, f"ended after {seconds:.0f} s; {last}"
         return (DONE, last) if code == 0 else (FAILED, f"exit code {code}; {last}")

@@ -72,9 +72,9 @@ def provenance(setting: Setting) -> dict[str, str]:
     if setting.device.type == "cuda":
         found |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
     commit = results.commit()
-    told = "unknown" if commit is None else commit["hash"][:12] + ("-dirty" if commit["dirty"] else "")
+    shown_commit = "unknown" if commit is None else commit["hash"][:12] + ("-dirty" if commit["dirty"] else "")
     versions = ", ".join(f"{name} {version}" for name, version in found.items())
-    return {"device": device, "chip": chip, "date": results.now(), "commit": told, "versions": versions}
+    return {"device": device, "chip": chip, "date": results.now(), "commit": shown_commit, "versions": versions}
 
 
 def rows_of(
@@ -154,19 +154,19 @@ def _section(rows: Sequence[Row]) -> str:
     timed = sorted((row for row in rows if row.status == TIMED), key=lambda row: (row.encoding, row.total_p50 or 0.0))
     bases = baselines(timed)
     parts = [part for part in PARTS if any(getattr(row, f"{part}_p50") is not None for row in timed)]
-    told = SPEEDS.get(rows[0].group)
+    speed = SPEEDS.get(rows[0].group)
     header = ["encoding", "implementation", *parts, *(f"/ {name}" for name in bases), "peak MiB"]
-    header += [*(f"peak / {name}" for name in bases), *([told] if told else []), "error (allowed)"]
+    header += [*(f"peak / {name}" for name in bases), *([speed] if speed else []), "error (allowed)"]
     lines = []
     for row in timed:
         cells = [row.encoding, row.implementation, *(_time(row, part) for part in parts)]
         cells += [_ratio(row.total_p50, base.total_p50) for base in bases.values()]
         cells += ["" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:,.1f}"]
         cells += [_ratio(row.peak_bytes, base.peak_bytes) for base in bases.values()]
-        if told and row.total_p50:
+        if speed and row.total_p50:
             sizes = parse(row.shape)
-            a_run = sizes["B"] * sizes["T"] if told == TOKENS else 1
-            cells += [f"{1e3 * a_run / row.total_p50:,.{0 if told == TOKENS else 1}f}"]
+            a_run = sizes["B"] * sizes["T"] if speed == TOKENS else 1
+            cells += [f"{1e3 * a_run / row.total_p50:,.{0 if speed == TOKENS else 1}f}"]
         lines.append([*cells, f"{row.error:.1e} ({row.allowed:.1e})"])
     table = markdown_table(header, lines, "llr") if timed else "No implementation has a time."
     others = [

@@ -69,13 +69,13 @@ def case(shape: Model, setting: Setting) -> BenchmarkCase:
     return found._replace(entries=found.entries + others)
 
 
-def _runner(module: nn.Module, step: Callable[[bool], Any], told: Callable[[Any], dict[str, Tensor]]) -> Runner:
+def _runner(module: nn.Module, step: Callable[[bool], Any], compared: Callable[[Any], dict[str, Tensor]]) -> Runner:
     """An implementation.
 
     Args:
         module: holds the weights.
         step: what is timed; True: on the whole row, False: on the few tokens that are checked.
-        told: what a step on the few gave, as it is compared.
+        compared: what a step on the few gave, as it is compared.
     """
     weights = list(module.parameters())
     steps = STEPS[weights[0].device.type]
@@ -85,7 +85,7 @@ def _runner(module: nn.Module, step: Callable[[bool], Any], told: Callable[[Any]
         for _ in range(steps):
             step(True)
 
-    return Runner(forward, None, torch.no_grad()(lambda: told(step(False))), bytes_of(weights), steps)
+    return Runner(forward, None, torch.no_grad()(lambda: compared(step(False))), bytes_of(weights), steps)
 
 
 def _whole(model: nn.Module, ids_BT: Tensor) -> Runner:
@@ -112,11 +112,11 @@ def _layer(model: TapeForCausalLM, caught: Callable[[bool], layer.Arguments]) ->
         args, kwargs = arguments(whole)
         return block(*args, **kwargs)
 
-    def told(out: tuple[Tensor, Tensor | None]) -> dict[str, Tensor]:
+    def compared(out: tuple[Tensor, Tensor | None]) -> dict[str, Tensor]:
         hidden, state = out
         return {"hidden": hidden} | ({} if state is None else {"positions": arguments(False)[1]["start"] + state})
 
-    return _runner(block, step, told)
+    return _runner(block, step, compared)
 
 
 def _published_layer(model: Transcription, caught: Callable[[bool], layer.Arguments]) -> Runner:
@@ -130,8 +130,8 @@ def _published_layer(model: Transcription, caught: Callable[[bool], layer.Argume
         cos_BHTK, sin_BHTK = (torch.cat((half, half), dim=-1) for half in halves)
         return hidden_BTD, cos_BHTK, sin_BHTK, causal_mask(hidden_BTD)
 
-    def told(out: tuple[Tensor, Tensor, Tensor]) -> dict[str, Tensor]:
+    def compared(out: tuple[Tensor, Tensor, Tensor]) -> dict[str, Tensor]:
         hidden, *halves = out
         return {"hidden": hidden, "positions": torch.cat([half.chunk(2, dim=-1)[0] for half in halves], dim=-1)}
 
-    return _runner(block, lambda whole: block(*arguments(whole)), told)
+    return _runner(block, lambda whole: block(*arguments(whole)), compared)

@@ -40,7 +40,7 @@ def ask_all(evaluation: journal.Evaluation, options: argparse.Namespace, found: 
     cost = Cost(found.device)
     tests = lengths.tests(task_of(options), options.lengths)
     longest_first = sorted(((str(test), test) for test in tests), key=lambda named: -named[1].length)
-    answered = evaluation.carry_out(longest_first, lambda test: ask(model, options, test))
+    answered = evaluation.run_jobs(longest_first, lambda test: ask(model, options, test))
     return {
         "task": options.task,
         "tests": [answered[str(test)] for test in tests],

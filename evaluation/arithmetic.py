@@ -83,7 +83,7 @@ def ask_all(evaluation: journal.Evaluation, options: argparse.Namespace, found: 
     cost = Cost(found.device)
     task = TASKS[options.task]
     groups = [(" ".join(f"{i}x{j}" for i, j in group), group) for group in grouped(task, options, scale_of(found))]
-    answered = evaluation.carry_out(groups, partial(ask, model, found.tokenizer(), task, options))
+    answered = evaluation.run_jobs(groups, partial(ask, model, found.tokenizer(), task, options))
     cells = sorted(itertools.chain(*answered.values()), key=lambda cell: (cell["first"], cell["second"]))
     means = arithmetic.means(map(arithmetic.as_cell, cells), options.trained)
     return {

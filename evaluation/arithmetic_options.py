@@ -94,17 +94,17 @@ def check(options: argparse.Namespace) -> list[Problem]:
 
 def complete(options: argparse.Namespace, model: "FoundModel") -> list[Problem]:
     """Fill in what was not given from what the model's run says of itself; what remains unknown."""
-    said = said_by_run(model)
-    options.task = options.task or said.get("task")
+    asked = config_of_run(model)
+    options.task = options.task or asked.get("task")
     wrong = list(_of_other_tasks(options))
     if options.task in ADDRESSING:
         options.samples = options.samples or ROWS
-        return wrong or _complete_lengths(options, said, model)
+        return wrong or _complete_lengths(options, asked, model)
     options.samples = options.samples or SAMPLES
     longest = None
-    if options.trained is None and "max_digits" in said and options.task == said["task"]:
-        options.trained = [said["max_digits"], said.get("max_digits_second") or said["max_digits"]]
-        longest = said.get("test_digits")
+    if options.trained is None and "max_digits" in asked and options.task == asked["task"]:
+        options.trained = [asked["max_digits"], asked.get("max_digits_second") or asked["max_digits"]]
+        longest = asked.get("test_digits")
     missing = [
         Problem(f"--{name}", None, f"{model.address} does not say {what}", f"give --{name}")
         for name, what in (("task", "what it was trained on"), ("trained", "how long its training operands were"))
@@ -124,9 +124,9 @@ def _of_other_tasks(options: argparse.Namespace) -> Iterator[Problem]:
             yield Problem(f"--{name}", value, f"{options.task} has nothing of that", "leave it out")
 
 
-def _complete_lengths(options: argparse.Namespace, said: Mapping[str, Any], model: "FoundModel") -> list[Problem]:
+def _complete_lengths(options: argparse.Namespace, asked: Mapping[str, Any], model: "FoundModel") -> list[Problem]:
     """The same for a task of addressing."""
-    own = said if options.task == said.get("task") else {}
+    own = asked if options.task == asked.get("task") else {}
     given = {} if options.task_options is None else options.task_options
     if not isinstance(given, dict):
         return [Problem("--task_options", given, "not a mapping", """write for example '{"ignore": 0.9}'""")]
@@ -145,7 +145,7 @@ def _complete_lengths(options: argparse.Namespace, said: Mapping[str, Any], mode
     ]
 
 
-def said_by_run(model: "FoundModel") -> Mapping[str, Any]:
+def config_of_run(model: "FoundModel") -> Mapping[str, Any]:
     """The configuration of the arithmetic run that trained ``model``; empty where none did."""
     if model.record is None:
         return {}

@@ -72,8 +72,8 @@ def chat_template(found: "FoundModel", config: "EvaluatorConfig") -> dict[str, s
     """The digest of what puts questions into a chat's form, where that is asked for."""
     if not config.apply_chat_template:
         return {}
-    said = json.dumps(found.tokenizer().chat_template, sort_keys=True)
-    return {"chat_template": hashlib.sha256(said.encode()).hexdigest()}
+    template = json.dumps(found.tokenizer().chat_template, sort_keys=True)
+    return {"chat_template": hashlib.sha256(template.encode()).hexdigest()}
 
 
 def evaluate(
@@ -97,7 +97,7 @@ def evaluate(
         use_cache=options.use_cache,
         chunk=options.chunk,
         seed=config.seed[2] or 0,
-        carry_out=evaluation.carry_out,
+        run_jobs=evaluation.run_jobs,
     )
     lm.tasks = tasks.tasks
     results = ask(lm, config, tasks, evaluation)
@@ -120,9 +120,9 @@ def ask(
         zip(("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed"), config.seed, strict=True)
     )
     taken = inspect.signature(simple_evaluate).parameters
-    told = {each.name: getattr(config, each.name) for each in fields(config) if each.name in taken}
-    told |= {"cache_requests": False} | config.cache_requests
-    told |= {
+    arguments = {each.name: getattr(config, each.name) for each in fields(config) if each.name in taken}
+    arguments |= {"cache_requests": False} | config.cache_requests
+    arguments |= {
         **seeds,
         "model": lm,
         "model_args": {"pretrained": lm.found.address},
@@ -135,7 +135,7 @@ def ask(
         "bootstrap_iters": 100_000 if rank == 0 else 0,
         "fewshot_as_multiturn": config.fewshot_as_multiturn or False,
     }
-    results = simple_evaluate(**told)
+    results = simple_evaluate(**arguments)
     if rank > 0 or results is None:
         return None
     samples = results.pop("samples", None)

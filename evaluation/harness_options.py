@@ -57,9 +57,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """This project's options for the model, and lm-eval's own for everything else."""
     parser = _theirs()
     for names, remedy in REFUSED.items():
-        told = Problem(names[0], "", "has another name here", remedy)
+        problem = Problem(names[0], "", "has another name here", remedy)
         parser.add_argument(
-            *names, dest=argparse.SUPPRESS, nargs="?", action=_Refuse, const=told, help=argparse.SUPPRESS
+            *names, dest=argparse.SUPPRESS, nargs="?", action=_Refuse, const=problem, help=argparse.SUPPRESS
         )
     shared.add_model(parser)
     shared.add_output(parser, seed=False)  # lm-eval's own four: published numbers' shots were drawn with its defaults
@@ -93,10 +93,10 @@ def configure(options: argparse.Namespace) -> "EvaluatorConfig":
 
     ours = {"model", "device", "use_cache", "batch_size", "model_args", "output_path", "max_batch_size"}
     known = {each.name for each in fields(EvaluatorConfig)} - ours
-    told = argparse.Namespace(**{name: value for name, value in vars(options).items() if name in known})
-    told.output_path = "here"  # where samples go is known, and lm-eval wants to hear so
+    given = argparse.Namespace(**{name: value for name, value in vars(options).items() if name in known})
+    given.output_path = "here"  # where samples go is known, and lm-eval wants to hear so
     try:
-        config = EvaluatorConfig.from_cli(told)
+        config = EvaluatorConfig.from_cli(given)
     except (ValueError, TypeError, OSError) as error:
         text = " ".join(str(error).split())
         raise UserError(Problem("options", options.config or "", text, "see --help")) from error
@@ -122,8 +122,8 @@ def settings(options: argparse.Namespace, config: "EvaluatorConfig") -> dict[str
     theirs = {name: getattr(config, name) for name in NUMBERS}
     ours = {name: vars(options)[name] for name in ("batch_size", "max_length", "truncate", "use_cache", "chunk")}
     tasks = [each if isinstance(each, str) else str(each) for each in config.tasks]
-    told = {name: each for name, each in config.metadata.items() if name != "tokenizer"}  # the model's hash has it
-    return {"tasks": tasks, **theirs, **ours, "metadata": told}
+    metadata = {name: each for name, each in config.metadata.items() if name != "tokenizer"}  # the model's hash has it
+    return {"tasks": tasks, **theirs, **ours, "metadata": metadata}
 
 
 def _theirs() -> argparse.ArgumentParser:

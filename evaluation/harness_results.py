@@ -59,8 +59,8 @@ def table(found: Mapping[str, Any]) -> str:
         rows.append([name, entry["metric"] or "", shots, value, error, f"{entry['samples']:,}"])
     text = markdown_table(["task", "metric", "shots", "value", "standard error", "samples"], rows, "llr")
     cut = found["cut"]
-    told = f"\n\ncut: {cut['tokens']:,} tokens of {cut['requests']:,} requests that were too long"
-    return text + told if cut["requests"] else text
+    note = f"\n\ncut: {cut['tokens']:,} tokens of {cut['requests']:,} requests that were too long"
+    return text + note if cut["requests"] else text
 
 
 def _main(keys: Sequence[str]) -> str | None:

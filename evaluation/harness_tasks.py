@@ -128,10 +128,10 @@ def _check(name: str, task: Any, num_fewshot: int | None) -> list[Problem]:
 
 def _fingerprint(task: Any, num_fewshot: int | None) -> str:
     """SHA-256 over a task's configuration and documents; paths and addresses in memory do not count."""
-    told = task.dump_config()
+    config = task.dump_config()
     places = ("config_source", "tokenizer")
-    told["metadata"] = {name: each for name, each in (told.get("metadata") or {}).items() if name not in places}
-    described = json.dumps(told, sort_keys=True, default=handle_non_serializable)
+    config["metadata"] = {name: each for name, each in (config.get("metadata") or {}).items() if name not in places}
+    described = json.dumps(config, sort_keys=True, default=handle_non_serializable)
     digest = hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", described).encode())
     for documents in (task.eval_docs, task.fewshot_docs() if _shots(task, num_fewshot) else []):
         for document in documents:

@@ -41,10 +41,10 @@ def to_csv(cells: Sequence[Cell]) -> str:
 
 
 def _frame(cells: Sequence[Cell]) -> pd.DataFrame:
-    """Cells with ``share`` (0 to 1), and in words ``said`` (found of asked) and ``place`` (their depth), in order."""
+    """Cells with ``share`` (0 to 1), and in words ``count`` (found of asked) and ``place`` (their depth), in order."""
     frame = pd.DataFrame(cells).sort_values(["depth", "length"], na_position="first")
     frame["share"] = frame["correct"] / frame["trials"]
-    frame["said"] = frame["correct"].astype(str) + "/" + frame["trials"].astype(str)
+    frame["count"] = frame["correct"].astype(str) + "/" + frame["trials"].astype(str)
     frame["place"] = [depth_label(depth) for depth in frame["depth"]]
     return frame
 
@@ -63,7 +63,7 @@ def _grid(frame: pd.DataFrame, name: str) -> pd.DataFrame:
 def markdown(cells: Sequence[Cell]) -> str:
     """Depths down, lengths across, found of asked in each cell; last the sums of each length, by both rules."""
     frame = _frame(cells)
-    rows = [[str(place), *row] for place, row in _grid(frame, "said").fillna("-").iterrows()]
+    rows = [[str(place), *row] for place, row in _grid(frame, "count").fillna("-").iterrows()]
     all_, ids, tokens = ["all"], ["all, by token ids"], ["prompt tokens, mean"]
     for _, column in frame.groupby("length"):
         trials = column["trials"].sum()
@@ -83,7 +83,7 @@ def draw(cells: Sequence[Cell], path: Path, *, title: str, native_length: int | 
     if not cells:
         raise ValueError("no cells: nothing to draw")
     frame = _frame(cells)
-    shares, said = _grid(frame, "share"), _grid(frame, "said").fillna("-")
+    shares, counts = _grid(frame, "share"), _grid(frame, "count").fillna("-")
     depths, lengths = list(shares.index), list(shares.columns)
     figure = Figure(figsize=(3.4 + 0.8 * len(lengths), 1.9 + 0.55 * len(depths)), layout="constrained")
     FigureCanvasAgg(figure)
@@ -92,7 +92,7 @@ def draw(cells: Sequence[Cell], path: Path, *, title: str, native_length: int | 
     for row in range(len(depths)):
         for column in range(len(lengths)):
             colour = "white" if shares.iat[row, column] < 0.6 else "black"
-            axes.text(column, row, said.iat[row, column], ha="center", va="center", color=colour)
+            axes.text(column, row, counts.iat[row, column], ha="center", va="center", color=colour)
     axes.set_xticks(range(len(lengths)), labels=[length_label(length) for length in lengths])
     axes.set_yticks(range(len(depths)), labels=depths)
     axes.set_xticks([column + 0.5 for column in range(len(lengths) - 1)], minor=True)

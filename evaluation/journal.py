@@ -148,7 +148,7 @@ class Evaluation:
             wrong = f"it holds the result of another {self.name} evaluation (other: {', '.join(differing[:8])})"
         return [Problem("--output", str(self.folder), wrong, "name another folder, or replace it: --overwrite")]
 
-    def carry_out(self, jobs: Sequence[tuple[str, Job]], work: Callable[[Job], Any]) -> dict[str, Any]:
+    def run_jobs(self, jobs: Sequence[tuple[str, Job]], work: Callable[[Job], Any]) -> dict[str, Any]:
         """What ``work`` finds for every job, by key; every process must call it and gets all of it.
 
         Args:

@@ -4,7 +4,7 @@
 itself (no adapters of ours), make logits for every position, cut long prompts from the left with no more than a line in
 the log, and obey the checkpoint's generation settings: these four are replaced.
 
-Every process is given all requests and forms the same batches, and ``carry_out`` shares *them* out. So results depend
+Every process is given all requests and forms the same batches, and ``run_jobs`` shares *them* out. So results depend
 on the number of processes in no bit, and a batch that is done is known by what it holds, whoever did it.
 """
 
@@ -32,8 +32,8 @@ from tape_ds.scoring.continuations import ContinuationRow
 from tape_ds.scoring.generation import continue_prompts, ends_of
 
 Jobs = Sequence[tuple[str, Any]]
-CarryOut = Callable[[Jobs, Callable[[Any], Any]], Mapping[str, Any]]
-"""Does every job, once, and gives what came of it by key: see :meth:`evaluation.journal.Evaluation.carry_out`."""
+RunJobs = Callable[[Jobs, Callable[[Any], Any]], Mapping[str, Any]]
+"""Does every job, once, and gives what came of it by key: see :meth:`evaluation.journal.Evaluation.run_jobs`."""
 
 AUTO_TOKENS = 16_384
 """Tokens of a batch, padding among them, where its size is ``auto``; a longer row is a batch of its own."""
@@ -66,7 +66,7 @@ class LanguageModel(huggingface.HFLM):
         use_cache: off, all of a text is read again for every new token.
         chunk: tokens of a prompt that are read at once, where the model promises that pieces change nothing.
         seed: of text that is drawn because a task asks for it.
-        carry_out: does the batches.
+        run_jobs: does the batches.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class LanguageModel(huggingface.HFLM):
         use_cache: bool = True,
         chunk: int = CHUNK,
         seed: int = 0,
-        carry_out: CarryOut = in_turn,
+        run_jobs: RunJobs = in_turn,
     ):
         logging.getLogger(huggingface.__name__).setLevel(logging.ERROR)  # it warns of every model that is an object
         super().__init__(
@@ -91,7 +91,7 @@ class LanguageModel(huggingface.HFLM):
         )
         self.found, self.truncate = found, truncate
         self._model: Any = found
-        self.use_cache, self.chunk, self.seed, self.carry_out = use_cache, chunk, seed, carry_out
+        self.use_cache, self.chunk, self.seed, self.run_jobs = use_cache, chunk, seed, run_jobs
         self.tasks: Mapping[str, Any] = {}
         """lm-eval's tasks by name: all their requests are measured before the first is answered."""
         self.cut = {"requests": 0, "tokens": 0}
@@ -147,7 +147,7 @@ class LanguageModel(huggingface.HFLM):
         for name in dict.fromkeys(each.settings for each in asked):
             alike = dict.fromkeys(each for each in asked if each.settings == name)
             jobs += [(_key("generate", batch), batch) for batch in self._batches(list(alike), lambda each: each.ids)]
-        found = self.carry_out(jobs, self._generate_batch)
+        found = self.run_jobs(jobs, self._generate_batch)
         written = {each: said for key, batch in jobs for each, said in zip(batch, found[key], strict=True)}
         for request, each in zip(requests, asked, strict=True):
             self.new_tokens[request.task_name, request.doc_id] = written[each][1]
@@ -224,7 +224,7 @@ class LanguageModel(huggingface.HFLM):
         jobs = [
             (_key("score", [vars(row) for row in batch]), batch) for batch in self._batches(rows, lambda row: row.read)
         ]
-        found = self.carry_out(jobs, self._score_batch)
+        found = self.run_jobs(jobs, self._score_batch)
         scores = {
             (row.read, target): (log_probability, greedy)
             for key, batch in jobs
@@ -283,7 +283,7 @@ class LanguageModel(huggingface.HFLM):
             yield self._model
 
 
-def generation_settings(told: Mapping[str, Any]) -> dict[str, Any]:
+def generation_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """What a task's ``generation_kwargs`` ask for: ``new_tokens``, ``until`` and fields of ``GenerationConfig``.
 
     Text is greedy unless it says ``do_sample: true`` or gives a temperature above 0, as everywhere in lm-eval.
@@ -292,10 +292,10 @@ def generation_settings(told: Mapping[str, Any]) -> dict[str, Any]:
         UserError: values that lm-eval cannot read.
     """
     try:
-        settings: dict[str, Any] = dict(normalize_gen_kwargs(dict(told)))
+        settings: dict[str, Any] = dict(normalize_gen_kwargs(dict(given)))
         settings["until"] = handle_stop_sequences(settings.get("until"), eos=None)
     except (ValueError, TypeError) as error:
-        raise UserError(Problem("--gen_kwargs", told, str(error), "write name=value, numbers as such")) from error
+        raise UserError(Problem("--gen_kwargs", given, str(error), "write name=value, numbers as such")) from error
     settings["new_tokens"] = settings.pop("max_gen_toks")
     if not settings["do_sample"]:
         for drawing in ("temperature", "top_p", "top_k", "min_p"):

@@ -112,7 +112,7 @@ def ask_all(
         print("prompts are read in one piece: this model does not promise that pieces give the same", flush=True)
     longest_first = sorted(questions, key=lambda question: -question.length)
     jobs = [(question.name, question) for question in longest_first]
-    replies = evaluation.carry_out(jobs, partial(reply, model, tokenizer, options))
+    replies = evaluation.run_jobs(jobs, partial(reply, model, tokenizer, options))
     pairs = [(question, Reply(**replies[question.name])) for question in questions]
     prompts = sum(given.tokens for _, given in pairs)
     return {**summarise(pairs, options.form), "cost": cost.taken(prompt_tokens=prompts)}
@@ -175,8 +175,10 @@ def wrong_replies(found: Passkey) -> list[str]:
     for depth in sorted({each.depth for each in found.replies}):
         wrong = [each for each in found.replies if each.depth == depth and not each.correct]
         if wrong:
-            said = ", ".join(f"{each.reply!r} for {each.key}" for each in wrong)
-            lines.append(f"wrong at {heat_map.length_label(found.length)}, depth {heat_map.depth_label(depth)}: {said}")
+            shown = ", ".join(f"{each.reply!r} for {each.key}" for each in wrong)
+            lines.append(
+                f"wrong at {heat_map.length_label(found.length)}, depth {heat_map.depth_label(depth)}: {shown}"
+            )
     return lines
 
 

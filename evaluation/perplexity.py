@@ -126,7 +126,7 @@ def score(
     model = found.load()
     cost = Cost(found.device)
     work = partial(window_jobs.work, model, parts, scoring, options.batch_size, options.chunk)
-    done = evaluation.carry_out(list(jobs.items()), work)
+    done = evaluation.run_jobs(list(jobs.items()), work)
     figures = window_jobs.figures(parts, sorted(set(options.lengths)), scoring, jobs, done)
     return {**figures, "cost": cost.taken(tokens=window_jobs.tokens(jobs))}
 

@@ -193,13 +193,13 @@ _WORDS = {
 
 def spelled(annotation: Any) -> str:
     """A type in words: ``a whole number``, ``a list, each item a text``, ``one of: a, b``."""
-    said = []
+    names = []
     for member in _members(annotation):
         kind, inner = get_origin(member) or member, get_args(member)
         if kind is Literal:
-            said.append("one of: " + ", ".join(map(str, inner)))
+            names.append("one of: " + ", ".join(map(str, inner)))
         elif kind is list and inner:
-            said.append(f"a list, each item {spelled(inner[0])}")
+            names.append(f"a list, each item {spelled(inner[0])}")
         else:
-            said.append(_WORDS.get(kind, "anything"))
-    return ", or ".join(dict.fromkeys(said))
+            names.append(_WORDS.get(kind, "anything"))
+    return ", or ".join(dict.fromkeys(names))

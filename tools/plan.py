@@ -104,8 +104,8 @@ def load(name: str, fields: list[str], world: int) -> Recipe:
         UserError: it does not exist, or is wrong.
     """
     wrong: list[Problem] = []
-    said = files.read_recipe(name, ExtensionRecipe.LAUNCHER, wrong).get("launcher")
-    kind = KINDS.get(str(said.value) if said is not None else "", ExtensionRecipe)
+    declared = files.read_recipe(name, ExtensionRecipe.LAUNCHER, wrong).get("launcher")
+    kind = KINDS.get(str(declared.value) if declared is not None else "", ExtensionRecipe)
     return loading.load(["--recipe", name, *fields], world, kind=kind)
 
 

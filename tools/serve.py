@@ -149,8 +149,8 @@ def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", 
 
     async def refuse(_: Any, error: Any) -> Any:
         """In the words that OpenAI's clients show. A ValueError is transformers' or the model's, of what was asked."""
-        said = {"message": str(getattr(error, "detail", error)), "type": "invalid_request_error"}
-        return JSONResponse({"error": said}, getattr(error, "status_code", 400))
+        body = {"message": str(getattr(error, "detail", error)), "type": "invalid_request_error"}
+        return JSONResponse({"error": body}, getattr(error, "status_code", 400))
 
     manager, state = OneModel(), GenerationState()
     manager.force_model = name

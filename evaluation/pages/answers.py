@@ -37,8 +37,8 @@ def summary(figures: Mapping[str, Any]) -> str:
     """The scores in lines."""
     lines = []
     for name, scores in figures["scores"].items():
-        told = [f"{METRICS[metric]} {scores[metric]['score']:.2f}" for metric in figures["metrics"]]
-        lines.append(f"{name}: {', '.join(told)} over {scores['examples']:,} questions")
+        scored = [f"{METRICS[metric]} {scores[metric]['score']:.2f}" for metric in figures["metrics"]]
+        lines.append(f"{name}: {', '.join(scored)} over {scores['examples']:,} questions")
     return "\n".join(lines)
 
 

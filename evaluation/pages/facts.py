@@ -80,9 +80,9 @@ def _evaluation(columns: Sequence[Column], kind: str) -> list[Part]:
     names = _differing(found)
     if not names:
         return []
-    said = f"{kind}: the runs were not evaluated alike (other: {', '.join(names)}), so their numbers may not compare."
+    note = f"{kind}: the runs were not evaluated alike (other: {', '.join(names)}), so their numbers may not compare."
     table = _table(f"Evaluation settings of {kind} that differ", kind, columns, found, names)
-    return [Note(said, loud=True), *table]
+    return [Note(note, loud=True), *table]
 
 
 def _table(caption: str, corner: str, columns: Sequence[Column], found: Facts, names: Iterable[str]) -> list[Table]:
@@ -127,8 +127,8 @@ def costs(columns: Sequence[Column]) -> Section | None:
         names = dict.fromkeys(name for each in found.values() for name in each)
         parts += _table(f"Cost of {title}", title, columns, found, names)
         if len({(each["processor"], each["processes"]) for each in found.values()}) > 1:
-            said = f"{title}: not the same machine or number of processes; times do not compare."
-            parts.append(Note(said, loud=True))
+            warning = f"{title}: not the same machine or number of processes; times do not compare."
+            parts.append(Note(warning, loud=True))
     resumed = Note("Times are of the last start: of something that was interrupted, its last part.")
     return Section("Cost", [resumed, *parts]) if parts else None
 

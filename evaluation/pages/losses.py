@@ -40,8 +40,8 @@ def training(columns: Sequence[Column]) -> Section | None:
     if len({tokens for result in runs.values() if (tokens := result.figures.get("tokens"))}) > 1:
         parts.append(Note("The runs did not train on the same number of tokens.", loud=True))
     if len({str([result.config.get(name) for name in ("model", "tokenizer")]) for result in runs.values()}) > 1:
-        said = "The runs did not start from the same model: losses per token compare only where tokens are the same."
-        parts.append(Note(said, loud=True))
+        warning = "The runs did not start from the same model: losses per token compare only where tokens are the same."
+        parts.append(Note(warning, loud=True))
     if any(len(line.points) == POINTS for line in lines):
         parts.append(Note(f"Each point of a long line is a mean over as many steps as make {POINTS} points."))
     return Section("Training loss", parts)
@@ -87,8 +87,8 @@ def groups(columns: Sequence[Column]) -> dict[str, Scores]:
 def _named(documents: Mapping[str, Any]) -> str:
     """Which documents, in words that differ where they differ."""
     names = sorted(documents)
-    said = ", ".join(names) if len(names) <= 3 else f"{len(names)} documents, {names[0]} to {names[-1]}"
-    return f"{said}, spans of {numbers.length(documents[names[0]]['span'])} tokens"
+    listed = ", ".join(names) if len(names) <= 3 else f"{len(names)} documents, {names[0]} to {names[-1]}"
+    return f"{listed}, spans of {numbers.length(documents[names[0]]['span'])} tokens"
 
 
 def _scores(run: int, stored: Mapping[str, Any]) -> list[Score]:

@@ -55,8 +55,8 @@ def _asked(columns: Sequence[Column]) -> Iterator[tuple[str, str, pd.DataFrame]]
 def _heat_maps(columns: Sequence[Column], found: pd.DataFrame) -> list[Table]:
     """One for each run, all over the same lengths and depths."""
     sums = found.groupby(["run", "depth", "length"])[["correct", "trials"]].sum().astype(str)
-    said = sums["correct"] + "/" + sums["trials"]
-    wide = said.unstack("length").reindex(columns=sorted(found["length"].unique()))
+    counts = sums["correct"] + "/" + sums["trials"]
+    wide = counts.unstack("length").reindex(columns=sorted(found["length"].unique()))
     heads = [Head("depth"), *(Head(numbers.length(int(length))) for length in wide)]
     maps = []
     for run in found["run"].unique():
@@ -71,8 +71,8 @@ def _by_length(columns: Sequence[Column], form: str, asker: str, found: pd.DataF
     sums = found.groupby(["run", "length"], sort=False)[["correct", "trials"]].sum().astype(int)
     scores = []
     for run, length, correct, trials in sums.reset_index().itertuples(index=False):
-        said = f"{correct}/{trials}"
-        scores.append(Score(run, 100 * correct / trials, samples=trials, tokens=length, detail=said))
+        count = f"{correct}/{trials}"
+        scores.append(Score(run, 100 * correct / trials, samples=trials, tokens=length, detail=count))
     own = {each.tokens or 0 for each in scores}
     theirs = {}
     if form == PUBLISHED_FORM and asker != RUN:  # which calls a length by another number than its tokens

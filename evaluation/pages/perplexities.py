@@ -54,11 +54,11 @@ def section(columns: Sequence[Column]) -> Section | None:
             parts.append(Note(ERRORS))
         short = {each["length"]: left["documents"] for _, each in entries if (left := each.get("left_out"))}
         if any(short.values()):
-            said = "; ".join(f"{count} at {numbers.length(n)}" for n, count in sorted(short.items()) if count)
-            parts.append(Note(f"Documents that were too short for a window and are left out: {said}."))
+            left_out = "; ".join(f"{count} at {numbers.length(n)}" for n, count in sorted(short.items()) if count)
+            parts.append(Note(f"Documents that were too short for a window and are left out: {left_out}."))
         if not same_tokenizer(columns, entries):
-            said = "The models have different tokenizers: perplexity per token does not compare."
-            parts.append(Note(said, loud=True))
+            warning = "The models have different tokenizers: perplexity per token does not compare."
+            parts.append(Note(warning, loud=True))
         right = [Score(run, 100 * e["accuracy"], tokens=e["length"]) for run, e in entries if "accuracy" in e]
         if right:
             caption = f"Most likely token right, %: {scoring}"

@@ -96,11 +96,11 @@ class Scores:
         differ = list(counts.index[counts > 1]) if self.unlike else []
         cells = {name: dict.fromkeys(finite, MISSING) for name in (asked if theirs else finite.index)}
         for each in self.found:
-            said = numbers.measured(each.value, each.error, self.places)
+            cell = numbers.measured(each.value, each.error, self.places)
             if each.detail or (each.name in differ and each.samples):
-                said += f" ({each.detail or f'n = {each.samples:,}'})"
+                cell += f" ({each.detail or f'n = {each.samples:,}'})"
             best = self.lowest and each.value == least[each.name]
-            cells[each.name][each.run] = Best(said) if best else said
+            cells[each.name][each.run] = Best(cell) if best else cell
         rows = []
         for name, own in cells.items():
             rows.append(
@@ -131,11 +131,11 @@ def _about(table: published.Table, convention: str | None, scoring: str) -> list
     """What one has to know to read its numbers beside ours."""
     name = f"{table.name} of {table.source}"
     if table.convention not in (None, convention):
-        said = f"{name} has numbers of this text by another convention, {table.convention}"
-        return [Note(f"{said}: they are not the same quantity and are left out.")]
-    said = f"Published, not measured here, and of another model: {name} ({table.title}; {table.setting})."
-    notes = [Note(" ".join([said, *table.caveats]))]
+        note = f"{name} has numbers of this text by another convention, {table.convention}"
+        return [Note(f"{note}: they are not the same quantity and are left out.")]
+    note = f"Published, not measured here, and of another model: {name} ({table.title}; {table.setting})."
+    notes = [Note(" ".join([note, *table.caveats]))]
     if table.convention is not None and table.scoring != scoring:
-        said = f"{table.name} was scored with {table.scoring}, the runs with {scoring or 'the defaults'}"
-        notes.append(Note(f"{said}: its numbers may differ for that alone.", loud=True))
+        note = f"{table.name} was scored with {table.scoring}, the runs with {scoring or 'the defaults'}"
+        notes.append(Note(f"{note}: its numbers may differ for that alone.", loud=True))
     return notes

@@ -27,8 +27,8 @@ def scrolls(columns: Sequence[Column]) -> Section | None:
                 wanted[row] = published.Quantity(name, each["metric"])
                 scores.append(Score(run, each["score"], each.get("standard_error"), each.get("examples"), row=row))
                 if each.get("cut_examples"):
-                    said = f"{each['cut_examples']:,} of {each['examples']:,} ({each.get('cut_tokens', 0):,} tokens)"
-                    cut.append(f"{name} {said}")
+                    share = f"{each['cut_examples']:,} of {each['examples']:,} ({each.get('cut_tokens', 0):,} tokens)"
+                    cut.append(f"{name} {share}")
             notes += [Note(f"{columns[run].name}: prompts that were cut: {'; '.join(cut)}.")] if cut else []
         wanted = dict(sorted(wanted.items(), key=lambda item: ([*order, item[1].task].index(item[1].task), item[0])))
         title = f"SCROLLS, {split} split, 0 to 100; higher is better"
@@ -56,8 +56,8 @@ def harness(columns: Sequence[Column]) -> Section | None:
             scores[name in members].append(Score(run, 100 * each["value"], error, each.get("samples"), row=row))
         cut = figures.get("cut") or {}
         if cut.get("requests"):
-            said = f"{columns[run].name}: {cut['requests']:,} requests were cut, by {cut['tokens']:,} tokens."
-            notes.append(Note(said, loud=True))
+            warning = f"{columns[run].name}: {cut['requests']:,} requests were cut, by {cut['tokens']:,} tokens."
+            notes.append(Note(warning, loud=True))
     parts: list[Part] = []
     for folded, own in scores.items():
         if own:

@@ -16,18 +16,18 @@ LEVEL = 0.95
 def sentences(columns: Sequence[Column]) -> list[str]:
     """One for each text on which two models or more were scored alike; perplexities first."""
     native = losses.native_length(columns)
-    said = []
+    sentences = []
     found = {scoring: each for scoring, each in perplexities.entries_of(columns).items() if len(dict(each)) > 1}
     for scoring, entries in found.items():
-        told = "the models have different tokenizers, so they do not compare"
+        line = "the models have different tokenizers, so they do not compare"
         if perplexities.same_tokenizer(columns, entries):
-            told = _verdict(perplexities.scores_of(columns, scoring, entries), native, percent=True)
+            line = _verdict(perplexities.scores_of(columns, scoring, entries), native, percent=True)
         alone = [each.source for each in found].count(scoring.source) == 1
-        said.append(f"Perplexity on {scoring.source if alone else scoring}: {told}.")
+        sentences.append(f"Perplexity on {scoring.source if alone else scoring}: {line}.")
     for text, scores in losses.groups(columns).items():
         if len(scores.heads) > 1:
-            said.append(f"Loss by position, {text}: {_verdict(scores, native)}.")
-    return said
+            sentences.append(f"Loss by position, {text}: {_verdict(scores, native)}.")
+    return sentences
 
 
 def _verdict(scores: Scores, native: int | None, *, percent: bool = False) -> str:
@@ -38,22 +38,22 @@ def _verdict(scores: Scores, native: int | None, *, percent: bool = False) -> st
         return "there is no length at which all have a number"
     inside = [tokens for tokens in common if native is not None and (tokens <= native if percent else tokens < native)]
     names = {h.run: h.text if h.text.replace("-", "_").isidentifier() else f"“{h.text}”" for h in scores.heads}
-    said, intervals, unit = [], [], "" if percent else f" {losses.NATS}"
+    sentences, intervals, unit = [], [], "" if percent else f" {losses.NATS}"
     for tokens in dict.fromkeys([common[-1], *inside[-1:]]):
         ranked = sorted((each for each in scores.found if each.tokens == tokens), key=lambda each: each.value)
         first, second = ranked[:2]
         if len({each.samples for each in ranked}) > 1:
-            said.append(f"at {first.name} they do not compare, being means over other numbers of tokens")
+            sentences.append(f"at {first.name} they do not compare, being means over other numbers of tokens")
             continue
         where = f"{'' if first.row else 'at '}{first.name}{', in the native window,' if tokens in inside else ''}"
-        told = f"{where} {names[first.run]} is lowest, {_apart(first, second, percent)}{unit} below {names[second.run]}"
+        line = f"{where} {names[first.run]} is lowest, {_apart(first, second, percent)}{unit} below {names[second.run]}"
         intervals.append(_interval(first, second, percent))
-        told += f" ({intervals[-1]})" if intervals[-1] else ""
+        line += f" ({intervals[-1]})" if intervals[-1] else ""
         if len(ranked) > 2:
             last = ranked[-1]
-            told += f" and {_apart(first, last, percent)} below {names[last.run]}, the last of {len(names)}"
-        said.append(told)
-    return "; ".join(said) + ("" if any(intervals) or not intervals else "; a single run of each")
+            line += f" and {_apart(first, last, percent)} below {names[last.run]}, the last of {len(names)}"
+        sentences.append(line)
+    return "; ".join(sentences) + ("" if any(intervals) or not intervals else "; a single run of each")
 
 
 def _apart(one: Score, other: Score, percent: bool) -> str:
@@ -74,5 +74,5 @@ def _interval(one: Score, other: Score, percent: bool) -> str:
     else:
         return ""
     ends = [-100 * math.expm1(-end) if percent else end for end in (middle - half, middle + half)]
-    said = f"95 % interval over {over}: {ends[0]:.2g} to {ends[1]:.2g}{' %' if percent else ''}".replace("-", "−")
-    return said if ends[0] > 0 else f"{said}, so chance can explain it"
+    interval = f"95 % interval over {over}: {ends[0]:.2g} to {ends[1]:.2g}{' %' if percent else ''}".replace("-", "−")
+    return interval if ends[0] > 0 else f"{interval}, so chance can explain it"

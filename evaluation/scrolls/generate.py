@@ -101,10 +101,10 @@ def task_of(dataset: Dataset, options: argparse.Namespace, tokenizer: str) -> Ta
     manager = TaskManager(include_path=str(TASKS / "scrolls"), include_defaults=False, metadata=metadata)
     name = f"tape_scrolls_{dataset.name}"
     task: Task = manager.load([name])["tasks"][name]
-    told: dict[str, Any] = {"max_gen_toks": new_tokens}
+    settings: dict[str, Any] = {"max_gen_toks": new_tokens}
     if options.sample_summaries and dataset.kind == "summary":
-        told |= {"do_sample": True, "temperature": 1.0, "top_k": options.sample_summaries}
-    task.set_config("generation_kwargs", told, update=True)
+        settings |= {"do_sample": True, "temperature": 1.0, "top_k": options.sample_summaries}
+    task.set_config("generation_kwargs", settings, update=True)
     task.build_all_requests(limit=options.limit)
     return task
 
@@ -129,7 +129,7 @@ def write_all(
         max_length=options.max_tokens,
         use_cache=options.use_cache,
         seed=options.seed,
-        carry_out=evaluation.carry_out,
+        run_jobs=evaluation.run_jobs,
     )
     lm.tasks = {str(task.config.task): task for task in tasks}
     requests = [instance for task in tasks for instance in task.instances]

@@ -85,9 +85,9 @@ def table(figures: Mapping[str, Any], max_tokens: int) -> str:
             "unfinished": "texts reached their limit unended",
             "beyond_native": "prompts with their texts are longer than what the model is made for",
         }
-        for kind, said in remarks.items():
+        for kind, remark in remarks.items():
             if entry[kind]:
-                notes.append(f"{name}: {entry[kind]:,} of {entry['examples']:,} {said}")
+                notes.append(f"{name}: {entry[kind]:,} of {entry['examples']:,} {remark}")
     if any(entry["score"] is None for entry in figures["datasets"].values()):
         notes.append(f"the split {figures['split']} has no reference answers: texts are written, none is scored")
     head = [f"SCROLLS, {figures['split']}", "metric", "score", "+-", "examples", "characters"]

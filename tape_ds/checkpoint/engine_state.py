@@ -114,10 +114,10 @@ class EngineState:
             self._fragments = self._sliced(shapes) if self.stage == 3 else self._joined(shapes)
             self.shared: Mapping[str, str] = {**(self.model.get("shared_params") or {})}
             """Names of tied parameters that are kept under another one's, with that one's, as the first piece says."""
-            told = self.model.get(TENSOR_PARALLEL) or {"size": 1, "cuts": {}}
-            self.tensor_size = operator.index(told["size"])
+            stored = self.model.get(TENSOR_PARALLEL) or {"size": 1, "cuts": {}}
+            self.tensor_size = operator.index(stored["size"])
             """Ranks that hold pieces of the same parameters; 1 without tensor parallelism."""
-            self.cuts = {name: operator.index(cut[0]) for name, cut in told["cuts"].items()}
+            self.cuts = {name: operator.index(cut[0]) for name, cut in stored["cuts"].items()}
             """Dimension along which a parameter was cut into pieces."""
             counts = self.parts[0]["partition_count"]
             sizes = [[self._padded(flat, rank) for flat in range(len(shapes))] for rank in range(len(names))]

@@ -55,7 +55,7 @@ class SavedPart:
         if self.background and not at_once:
             self._tasks.append((name, task))
         else:
-            self._carry_out(name, task)
+            self._write_file(name, task)
 
     def attempt(self, task: Callable[[], Any]) -> None:
         """Let others write into the folder, now; nothing in ``task`` may wait for other ranks, or all of it must, and
@@ -72,7 +72,7 @@ class SavedPart:
     def go(self) -> None:
         """Start with what was left for the background."""
         if self._tasks:
-            self._thread = threading.Thread(target=self._carry_out_all, name="checkpoint", daemon=True)
+            self._thread = threading.Thread(target=self._write_all, name="checkpoint", daemon=True)
             self._thread.start()
 
     @property
@@ -91,14 +91,14 @@ class SavedPart:
         if self._mistake is not None:
             raise self._mistake
 
-    def _carry_out_all(self) -> None:
+    def _write_all(self) -> None:
         try:
             while self._tasks:
-                self._carry_out(*self._tasks.pop(0))  # out of the list at once, so that memory is given back
+                self._write_file(*self._tasks.pop(0))  # out of the list at once, so that memory is given back
         except Exception as error:
             self._mistake = error
 
-    def _carry_out(self, name: str, task: Callable[[Path], Any]) -> None:
+    def _write_file(self, name: str, task: Callable[[Path], Any]) -> None:
         path = self.folder / name
 
         def write() -> None:

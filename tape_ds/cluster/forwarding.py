@@ -148,7 +148,7 @@ def placed(
     remedy = "docs/multi_node.md says what to do about what ssh says"
     try:
         failed = ssh.tell_each(writing, port)
-        raise_if_any([Problem("--hostfile", host, said.splitlines()[-1], remedy) for host, said in failed.items()])
+        raise_if_any([Problem("--hostfile", host, output.splitlines()[-1], remedy) for host, output in failed.items()])
         yield f"{stem}.%n"
     finally:  # those that no launch has read, whatever happened: tokens would lie there until the machine's next start
         ssh.tell_each({host: (f"rm -f {path}", "") for host, path in paths.items()}, port)

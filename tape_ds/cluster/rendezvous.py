@@ -83,25 +83,25 @@ class Rendezvous:
         """Have all ranks end with the first that failed; returns what there is to say. Rank 0 says it, and waits until
         all know; a rank that it does not hear, or that failed otherwise, speaks for itself."""
         own = [[each.field, redacted(str(each.value)), each.wrong, each.remedy] for each in error.problems]
-        said, is_first, heard = own, self.place.rank == 0, False
+        first, is_first, heard = own, self.place.rank == 0, False
         linger = LEAVE_SECONDS if own and isinstance(error, NotTogether) else LINGER_SECONDS
         until = time.monotonic() + linger + (0 if is_first else LEAVE_SECONDS)
         with contextlib.suppress(RuntimeError):  # the store is gone, and rank 0 with it
             report = json.dumps([self.place.machine, error.exit_code, own])
             report = (self.store.compare_set("failed", "", report) if own else self.store.get("failed")).decode()
-            machine, code, said = json.loads(report)
-            if own != said:
-                problems = [Problem(f"{field} on {machine}", *others) for field, *others in said]
+            machine, code, first = json.loads(report)
+            if own != first:
+                problems = [Problem(f"{field} on {machine}", *others) for field, *others in first]
                 error = UserError([*error.problems, *problems])
             error.exit_code = code
             self.store.add("ended", 1)
             while not heard and time.monotonic() < until:
-                heard = self.store.add("ended", 0) >= self.place.world if is_first else self.store.check(["said"])
+                heard = self.store.add("ended", 0) >= self.place.world if is_first else self.store.check(["reported"])
                 time.sleep(POLL_SECONDS)
             if is_first:  # a launcher may end everything with the first process that ends
-                self.store.set("said", "")
+                self.store.set("reported", "")
                 time.sleep(2 * POLL_SECONDS)  # the store goes with this process
-        error.on_one_rank = self.place.leads and not (heard and own in ([], said))
+        error.on_one_rank = self.place.leads and not (heard and own in ([], first))
         return error
 
     def _enter(self) -> None:
@@ -157,23 +157,23 @@ def report_failures(main: Callable[..., int | None]) -> Callable[..., int | None
         try:
             return main(*args, **kwargs)
         except UserError as error:
-            told, place = _told(error), places.here()
-            if told.exit_code == EXIT_CODE:
+            reported, place = _report(error), places.here()
+            if reported.exit_code == EXIT_CODE:
                 exit_code_file.leave(EXIT_CODE)
-            if place.leads and place.rank != 0 and not told.on_one_rank:
+            if place.leads and place.rank != 0 and not reported.on_one_rank:
                 print(f"\n{place.machine}: the run does not start; the first machine says why", file=sys.stderr)
-            raise told from error
+            raise reported from error
         except Exception as error:
             wrong = f"ended with {type(error).__name__}: {redacted(_first_line(error))}"
             broken = UserError(Problem("start", places.here().host, wrong, "see its traceback, on that machine"))
             broken.exit_code = NotTogether.exit_code
-            _told(broken)
+            _report(broken)
             raise
 
     return wrapped
 
 
-def _told(error: UserError) -> UserError:
+def _report(error: UserError) -> UserError:
     """Tell the others, where they wait for this rank; returns what it has to say itself."""
     place = places.here()
     if place.is_alone:
@@ -224,14 +224,14 @@ def current(seconds: float) -> Rendezvous | None:
 
 def _reach(place: Place, address: str, port: int, seconds: float) -> None:
     """Wait until rank 0 answers there; torch would as well, deaf to signals, and fill the terminal with stacks."""
-    said = ""
+    trouble = ""
     for _ in _looks(place, seconds):
         try:
             socket.create_connection((address, port), timeout=5).close()
             return
         except OSError as error:  # a name that is not known may become known: containers come up one by one
-            said = str(error)
-    wrong = f"rank 0 did not answer {place.machine} at port {port} within {seconds:g} s ({said})"
+            trouble = str(error)
+    wrong = f"rank 0 did not answer {place.machine} at port {port} within {seconds:g} s ({trouble})"
     remedy = "see that it was started there, and that a firewall lets the port through"
     raise NotTogether(Problem("--master_addr", address, wrong, remedy))
 

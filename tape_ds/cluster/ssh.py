@@ -54,8 +54,8 @@ def tell_each(commands: Mapping[str, tuple[str, str]], port: int | None) -> dict
         return "" if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
 
     with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
-        said = list(pool.map(tell, commands))
-    return {host: text for host, text in zip(commands, said, strict=True) if text}
+        outputs = list(pool.map(tell, commands))
+    return {host: text for host, text in zip(commands, outputs, strict=True) if text}
 
 
 def kill(hosts: Sequence[str], port: int | None, processes: Mapping[str, Sequence[int]], of: str) -> None:

@@ -100,12 +100,12 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
         remedy = f"give the command that you would type without keep_alive.py, with one of {known}"
         raise UserError(Problem("command", " ".join(command), wrong, remedy))
     script = PurePath(command[places[0]])
-    name, said = _read(script.stem, list(command[places[0] + 1 :]))
+    name, fields = _read(script.stem, list(command[places[0] + 1 :]))
     for switch in _LOOKS:
-        if said.get(switch) is True:
+        if fields.get(switch) is True:
             raise UserError(Problem(switch, True, "it would train nothing", "leave keep_alive.py away"))
-    resume = [field for field in _RESUME if said.get(field) is not None]
-    anew = said.get(_ANEW) is True
+    resume = [field for field in _RESUME if fields.get(field) is not None]
+    anew = fields.get(_ANEW) is True
     first, again = [*command], [*command]
     if not resume and not anew:
         first += ["--resume", "auto"]
@@ -113,7 +113,7 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
         again += [f"--{field}", "auto"]
     if anew:
         again += [f"--{_ANEW}", "false"]
-    output = Path(str(said.get("output_dir", f"runs/{name}"))).expanduser()
+    output = Path(str(fields.get("output_dir", f"runs/{name}"))).expanduser()
     hosts, port = _machines(command[: places[0]])
     return LaunchSpec(first, again, output, script.name, hosts, port)
 
@@ -153,9 +153,9 @@ def _read(launcher: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
     decisive = {field: texts for field, texts in flags.items() if field in _DECISIVE}
     collected = command_line.override(collected, decisive, loading.field_hints(kind), problems)
     raise_if_any(problems)
-    said: dict[str, Any] = {field: not texts or command_line.plain(texts[-1]) for field, texts in switches.items()}
-    said |= {field: given.value for field, given in collected.items() if field in _DECISIVE}
-    return Path(name).stem, said
+    fields: dict[str, Any] = {field: not texts or command_line.plain(texts[-1]) for field, texts in switches.items()}
+    fields |= {field: given.value for field, given in collected.items() if field in _DECISIVE}
+    return Path(name).stem, fields
 
 
 class KeepAlive:
@@ -320,8 +320,8 @@ class _Attempt:
     @property
     def stopped_by(self) -> str | None:
         """Why the ranks stopped, if they were asked to."""
-        said = run_folder.stopped(self.kept.output)
-        return str(said.get("reason")) if said is not None and self._is_new(run_folder.STOPPED) else None
+        record = run_folder.stopped(self.kept.output)
+        return str(record.get("reason")) if record is not None and self._is_new(run_folder.STOPPED) else None
 
     @property
     def has_progressed(self) -> bool:

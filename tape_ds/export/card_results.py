@@ -83,8 +83,8 @@ def _loss_by_position(scores: Mapping[str, Mapping[str, Any]]) -> str:
     documents = ", ".join(f"`{shown(name)}`" for name in next(iter(scores.values())))
     head = ["", *(f"from {start:,}" for start in first.starts), "mean"]
     rows = [[name, *(f"{nll:.3f}" for nll in losses.nll), f"{losses.mean:.3f}"] for name, losses in merged.items()]
-    said = f"Loss by position (nats per token, mean over spans of {first.span:,} tokens) on {documents}, held out:"
-    return f"{said}\n\n{markdown_table(head, rows, 'l')}"
+    caption = f"Loss by position (nats per token, mean over spans of {first.span:,} tokens) on {documents}, held out:"
+    return f"{caption}\n\n{markdown_table(head, rows, 'l')}"
 
 
 def _row_figures(result: Result) -> dict[str, list[Mapping[str, Any]]]:

@@ -176,8 +176,8 @@ def _look(output: Path) -> list[tuple[Holder, bool]]:
             except BlockingIOError:
                 is_locked = True
             try:
-                said = json.loads(os.pread(file, 2**16, 0))
-                holder = Holder(rank, int(said["pid"]), str(said["host"]), str(said["started"]), str(said["command"]))
+                own = json.loads(os.pread(file, 2**16, 0))
+                holder = Holder(rank, int(own["pid"]), str(own["host"]), str(own["started"]), str(own["command"]))
             except (ValueError, KeyError, TypeError):  # not yet whole
                 holder = Holder(rank, None, "", "", "")
             found.append((holder, is_locked))

@@ -171,9 +171,9 @@ def _special_tokens(source: Path) -> dict[str, Any]:
     """What its ``tokenizer_config.json`` says beside the class, which is its own code."""
     file = source / "tokenizer_config.json"
     given = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    said: dict[str, Any] = {name: given[name] for name in ("add_bos_token", "add_eos_token") if name in given}
+    settings: dict[str, Any] = {name: given[name] for name in ("add_bos_token", "add_eos_token") if name in given}
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
         token = given.get(name)
         if token is not None:
-            said[name] = token["content"] if isinstance(token, dict) else token
-    return said
+            settings[name] = token["content"] if isinstance(token, dict) else token
+    return settings

@@ -217,8 +217,8 @@ class ScaledGPTJModel(ScaledGPTJPreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         offset = past_length(past_key_values)
-        said = Documents(attention_mask, document_ids, seq_idx, cu_seq_lens_q, max_length_q, position_ids)
-        borders = said.borders(given.shape[0], tokens, offset)
+        packed = Documents(attention_mask, document_ids, seq_idx, cu_seq_lens_q, max_length_q, position_ids)
+        borders = packed.borders(given.shape[0], tokens, offset)
         cut_ahead(borders, self.h[0].attn)
         if position_ids is None:
             position_ids = torch.arange(tokens, device=given.device)[None] + offset

@@ -263,8 +263,8 @@ class TapeModel(TapePreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         offset = past_length(past_key_values)
-        said = Documents(attention_mask, document_ids, seq_idx, cu_seq_lens_q, max_length_q, position_ids)
-        borders = said.borders(given.shape[0], tokens, offset)
+        packed = Documents(attention_mask, document_ids, seq_idx, cu_seq_lens_q, max_length_q, position_ids)
+        borders = packed.borders(given.shape[0], tokens, offset)
         cut_ahead(borders, self.layers[0].self_attn)
         documents = None if borders is None else borders.ids_BS
         if position_ids is None:

@@ -210,11 +210,11 @@ def _reference_config(state_dict: Mapping[str, Tensor], config: Config, variant:
 
 def _rows(state_dict: Mapping[str, Tensor], config: Config) -> int:
     """Rows of the vocabulary: those of the embeddings; tensors that disagree among themselves are found later."""
-    said = config["vocab_size"]
+    declared = config["vocab_size"]
     table = state_dict.get("model.embed_tokens.weight")
-    rows = said if table is None else len(table)
-    if rows != said:
-        logger.warning("the weights have %s rows, config.vocab_size says %s: taken with %s", rows, said, rows)
+    rows = declared if table is None else len(table)
+    if rows != declared:
+        logger.warning("the weights have %s rows, config.vocab_size says %s: taken with %s", rows, declared, rows)
     return rows
 
 

@@ -104,5 +104,5 @@ class PlannedLayout:
 
     def command_line(self, other: "PlannedLayout | None" = None) -> str:
         """Flags to type behind a launcher whose recipe is spread like ``other``; None: like nothing in particular."""
-        said = {"deepspeed", "per_device_train_batch_size", *self.differing(other or PlannedLayout())}
-        return " ".join(f"--{name} {value}" for name, value in self.flags().items() if name in said)
+        named = {"deepspeed", "per_device_train_batch_size", *self.differing(other or PlannedLayout())}
+        return " ".join(f"--{name} {value}" for name, value in self.flags().items() if name in named)

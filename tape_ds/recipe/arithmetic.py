@@ -154,14 +154,14 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
         data, asked = self.data, self.addressing
         if asked is None:
             sizes = TASKS[data.task].sizes
-            said = f"up to {data.max_digits:,} {sizes[0]}, {data.max_digits_second:,} {sizes[1]}"
+            sizes_shown = f"up to {data.max_digits:,} {sizes[0]}, {data.max_digits_second:,} {sizes[1]}"
             answered = f"about {data.held_out_samples:,} problems of these lengths that no row has"
         else:
-            said = f"{' to '.join(f'{each:,}' for each in dict.fromkeys(asked.trained))} {asked.task.counts}"
+            sizes_shown = f"{' to '.join(f'{each:,}' for each in dict.fromkeys(asked.trained))} {asked.task.counts}"
             answered = f"{data.held_out_samples:,} rows of each of {len(asked.tests)} tests that no row is"
         return {
             **self.model.outline(),
-            "data": f"{data.task}: {said}; rows of up to {data.window:,} tokens",
+            "data": f"{data.task}: {sizes_shown}; rows of up to {data.window:,} tokens",
             "held out": answered if data.held_out_samples else "nothing",
         }
 

@@ -108,17 +108,17 @@ def require_launcher(name: str, collected: Collected, launcher: str) -> None:
     Raises:
         UserError: it is a recipe of another launcher; its fields would all read as unknown ones.
     """
-    said = collected.pop("launcher", None)
-    if said is None or said.value == launcher:
+    declared = collected.pop("launcher", None)
+    if declared is None or declared.value == launcher:
         return
     known = sorted(file.stem for file in LAUNCHERS.glob("*.py") if file.stem != "keep_alive")
-    if said.value not in known:
+    if declared.value not in known:
         raise UserError(
-            Problem("launcher", said.value, f"no such launcher ({said.where})", f"one of: {', '.join(known)}")
+            Problem("launcher", declared.value, f"no such launcher ({declared.where})", f"one of: {', '.join(known)}")
         )
     own = ", ".join(recipes_of(launcher))
-    remedy = f"start launchers/{said.value}.py with it, or choose a recipe of {launcher}.py: {own}"
-    raise UserError(Problem("recipe", name, f"it is a recipe of {said.value}.py", remedy))
+    remedy = f"start launchers/{declared.value}.py with it, or choose a recipe of {launcher}.py: {own}"
+    raise UserError(Problem("recipe", name, f"it is a recipe of {declared.value}.py", remedy))
 
 
 def shipped() -> dict[str, RecipeLine]:
@@ -133,15 +133,15 @@ def shipped() -> dict[str, RecipeLine]:
 def recipes_of(launcher: str) -> list[str]:
     """Names of the shipped recipes for a launcher."""
     chains = {name: _read_chain(place, "recipe", (), [], "") for name, place in shipped().items()}
-    return sorted(name for name, said in chains.items() if "launcher" in said and said["launcher"].value == launcher)
+    return sorted(name for name, each in chains.items() if "launcher" in each and each["launcher"].value == launcher)
 
 
 def about(name: str) -> str:
     """One line on a shipped recipe: of a variant its ``about``, of a file the first sentence of its first comment."""
     place = shipped()[name]
     if place.variant:
-        said = _shipped_file(place.path).variants[place.variant].get("about")
-        return "" if said is None else str(said.value)
+        about = _shipped_file(place.path).variants[place.variant].get("about")
+        return "" if about is None else str(about.value)
     comment = re.match(r"(?:# .*\n)*", place.path.read_text(encoding="utf-8"))
     joined = " ".join(line.removeprefix("# ") for line in comment[0].splitlines()) if comment else ""
     return re.split(r"(?<=[.!?]) (?=[A-Z])", joined)[0]

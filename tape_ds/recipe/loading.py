@@ -80,8 +80,8 @@ def load(argv: list[str], world_size: int | None = None, *, kind: type[R]) -> R:
     recipe = _build(kind, Path(name).stem, values, broken, world, problems)
     # before the rules: what is only looked at may look further
     recipe = dataclasses.replace(recipe, print_config=switches["print_config"], dry_run=switches["dry_run"])
-    said = {str(problem) for problem in problems}
-    problems += {str(each): each for each in recipe.problems(broken) if str(each) not in said}.values()
+    known = {str(problem) for problem in problems}
+    problems += {str(each): each for each in recipe.problems(broken) if str(each) not in known}.values()
     raise_if_any(problems)
     return recipe
 

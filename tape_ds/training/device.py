@@ -28,8 +28,8 @@ def why_cpu(recipe: Recipe) -> str | None:
     return None if torch.accelerator.is_available() else NO_GPU
 
 
-def told(recipe: Recipe) -> str:
-    """The devices of a run, in a few words."""
+def describe(recipe: Recipe) -> str:
+    """Return the devices of a run, in a few words."""
     import torch
 
     world = recipe.world_size

@@ -53,10 +53,10 @@ def launch(recipe: Recipe, assemble: Callable[..., run.Run]) -> int:
             say(str(nothing))
         leave_process_group()
         return 0
-    return carry_out(prepared, stop)
+    return execute(prepared, stop)
 
 
-def carry_out(prepared: run.Run, stop: StopRequest | None = None) -> int:
+def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
     """Train what was prepared (a method that only scales angles has nothing to train) and report it; returns the exit
     code."""
     rank_sync = RankSync()
@@ -132,8 +132,8 @@ def _end_early(prepared: run.Run, rank_sync: RankSync, stopped: Stopped) -> int:
 
 def _lost_peer(error: RuntimeError) -> str | None:
     """What a collective says when a rank it waits for has died; that one's own words are what there is to read."""
-    said = ("Connection closed by peer", "Connection reset by peer")
-    return next((words for words in said if words in str(error)), None)
+    messages = ("Connection closed by peer", "Connection reset by peer")
+    return next((words for words in messages if words in str(error)), None)
 
 
 def _what_is_left(prepared: run.Run, lost: bool = False) -> str:

@@ -57,7 +57,7 @@ def describe(recipe: Recipe) -> str:
         **recipe.outline(),
         **({"model": f"{recipe.outline()['model']} (its config.json was not read: {why})"} if why else {}),
         **(training if recipe.trains else {}),
-        "device": device.told(recipe),
+        "device": device.describe(recipe),
         "engine": f"{engine}, {precision}",
         **({"memory": _memory(recipe)} if recipe.trains else {}),
         "output": str(recipe.trainer_value("output_dir")),

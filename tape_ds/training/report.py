@@ -36,7 +36,7 @@ def begin(run: Run) -> results.Result:
         "engine": f"{f'ZeRO-{stage}' if arguments.deepspeed else 'no DeepSpeed'}, "
         f"{'bf16' if arguments.bf16 else 'fp16' if arguments.fp16 else 'fp32'}, checkpointing "
         f"{'on' if arguments.gradient_checkpointing else 'off'}",
-        "device": device.told(recipe),
+        "device": device.describe(recipe),
         "memory": forecast.here(recipe, run.config, arguments.world_size).summary(),
         "results": str(run.output),
     }

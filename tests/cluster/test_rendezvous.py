@@ -105,7 +105,7 @@ def test_what_one_machine_cannot_do_ends_all_and_rank_0_says_it():
 def test_another_machine_says_where_to_look(monkeypatch, capsys):
     ranked(monkeypatch, 9)
     met = Rendezvous(distributed.HashStore(), place(1, 2))
-    met.store.set("said", "")
+    met.store.set("reported", "")
     monkeypatch.setattr(rendezvous, "_met", met)
     monkeypatch.setattr(errors, "GRACE_SECONDS", 0)
 

@@ -42,18 +42,18 @@ WHOLE = {f"job {number}": {"square": number**2, "third": number / 3} for number 
 
 def interrupted(folder, at, **changes):
     with pytest.raises(KeyboardInterrupt):
-        evaluation(folder, **changes).carry_out(JOBS, Work(fails_at=at))
+        evaluation(folder, **changes).run_jobs(JOBS, Work(fails_at=at))
 
 
 def test_all_jobs_by_key(tmp_path):
-    assert evaluation(tmp_path).carry_out(JOBS, Work()) == WHOLE
+    assert evaluation(tmp_path).run_jobs(JOBS, Work()) == WHOLE
 
 
 def test_what_was_finished_is_not_repeated(tmp_path):
     interrupted(tmp_path, at=2)
     interrupted(tmp_path, at=4)
     work = Work()
-    assert evaluation(tmp_path).carry_out(JOBS, work) == WHOLE
+    assert evaluation(tmp_path).run_jobs(JOBS, work) == WHOLE
     assert work.seen == [4, 5]
 
 
@@ -64,7 +64,7 @@ def test_a_line_that_was_being_written_counts_for_nothing(tmp_path, kept):
     lines = file.read_text().splitlines(keepends=True)
     file.write_text(lines[0] + lines[1][:kept])
     work = Work()
-    assert evaluation(tmp_path).carry_out(JOBS, work) == WHOLE
+    assert evaluation(tmp_path).run_jobs(JOBS, work) == WHOLE
     assert work.seen == [1, 2, 3, 4, 5]
 
 
@@ -81,14 +81,14 @@ def test_a_line_that_was_being_written_counts_for_nothing(tmp_path, kept):
 def test_pieces_of_another_evaluation_are_not_taken(tmp_path, changes):
     interrupted(tmp_path, at=3)
     work = Work()
-    assert evaluation(tmp_path, **changes).carry_out(JOBS, work) == WHOLE
+    assert evaluation(tmp_path, **changes).run_jobs(JOBS, work) == WHOLE
     assert work.seen == list(range(6))
 
 
 def test_the_same_weights_under_another_name_are_the_same_model(tmp_path):
     interrupted(tmp_path, at=3)
     work = Work()
-    evaluation(tmp_path, model=MODEL | {"address": "moved"}).carry_out(JOBS, work)
+    evaluation(tmp_path, model=MODEL | {"address": "moved"}).run_jobs(JOBS, work)
     assert work.seen == [3, 4, 5]
 
 
@@ -96,14 +96,14 @@ def test_another_version_of_a_library_is_another_evaluation(tmp_path, monkeypatc
     interrupted(tmp_path, at=3)
     monkeypatch.setattr(results, "versions", lambda: {"torch": "0.0"})
     work = Work()
-    evaluation(tmp_path).carry_out(JOBS, work)
+    evaluation(tmp_path).run_jobs(JOBS, work)
     assert work.seen == list(range(6))
 
 
 def test_the_result_is_stored_and_the_journal_gone(tmp_path):
     mine = evaluation(tmp_path)
     assert mine.stored() is None
-    found = mine.carry_out(JOBS, Work())
+    found = mine.run_jobs(JOBS, Work())
     assert mine.finish({"found": found, "cost": {"seconds": 1.5}}) == tmp_path / "passkey.json"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["passkey.json"]
     stored = evaluation(tmp_path).stored()
@@ -116,7 +116,7 @@ def test_an_interrupted_evaluation_ends_as_one_that_was_not(tmp_path):
     interrupted(tmp_path / "two", at=3)
     for folder in (tmp_path / "one", tmp_path / "two"):
         mine = evaluation(folder)
-        mine.finish({"found": mine.carry_out(JOBS, Work())})
+        mine.finish({"found": mine.run_jobs(JOBS, Work())})
     contents = [json.loads((tmp_path / name / "passkey.json").read_text()) for name in ("one", "two")]
     for content in contents:
         assert content.pop("started") and content.pop("finished")
@@ -125,7 +125,7 @@ def test_an_interrupted_evaluation_ends_as_one_that_was_not(tmp_path):
 
 def finished(folder, **changes):
     mine = evaluation(folder, **changes)
-    mine.finish({"found": mine.carry_out(JOBS, Work())})
+    mine.finish({"found": mine.run_jobs(JOBS, Work())})
 
 
 def test_another_result_in_the_folder_stays(tmp_path):
@@ -155,7 +155,7 @@ def test_a_start_never_writes_over_an_earlier_one_of_its_own(tmp_path):
     (mine.journal / "0001.jsonl").write_text(json.dumps(["job 1", WHOLE["job 1"]]) + "\n")
     (mine.journal / "0000.jsonl").write_text(json.dumps(["job 0", WHOLE["job 0"]]) + '\n["job 4", {"squ')
     work = Work()
-    assert mine.carry_out(JOBS, work) == WHOLE and work.seen == [2, 3, 4, 5]
+    assert mine.run_jobs(JOBS, work) == WHOLE and work.seen == [2, 3, 4, 5]
     lines = (mine.journal / "0000.jsonl").read_text().splitlines()
     assert [json.loads(line)[0] for line in lines] == ["job 0", "job 2", "job 3", "job 4", "job 5"]
 
@@ -175,8 +175,8 @@ def test_two_at_once_in_one_folder_are_refused(tmp_path):
     with open(mine.journal / "lock", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="another process carries out"):
-            mine.carry_out(JOBS, Work())
-    assert mine.carry_out(JOBS, Work()) == WHOLE
+            mine.run_jobs(JOBS, Work())
+    assert mine.run_jobs(JOBS, Work()) == WHOLE
 
 
 def test_where_results_go(run, base):
@@ -215,10 +215,10 @@ def test_a_disk_that_fills_up_keeps_what_was_found(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(DiskError, match=r"--output = .* is full .*\n.*goes on behind the pieces that were finished"):
-        evaluation(tmp_path).carry_out(JOBS, Work())
+        evaluation(tmp_path).run_jobs(JOBS, Work())
     monkeypatch.undo()
     work = Work()
-    assert evaluation(tmp_path).carry_out(JOBS, work) == WHOLE
+    assert evaluation(tmp_path).run_jobs(JOBS, work) == WHOLE
     assert work.seen in ([3, 4, 5], [4, 5])  # what was not known to be on the disk may be there all the same
 
 
@@ -226,16 +226,16 @@ def test_a_disk_that_really_is_full(tmp_path):
     wide = [(f"job {number}", number) for number in range(6)]
     with mounted(tmp_path / "disk") as disk:
         with pytest.raises(DiskError, match=f"--output = '{disk}'"):
-            evaluation(disk).carry_out(wide, lambda number: "x" * 100_000)
+            evaluation(disk).run_jobs(wide, lambda number: "x" * 100_000)
         seen = []
         with pytest.raises(DiskError):
-            evaluation(disk).carry_out(wide, lambda number: seen.append(number) or "x" * 100_000)
+            evaluation(disk).run_jobs(wide, lambda number: seen.append(number) or "x" * 100_000)
         assert seen == [2]
 
 
 def test_a_result_that_finds_no_room_is_told(tmp_path, monkeypatch):
     begun = evaluation(tmp_path)
-    begun.carry_out(JOBS, Work())
+    begun.run_jobs(JOBS, Work())
 
     def refuse(file):
         raise OSError(errno.ENOSPC, "No space left on device")

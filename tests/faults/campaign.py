@@ -57,7 +57,7 @@ class Campaign:
     """Attempts of a test run."""
     means: str
     """What an attempt does and what "survived" asks for, in a sentence or two."""
-    carry_out: Callable[[Attempt], None]
+    execute: Callable[[Attempt], None]
     """Makes an attempt; an assertion that does not hold is a failure."""
 
     def attempt(self, number: int, seed: int, workspace: Path) -> Outcome:
@@ -69,7 +69,7 @@ class Campaign:
         begin = time.monotonic()
         survived = False
         try:
-            self.carry_out(attempt)
+            self.execute(attempt)
             survived = True
         except AssertionError as error:
             attempt.seen.append(str(error) or traceback.format_exc(limit=-2))

@@ -242,7 +242,7 @@ ON_INPUTS: dict[str, Changed] = {
 }
 
 
-def _carry_out(attempt: Attempt) -> None:
+def _execute(attempt: Attempt) -> None:
     kind = KINDS[attempt.number % len(KINDS)]
     attempt.what = kind
     if kind in OTHERS:
@@ -409,5 +409,5 @@ CAMPAIGN = Campaign(
     means="A file of a checkpoint is cut, flipped, deleted, swapped, linked, added or made to do harm, or recipe, "
     "tokenizer, data, engine or adapter are others: refused with exit code 2, named, the older checkpoint "
     "offered, every byte as before; --resume auto goes on from the older one to the last digit.",
-    carry_out=_carry_out,
+    execute=_execute,
 )

@@ -23,7 +23,7 @@ SPARE = 16 * 2**20
 """Bytes that a save leaves free."""
 
 
-def _carry_out(attempt: Attempt) -> None:
+def _execute(attempt: Attempt) -> None:
     kind = KINDS[attempt.number % len(KINDS)]
     if kind == "full" and not may_mount(attempt.folder):
         kind = "calls"
@@ -171,5 +171,5 @@ CAMPAIGN = Campaign(
     means="The disk is full, over its quota, read-only or broken from some write of a save on; or a real one of some "
     "megabytes is filled by something else; or every sync is slow. Training goes on to its end with exit code 0, the "
     "message says what is missing, every committed checkpoint is whole, later saves succeed.",
-    carry_out=_carry_out,
+    execute=_execute,
 )

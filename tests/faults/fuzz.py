@@ -181,7 +181,7 @@ def _flag(draw: random.Random, name: str, value: Any) -> list[str]:
     return [f"--{name}={text}"] if draw.random() < 0.5 else [f"--{name}", text]
 
 
-def _carry_out(attempt: Attempt) -> None:
+def _execute(attempt: Attempt) -> None:
     entered = typed(attempt.draw, attempt.folder)
     attempt.what = str(entered)
     attempt.seen.append(", ".join(entered.stories) or "nothing strange")
@@ -264,5 +264,5 @@ CAMPAIGN = Campaign(
     daily=10,
     means="A recipe and a command line made of chance go through a launcher's checks, one in 25 of them also as a real "
     "process with --dry_run: exit code 0 or 2, no traceback, no file written, no network.",
-    carry_out=_carry_out,
+    execute=_execute,
 )

@@ -81,11 +81,11 @@ def reference(workspace: Path, setting: Setting, **changed: Any) -> Path:
     output.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{output}.lock"):
         if not (output / run_folder.FINISHED).exists():
-            _carry_out(workspace, setting, output, counted, changed)
+            _run_job(workspace, setting, output, counted, changed)
     return output
 
 
-def _carry_out(
+def _run_job(
     workspace: Path, setting: Setting, output: Path, counted: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> None:
     with fork(workspace, setting, output, fault=counted, start_anew="true", **changed) as job:

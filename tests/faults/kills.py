@@ -23,7 +23,7 @@ def setting_of(number: int) -> Setting:
     return SETTINGS["streamed" if number // 10 % 2 == 0 else "pose"]
 
 
-def _carry_out(attempt: Attempt) -> None:
+def _execute(attempt: Attempt) -> None:
     setting, kind = setting_of(attempt.number), attempt.number % 3
     original = jobs.reference(attempt.workspace, setting)
     output = attempt.folder / "run"
@@ -126,5 +126,5 @@ CAMPAIGN = Campaign(
     means="SIGKILL to a random rank, to launch.py or to the runner at a random moment; every third inside a save, at "
     "one of its writes, syncs, renames, removals or collectives. No process lives 30 s later; the resume ends with "
     "exit code 0; metrics and weights equal the uninterrupted run's to the last digit; no step is lost that was saved.",
-    carry_out=_carry_out,
+    execute=_execute,
 )

@@ -7,7 +7,7 @@ from tests.faults.runs import SETTINGS
 STEPS = 2
 
 
-def _carry_out(attempt: Attempt) -> None:
+def _execute(attempt: Attempt) -> None:
     setting = list(SETTINGS.values())[attempt.number % len(SETTINGS)]
     output = attempt.folder / "run"
     attempt.what = f"{setting.name}: {STEPS} steps"
@@ -25,5 +25,5 @@ CAMPAIGN = Campaign(
     count=50,
     daily=1,
     means="An ordinary launch of two steps on two processes: exit code 0, no traceback, no process left.",
-    carry_out=_carry_out,
+    execute=_execute,
 )

@@ -17,7 +17,7 @@ ONCE = 3
 ENDING = 6
 
 
-def _carry_out(attempt: Attempt) -> None:
+def _execute(attempt: Attempt) -> None:
     number = attempt.number
     stage, bf16, what = STAGES[number % 4], bool(number // 4 % 2), ("loss", "gradient")[number // 8 % 2]
     setting, output = SETTINGS["packed"], attempt.folder / "run"
@@ -69,5 +69,5 @@ CAMPAIGN = Campaign(
     means="The loss or the gradient is NaN on rank 1 alone, at ZeRO stages 0 to 3, fp32 and bf16: said on rank 0, the "
     "step left out and counted in the metrics, its samples stored, the weights finite; after 3 in a row the run stops "
     "with exit code 3.",
-    carry_out=_carry_out,
+    execute=_execute,
 )

@@ -12,7 +12,7 @@ TOLERANCE = 1e-5
 STAGES = ("zero1", "zero2", "zero3")
 
 
-def _carry_out(attempt: Attempt) -> None:
+def _execute(attempt: Attempt) -> None:
     number, setting = attempt.number, SETTINGS["packed"]
     before, after = ((2, 1), (1, 2))[number % 2]
     stage = STAGES[number // 2 % 3]
@@ -43,5 +43,5 @@ CAMPAIGN = Campaign(
     daily=1,
     means="A run is resumed on another number of processes (2 -> 1, 1 -> 2) at ZeRO 1, 2 and 3: every loss after it "
     f"within {TOLERANCE:g} of the uninterrupted run's, no token twice, none skipped.",
-    carry_out=_carry_out,
+    execute=_execute,
 )

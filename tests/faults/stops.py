@@ -89,7 +89,7 @@ SIGTERM = Campaign(
     means="SIGTERM, SIGUSR1 or SIGINT to one rank, to all, or to keep_alive at a random moment, loader workers "
     "running: a checkpoint of the very step is committed and all processes are gone within 30 s, exit code 0; the "
     "resume is exact.",
-    carry_out=_stop,
+    execute=_stop,
 )
 LAUNCHER = Campaign(
     "launcher",
@@ -97,5 +97,5 @@ LAUNCHER = Campaign(
     daily=1,
     means="SIGKILL to the deepspeed runner or to its launch.py: the ranks commit and exit by themselves, no process "
     "is left after 30 s, the resume is exact.",
-    carry_out=_lose_the_launcher,
+    execute=_lose_the_launcher,
 )

@@ -8,7 +8,7 @@ from tests.faults.runs import SETTINGS
 SECONDS = 10
 
 
-def _carry_out(attempt: Attempt) -> None:
+def _execute(attempt: Attempt) -> None:
     setting, output = SETTINGS["packed"], attempt.folder / "run"
     rank, batches = attempt.number % 2, attempt.draw.randint(4, 20)
     attempt.what = f"rank {rank} waits for ever where it reads its data, after {batches} batches"
@@ -31,5 +31,5 @@ CAMPAIGN = Campaign(
     daily=1,
     means=f"One rank waits for ever where it reads its data, watchdog_seconds is {SECONDS}: every rank's stacks are "
     "written, the missing rank and its phase are named, the job ends with a code that is neither 0 nor 2.",
-    carry_out=_carry_out,
+    execute=_execute,
 )

@@ -12,9 +12,9 @@ from tests.faults.journal import Journal
 from tests.faults.writes import watched
 
 
-def made(carry_out, **fields):
+def made(execute, **fields):
     """A campaign of ten attempts."""
-    return Campaign("made", **{"count": 10, "daily": 2, "means": "nothing", "carry_out": carry_out, **fields})
+    return Campaign("made", **{"count": 10, "daily": 2, "means": "nothing", "execute": execute, **fields})
 
 
 def outcome(number, survived=True):
@@ -67,11 +67,11 @@ def test_a_journal_goes_on_where_it_was_killed(tmp_path):
 def test_what_is_done_is_not_done_again(tmp_path, monkeypatch, capsys):
     tried = []
 
-    def carry_out(attempt):
+    def execute(attempt):
         tried.append(attempt.number)
         assert attempt.number != 2 or tried.count(2) > 1
 
-    monkeypatch.setattr(command, "ALL", {"made": made(carry_out, count=4)})
+    monkeypatch.setattr(command, "ALL", {"made": made(execute, count=4)})
     words = ["--only", "made", "--workspace", str(tmp_path), "--page", str(tmp_path / "faults.md")]
     assert command.main(words) == 1 and command.main(words) == 0
     assert tried == [0, 1, 2, 3, 2]

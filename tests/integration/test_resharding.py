@@ -38,7 +38,7 @@ TOLERANCE = {False: 1e-5, True: 2e-2}
 """Of a loss, fp32 and bf16: sums over ranks are taken in another order, and a bf16 weight has 8 bits."""
 
 
-def carry_out(folder, jobs, processes):
+def run_jobs(folder, jobs, processes):
     """Have the jobs done; losses of each after its save."""
     folder.mkdir(exist_ok=True)
     (folder / "jobs.json").write_text(json.dumps(jobs))
@@ -78,7 +78,7 @@ def saved(tmp_path_factory):
     found = {}
     for processes in (2, 1):
         folder = tmp_path_factory.mktemp(f"of{processes}")
-        losses = carry_out(folder, [job(kind, kind) for kind in KINDS], processes)
+        losses = run_jobs(folder, [job(kind, kind) for kind in KINDS], processes)
         for kind, after in losses.items():
             found[kind, processes] = sealed(folder / kind, KINDS[kind][0], processes), after
     return found
@@ -95,7 +95,7 @@ def gone_on(saved, folder, wishes, processes):
         job(name, kind, saved[kind, before][0], stage)
         for name, (kind, before, stage) in zip(names, wishes, strict=True)
     ]
-    losses = carry_out(folder, jobs, processes)
+    losses = run_jobs(folder, jobs, processes)
     return {wish: (folder / name, losses[name]) for wish, name in zip(wishes, names, strict=True)}
 
 
@@ -148,7 +148,7 @@ def universal(saved, tmp_path_factory):
     for kind in {kind for kind, _ in wishes}:
         convert(engine_folder(saved[kind, 2][0]), folder / kind / "global_step3")
     jobs = [job(f"{kind}-{stage}", kind, folder / kind, stage, universal=True) for kind, stage in wishes]
-    return dict(zip(wishes, carry_out(folder, jobs, 1).values(), strict=True))
+    return dict(zip(wishes, run_jobs(folder, jobs, 1).values(), strict=True))
 
 
 def convert(source, out):

@@ -54,10 +54,10 @@ def test_small_models_train_anywhere():
 def test_the_environment_says_so_as_well(monkeypatch):
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     assert device.check(extension.load(LARGE)) == []
-    assert device.told(extension.load([], world_size=2)) == "2 processes on the CPU (DS_ACCELERATOR=cpu)"
+    assert device.describe(extension.load([], world_size=2)) == "2 processes on the CPU (DS_ACCELERATOR=cpu)"
     monkeypatch.setenv(installation.FOUND_NO_GPU, "1")  # tape-ds has set the other, nobody has said anything
     assert len(device.check(extension.load(LARGE))) == 1
-    assert device.told(extension.load([])) == "1 process on the CPU (no GPU is visible)"
+    assert device.describe(extension.load([])) == "1 process on the CPU (no GPU is visible)"
 
 
 def test_a_run_for_which_gpus_were_asked_does_not_slip_onto_the_cpu(monkeypatch):
@@ -96,4 +96,4 @@ def test_gpus_are_named(world, on_node, here, words, monkeypatch):
     with_gpus(monkeypatch, here)
     monkeypatch.setattr(place, "here", lambda: types.SimpleNamespace(on_node=on_node))
     recipe = extension.load(["--global_batch_size", "16"], world_size=world)
-    assert device.told(recipe) == words
+    assert device.describe(recipe) == words

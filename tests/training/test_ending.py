@@ -38,12 +38,12 @@ def no_process_group(monkeypatch):
 def train(model):
     """Carries out a run in a folder beside the model; returns its exit code."""
 
-    def carry_out(output="run", stop=None, **changes):
+    def execute(output="run", stop=None, **changes):
         asked = recipe(model, **(FIELDS | {"output_dir": str(model.parent / output)} | changes))
-        return execution.carry_out(extension.assemble(asked), stop)
+        return execution.execute(extension.assemble(asked), stop)
 
-    carry_out.folder = model.parent
-    return carry_out
+    execute.folder = model.parent
+    return execute
 
 
 def at_step(monkeypatch, step, act):

@@ -26,7 +26,7 @@ def test_a_method_that_trains_nothing_scores_and_leaves_a_model(model, method, c
     """No step, no engine, no training data read; its angles are in the folder, and merge onto the base."""
     settings = {"method": method, "deepspeed": "zero3", "target_length": 128, "train_data": "hub:nobody/nothing"}
     asked = recipe(model, **settings, eval_data=f"text:{model.parent}/text.txt", eval_length=96, eval_span=32)
-    assert execution.carry_out(extension.assemble(asked)) == 0
+    assert execution.execute(extension.assemble(asked)) == 0
     printed = capsys.readouterr().out
     assert "nothing is trained" in printed and f"{method} x2, untrained" in printed
     output = model.parent / "run"
@@ -46,7 +46,7 @@ def test_an_unscaled_run_has_one_start(model):
     """``theta`` by its defaults: rope_theta 1e6, and both variants before it is scored."""
     (model.parent / "held.txt").write_text("three one two " * 60)
     asked = recipe(model, method="theta", eval_data=f"text:{model.parent}/held.txt", max_steps=2, report_to="none")
-    assert execution.carry_out(extension.assemble(asked)) == 0
+    assert execution.execute(extension.assemble(asked)) == 0
     figures = json.loads((model.parent / "run" / "results" / "run.json").read_text())["figures"]
     assert list(figures["loss_by_position"]) == ["untouched", "theta 1e+06, untrained", "theta, trained"]
     config = TapeConfig.from_pretrained(model.parent / "run" / "trained")
@@ -59,7 +59,7 @@ def test_results_go_with_the_weights_they_are_of(model, monkeypatch):
     (model.parent / "held.txt").write_text("three one two " * 60)
     fields = {"eval_data": f"text:{model.parent}/held.txt", "max_steps": 2, "report_to": "none", "method": "norms"}
     result = model.parent / "run" / "results" / "run.json"
-    execution.carry_out(extension.assemble(recipe(model, **fields)))
+    execution.execute(extension.assemble(recipe(model, **fields)))
     assert result.is_file()
 
     def fails(*_, **__):
@@ -67,5 +67,5 @@ def test_results_go_with_the_weights_they_are_of(model, monkeypatch):
 
     monkeypatch.setattr("tape_ds.training.callbacks.LossByPosition.on_train_end", fails)
     with pytest.raises(RuntimeError, match="out of memory"):
-        execution.carry_out(extension.assemble(recipe(model, **fields, learning_rate=0.5, start_anew=True)))
+        execution.execute(extension.assemble(recipe(model, **fields, learning_rate=0.5, start_anew=True)))
     assert not result.exists() and (model.parent / "run" / "trained" / "trained.json").is_file()

@@ -34,7 +34,7 @@ def test_adapters_train_over_four_bits_and_merge_onto_the_base(model, method, mo
     assert not any(".position." in name or "lm_head" in name for name in packed)
     full = extension.assemble(recipe(model, **settings))
     assert run.parameter_counts == full.parameter_counts
-    assert execution.carry_out(run) == 0
+    assert execution.execute(run) == 0
     losses = train_losses(run)
     assert losses[-1] < losses[0]
     trained = run.output / "trained"
@@ -43,5 +43,5 @@ def test_adapters_train_over_four_bits_and_merge_onto_the_base(model, method, mo
     assert {parameter.dtype for parameter in merged.parameters()} == {torch.float32}
     assert set(read_record(trained).names) == set(full.names)
     resumed = recipe(model, load_in_4bit=True, resume_from_checkpoint=run.output / "checkpoint-2", **settings)
-    assert execution.carry_out(extension.assemble(resumed)) == 0
+    assert execution.execute(extension.assemble(resumed)) == 0
     assert train_losses(run) == losses, "no checkpoint of such a run could be resumed: its base is held otherwise"

@@ -148,10 +148,10 @@ def collect(options: argparse.Namespace, makers: list[Maker]) -> tuple[list[Buil
         first: dict[Any, Build] = {}
         for build in builds:  # the same: a kernel with one launch, compile-time sizes and absent pointers
             params = getattr(importlib.import_module(build.module), build.kernel).params
-            told = json.loads(build.data)
+            metadata = json.loads(build.data)
             constants = [
                 (place, value)
-                for (place, *_), value in zip(told["constant_keys"], told["constant_vals"], strict=True)
+                for (place, *_), value in zip(metadata["constant_keys"], metadata["constant_vals"], strict=True)
                 if params[place].is_constexpr or value is None
             ]
             first.setdefault((build.module, build.kernel, build.capability, build.launch, *constants), build)

@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.plan:
         return 0
     folder = Path(options.results or work.output)
-    return carry_out(work, planned, lambda: report.write(work, planned, folder, ["python", "-m", NAME, *typed]))
+    return run_experiment(work, planned, lambda: report.write(work, planned, folder, ["python", "-m", NAME, *typed]))
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -149,8 +149,8 @@ def outline(work: "runs.Work", planned: Sequence["runs.Run"], options: argparse.
     for run in planned:
         own = cost(run, work, options) if options.plan and found.minutes is None else None
         hours += own or 0.0
-        told = ["" if own is None else f", {own:,.1f} h", ", done" if work.scored(run) is not None else ""]
-        lines += [f"- {run.label}{''.join(told)}", f"    {shown(work.training(run))}"]
+        notes = ["" if own is None else f", {own:,.1f} h", ", done" if work.scored(run) is not None else ""]
+        lines += [f"- {run.label}{''.join(notes)}", f"    {shown(work.training(run))}"]
         lines += [f"    {shown(words)}" for words in work.commands(found.score, run)]
     lines += [f"  {shown(words)}" for words in work.commands(found.then)]
     if found.minutes is not None:
@@ -206,19 +206,19 @@ def write_overview() -> None:
     print(f"written: {overview.PAGE}", flush=True)
 
 
-def carry_out(work: "runs.Work", planned: Sequence["runs.Run"], write: Callable[[], str]) -> int:
+def run_experiment(work: "runs.Work", planned: Sequence["runs.Run"], write: Callable[[], str]) -> int:
     """Run what is not done, and write the page after each run that was not complete before, and in the end."""
     found, failed = work.experiment, {}
-    log = work.carry_steps_out("before", work.commands(found.before), work.own, "")
+    log = work.run_steps("before", work.commands(found.before), work.own, "")
     before = {run.label for run in planned if work.scored(run) is not None}
-    for run, log_of_run in work.carry_all_out(planned if log is None else []):
+    for run, log_of_run in work.run_all(planned if log is None else []):
         if log_of_run is not None:
             failed[run.label] = log_of_run
         elif run.label not in before:
             write()
     if log is None and not failed:
         since = work.all_scored(planned) or ""
-        log = work.carry_steps_out("then", work.commands(found.then), work.own, since)
+        log = work.run_steps("then", work.commands(found.then), work.own, since)
     failed |= {"a command": log} if log is not None else {}
     print(write(), flush=True)
     for label, each in failed.items():

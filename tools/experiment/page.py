@@ -105,14 +105,14 @@ class Measured:
     @classmethod
     def of(cls, result: results.Result, page: str = "") -> "Measured":
         """What :meth:`figures` stored; ``page`` explains it where it names none."""
-        said = result.figures
+        data = result.figures
         rows = {
             method: {Quantity(each["task"], each["metric"], each["length"]): each["value"] for each in numbers}
-            for method, numbers in said["methods"].items()
+            for method, numbers in data["methods"].items()
         }
-        sources = tuple(Source(**each) for each in said["sources"])
-        lists = (tuple(said["files"]), tuple(said["remarks"]))
-        return cls(said["experiment"], said["setting"], rows, sources, *lists, said["scale"], said.get("page", page))
+        sources = tuple(Source(**each) for each in data["sources"])
+        lists = (tuple(data["files"]), tuple(data["remarks"]))
+        return cls(data["experiment"], data["setting"], rows, sources, *lists, data["scale"], data.get("page", page))
 
 
 def tables_of(label: str) -> list[Table]:

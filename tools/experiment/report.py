@@ -111,8 +111,8 @@ def _provenance(
     command: Sequence[str], seeds: Sequence[int], processes: Sequence[int], sources: Sequence[Source]
 ) -> str:
     """One line: the command, the seeds, and the machines, commits and last time of the stored results."""
-    told = f"Seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    seeds_used = f"Seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     where = f"{page.hardware(sources)}, {' or '.join(map(str, processes))} processes a run"
     finished = max(source.finished for source in sources)
     commits = f"Commit {known}, " if (known := page.commits(sources)) else ""
-    return f"Command: `{shlex.join(command)}`. {told}. {where}. {commits}{finished}."
+    return f"Command: `{shlex.join(command)}`. {seeds_used}. {where}. {commits}{finished}."

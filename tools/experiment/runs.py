@@ -149,7 +149,7 @@ class Starting:
         module = ["-m"] if first == ["python"] and words[1] == "--module" else [words[1]]
         return shlex.join([*first, *module, *words[2:]])
 
-    def carry_out(self, words: Sequence[str], log: Path) -> int:
+    def run_command(self, words: Sequence[str], log: Path) -> int:
         """Run a command to its end, on a free port, so that runs can share a machine; its output goes to ``log``."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "w", encoding="utf-8") as file:
@@ -334,7 +334,7 @@ class Work:
         since = self.all_scored(planned)
         return since is not None and _all_ended(self.own, self.commands(self.experiment.then), since) is not None
 
-    def carry_out(self, run: Run) -> Path | None:
+    def run_one(self, run: Run) -> Path | None:
         """Train and score a run, whatever of that is not done; the log of what failed.
 
         Raises:
@@ -348,23 +348,23 @@ class Work:
             run.prepare_folder()
             log = run.folder / "log.txt"
             print(f"{run.label}: training, see {log}", flush=True)
-            if self.starting.carry_out(self.training(run), log) != 0 or (found := run.result()) is None:
+            if self.starting.run_command(self.training(run), log) != 0 or (found := run.result()) is None:
                 return log
         commands = self.commands(self.experiment.score, run)
-        return self.carry_steps_out(run.label, commands, run.folder, str(found.finished))
+        return self.run_steps(run.label, commands, run.folder, str(found.finished))
 
-    def carry_all_out(self, planned: Sequence[Run]) -> Iterator[tuple[Run, Path | None]]:
+    def run_all(self, planned: Sequence[Run]) -> Iterator[tuple[Run, Path | None]]:
         """Runs in their order, some at a time, each with the log of what failed in it when it has ended."""
         if self.jobs == 1:  # a pool would begin the next run while the caller writes the page of this one
-            yield from ((run, self.carry_out(run)) for run in planned)
+            yield from ((run, self.run_one(run)) for run in planned)
             return
         pool = ThreadPoolExecutor(self.jobs)
         try:
-            yield from zip(planned, pool.map(self.carry_out, planned), strict=True)
+            yield from zip(planned, pool.map(self.run_one, planned), strict=True)
         finally:  # whatever went wrong, what has not begun stays undone
             pool.shutdown(cancel_futures=True)
 
-    def carry_steps_out(self, label: str, commands: Sequence[Sequence[str]], folder: Path, since: str) -> Path | None:
+    def run_steps(self, label: str, commands: Sequence[Sequence[str]], folder: Path, since: str) -> Path | None:
         """Carry commands out in their order, from the first that has not ended since then, or since the command before
         it; the log of the one that failed. What one left before is removed first: it would be refused there."""
         done, behind = _steps(folder), False
@@ -376,7 +376,7 @@ class Work:
                 for name in step.left if step is not None else ():
                     (folder / name).unlink(missing_ok=True)
                 before = _results(folder)
-                if self.starting.carry_out(words, log) != 0:
+                if self.starting.run_command(words, log) != 0:
                     return log
                 left = sorted(name for name, _ in _results(folder) - before)
                 step = done[shlex.join(words)] = Step(results.now(), left)

@@ -38,8 +38,8 @@ class Measure:
     @property
     def name(self) -> str:
         """As a file's ``primary`` calls it, with or without the task in front."""
-        said = (self.quantity.task, self.quantity.metric, self.quantity.length)
-        return "_".join(str(part).replace(" ", "_") for part in said if part not in ("", None))
+        parts = (self.quantity.task, self.quantity.metric, self.quantity.length)
+        return "_".join(str(part).replace(" ", "_") for part in parts if part not in ("", None))
 
     @property
     def title(self) -> str:
@@ -227,14 +227,14 @@ def verdict(study: Study, claim: Claim) -> str:
         return f"{claim.arm}: {apart} in a single run: no interval."
     assert claim.p_holm is not None, "there is an interval, so there is a test"
     low, high = sorted(end if found.mean >= 0 else -end for end in found.interval)
-    told = f"{apart} (95 %: {measure.plain(low)} to {measure.plain(high)}, n = {found.n})"
+    estimate = f"{apart} (95 %: {measure.plain(low)} to {measure.plain(high)}, n = {found.n})"
     if low <= 0:
-        return f"{claim.arm}: not told apart from {reference}; on average {told}."
+        return f"{claim.arm}: not told apart from {reference}; on average {estimate}."
     if claim.p_holm <= ALPHA:
-        return f"{claim.arm}: {told}."
+        return f"{claim.arm}: {estimate}."
     least = len(study.claims) * 2.0 ** (1 - found.n)
     few = f"; {found.n} seeds cannot give a lower one than {least:.2g} here" if least > ALPHA else ""
-    return f"{claim.arm}: {told}, but the sign-flip test does not confirm it (Holm's p {claim.p_holm:.2g}{few})."
+    return f"{claim.arm}: {estimate}, but the sign-flip test does not confirm it (Holm's p {claim.p_holm:.2g}{few})."
 
 
 def text(study: Study) -> str:

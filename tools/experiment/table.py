@@ -94,20 +94,20 @@ def read(name: str, scale: str = SMALL) -> Experiment:
         remedy = f"{did_you_mean(name, shipped())}, or the path of a .yaml file"
         raise UserError(Problem("experiment", name, wrong, remedy))
     problems: list[Problem] = []
-    said = {key: each.value for key, each in files.read_yaml(path, "experiment", problems).items()}
+    given = {key: each.value for key, each in files.read_yaml(path, "experiment", problems).items()}
     raise_if_any(problems)
-    at_scale = said.pop(PAPER, None)
+    at_scale = given.pop(PAPER, None)
     if scale == PAPER:
         if not isinstance(at_scale, dict):
             raise UserError(Problem("scale", scale, f"{path.name} has no such form", "leave it out"))
-        said |= at_scale
+        given |= at_scale
     known = Experiment.model_fields
-    said = {key: fields.as_meant(each, known[key].annotation) if key in known else each for key, each in said.items()}
-    problems = fields.check(Experiment, said)
-    if not isinstance(said.get("about"), str):
-        problems.append(Problem("about", said.get("about"), "missing", "say in a line what it shows"))
+    given = {key: fields.as_meant(each, known[key].annotation) if key in known else each for key, each in given.items()}
+    problems = fields.check(Experiment, given)
+    if not isinstance(given.get("about"), str):
+        problems.append(Problem("about", given.get("about"), "missing", "say in a line what it shows"))
     broken = {problem.field for problem in problems}
-    found = Experiment.build({"about": ""} | {key: each for key, each in said.items() if key not in broken})
+    found = Experiment.build({"about": ""} | {key: each for key, each in given.items() if key not in broken})
     raise_if_any([*problems, *check(found)])
     return found
 

@@ -56,8 +56,8 @@ def encode(sample: ArithmeticSample, tokenizer: "PreTrainedTokenizerBase") -> tu
 
 def fingerprint(task_name: str, max_digits: int, max_digits_second: int) -> str:
     """Of all the problems that a run may be trained on, and of how they are drawn."""
-    said = (FORMAT, split.KEY, split.ONE_IN, split.SMALL, split.SMALL_ONE_IN, task_name, max_digits, max_digits_second)
-    return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
+    parts = (FORMAT, split.KEY, split.ONE_IN, split.SMALL, split.SMALL_ONE_IN, task_name, max_digits, max_digits_second)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def _encode(sample: ArithmeticSample, ids: dict[str, int]) -> tuple[list[int], int]:

@@ -49,7 +49,7 @@ class AddressingRun(DrawnRun):
         asked = _asked(recipe)
         return {f"addressing:{asked.task.name}": rows.fingerprint(asked.task, asked.trained)}
 
-    def said_of_held_out(self) -> str:
+    def describe_held_out(self) -> str:
         """Rows of each test."""
         each = f"{self.recipe.data.held_out_samples:,} rows of each that no row of training is"
         return f"{'; '.join(map(str, self.held_out))}: {each}"

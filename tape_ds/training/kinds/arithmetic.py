@@ -69,7 +69,7 @@ class Arithmetic(DrawnRun):
         data = recipe.data
         return {f"arithmetic:{data.task}": rows.fingerprint(data.task, data.max_digits, data.max_digits_second)}
 
-    def said_of_held_out(self) -> str:
+    def describe_held_out(self) -> str:
         """How many problems."""
         return f"{len(self.held_out):,} problems of these lengths that no row has"
 
@@ -93,9 +93,9 @@ class Arithmetic(DrawnRun):
         """A line for each size, and one for all."""
         found = read(self.output / SCORES) if self.held_out else {}
         if found:
-            said = {f"exact match, longest {size}": each for size, each in found.items()}
-            said["exact match, all trained lengths"] = total(found)
-            tables.print_rows({name: f"{one.share:.1%} of {one.answers:,}" for name, one in said.items()})
+            rows = {f"exact match, longest {size}": each for size, each in found.items()}
+            rows["exact match, all trained lengths"] = total(found)
+            tables.print_rows({name: f"{one.share:.1%} of {one.answers:,}" for name, one in rows.items()})
 
 
 def assemble(recipe: ArithmeticRecipe) -> DrawnRun:

@@ -36,7 +36,7 @@ class DrawnRun(RunOfVariedRows):
         """Fingerprint of the rows, by task."""
 
     @abstractmethod
-    def said_of_held_out(self) -> str:
+    def describe_held_out(self) -> str:
         """What is asked, in words, where anything is."""
 
     @property
@@ -57,7 +57,7 @@ class DrawnRun(RunOfVariedRows):
             "model": f"new, {self.parameter_counts[0] / 1e6:,.1f} M parameters, {sizes}",
             "encoding": f"{config.position_encoding} {config.position_options or ''}".rstrip(),
             "data": self.recipe.outline()["data"],
-            "held out": self.said_of_held_out() if self.held_out else "nothing",
+            "held out": self.describe_held_out() if self.held_out else "nothing",
         }
 
     def fingerprints(self) -> dict[str, str]:

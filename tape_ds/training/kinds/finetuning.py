@@ -120,9 +120,9 @@ class Finetuning(RunOfVariedRows):
     def show(self) -> None:
         """A line for before and after."""
         found = read_scores(self.output / SCORES) if self.asked else {}
-        said = "{0.nll:.3f} nats per token, {0.foreseen:.1%} of {0.targets:,} tokens foreseen"
+        template = "{0.nll:.3f} nats per token, {0.foreseen:.1%} of {0.targets:,} tokens foreseen"
         if found:
-            tables.print_rows({f"answers {when}": said.format(each) for when, each in found.items()})
+            tables.print_rows({f"answers {when}": template.format(each) for when, each in found.items()})
 
     def fingerprints(self) -> dict[str, str]:
         """Of each split that is read."""

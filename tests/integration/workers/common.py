@@ -69,7 +69,7 @@ def end(trainer: Any) -> None:
         state._reset_state()
 
 
-def carry_out(compute: Callable[[Path], Any]) -> int:
+def run_worker(compute: Callable[[Path], Any]) -> int:
     """A worker's ``main``: every rank computes, and rank 0 writes what came of it into the folder of its command line;
     None is nothing to write."""
     parser = argparse.ArgumentParser()

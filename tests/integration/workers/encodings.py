@@ -16,7 +16,7 @@ from tape_ds.data.dataset import collate
 from tape_ds.methods import init_weights
 from tape_ds.model import positions
 from tape_ds.training.trainer import TapeTrainer
-from tests.integration.workers.common import LENGTH, Rows, arguments, carry_out, end
+from tests.integration.workers.common import LENGTH, Rows, arguments, end, run_worker
 from tests.model.helpers import tiny_config
 
 ENCODINGS = [
@@ -67,7 +67,7 @@ def everything(folder: Path) -> dict[str, dict]:
 
 def main() -> int:
     """See :func:`everything`."""
-    return carry_out(everything)
+    return run_worker(everything)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from tape_ds.model import convert
 from tape_ds.recipe.sections import Optimization
 from tape_ds.training.callbacks import Progress
 from tape_ds.training.trainer import TapeTrainer
-from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, carry_out, end
+from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, end, run_worker
 
 
 class Settings:
@@ -145,7 +145,7 @@ def everything(folder: Path) -> list[dict]:
 
 def main() -> int:
     """See :func:`everything`."""
-    return carry_out(everything)
+    return run_worker(everything)
 
 
 if __name__ == "__main__":

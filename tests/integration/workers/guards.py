@@ -20,7 +20,7 @@ from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.recipe.sections import Safety
 from tape_ds.training.callbacks import Progress
 from tape_ds.training.trainer import TapeTrainer
-from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, carry_out, end
+from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, end, run_worker
 from tests.methods.test_methods import settings
 from tests.model.helpers import tiny_config
 
@@ -116,7 +116,7 @@ def everything(folder: Path) -> list[dict]:
 
 def main() -> int:
     """See :func:`everything`."""
-    return carry_out(everything)
+    return run_worker(everything)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from tape_ds.recipe.sections import Memory, Profile
 from tape_ds.training.memory_savings import ApplyMemorySavings
 from tape_ds.training.profiling import StepProfiler
 from tape_ds.training.trainer import TapeTrainer
-from tests.integration.workers.common import LENGTH, Rows, arguments, carry_out, end
+from tests.integration.workers.common import LENGTH, Rows, arguments, end, run_worker
 from tests.integration.workers.engine import Settings, base_folder
 
 SAVINGS = {
@@ -94,7 +94,7 @@ def everything(folder: Path) -> list[dict]:
 
 def main() -> int:
     """See :func:`everything`."""
-    return carry_out(everything)
+    return run_worker(everything)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from tape_ds.checkpoint.trained import TrainedRecord, save_trained
 from tape_ds.data.dataset import collate
 from tape_ds.model import convert
 from tape_ds.training.trainer import TapeTrainer
-from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, carry_out, end
+from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, end, run_worker
 from tests.methods.test_methods import settings
 
 ANGLES = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
@@ -82,7 +82,7 @@ def everything(folder: Path) -> None:
 
 def main() -> int:
     """See :func:`everything`."""
-    return carry_out(everything)
+    return run_worker(everything)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def train(machine, first: int) -> list[float]:
     return losses
 
 
-def carry_out(folder: Path, job: dict) -> list[float] | str:
+def run_job(folder: Path, job: dict) -> list[float] | str:
     """Begin or go on, save, train on; losses after the save. Or the name of the error by which DeepSpeed fails where it
     is to load a universal checkpoint, on one rank."""
     machine = engine(job["stage"], job["bf16"], job["zero"], job["universal"])
@@ -118,7 +118,7 @@ def main() -> int:
     prepare_process()
     deepspeed.init_distributed("gloo")
     jobs = json.loads((folder / "jobs.json").read_text())
-    losses = {job["name"]: carry_out(folder, job) for job in jobs}
+    losses = {job["name"]: run_job(folder, job) for job in jobs}
     if torch.distributed.get_rank() == 0:
         (folder / "done.json").write_text(json.dumps(losses))
     leave_process_group()

@@ -29,7 +29,7 @@ class Machine:
     def __init__(self):
         self.started = []
 
-    def carry_out(self, starting, words, log):
+    def run_command(self, starting, words, log):
         self.started.append(words)
         log.parent.mkdir(parents=True, exist_ok=True)
         if words[0] != "launch":
@@ -49,7 +49,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text(FILE)
     made = Machine()
-    monkeypatch.setattr(runs.Starting, "carry_out", lambda self, words, log: made.carry_out(self, words, log))
+    monkeypatch.setattr(runs.Starting, "run_command", lambda self, words, log: made.run_command(self, words, log))
     return made
 
 
@@ -120,7 +120,7 @@ def test_a_published_table_stands_beside_ours(machine, monkeypatch):
         (log.parent / "map.png").write_bytes(b"x")
         return 0
 
-    monkeypatch.setattr(machine, "carry_out", make)
+    monkeypatch.setattr(machine, "run_command", make)
     assert experiment.main(["mine.yaml", "--results", "out"]) == 0
     stored = page.Measured.of(results.load("out/mine_small.json"))
     first = Quantity("add_tokens", "layer 1")
@@ -143,7 +143,7 @@ def test_what_a_failed_last_command_left_is_not_tabled(machine, monkeypatch):
         (log.parent / "map.png").write_bytes(b"x")
         return 1
 
-    monkeypatch.setattr(machine, "carry_out", make)
+    monkeypatch.setattr(machine, "run_command", make)
     assert experiment.main(["mine.yaml"]) == 1
     stored = page.Measured.of(results.load("runs/mine/mine_small.json"))
     assert not stored.rows and not stored.sources and not stored.files

@@ -40,7 +40,7 @@ def store(run, finished=True, **other):
 class Fake(Starting):
     """Does what a command would leave behind: a launcher its result; counts them."""
 
-    def carry_out(self, words, log):
+    def run_command(self, words, log):
         done.append(words)
         log.parent.mkdir(parents=True, exist_ok=True)
         if words[0] == "launch" and words[1] == TRAIN[1]:
@@ -108,20 +108,20 @@ def test_arms_that_do_not_compare_are_refused(field, value, told):
 
 
 def test_everything_is_done_once(work):
-    assert [log for _, log in work.carry_all_out(planned)] == [None, None]
+    assert [log for _, log in work.run_all(planned)] == [None, None]
     assert [words[:2] for words in done[:3]] == [TRAIN, ["python", "one"], ["python", "two"]] and len(done) == 6
-    assert [log for _, log in work.carry_all_out(planned)] == [None, None] and len(done) == 6
+    assert [log for _, log in work.run_all(planned)] == [None, None] and len(done) == 6
     steps = planned[0].folder / runs.STEPS
     steps.write_text(json.dumps({k: v for k, v in json.loads(steps.read_text()).items() if "two" not in k}))
     assert work.scored(planned[0]) is None, "it was killed before its last command ended"
-    work.carry_out(planned[0])
+    work.run_one(planned[0])
     assert done[6:] == [["python", "two", "o/a"]]
     steps.write_text(json.dumps({k: v["ended"] for k, v in json.loads(steps.read_text()).items()}))
     assert work.scored(planned[0]) is not None, "a version that wrote times alone left it"
 
 
 def test_what_a_new_result_makes_stale_is_done_again(work):
-    list(work.carry_all_out(planned))
+    list(work.run_all(planned))
     stored = results.load("o/a/results/run.json")
     results.save(dataclasses.replace(stored, finished="2999-01-01T00:00:00+00:00"), "o/a/results/run.json")
     assert work.scored(planned[0]) is None and work.scored(planned[1]) is not None
@@ -129,9 +129,9 @@ def test_what_a_new_result_makes_stale_is_done_again(work):
 
 def scoring(monkeypatch):
     """Have every scoring command leave a result as ``python -m evaluation`` does, which refuses to replace another."""
-    plainly = Fake.carry_out
+    plainly = Fake.run_command
 
-    def carry_out(self, words, log):
+    def run_command(self, words, log):
         if words[0] == "launch":
             return plainly(self, words, log)
         done.append(words)
@@ -141,33 +141,33 @@ def scoring(monkeypatch):
         results.save(results.collect(command=words).finish({"perplexity": []}), path)
         return 0
 
-    monkeypatch.setattr(Fake, "carry_out", carry_out)
+    monkeypatch.setattr(Fake, "run_command", run_command)
 
 
 def test_a_command_whose_result_is_gone_is_done_again(work, monkeypatch):
     """It counted as done, and the page had no number of it."""
     scoring(monkeypatch)
-    work.carry_out(planned[0])
+    work.run_one(planned[0])
     assert work.scored(planned[0]) is not None
     (planned[0].folder / "evaluation/two/perplexity.json").unlink()
     assert work.scored(planned[0]) is None
-    assert work.carry_out(planned[0]) is None and done[3:] == [["python", "two", "o/a"]]
+    assert work.run_one(planned[0]) is None and done[3:] == [["python", "two", "o/a"]]
     assert (planned[0].folder / "evaluation/two/perplexity.json").is_file()
 
 
 def test_a_run_that_was_trained_again_is_scored_again(work, monkeypatch):
     """The results of what it was before stood in the way: the scoring command refused to replace them."""
     scoring(monkeypatch)
-    work.carry_out(planned[0])
+    work.run_one(planned[0])
     stored = results.load("o/a/results/run.json")
     results.save(dataclasses.replace(stored, finished="2999-01-01T00:00:00+00:00"), "o/a/results/run.json")
-    assert work.carry_out(planned[0]) is None
+    assert work.run_one(planned[0]) is None
     assert [words[1] for words in done[3:]] == ["one", "two"]
 
 
 def test_what_failed_is_named_and_not_scored(work):
     failing = Work("x", experiment(score=["python fail", "python never"]), Path("o"), Fake(2))
-    log = failing.carry_out(planned[0])
+    log = failing.run_one(planned[0])
     assert log.parent == Path("o/a") and "fail" in log.name and done[-1] == ["python", "fail"]
     assert failing.scored(planned[0]) is None and planned[0].result() is not None
 
@@ -175,11 +175,11 @@ def test_what_failed_is_named_and_not_scored(work):
 def test_a_folder_that_says_nothing_is_not_gone_on_from(work, capsys):
     """A run that somebody started by hand, at another learning rate, left its checkpoint: it was resumed."""
     Path("o/a/checkpoint-3").mkdir(parents=True)
-    work.carry_out(planned[0])
+    work.run_one(planned[0])
     assert Path("o/a.1/checkpoint-3").is_dir() and "now in o/a.1" in capsys.readouterr().out
     Path("o/b").mkdir()
     (Path("o/b") / runs.RECIPE).write_text(json.dumps(runs.plain(planned[1].recipe)))
-    work.carry_out(planned[1])
+    work.run_one(planned[1])
     assert not Path("o/b.1").exists(), "its own it goes on from"
 
 
@@ -194,9 +194,9 @@ def test_a_recipe_with_a_credential_is_stored_without_it_and_still_the_runs_own(
 
 def test_jobs_run_at_the_same_time(work, monkeypatch):
     both = threading.Barrier(2, timeout=20)
-    monkeypatch.setattr(Work, "carry_out", lambda self, run: None if both.wait() in (0, 1) else run)
+    monkeypatch.setattr(Work, "run_one", lambda self, run: None if both.wait() in (0, 1) else run)
     two = Work("x", work.experiment, Path("o"), work.starting, jobs=2)
-    assert [log for _, log in two.carry_all_out(planned)] == [None, None]
+    assert [log for _, log in two.run_all(planned)] == [None, None]
 
 
 def test_processes_are_started_as_a_user_would(monkeypatch):
@@ -224,14 +224,14 @@ def test_a_module_of_this_checkout_is_found_from_anywhere(monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
-    assert Starting(2).carry_out(["launch", "--module", "evaluation"], Path("log.txt")) == 7
+    assert Starting(2).run_command(["launch", "--module", "evaluation"], Path("log.txt")) == 7
     assert calls[0]["PYTHONPATH"].split(":") == [str(ROOT), "elsewhere"] and calls[0]["DS_ACCELERATOR"] == "cpu"
     assert Path("log.txt").read_text() == "what it prints\n"
 
 
 def test_one_job_does_not_begin_a_run_before_the_last_one_is_taken(work):
     """Its page is written between them; what stops that stops the rest."""
-    taken = work.carry_all_out(planned)
+    taken = work.run_all(planned)
     next(taken)
     assert sum(words[0] == "launch" for words in done) == 1
 

@@ -9,7 +9,7 @@ from transformers import GPTJConfig, GPTJForCausalLM
 from tape_ds import ScaledGPTJForCausalLM
 from tape_ds.checkpoint.trained import load_trained
 from tape_ds.errors import UserError
-from tape_ds.training.execution import carry_out
+from tape_ds.training.execution import execute
 from tape_ds.training.kinds import extension
 from tests.training.kinds.test_extension import model as words  # noqa: F401  (a folder with a tokenizer, and text beside it)
 from tests.training.kinds.test_extension import recipe
@@ -46,11 +46,11 @@ def gptj(words):  # noqa: F811
     return words
 
 
-def carried_out(folder, **changes):
+def executed(folder, **changes):
     """The run's folder, once it is over, and what was prepared."""
     evaluated = {"eval_data": f"text:{folder.parent}/held.txt"}
     prepared = extension.assemble(recipe(folder, **(POSE | evaluated | changes)))
-    assert carry_out(prepared) == 0
+    assert execute(prepared) == 0
     return prepared
 
 
@@ -58,7 +58,7 @@ def carried_out(folder, **changes):
 def test_trained_with_pose_scored_and_loaded_again(gptj, method):
     adapters = {"lora_targets": TARGETS} if "lora" in method else {}
     grouped = {"group_tokens": 4} if method == "longlora" else {}
-    prepared = carried_out(gptj, method=method, **adapters, **grouped)
+    prepared = executed(gptj, method=method, **adapters, **grouped)
     scores = json.loads((prepared.output / extension.SCORES).read_text())
     assert list(scores) == ["untouched", "yarn x2, untrained", f"{method}, trained"]
     means = [part["held.txt"]["mean"] for part in scores.values()]
@@ -75,7 +75,7 @@ def test_trained_with_pose_scored_and_loaded_again(gptj, method):
 
 @pytest.mark.parametrize("method", ["linear", "ntk", "yarn"])
 def test_scaled_without_training(gptj, method):
-    prepared = carried_out(gptj, method=method, rope_parameters="{}")
+    prepared = executed(gptj, method=method, rope_parameters="{}")
     scores = json.loads((prepared.output / extension.SCORES).read_text())
     assert list(scores) == ["untouched", f"{method} x2, untrained"]
     again = load_trained(prepared.output / "trained")
