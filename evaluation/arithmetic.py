@@ -118,7 +118,7 @@ def grouped(task: ArithmeticTask, options: argparse.Namespace, scale: Callable[[
     """The cells of the grid, the longest prompts first, in groups that are asked together.
 
     Cells whose prompts are equally long share a batch, as far as it has room for all their samples, unless the model's
-    ``scale`` is another for the longest texts of one: no cell's angles are those of the cells it is asked with. The
+    ``scale`` is another for the longest texts of one: no cell's RoPE scaling is that of the cells it is asked with. The
     groups follow from model and options alone, whatever the number of processes: a batch's size may show in the last
     bit of a logit.
     """

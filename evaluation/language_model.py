@@ -234,7 +234,8 @@ class LanguageModel(huggingface.HFLM):
         return [scores[each] for each in asked]
 
     def _batches(self, rows: Sequence[Any], ids: Callable[[Any], Sequence[int]]) -> list[list[Any]]:
-        """Rows in batches, the longest first; of one length each, where a row's angles follow from the longest one."""
+        """Rows in batches, the longest first; of one length each, where a row's RoPE scaling follows from the longest
+        one."""
         apart = (getattr(self.config, "rope_parameters", None) or {}).get("rope_type") in ("dynamic", "longrope")
         batches: list[list[Any]] = []
         for row in sorted(rows, key=lambda row: (-len(ids(row)), ids(row))):

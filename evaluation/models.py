@@ -173,7 +173,7 @@ def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> Found
     Raises:
         UserError: what is wrong with it, behind the ``problems`` that are known.
     """
-    names = ("tokenizer", "dtype", "device", "trust_remote_code", "position_updates", "angles")
+    names = ("tokenizer", "dtype", "device", "trust_remote_code", "position_updates", "rope_scaling")
     try:
         return at(options.model, **{name: vars(options)[name] for name in names})
     except UserError as error:
@@ -188,7 +188,7 @@ def at(
     device: str = "auto",
     trust_remote_code: bool = False,
     position_updates: str = "on",
-    angles: str = "own",
+    rope_scaling: str = "own",
 ) -> FoundModel:
     """The model that an address leads to, not loaded yet.
 
@@ -202,15 +202,15 @@ def at(
     with collecting(problems):
         asked = None if dtype == "auto" else getattr(torch, dtype)
         found = _find(address, Held(tokenizer, asked, place, trust_remote_code))
-        found = _changed(found, position_updates, angles)
+        found = _changed(found, position_updates, rope_scaling)
         found.tokenizer()
     raise_if_any(problems)
     assert found is not None
     return found
 
 
-def _changed(found: FoundModel, position_updates: str, angles: str) -> FoundModel:
-    """The model with its position updates off, with YaRN's angles, or both."""
+def _changed(found: FoundModel, position_updates: str, rope_scaling: str) -> FoundModel:
+    """The model with its position updates off, with YaRN's RoPE scaling, or both."""
     own = found.config if isinstance(found.config, TapeConfig) else None
     changed, asked, problems = own, {}, []
     if position_updates == "off":
@@ -219,12 +219,14 @@ def _changed(found: FoundModel, position_updates: str, angles: str) -> FoundMode
         if changed is None:
             wrong = f"{found.address} has no position updates"
             problems.append(Problem("--position_updates", "off", wrong, "leave it out, or name a TAPE model"))
-    if angles == "yarn":
-        asked["angles"] = "yarn"
+    if rope_scaling == "yarn":
+        asked["angles"] = "yarn"  # the name in stored results
         changed = None if own is None else positions.with_yarn(changed or own)
         if changed is None:
-            wrong = f"{found.address} has no plain angles that this package could scale"
-            problems.append(Problem("--angles", "yarn", wrong, "leave it out, or name a model trained here with them"))
+            wrong = f"{found.address} has no plain RoPE that this package could scale"
+            problems.append(
+                Problem("--rope_scaling", "yarn", wrong, "leave it out, or name a model trained here with it")
+            )
     raise_if_any(problems)
     return replace(found, changed=changed, asked=asked) if asked else found
 

@@ -84,7 +84,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help="off: TAPE's layers leave the position state as it started, which shows what trained updates are worth",
     )
     group.add_argument(
-        "--angles",
+        "--rope_scaling",
         default="own",
         choices=("own", "yarn"),
         help="yarn: YaRN's, to the length of each text from the one that the model was trained on",

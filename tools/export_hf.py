@@ -3,7 +3,7 @@
     python tools/export_hf.py SOURCE OUT [--dtype bfloat16] [--name NAME] [--license ID] [--push NAME]
 
 SOURCE is the folder of a run, its folder ``trained``, one of its checkpoints, or a TAPE model folder. A model with
-rotary angles that transformers knows becomes an ordinary Llama (or Qwen2) folder; any other carries its code
+RoPE scaling that transformers knows becomes an ordinary Llama (or Qwen2) folder; any other carries its code
 and loads with ``AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True)``. README.md is the model card:
 look through it before you publish the folder. ``--push`` uploads the folder to the Hugging Face hub, where it stays
 private until you say otherwise on its page.

@@ -142,11 +142,12 @@ def _native(source: SourceModel) -> int | None:
 
 
 def unread_by_llama_cpp(config: PreTrainedConfig) -> str | None:
-    """A warning where angles of a plain folder have settings that llama.cpp leaves out without a word."""
-    angles = config.rope_parameters or {}
+    """Return a warning where a plain folder's RoPE parameters have settings that llama.cpp leaves out without a
+    word."""
+    rope_parameters = config.rope_parameters or {}
     plain = {"beta_fast": 32, "beta_slow": 1, "truncate": True, "attention_factor": None}
-    unread = [name for name, value in plain.items() if angles.get(name, value) not in (value, None)]
-    if angles.get("rope_type") != "yarn" or not unread:
+    unread = [name for name, value in plain.items() if rope_parameters.get(name, value) not in (value, None)]
+    if rope_parameters.get("rope_type") != "yarn" or not unread:
         return None
     return (
         f"llama.cpp converts it and computes other angles: it does not read {', '.join(unread)} (`beta_*` can be given "
@@ -156,7 +157,7 @@ def unread_by_llama_cpp(config: PreTrainedConfig) -> str | None:
 
 def _trained(source: SourceModel) -> str:
     record, config = source.record, source.config
-    encoding = f"{config.position_encoding}, {_angles(config.rope_parameters or {})}"
+    encoding = f"{config.position_encoding}, {_rope_scaling(config.rope_parameters or {})}"
     if options := config.position_options:
         encoding += f", options {options}"
     rows = [("positional encoding", encoding)]
@@ -173,13 +174,13 @@ def _trained(source: SourceModel) -> str:
     return markdown_table(("", ""), rows, "l")
 
 
-def _angles(rope: Mapping[str, Any]) -> str:
+def _rope_scaling(rope: Mapping[str, Any]) -> str:
     others = [
         f"{key} {value}" if isinstance(value, int) else f"{key} {value:g}"
         for key, value in rope.items()
         if isinstance(value, (int, float)) and not isinstance(value, bool)
     ]
-    return f"angles `{rope.get('rope_type', 'default')}`" + (f" ({', '.join(others)})" if others else "")
+    return f"RoPE scaling `{rope.get('rope_type', 'default')}`" + (f" ({', '.join(others)})" if others else "")
 
 
 def _settings(source: SourceModel) -> str:

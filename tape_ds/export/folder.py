@@ -1,8 +1,8 @@
 """The exported folder: weights, configuration, tokenizer, model card, and the model's code where transformers has none.
 
-Plain where that is exact: a model whose encoding is rotary, with angles that transformers computes, becomes a Llama (or
-Qwen2) folder. Every other model carries its code (:mod:`tape_ds.export.model_code`), which ``trust_remote_code=True``
-runs. Written aside and renamed: the folder is whole or absent.
+Plain where that is exact: a model whose encoding is rotary, with RoPE scaling that transformers computes, becomes a
+Llama (or Qwen2) folder. Every other model carries its code (:mod:`tape_ds.export.model_code`), which
+``trust_remote_code=True`` runs. Written aside and renamed: the folder is whole or absent.
 """
 
 import json
@@ -110,8 +110,8 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def _with_older_names(config: dict[str, Any]) -> None:
-    """Repeat the angles as ``rope_theta`` and ``rope_scaling``, where transformers 4 and converters made for it (older
-    ones of llama.cpp and vLLM among them) look for them; transformers 5 reads both and finds them equal."""
+    """Repeat the RoPE parameters as ``rope_theta`` and ``rope_scaling``, where transformers 4 and converters made for
+    it (older ones of llama.cpp and vLLM among them) look for them; transformers 5 reads both and finds them equal."""
     scaling = dict(config["rope_parameters"])
     config["rope_theta"] = scaling.pop("rope_theta")
     config["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling

@@ -1,4 +1,4 @@
-"""Registry of extension methods: what of a model is trained, and from which angles and encoding it starts.
+"""Registry of extension methods: what of a model is trained, and from which RoPE parameters and encoding it starts.
 
 A method is a line of :data:`METHODS`. It receives a loaded model with its final encoding, decides by exact parameter
 names what is trained, and freezes the rest. The names are the contract: they are printed, asserted, and say what a
@@ -27,7 +27,7 @@ class Method:
     """Whether it is about training the encoding's own parameters."""
     embeddings: bool = False
     """Whether the token embeddings are trained where the recipe does not say."""
-    angles: Mapping[str, Any] = field(default_factory=dict)
+    rope_parameters: Mapping[str, Any] = field(default_factory=dict)
     """``rope_parameters`` that make the method what it is; the recipe may add to them."""
     grouped: bool = False
     """Whether attention is cut into shifted groups while it trains (S2-Attn)."""
@@ -40,14 +40,14 @@ METHODS: Mapping[str, Method] = {
     "lora": Method("adapters", embeddings=True),
     "longlora": Method("adapters", embeddings=True, grouped=True),
     # a larger base instead of interpolation (Roziere et al. 2023, arXiv:2308.12950, section 2.4)
-    "theta": Method("adapters", embeddings=True, angles={"rope_type": "default", "rope_theta": 1e6}),
+    "theta": Method("adapters", embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
     "full": Method("everything", embeddings=True),
     "norms": Method("groups"),
-    "linear": Method("nothing", angles={"rope_type": "linear"}),
-    "ntk": Method("nothing", angles={"rope_type": "ntk"}),
-    "dynamic": Method("nothing", angles={"rope_type": "dynamic"}),
-    "yarn": Method("nothing", angles={"rope_type": "yarn"}),
-    "yarn_revised": Method("nothing", angles={"rope_type": "yarn_revised"}),
+    "linear": Method("nothing", rope_parameters={"rope_type": "linear"}),
+    "ntk": Method("nothing", rope_parameters={"rope_type": "ntk"}),
+    "dynamic": Method("nothing", rope_parameters={"rope_type": "dynamic"}),
+    "yarn": Method("nothing", rope_parameters={"rope_type": "yarn"}),
+    "yarn_revised": Method("nothing", rope_parameters={"rope_type": "yarn_revised"}),
 }
 
 

@@ -83,7 +83,7 @@ def _problems(content: Mapping[str, Any], source: str) -> list[Problem]:
     elif _ARCHITECTURE not in architectures:
         reasons.append(f"architectures is {architectures!r}, not ['{_ARCHITECTURE}']")
     elif content.get("hidden_size") == _13B_WIDTH or "max_position_embeddings" not in content:
-        reasons.append("a Baichuan 13B, whose positions are ALiBi's: it has no rotary angles to scale")
+        reasons.append("a Baichuan 13B, whose positions are ALiBi's: it has no RoPE to scale")
     if content.get("tie_word_embeddings"):
         reasons.append("its normalised head is tied to its embeddings, which are not normalised")
     if content.get("quantization_config") is not None:

@@ -25,7 +25,7 @@ class TapeConfig(LlamaConfig):
         qkv_bias: biases on queries, keys and values, none on outputs, as Qwen2 has them (``attention_bias``: on all
             four).
 
-    The angles' scaling is transformers' own ``rope_parameters``.
+    RoPE scaling is transformers' own ``rope_parameters``.
 
     Raises:
         UserError: (a ValueError) naming every unknown name, option or impossible value.

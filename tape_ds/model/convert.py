@@ -26,7 +26,7 @@ from tape_ds.model.addresses import SMOLLM2 as SMOLLM2
 from tape_ds.model.addresses import resolve as resolve
 from tape_ds.model.addresses import unpack_gguf as unpack_gguf
 from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.families import BAICHUAN, QWEN2, angles_of, check_llama_shaped, read_config
+from tape_ds.model.families import BAICHUAN, QWEN2, check_llama_shaped, read_config, rope_parameters_of
 from tape_ds.model.families import SHAPES as SHAPES
 from tape_ds.model.filling import fill, require_exact
 from tape_ds.model.llama import TapeForCausalLM
@@ -51,7 +51,7 @@ def tape_config(source: PreTrainedConfig, **changes: Any) -> TapeConfig:
     """
     raise_if_any(check_llama_shaped(source))
     fields = {name: copy.deepcopy(value) for name, value in source.to_dict().items() if name in _LLAMA_FIELDS}
-    fields["rope_parameters"] = angles_of(source)
+    fields["rope_parameters"] = rope_parameters_of(source)
     fields["qkv_bias"] = source.model_type == QWEN2
     if source.model_type == TapeConfig.model_type:
         own = ("position_encoding", "position_options", "state_dtype", "attention_backend", "qkv_bias")
@@ -97,22 +97,22 @@ def _position_kind(name: str) -> str:
 
 
 def to_plain(model: TapeForCausalLM) -> LlamaForCausalLM | Qwen2ForCausalLM:
-    """transformers' own model with the same weights and angles: a Llama, or a Qwen2 where queries, keys and values have
-    biases and outputs none.
+    """transformers' own model with the same weights and RoPE parameters: a Llama, or a Qwen2 where queries, keys and
+    values have biases and outputs none.
 
     Raises:
         UserError: the model's encoding is not ``rope``: a plain Llama could not compute it.
     """
     config = model.config
-    angles = positions.llama_rope_parameters(config)
-    if angles is None:
-        remedy = "only rotary angles that transformers knows make a plain Llama; keep others as model type 'tape'"
-        encoding = f"{config.position_encoding}, {config.rope_parameters['rope_type']} angles"
+    rope_parameters = positions.llama_rope_parameters(config)
+    if rope_parameters is None:
+        remedy = "only RoPE scaling that transformers knows makes a plain Llama; keep others as model type 'tape'"
+        encoding = f"{config.position_encoding}, {config.rope_parameters['rope_type']} RoPE"
         encoding += f", {config.position_options}" if config.position_options else ""
         raise UserError(Problem("position_encoding", encoding, "not expressible as a Llama", remedy))
     family = Qwen2ForCausalLM if config.qkv_bias else LlamaForCausalLM
     with torch.device("meta"):
-        plain = family(_plain_config(config, angles))
+        plain = family(_plain_config(config, rope_parameters))
     plain = fill(plain, model.state_dict(), "state dict")
     # its frequencies are a buffer outside the state dict, still on the meta device
     plain.model.rotary_emb = type(plain.model.rotary_emb)(plain.config).to(model.device)
@@ -120,9 +120,11 @@ def to_plain(model: TapeForCausalLM) -> LlamaForCausalLM | Qwen2ForCausalLM:
     return plain
 
 
-def _plain_config(config: TapeConfig, angles: dict[str, Any]) -> LlamaConfig | Qwen2Config:
+def _plain_config(config: TapeConfig, rope_parameters: dict[str, Any]) -> LlamaConfig | Qwen2Config:
     known = _QWEN2_FIELDS if config.qkv_bias else _LLAMA_FIELDS
-    fields = {name: value for name, value in config.to_dict().items() if name in known} | {"rope_parameters": angles}
+    fields = {name: value for name, value in config.to_dict().items() if name in known} | {
+        "rope_parameters": rope_parameters
+    }
     if not config.qkv_bias:
         return LlamaConfig(**fields)
     if config.head_dim * config.num_attention_heads != config.hidden_size:

@@ -1,7 +1,8 @@
 """From a pretrained folder to the model that is extended, whatever its family: Llama-shaped, or a GPT-J.
 
-The two kinds of model fulfil one protocol: the same forward arguments, ``at_angles``, an ``encoding`` in their
-``base_model``, and configurations that name sizes, angles and encoding alike. Which kind it is, is asked here alone.
+The two kinds of model fulfil one protocol: the same forward arguments, ``with_rope_parameters``, an ``encoding`` in
+their ``base_model``, and configurations that name sizes, RoPE parameters and encoding alike. Which kind it is, is asked
+here alone.
 """
 
 from pathlib import Path
@@ -21,7 +22,8 @@ Model: TypeAlias = TapeForCausalLM | ScaledGPTJForCausalLM
 
 
 def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
-    """The configuration of a folder or hub id, never running code from it; a GPT-J's with the angles that it has.
+    """The configuration of a folder or hub id, never running code from it; a GPT-J's with the RoPE parameters that it
+    has.
 
     Raises:
         UserError: nothing there, no configuration in it, or one that cannot be read as a model that is extended.

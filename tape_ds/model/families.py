@@ -97,11 +97,11 @@ def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
     if "rope_type" in rope:
         rope.pop("type", None)  # its old name, which transformers keeps beside the new one
     if not check_llama_shaped(config):
-        config.rope_parameters = angles_of(config)
+        config.rope_parameters = rope_parameters_of(config)
     return config
 
 
-def angles_of(config: PreTrainedConfig) -> dict[str, Any]:
+def rope_parameters_of(config: PreTrainedConfig) -> dict[str, Any]:
     """``rope_parameters`` of a Llama-shaped configuration, complete, in this project's sense of them."""
     if config.model_type == TAPE:
         return dict(config.rope_parameters or {})

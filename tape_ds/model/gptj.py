@@ -1,4 +1,4 @@
-"""GPT-J with scaled angles: transformers' parameters, name for name, with this project's attention and loss.
+"""GPT-J with RoPE scaling: transformers' parameters, name for name, with this project's attention and loss.
 
 transformers' own model looks its angles up in a table per layer, as long as its native context, computed in fp32, and
 holds the whole T x T matrix of scores. Here angles are fp64 and rounded once, positions are any (PoSE skips some), and
@@ -47,14 +47,14 @@ from tape_ds.model.sharding import UNSHARED, Shards, ShareRows, shards_of
 
 
 class _Angles(NamedTuple):
-    """What an encoding of rotary angles reads of a configuration."""
+    """What a rotary encoding reads of a configuration."""
 
     rope_parameters: Mapping[str, Any]
     head_dim: int
 
 
-def angles(rope_parameters: Mapping[str, Any], rotary_dim: int) -> RopeEncoding:
-    """The angles of ``rotary_dim`` columns; without parameters."""
+def rope_encoding(rope_parameters: Mapping[str, Any], rotary_dim: int) -> RopeEncoding:
+    """Return the rotary encoding of ``rotary_dim`` columns; it has no parameters."""
     config: Any = _Angles(rope_parameters, rotary_dim)
     return RopeEncoding(config, Options())
 
@@ -178,7 +178,7 @@ class ScaledGPTJModel(ScaledGPTJPreTrainedModel):
         self.wte = nn.Embedding(config.vocab_size, config.hidden_size)
         self.h = nn.ModuleList(ScaledGPTJBlock(config, index) for index in range(config.num_hidden_layers))
         self.ln_f = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-        self.encoding = angles(config.rope_parameters, config.rotary_dim)
+        self.encoding = rope_encoding(config.rope_parameters, config.rotary_dim)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -240,7 +240,7 @@ class ScaledGPTJModel(ScaledGPTJPreTrainedModel):
 
 
 class ScaledGPTJForCausalLM(LanguageModel, ScaledGPTJPreTrainedModel, GenerationMixin):
-    """The language model; with GPT-J's own angles it gives GPT-J's logits."""
+    """The language model; with GPT-J's own RoPE parameters it gives GPT-J's logits."""
 
     _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
 
@@ -252,10 +252,10 @@ class ScaledGPTJForCausalLM(LanguageModel, ScaledGPTJPreTrainedModel, Generation
         self.post_init()
 
     @contextmanager
-    def at_angles(self, rope_parameters: Mapping[str, Any]) -> Iterator[None]:
-        """Within the block, the model computes at these angles with its present weights."""
+    def with_rope_parameters(self, rope_parameters: Mapping[str, Any]) -> Iterator[None]:
+        """Within the block, the model computes with these RoPE parameters and its present weights."""
         kept = self.transformer.encoding
-        self.transformer.encoding = angles(rope_parameters, self.config.rotary_dim)
+        self.transformer.encoding = rope_encoding(rope_parameters, self.config.rotary_dim)
         try:
             yield
         finally:

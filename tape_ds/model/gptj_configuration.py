@@ -1,4 +1,4 @@
-"""``ScaledGPTJConfig``: GPT-J's configuration plus the scaling of its angles, which transformers' own does not have.
+"""``ScaledGPTJConfig``: GPT-J's configuration plus RoPE scaling, which transformers' own does not have.
 
 PoSE (Zhu et al. 2023, arXiv:2309.10400) extends GPT-J-6B beside the Llamas. Its positions are rotary ones of its own
 kind: the first ``rotary_dim`` columns of a head in neighbouring pairs, base 10,000, and no scaling in transformers.
@@ -25,7 +25,7 @@ class ScaledGPTJConfig(GPTJConfig):
     """Everything of ``GPTJConfig``, and:
 
     Attributes:
-        rope_parameters: transformers' terms, see :mod:`tape_ds.model.positions.scaling`; None: GPT-J's own angles.
+        rope_parameters: transformers' terms, see :mod:`tape_ds.model.positions.scaling`; None: GPT-J's own.
         position_encoding: ``rope``; no other can be computed by this model.
         position_options: None.
         attention_backend: "auto" or a name of :func:`tape_ds.model.attention.available`.
@@ -91,10 +91,10 @@ def check_encoding(name: str, options: Mapping[str, Any] | None = None) -> list[
     """Why GPT-J cannot be extended with this positional encoding; empty where it can."""
     problems = []
     if name != ENCODING:
-        wrong = "GPT-J has rotary angles of its own kind, on a part of each head: nothing else was built for it"
+        wrong = "GPT-J has RoPE of its own kind, on a part of each head: nothing else was built for it"
         problems.append(Problem("position_encoding", name, wrong, f"give {ENCODING}, or extend a Llama-shaped model"))
     if options:
-        problems.append(Problem("position_options", options, "GPT-J's angles take no options", "leave them out"))
+        problems.append(Problem("position_options", options, "GPT-J's RoPE takes no options", "leave them out"))
     return problems
 
 

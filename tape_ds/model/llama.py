@@ -305,7 +305,7 @@ class TapeModel(TapePreTrainedModel):
 def positions_of(model: "TapeForCausalLM", config: TapeConfig) -> Iterator[None]:
     """Within the block, ``model`` computes with the encoding of ``config``, see :func:`change_positions`.
 
-    So a model is measured as the Llama it was before (``positions.plain``), with its angles scaled or its updates off,
+    So a model is measured as the Llama it was before (``positions.plain``), with RoPE scaled or its updates off,
     without being loaded twice.
 
     Raises:
@@ -320,7 +320,7 @@ def positions_of(model: "TapeForCausalLM", config: TapeConfig) -> Iterator[None]
 
 def change_positions(model: "TapeForCausalLM", config: TapeConfig) -> nn.ModuleList:
     """Have ``model`` compute with the encoding of ``config`` (one without parameters of its own, or the model's own
-    with other angles or fewer updates) and its present weights; return what it computed with.
+    with other RoPE parameters or fewer updates) and its present weights; return what it computed with.
 
     No weights are made or copied, so sharded ones stay as they are.
 
@@ -346,7 +346,7 @@ def change_positions(model: "TapeForCausalLM", config: TapeConfig) -> nn.ModuleL
 def evaluated_at(model: "TapeForCausalLM", length: int) -> Iterator[None]:
     """Within the block, ``model`` computes as its encoding says for texts of ``length`` tokens.
 
-    Most encodings are the same at every length. ``yarn`` is trained on plain angles and scaled, from the window it was
+    Most encodings are the same at every length. ``yarn`` is trained on plain RoPE and scaled, from the window it was
     trained for, to the length it is used at.
     """
     config = positions.config_at(model.config, length)
@@ -400,8 +400,8 @@ class TapeForCausalLM(LanguageModel, TapePreTrainedModel, GenerationMixin):
         self.lm_head = OutputHead(config.hidden_size, config.vocab_size)
         self.post_init()
 
-    def at_angles(self, rope_parameters: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Within the block, the model computes plain RoPE at these angles with its present weights."""
+    def with_rope_parameters(self, rope_parameters: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Within the block, the model computes plain RoPE with these parameters and its present weights."""
         return positions_of(self, positions.plain(self.config, rope_parameters))
 
     def without_updates(self) -> AbstractContextManager[None]:

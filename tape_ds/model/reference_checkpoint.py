@@ -91,8 +91,8 @@ def _yarn(config: Config) -> dict[str, Any]:
 
 
 def _yarn_in_name(config: Config) -> dict[str, Any]:
-    """Its TAPE with YaRN scales angles in the first forward of a new longest text only, and not within the window:
-    what remains are plain angles, and YaRN's factor on cosine and sine."""
+    """Its TAPE with YaRN scales RoPE in the first forward of a new longest text only, and not within the window:
+    what remains is plain RoPE, and YaRN's factor on cosine and sine."""
     given = _yarn(config)
     attention_factor = 0.1 * math.log(given["factor"]) + 1.0
     return {**given, "factor": 1.0, "attention_factor": attention_factor}
@@ -117,7 +117,7 @@ class _Variant(NamedTuple):
     """One of that code's model files."""
 
     encoding: str
-    angles: Callable[[Config], dict[str, Any]] = _fixed_base
+    rope_parameters: Callable[[Config], dict[str, Any]] = _fixed_base
     options: Callable[[Config], dict[str, Any] | None] = lambda config: None
     names: Mapping[str, str] = {}
     """Parts of its parameters' names -> ours."""
@@ -182,7 +182,8 @@ def from_reference(state_dict: Mapping[str, Tensor], config: Config, variant: st
     in every layer, which is not reproduced.
 
     Raises:
-        UserError: unknown variant, a size missing in the configuration, angles that cannot be reproduced, or a tensor
+        UserError: unknown variant, a size missing in the configuration, RoPE scaling that cannot be reproduced, or a
+        tensor
             missing, left over or of another shape.
     """
     ours = _reference_config(state_dict, config, variant)
@@ -203,7 +204,7 @@ def _reference_config(state_dict: Mapping[str, Tensor], config: Config, variant:
     return TapeConfig(
         position_encoding=kind.encoding,
         position_options={**(kind.options(config) or {}), **_frozen_options(state_dict, config, variant)} or None,
-        rope_parameters=kind.angles(config),
+        rope_parameters=kind.rope_parameters(config),
         **{name: config[name] for name in _REFERENCE_FIELDS if name in config},
     )
 

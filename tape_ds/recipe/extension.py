@@ -40,7 +40,7 @@ class ExtensionModel(Section):
     position_options: dict[str, Any] = {}
     """Options of that encoding; empty: those of a model that has this encoding already, else its defaults."""
     rope_parameters: dict[str, Any] = {}
-    """Scaling of the angles to start from, in transformers' terms; empty: the model's own. A ``factor`` that is left
+    """RoPE scaling to start from, in transformers' terms; empty: the model's own. A ``factor`` that is left
     out, or null, is what reaches target_length. ``theta`` and the methods that train nothing set their own type."""
     state_dtype: str | None = None
     """dtype of the position state between layers; null: that of the hidden states."""
@@ -155,7 +155,7 @@ class ExtensionRecipe(Recipe):
 
     @property
     def trains(self) -> bool:
-        """Whether there are steps to take: some methods only scale the angles."""
+        """Whether there are steps to take: some methods are RoPE scaling alone."""
         return self.chosen.trains != "nothing"
 
     @property
@@ -164,9 +164,9 @@ class ExtensionRecipe(Recipe):
         return self.trains and self.method.train_position and super().trains_positions
 
     @property
-    def angles(self) -> dict[str, Any]:
+    def rope_parameters(self) -> dict[str, Any]:
         """``rope_parameters`` to start from, the method's own included; the model's length is still to be filled in."""
-        own = dict(self.chosen.angles)
+        own = dict(self.chosen.rope_parameters)
         if self.method.theta_linear:
             own["rope_type"] = "linear"
         return own | {name: value for name, value in self.model.rope_parameters.items() if value is not None}
@@ -181,12 +181,12 @@ class ExtensionRecipe(Recipe):
         trains = self.chosen.trains
         groups = [name for name in ("position", "norms", "embeddings") if getattr(method, f"train_{name}")]
         trained = {"groups": groups, "adapters": ["adapters", *groups]}.get(trains, [trains])
-        angles = self.angles or "the model's own angles"
+        rope_parameters = self.rope_parameters or "the model's own RoPE parameters"
         packed = f"packed documents, {data.packing}" + ", attending across" * data.attend_across
         rows = f"PoSE, {data.pose.chunks} chunks of one document" if data.pose.chunks > 1 else packed
         return {
             "model": f"{model.model}, {self._lengths()}",
-            "encoding": f"{model.position_encoding} {model.position_options or ''} from {angles}",
+            "encoding": f"{model.position_encoding} {model.position_options or ''} from {rope_parameters}",
             "method": f"{method.method}, training {', '.join(trained)}",
             "data": f"{', '.join(data.train_data)}: rows of {data.window:,} tokens ({rows})"
             if self.trains
@@ -235,7 +235,7 @@ class ExtensionRecipe(Recipe):
     def _scaling(self) -> Iterator[Problem]:
         from tape_ds.model.positions import scaling
 
-        rope = self.angles
+        rope = self.rope_parameters
         if not rope:
             return
         if "rope_type" not in rope and "factor" in rope:
@@ -251,7 +251,7 @@ class ExtensionRecipe(Recipe):
         native = native_length(config)
         if native is None:
             return f"extended to {target:,} positions"
-        base = factor_base(self, config, self.angles.get("original_max_position_embeddings"), native)
+        base = factor_base(self, config, self.rope_parameters.get("original_max_position_embeddings"), native)
         counted = "" if base == native else f": a factor of {target / base:g} from {base:,}"
         return f"{native:,} -> {target:,} positions, x{target / native:g}{counted}"
 
@@ -327,7 +327,7 @@ class ExtensionRecipe(Recipe):
                 wrong, others = "does not group attention", with_trait(lambda m: m.grouped)
                 remedy = f"remove it (where a base has it: group_tokens: null), or method: {others}"
             elif field == "theta_linear":
-                wrong, others = "leaves rope_theta as it is", with_trait(lambda m: "rope_theta" in m.angles)
+                wrong, others = "leaves rope_theta as it is", with_trait(lambda m: "rope_theta" in m.rope_parameters)
                 remedy = f"remove it (or give false), or method: {others}"
             else:
                 wrong, others = "has no adapters", with_trait(lambda m: m.trains == "adapters")
@@ -362,14 +362,14 @@ class ExtensionRecipe(Recipe):
             yield Problem("method", name, "nothing is left to train", remedy)
 
     @rule("method", "rope_parameters", "theta_linear")
-    def _angles(self) -> Iterator[Problem]:
-        """A method that is a scaling of angles cannot start from another one."""
+    def _rope_type(self) -> Iterator[Problem]:
+        """A method that is RoPE scaling cannot start from another one."""
         name, given = self.method.method, self.model.rope_parameters.get("rope_type")
-        own = self.chosen.angles.get("rope_type")
+        own = self.chosen.rope_parameters.get("rope_type")
         own = "linear" if own is not None and self.method.theta_linear else own
         if None not in (own, given) and given != own:
             remedy = "remove rope_parameters (where a base has them: rope_parameters: {}), or choose another method"
-            yield Problem("rope_parameters.rope_type", given, f"method = {name!r} is {own!r} angles", remedy)
+            yield Problem("rope_parameters.rope_type", given, f"method = {name!r} is RoPE scaling {own!r}", remedy)
 
     @rule("method", "resume_from_checkpoint")
     def _nothing_to_resume(self) -> Iterator[Problem]:
@@ -439,14 +439,14 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
     if target < native:
         wrong = f"shorter than the {native} tokens that {recipe.model.model} has natively"
         problems.append(Problem("target_length", target, wrong, f"give {native} or more"))
-    window = recipe.angles.get("original_max_position_embeddings")
+    window = recipe.rope_parameters.get("original_max_position_embeddings")
     if isinstance(window, int) and window > native:
         wrong = f"longer than the {native} tokens that {recipe.model.model} has natively"
         remedy = f"give {native}, or leave it out"
         problems.append(Problem("rope_parameters.original_max_position_embeddings", window, wrong, remedy))
         window = None
-    # a factor must reach the target from the angles that the model has, where they are known
-    rope, own, base = recipe.angles, _own_angles(config), factor_base(recipe, config, window, native)
+    # a factor must reach the target from the RoPE parameters that the model has, where they are known
+    rope, own, base = recipe.rope_parameters, _own_rope_parameters(config), factor_base(recipe, config, window, native)
     factor, theta = rope.get("factor"), rope.get("rope_theta")
     if isinstance(factor, (int, float)) and factor * base < target:
         wrong = f"{factor:g} x {base:,} = {factor * base:,.0f} tokens do not reach target_length = {target:,}"
@@ -454,7 +454,7 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
         remedy = f"give {enough:.10g} or more ({target:,} / {base:,}), or leave factor out (factor: null): it follows"
         problems.append(Problem("rope_parameters.factor", factor, wrong, f"{remedy} from target_length"))
     # a base frequency that a method is about must be larger than the model's
-    present = own["rope_theta"] if own is not None and "rope_theta" in recipe.chosen.angles else None
+    present = own["rope_theta"] if own is not None and "rope_theta" in recipe.chosen.rope_parameters else None
     if present is not None and isinstance(theta, (int, float)) and theta <= present:
         wrong = f"not larger than the rope_theta of {recipe.model.model}, {present:g}: it would reach no further"
         remedy = "give a larger one, or choose another method"
@@ -469,11 +469,11 @@ def native_length(config: Mapping[str, Any]) -> int | None:
 
 
 def factor_base(recipe: ExtensionRecipe, config: Mapping[str, Any], window: Any, native: int) -> int:
-    """Tokens that a factor of the recipe's angles counts from: the ``window`` that it names, or what the model's own
-    angles, where they are known, leave of its native length."""
+    """Tokens that a factor of the recipe's RoPE scaling counts from: the ``window`` that it names, or what the model's
+    own RoPE parameters, where they are known, leave of its native length."""
     if isinstance(window, int):
         return window
-    own, rope = _own_angles(config), recipe.angles
+    own, rope = _own_rope_parameters(config), recipe.rope_parameters
     if own is None:
         return native
     from tape_ds.model.positions import scaling
@@ -481,7 +481,7 @@ def factor_base(recipe: ExtensionRecipe, config: Mapping[str, Any], window: Any,
     return round(scaling.window_of(own, {"rope_type": rope.get("rope_type", own["rope_type"])}, native))
 
 
-def _own_angles(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _own_rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     own = config.get("rope_parameters")
     if not isinstance(own, Mapping) or not {"rope_type", "rope_theta"} <= own.keys():
         return None

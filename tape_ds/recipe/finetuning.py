@@ -21,7 +21,7 @@ SMALLEST_PROMPT = 16
 
 
 class FinetuningModel(Section):
-    """The model that is fine-tuned; it keeps its encoding and its angles."""
+    """The model that is fine-tuned; it keeps its encoding and its RoPE parameters."""
 
     model: str
     """A whole model: the folder ``trained`` of a run that trained every parameter, any folder or hub id of a family

@@ -69,7 +69,7 @@ class MethodSection(Section):
         fields: set[str] = set() if method.trains == "adapters" else set(ADAPTERS)
         if not method.grouped:
             fields.add("group_tokens")
-        if "rope_theta" not in method.angles:
+        if "rope_theta" not in method.rope_parameters:
             fields.add("theta_linear")
         if method.trains in ("everything", "nothing"):
             fields |= set(GROUPS)

@@ -54,8 +54,8 @@ class NewModel(Section):
     position_options: dict[str, Any] = {}
     """Options of that encoding; empty: its defaults."""
     rope_parameters: dict[str, Any] = DERIVED
-    """Angles, in transformers' terms, read by the encodings that rotate; default what the encoding starts from: plain
-    angles of base 10,000."""
+    """RoPE parameters, in transformers' terms, read by the encodings that rotate; default what the encoding starts
+    from: plain RoPE of base 10,000."""
     state_dtype: str | None = None
     """dtype of the position state between layers; null: that of the hidden states."""
     attention_backend: str = "auto"
@@ -82,7 +82,7 @@ _TAKEN_OVER = (*_SIZES, "tie_word_embeddings", "position_encoding", "state_dtype
 
 
 def derived(flat: Mapping[str, Any], window: int) -> dict[str, Any]:
-    """A key/value head for each query head, heads that share the width, and the encoding's angles."""
+    """A key/value head for each query head, heads that share the width, and the encoding's RoPE parameters."""
     from tape_ds.model import positions
 
     heads, encoding = flat["num_attention_heads"], flat["position_encoding"]

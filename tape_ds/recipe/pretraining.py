@@ -84,8 +84,8 @@ class PretrainingRecipe(new_model.NewModelRecipe):
 
     @classmethod
     def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """A key/value head for each query head, heads that share the width, the encoding's angles, 1 to 8 windows to
-        score."""
+        """A key/value head for each query head, heads that share the width, the encoding's RoPE parameters, 1 to 8
+        windows to score."""
         lengths = [multiple * flat["window"] for multiple in EVAL_MULTIPLES]
         return new_model.derived(flat, flat["window"]) | {"eval_lengths": lengths}
 

@@ -57,8 +57,8 @@ def launch(recipe: Recipe, assemble: Callable[..., run.Run]) -> int:
 
 
 def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
-    """Train what was prepared (a method that only scales angles has nothing to train) and report it; returns the exit
-    code."""
+    """Train what was prepared (a method that is RoPE scaling alone has nothing to train) and report it; returns the
+    exit code."""
     rank_sync = RankSync()
     _begin(prepared, rank_sync)
     trainer = run.build_trainer(prepared, stop)

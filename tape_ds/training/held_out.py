@@ -1,7 +1,7 @@
 """What is scored within the run that trains: held-out documents (loss by position, perplexity by length), and passkeys.
 
 For loss by position and passkeys two models are scored before training, from the same weights: ``untouched`` (the base
-model, its own angles) and ``untrained`` (its angles scaled as the recipe says, which is also what the TAPE model
+model, its own RoPE parameters) and ``untrained`` (RoPE scaled as the recipe says, which is also what the TAPE model
 computes at step 0). Jobs, one per variant and document, per block of a length, or per prompt, are shared out over the
 ranks.
 """
@@ -97,7 +97,7 @@ def _computing_as(model: Model, variant: Variant) -> Iterator[None]:
         elif variant is not None:
             if isinstance(model, PeftModel):
                 stack.enter_context(model.disable_adapter())
-            stack.enter_context(bare(model).at_angles(variant))
+            stack.enter_context(bare(model).with_rope_parameters(variant))
         yield
 
 

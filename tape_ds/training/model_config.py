@@ -32,7 +32,7 @@ def extended(recipe: ExtensionRecipe, native: PreTrainedConfig, tokenizer: Any =
     """The configuration of what a recipe makes of a base model.
 
     Raises:
-        UserError: options or angles that the model cannot have.
+        UserError: options or RoPE parameters that the model cannot have.
     """
     from tape_ds.model import extendable
 
@@ -46,7 +46,7 @@ def extended(recipe: ExtensionRecipe, native: PreTrainedConfig, tokenizer: Any =
         attention_backend=model.attention_backend,
         max_position_embeddings=model.target_length,
         rope_parameters=scaling.extended(
-            native.rope_parameters, recipe.angles, native.max_position_embeddings, model.target_length
+            native.rope_parameters, recipe.rope_parameters, native.max_position_embeddings, model.target_length
         ),
     )
 
@@ -62,9 +62,9 @@ def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[
 def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig) -> Config:
     """The model as it is, for rows that may be longer than it was made for.
 
-    It keeps its encoding and its angles. ``max_position_embeddings`` becomes the rows' length where that is longer,
-    which is what it addresses from then on (randpe draws positions for so many); an encoding that is used differently
-    at that length, as ``yarn`` is, is so trained.
+    It keeps its encoding and its RoPE parameters. ``max_position_embeddings`` becomes the rows' length where that is
+    longer, which is what it addresses from then on (randpe draws positions for so many); an encoding that is used
+    differently at that length, as ``yarn`` is, is so trained.
 
     Raises:
         UserError: its options forbid rows of that length.

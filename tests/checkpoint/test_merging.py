@@ -25,7 +25,7 @@ LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
 
 
 def trained_folder(tmp_path, method, tied):
-    """A run's end: a base, its angles scaled, what the method trains changed, saved. Returns model and folder."""
+    """A run's end: a base, RoPE scaled, what the method trains changed, saved. Returns model and folder."""
     torch.manual_seed(1)
     plain = TapeForCausalLM(tiny_config(encoding="rope", tie_word_embeddings=tied))
     plain.save_pretrained(tmp_path / "base")
@@ -55,7 +55,7 @@ def logits(model):
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("method", methods.available())
 def test_merged_computes_what_was_trained(tmp_path, method, tied):
-    """Nothing is lost on the way: adapters, norms, embeddings and position updates, and the scaled angles."""
+    """Nothing is lost on the way: adapters, norms, embeddings and position updates, and RoPE scaling."""
     model, folder = trained_folder(tmp_path, method, tied)
     torch.testing.assert_close(logits(trained.load_trained(folder)), logits(model), atol=0, rtol=0)
     merged = merging.merge(folder)
@@ -72,7 +72,7 @@ def test_a_method_that_trains_nothing_leaves_a_configuration(tmp_path):
 
 
 def test_peft_loads_base_and_adapter_in_one_call(tmp_path):
-    """Its own call, given the folder's configuration: the base's does not know of the scaled angles."""
+    """Its own call, given the folder's configuration: the base's does not know of RoPE scaling."""
     model, folder = trained_folder(tmp_path, "lora", tied=True)
     base = TapeForCausalLM.from_pretrained(tmp_path / "base", config=TapeConfig.from_pretrained(folder))
     torch.testing.assert_close(logits(PeftModel.from_pretrained(base, folder)), logits(model), atol=0, rtol=0)

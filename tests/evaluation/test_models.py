@@ -67,7 +67,7 @@ def test_position_updates_are_switched_off(run):
         for name, weight in model.named_parameters():
             if ".position." in name:
                 weight.normal_(std=0.3)
-    with model.at_angles(model.config.rope_parameters):
+    with model.with_rope_parameters(model.config.rope_parameters):
         plain = logits(model, ids)
     assert not torch.allclose(logits(model, ids), plain, atol=1e-3)
     assert torch.equal(logits(off.load(), ids), plain)
@@ -77,7 +77,10 @@ def test_angles_are_scaled_as_yarn_s(run):
     """Beside updates that are off, or alone: up to the window nothing changes, beyond it everything does."""
     folder = run(rope_parameters={"rope_type": "default", "rope_theta": 1e4})
     own, off = found(folder), found(folder, "--position_updates", "off")
-    scaled, both = found(folder, "--angles", "yarn"), found(folder, "--position_updates", "off", "--angles", "yarn")
+    scaled, both = (
+        found(folder, "--rope_scaling", "yarn"),
+        found(folder, "--position_updates", "off", "--rope_scaling", "yarn"),
+    )
     assert scaled.about() == own.about() | {"angles": "yarn"}
     assert both.about() == off.about() | {"angles": "yarn"}
     ids = tokens(2, 20)
@@ -89,8 +92,10 @@ def test_angles_are_scaled_as_yarn_s(run):
 
 
 def test_what_a_model_has_not_cannot_be_changed(base):
-    with pytest.raises(UserError, match=r"(?s)--position_updates.*has no position updates.*--angles.*no plain angles"):
-        found(base, "--position_updates", "off", "--angles", "yarn")
+    with pytest.raises(
+        UserError, match=r"(?s)--position_updates.*has no position updates.*--rope_scaling.*no plain RoPE"
+    ):
+        found(base, "--position_updates", "off", "--rope_scaling", "yarn")
 
 
 def test_an_exported_folder_loads_without_its_code(run, tmp_path):

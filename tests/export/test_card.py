@@ -115,7 +115,7 @@ def test_numbers_of_angles_are_exact(run):
     source.config.rope_parameters = rope | {"truncate": True}
     text = card.text(source, tiny_model(), card.Wishes("x"), plain=False)
     shown = "(rope_theta 500000, factor 2, original_max_position_embeddings 1048576)"
-    assert f"| positional encoding | tape, angles `yarn` {shown} |" in text
+    assert f"| positional encoding | tape, RoPE scaling `yarn` {shown} |" in text
 
 
 def test_the_snippet_of_the_card_runs(run, tmp_path, monkeypatch, capsys):

@@ -35,11 +35,11 @@ def config_of(out):
     return json.loads((out / "config.json").read_text())
 
 
-@pytest.mark.parametrize("angles", PLAIN)
-def test_scaled_rotary_angles_make_a_plain_folder(run, tmp_path, angles):
+@pytest.mark.parametrize("rope_parameters", PLAIN)
+def test_scaled_rotary_angles_make_a_plain_folder(run, tmp_path, rope_parameters):
     """1e-4: transformers takes its angles in fp32, ours are fp64 and rounded once."""
     out = tmp_path / "out"
-    model = write(run("rope", "norms", PLAIN[angles], trained=("norm",)), out)
+    model = write(run("rope", "norms", PLAIN[rope_parameters], trained=("norm",)), out)
     plain = AutoModelForCausalLM.from_pretrained(out).eval()
     ids = tokens(2, 100)
     with torch.no_grad():
@@ -49,11 +49,11 @@ def test_scaled_rotary_angles_make_a_plain_folder(run, tmp_path, angles):
     assert AutoTokenizer.from_pretrained(out).model_max_length == 128
 
 
-@pytest.mark.parametrize("angles", PLAIN)
-def test_the_angles_stand_under_their_older_names_too(run, tmp_path, angles):
+@pytest.mark.parametrize("rope_parameters", PLAIN)
+def test_the_angles_stand_under_their_older_names_too(run, tmp_path, rope_parameters):
     """And transformers 5, which reads both, makes the same of the file with and without them."""
     out = tmp_path / "out"
-    write(run("rope", "norms", PLAIN[angles], trained=("norm",)), out)
+    write(run("rope", "norms", PLAIN[rope_parameters], trained=("norm",)), out)
     config = config_of(out)
     scaled = config["rope_parameters"]
     assert config["rope_theta"] == scaled["rope_theta"]
@@ -68,8 +68,8 @@ def test_the_angles_stand_under_their_older_names_too(run, tmp_path, angles):
 def test_ntk_is_a_larger_base(run, tmp_path):
     """theta' = theta factor^(K / (K - 2)), K = 8."""
     write(run("rope", "ntk", PLAIN["ntk"], trained=()), tmp_path / "out")
-    angles = config_of(tmp_path / "out")["rope_parameters"]
-    assert angles == {"rope_type": "default", "rope_theta": pytest.approx(1e4 * 2 ** (8 / 6))}
+    rope_parameters = config_of(tmp_path / "out")["rope_parameters"]
+    assert rope_parameters == {"rope_type": "default", "rope_theta": pytest.approx(1e4 * 2 ** (8 / 6))}
 
 
 def test_adapters_are_merged_into_a_plain_folder(base, tmp_path):

@@ -83,7 +83,7 @@ def test_a_qwen2_comes_back_as_a_qwen2(tmp_path, tied, head_size):
 @pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name not in ("rope", "yarn")])
 def test_what_a_llama_cannot_compute_is_no_llama(encoding):
     """Not ``tape`` without updates either, although it computes the same: an encoding says so for itself."""
-    with pytest.raises(UserError, match="only rotary angles that transformers knows make a plain Llama"):
+    with pytest.raises(UserError, match="only RoPE scaling that transformers knows makes a plain Llama"):
         convert.to_plain(tiny_model(encoding=encoding))
 
 

@@ -42,7 +42,7 @@ def test_a_model_is_extended_and_measured_as_it_was(folder):
     plain = extendable.load(folder, extendable.configure(native, **changes)).eval()
     scaled = model(ids).logits
     assert not torch.allclose(scaled, plain(ids).logits, atol=1e-4)
-    with model.at_angles(native.rope_parameters):
+    with model.with_rope_parameters(native.rope_parameters):
         assert torch.equal(model(ids).logits, plain(ids).logits)
     assert torch.equal(model(ids).logits, scaled)
     assert model.base_model.encoding.cache_exact

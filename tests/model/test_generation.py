@@ -248,8 +248,8 @@ def test_positions_beyond_the_window_are_no_error(model):
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_dynamic_scaling_is_exact_within_its_window(cache):
     """Beyond it the base that the prompt fixed stays, which the full pass would not use: see positions/test_rope.py."""
-    angles = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 24}
-    model = tiny_model(encoding="rope", rope_parameters=angles)
+    rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 24}
+    model = tiny_model(encoding="rope", rope_parameters=rope_parameters)
     ids = tokens(2, 11)
     out = generate(model, ids, cache_implementation=cache)
     assert out.shape[1] == 23 and torch.equal(out, greedy_by_full_passes(model, ids))

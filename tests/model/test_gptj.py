@@ -1,4 +1,5 @@
-"""GPT-J with scaled angles: transformers' own logits at its own angles, and the published formulas at scaled ones."""
+"""GPT-J with RoPE scaling: transformers' own logits at its own RoPE parameters, and the published formulas at scaled
+ones."""
 
 import math
 
@@ -132,7 +133,7 @@ def test_loss_and_gradients_are_transformers_own():
     assert plain.keys() == dict(model.named_parameters()).keys()
 
 
-# --- scaled angles --------------------------------------------------------------------------------------------------
+# --- RoPE scaling ----------------------------------------------------------------------------------------------------
 
 
 def published(kind, dim, factor, window=32):
@@ -165,7 +166,7 @@ def test_scaled_angles_are_the_published_ones(kind):
     found = model(ids, position_ids=places).logits
     torch.testing.assert_close(found, other(ids, position_ids=places).logits, rtol=0, atol=1e-5)
     assert not torch.allclose(found, model(ids).logits, atol=1e-2)
-    with model.at_angles({"rope_type": "default", "rope_theta": 10_000.0}):
+    with model.with_rope_parameters({"rope_type": "default", "rope_theta": 10_000.0}):
         plain = model(ids).logits
     torch.testing.assert_close(plain, ours(other)(ids).logits, rtol=0, atol=0)
     assert torch.equal(model(ids, position_ids=places).logits, found)

@@ -185,7 +185,7 @@ def test_yarn_is_evaluated_scaled_to_the_length_in_use(length, factor, encoding)
 
 @pytest.mark.parametrize("encoding", ["rope", "tape", "tape unit"])
 def test_a_model_with_plain_angles_is_given_yarn_s(encoding):
-    """The same weights with angles scaled from the window that the model was made for, 64 here."""
+    """The same weights with RoPE scaled from the window that the model was made for, 64 here."""
     model, ids = tiny_model(encoding=encoding, max_position_embeddings=64), tokens(1, 40)
     config = positions.with_yarn(model.config)
     assert config is not None and positions.with_yarn(config) is None, "they are plain no more"

@@ -157,12 +157,12 @@ def test_the_paper_s_rivals_differ_in_the_method_alone(method):
     own |= set(MethodSection.flat_fields())
     one, other = ({name: value for name, value in each.as_dict().items() if name not in own} for each in (ours, theirs))
     assert one == other
-    assert theirs.model.position_encoding == "rope" and theirs.angles["rope_type"] == "linear"
+    assert theirs.model.position_encoding == "rope" and theirs.rope_parameters["rope_type"] == "linear"
     settings = theirs.method
     assert settings.train_norms and settings.train_embeddings and not settings.lora_dropout
     assert (settings.lora_r, settings.lora_alpha, settings.lora_targets[0]) == (8, 16, "q_proj")
     assert settings.group_tokens == (2048 if method == "longlora" else None)
-    assert theirs.angles.get("rope_theta") == (1e6 if method == "theta" else None)
+    assert theirs.rope_parameters.get("rope_theta") == (1e6 if method == "theta" else None)
 
 
 def test_demo_is_the_default_and_nothing_is_written(tmp_path):
@@ -183,7 +183,7 @@ def test_defaults_that_follow_from_other_fields():
 
 
 @pytest.mark.parametrize(
-    ("method", "encoding", "position", "embeddings", "angles"),
+    ("method", "encoding", "position", "embeddings", "rope_parameters"),
     [
         ("tape", "tape", True, False, {}),
         ("tape+lora", "tape", True, True, {}),
@@ -195,9 +195,9 @@ def test_defaults_that_follow_from_other_fields():
         ("ntk", "rope", False, False, {"rope_type": "ntk"}),
     ],
 )
-def test_a_method_brings_its_defaults(method, encoding, position, embeddings, angles):
+def test_a_method_brings_its_defaults(method, encoding, position, embeddings, rope_parameters):
     recipe = load(["--recipe", write(method=method, rope_parameters={})])
-    assert recipe.model.position_encoding == encoding and recipe.angles == angles
+    assert recipe.model.position_encoding == encoding and recipe.rope_parameters == rope_parameters
     assert (recipe.method.train_position, recipe.method.train_embeddings) == (position, embeddings)
     assert recipe.method.group_tokens == (256 if method == "longlora" else None)
     assert recipe.trains == (method != "ntk") == (recipe.deepspeed is not None)
@@ -214,14 +214,14 @@ def test_what_is_so_anyway_may_be_said():
 
 def test_theta_may_interpolate_too_as_the_published_code_did():
     recipe = load(["--recipe", write(method="theta", theta_linear=True, rope_parameters={"rope_theta": 5e5})])
-    assert recipe.angles == {"rope_type": "linear", "rope_theta": 5e5}
+    assert recipe.rope_parameters == {"rope_type": "linear", "rope_theta": 5e5}
 
 
 @pytest.mark.parametrize("name", [*RECIPES, *METHODS])
 def test_a_recipe_written_out_loads_to_itself(name, monkeypatch):
     has_bitsandbytes(monkeypatch)
     argv = ["--recipe", "demo", "--method", name] if name in METHODS else ["--recipe", name]
-    if name in METHODS and METHODS[name].angles:
+    if name in METHODS and METHODS[name].rope_parameters:
         argv += ["--rope_parameters", "{}"]
     recipe = load(argv, world_size=2)
     Path("again.yaml").write_text(recipe.to_yaml())

@@ -55,8 +55,14 @@ def test_it_exports_and_says_what(source, tmp_path, capsys):
 )
 def test_it_says_what_llama_cpp_leaves_out(tmp_path, capsys, changes, unread):
     """Its converter takes any YaRN, and its log-probabilities were off by 0.7 to 6 with such settings."""
-    angles = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 32, **changes}
-    tiny_model(encoding="rope", rope_parameters=angles).save_pretrained(tmp_path / "source")
+    rope_parameters = {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 2.0,
+        "original_max_position_embeddings": 32,
+        **changes,
+    }
+    tiny_model(encoding="rope", rope_parameters=rope_parameters).save_pretrained(tmp_path / "source")
     assert export_hf.main([str(tmp_path / "source"), str(tmp_path / "out")]) == 0
     for said in (capsys.readouterr().out, (tmp_path / "out" / "README.md").read_text()):
         assert ("computes other angles" in said) == (unread is not None)

@@ -33,7 +33,7 @@ def found(address):
         "dtype": "auto",
         "device": "cpu",
         "position_updates": "on",
-        "angles": "own",
+        "rope_scaling": "own",
         "trust_remote_code": False,
     }
     return models.find(argparse.Namespace(model=str(address), **options))

@@ -29,7 +29,7 @@ def test_the_plan_says_what_is_trained(arguments, trained):
 
 
 def test_a_method_without_steps_asks_for_none():
-    """Angles alone are scaled: no batch has to divide by the processes, and nothing says that rows are read."""
+    """RoPE scaling alone: no batch has to divide by the processes, and nothing says that rows are read."""
     lines = plan.describe(load(["--method", "yarn", "--max_steps", "-1"], world_size=3))
     assert "yarn, training nothing" in lines and "none is read" in lines and "no DeepSpeed" in lines
     assert "tokens a step" not in lines and "steps " not in lines

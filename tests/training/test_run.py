@@ -18,7 +18,7 @@ def test_weights_are_16_bit_only_under_an_engine():
 
 
 def test_what_is_not_trained_is_scored_in_the_precision_of_what_is():
-    """Angles alone, without an engine, were scored in fp32 beside rows in bf16, at twice the memory."""
+    """RoPE scaling alone, without an engine, were scored in fp32 beside rows in bf16, at twice the memory."""
     assert run.weights_dtype(SimpleNamespace(deepspeed=None, bf16=True, fp16=False), trains=False) == torch.bfloat16
     assert run.weights_dtype(SimpleNamespace(deepspeed=None, bf16=False, fp16=False), trains=False) == torch.float32
 

@@ -329,7 +329,7 @@ def test_passkeys_are_asked_for_before_training_and_after(tmp_path, capsys):
     trainer = build(tmp_path, max_steps=2, learning_rate=1.0)
     rope = {"rope_type": "default", "rope_theta": 100.0}
     callback = asking_for(40, file, rope, "trained")
-    with trainer.model.at_angles(rope):
+    with trainer.model.with_rope_parameters(rope):
         before = score(trainer.model, Letters(), callback.prompts)
     trainer.add_callback(callback)
     trainer.train()

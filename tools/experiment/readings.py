@@ -138,7 +138,7 @@ def perplexity(result: results.Result) -> Rows:
         table = next(published.tables_for([Quantity(text or "", "perplexity", each["length"])]), None)
         theirs = table is None or table.convention == each["convention"]
         metric = "perplexity" if theirs else f"perplexity ({each['convention']})"
-        metric += f", {angles}" if (angles := (result.model or {}).get("angles")) else ""
+        metric += f", {scaling}" if (scaling := (result.model or {}).get("angles")) else ""
         found[Quantity(text or each["source"], metric, each["length"])] = each["perplexity"]
     return {"": found}
 

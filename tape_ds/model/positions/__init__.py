@@ -79,11 +79,11 @@ def options_for(name: str, given: Mapping[str, Any], tokenizer: Any) -> dict[str
 
 def default_rope_parameters(name: str, window: int) -> dict[str, Any]:
     """Angles of a model made from scratch, trained on ``window`` tokens, where nobody says otherwise."""
-    return _kind(name)().first_angles(window)
+    return _kind(name)().default_rope_parameters(window)
 
 
 def plain(config: TapeConfig, rope_parameters: Mapping[str, Any]) -> TapeConfig:
-    """``config`` with plain RoPE at these angles in place of its encoding: what a converted model was before."""
+    """``config`` with plain RoPE of these parameters in place of its encoding: what a converted model was before."""
     changed = copy.deepcopy(config)
     changed.position_encoding, changed.position_options = "rope", None
     changed.rope_parameters = dict(rope_parameters)
@@ -91,7 +91,7 @@ def plain(config: TapeConfig, rope_parameters: Mapping[str, Any]) -> TapeConfig:
 
 
 def is_plain(config: Any) -> bool:
-    """Whether :func:`plain` at its own angles is what a model of ``config``, of any family, computes."""
+    """Whether :func:`plain` at its own RoPE parameters is what a model of ``config``, of any family, computes."""
     given = getattr(config, "position_options", None) or {}
     return getattr(config, "position_encoding", "rope") == "rope" and not given.get("abacus")
 
@@ -99,11 +99,11 @@ def is_plain(config: Any) -> bool:
 def config_at(config: TapeConfig, length: int) -> TapeConfig:
     """``config`` as its encoding is used on ``length`` tokens; ``config`` itself where that changes nothing."""
     own = dict(config.rope_parameters or {})
-    angles = dict(options(config).angles_at(own, length))
-    if angles == own:
+    rope_parameters = dict(options(config).rope_parameters_at(own, length))
+    if rope_parameters == own:
         return config
     changed = copy.deepcopy(config)
-    changed.rope_parameters = angles
+    changed.rope_parameters = rope_parameters
     return changed
 
 
@@ -119,8 +119,8 @@ def without_updates(config: Any) -> TapeConfig | None:
 
 
 def with_yarn(config: TapeConfig) -> TapeConfig | None:
-    """``config`` with angles that :func:`config_at` scales as YaRN does, from the window it was trained on to the
-    length of a text; None where its angles are not plain, or turn nothing."""
+    """``config`` with RoPE parameters that :func:`config_at` scales as YaRN does, from the window it was trained on to
+    the length of a text; None where its RoPE is not plain, or turns nothing."""
     if (config.rope_parameters or {}).get("rope_type") != "default":
         return None
     changed = copy.deepcopy(config)

@@ -71,13 +71,13 @@ class Options:
         """These options, with what depends on the tokenizer filled in where nobody gave it."""
         return self
 
-    def first_angles(self, window: int) -> dict[str, Any]:
+    def default_rope_parameters(self, window: int) -> dict[str, Any]:
         """``rope_parameters`` of a model made from scratch for ``window`` tokens, where nobody says otherwise."""
         return {"rope_type": "default", "rope_theta": 10_000.0}
 
-    def angles_at(self, angles: Mapping[str, Any], length: int) -> Mapping[str, Any]:
-        """``rope_parameters`` on texts of ``length`` tokens, of a model that has ``angles``."""
-        return angles
+    def rope_parameters_at(self, rope_parameters: Mapping[str, Any], length: int) -> Mapping[str, Any]:
+        """Return ``rope_parameters`` as they are used on texts of ``length`` tokens."""
+        return rope_parameters
 
 
 @dataclass(frozen=True)
@@ -86,27 +86,27 @@ class YarnOptions(Options):
     length of the text."""
 
     def problems_with(self, config: Fields) -> list[Problem]:
-        """The angles are YaRN's."""
+        """The scaling is YaRN's."""
         rope_type = (config.rope_parameters or {}).get("rope_type")
         if "yarn" in (rope_type or ""):
             return []
         remedy = "set rope_parameters.rope_type to yarn or yarn_revised, or position_encoding to rope"
         return [Problem("position_encoding", "yarn", f"rope_type is {rope_type!r}", remedy)]
 
-    def first_angles(self, window: int) -> dict[str, Any]:
+    def default_rope_parameters(self, window: int) -> dict[str, Any]:
         """A factor of 1, from ``window`` on."""
         own = {"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": window}
-        return {**super().first_angles(window), **own}
+        return {**super().default_rope_parameters(window), **own}
 
-    def angles_at(self, angles: Mapping[str, Any], length: int) -> Mapping[str, Any]:
+    def rope_parameters_at(self, rope_parameters: Mapping[str, Any], length: int) -> Mapping[str, Any]:
         """See :func:`reaching`."""
-        return reaching(angles, length)
+        return reaching(rope_parameters, length)
 
 
-def reaching(angles: Mapping[str, Any], length: int) -> Mapping[str, Any]:
-    """YaRN's angles with the factor that reaches ``length``; never less than the model's own."""
-    factor = max(float(angles["factor"]), length / angles["original_max_position_embeddings"])
-    return {**angles, "factor": factor}
+def reaching(rope_parameters: Mapping[str, Any], length: int) -> Mapping[str, Any]:
+    """YaRN's parameters with the factor that reaches ``length``; never less than the model's own."""
+    factor = max(float(rope_parameters["factor"]), length / rope_parameters["original_max_position_embeddings"])
+    return {**rope_parameters, "factor": factor}
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class BipeOptions(Options):
         return problems
 
     def problems_with(self, config: Fields) -> list[Problem]:
-        """Separators are known, within the vocabulary, and the angles' base does not follow the length."""
+        """Separators are known, within the vocabulary, and RoPE's base does not follow the length."""
         problems = []
         if self.separators is None:
             remedy = "give the ids of the tokens that end a segment, Llama 2's are [869, 13]"
@@ -347,11 +347,11 @@ class TapeOptions(Options):
         """From ``start: alibi``."""
         return True
 
-    def angles_at(self, angles: Mapping[str, Any], length: int) -> Mapping[str, Any]:
-        """With YaRN's angles at a factor of 1 the model was trained on plain ones, and is used as ``yarn`` is: the
+    def rope_parameters_at(self, rope_parameters: Mapping[str, Any], length: int) -> Mapping[str, Any]:
+        """With YaRN at a factor of 1 the model was trained on plain RoPE, and is used as ``yarn`` is: the
         factor reaches the length of the text. Any other factor is what the model was extended with, and stays."""
-        is_plain_yarn = "yarn" in str(angles.get("rope_type")) and angles.get("factor") == 1
-        return reaching(angles, length) if is_plain_yarn else angles
+        is_plain_yarn = "yarn" in str(rope_parameters.get("rope_type")) and rope_parameters.get("factor") == 1
+        return reaching(rope_parameters, length) if is_plain_yarn else rope_parameters
 
     def without_updates(self) -> dict[str, Any] | None:
         """Both off, and what sets them as it is by itself."""

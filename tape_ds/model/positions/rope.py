@@ -1,4 +1,4 @@
-"""``rope``: rotary position embedding (Su et al. 2021, arXiv:2104.09864), with any scaling of its angles.
+"""``rope``: rotary position embedding (Su et al. 2021, arXiv:2104.09864), with any RoPE scaling.
 
 ``yarn`` is the same with ``rope_type: yarn`` (Peng et al. 2023, arXiv:2309.00071).
 """

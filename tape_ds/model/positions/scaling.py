@@ -64,7 +64,7 @@ def extended(own: Parameters, change: Parameters, native_length: int, target_len
             old one; the base frequency stays unless it is given.
         native_length: the context the model was trained for, the default of ``original_max_position_embeddings``.
         target_length: the context it shall have; a ``factor`` that a change leaves out is what reaches it from
-            :func:`window_of`, at least 1, and never less than angles of this type have already.
+            :func:`window_of`, at least 1, and never less than scaling of this type has already.
     """
     merged = {**(own if _same_type(own, change) else {"rope_theta": own["rope_theta"]}), **change}
     missing = filled_in(merged["rope_type"])
@@ -77,7 +77,7 @@ def extended(own: Parameters, change: Parameters, native_length: int, target_len
 
 def window_of(own: Parameters, change: Parameters, native_length: int) -> float:
     """The context that factors count from, arguments as for :func:`extended`: the window that the change names, or the
-    native length. A model whose angles are of this type has its own window; where its factor times that is less than
+    native length. A model whose scaling is of this type has its own window; where its factor times that is less than
     its native length (Llama 3.1), so much of the native length as one times the factor is."""
     if change.get(_WINDOW) is not None:
         return float(change[_WINDOW])

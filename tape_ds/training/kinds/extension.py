@@ -63,17 +63,17 @@ class Extension(Run):
         return TrainedRecord(base=base, method=self.recipe.method.method, names=self.names)
 
     @property
-    def angles(self) -> dict[str, Any]:
+    def rope_parameters(self) -> dict[str, Any]:
         """``rope_parameters`` of the model that is trained."""
         return dict(self.config.rope_parameters or {})
 
     @property
     def variants(self) -> dict[str, dict[str, Any] | None]:
-        """What is measured before training: the base model, and its angles scaled without training where they differ. A
+        """What is measured before training: the base model, and RoPE scaling without training where they differ. A
         base with another encoding than RoPE is scored as it starts, which is untouched where nothing was changed."""
         if not self.recipe.evaluation.eval_before:
             return {}
-        own, extended = dict(self.native.rope_parameters), self.angles
+        own, extended = dict(self.native.rope_parameters), self.rope_parameters
         same = scaling.same(own, extended, self.config.head_dim)
         if not positions.is_plain(self.native):
             native, config = self.native, self.config
@@ -97,14 +97,14 @@ class Extension(Run):
 
     def outline(self) -> dict[str, str]:
         """Model with its lengths, encoding, rows and documents."""
-        recipe, config, angles = self.recipe, self.config, self.angles
+        recipe, config, rope = self.recipe, self.config, self.rope_parameters
         chunks = recipe.data.pose.chunks
-        factor = f" x{angles['factor']:g}" if angles.get("factor") else ""
+        factor = f" x{rope['factor']:g}" if rope.get("factor") else ""
         return {
             "model": f"{recipe.model.model}, {self.parameter_counts[0] / 1e6:,.1f} M parameters, native context "
             f"{self.native.max_position_embeddings:,} -> {recipe.model.target_length:,}",
-            "encoding": f"{config.position_encoding} {config.position_options or ''} from {angles['rope_type']} "
-            f"angles{factor}, theta {angles['rope_theta']:g}",
+            "encoding": f"{config.position_encoding} {config.position_options or ''} from {rope['rope_type']} "
+            f"RoPE{factor}, theta {rope['rope_theta']:g}",
             "data": f"{', '.join(recipe.data.train_data)}: {self.rows.origin}, "
             + (f"PoSE with {chunks} chunks" if chunks > 1 else f"packing {recipe.data.packing}")
             if recipe.trains
@@ -117,7 +117,7 @@ class Extension(Run):
     def scoring(self) -> list[TrainerCallback]:
         """Loss by position, where there is text to score; passkeys, where the recipe has lengths for them."""
         trained = f"{self.recipe.method.method}, trained"
-        made: dict[str, Variant] = {trained if self.recipe.trains else untrained_name(self.angles): None}
+        made: dict[str, Variant] = {trained if self.recipe.trains else untrained_name(self.rope_parameters): None}
         callbacks: list[TrainerCallback] = []
         if self.held_out:
             after, span = made, self.recipe.evaluation.eval_span

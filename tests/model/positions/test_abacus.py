@@ -273,7 +273,7 @@ def test_no_llama_computes_it():
     ids = tokens(1, 9)
     plain = tiny_model(encoding="rope")
     plain.load_state_dict({key: value for key, value in model.state_dict().items() if ".encoding." not in key})
-    with model.at_angles(model.config.rope_parameters):
+    with model.with_rope_parameters(model.config.rope_parameters):
         assert torch.equal(model(ids).logits, plain(ids).logits)
 
 
@@ -290,7 +290,7 @@ def test_scaled_to_a_length_it_keeps_its_table():
         assert torch.equal(model(ids).logits, other(ids).logits)
     assert torch.equal(model(ids).logits, before) and not torch.equal(other(ids).logits, before)
     with (
-        model.at_angles({"rope_type": "default", "rope_theta": 1e4}),
+        model.with_rope_parameters({"rope_type": "default", "rope_theta": 1e4}),
         pytest.raises(ValueError, match="has parameters of its own"),
         evaluated_at(model, 500),
     ):

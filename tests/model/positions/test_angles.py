@@ -1,4 +1,4 @@
-"""Every scaling of angles, through the encoding, against its formula (restated a frequency at a time) and transformers.
+"""Every RoPE scaling, through the encoding, against its formula (restated a frequency at a time) and transformers.
 
 Factors, head sizes and positions are those of extension: 2, 4 and 8 times a window, and places far behind it.
 """

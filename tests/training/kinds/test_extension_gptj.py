@@ -86,7 +86,7 @@ def test_scaled_without_training(gptj, method):
 @pytest.mark.parametrize(
     "changes, wrong",
     [
-        ({"method": "tape", "position_encoding": "tape"}, "rotary angles of its own kind"),
+        ({"method": "tape", "position_encoding": "tape"}, "RoPE of its own kind"),
         ({"method": "dynamic", "rope_parameters": "{}"}, "not computed for GPT-J"),
         ({"method": "lora"}, "'o_proj': no linear map of a gptj block\n.*did you mean 'out_proj'"),
     ],

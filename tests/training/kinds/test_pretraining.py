@@ -134,8 +134,10 @@ def test_a_run_trains_scores_and_leaves_a_whole_model(texts, tmp_path, capsys):
 
 def test_yarn_is_scaled_where_it_is_scored_and_not_where_it_is_trained(texts):
     """Scored with the trained angles at every length it would be plain rope."""
-    angles = '{"rope_type": "yarn", "rope_theta": 10000.0, "factor": 1.0, "original_max_position_embeddings": 32}'
-    run = pretraining.assemble(recipe(texts, position_encoding="yarn", rope_parameters=angles))
+    rope_parameters = (
+        '{"rope_type": "yarn", "rope_theta": 10000.0, "factor": 1.0, "original_max_position_embeddings": 32}'
+    )
+    run = pretraining.assemble(recipe(texts, position_encoding="yarn", rope_parameters=rope_parameters))
     rope = pretraining.assemble(recipe(texts))
     documents = [document.input_ids_1T for document in run.held_out]
     with torch.no_grad():
