@@ -2,10 +2,10 @@
 
     python tools/consolidate.py runs/demo/checkpoint-8 OUT [--dtype bfloat16]
 
-OUT is a trained folder like the run's own: ``tools/merge_adapter.py``, ``tools/export_hf.py`` and the evaluation take
-it, and a model trained whole loads with ``from_pretrained``. However many processes trained it, at whatever ZeRO stage
-and tensor_parallel_size, it holds whole parameters. Every byte of the checkpoint is verified first. Any machine will
-do, without a GPU and with the memory of its largest weight.
+OUT is a folder of trained weights like the run's own: ``tools/merge_adapter.py``, ``tools/export_hf.py`` and the
+evaluation take it, and a model trained whole loads with ``from_pretrained``. However many processes trained it, at
+whatever ZeRO stage and tensor_parallel_size, it holds whole parameters. Every byte of the checkpoint is verified first.
+Any machine will do, without a GPU and with the memory of its largest weight.
 """
 
 import os

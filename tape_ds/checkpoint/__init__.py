@@ -6,7 +6,7 @@ rename when all of it lies on the disk: a save that was cut short never looks li
 to a committed one since then shows in its manifest. This module knows nothing of ranks: :mod:`.saving` writes,
 :mod:`.resume` chooses.
 
-    trained.json, config.json, *.safetensors, tokenizer files    a trained folder (tape_ds.checkpoint.trained)
+    trained.json, config.json, *.safetensors, tokenizer files    trained weights (tape_ds.checkpoint.trained)
     global_stepN/                                                the engine's state, a file for each rank
     optimizer.pt, scheduler.pt, scaler.pt                        without an engine; the scheduler in either case
     rng_state[_R].pth, rank_state_R.json                         of rank R: random numbers, and sums not yet logged

@@ -1,9 +1,9 @@
-"""A checkpoint's weights as one trained folder, in fp32 where the engine keeps them so, on any machine.
+"""A checkpoint's weights as one folder of trained weights, in fp32 where the engine keeps them so, on any machine.
 
 Training in 16 bits keeps fp32 weights beside the 16-bit ones, cut over all ranks, and over tensor-parallel ones once
-more. Here they are put together under the names and in the file that the checkpoint's own trained folder uses, so that
-whatever reads that reads this. One weight after another goes from the mapped files to the disk: no GPU, no process
-group, and no more than one weight in memory.
+more. Here they are put together under the names and in the file that the checkpoint's own folder of trained weights
+uses, so that whatever reads that reads this. One weight after another goes from the mapped files to the disk: no GPU,
+no process group, and no more than one weight in memory.
 """
 
 import json
@@ -46,7 +46,7 @@ class Consolidated:
 
 
 def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Consolidated:
-    """Write a checkpoint's weights as a trained folder.
+    """Write a checkpoint's weights as a folder of trained weights.
 
     Args:
         source: the checkpoint, verified or trusted; only its optimizer's files are pickles, and they are read safely.
@@ -99,7 +99,7 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
 
 
 def _engine(source: Path) -> list[EngineState]:
-    """The engine's state, by tensor-parallel rank; none where its weights are no better than the trained folder's."""
+    """The engine's state, by tensor-parallel rank; none where its weights are no better than the trained weights'."""
     folder = engine_state.engine_folder(source)
     if folder is None or not any(engine_state.PARTS.fullmatch(path.name) for path in folder.iterdir()):
         return []
@@ -108,7 +108,7 @@ def _engine(source: Path) -> list[EngineState]:
 
 
 def _engine_names(forms: Iterable[str], states: list[EngineState], trained_names: set[str]) -> dict[str, str]:
-    """The engine's name of each tensor in the trained folder's files.
+    """The engine's name of each tensor in the files of trained weights.
 
     Raises:
         ValueError: they do not speak of the same parameters.
@@ -145,7 +145,7 @@ def _copy_rest(source: Path, folder: Path, whole: Mapping[str, Tensor]) -> None:
 def _write(
     made: Path, files: list[Path], forms: Mapping[str, Tensor], states: list[EngineState], names: Mapping[str, str]
 ) -> None:
-    """Write the tensors of the trained folder's files into one; masters are held to the weights that were saved.
+    """Write the tensors of the files of trained weights into one; masters are held to the weights that were saved.
 
     Raises:
         ValueError: those are not what the masters round to: the parts are of different saves.

@@ -1,4 +1,5 @@
-"""Trained folders made whole: adapters folded into the weights, and the result held to what the adapters computed."""
+"""Folders of trained weights made whole: adapters folded into the weights, and the result held to what the adapters
+computed."""
 
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,17 @@ are longer, which is why there is room."""
 
 
 def merge(folder: str | Path, **arguments: Any) -> PreTrainedModel:
-    """The whole model of a trained folder, in fp32 unless ``arguments`` say otherwise.
+    """The whole model of a folder of trained weights, in fp32 unless ``arguments`` say otherwise.
 
     Args:
-        folder: a trained folder, of any method.
+        folder: a folder of trained weights, of any method.
         arguments: for ``from_pretrained`` of the base. Merging in 16 bit loses bits: cast the result instead.
 
     Raises:
         UserError: as :func:`tape_ds.checkpoint.trained.load_trained`, or a file of weights that is damaged.
         RuntimeError: the merged model's logits are not the adapter model's.
     """
-    with weights.reading(folder, "trained folder"):
+    with weights.reading(folder, "trained weights"):
         model = load_trained(folder, **({"dtype": torch.float32} | arguments)).eval()
     if not isinstance(model, PeftModel):
         return model
@@ -44,7 +45,8 @@ def merge(folder: str | Path, **arguments: Any) -> PreTrainedModel:
 
 
 def original_dtype(folder: str | Path) -> torch.dtype:
-    """What the base model of a trained folder is stored in (a model trained from scratch: the folder itself).
+    """What the base model of a folder of trained weights is stored in (a model trained from scratch: the folder
+    itself).
 
     Raises:
         UserError: no such folder or base.

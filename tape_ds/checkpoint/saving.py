@@ -312,5 +312,5 @@ class Saver:
 
 def need(trained: int, element_bytes: int, engine: bool) -> int:
     """Bytes of a checkpoint of ``trained`` parameters, about: AdamW's two moments in fp32, the fp32 weights of an
-    engine, and the trained folder; frozen parameters are in none."""
+    engine, and the folder of trained weights; frozen parameters are in none."""
     return trained * (8 + 4 * engine + 2 * element_bytes)

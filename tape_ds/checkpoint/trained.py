@@ -1,9 +1,9 @@
 """What a run leaves behind of its weights: only what was trained, and the way back to a whole model.
 
-A *trained folder* holds ``trained.json`` (format, base model, method, exact parameter names), the configuration, the
-tokenizer and the trained tensors as safetensors (with adapters: peft's two files, which hold the groups trained whole
-as well as the adapters). ``load_trained`` puts them onto the base model; with every parameter trained, the folder is an
-ordinary model folder itself.
+A folder of *trained weights* holds ``trained.json`` (format, base model, method, exact parameter names), the
+configuration, the tokenizer and the trained tensors as safetensors (with adapters: peft's two files, which hold the
+groups trained whole as well as the adapters). ``load_trained`` puts them onto the base model; with every parameter
+trained, the folder is an ordinary model folder itself.
 """
 
 import copy
@@ -73,7 +73,7 @@ def gather(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
 def save_trained(
     folder: str | Path, model: PreTrainedModel | PeftModel, record: TrainedRecord, tokenizer: Any = None
 ) -> None:
-    """Write a trained folder from rank 0; every rank must call it."""
+    """Write a folder of trained weights from rank 0; every rank must call it."""
     folder = Path(folder)
     tensors = gather(model, record.names)
     if RankSync().rank:
@@ -99,8 +99,8 @@ def save_trained(
 def replace_trained(
     folder: Path, model: PreTrainedModel | PeftModel, record: TrainedRecord, tokenizer: Any = None
 ) -> None:
-    """:func:`save_trained` where another trained folder may lie, which stays whole until the new one is; every rank
-    must call it."""
+    """:func:`save_trained` where another folder of trained weights may lie, which stays whole until the new one is;
+    every rank must call it."""
     aside, replaced = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".replaced")
     speaks = RankSync().rank == 0
     if speaks:
@@ -163,19 +163,19 @@ def read_record(folder: str | Path) -> TrainedRecord:
     try:
         fields = json.loads(path.read_text())
     except (OSError, json.JSONDecodeError) as error:
-        raise UserError(Problem("trained folder", str(folder), f"no readable {RECORD} ({error})", remedy)) from error
+        raise UserError(Problem("trained weights", str(folder), f"no readable {RECORD} ({error})", remedy)) from error
     if (
         not isinstance(fields, dict)
         or fields.keys() != TrainedRecord.__dataclass_fields__.keys()
         or fields["format"] != FORMAT
     ):
-        raise UserError(Problem("trained folder", str(folder), f"{RECORD} is not of format {FORMAT}", remedy))
+        raise UserError(Problem("trained weights", str(folder), f"{RECORD} is not of format {FORMAT}", remedy))
     return TrainedRecord(**(fields | {"names": tuple(fields["names"])}))
 
 
 def differing_fields(folder: str | Path, config: extendable.Config) -> list[str]:
-    """Names of the fields in which a trained folder's model differs from ``config``; what only describes how it is
-    held or saved is left out.
+    """Names of the fields in which the model of a folder of trained weights differs from ``config``; what only
+    describes how it is held or saved is left out.
 
     Raises:
         UserError: the folder's configuration is impossible.
@@ -187,13 +187,13 @@ def differing_fields(folder: str | Path, config: extendable.Config) -> list[str]
 
 _NOT_THE_MODEL = {
     *("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"),
-    "quantization_config",  # of a base that trains in 4 bits; a trained folder says nothing of it
+    "quantization_config",  # of a base that trains in 4 bits; a folder of trained weights says nothing of it
 }
 
 
 def differing_adapters(folder: str | Path, model: PeftModel) -> list[str]:
-    """Names of the recipe's fields in which the adapters of a trained folder have another shape or scale than those of
-    ``model``; the names of what is trained show their targets."""
+    """Names of the recipe's fields in which the adapters of a folder of trained weights have another shape or scale
+    than those of ``model``; the names of what is trained show their targets."""
     saved, own = PeftConfig.from_pretrained(folder), model.peft_config["default"]
     fields = {"lora_r": "r", "lora_alpha": "lora_alpha"}
     return [field for field, name in fields.items() if getattr(saved, name) != getattr(own, name)]
@@ -203,7 +203,7 @@ def load_trained(folder: str | Path, **arguments: Any) -> extendable.Model | Pef
     """The base model with what was trained on it; a ``PeftModel`` where the method was LoRA.
 
     Args:
-        folder: a trained folder.
+        folder: a folder of trained weights.
         arguments: for ``from_pretrained`` of the base, such as ``dtype``.
 
     Raises:
@@ -216,10 +216,12 @@ def load_trained(folder: str | Path, **arguments: Any) -> extendable.Model | Pef
         return extendable.load(folder, config, **arguments)
     if record.base is None:
         remedy = "restore its model*.safetensors; there is no base to put anything onto"
-        raise UserError(Problem("trained folder", str(folder), "a model trained from scratch, without weights", remedy))
+        raise UserError(
+            Problem("trained weights", str(folder), "a model trained from scratch, without weights", remedy)
+        )
     model: Any = extendable.load(convert.resolve(record.base), config, **arguments)
     if (folder / "adapter_config.json").exists():
-        raise_if_any(weights.check_adapter(folder, "trained folder"))
+        raise_if_any(weights.check_adapter(folder, "trained weights"))
         # not PeftModel.from_pretrained, which only warns of a tensor that is missing
         adapters = PeftConfig.from_pretrained(folder)
         adapters.base_model_name_or_path = None
@@ -230,7 +232,7 @@ def load_trained(folder: str | Path, **arguments: Any) -> extendable.Model | Pef
 
 
 def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) -> None:
-    """Copy the tensors of a trained folder into ``model``, exactly these names and shapes.
+    """Copy the tensors of a folder of trained weights into ``model``, exactly these names and shapes.
 
     Raises:
         UserError: a tensor is missing, left over or of another shape.
@@ -238,8 +240,8 @@ def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) ->
     files = [each for kind in (WEIGHTS, ADAPTER_WEIGHTS, WHOLE_WEIGHTS) for each in sorted(Path(folder).glob(kind))]
     if not files:
         remedy = "give the folder 'trained' of a run, or one of its checkpoints"
-        raise UserError(Problem("trained folder", str(folder), "it holds no weights", remedy))
-    tensors = {name: tensor for file in files for name, tensor in weights.read(file, "trained folder").items()}
+        raise UserError(Problem("trained weights", str(folder), "it holds no weights", remedy))
+    tensors = {name: tensor for file in files for name, tensor in weights.read(file, "trained weights").items()}
     own = dict(model.named_parameters(remove_duplicate=False))
     parameters: dict[str, Tensor] = {name: own[name] for name in names if name in own}
     if isinstance(model, PeftModel):  # peft's files leave the adapter's name out of every key
@@ -252,7 +254,7 @@ def apply_trained(folder: str | Path, model: nn.Module, names: Sequence[str]) ->
     )
     if wrong:
         wrong_text = f"tensors that do not fit this model: {', '.join(wrong[:8])}"
-        raise UserError(Problem("trained folder", str(folder), wrong_text, "use the folder with the base it names"))
+        raise UserError(Problem("trained weights", str(folder), wrong_text, "use the folder with the base it names"))
     with torch.no_grad():
         for name, tensor in tensors.items():
             parameters[name].copy_(tensor)

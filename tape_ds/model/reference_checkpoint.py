@@ -183,8 +183,7 @@ def from_reference(state_dict: Mapping[str, Tensor], config: Config, variant: st
 
     Raises:
         UserError: unknown variant, a size missing in the configuration, RoPE scaling that cannot be reproduced, or a
-        tensor
-            missing, left over or of another shape.
+            tensor missing, left over or of another shape.
     """
     ours = _reference_config(state_dict, config, variant)
     with torch.device("meta"):

@@ -135,7 +135,7 @@ class PositionUpdates(TrainerCallback):
 
 
 class SaveTrained(TrainerCallback):
-    """Writes the trained folder as soon as training ends: before anything that could still fail.
+    """Writes the folder of trained weights as soon as training ends: before anything that could still fail.
 
     A result that lies beside it (``outdated``) is of the weights that were there before, and goes with them.
     """

@@ -90,7 +90,7 @@ class _GoOn(TrainerCallback):
         self.trainer.note_position_rate()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Before the trained folder and all scores."""
+        """Before the folder of trained weights and all scores."""
         self.trainer.beat("saving")
         self.trainer.saver.finish()
 
@@ -322,7 +322,7 @@ class TapeTrainer(Trainer):
         return f"rng_state_{self.args.process_index}.pth" if self.args.world_size > 1 else "rng_state.pth"
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Without an engine the weights come back from the trained folder."""
+        """Without an engine the weights come back from the folder of trained weights."""
         self._require_same_record(resume_from_checkpoint)
         trained.apply_trained(resume_from_checkpoint, self.model if model is None else model, self.record.names)
 
@@ -339,7 +339,7 @@ class TapeTrainer(Trainer):
             raise UserError(Problem("resume_from_checkpoint", folder, wrong, remedy))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write a trained folder; every rank takes part in gathering it."""
+        """Write a folder of trained weights; every rank takes part in gathering it."""
         folder = output_dir or self.args.output_dir
         trained.save_trained(folder, self.model, self.record, self.processing_class)
 
@@ -374,7 +374,8 @@ class TapeTrainer(Trainer):
             self.saved = self.saver.finish()
 
     def _small_files(self) -> dict[str, Callable[[Path], Any]]:
-        """What this rank writes of a checkpoint beside the trained folder and the engine's files, by name."""
+        """What this rank writes of a checkpoint beside the folder of trained weights and the engine's files, by
+        name."""
         files: dict[str, Callable[[Path], Any]] = {
             self._rng_file: lambda path: self._save_rng_state(str(path.parent)),
             f"rank_state_{self.rank_sync.rank}.json": lambda path: storage.write_json(path, self._rank_state()),

@@ -114,7 +114,7 @@ def test_tensor_parallel_pieces_that_are_missing_are_refused(tmp_path):
 
 
 def test_a_tensor_parallel_piece_of_another_save_is_refused(tmp_path):
-    """It fits by every shape, and is held to the trained folder's weights like every other."""
+    """It fits by every shape, and is held to the trained weights like every other."""
     checkpoint, _ = saved_run(tmp_path, "full", 1, 1, size=2)
     other, _ = saved_run(tmp_path / "other", "full", 1, 1, size=2, scale=2.0)
     for path in other.glob("global_step7/*mp_rank_01*"):
@@ -163,7 +163,7 @@ def test_a_model_in_several_files_becomes_one(tmp_path):
 
 
 def test_weights_of_another_save_are_refused(tmp_path):
-    """An engine's part and a trained folder of different steps fit by every shape."""
+    """An engine's part and a folder of trained weights of different steps fit by every shape."""
     checkpoint, _ = saved_run(tmp_path, "tape", 2, 2)
     changed = {name: tensor.clone() for name, tensor in load_file(checkpoint / trained.WEIGHTS).items()}
     changed["model.norm.weight"][3] += 1

@@ -149,5 +149,5 @@ def test_damaged_adapters_are_refused(tmp_path, damage):
     _, folder = trained_folder(tmp_path, "lora", tied=True)
     file = folder / trained.ADAPTER_WEIGHTS
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(UserError, match=r"trained folder = .*could not be read"):
+    with pytest.raises(UserError, match=r"trained weights = .*could not be read"):
         merging.merge(folder)

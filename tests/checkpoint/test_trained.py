@@ -1,4 +1,4 @@
-"""Trained folders: small, whole again with their base, and never accepted when they do not fit."""
+"""Folders of trained weights: small, whole again with their base, and never accepted when they do not fit."""
 
 import json
 

@@ -156,7 +156,7 @@ def found_in(output: Path) -> Run:
 
 
 def weights_in(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a trained folder."""
+    """All tensors of a folder of trained weights."""
     return {name: weight for file in folder.glob("*.safetensors") for name, weight in load_file(file).items()}
 
 

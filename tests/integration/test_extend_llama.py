@@ -121,7 +121,7 @@ def test_resumed_equals_uninterrupted_to_the_last_digit(two, tiny, tmp_path):
 
 
 def test_checkpoints_are_small(two, tiny):
-    """Frozen weights are in no checkpoint: neither in the trained folder nor in the engine's files."""
+    """Frozen weights are in no checkpoint: neither in the folder of trained weights nor in the engine's files."""
     whole = (tiny / "model" / "model.safetensors").stat().st_size
     file = two[0] / "checkpoint-3" / trained.WEIGHTS
     assert file.stat().st_size < whole / 4
@@ -130,7 +130,7 @@ def test_checkpoints_are_small(two, tiny):
 
 
 def test_the_result_merges_reloads_and_generates(two, tmp_path):
-    """The trained folder becomes an ordinary model folder by the tool, and that generates."""
+    """The folder of trained weights becomes an ordinary model folder by the tool, and that generates."""
     import subprocess
     import sys
 

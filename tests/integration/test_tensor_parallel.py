@@ -47,7 +47,7 @@ def test_both_score_together_what_one_process_scores(shared, alone):
 
 
 def test_a_checkpoint_becomes_one_folder_of_whole_weights(shared, tmp_path):
-    """As the run's own trained folder at the end, to the last digit."""
+    """As the run's own folder of trained weights at the end, to the last digit."""
     assert consolidate.main([str(shared[0] / "checkpoint-4"), str(tmp_path / "one")]) == 0
     one, other = (trained.load_trained(folder) for folder in (tmp_path / "one", shared[0] / "trained"))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))

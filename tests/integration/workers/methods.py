@@ -1,6 +1,6 @@
 """Run by two ranks: every method that trains, over tied and untied embeddings, sharded by ZeRO-3.
 
-Leaves for each a trained folder, and beside it the logits of the model as it was when its training ended.
+Leaves for each a folder of trained weights, and beside it the logits of the model as it was when its training ended.
 """
 
 import sys
@@ -42,7 +42,7 @@ def save_base(folder: Path, tied: bool) -> None:
 
 
 def train(folder: Path, method: str, tying: str) -> None:
-    """Three steps under ZeRO-3, then the logits, then the trained folder."""
+    """Three steps under ZeRO-3, then the logits, then the folder of trained weights."""
     kind, base = methods.METHODS[method], folder / tying
     plan = arguments(folder / "run", 3, max_steps=3, gradient_checkpointing=True)
     set_seed(5)
