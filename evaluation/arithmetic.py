@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     asking, tables = (addressing.ask_all, addressing) if by_length else (ask_all, arithmetic_tables)
 
     def show(figures: Mapping[str, Any]) -> None:
-        written = tables.write(figures, evaluation.folder, f"{options.task} by {model.address}")
+        written = tables.write(figures, evaluation.folder, f"{options.task} by {model.name_or_path}")
         print(tables.summary(figures))
         print(", ".join(str(path) for path in written))
 
@@ -65,7 +65,9 @@ def prepare(options: argparse.Namespace) -> FoundModel:
     task = TASKS[options.task] if options.task in TASKS else addressing.task_of(options)
     if model.tokenizer().get_vocab() != {token: number for number, token in enumerate(task.vocabulary)}:
         wrong = f"its tokens are not those of {options.task}"
-        problems.append(Problem("model", model.address, wrong, "give a model that launchers/train_arithmetic.py made"))
+        problems.append(
+            Problem("model", model.name_or_path, wrong, "give a model that launchers/train_arithmetic.py made")
+        )
     if isinstance(task, ArithmeticTask):
         problems += arithmetic.check_reach("--digits", options.digits, task)
         problems += shared.check_lengths("--digits (in tokens)", [task.longest(*options.digits)], model)

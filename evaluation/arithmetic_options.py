@@ -106,7 +106,7 @@ def complete(options: argparse.Namespace, model: "FoundModel") -> list[Problem]:
         options.trained = [asked["max_digits"], asked.get("max_digits_second") or asked["max_digits"]]
         longest = asked.get("test_digits")
     missing = [
-        Problem(f"--{name}", None, f"{model.address} does not say {what}", f"give --{name}")
+        Problem(f"--{name}", None, f"{model.name_or_path} does not say {what}", f"give --{name}")
         for name, what in (("task", "what it was trained on"), ("trained", "how long its training operands were"))
         if vars(options)[name] is None
     ]
@@ -135,7 +135,9 @@ def _complete_lengths(options: argparse.Namespace, asked: Mapping[str, Any], mod
     if wrong := tasks.check(options.task, options.task_options):
         return wrong
     if options.lengths is None:
-        return [Problem("--lengths", None, f"{model.address} does not say how long its tests are", "give --lengths")]
+        return [
+            Problem("--lengths", None, f"{model.name_or_path} does not say how long its tests are", "give --lengths")
+        ]
     task = tasks.make(options.task, options.task_options)
     remedies = {each: wrong_length(task, each) for each in options.lengths}
     return [

@@ -125,7 +125,7 @@ def ask(
     arguments |= {
         **seeds,
         "model": lm,
-        "model_args": {"pretrained": lm.found.address},
+        "model_args": {"pretrained": lm.found.name_or_path},
         "batch_size": lm.batch_size,
         "device": str(lm.device),
         "use_cache": None,

@@ -47,7 +47,7 @@ class Evaluation:
         folder: made when there is something to write.
         model: what results say of the model, see :meth:`FoundModel.about`.
         config: every option that decides numbers.
-        data: fingerprint of each data source, by its address.
+        data: fingerprint of each data source, by its spec.
         seed: None where nothing is drawn.
     """
 
@@ -258,7 +258,7 @@ def default_folder(model: "FoundModel") -> Path:
     if model.record is not None:
         run = model.folder.parent / HERE
         return run if model.folder.name == TRAINED else run / model.folder.name
-    name = model.address.strip("/").removesuffix(".gguf").replace("/", "--").lstrip(".-")
+    name = model.name_or_path.strip("/").removesuffix(".gguf").replace("/", "--").lstrip(".-")
     return Path("runs") / HERE / name
 
 

@@ -56,7 +56,7 @@ class Held(NamedTuple):
 class FoundModel:
     """A model whose weights are not loaded yet."""
 
-    address: str
+    name_or_path: str
     """As it was typed."""
     kind: str
     """What the address leads to, for people."""
@@ -128,7 +128,7 @@ class FoundModel:
         found = _native_length(self.config)
         if found is None:
             wrong = "its configuration has no max_position_embeddings"
-            raise UserError(Problem("model", self.address, wrong, "write it into config.json"))
+            raise UserError(Problem("model", self.name_or_path, wrong, "write it into config.json"))
         return found
 
     @property
@@ -147,7 +147,7 @@ class FoundModel:
         for file in dict.fromkeys(files):
             digest.update(f"{file.name} {storage.digest(file)}\n".encode())
         return {
-            "address": self.address,
+            "address": self.name_or_path,
             "kind": self.kind,
             "sha256": digest.hexdigest(),
             "tokenizer": packing.tokenizer_fingerprint(self.tokenizer()),
@@ -181,7 +181,7 @@ def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> Found
 
 
 def at(
-    address: str,
+    name_or_path: str,
     *,
     tokenizer: str | None = None,
     dtype: str = "auto",
@@ -201,7 +201,7 @@ def at(
         place = find_device(device)
     with collecting(problems):
         asked = None if dtype == "auto" else getattr(torch, dtype)
-        found = _find(address, Held(tokenizer, asked, place, trust_remote_code))
+        found = _find(name_or_path, Held(tokenizer, asked, place, trust_remote_code))
         found = _changed(found, position_updates, rope_scaling)
         found.tokenizer()
     raise_if_any(problems)
@@ -217,13 +217,13 @@ def _changed(found: FoundModel, position_updates: str, rope_scaling: str) -> Fou
         asked["position_updates"] = "off"
         changed = own and positions.without_updates(own)
         if changed is None:
-            wrong = f"{found.address} has no position updates"
+            wrong = f"{found.name_or_path} has no position updates"
             problems.append(Problem("--position_updates", "off", wrong, "leave it out, or name a TAPE model"))
     if rope_scaling == "yarn":
         asked["angles"] = "yarn"  # the name in stored results
         changed = None if own is None else positions.with_yarn(changed or own)
         if changed is None:
-            wrong = f"{found.address} has no plain RoPE that this package could scale"
+            wrong = f"{found.name_or_path} has no plain RoPE that this package could scale"
             problems.append(
                 Problem("--rope_scaling", "yarn", wrong, "leave it out, or name a model trained here with it")
             )
@@ -251,16 +251,16 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def _find(address: str, held: Held) -> FoundModel:
-    if _is_ours(address):
-        return _find_own(address, held)
-    folder = _local(address)
+def _find(name_or_path: str, held: Held) -> FoundModel:
+    if _is_ours(name_or_path):
+        return _find_own(name_or_path, held)
+    folder = _local(name_or_path)
     if (folder / ADAPTER).is_file() and not (folder / "config.json").is_file():
-        return _find_adapter(address, folder, held)
-    config = _read_config(address, folder, held.trust_remote_code)
+        return _find_adapter(name_or_path, folder, held)
+    config = _read_config(name_or_path, folder, held.trust_remote_code)
     dtype = held.dtype or config.dtype or torch.float32
     return FoundModel(
-        address=address,
+        name_or_path=name_or_path,
         kind="transformers",
         folder=folder,
         config=config,
@@ -272,9 +272,9 @@ def _find(address: str, held: Held) -> FoundModel:
     )
 
 
-def _find_own(address: str, held: Held) -> FoundModel:
+def _find_own(name_or_path: str, held: Held) -> FoundModel:
     """What a run left behind, or a model folder of this project, exported ones included."""
-    source = source_model.find(address)
+    source = source_model.find(name_or_path)
     record, folder, dtype = source.record, source.folder, held.dtype or source.dtype
 
     def files() -> Iterator[Path]:
@@ -289,7 +289,7 @@ def _find_own(address: str, held: Held) -> FoundModel:
         return extendable.load(folder, source.config, dtype=dtype)
 
     return FoundModel(
-        address=address,
+        name_or_path=name_or_path,
         kind="trained" if record is not None else "model folder",
         folder=folder,
         config=source.config,
@@ -312,24 +312,24 @@ def _load_plain(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Pr
     return model
 
 
-def _is_ours(address: str) -> bool:
+def _is_ours(name_or_path: str) -> bool:
     """Whether the address leads to a folder that a run, a conversion or an export of this project made."""
-    folder = Path(address)
+    folder = Path(name_or_path)
     records = (folder / trained.RECORD, folder / TRAINED / trained.RECORD)
     return any(record.is_file() for record in records) or source_model.model_type(folder) in TYPES
 
 
-def _local(address: str) -> Path:
+def _local(name_or_path: str) -> Path:
     """The folder with the model's files, downloaded where it is a hub id.
 
     Raises:
         UserError: there is none.
     """
-    resolved = convert.resolve(address)
+    resolved = convert.resolve(name_or_path)
     if Path(resolved).is_dir():
         return Path(resolved)
     if Path(resolved).exists() or resolved.startswith((".", "/", "~")) or resolved.count("/") > 1:
-        raise UserError(Problem("model", address, "no such folder", _REMEDY))
+        raise UserError(Problem("model", name_or_path, "no such folder", _REMEDY))
     return _download(resolved)
 
 
@@ -349,39 +349,39 @@ def _download(name: str) -> Path:
     return folder
 
 
-def _find_adapter(address: str, folder: Path, held: Held) -> FoundModel:
+def _find_adapter(name_or_path: str, folder: Path, held: Held) -> FoundModel:
     """peft's adapter on a base that its configuration names."""
     from peft import PeftConfig
 
     if (folder / "trainable_params.bin").is_file():
         wrong = "trainable_params.bin beside the adapter (embeddings and norms) would be left out"
-        raise UserError(Problem("model", address, wrong, "merge both into a model folder first, as LongLoRA does"))
+        raise UserError(Problem("model", name_or_path, wrong, "merge both into a model folder first, as LongLoRA does"))
     raise_if_any(weights.check_adapter(folder))
     try:
         config = PeftConfig.from_pretrained(str(folder))
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(Problem("model", address, f"{ADAPTER} cannot be read ({error})", _REMEDY)) from error
+        raise UserError(Problem("model", name_or_path, f"{ADAPTER} cannot be read ({error})", _REMEDY)) from error
     if config.is_prompt_learning:
         wrong = f"{ADAPTER} is of the kind {config.peft_type}, which is not merged into weights"
-        raise UserError(Problem("model", address, wrong, "give an adapter such as LoRA"))
+        raise UserError(Problem("model", name_or_path, wrong, "give an adapter such as LoRA"))
     named = config.base_model_name_or_path
     if not named:
         wrong = f"{ADAPTER} names no base"
-        raise UserError(Problem("model", address, wrong, "write base_model_name_or_path into it"))
+        raise UserError(Problem("model", name_or_path, wrong, "write base_model_name_or_path into it"))
     own = next(folder.glob("tokenizer_config.json"), None)
     base = _find(named, held._replace(tokenizer=held.tokenizer or (str(folder) if own else None)))
     return replace(
         base,
-        address=address,
+        name_or_path=name_or_path,
         kind="peft adapter",
         folder=folder,
         files=lambda: [*_model_files(folder), *base.files()],
-        whole=lambda: _merged(address, folder, base),
+        whole=lambda: _merged(name_or_path, folder, base),
         record=None,
     )
 
 
-def _merged(address: str, folder: Path, base: FoundModel) -> PreTrainedModel:
+def _merged(name_or_path: str, folder: Path, base: FoundModel) -> PreTrainedModel:
     """Merged in fp32, which loses nothing."""
     from peft import PeftModel
 
@@ -391,12 +391,12 @@ def _merged(address: str, folder: Path, base: FoundModel) -> PreTrainedModel:
             model = PeftModel.from_pretrained(base.whole().float(), str(folder))
         except UserWarning as error:  # peft would go on without them
             wrong = f"it has not all of the tensors that its {ADAPTER} asks for ({str(error)[:200]})"
-            raise UserError(Problem("model", address, wrong, "give the whole folder of the adapter")) from error
+            raise UserError(Problem("model", name_or_path, wrong, "give the whole folder of the adapter")) from error
     merged: PreTrainedModel = model.merge_and_unload(safe_merge=True)
     return merged
 
 
-def _read_config(address: str, folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
+def _read_config(name_or_path: str, folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
     """The configuration of a causal LM.
 
     Raises:
@@ -408,12 +408,14 @@ def _read_config(address: str, folder: Path, trust_remote_code: bool) -> PreTrai
         raise
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise UserError(Problem("model", address, f"no configuration could be read ({reason})", _REMEDY)) from error
+        raise UserError(
+            Problem("model", name_or_path, f"no configuration could be read ({reason})", _REMEDY)
+        ) from error
     own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if type(config) not in AutoModelForCausalLM._model_mapping and not (own_code and trust_remote_code):
         wrong = f"its model_type is {config.model_type!r}, which is no causal LM that transformers knows"
         remedy = "--trust_remote_code runs the code it carries" if own_code else "give a causal language model"
-        raise UserError(Problem("model", address, wrong, remedy))
+        raise UserError(Problem("model", name_or_path, wrong, remedy))
     return config
 
 

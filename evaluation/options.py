@@ -38,7 +38,7 @@ def hand_over(words: Sequence[str], commands: Mapping[str, str | None], package:
 
 
 def named(typed: str) -> tuple[str | None, str]:
-    """The name and the rest of ``NAME=ADDRESS``; what exists as it stands has no name before it."""
+    """The name and the rest of ``NAME=MODEL``; what exists as it stands has no name before it."""
     name, equals, address = typed.partition("=")
     return (name, address) if equals and name and not Path(typed).exists() else (None, typed)
 
@@ -133,15 +133,15 @@ def check_lengths(field: str, lengths: Sequence[int], model: "FoundModel") -> li
         return []
     remedy = f"give {limit} or less, or extend the model first"
     return [
-        Problem(field, each, f"{model.address} has positions for {limit} tokens and no more", remedy)
+        Problem(field, each, f"{model.name_or_path} has positions for {limit} tokens and no more", remedy)
         for each in lengths
         if each > limit
     ]
 
 
-def note_beyond(lengths: Sequence[int], address: str, native_length: int | None) -> None:
+def note_beyond(lengths: Sequence[int], name_or_path: str, native_length: int | None) -> None:
     """Say, once for a job, how far the longest length goes beyond what the model was made for."""
     longest = max(lengths)
     if native_length is not None and longest > native_length and is_main_process():
-        times = f"{longest / native_length:.3g} times the native length of {address}, {native_length:,}"
+        times = f"{longest / native_length:.3g} times the native length of {name_or_path}, {native_length:,}"
         print(f"note: {longest:,} tokens are {times}", flush=True)

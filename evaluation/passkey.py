@@ -38,8 +38,8 @@ def main(argv: list[str] | None = None) -> int:
         seed=None if options.protocol == "published" else options.seed,
     )
     native_length = (evaluation.started.model or {}).get("native_length")
-    shared.note_beyond(options.lengths, model.address, native_length)
-    title = f"Passkeys found by {model.address} ({options.form}, {options.protocol})"
+    shared.note_beyond(options.lengths, model.name_or_path, native_length)
+    title = f"Passkeys found by {model.name_or_path} ({options.form}, {options.protocol})"
     return evaluation.run(
         lambda: ask_all(evaluation, options, model, tokenizer, questions),
         lambda figures: report(figures, evaluation.folder, title, native_length),

@@ -33,14 +33,14 @@ def main(argv: list[str] | None = None) -> int:
         journal.folder(options, model),
         model=model.about(),
         config=perplexity_options.settings(options),
-        data={source.address: source.fingerprint() for source in sources},
+        data={source.spec: source.fingerprint() for source in sources},
         seed=None,
     )
     native_length = (evaluation.started.model or {}).get("native_length")
-    shared.note_beyond(options.lengths, model.address, native_length)
+    shared.note_beyond(options.lengths, model.name_or_path, native_length)
     return evaluation.run(
         lambda: score(evaluation, options, model, sources),
-        lambda figures: report(figures, model.address, native_length),
+        lambda figures: report(figures, model.name_or_path, native_length),
         overwrite=options.overwrite,
     )
 
@@ -59,13 +59,13 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, list[Source]]:
     problems += shared.check_lengths("--lengths", sorted(set(options.lengths)), model)
     problems += perplexity_options.check_bos(options, model.tokenizer())
     if (reason := unscorable(model.config)) is not None:
-        problems.append(Problem("model", model.address, reason, "score another model"))
+        problems.append(Problem("model", model.name_or_path, reason, "score another model"))
     raise_if_any(problems)
     return model, sources
 
 
 def read(sources: list[Source], tokenizer: PreTrainedTokenizerBase, options: argparse.Namespace) -> Texts:
-    """The texts of every source, by its address.
+    """The texts of every source, by its spec.
 
     Raises:
         UserError: with what is wrong with all of them.
@@ -74,7 +74,7 @@ def read(sources: list[Source], tokenizer: PreTrainedTokenizerBase, options: arg
     problems: list[Problem] = []
     for source in sources:
         with collecting(problems):
-            found[source.address] = texts.read(source, tokenizer, perplexity_options.choice_of(options))
+            found[source.spec] = texts.read(source, tokenizer, perplexity_options.choice_of(options))
     raise_if_any(problems)
     return found
 

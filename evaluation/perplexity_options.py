@@ -75,11 +75,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _add_data(group: Any) -> None:
-    group.add_argument("--data", nargs="+", default=["stdlib"], metavar="ADDRESS", help="as in recipes, or bin:FILE")
+    group.add_argument("--data", nargs="+", default=["stdlib"], metavar="SPEC", help="as in recipes, or bin:FILE")
     group.add_argument("--split", default=SPLIT, choices=SPLITS, help="of stdlib and hub: (default: %(default)s)")
     group.add_argument("--min_tokens", type=shared.length, default=SHORTEST, metavar="N", help="shorter documents out")
     group.add_argument("--max_tokens", type=shared.length, metavar="N", help="documents are cut to this length")
-    group.add_argument("--max_documents", type=int, metavar="N", help="of each address, the first long enough")
+    group.add_argument("--max_documents", type=int, metavar="N", help="of each source, the first long enough")
     group.add_argument(
         "--join", type=int, metavar="N", help="take N documents one after another for one; 1000: TAPE's eval.py"
     )

@@ -52,7 +52,7 @@ def read(source: Source, tokenizer: "PreTrainedTokenizerBase", choice: Choice) -
     """
     try:
         found = selection.select(
-            [source.address],
+            [source.spec],
             tokenizer,
             choice.split,
             storage.cache_home() / "data",

@@ -25,7 +25,7 @@ NAMED = 20
 """Documents whose names are stored, of those that are too short."""
 
 Texts = Mapping[str, Sequence[Text]]
-"""The texts of each source, by its address."""
+"""The texts of each source, by its spec."""
 
 
 class Job(NamedTuple):

@@ -73,7 +73,7 @@ class Result:
     config: dict[str, Any] = field(default_factory=dict)
     """The whole configuration after every override, credentials replaced."""
     data: dict[str, str] = field(default_factory=dict)
-    """Fingerprint of each data source, by its address."""
+    """Fingerprint of each data source, by its spec."""
     figures: dict[str, Any] = field(default_factory=dict)
     """What came out. A number that is not finite is stored as ``"nan"``, ``"inf"`` or ``"-inf"``, never dropped."""
     finished: str | None = None

@@ -9,7 +9,7 @@ TAPE code's ``config.json`` and its weights as safetensors. ``tape-to-llama`` gi
 folder that is there is never written over.
 
 ``--rows 32000`` drops the rows of the vocabulary behind that many (a checkpoint that got a row for ``[PAD]`` then fits
-its 32,000-row base), never one whose token the tokenizer has: ``--tokenizer ADDRESS`` gives the model another
+its 32,000-row base), never one whose token the tokenizer has: ``--tokenizer NAME_OR_PATH`` gives the model another
 tokenizer, such as its base's.
 """
 

@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     from tape_ds.data.sources import SPLITS
 
     parser = Parser(description=__doc__)
-    parser.add_argument("--data", nargs="+", metavar="ADDRESS", help="as in the recipes")
+    parser.add_argument("--data", nargs="+", metavar="SPEC", help="as in the recipes")
     parser.add_argument("--tokenizer", metavar="PATH_OR_NAME", help="a folder, a hub id, a .gguf file or smollm2")
     parser.add_argument("--output", metavar="DIR")
     parser.add_argument("--check", metavar="DIR", help="read a finished folder whole and name what is damaged")

@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("name", choices=TEST_SETS)
     parser.add_argument("--tokenizer", required=True, help="a folder, a hub id, a .gguf file or smollm2")
     parser.add_argument("--output", required=True, metavar="FILE.bin")
-    parser.add_argument("--data", nargs="+", metavar="ADDRESS", help="as in recipes; default: the hub")
+    parser.add_argument("--data", nargs="+", metavar="SPEC", help="as in recipes; default: the hub")
     parser.add_argument("--min_tokens", type=int, metavar="N", help="shorter documents are left out")
     parser.add_argument("--max_tokens", type=int, metavar="N", help="documents are cut to this length")
     parser.add_argument("--max_documents", type=int, metavar="N", help="the first that are long enough")
@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
         chosen(sources, tokens, options),
         tokenizer=packing.tokenizer_fingerprint(tokens),
         vocabulary=len(tokens),
-        sources={source.address: source.fingerprint() for source in sources},
+        sources={source.spec: source.fingerprint() for source in sources},
         choice=choice,
     )
     print(f"{path}: {found.documents:,} documents, {found.tokens:,} tokens as {found.width}; name it bin:{path}")

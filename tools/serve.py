@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
 
     from evaluation.models import used_at
 
-    name = options.name or found.address
+    name = options.name or found.name_or_path
     length = options.max_length or found.native_length
     model = found.load()
     with used_at(model, length):

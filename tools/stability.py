@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     started = results.collect(
         command=[Path(__file__).name, *given],
         config=vars(own),
-        data={source.address: source.fingerprint() for source in sources},
+        data={source.spec: source.fingerprint() for source in sources},
     )
     rows = [measured(name, model, read[name], own) for name, model in found.items()]
     write(rows, started.finish({"layers": own.layers, "shift": SHIFT, "models": rows}), Path(own.output))
@@ -88,7 +88,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("models", nargs="+", metavar="MODEL", help="each MODEL or NAME=MODEL")
     parser.add_argument("--layers", type=int, nargs="+", metavar="N", help="default: those of 1 2 4 8 that all have")
     parser.add_argument("--tokens", type=options.length, default=512, help="of each text (default: %(default)s)")
-    parser.add_argument("--texts", nargs="+", default=["stdlib"], metavar="ADDRESS", help="as in recipes")
+    parser.add_argument("--texts", nargs="+", default=["stdlib"], metavar="SPEC", help="as in recipes")
     parser.add_argument("--token", type=int, help="id of the token put in front; default: the tokenizer's BOS")
     inspected.add(parser)
     parser.add_argument("--output", default=f"runs/{NAME}", help="folder of the tables (default: %(default)s)")
@@ -142,7 +142,7 @@ def documents(name: str, model: FoundModel, sources: Sequence[Source], own: argp
         with collecting(problems):
             read = texts.read(source, model.tokenizer(), choice)
             several = len(sources) > 1  # two may have files of one name
-            found += [replace(text, name=f"{source.address} {text.name}") if several else text for text in read]
+            found += [replace(text, name=f"{source.spec} {text.name}") if several else text for text in read]
     problems = [replace(each, remedy=each.remedy.replace("--min_tokens", "--tokens")) for each in problems]
     largest = max((int(text.ids.max()) for text in found), default=0)
     raise_if_any(problems + inspected.check_ids("--texts", largest, name, model))

@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     from tape_ds.data import tokenizer
 
     parser = Parser(description=__doc__)
-    parser.add_argument("--data", nargs="+", required=True, metavar="ADDRESS")
+    parser.add_argument("--data", nargs="+", required=True, metavar="SPEC")
     parser.add_argument("--vocab_size", type=int, required=True)
     parser.add_argument("--output", required=True, metavar="DIR")
     limit = tokenizer.MAX_CHARACTERS

@@ -47,7 +47,7 @@ def check(recipe: Recipe, fingerprints: Mapping[str, str]) -> None:
 
     Args:
         recipe: checked.
-        fingerprints: of the data, by address.
+        fingerprints: of the data, by spec.
 
     Raises:
         UserError: a machine differs, or did not come; on all ranks alike.

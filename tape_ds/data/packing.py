@@ -47,12 +47,12 @@ FIELD_OF = {"train": "train_data", "heldout": "eval_data"}
 
 
 def tokenize(
-    addresses: Sequence[str], tokenizer: "PreTrainedTokenizerBase", split: str, cache_dir: str | Path
+    specs: Sequence[str], tokenizer: "PreTrainedTokenizerBase", split: str, cache_dir: str | Path
 ) -> "Dataset":
-    """Token ids of every document behind ``addresses``, in their order; each address has a cache folder of its own.
+    """Token ids of every document behind ``specs``, in their order; each address has a cache folder of its own.
 
     Args:
-        addresses: see :mod:`tape_ds.data.sources`. ``arrow:`` rows and a ``bin:`` file pass through, each as one
+        specs: see :mod:`tape_ds.data.sources`. ``arrow:`` rows and a ``bin:`` file pass through, each as one
             document, once their ids are known to lie in the tokenizer's vocabulary. A folder of
             ``tools/prepare_data.py`` is read where it lies, once it is known to be whole and of this tokenizer.
         tokenizer: any of transformers; with its own special tokens, never truncating.
@@ -68,12 +68,12 @@ def tokenize(
     """
     from datasets import concatenate_datasets
 
-    sources = check(addresses, split)
+    sources = check(specs, split)
     identity = tokenizer_fingerprint(tokenizer)
     return concatenate_datasets([tokenized(each, tokenizer, identity, split, Path(cache_dir)) for each in sources])
 
 
-def check(addresses: Sequence[str], split: str) -> list[Source]:
+def check(specs: Sequence[str], split: str) -> list[Source]:
     """The sources of a split, their addresses checked.
 
     Raises:
@@ -82,7 +82,7 @@ def check(addresses: Sequence[str], split: str) -> list[Source]:
     """
     if split not in SPLITS:
         raise ValueError(f"split = {split!r}: one of {', '.join(SPLITS)}")
-    return parse_all(addresses, FIELD_OF[split])
+    return parse_all(specs, FIELD_OF[split])
 
 
 def pack(

@@ -45,14 +45,14 @@ class Selection:
 
 
 def select(
-    addresses: Sequence[str],
+    specs: Sequence[str],
     tokenizer: "PreTrainedTokenizerBase",
     split: str,
     cache_dir: str | Path,
     min_tokens: int = 1,
     max_documents: int | None = None,
 ) -> Selection:
-    """Documents behind ``addresses``, in their order, that are long enough.
+    """Documents of the data ``specs``, in their order, that are long enough.
 
     Args:
         addresses, tokenizer, split, cache_dir: see :func:`tape_ds.data.packing.tokenize`.
@@ -62,14 +62,14 @@ def select(
             all documents are tokenised and stored, and ``min_tokens`` may change without tokenising again.
 
     Raises:
-        UserError: an address, its data, or nothing left of them.
+        UserError: a spec, its data, or nothing left of them.
         ValueError: an unknown split.
     """
     from datasets import concatenate_datasets
 
     identity, room = packing.tokenizer_fingerprint(tokenizer), max_documents
     parts: list[Selection] = []
-    for source in packing.check(addresses, split):
+    for source in packing.check(specs, split):
         if room is None or source.tokenised:
             part = _long_enough(
                 packing.tokenized(source, tokenizer, identity, split, Path(cache_dir)), min_tokens, room
@@ -85,7 +85,7 @@ def select(
     if len(found.documents) == 0:
         wrong = f"none of {found.read_documents} documents has {min_tokens} tokens or more"
         remedy = "name longer documents, or lower min_document_tokens"
-        raise UserError(Problem(packing.FIELD_OF[split], list(addresses), wrong, remedy))
+        raise UserError(Problem(packing.FIELD_OF[split], list(specs), wrong, remedy))
     return found
 
 

@@ -76,7 +76,7 @@ class StreamedRows(torch.utils.data.Dataset):
 
     def __init__(
         self,
-        addresses: Sequence[str],
+        specs: Sequence[str],
         tokenizer: "PreTrainedTokenizerBase",
         window: int,
         *,
@@ -84,7 +84,7 @@ class StreamedRows(torch.utils.data.Dataset):
         seed: int,
         workers: int = 32,
     ):
-        """Stream the training documents of ``addresses``.
+        """Stream the training documents of ``specs``.
 
         Args:
             addresses: of text, see :mod:`tape_ds.data.sources`; all their shards are mixed.
@@ -95,11 +95,11 @@ class StreamedRows(torch.utils.data.Dataset):
             workers: shards that are read side by side, 1 or more; all shards, where there are fewer.
 
         Raises:
-            UserError: an address, or the hub does not answer.
-            TypeError: an address of token ids, which need no streaming; the recipe refuses it.
+            UserError: a spec, or the hub does not answer.
+            TypeError: a spec of token ids, which need no streaming; the recipe refuses it.
         """
-        self.sources = parse_all(addresses, _FIELD)
-        self.addresses = list(addresses)
+        self.sources = parse_all(specs, _FIELD)
+        self.specs = list(specs)
         shards = [shard for source in self.sources for shard in source.shards("train")]
         self.stream = Stream(shards, tokenizer, window, seed, min(workers, len(shards)))
         self.samples = samples
@@ -114,7 +114,7 @@ class StreamedRows(torch.utils.data.Dataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of all that decides the samples (of the hub only what the address names)."""
+        """Hash of all that decides the samples (of the hub only what the spec names)."""
         parts = (
             FORMAT,
             [source.fingerprint() for source in self.sources],
@@ -149,6 +149,6 @@ class StreamedRows(torch.utils.data.Dataset):
         found = reader.read(row)
         if found is None:
             nothing = "no document has any token"
-            raise UserError(Problem(_FIELD, self.addresses, nothing, "name data that hold text"))
+            raise UserError(Problem(_FIELD, self.specs, nothing, "name data that hold text"))
         self._open[number] = reader  # back only now: one in which reading failed is not read on
         return found

@@ -40,7 +40,7 @@ class TokenFileRecord:
     sha256: str
     """Of the file's bytes."""
     sources: dict[str, str]
-    """Fingerprint of each source of the documents, by its address."""
+    """Fingerprint of each source of the documents, by its spec."""
     choice: dict[str, Any]
     """By which rule documents were taken from the sources."""
     format: int = FORMAT
@@ -105,7 +105,7 @@ def write(
         if tokens == 0:
             wrong = "no document has a token, or none as many as are asked for"
             raise UserError(Problem("--data", list(sources), wrong, _REMEDY))
-        shown = {redacted(address): fingerprint for address, fingerprint in sources.items()}
+        shown = {redacted(spec): fingerprint for spec, fingerprint in sources.items()}
         record.append(
             TokenFileRecord(name, tokens, count, tokenizer, vocabulary, digest.hexdigest(), shown, dict(choice))
         )

@@ -61,27 +61,27 @@ _OPEN = 16
 
 
 def train(
-    addresses: Sequence[str],
+    specs: Sequence[str],
     vocab_size: int,
     folder: str | Path,
     *,
     max_characters: int = MAX_CHARACTERS,
     field: str = "train_data",
 ) -> "PreTrainedTokenizerBase":
-    """Train on the training documents of ``addresses`` and save in ``folder``.
+    """Train on the training documents of ``specs`` and save in ``folder``.
 
     Args:
-        addresses: of text, see :mod:`tape_ds.data.sources`.
+        specs: of text, see :mod:`tape_ds.data.sources`.
         vocab_size: exactly this many tokens, special ones and 256 bytes among them.
         folder: not there yet; its parents are made.
         max_characters: at most so much text, drawn by :func:`sample`.
-        field: what messages call the addresses.
+        field: what messages call the specs.
 
     Returns:
         What ``AutoTokenizer.from_pretrained(folder)`` gives.
 
     Raises:
-        UserError: an address, no text behind it, a vocabulary that the text is too small or too varied for (with the
+        UserError: a spec, no text behind it, a vocabulary that the text is too small or too varied for (with the
             nearest possible size), a folder that is there.
     """
     from transformers import AutoTokenizer
@@ -89,14 +89,14 @@ def train(
     folder = Path(folder)
     if folder.exists():
         raise UserError(Problem("output", str(folder), "exists", "name a new folder"))
-    model = _sentencepiece(_text_sources(addresses, field), vocab_size, max_characters)
+    model = _sentencepiece(_text_sources(specs, field), vocab_size, max_characters)
     folder.parent.mkdir(parents=True, exist_ok=True)
     cache.build_aside(folder, partial(_save, model))
     return AutoTokenizer.from_pretrained(folder)
 
 
 def cached(
-    addresses: Sequence[str], vocab_size: int, cache_dir: str | Path, *, max_characters: int = MAX_CHARACTERS
+    specs: Sequence[str], vocab_size: int, cache_dir: str | Path, *, max_characters: int = MAX_CHARACTERS
 ) -> "PreTrainedTokenizerBase":
     """The tokenizer of :func:`train`, trained by the first process that asks and read from ``cache_dir`` ever after.
 
@@ -104,7 +104,7 @@ def cached(
     """
     from transformers import AutoTokenizer
 
-    sources = _text_sources(addresses, "train_data")
+    sources = _text_sources(specs, "train_data")
     settings = {"vocab_size": vocab_size, "max_characters": max_characters, **SETTINGS}
     fingerprints = [source.fingerprint() for source in sources]
     name = cache.key("tokenizer", format=FORMAT, sources=fingerprints, settings=settings)
@@ -170,8 +170,8 @@ def sample(sources: Sequence[Source], max_characters: int) -> Iterator[str]:
                 return
 
 
-def _text_sources(addresses: Sequence[str], field: str) -> list[Source]:
-    sources = parse_all(addresses, field)
+def _text_sources(specs: Sequence[str], field: str) -> list[Source]:
+    sources = parse_all(specs, field)
     remedy = "train the tokenizer on text, or give the one that made these ids"
     raise_if_any([source.problem("token ids, not text", remedy) for source in sources if source.tokenised])
     return sources
@@ -192,8 +192,8 @@ def _sentencepiece(sources: Sequence[Source], vocab_size: int, max_characters: i
         for start in range(0, len(line), _LINE)
     ]
     if not lines:
-        addresses = [source.address for source in sources]
-        raise UserError(Problem(sources[0].field, addresses, "no document has any text", "name data that hold text"))
+        specs = [source.spec for source in sources]
+        raise UserError(Problem(sources[0].field, specs, "no document has any text", "name data that hold text"))
     model = io.BytesIO()
     try:
         # one thread: the result is then the same on every machine; 2 = errors alone are logged, and raised besides

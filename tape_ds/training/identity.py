@@ -1,6 +1,6 @@
 """What decides the numbers of a run, field by field: stored with every checkpoint, compared before one is resumed.
 
-A name is ``recipe.FIELD``, ``data.ADDRESS`` (the fingerprint of what is read), ``tokenizer``, ``base.FILE`` (a file of
+A name is ``recipe.FIELD``, ``data.SPEC`` (the fingerprint of what is read), ``tokenizer``, ``base.FILE`` (a file of
 the base model's weights) or ``code.PACKAGE``. What changes no number (folders, logs, trackers, how often is saved, what
 is scored) is not in it; how many processes share the work, and how it is sharded, is the manifest's own business.
 """
@@ -84,7 +84,7 @@ def of(
     Args:
         recipe: checked.
         tokenizer: the one that makes its rows.
-        fingerprints: of its training data, by address.
+        fingerprints: of its training data, by spec.
         base: folder of the pretrained model it starts from.
     """
     idle = () if recipe.trains_positions else recipe.optimization.flat()

@@ -103,7 +103,7 @@ class Run(ABC):
         """Print what the scoring found, and draw it into the results' folder."""
 
     def fingerprints(self) -> dict[str, str]:
-        """Fingerprint of each data source, by its address, for the record of the run."""
+        """Fingerprint of each data source, by its spec, for the record of the run."""
         return fingerprints([*self.recipe.data.train_data, *self.recipe.data.eval_data])
 
     @property
@@ -195,7 +195,7 @@ def start(recipe: Recipe, read: Mapping[str, str]) -> Started:
 
     Args:
         recipe: checked.
-        read: fingerprint of each source of training data, by address.
+        read: fingerprint of each source of training data, by spec.
 
     Raises:
         UserError: a machine of the job differs, or does not come; transformers refuses a value on this machine; another
@@ -287,9 +287,9 @@ def require_room(recipe: Recipe, config: extendable.Config, rank_sync: RankSync)
     raise_if_any(_everyones(own, rank_sync))
 
 
-def fingerprints(addresses: Sequence[str]) -> dict[str, str]:
-    """Fingerprint of each data source, by its address."""
-    return {address: sources.parse(address).fingerprint() for address in addresses}
+def fingerprints(specs: Sequence[str]) -> dict[str, str]:
+    """Fingerprint of each data source, by its spec."""
+    return {spec: sources.parse(spec).fingerprint() for spec in specs}
 
 
 def weights_dtype(arguments: TrainingArguments, trains: bool = True) -> torch.dtype:

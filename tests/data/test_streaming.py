@@ -49,9 +49,9 @@ def open_rows(folder, tokenizer):
     """Makes the same rows over ``folder``, with changes."""
 
     def make(**changes):
-        settings = {"samples": 120, "seed": 3, "workers": 3, "addresses": [f"jsonl:{folder}/*.jsonl*#body"], **changes}
+        settings = {"samples": 120, "seed": 3, "workers": 3, "specs": [f"jsonl:{folder}/*.jsonl*#body"], **changes}
         return StreamedRows(
-            settings.pop("addresses"), settings.pop("tokenizer", tokenizer), settings.pop("window", WINDOW), **settings
+            settings.pop("specs"), settings.pop("tokenizer", tokenizer), settings.pop("window", WINDOW), **settings
         )
 
     return make
@@ -147,7 +147,7 @@ def test_more_workers_than_shards_are_as_many_as_shards(open_rows):
 
 
 def test_several_addresses_are_mixed(open_rows, folder):
-    rows = open_rows(addresses=[f"jsonl:{folder}/0.jsonl#body", f"jsonl:{folder}/2.jsonl#body"], workers=2)
+    rows = open_rows(specs=[f"jsonl:{folder}/0.jsonl#body", f"jsonl:{folder}/2.jsonl#body"], workers=2)
     assert set(documents_of(rows, 0) + documents_of(rows, 1)) == {*texts_of(0, 9), *texts_of(2, 14)}
 
 
@@ -200,7 +200,7 @@ def test_a_forked_worker_leaves_our_files_alone(open_rows, folder, monkeypatch):
     write(folder / "large.jsonl", texts_of(7, 1500))
 
     def large():
-        return open_rows(addresses=[f"jsonl:{folder}/large.jsonl#body"], window=96, samples=150)
+        return open_rows(specs=[f"jsonl:{folder}/large.jsonl#body"], window=96, samples=150)
 
     expected, rows = list(large()), large()
     assert same(rows[0], expected[0])
@@ -323,7 +323,7 @@ def test_reading_does_not_go_on_after_an_error(open_rows, folder):
 def test_tokenised_folder_is_refused(open_rows, tmp_path):
     datasets.Dataset.from_dict({"input_ids": [[1, 2, 3]]}).save_to_disk(str(tmp_path / "ids"))
     with pytest.raises(TypeError, match="token ids, not text"):
-        open_rows(addresses=[f"arrow:{tmp_path}/ids"])
+        open_rows(specs=[f"arrow:{tmp_path}/ids"])
 
 
 def test_data_without_tokens_are_refused(open_rows, folder):
@@ -331,9 +331,9 @@ def test_data_without_tokens_are_refused(open_rows, folder):
     plain = build_tokenizer(bos=False)
     for name in ("e", "f"):
         write(folder / f"{name}.jsonl", ["", ""])
-    rows = open_rows(addresses=[f"jsonl:{folder}/[0ef].jsonl#body"], tokenizer=plain, workers=3)
+    rows = open_rows(specs=[f"jsonl:{folder}/[0ef].jsonl#body"], tokenizer=plain, workers=3)
     assert all(rows[index]["input_ids"].shape == (WINDOW,) for index in range(30))
-    rows = open_rows(addresses=[f"jsonl:{folder}/[ef].jsonl#body"], tokenizer=plain, workers=2)
+    rows = open_rows(specs=[f"jsonl:{folder}/[ef].jsonl#body"], tokenizer=plain, workers=2)
     with pytest.raises(StreamError, match="no document has any token"):
         rows[0]
 
@@ -364,7 +364,7 @@ def hub(folder, monkeypatch):
 def test_hub_shards_are_streamed(hub, open_rows, workers):
     """The samples are those of the same files read directly, also where the library would split rows over workers."""
     expected = list(open_rows(samples=48))
-    rows = open_rows(addresses=["hub:allenai/c4:en#body"], samples=48)
+    rows = open_rows(specs=["hub:allenai/c4:en#body"], samples=48)
     assert [shard.name for shard in rows.stream.shards][:2] == ["allenai/c4:train:0", "allenai/c4:train:1"]
     rows[7]
     found = [item for batch in DataLoader(rows, batch_size=6, num_workers=workers, collate_fn=list) for item in batch]
@@ -373,6 +373,6 @@ def test_hub_shards_are_streamed(hub, open_rows, workers):
 
 
 def test_first_documents_of_the_hub_are_one_shard(hub, open_rows):
-    rows = open_rows(addresses=["hub:allenai/c4:en:train[:13]#body"], workers=4)
+    rows = open_rows(specs=["hub:allenai/c4:en:train[:13]#body"], workers=4)
     assert rows.stream.workers == 1
     assert set(documents_of(rows, 0)) == {*texts_of(0, 9), *texts_of(1, 1), *texts_of(2, 14)[:3]}

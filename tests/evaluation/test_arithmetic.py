@@ -32,13 +32,13 @@ class Found:
     model: torch.nn.Module
     position_limit: int | None = None
     config: object = None
-    address: str = "a/model"
+    name_or_path: str = "a/model"
     record: None = None
     loads: list = field(default_factory=list)
     device = torch.device("cpu")
 
     def about(self):
-        return {"address": self.address, "sha256": "0" * 64}
+        return {"address": self.name_or_path, "sha256": "0" * 64}
 
     def tokenizer(self):
         return self.model.tokenizer

@@ -23,12 +23,12 @@ class Found:
     model: torch.nn.Module
     native_length: int = 512
     position_limit: int | None = None
-    address: str = "a/model"
+    name_or_path: str = "a/model"
     loads: list = field(default_factory=list)
     device = torch.device("cpu")
 
     def about(self):
-        return {"address": self.address, "sha256": "0" * 64, "native_length": self.native_length}
+        return {"address": self.name_or_path, "sha256": "0" * 64, "native_length": self.native_length}
 
     def tokenizer(self):
         return Letters()

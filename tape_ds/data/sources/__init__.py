@@ -49,24 +49,24 @@ KINDS: dict[str, type[Source]] = {
 """Every kind of address and its class, in the order in which messages list them."""
 
 
-def parse(address: str, field: str = "data") -> Source:
-    """The :class:`Source` behind ``address``; nothing is opened.
+def parse(spec: str, field: str = "data") -> Source:
+    """The :class:`Source` of ``spec``; nothing is opened.
 
     Raises:
         UserError: the address is not a text or its kind is unknown.
     """
     forms = ", ".join(kind.form for kind in KINDS.values())
-    if not isinstance(address, str) or not address.strip():
-        raise UserError(Problem(field, address, "not an address of data", f"one of: {forms}"))
-    kind = address.partition(":")[0]
+    if not isinstance(spec, str) or not spec.strip():
+        raise UserError(Problem(field, spec, "not an address of data", f"one of: {forms}"))
+    kind = spec.partition(":")[0]
     if kind not in KINDS:
         raise UserError(
-            Problem(field, address, f"unknown kind of data {kind!r}", f"{did_you_mean(kind, KINDS)} Forms: {forms}")
+            Problem(field, spec, f"unknown kind of data {kind!r}", f"{did_you_mean(kind, KINDS)} Forms: {forms}")
         )
-    return KINDS[kind](address, field)
+    return KINDS[kind](spec, field)
 
 
-def parse_all(addresses: Sequence[str], field: str = "data") -> list[Source]:
+def parse_all(specs: Sequence[str], field: str = "data") -> list[Source]:
     """Parse and check a list of addresses.
 
     Raises:
@@ -74,12 +74,12 @@ def parse_all(addresses: Sequence[str], field: str = "data") -> list[Source]:
     """
     problems: list[Problem] = []
     found: list[Source] = []
-    if isinstance(addresses, str) or not addresses:
-        problems.append(Problem(field, addresses, "not a list of addresses", f"write for example {field}: [stdlib]"))
-        addresses = []
-    for address in addresses:
+    if isinstance(specs, str) or not specs:
+        problems.append(Problem(field, specs, "not a list of addresses", f"write for example {field}: [stdlib]"))
+        specs = []
+    for spec in specs:
         try:
-            source = parse(address, field)
+            source = parse(spec, field)
         except UserError as error:
             problems += error.problems
             continue
@@ -94,9 +94,9 @@ def check_lists(train: Sequence[str], evaluation: Sequence[str]) -> list[Problem
     latter may be empty."""
     problems: list[Problem] = []
     lists: list[list[Source]] = []
-    for field, addresses in (("train_data", train), ("eval_data", evaluation)):
+    for field, specs in (("train_data", train), ("eval_data", evaluation)):
         try:
-            lists.append(parse_all(addresses, field) if addresses or field == "train_data" else [])
+            lists.append(parse_all(specs, field) if specs or field == "train_data" else [])
         except UserError as error:
             problems += error.problems
     if problems:
@@ -105,7 +105,7 @@ def check_lists(train: Sequence[str], evaluation: Sequence[str]) -> list[Problem
     for source in lists[1]:
         shared = sorted(source.identities("heldout") & trained.keys())
         if shared:
-            where = trained[shared[0]].address
+            where = trained[shared[0]].spec
             shown = ", ".join(shared[:3]) + (" ..." if len(shared) > 3 else "")
             problems.append(
                 source.problem(

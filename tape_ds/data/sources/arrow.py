@@ -25,8 +25,8 @@ class ArrowFolder(TokenSource):
     kind = "arrow"
     form = "arrow:DIR"
 
-    def __init__(self, address: str, field: str = "data"):
-        super().__init__(address, field)
+    def __init__(self, spec: str, field: str = "data"):
+        super().__init__(spec, field)
         self.folder = Path(self.rest).expanduser()
 
     @property
@@ -38,11 +38,11 @@ class ArrowFolder(TokenSource):
         """The folder is one dataset and has ``input_ids``; a prepared one has every shard, and no other."""
         if not self.rest or not self.folder.is_dir():
             return [self.problem("no such folder", f"check the path; relative ones start at {Path.cwd()}")]
-        if self.prepared and (found := manifest.check(self.folder, self.field, self.address)):
+        if self.prepared and (found := manifest.check(self.folder, self.field, self.spec)):
             return found
         if (self.folder / "dataset_dict.json").is_file():
             split = min((child.name for child in self.folder.iterdir() if child.is_dir()), default="SPLIT")
-            remedy = f"name one: {self.address.rstrip('/')}/{split}"
+            remedy = f"name one: {self.spec.rstrip('/')}/{split}"
             return [self.problem("a folder of several splits", remedy)]
         try:
             info = json.loads((self.folder / "dataset_info.json").read_text(encoding="utf-8"))

@@ -54,14 +54,14 @@ class Source(ABC):
     tokenised: ClassVar[bool] = False  # True: yields token ids through ``token_rows`` instead of ``documents``
     stream: ClassVar[bool] = False  # True: its one document is several, one after another without a border
 
-    def __init__(self, address: str, field: str = "data"):
-        self.address = address
+    def __init__(self, spec: str, field: str = "data"):
+        self.spec = spec
         self.field = field
-        self.rest = address.partition(":")[2]
+        self.rest = spec.partition(":")[2]
 
     @abstractmethod
     def check(self) -> list[Problem]:
-        """Everything wrong with the address that can be seen without reading the data; no network."""
+        """Everything wrong with the spec that can be seen without reading the data; no network."""
 
     @abstractmethod
     def shards(self, split: str) -> list[Shard]:
@@ -75,7 +75,7 @@ class Source(ABC):
         """Documents of ``split`` in a fixed order: those of its shards, one after another.
 
         Raises:
-            UserError: naming the place, where the data are not what the address promises.
+            UserError: naming the place, where the data are not what the spec promises.
         """
         return chain.from_iterable(shard.documents() for shard in self.shards(split))
 
@@ -103,11 +103,11 @@ class Source(ABC):
             raise UserError(self.problem(f"{wrong}: {error}", remedy)) from error
 
     def problem(self, wrong: str, remedy: str) -> Problem:
-        """A :class:`Problem` with this address."""
-        return Problem(self.field, self.address, wrong, remedy)
+        """A :class:`Problem` with this spec."""
+        return Problem(self.field, self.spec, wrong, remedy)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.address!r})"
+        return f"{type(self).__name__}({self.spec!r})"
 
 
 class TokenSource(Source):
@@ -120,7 +120,7 @@ class TokenSource(Source):
         """(name, token ids [n]) of every document, in a fixed order.
 
         Raises:
-            UserError: the data are not what the address promises.
+            UserError: the data are not what the spec promises.
         """
 
     @abstractmethod
@@ -130,7 +130,7 @@ class TokenSource(Source):
 
     def shards(self, split: str) -> list[Shard]:
         """Refused, and so are documents: there is no text here (``TypeError``)."""
-        raise TypeError(f"{self.address} holds token ids, not text; read it through packing.tokenize")
+        raise TypeError(f"{self.spec} holds token ids, not text; read it through packing.tokenize")
 
 
 OTHER_TOKENIZER = (

@@ -32,8 +32,8 @@ class _Files(Source):
 
     needs_column: ClassVar[bool] = True
 
-    def __init__(self, address: str, field: str = "data"):
-        super().__init__(address, field)
+    def __init__(self, spec: str, field: str = "data"):
+        super().__init__(spec, field)
         self.pattern, _, self.column = self.rest.rpartition("#") if "#" in self.rest else (self.rest, "", "")
         self.remote = opening.is_remote(self.pattern)
         if self.pattern and not self.remote:
@@ -106,7 +106,7 @@ class _Files(Source):
     def fingerprint(self) -> str:
         """Names, column and the identity of each file's contents (:func:`file_identity`).
 
-        Of remote files the address stands for the contents, as it does for a dataset of the hub: name a revision.
+        Of remote files the spec stands for the contents, as it does for a dataset of the hub: name a revision.
         """
         read = [self.pattern] if self.remote else [f"{name}={file_identity(path)}" for name, path in self._paths()]
         return hashlib.sha256("\0".join([self.kind, self.column, *read]).encode()).hexdigest()
@@ -167,8 +167,8 @@ class JsonLines(_Files):
     kind = "jsonl"
     form = "jsonl:GLOB#field[?key=value]"
 
-    def __init__(self, address: str, field: str = "data"):
-        super().__init__(address, field)
+    def __init__(self, spec: str, field: str = "data"):
+        super().__init__(spec, field)
         self.column, _, self.condition = self.column.partition("?")
         self.where = [each.partition("=") for each in self.condition.split("&")] if self.condition else []
 

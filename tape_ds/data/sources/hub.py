@@ -34,8 +34,8 @@ class HubDataset(Source):
     )
     _SPLIT_OF: ClassVar[dict[str, str]] = {"train": "train", "heldout": "validation"}
 
-    def __init__(self, address: str, field: str = "data"):
-        super().__init__(address, field)
+    def __init__(self, spec: str, field: str = "data"):
+        super().__init__(spec, field)
         match = self._ADDRESS.fullmatch(self.rest)
         parts = match.groupdict() if match else {}
         self.name: str | None = parts.get("name")
@@ -46,13 +46,13 @@ class HubDataset(Source):
         self.column: str = parts.get("column") or "text"
 
     def check(self) -> list[Problem]:
-        """The address reads as one of a hub dataset; whether it exists is only known online."""
+        """The spec reads as one of a hub dataset; whether it exists is only known online."""
         if self.name is None:
             remedy = f"write {self.form}, for example hub:allenai/c4:en:train[:20000]"
             return [self.problem("not an address of a hub dataset", remedy)]
         if self.split is None and self.config in {"train", "test", "validation"}:
             wrong = f"{self.config!r} stands in the place of the configuration"
-            instead = self.address.replace(f":{self.config}", f"::{self.config}")
+            instead = self.spec.replace(f":{self.config}", f"::{self.config}")
             return [self.problem(wrong, f"if it is the split, write {instead}")]
         if self.first == 0:
             return [self.problem("no documents are asked for", "write [:N] with N of 1 or more")]
@@ -114,9 +114,9 @@ class HubDataset(Source):
         return whole, f"{self.name}:{wanted}"
 
     def fingerprint(self) -> str:
-        """Hash of the address's parts: knowing the contents would take the network on every start.
+        """Hash of the spec's parts: knowing the contents would take the network on every start.
 
-        Name a commit (``@REV``) to bind the address to its contents.
+        Name a commit (``@REV``) to bind the spec to its contents.
         """
         parts = (self.name, self.revision, self.config, self.split, self.first, self.column)
         return hashlib.sha256(repr(parts).encode()).hexdigest()

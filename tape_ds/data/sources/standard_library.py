@@ -61,7 +61,7 @@ class StandardLibrary(Source):
             absent = f"{', '.join(missing)} not in {sysconfig.get_path('stdlib')}"
             remedy = "install the full Python (a '-minimal' or zipped one lacks them), or name other data"
             return [self.problem(f"this Python comes without the sources of its library ({absent})", remedy)]
-        if ":" in self.address and self.rest not in files:
+        if ":" in self.spec and self.rest not in files:
             return [self.problem("no such file in the standard library", did_you_mean(self.rest, files))]
         return []
 

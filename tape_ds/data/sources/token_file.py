@@ -29,8 +29,8 @@ class TokenFile(TokenSource):
     form = "bin:FILE"
     stream = True
 
-    def __init__(self, address: str, field: str = "data"):
-        super().__init__(address, field)
+    def __init__(self, spec: str, field: str = "data"):
+        super().__init__(spec, field)
         self.path = Path(self.rest).expanduser()
 
     def check(self) -> list[Problem]:

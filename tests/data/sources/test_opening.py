@@ -84,7 +84,7 @@ def test_nothing_is_opened_before_it_is_read(hub):
     source = parse(f"jsonl:hf://{SCRIPT_ONLY}/test/*.jsonl*#text")
     other = parse(f"jsonl:hf://{SCRIPT_ONLY}/test/*.gz#text")
     assert source.check() == [] and source.fingerprint() != other.fingerprint()
-    (problem,) = check_lists([source.address], [source.address])
+    (problem,) = check_lists([source.spec], [source.spec])
     assert "also trained on" in problem.wrong
     shards = source.shards("train")
     assert hub == [] and [shard.name for shard in shards] == ["a.jsonl.zst", "b.jsonl.gz"]
