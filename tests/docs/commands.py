@@ -32,7 +32,7 @@ PLACEHOLDERS = {
     "<encoding>": "tape",
     "<method>": "lora",
     "<data set>": "qasper",
-    "<angles>": "yarn",
+    "<scaling>": "yarn",
     "<length>": "16k",
 }
 """What in the pages stands for something that a parser would look into."""
