@@ -8,7 +8,7 @@ from evaluation import options
 
 
 class Model:
-    address = "gpt2"
+    name_or_path = "gpt2"
     position_limit = 1024
 
 

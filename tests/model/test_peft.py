@@ -8,7 +8,7 @@ from tests.model.helpers import WITH_EVERY_HEADS, tiny_model, tokens
 
 
 @pytest.mark.parametrize("encoding", WITH_EVERY_HEADS)
-def test_replicated_layers_have_places_of_their_own_in_a_cache(encoding):
+def test_replicated_layers_have_positions_of_their_own_in_a_cache(encoding):
     """peft renumbers the copies by the name ``layer_idx``. Ours was called otherwise: two copies wrote to one place in
     the cache, and cached logits were off by 1.3."""
     config = peft.LoraConfig(target_modules=["q_proj"], layer_replication=[(0, 2), (1, 3), (1, 3)])
@@ -38,10 +38,10 @@ def test_a_prefix_is_seen(encoding):
 
 
 @pytest.mark.parametrize("encoding", ["tape", "alibi", "fire", "t5", "tape from alibi", "bipe_rope", "rope dynamic"])
-def test_a_prefix_without_places_or_states_is_refused_by_name(encoding):
+def test_a_prefix_without_positions_or_states_is_refused_by_name(encoding):
     """It failed inside torch: "Expected size 8 but got size 16"."""
     model, ids = prefixed(encoding)
-    with pytest.raises(ValueError, match=r"keeps \d+, places or position states among them.*prefix tuning"):
+    with pytest.raises(ValueError, match=r"keeps \d+, positions or position states among them.*prefix tuning"):
         model(ids)
 
 
