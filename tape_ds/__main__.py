@@ -11,6 +11,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tape_ds import installation
 from tape_ds.errors import Problem, UserError, command, did_you_mean
@@ -116,8 +117,23 @@ def started(asked: Command, words: Sequence[str], has_gpu: bool) -> list[str]:
         how = ["-P", "-m", asked.path] if asked.is_module else [asked.path]
         return [sys.executable, *how, *arguments]
     script = ["--module", asked.path] if asked.is_module else [asked.path]
+    require_hostfile(options)
     print(f"tape-ds: {shlex.join(['deepspeed', *options, *script, *arguments])}", file=sys.stderr, flush=True)
     return [sys.executable, "-m", "deepspeed.launcher.runner", *options, *script, *arguments]
+
+
+def require_hostfile(options: Sequence[str]) -> None:
+    """Refuse a hostfile that is not there: DeepSpeed's launcher would warn, and train on this machine alone.
+
+    Raises:
+        UserError: so it is.
+    """
+    words = [part for option in options for part in option.split("=", 1)]
+    asked = words[words.index("--hostfile") + 1] if "--hostfile" in words[:-1] else None
+    if asked is not None and not Path(asked).is_file():
+        example = installation.ROOT / "launchers" / "hostfile.example"
+        remedy = f"write a line for each machine, such as 'node1 slots=8': {example}"
+        raise UserError(Problem("--hostfile", asked, "no such file", remedy))
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -168,7 +168,8 @@ def _secrets() -> list[str]:
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """``"did you mean 'x'?"`` for the closest candidate, else the list of candidates (cut when it is long)."""
     names = sorted(str(candidate) for candidate in candidates)
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    begun = [each for each in names if len(str(name)) > 2 and each.startswith(str(name))]
+    close = difflib.get_close_matches(str(name), begun or names, n=1, cutoff=0.0 if begun else 0.6)
     if close:
         return f"did you mean {close[0]!r}?"
     return "one of: " + ", ".join(names[:20]) + (" ..." if len(names) > 20 else "")

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from tape_ds import errors, storage
-from tape_ds.errors import DiskError, Problem, UserError, check_folder, command, disk_error, redacted
+from tape_ds.errors import DiskError, Problem, UserError, check_folder, command, did_you_mean, disk_error, redacted
 from tests.disks import mounted
 
 TOKEN = "hf_" + "aB3" * 10
@@ -149,3 +149,12 @@ def test_a_folder_of_results_need_not_be_there_but_must_be_able_to(tmp_path):
     assert check_folder("--output", tmp_path / "file" / "new") == [
         Problem("--output", str(tmp_path / "file" / "new"), f"{tmp_path / 'file'} is a file", "name a folder")
     ]
+
+
+def test_what_begins_as_it_was_typed_comes_first():
+    """h100 was taken for h200, which is nearer than h100-80."""
+    gpus = ["a100-80", "h100-80", "h200", "rtx4090"]
+    assert did_you_mean("h100", gpus) == "did you mean 'h100-80'?"
+    assert did_you_mean("h20", gpus) == "did you mean 'h200'?"
+    assert did_you_mean("4090", gpus) == "did you mean 'rtx4090'?"
+    assert did_you_mean("zz", gpus) == "one of: a100-80, h100-80, h200, rtx4090"

@@ -14,6 +14,7 @@ import pytest
 from tape_ds import __main__ as program
 from tape_ds import installation
 from tape_ds.__main__ import COMMANDS, LAUNCHER_OPTIONS, LOOKS
+from tape_ds.errors import UserError
 from tape_ds.installation import ROOT
 from tape_ds.recipe import arithmetic, extension, finetuning, loading, pretraining
 
@@ -180,3 +181,13 @@ def test_the_environments_program_is_this_one():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["scripts"] == {"tape-ds": "tape_ds.__main__:main"}
     assert "--print_config" in LOOKS
+
+
+@pytest.mark.parametrize("typed", [["--hostfile", "hosts"], ["--hostfile=hosts"]])
+def test_a_hostfile_that_is_not_there_is_refused(typed, tmp_path, monkeypatch):
+    """DeepSpeed's launcher warns, and trains on this machine alone."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="hostfile = 'hosts': no such file"):
+        program.started(COMMANDS["extend"], [*typed, "--recipe", "x"], True)
+    (tmp_path / "hosts").write_text("node1 slots=8")
+    assert typed[0] in program.started(COMMANDS["extend"], [*typed, "--recipe", "x"], True)

@@ -133,12 +133,14 @@ def page(plan: Plan, price: float | None) -> str:
     }
     hours = plan.hours * layout.gpus
     run = f"{job.steps:,} steps, {plan.hours:,.1f} h, {hours:,.0f} GPU-hours"
+    in_all = f"{found.peak.total / GIB:.1f} of {gpu.memory / GIB:.1f} GiB"
     cost = "" if price is None else f", {hours * price:,.0f} at {price:g} for a GPU and hour"
     blocks: dict[str, Mapping[str, str]] = {
         f"{layout.gpus} x {gpu.name}: {layout.command_line()}": {
             "parameters": f"{job.parameters / 1e9:,.3f} B, {job.trained_parameters / 1e6:,.3f} M trained",
             "batch": f"{job.global_batch} rows x {job.length:,} tokens = {tokens:,} a step: "
             f"{layout.micro_batch} x {layout.replicas} ranks x {job.accumulation} accumulation",
+            "memory": f"fits: {in_all}" if plan.fits else f"IT DOES NOT FIT: {in_all}; --search says what does",
         },
         f"memory of a GPU in the {found.peak.moment}, GiB ({moments})": {
             name.replace("_", " "): f"{size / GIB:8.2f}" for name, size in sizes.items()
@@ -168,7 +170,8 @@ def page(plan: Plan, price: float | None) -> str:
             "largest micro-batch that fits": f"{search.largest_micro_batch(job):,} rows of {job.length:,} tokens",
         },
     }
-    return "\n\n".join("\n".join([head, *(f"  {k:<36}{v}" for k, v in rows.items())]) for head, rows in blocks.items())
+    shown = {head: rows for head, rows in blocks.items() if rows}  # one GPU sends nothing
+    return "\n\n".join("\n".join([head, *(f"  {k:<36}{v}" for k, v in rows.items())]) for head, rows in shown.items())
 
 
 if __name__ == "__main__":

@@ -213,7 +213,7 @@ def start(recipe: Recipe, read: Mapping[str, str]) -> Started:
         resumed = resume.choose(recipe.resume_from_checkpoint, output, rank_sync)
         stage = None if recipe.deepspeed is None else deepspeed_config.stage(recipe.deepspeed)
         resume.require_fitting(resumed, stage, recipe.scale.tensor_parallel_size)
-        raise_if_any(rank_sync.first(_of_another_run(recipe, output, resumed)))
+    raise_if_any(rank_sync.first(_of_another_run(recipe, output, resumed)))
     set_seed(arguments.seed)
     return Started(arguments, rank_sync, resumed)
 
@@ -240,12 +240,13 @@ def _everyones(own: list[Problem], rank_sync: RankSync) -> list[Problem]:
 
 
 def _of_another_run(recipe: Recipe, output: Path, resumed: Resumed | None) -> list[Problem]:
-    """A new run in a folder with checkpoints would leave two runs' in it, and a later resume would take either."""
+    """A new run in a folder with checkpoints would leave two runs' in it, and a later resume would take either. A
+    method that trains nothing would put its scores and its model in the place of those that were trained."""
     found = [folder.name for folder in checkpoint.numbered(output)]
-    if resumed is not None or recipe.safety.start_anew or not found:
+    if resumed is not None or not found or (recipe.trains and recipe.safety.start_anew):
         return []
     wrong = f"it holds checkpoints of an earlier run: {', '.join(found)}"
-    remedy = "--resume auto to go on with it, --start_anew to remove them, or another output_dir"
+    remedy = "--resume auto to go on with it, --start_anew to remove them, or " * recipe.trains + "another output_dir"
     return [Problem("output_dir", str(output), wrong, remedy)]
 
 

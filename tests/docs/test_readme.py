@@ -49,9 +49,10 @@ def test_no_table_is_wider_than_a_telephone():
 
 
 def test_faults_are_those_stored():
-    campaigns = stored("faults/faults.json")["figures"]["campaigns"].values()
-    tries, survived = (sum(each[key] for each in campaigns) for key in ("tries", "survived"))
-    assert f"[{tries} injected faults](docs/results/faults.md), {survived} were survived" in " ".join(README.split())
+    campaigns = stored("faults/faults.json")["figures"]["campaigns"]
+    faults = [each for name, each in campaigns.items() if name not in ("fuzz", "launches")]  # nothing is broken there
+    tries, survived = (sum(each[key] for each in faults) for key in ("tries", "survived"))
+    assert f"[{survived} of {tries} injected faults](docs/results/faults.md) were survived" in " ".join(README.split())
 
 
 def test_it_counts_the_encodings_and_methods_that_there_are():

@@ -115,7 +115,7 @@ def test_required_fields_are_named_together():
 
 COMMAND_LINE = {
     "unknown flag": (["--lerning_rate", "1e-4"], "lerning_rate", "1e-4", "did you mean 'learning_rate'"),
-    "unknown mapping": (["--rope.factor", "2"], "rope.factor", "2", "one of"),
+    "unknown mapping": (["--rope.factor", "2"], "rope.factor", "2", "did you mean 'rope_parameters'"),
     "key of no mapping": (["--window.size", "2"], "window.size", "2", "--window VALUE"),
     "no value": (["--learning_rate"], "learning_rate", "None", "--learning_rate VALUE"),
     "wrong type": (["--max_steps=many"], "max_steps", "many", "whole number"),

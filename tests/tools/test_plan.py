@@ -26,7 +26,7 @@ def test_a_plan_names_every_part(capsys):
         assert part in out
     for part in ("TFLOP", "weights gathered", "attention", "tokens/s", "MFU", "GPU-hours", "longest row"):
         assert part in out
-    assert "at 2 for a GPU and hour" in out and "predicted" in out
+    assert "at 2 for a GPU and hour" in out and "predicted" in out and "fits: " in out and "sent by a GPU" in out
 
 
 def test_fields_of_the_recipe_and_levers_override(capsys):
@@ -46,6 +46,8 @@ def test_a_search_ranks_explains_and_prints_its_winners_flags(capsys):
 def test_what_does_not_fit_ends_with_its_own_code(capsys):
     code, out = said(capsys, "c4_7b", "--gpus", "1", "--gpu", "a100-40")
     assert code == plan.DOES_NOT_FIT and "in all, of 39.5" in out
+    assert "of 39.5 GiB; --search says what does" in out and "IT DOES NOT FIT" in out
+    assert "sent by a GPU" not in out, "there is one GPU"
 
 
 @pytest.mark.slow

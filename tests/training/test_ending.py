@@ -115,6 +115,8 @@ def test_another_run_s_folder_is_refused_or_cleared(train):
     assert train() == 0
     with pytest.raises(UserError, match=r"holds checkpoints of an earlier run: checkpoint-4, checkpoint-6"):
         train(learning_rate=0.5)
+    with pytest.raises(UserError, match=r"(?s)holds checkpoints of an earlier run.*remedy: another output_dir"):
+        train(method="yarn")
     assert run_folder.finished(train.folder / "run") is not None, "nothing was touched"
     assert train(learning_rate=0.5, start_anew=True, max_steps=2) == 0
     assert [folder.name for folder in checkpoint.numbered(train.folder / "run")] == ["checkpoint-2"]
