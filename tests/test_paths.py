@@ -14,6 +14,12 @@ from tests.recipe.helpers import problems_of, write
 LONG = "y" * 300
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch, tmp_path):
+    """Recipes are written into the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize("text", ["a\x00b", LONG, "d/" * 3000, "~nobody-here/x", ""])
 def test_what_can_be_no_path_is_no_file_and_no_folder(text):
     assert not os.path.isfile(paths.of(text) / "x") and not os.path.isdir(paths.of(text) / "x")
