@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tests.processes import ROOT, Forked, Launch, deepspeed
 
-__all__ = ["ROOT", "Ended", "forked", "kill", "launch", "make_answers", "make_tiny", "start"]
+__all__ = ["ROOT", "Ended", "asked", "forked", "kill", "launch", "make_answers", "make_tiny", "start"]
 
 SECONDS = 300
 """Longer than any job of these tests takes, on a busy machine as well."""
@@ -49,6 +49,12 @@ def forked(script: str, *words: str, processes: int = 2) -> Ended:
         Forked(ROOT / script, words, Path(folder) / "log", processes) as running,
     ):
         return Ended(running.wait(SECONDS), running.printed)
+
+
+def asked(request: pytest.FixtureRequest, *parameters: str) -> list[str]:
+    """What a fixture of this file's tests has to compute: their values of these parameters, joined by ``-``."""
+    cases = [item.callspec.params for item in request.session.items if item.path == request.node.path]
+    return list(dict.fromkeys("-".join(case[name] for name in parameters) for case in cases))
 
 
 def kill(running: subprocess.Popen[str]) -> None:

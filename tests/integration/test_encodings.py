@@ -4,15 +4,16 @@ import json
 
 import pytest
 
-from tests.integration.conftest import forked
+from tests.integration.conftest import asked, forked
 from tests.integration.workers.encodings import ENCODINGS
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory) -> dict:
-    """What two ranks made of every encoding, by stage."""
+def outcomes(request, tmp_path_factory) -> dict:
+    """What two ranks made of every encoding that is asked for, by stage."""
     folder = tmp_path_factory.mktemp("encodings")
-    ended = forked("tests/integration/workers/encodings.py", "--folder", str(folder))
+    worker = "tests/integration/workers/encodings.py"
+    ended = forked(worker, "--folder", str(folder), "--only", *asked(request, "encoding"))
     assert ended.code == 0, ended.output[-4000:]
     return json.loads((folder / "outcomes.json").read_text())
 

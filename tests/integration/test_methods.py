@@ -7,15 +7,16 @@ from tape_ds import TapeConfig, methods
 from tape_ds.checkpoint import merging
 from tape_ds.checkpoint.trained import load_trained
 from tape_ds.model import convert
-from tests.integration.conftest import forked
+from tests.integration.conftest import asked, forked
 from tests.integration.workers.methods import TIED, name_of, probe
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(request, tmp_path_factory):
     """One launch for the whole module."""
     folder = tmp_path_factory.mktemp("methods")
-    ended = forked("tests/integration/workers/methods.py", "--folder", str(folder))
+    names = asked(request, "method", "tying")
+    ended = forked("tests/integration/workers/methods.py", "--folder", str(folder), "--only", *names)
     assert ended.code == 0, ended.output[-4000:]
     return folder
 

@@ -69,16 +69,18 @@ def end(trainer: Any) -> None:
         state._reset_state()
 
 
-def run_worker(compute: Callable[[Path], Any]) -> int:
-    """A worker's ``main``: every rank computes, and rank 0 writes what came of it into the folder of its command line;
-    None is nothing to write."""
+def run_worker(compute: Callable[..., Any]) -> int:
+    """A worker's ``main``: every rank computes (with what ``--only`` asks for, where it is given), and rank 0 writes what
+    came of it into the folder of its command line; None is nothing to write."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--local_rank", type=int)
     parser.add_argument("--folder", type=Path, required=True)
-    folder = parser.parse_args().folder
+    parser.add_argument("--only", nargs="*")
+    known = parser.parse_args()
+    folder = known.folder
     prepare_process()
     PartialState(cpu=True)
-    outcomes = compute(folder)
+    outcomes = compute(folder) if known.only is None else compute(folder, known.only)
     if outcomes is not None and torch.distributed.get_rank() == 0:
         (folder / "outcomes.json").write_text(json.dumps(outcomes))
     leave_process_group()

@@ -69,15 +69,16 @@ def train(folder: Path, method: str, tying: str) -> None:
     end(trainer)
 
 
-def everything(folder: Path) -> None:
-    """Everything, one after another."""
+def everything(folder: Path, only: list[str]) -> None:
+    """These of the methods over these embeddings, one after another."""
     if PartialState().is_main_process:
         for tying, tied in TIED.items():
             save_base(folder / tying, tied)
     PartialState().wait_for_everyone()
     for method in methods.trained():
         for tying in TIED:
-            train(folder, method, tying)
+            if name_of(method, tying) in only:
+                train(folder, method, tying)
 
 
 def main() -> int:
