@@ -14,7 +14,7 @@
 
 PYTHON ?= python3
 ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 BIN := $(CURDIR)/.venv/bin
 REQUIREMENTS := requirements.txt requirements-demo.txt
 # Set-up is done once for each content of these files, whatever their dates (a checkout rewrites dates).
@@ -51,15 +51,12 @@ demo: $(STAMP)
 	    launchers/extend_llama.py $(ARGS) && \
 	echo "what such figures say, beside a control: docs/results/extend_smollm2_16k.md"
 
-# Each part says how long it took. Where a fixture starts processes, a file's tests stay with one worker; where four
+# Each part says how long it took. A file's tests stay with one worker, where fixtures start processes; where four
 # processes work together, one test runs at a time. A part that holds none of the tests ARGS asks for (pytest's exit
-# code 5) is no failure.
+# code 5) is no failure. A seeded part of the faults is in the daily suite.
 test: $(STAMP) $(call on_linux,$(call triton,$(NEWEST_TRITON)))
-	@$(call part,core,tests --ignore=tests/integration --ignore=tests/kernels --ignore=tests/faults --ignore=tests/parallel -n $(WORKERS))
-	@$(call part,kernels,tests/kernels -n $(WORKERS))
-	@if [ -d tests/integration ]; then $(call part,integration,tests/integration -n $(WORKERS) --dist loadfile); fi
+	@$(call part,suite,tests --ignore=tests/parallel -m "not slow and not gpu and not network" -n $(WORKERS) --dist loadfile --no-loadscope-reorder)
 	@$(call part,scale,tests/parallel)
-	@$(call part,faults,tests/faults -m "not slow" -n $(WORKERS))
 
 define part
 begin=$$(date +%s); echo "=== tests: $(1)"; \

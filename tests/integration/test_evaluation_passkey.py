@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from evaluation import passkey
 from tests.integration.conftest import ROOT, launch
 
@@ -34,6 +36,7 @@ def test_two_processes_give_what_one_gives(tiny, tmp_path, capsys):
     assert table in two.output
 
 
+@pytest.mark.slow
 def test_plain_lm_eval_runs_the_task(tiny, tmp_path):
     """Nothing of this project but its folder of tasks is named; the model's arguments name the tokenizer."""
     model = f"pretrained={tiny / 'model'},max_length=600,dtype=float32"

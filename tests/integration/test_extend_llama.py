@@ -84,6 +84,7 @@ def test_loss_falls(two):
     assert losses[-1] < losses[0] - 0.05
 
 
+@pytest.mark.slow
 def test_one_process_trains_the_same(two, tiny, tmp_path):
     """The global batch and the data are the recipe's: the number of ranks changes rounding, to 1e-4 in fp32."""
     ended = forked(SCRIPT, *arguments(tiny, tmp_path), processes=1)

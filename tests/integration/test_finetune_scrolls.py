@@ -114,6 +114,7 @@ def test_sharded_weights_are_scored_and_learn_alike(two, tiny, data, tmp_path):
     assert metrics(tmp_path)[0][1] == pytest.approx(metrics(two[0])[0][1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_dry_run_starts_nothing(tmp_path):
     flags = ["--recipe", "scrolls/qasper", "--model", "smollm2", "--dry_run", "--output_dir", str(tmp_path / "never")]
     ended = subprocess.run([sys.executable, str(ROOT / SCRIPT), *flags], cwd=ROOT, capture_output=True, text=True)
