@@ -70,8 +70,8 @@ def end(trainer: Any) -> None:
 
 
 def run_worker(compute: Callable[..., Any]) -> int:
-    """A worker's ``main``: every rank computes (what ``--only`` asks for, where it is given), and rank 0 writes what came
-    of it into the folder of its command line; None is nothing to write."""
+    """A worker's ``main``: every rank computes, all or what ``--only`` names, and rank 0 writes what came of it into
+    the folder of its command line; None is nothing to write."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--local_rank", type=int)
     parser.add_argument("--folder", type=Path, required=True)
