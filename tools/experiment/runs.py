@@ -12,7 +12,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -243,20 +243,13 @@ def flags(values: Mapping[str, Any]) -> list[str]:
 
 def _merged(problems: Mapping[str, Sequence[Problem]], count: int) -> list[Problem]:
     """Each problem once, with the arms that have it where not all do."""
-    whose: dict[str, list[str]] = {}
-    kept: dict[str, Problem] = {}
+    whose: dict[str, tuple[Problem, list[str]]] = {}
     for arm, found in problems.items():
         for problem in found:
-            kept[str(problem)] = problem
-            whose.setdefault(str(problem), []).append(arm)
+            whose.setdefault(str(problem), (problem, []))[1].append(arm)
     return [
-        Problem(
-            each.field,
-            each.value,
-            each.wrong if len(whose[key]) == count else f"{', '.join(whose[key])}: {each.wrong}",
-            each.remedy,
-        )
-        for key, each in kept.items()
+        problem if len(arms) == count else replace(problem, wrong=f"{', '.join(arms)}: {problem.wrong}")
+        for problem, arms in whose.values()
     ]
 
 
