@@ -165,11 +165,11 @@ def listed(heading: str, lines: Iterable[str]) -> str:
     return "\n".join([f"{heading}:", "", *found]) if found else ""
 
 
-def origin(sources: Sequence[Source]) -> str:
-    """Which commands made the numbers, on what, and when."""
+def origin(sources: Sequence[Source], commands: Iterable[str] = ()) -> str:
+    """Which commands made the numbers (none: those of the sources), on what, and when."""
     if not sources:
         return ""
-    lines = dict.fromkeys(f"    {source.command}" for source in sources if source.command)
+    lines = dict.fromkeys(f"    {command}" for command in commands or [each.command for each in sources] if command)
     when = max(source.finished for source in sources)[:10]
     known = commits(sources)
     made = "; ".join(part for part in (hardware(sources), when, f"commit {known}" if known else "") if part)

@@ -47,8 +47,7 @@ def write(work: Work, planned: Sequence[Run], folder: Path, typed: Sequence[str]
     )
     whole = whole.finish(figures)
     parts += [page.beside(asked.label, ours, folder)] if asked.label else [page.listed("Remarks", asked.remarks)]
-    processes = sorted({found.hardware["processes"] for run in complete if (found := run.result()) is not None})
-    parts += [_provenance(whole.command, seeds, processes, sources)] if sources and not asked.label else []
+    parts += [page.origin(sources, [shlex.join(whole.command)])] if not asked.label else []
     text = "\n\n".join(part for part in parts if part) + "\n"
     results.save(whole, folder / f"{work.name}.json")
     storage.write_text(folder / f"{work.name}.md", text)
@@ -105,14 +104,3 @@ def _as_csv(study: Study) -> str:
     header = ["arm", "seed", *(measure.name for measure in study.measures)]
     rows = [[row.arm, row.seed, *(row.figures.get(each.quantity) for each in study.measures)] for row in study.rows]
     return storage.as_csv(header, rows)
-
-
-def _provenance(
-    command: Sequence[str], seeds: Sequence[int], processes: Sequence[int], sources: Sequence[Source]
-) -> str:
-    """One line: the command, the seeds, and the machines, commits and last time of the stored results."""
-    seeds_used = f"Seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-    where = f"{page.hardware(sources)}, {' or '.join(map(str, processes))} processes a run"
-    finished = max(source.finished for source in sources)
-    commits = f"Commit {known}, " if (known := page.commits(sources)) else ""
-    return f"Command: `{shlex.join(command)}`. {seeds_used}. {where}. {commits}{finished}."
