@@ -15,7 +15,6 @@ from tape_ds.installation import ROOT
 from tape_ds.markdown_table import markdown_table
 from tools.experiment import readings
 from tools.experiment.readings import Numbers, Rows
-from tools.experiment.runs import ROOMS
 from tools.experiment.table import PAPER
 
 MISSING = "-"
@@ -53,12 +52,10 @@ def typed(command: Sequence[str]) -> str:
     first, *rest = command or [""]
     if not first.endswith(".py"):
         return shlex.join(command)
-    script = next((f"{room}/{Path(first).name}" for room in ROOMS if (ROOT / room / Path(first).name).exists()), first)
-    module = f"tools.{Path(script).stem}"
-    if script.startswith("tools/") and f"python -m {module}" in (ROOT / script).read_text(encoding="utf-8"):
-        return shlex.join(["python", "-m", module, *rest])
-    starts = "deepspeed" if script.startswith("launchers/") else "python"
-    return shlex.join([starts, script, *(word for word in rest if not word.startswith("--local_rank"))])
+    name = Path(first).name
+    if (ROOT / "launchers" / name).exists():
+        return shlex.join(["deepspeed", f"launchers/{name}", *(w for w in rest if not w.startswith("--local_rank"))])
+    return shlex.join(["python", "-m", f"tools.{Path(first).stem}", *rest])
 
 
 def machine(hardware: Mapping[str, Any]) -> str:
@@ -171,7 +168,7 @@ def origin(sources: Sequence[Source], commands: Iterable[str] = ()) -> str:
         return ""
     lines = dict.fromkeys(f"    {command}" for command in commands or [each.command for each in sources] if command)
     when = max(source.finished for source in sources)[:10]
-    known = commits(sources)
+    known = ", ".join(dict.fromkeys(source.commit for source in sources if source.commit))
     made = "; ".join(part for part in (hardware(sources), when, f"commit {known}" if known else "") if part)
     return "\n".join([f"Made by ({made}):" if made else "Made by:", "", *lines])
 
@@ -179,11 +176,6 @@ def origin(sources: Sequence[Source], commands: Iterable[str] = ()) -> str:
 def hardware(sources: Sequence[Source]) -> str:
     """The machines of the sources."""
     return "; ".join(dict.fromkeys(source.hardware for source in sources if source.hardware))
-
-
-def commits(sources: Sequence[Source]) -> str:
-    """The commits that the sources are of."""
-    return ", ".join(dict.fromkeys(source.commit for source in sources if source.commit))
 
 
 def link(path: str, base: Path) -> str:
