@@ -20,8 +20,6 @@ from tape_ds.scoring.span_losses import SpanLosses
 Numbers = dict[Quantity, float]
 Rows = dict[str, Numbers]
 """Row -> its numbers; "" is the run that a result lies in."""
-BEYOND = "beyond"
-"""Behind a metric's name: over what was not trained alone."""
 BY_UPDATES = "loss_by_updates"
 """What position updates add to the loss past the native length: a difference already, below 0 where they help."""
 
@@ -171,7 +169,7 @@ def arithmetic(result: results.Result) -> Rows:
     parts that were and were not trained."""
     figures = result.figures
     task = f"{figures['task']}_{figures['trained'][0]}"
-    metrics = {"twice": "exact_match", "beyond": f"exact_match {BEYOND}", "trained": "exact_match within"}
+    metrics = {"twice": "exact_match", "beyond": "exact_match beyond", "trained": "exact_match within"}
     found = {name: figures["means"][part]["value"] for part, name in metrics.items()}
     return {"": {Quantity(task, name): 100 * value for name, value in found.items() if value is not None}}
 
