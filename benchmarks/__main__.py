@@ -120,7 +120,7 @@ def known(options: argparse.Namespace) -> dict[str, Group]:
 
 def chosen_shapes(group: Group, options: argparse.Namespace) -> list[Any]:
     """The group's shapes on this device that were asked for."""
-    return [shape for shape in group.shapes[options.device] if options.shapes in shape.label]
+    return [shape for shape in group.shapes(options.device) if options.shapes in shape.label]
 
 
 def measure(
@@ -133,7 +133,7 @@ def measure(
     implementations: str = "",
 ) -> list[table.Row]:
     """Run one group at one shape; of its implementations those whose name holds ``implementations``."""
-    repeats = repeats or group.repeats[setting.device.type]
+    repeats = repeats or group.samples(setting.device.type)
     print(f"{name}, {shape.label}", file=sys.stderr, flush=True)
     torch.compiler.reset()  # after 8 shapes a compiled function would run uncompiled
     case = group.case(shape, setting)
@@ -143,7 +143,7 @@ def measure(
         repeats,
         head_start=group.single,
         say=lambda line: print(line, file=sys.stderr, flush=True),
-        warm_up=group.warm_up[setting.device.type],
+        warm_up=min(3, repeats // 10),
     )
     return table.rows_of(name, shape.label, setting, repeats, findings, origin)
 
@@ -152,7 +152,7 @@ def listing(wanted: dict[str, Group], setting: Setting) -> str:
     """Groups, their shapes on this device, and the implementations."""
     lines = []
     for name, group in wanted.items():
-        shapes = group.shapes[setting.device.type]
+        shapes = group.shapes(setting.device.type)
         lines.append(f"{name}: {group.about}")
         lines += [f"  shape {shape.label}" for shape in shapes] or [f"  nothing on {setting.device.type}"]
         entries = group.case(shapes[0], setting).entries if shapes else []

@@ -48,14 +48,23 @@ class Layout(NamedTuple):
 
     values: Callable[[Tensor, Tensor], Parts]
     """(v, e) -> the pieces."""
-    returned: Callable[[Tensor, Tensor], Parts]
-    """(dv, de) -> what comes back to each piece of the output."""
     output: Callable[[Parts], Tensor]
     """The output's pieces -> [A v | A e]."""
-    gradient: Callable[[Parts], Tensor]
-    """The gradients of the values' pieces -> [dV | dE]."""
     at_once: bool = False
     """Whether one call takes all pieces and gives as many; else there is a call for each."""
+
+    def returned(self, dv: Tensor, de: Tensor) -> Parts:
+        """What comes back to each piece of the output, in memory as the piece."""
+        pieces = [x.detach().requires_grad_() for x in self.values(dv, de)]
+        out = self.output(tuple(pieces))
+        found = torch.autograd.grad(out, pieces, _joined((dv, de))[..., : out.shape[-1]])  # RoPE's is the first half
+        return tuple(torch.empty_like(x).copy_(each) for x, each in zip(pieces, found, strict=True))
+
+    def gradient(self, v: Tensor, e: Tensor, dvalues: Parts) -> Tensor:
+        """The gradients of the values' pieces -> [dV | dE]."""
+        leaves = [x.detach().requires_grad_() for x in (v, e)]
+        found = torch.autograd.grad(self.values(*leaves), leaves, dvalues, allow_unused=True)
+        return _joined(tuple(x for x in found if x is not None))
 
 
 def _joined(parts: Parts) -> Tensor:
@@ -68,19 +77,9 @@ def _thrice(v: Tensor, e: Tensor) -> Parts:
     return v, torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
 
 
-def _thrice_returned(dv: Tensor, de: Tensor) -> Parts:
-    dv, dcos, dsin = _thrice(dv, de)
-    return dv, dcos / 2, dsin / 2
-
-
 def _thrice_output(parts: Parts) -> Tensor:
     v, cos, sin = parts
     return torch.cat((v, cos.chunk(2, dim=-1)[0], sin.chunk(2, dim=-1)[0]), dim=-1)
-
-
-def _thrice_gradient(parts: Parts) -> Tensor:
-    v, cos, sin = parts
-    return torch.cat((v, *(torch.stack(full.chunk(2, dim=-1)).sum(dim=0) for full in (cos, sin))), dim=-1)
 
 
 def _stacked(v: Tensor, e: Tensor) -> Parts:
@@ -88,17 +87,13 @@ def _stacked(v: Tensor, e: Tensor) -> Parts:
     return (torch.cat((v.transpose(1, 2), e.transpose(1, 2))).transpose(1, 2),)
 
 
-def _unstacked(parts: Parts) -> Tensor:
-    return _joined(parts[0].chunk(2))
-
-
-PLAIN = Layout(lambda v, e: (v,), lambda dv, de: (dv,), _joined, _joined)
-APART = Layout(lambda v, e: (v, e), lambda dv, de: (dv, de), _joined, _joined)
+PLAIN = Layout(lambda v, e: (v,), _joined)
+APART = Layout(lambda v, e: (v, e), _joined)
 ALONE = PLAIN._replace(at_once=True)
 TOGETHER = APART._replace(at_once=True)
-WIDE = Layout(lambda v, e: (_joined((v, e)),), lambda dv, de: (_joined((dv, de)),), _joined, _joined)
-STACKED = Layout(_stacked, _stacked, _unstacked, _unstacked)
-THRICE = Layout(_thrice, _thrice_returned, _thrice_output, _thrice_gradient)
+WIDE = Layout(lambda v, e: (_joined((v, e)),), _joined)
+STACKED = Layout(_stacked, lambda parts: _joined(parts[0].chunk(2)))
+THRICE = Layout(_thrice, _thrice_output)
 
 
 class Implementation(NamedTuple):
@@ -211,7 +206,12 @@ def _runner(implementation: Implementation, leaves: Callable[[Layout], tuple[Ten
     def outcome() -> dict[str, Tensor]:
         out = forward()
         dq, dk, *dvalues = backward(out)
-        return {"out": layout.output(out), "dq": dq, "dk": dk, "dv": layout.gradient(tuple(dvalues))}
+        return {
+            "out": layout.output(out),
+            "dq": dq,
+            "dk": dk,
+            "dv": layout.gradient(inputs.v, inputs.e, tuple(dvalues)),
+        }
 
     return Runner(forward, backward, outcome, bytes_of(own))
 

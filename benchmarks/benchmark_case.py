@@ -4,6 +4,7 @@ One that computes something else is listed as wrong, with its error, and gets no
 listed with the library's reason.
 """
 
+import functools
 import gc
 import re
 import warnings
@@ -131,6 +132,32 @@ def truth_of(
         for each in (torch.float64, dtype)
     )
     return expected_from(exact, plain, dtype)
+
+
+def fused_operation(
+    ours: Callable[..., Tensor],
+    formula: Callable[..., Tensor],
+    inputs: Mapping[str, Mapping[str, Tensor]],
+    returned: Tensor,
+    dtype: torch.dtype,
+) -> BenchmarkCase:
+    """An operation of ours beside its plain formula, eager and compiled, on each encoding's inputs."""
+    makers: dict[str, Callable[[], Callable[..., Tensor]]] = {
+        "ours": lambda: ours,
+        "eager": lambda: formula,
+        "compiled": lambda: torch.compile(formula, dynamic=False),
+    }
+
+    def build(encoding: str, make: Callable[[], Callable[..., Tensor]]) -> Runner:
+        return operation(make(), inputs[encoding], returned)
+
+    entries = [
+        Entry(name, encoding, functools.partial(build, encoding, make))
+        for encoding in inputs
+        for name, make in makers.items()
+    ]
+    truth = {name: functools.partial(truth_of, formula, own, dtype, returned) for name, own in inputs.items()}
+    return BenchmarkCase(entries, truth)
 
 
 def worst(outcome: Mapping[str, Tensor], truth: Truth) -> tuple[str, float, float]:

@@ -8,6 +8,7 @@ Shape letters: B batch, T tokens.
 """
 
 import functools
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from tape_ds import TapeForCausalLM
 def case(shape: Model, setting: Setting) -> BenchmarkCase:
     """Both encodings by every attention backend of this device that can decode; T is the cache's length."""
     member = models.family(models.sizes(shape), setting)
-    ids = models.tokens(shape._replace(tokens=models.CHECKED_TOKENS), setting.device)
+    ids = models.tokens(replace(shape, tokens=models.CHECKED_TOKENS), setting.device)
 
     def build(encoding: str, backend: str) -> Runner:
         model = member(encoding, backend).eval()

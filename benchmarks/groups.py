@@ -1,94 +1,145 @@
-"""The groups of benchmarks: what each times, at which shapes, how often.
-
-A group's implementations are imported when they are asked for: what one of them needs (DeepSpeed's offload, say) may
-be missing on a machine that runs the others.
-"""
+"""The groups of benchmarks: what each times, at which shapes, how often."""
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import shapes
 from benchmarks.benchmark_case import BenchmarkCase, Setting
+from benchmarks.shapes import Attention, Decode, Mix, Model, Sweep
 
 
 class Group(NamedTuple):
-    """One group."""
+    """One group; of its shapes the most valuable come first: a run that is cut short keeps what it has done."""
 
     about: str
-    shapes: Mapping[str, Sequence[Any]]
-    """By kind of device, "cpu" or "cuda"; empty where the group makes no sense."""
-    case: Callable[[Any, Setting], BenchmarkCase]
-    """The implementations at one of the shapes."""
-    repeats: Mapping[str, int]
-    """Samples of each implementation, by kind of device."""
-    single: bool
+    module: str
+    """Of the benchmarks; imported when asked for: what it needs (DeepSpeed's offload, say) may be missing on a machine
+    that runs the others."""
+    cuda: Sequence[Any]
+    """Shapes on a GPU."""
+    cpu: Sequence[Any] = ()
+    """Shapes on a CPU; none where the group makes no sense there."""
+    single: bool = False
     """Whether an operation is timed by itself, see :mod:`benchmarks.measure`, rather than a model as it runs."""
-    warm_up: Mapping[str, int]
-    """Runs before the first sample, besides the one that memory is taken from."""
+    repeats: int | None = None
+    """Samples of each implementation; None: as many as :data:`REPEATS` says."""
+
+    def shapes(self, device: str) -> Sequence[Any]:
+        """By kind of device, "cpu" or "cuda"."""
+        return self.cpu if device == "cpu" else self.cuda
+
+    def samples(self, device: str) -> int:
+        """Of each implementation."""
+        return self.repeats or REPEATS[device, self.single]
+
+    def case(self, shape: Any, setting: Setting) -> BenchmarkCase:
+        """The implementations at one of the shapes."""
+        found: BenchmarkCase = importlib.import_module(f"benchmarks.{self.module}").case(shape, setting)
+        return found
 
 
-def _operation(about: str, listed: Mapping[str, Sequence[Any]], module: str, cuda: int, cpu: int) -> Group:
-    return Group(about, listed, _case(module), {"cuda": cuda, "cpu": cpu}, True, {"cuda": 3, "cpu": 1})
-
-
-def _model(
-    about: str, listed: Mapping[str, Sequence[Any]], module: str, cuda: int, cpu: int, warm_up: tuple[int, int] = (2, 0)
-) -> Group:
-    warm = dict(zip(("cuda", "cpu"), warm_up, strict=True))
-    return Group(about, listed, _case(module), {"cuda": cuda, "cpu": cpu}, False, warm)
-
-
-def _case(module: str) -> Callable[[Any, Setting], BenchmarkCase]:
-    """What ``benchmarks.MODULE.case`` gives."""
-
-    def case(shape: Any, setting: Setting) -> BenchmarkCase:
-        return importlib.import_module(f"benchmarks.{module}").case(shape, setting)
-
-    return case
-
-
+REPEATS = {("cuda", True): 50, ("cuda", False): 20, ("cpu", True): 11, ("cpu", False): 5}
+"""Samples, by kind of device, of a single operation or not."""
 GROUPS = {
-    "attention": _operation(
-        "causal attention, forward and backward, by every library", shapes.ATTENTION, "attention", 30, 7
+    "attention": Group(
+        "causal attention, forward and backward, by every library",
+        "attention",
+        cuda=[
+            Attention(1, 32, 32, 8192, 128),
+            Attention(4, 32, 32, 8192, 64),
+            Attention(8, 12, 12, 1024, 64),
+            Attention(1, 32, 8, 8192, 128),
+        ],
+        cpu=[Attention(1, 12, 12, 1024, 64), Attention(1, 12, 12, 2048, 64), Attention(1, 9, 3, 2048, 64)],
+        single=True,
     ),
-    "packed": _operation("the same over documents packed into rows", shapes.PACKED, "attention", 30, 7),
-    "launches": _operation(
-        "our attention's kernels, one after another with every plausible launch", shapes.LAUNCHES, "launches", 10, 1
+    "packed": Group(
+        "the same over documents packed into rows",
+        "attention",
+        cuda=[
+            *(Attention(1, 32, 32, 8192, 128, documents) for documents in (16, 1, 64)),
+            Attention(1, 32, 8, 8192, 128, 16),
+            Attention(4, 32, 32, 8192, 64, 16),
+        ],
+        cpu=[Attention(1, 12, 12, 2048, 64, documents) for documents in (1, 16)],
+        single=True,
     ),
-    "decode": _operation("one token over a long cache, forward", shapes.DECODE, "decode", 100, 30),
-    "position_mix": _operation(
-        "the update of the position state, forward and backward", shapes.POSITION_MIX, "position_mix", 50, 11
+    "launches": Group(
+        "our attention's kernels, one after another with every plausible launch",
+        "launches",
+        cuda=[
+            Sweep(kernel, Attention(1, 32, 32, 8192, 128, documents))
+            for documents in (None, 16)
+            for kernel in ("forward", "dK dQ", "dV")
+        ],
+        single=True,
+        repeats=10,
     ),
-    "rotate": _operation("the rotation of queries, forward and backward", shapes.ROTATE, "rotate", 50, 11),
-    "layer": _model("one decoder layer, forward and backward", shapes.LAYER, "layer", 20, 7),
-    "step": _model("a whole model's forward, loss and backward", shapes.STEP, "step", 20, 7),
-    "generate": _model(
-        "a whole model's next token over a full cache, forward", shapes.GENERATE, "generate", 50, 21, (3, 1)
+    "decode": Group(
+        "one token over a long cache, forward",
+        "decode",
+        cuda=[Decode(1, 32, 32, 8192, 128), Decode(1, 32, 8, 8192, 128), Decode(1, 9, 3, 8192, 64)],
+        cpu=[Decode(1, 32, 32, 8192, 128), Decode(1, 12, 12, 8192, 64), Decode(1, 9, 3, 8192, 64)],
+        single=True,
     ),
-    "recipe": _model(
+    "position_mix": Group(
+        "the update of the position state, forward and backward",
+        "position_mix",
+        cuda=[Mix(1, 32, 32, 128, 8192, 128), Mix(8, 12, 12, 48, 1024, 64), Mix(1, 32, 8, 32, 8192, 128)],
+        cpu=[Mix(1, 12, 12, 48, 2048, 64), Mix(1, 9, 3, 12, 2048, 64)],
+        single=True,
+    ),
+    "rotate": Group(
+        "the rotation of queries, forward and backward",
+        "rotate",
+        cuda=[Attention(1, 32, 32, 8192, 128), Attention(8, 12, 12, 1024, 64), Attention(1, 32, 8, 8192, 128)],
+        cpu=[Attention(1, 12, 12, 2048, 64), Attention(1, 9, 3, 2048, 64)],
+        single=True,
+    ),
+    "layer": Group(
+        "one decoder layer, forward and backward",
+        "layer",
+        cuda=[Model("7B", 1, 1, 8192), Model("7B", 1, 1, 8192, 16), Model("7B", 1, 1, 4096)],
+        cpu=[Model("155M", 1, 1, 2048)],
+    ),
+    "step": Group(
+        "a whole model's forward, loss and backward",
+        "step",
+        cuda=[Model("155M", 12, 8, 1024)],
+        cpu=[Model("155M", 6, 1, 1024), Model("155M", 6, 1, 1024, 16), Model("155M", 6, 1, 2048)],
+    ),
+    "generate": Group(
+        "a whole model's next token over a full cache, forward",
+        "generate",
+        cuda=[Model("7B", 32, 1, 8192), Model("155M", 12, 1, 8192)],
+        cpu=[Model("155M", 6, 1, 8192)],
+    ),
+    "recipe": Group(
         "7B, frozen but for position updates and norms, full recompute: whole training steps",
-        shapes.RECIPE,
         "recipe",
-        3,
-        3,
-        (0, 0),
+        cuda=[
+            *(Model("7B", 32, 1, 8192, documents) for documents in (None, 16)),
+            *(Model("7B", 32, 1, tokens) for tokens in (32768, 4096, 16384, 65536)),
+        ],
+        repeats=3,
     ),
-    "formulation": _model(
+    "formulation": Group(
         "ours against a transcription of the published formulation, whole models",
-        shapes.FORMULATION,
         "formulation",
-        20,
-        3,
+        cuda=[Model("155M", 6, 1, 2048)],
+        cpu=[Model("155M", 6, 1, 2048)],
     ),
-    "table4": _model(
+    "table4": Group(  # of one layer, and of a whole model
         "an inference step of a layer and of a model by every encoding of the paper's Table 4, and ALiBi",
-        shapes.TABLE_4,
         "table4",
-        10,
-        7,
+        cuda=[Model("155M", 1, 1, 1024), Model("155M", 1, 8, 1024), Model("155M", 12, 1, 1024)],
+        cpu=[Model("155M", 1, 1, 1024), Model("155M", 6, 1, 1024)],
     ),
-    "memory_savings": _model(
-        "what each memory saving saves and costs, a whole model's step", shapes.SAVINGS, "memory_savings", 10, 5
+    "memory_savings": Group(
+        "what each memory saving saves and costs, a whole model's step",
+        "memory_savings",
+        cuda=[Model("7B", 8, 1, 8_192), Model("7B", 8, 1, 32_768)],
+        # Blocks and logits apart: blocks so large that they count beside a chunk of logits would take an hour.
+        cpu=[Model("deep", 16, 1, 2_048), Model("155M", 1, 1, 4_096)],
     ),
 }

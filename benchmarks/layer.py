@@ -4,6 +4,7 @@ It is the middle one of three, called with what it gets inside that model, so TA
 """
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 def case(shape: Model, setting: Setting) -> BenchmarkCase:
     """Both encodings by every attention backend of this device."""
-    fields = models.sizes(shape._replace(layers=3)) | {"vocab_size": 1_024}
+    fields = models.sizes(replace(shape, layers=3)) | {"vocab_size": 1_024}
     member = models.family(fields, setting)
     ids = models.tokens(shape, setting.device) % fields["vocab_size"]
 

@@ -6,15 +6,13 @@ Shape letters: B batch, T tokens, H query heads, G key/value heads, I position r
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from dataclasses import astuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.benchmark_case import BenchmarkCase, Entry, Setting, operation, truth_of
-from benchmarks.measure import Runner
+from benchmarks.benchmark_case import BenchmarkCase, Setting, fused_operation
 from benchmarks.shapes import Mix
 from tape_ds.kernels.position_mix import position_mix
 
@@ -37,7 +35,7 @@ def case(shape: Mix, setting: Setting) -> BenchmarkCase:
         drawn = std * torch.randn(size, generator=generator, device=setting.device)
         return drawn.to(setting.dtype)
 
-    batch, heads, groups, rank, tokens, width = shape
+    batch, heads, groups, rank, tokens, width = astuple(shape)
     angles = torch.rand(1, 1, tokens, width // 2, generator=generator, device=setting.device)
     wanted = {
         "state": normal(batch, tokens, groups, width, std=0.1).transpose(1, 2),
@@ -50,14 +48,5 @@ def case(shape: Mix, setting: Setting) -> BenchmarkCase:
     inputs = {"start": torch.cat((angles.cos(), angles.sin()), dim=-1)}
     inputs |= {name: x.detach().requires_grad_() for name, x in wanted.items()}
     returned = normal(batch, tokens, groups, width).transpose(1, 2)
-    makers: dict[str, Callable[[], Any]] = {
-        "ours": lambda: functools.partial(position_mix, dtype=setting.dtype),
-        "eager": lambda: straightforward,
-        "compiled": lambda: torch.compile(straightforward, dynamic=False),
-    }
-
-    def build(make: Callable[[], Any]) -> Runner:
-        return operation(make(), inputs, returned)
-
-    entries = [Entry(name, "tape", functools.partial(build, make)) for name, make in makers.items()]
-    return BenchmarkCase(entries, {"tape": lambda: truth_of(straightforward, inputs, setting.dtype, returned)})
+    ours = functools.partial(position_mix, dtype=setting.dtype)
+    return fused_operation(ours, straightforward, {"tape": inputs}, returned, setting.dtype)

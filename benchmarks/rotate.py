@@ -5,15 +5,10 @@ RoPE rotates by the start alone; TAPE by the start plus each head's deviation, w
 Shape letters: B batch, T tokens, H query heads, G key/value heads, K head size.
 """
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from benchmarks.benchmark_case import BASELINE, BenchmarkCase, Entry, Setting, Truth, operation, truth_of
-from benchmarks.measure import Runner
+from benchmarks.benchmark_case import BASELINE, BenchmarkCase, Setting, fused_operation
 from benchmarks.shapes import Attention
 from tape_ds.kernels.rotate import rotate
 
@@ -43,21 +38,4 @@ def case(shape: Attention, setting: Setting) -> BenchmarkCase:
     x, state, returned = normal(shape.heads), normal(shape.groups, std=0.1), normal(shape.heads)
     alone = {"x": x.requires_grad_(), "start": start}
     inputs = {BASELINE: alone, "tape": alone | {"state": state.requires_grad_()}}
-    makers: dict[str, Callable[[], Any]] = {
-        "ours": lambda: rotate,
-        "eager": lambda: straightforward,
-        "compiled": lambda: torch.compile(straightforward, dynamic=False),
-    }
-
-    def build(encoding: str, make: Callable[[], Any]) -> Runner:
-        return operation(make(), inputs[encoding], returned)
-
-    def truth(encoding: str) -> Truth:
-        return truth_of(straightforward, inputs[encoding], setting.dtype, returned)
-
-    entries = [
-        Entry(name, encoding, functools.partial(build, encoding, make))
-        for encoding in inputs
-        for name, make in makers.items()
-    ]
-    return BenchmarkCase(entries, {encoding: functools.partial(truth, encoding) for encoding in inputs})
+    return fused_operation(rotate, straightforward, inputs, returned, setting.dtype)

@@ -1,4 +1,4 @@
-"""The shapes that are timed, and the labels by which tables call them.
+"""What a shape is, and the labels by which tables call them.
 
 A label is the letters of its sizes, ``B1 H32 G8 T8192 K128``: B batch, H query heads, G key/value heads, I position
 rank, T queries (and tokens of a row), S keys of a cache, K head size, L layers, N documents packed into each row. Where
@@ -6,13 +6,37 @@ there is no N, a row is one text. ``parse`` reads it back, so a stored table nee
 """
 
 import re
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 
+LETTERS = {
+    "batch": "B",
+    "heads": "H",
+    "groups": "G",
+    "rank": "I",
+    "tokens": "T",
+    "keys": "T1 S",
+    "width": "K",
+    "layers": "L",
+    "documents": "N",
+}
+"""By the name of a shape's field."""
 
-class Attention(NamedTuple):
+
+@dataclass(frozen=True)
+class Shape:
+    """What all of them have."""
+
+    @property
+    def label(self) -> str:
+        """How tables call it: its fields in their order, one without a letter as it is."""
+        return " ".join(f"{LETTERS.get(name, '')}{size}" for name, size in vars(self).items() if size is not None)
+
+
+@dataclass(frozen=True)
+class Attention(Shape):
     """Causal attention over rows of T tokens."""
 
     batch: int
@@ -23,14 +47,9 @@ class Attention(NamedTuple):
     documents: int | None = None
     """Of every row, when it is packed."""
 
-    @property
-    def label(self) -> str:
-        """How tables call it."""
-        packed = "" if self.documents is None else f" N{self.documents}"
-        return f"B{self.batch} H{self.heads} G{self.groups} T{self.tokens} K{self.width}{packed}"
 
-
-class Sweep(NamedTuple):
+@dataclass(frozen=True)
+class Sweep(Shape):
     """Every plausible launch of one of our attention's kernels."""
 
     kernel: str
@@ -43,7 +62,8 @@ class Sweep(NamedTuple):
         return f"{self.kernel}, {self.attention.label}"
 
 
-class Decode(NamedTuple):
+@dataclass(frozen=True)
+class Decode(Shape):
     """One query a row over a cache of S keys."""
 
     batch: int
@@ -52,13 +72,9 @@ class Decode(NamedTuple):
     keys: int
     width: int
 
-    @property
-    def label(self) -> str:
-        """How tables call it."""
-        return f"B{self.batch} H{self.heads} G{self.groups} T1 S{self.keys} K{self.width}"
 
-
-class Mix(NamedTuple):
+@dataclass(frozen=True)
+class Mix(Shape):
     """The update of the position states of T tokens."""
 
     batch: int
@@ -68,13 +84,9 @@ class Mix(NamedTuple):
     tokens: int
     width: int
 
-    @property
-    def label(self) -> str:
-        """How tables call it."""
-        return f"B{self.batch} H{self.heads} G{self.groups} I{self.rank} T{self.tokens} K{self.width}"
 
-
-class Model(NamedTuple):
+@dataclass(frozen=True)
+class Model(Shape):
     """Rows of T tokens through the first layers of a model."""
 
     name: str
@@ -83,81 +95,6 @@ class Model(NamedTuple):
     batch: int
     tokens: int
     documents: int | None = None
-
-    @property
-    def label(self) -> str:
-        """How tables call it."""
-        packed = "" if self.documents is None else f" N{self.documents}"
-        return f"{self.name} L{self.layers} B{self.batch} T{self.tokens}{packed}"
-
-
-Shape = Attention | Sweep | Decode | Mix | Model
-
-# The shapes of each group, by kind of device, the most valuable first: a run that is cut short keeps what it has done.
-ATTENTION = {
-    "cuda": [
-        Attention(1, 32, 32, 8192, 128),
-        Attention(4, 32, 32, 8192, 64),
-        Attention(8, 12, 12, 1024, 64),
-        Attention(1, 32, 8, 8192, 128),
-    ],
-    "cpu": [Attention(1, 12, 12, 1024, 64), Attention(1, 12, 12, 2048, 64), Attention(1, 9, 3, 2048, 64)],
-}
-PACKED = {
-    "cuda": [
-        *(Attention(1, 32, 32, 8192, 128, documents) for documents in (16, 1, 64)),
-        Attention(1, 32, 8, 8192, 128, 16),
-        Attention(4, 32, 32, 8192, 64, 16),
-    ],
-    "cpu": [Attention(1, 12, 12, 2048, 64, documents) for documents in (1, 16)],
-}
-LAUNCHES = {
-    "cuda": [
-        Sweep(kernel, Attention(1, 32, 32, 8192, 128, documents))
-        for documents in (None, 16)
-        for kernel in ("forward", "dK dQ", "dV")
-    ],
-    "cpu": [],
-}
-DECODE = {
-    "cuda": [Decode(1, 32, 32, 8192, 128), Decode(1, 32, 8, 8192, 128), Decode(1, 9, 3, 8192, 64)],
-    "cpu": [Decode(1, 32, 32, 8192, 128), Decode(1, 12, 12, 8192, 64), Decode(1, 9, 3, 8192, 64)],
-}
-POSITION_MIX = {
-    "cuda": [Mix(1, 32, 32, 128, 8192, 128), Mix(8, 12, 12, 48, 1024, 64), Mix(1, 32, 8, 32, 8192, 128)],
-    "cpu": [Mix(1, 12, 12, 48, 2048, 64), Mix(1, 9, 3, 12, 2048, 64)],
-}
-ROTATE = {
-    "cuda": [Attention(1, 32, 32, 8192, 128), Attention(8, 12, 12, 1024, 64), Attention(1, 32, 8, 8192, 128)],
-    "cpu": [Attention(1, 12, 12, 2048, 64), Attention(1, 9, 3, 2048, 64)],
-}
-LAYER = {
-    "cuda": [Model("7B", 1, 1, 8192), Model("7B", 1, 1, 8192, 16), Model("7B", 1, 1, 4096)],
-    "cpu": [Model("155M", 1, 1, 2048)],
-}
-STEP = {
-    "cuda": [Model("155M", 12, 8, 1024)],
-    "cpu": [Model("155M", 6, 1, 1024), Model("155M", 6, 1, 1024, 16), Model("155M", 6, 1, 2048)],
-}
-RECIPE = {
-    "cuda": [
-        *(Model("7B", 32, 1, 8192, documents) for documents in (None, 16)),
-        *(Model("7B", 32, 1, tokens) for tokens in (32768, 4096, 16384, 65536)),
-    ],
-    "cpu": [],
-}
-SAVINGS = {
-    "cuda": [Model("7B", 8, 1, 8_192), Model("7B", 8, 1, 32_768)],
-    "cpu": [Model("deep", 16, 1, 2_048), Model("155M", 1, 1, 4_096)],
-}
-"""Blocks and logits apart on a CPU: blocks so large that they count beside a chunk of logits would take an hour."""
-GENERATE = {"cuda": [Model("7B", 32, 1, 8192), Model("155M", 12, 1, 8192)], "cpu": [Model("155M", 6, 1, 8192)]}
-TABLE_4 = {
-    "cuda": [Model("155M", 1, 1, 1024), Model("155M", 1, 8, 1024), Model("155M", 12, 1, 1024)],
-    "cpu": [Model("155M", 1, 1, 1024), Model("155M", 6, 1, 1024)],
-}
-"""One layer, and a whole model."""
-FORMULATION = {kind: [Model("155M", 6, 1, 2048)] for kind in ("cuda", "cpu")}
 
 
 def parse(label: str) -> dict[str, int]:

@@ -15,6 +15,7 @@ Shape letters: B batch, T tokens, H heads, K head size.
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ def case(shape: Model, setting: Setting) -> BenchmarkCase:
     """Every encoding by every attention backend of this device, and the transcription with each of its attentions."""
     fields, of_layer = models.sizes(shape), shape.layers == 1
     if of_layer:
-        fields = models.sizes(shape._replace(layers=3)) | {"vocab_size": 1_024}  # the output head has no part
+        fields = models.sizes(replace(shape, layers=3)) | {"vocab_size": 1_024}  # the output head has no part
     member = models.family(fields, setting)
     ids = models.tokens(shape, setting.device) % fields["vocab_size"]
 

@@ -3,6 +3,8 @@
 On a CPU nothing is compiled, which would take longer than all else.
 """
 
+from dataclasses import replace
+
 import torch
 
 from benchmarks import models, shapes
@@ -22,15 +24,15 @@ models.SIZES |= {"tiny": TINY, "small": TINY | {"hidden_size": 256, "max_positio
 def _shapes(model: shapes.Model, width: int, cache: int) -> dict[str, shapes.Shape]:
     """Of every group, with heads of this width."""
     attention = shapes.Attention(model.batch, 4, 2, model.tokens, width)
-    packed = model._replace(documents=3)
+    packed = replace(model, documents=3)
     operations: dict[str, shapes.Shape] = {
         "attention": attention,
-        "packed": attention._replace(documents=3),
-        "launches": shapes.Sweep("forward", attention._replace(heads=1, groups=1)),
+        "packed": replace(attention, documents=3),
+        "launches": shapes.Sweep("forward", replace(attention, heads=1, groups=1)),
         "decode": shapes.Decode(model.batch, 4, 2, cache, width),
         "position_mix": shapes.Mix(model.batch, 4, 2, max(5, width // 4), model.tokens, width),
         "rotate": attention,
-        "layer": packed._replace(layers=1),
+        "layer": replace(packed, layers=1),
         "recipe": packed,
     }
     return {name: operations.get(name, model) for name in GROUPS}
@@ -45,10 +47,7 @@ TOYS = {
 
 def groups() -> dict[str, Group]:
     """All of them, each with its toy shape alone."""
-    return {
-        name: group._replace(shapes={kind: [found[name]] for kind, found in TOYS.items()})
-        for name, group in GROUPS.items()
-    }
+    return {name: group._replace(cuda=[TOYS["cuda"][name]], cpu=[TOYS["cpu"][name]]) for name, group in GROUPS.items()}
 
 
 def without_compiler() -> None:

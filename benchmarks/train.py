@@ -17,17 +17,19 @@ from typing import Any
 
 import torch
 from accelerate.utils.other import get_free_port
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import table
 from benchmarks.models import LLAMA_2_7B
 from benchmarks.toys import TINY
 from tape_ds import results
 from tape_ds.arguments import Parser
+from tape_ds.data import tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, TOY_STEPS = 20, 2
+VOCABULARY = 400
+"""Tokens of the text; a model may have embeddings for more."""
 SETTLED = 5
 """Steps until the rate is steady."""
 FIELDS = {
@@ -53,8 +55,8 @@ def main() -> int:
     options = parser.parse_args()
     device = torch.device("cpu" if options.toys else "cuda")
     folder = options.work / "checkpoint"
-    if not (folder / "tokenizer.json").exists():
-        make_checkpoint(folder, TINY | {"vocab_size": 300} if options.toys else LLAMA_2_7B, device)
+    if not (folder / "config.json").exists():
+        make_checkpoint(folder, TINY | {"vocab_size": VOCABULARY} if options.toys else LLAMA_2_7B, device)
     run = options.work / f"train_{options.backend}"
     fields: dict[str, Any] = {"recipe": "llama2_7b_8k", "model": folder, **FIELDS, "data_cache": options.work / "data"}
     fields |= {"attention_backend": options.backend, "output_dir": run}
@@ -79,18 +81,12 @@ def main() -> int:
 
 
 def make_checkpoint(folder: Path, sizes: dict[str, Any], device: torch.device) -> None:
-    """A Llama of these sizes with random weights in bf16, and a tokenizer that knows bytes alone."""
+    """A Llama of these sizes with random weights in bf16, and a tokenizer of little more than bytes."""
+    tokenizer.train(["stdlib:typing.py"], VOCABULARY, folder)
     torch.manual_seed(0)
     with device:
         model = LlamaForCausalLM(LlamaConfig(**sizes, torch_dtype="bfloat16")).to(torch.bfloat16)
     model.save_pretrained(folder)
-    letters = pre_tokenizers.ByteLevel.alphabet()
-    vocabulary = {token: at for at, token in enumerate(["<s>", "</s>", *sorted(letters)])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
 
 
 if __name__ == "__main__":

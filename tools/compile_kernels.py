@@ -4,14 +4,12 @@
     python -m tools.compile_kernels --once                             each launch of a table once: a quick look
     python -m tools.compile_kernels --kernels rotate --capability 90   one operator, one kind of GPU
     python -m tools.compile_kernels --kernels my.module                any module with ``calls(dtype)``
-    python -m tools.compile_kernels --only "keys_kernel .*G=32 K=128" --launch \\
-        tape_attention_backward.KEYS_AND_QUERIES=128x64x8x2            launches that no table has (yet)
+    python -m tools.compile_kernels --only "keys_kernel .*G=32 K=128"  what this matches
 
 The operators run on tensors without memory (``tools/compile_gate``): each launch, of every entry of a table's row, goes
 through Triton's own binder, and each specialisation that comes out is compiled once. A row says what became of it:
 blocks, warps, stages; registers of a thread; spills, in instructions inside loops + outside; bytes of shared memory;
-tensor-core instructions of the kind that a warp issues (mma) and four warps together (wgmma); instructions of the
-hottest loop; and the TFLOP/s of that loop by a model (``compile_gate/machine_code.py``), which is no measurement.
+tensor-core instructions of the kind that a warp issues (mma) and four warps together (wgmma).
 
 It is a failure, listed again at the end and by exit code 1, if a loop spills, if a program needs more shared memory
 than the GPU has, if a matrix product is left off the tensor cores, if the assembler made wgmma wait one by one, if it
@@ -40,9 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--kernels", nargs="+", metavar="NAME", help="operators or modules; default: all")
     parser.add_argument("--only", default="", metavar="REGEX", help="compile what this matches of 'kernel call'")
-    parser.add_argument("--launch", nargs="+", default=[], metavar="TABLE=ROWSxCOLUMNSxWARPSxSTAGES", help="try these")
     parser.add_argument("--once", action="store_true", help="one call, in one dtype, for each launch and head size")
-    parser.add_argument("--table", action="store_true", help="as Markdown")
     parser.add_argument("--workers", type=int, default=workers, help=f"processes, here {workers}")
     options = parser.parse_args(argv)
     from tools.compile_gate import gate

@@ -1,28 +1,24 @@
-"""Count parameters, multiply-adds and FLOPs of a model with any positional encoding.
+"""Count parameters, multiply-adds and FLOPs of the model that the TAPE paper pretrains, with any positional encoding.
 
-    python tools/flops.py                                  every encoding on the paper's 155M model, 1,024 tokens
-    python tools/flops.py --model FOLDER --length 8192     a model of your own
-    python tools/flops.py --position_encoding tape --position_options '{"rank": 24}'
+    python tools/flops.py                                  every encoding, a row of 1,024 tokens
     python tools/flops.py --table3                         the TAPE paper's Table 3 beside our count
-    python tools/flops.py --table3 --output runs/table3    and table3.json, .md, .csv there
+    python tools/flops.py --table3 --output runs/table3    and table3.json there
 
 MACs come in two conventions: ``full`` counts the whole score matrix, as the paper does, ``causal`` the half that a
-causal kernel computes. FLOPs are 2 x MACs. "M" is 2^20 parameters, as in the paper. Nothing is loaded or run.
+causal kernel computes. FLOPs are 2 x MACs; the paper's also hold small operations that its MACs leave out. "M" is 2^20
+parameters, as in the paper. Nothing is loaded or run; a recipe's own model is counted by ``tools/plan.py``.
 Exit codes: 0 done; 2 something to mend.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tape_ds import results, storage
-from tape_ds.arguments import Parser, below_one
-from tape_ds.errors import Problem, UserError, check_folder, command, raise_if_any
+from tape_ds import results
+from tape_ds.arguments import Parser
+from tape_ds.errors import check_folder, command, raise_if_any
 from tape_ds.markdown_table import markdown_table
 from tape_ds.model import positions
 
@@ -40,11 +36,6 @@ PAPER = {
 }
 """The model that the paper pretrains on C4."""
 PAPER_RANK = 48
-CONVENTIONS = (
-    'FLOPs are 2 x MACs; "causal" counts the half of the score matrix that a causal kernel computes, the other columns '
-    "the whole. M is 2^20. The paper's FLOPs also hold small operations that its MACs leave out. The published code "
-    "evaluates the gate of TAPE's position feed-forward twice and attends to equal halves of cosines and sines."
-)
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 1.0, "original_max_position_embeddings": 1_024}
 PLACEHOLDERS: dict[str, dict[str, Any]] = {
     "yarn": {"rope_parameters": YARN},
@@ -53,7 +44,7 @@ PLACEHOLDERS: dict[str, dict[str, Any]] = {
 }
 """What some encodings cannot be built without; none of it changes a count."""
 TOKENS = 1_024
-"""Of Table 3: one forward, batch 1."""
+"""Of a row: one forward, batch 1."""
 
 
 @command
@@ -61,123 +52,41 @@ def main(argv: list[str] | None = None) -> int:
     """Parse, check, count, store, print."""
     given = sys.argv[1:] if argv is None else argv
     parser = Parser(description=__doc__)
-    parser.add_argument("--model", help="folder or hub id of a Llama-shaped or TAPE model; default: the paper's 155M")
-    parser.add_argument("--length", type=int, help="tokens of a row; default: the model's window")
-    parser.add_argument("--position_encoding", nargs="*", help="default: all of them, or the model's own")
-    parser.add_argument("--position_options", type=json.loads, help="options of the encoding, as JSON")
     parser.add_argument("--table3", action="store_true", help="the TAPE paper's Table 3")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--output", help="folder of table3.json, or flops.json, with its table as .md and .csv")
+    parser.add_argument("--output", help="folder of table3.json, or flops.json")
     options = parser.parse_args(given)
-    check(options)
-    configs = [] if options.table3 else configurations(options)
-    rows = table_3() if options.table3 else [count(config, options.length) for config in configs]
-    header = list(rows[0])
-    cells = [[_shown(row[name]) for name in header] for row in rows]
+    raise_if_any(check_folder("output", options.output or "."))
+    rows = table_3() if options.table3 else every_encoding()
     if options.output is not None:
-        begun = results.collect(
-            command=[Path(__file__).name, *given],
-            config={"length": TOKENS, **PAPER} if options.table3 else vars(options),
-        )
-        whole, file = begun.finish({"rows": rows}), Path(options.output) / ("table3" if options.table3 else "flops")
-        results.save(whole, file.with_suffix(".json"))
-        asked = shlex.join(["python", "tools/flops.py", *whole.command[1:]])
-        text = f"{markdown_table(header, cells)}\n\n{CONVENTIONS}\n\nCommand: `{asked}`. Nothing was run.\n"
-        storage.write_text(file.with_suffix(".md"), text)
-        storage.write_text(file.with_suffix(".csv"), storage.as_csv(header, (list(row.values()) for row in rows)))
-    if options.json:
-        print(json.dumps(rows, indent=2))
-    else:
-        widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
-        for line in [header, *cells]:
-            print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+        begun = results.collect(command=[Path(__file__).name, *given], config={"length": TOKENS, **PAPER})
+        file = Path(options.output) / f"{'table3' if options.table3 else 'flops'}.json"
+        results.save(begun.finish({"rows": rows}), file)
+    print(markdown_table(list(rows[0]), [[_shown(cell) for cell in row.values()] for row in rows]))
     return 0
 
 
-def check(options: argparse.Namespace) -> None:
-    """Report everything wrong with the command line.
-
-    Raises:
-        UserError: unknown encodings, options that are no mapping or fit none, an impossible length, a table that is
-            not of the model that was named, a folder that cannot be one.
-    """
-    problems = []
-    names = options.position_encoding or []
-    given = options.position_options
-    if given is not None and not isinstance(given, dict):
-        problems.append(Problem("position_options", given, "not a mapping", 'give JSON such as {"rank": 24}'))
-        given = None
-    if given and len(names) != 1:
-        wrong = "they belong to one encoding"
-        problems.append(Problem("position_options", given, wrong, "name it: --position_encoding NAME"))
-    for name in names:
-        problems += positions.check_options(name, (given or {}) if len(names) == 1 else {})
-    problems += below_one(options, "length")
-    if options.table3:
-        chosen = ("model", "length", "position_encoding", "position_options")
-        wrong = "Table 3 is of one model, one length and four encodings"
-        problems += [
-            Problem(name, getattr(options, name), wrong, "leave it out, or leave out --table3")
-            for name in chosen
-            if getattr(options, name) is not None
-        ]
-    raise_if_any(problems + check_folder("output", options.output or "."))
-
-
-def configurations(options: argparse.Namespace) -> list[TapeConfig]:
-    """One configuration for each encoding asked for; where none is, for each that the model can have.
-
-    Raises:
-        UserError: a model that is none, or an encoding that was asked for and does not go with it.
-    """
-    from tape_ds.model import convert
-
-    source = convert.read_config(convert.resolve(options.model)) if options.model else None
-    own = getattr(source, "position_encoding", None)
-    named = options.position_encoding or ([own] if own else [])
-    found = []
-    for name in named or positions.available():
-        try:
-            found.append(_configuration(source, name, options.position_options))
-        except UserError as error:
-            if named:
-                raise
-            print(f"left out: {name}: {error.problems[0].wrong}", file=sys.stderr)
-    return found
-
-
-def _configuration(source: Any, name: str, given: dict[str, Any] | None) -> TapeConfig:
-    from tape_ds.model import convert
+def every_encoding() -> list[dict[str, Any]]:
+    """A row for each encoding."""
     from tape_ds.model.configuration import TapeConfig
 
-    changes: dict[str, Any] = {"position_encoding": name}
-    if source is not None and name == getattr(source, "position_encoding", None):
-        merged = {**(source.position_options or {}), **(given or {})}
-        return convert.tape_config(source, **({"position_options": merged} if given else {}))
-    changes |= PLACEHOLDERS.get(name, {})
-    if given:
-        changes["position_options"] = {**(changes.get("position_options") or {}), **given}
-    if source is None:
-        return TapeConfig(**PAPER, **changes)
-    return convert.tape_config(source, **{"position_options": None} | changes)
+    names = positions.available()
+    return [count(TapeConfig(**PAPER, position_encoding=name, **PLACEHOLDERS.get(name, {}))) for name in names]
 
 
-def count(config: TapeConfig, length: int | None) -> dict[str, Any]:
+def count(config: TapeConfig) -> dict[str, Any]:
     """One row of the table."""
     from tape_ds.model import flops
 
-    length = length or config.max_position_embeddings
-    full, causal = (flops.multiply_adds(config, length, causal=each) for each in (False, True))
+    full, causal = (flops.multiply_adds(config, TOKENS, causal=each) for each in (False, True))
     return {
         "encoding": config.position_encoding,
-        "length": length,
         "parameters (M)": round(flops.parameters(config) / flops.MEBI, 2),
         "of the encoding (M)": round(flops.position_parameters(config) / flops.MEBI, 3),
         "MACs full (G)": round(full / 1e9, 2),
         "MACs causal (G)": round(causal / 1e9, 2),
         "FLOPs full (G)": round(2 * full / 1e9, 2),
         "FLOPs causal (G)": round(2 * causal / 1e9, 2),
-        "training FLOPs a token (G)": round(flops.training_flops_per_token(config, length, 1.0) / 1e9, 3),
+        "training FLOPs a token (G)": round(flops.training_flops_per_token(config, TOKENS, 1.0) / 1e9, 3),
     }
 
 

@@ -1,4 +1,4 @@
-"""What shifting a text changes in each layer of a model, beside TAPE's Table 8: attention weights, positions, logits.
+"""What shifting a text changes in each layer of a model, as in TAPE's Table 8: attention weights, positions, logits.
 
     python -m tools.stability runs/encodings/rope runs/encodings/tape
     python -m tools.stability smollm2 --tokens 1024 --layers 1 10 20 30
@@ -10,8 +10,12 @@ layer, and positions are those it reads, before its own update. A MODEL is anyth
 and this project computes: a run's folder, a model's, a hub id, ``smollm2``; ``NAME=MODEL`` says what its rows are
 called.
 
-Written to ``--output`` (``runs/stability``): ``stability.md``, ``.csv`` and ``.json`` (command, versions, each text's
-figures).
+Attention is told as the L1 distance between a query's weights before and after, over the text's own keys, mean over
+heads and queries; *renormalised*, rows are divided by what is left of them without the added tokens. Positions are told
+as the norm of the change of the states' dot products (or of the biases on scores), in per cent of their norm.
+
+Written to ``--output`` (``runs/stability``): ``stability.json`` (command, versions, each text's figures) and
+``stability.csv``. Published numbers stand beside ours where ``python -m tools.experiment table8`` measures.
 
 Exit codes: 0 done; 2 something to mend.
 """
@@ -20,16 +24,14 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaluation import inspected, options, published, texts
-from evaluation.pages import render
-from evaluation.pages.numbers import MISSING, significant
+from evaluation import inspected, options, texts
+from evaluation.pages.numbers import significant
 from evaluation.perplexity_options import SPLIT
 from tape_ds import results, storage
 from tape_ds.arguments import Parser
@@ -47,8 +49,6 @@ SHIFT = 3
 """Tokens, or positions, as in Table 8."""
 COUNT = 4
 """Texts of each address."""
-TREATMENTS = {"add_tokens": "add", "shift_ids": "shift"}
-"""Name -> what stands over its columns."""
 FIGURES = (
     "attention_l1",
     "attention_l1_renormalised",
@@ -57,12 +57,6 @@ FIGURES = (
     "positions_percent",
 )
 """Of a layer, in the order of the columns of the csv."""
-LOGITS = {"mean": "mean", "largest": "largest", "%": "relative_percent"}
-"""What stands over a column -> the figure of what comes out of the last layer."""
-
-
-Row = Mapping[str, Any]
-"""What :func:`measured` gives."""
 
 
 @command
@@ -149,7 +143,7 @@ def documents(name: str, model: FoundModel, sources: Sequence[Source], own: argp
     return found
 
 
-def measured(name: str, found: FoundModel, read: Sequence[texts.Text], own: argparse.Namespace) -> Row:
+def measured(name: str, found: FoundModel, read: Sequence[texts.Text], own: argparse.Namespace) -> dict[str, Any]:
     """One model's figures: of each text, and their mean."""
     import torch
 
@@ -171,57 +165,22 @@ def measured(name: str, found: FoundModel, read: Sequence[texts.Text], own: argp
     return {"name": name, "model": found.about(), "token": token, "mean": mean, "texts": figures}
 
 
-def write(rows: Sequence[Row], whole: results.Result, folder: Path) -> None:
-    """The tables, and the result that holds all of it."""
+def write(rows: Sequence[dict[str, Any]], whole: results.Result, folder: Path) -> None:
+    """The result, and a line for each model, treatment and layer of it."""
+    header = ["model", "treatment", "layer", *FIGURES]
     lines = [
-        {"model": row["name"], "treatment": treatment, "layer": layer, **{name: figures[name] for name in FIGURES}}
+        [row["name"], treatment, layer, *(figures[name] for name in FIGURES)]
         for row in rows
-        for treatment in TREATMENTS
-        for layer, figures in row["mean"][treatment]["layers"].items()
+        for treatment, moved in row["mean"].items()
+        for layer, figures in moved["layers"].items()
     ]
-    text = as_markdown(rows, lines, whole)
     results.save(whole, folder / f"{NAME}.json")
-    storage.write_text(folder / f"{NAME}.md", text)
-    storage.write_text(folder / f"{NAME}.csv", storage.as_csv([*lines[0]], [list(line.values()) for line in lines]))
-    print(text)
-    print(f"written to {folder / NAME}.md, .csv, .json", flush=True)
-
-
-def as_markdown(rows: Sequence[Row], lines: Sequence[Row], whole: results.Result) -> str:
-    """A page of three tables like Table 8, each with the published rows below ours, and one of logits."""
-    attention = published.find("Table 8")
-    heads, logits = ["", *(f"{short}: {word}" for short in TREATMENTS.values() for word in LOGITS)], []
-    for row in rows:
-        found = [row["mean"][name]["logits"][figure] for name in TREATMENTS for figure in LOGITS.values()]
-        logits.append([row["name"], *(significant(value, 3) for value in found)])
-    return render.fill(
-        f"{NAME}.md",
-        config=whole.config,
-        setting=attention.setting,
-        attention=_table(lines, "attention_l1", 100, attention),
-        renormalised=_table(lines, "attention_l1_renormalised", 100),
-        positions=_table(lines, "positions_percent", 1, published.find("Table 8, second half")),
-        nowhere=dict.fromkeys(line["model"] for line in lines if line["positions_percent"] is None),
-        why=inspected.NOWHERE,
-        logits=markdown_table(heads, logits),
-        command=shlex.join(["python", "-m", f"tools.{NAME}", *whole.command[1:]]),
-        result=whole,
-    )
-
-
-def _table(lines: Sequence[Row], figure: str, scale: float, theirs: published.Table | None = None) -> str:
-    """Models down, treatments and layers across; published rows last, a dash for a layer that the paper lacks."""
-    across = dict.fromkeys((line["treatment"], line["layer"]) for line in lines)
-    cells: dict[str, list[str]] = {}
-    for line in lines:
-        value = None if line[figure] is None else scale * line[figure]
-        cells.setdefault(line["model"], []).append(significant(value, 3))
-    if theirs is not None:
-        for method in theirs.rows:
-            values = [theirs.written(method, published.Quantity(name, f"layer {layer}")) for name, layer in across]
-            cells[f"*published: {method}*"] = [f"*{each}*" if each else MISSING for each in values]
-    heads = ["", *(f"{TREATMENTS[name]} L{layer}" for name, layer in across)]
-    return markdown_table(heads, [[name, *found] for name, found in cells.items()])
+    storage.write_text(folder / f"{NAME}.csv", storage.as_csv(header, lines))
+    cells = [[*map(str, line[:3]), *(significant(value, 3) for value in line[3:])] for line in lines]
+    print(markdown_table(header, cells))
+    for name in dict.fromkeys(line[0] for line in lines if line[-1] is None):
+        print(f"{name}: {inspected.NOWHERE}")
+    print(f"written to {folder / NAME}.json, .csv", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -47,11 +48,11 @@ def test_rope_s_truth_is_that_of_the_value_alone():
 def test_every_layout_gives_back_both_halves(layout):
     v, e = torch.randn(2, 1, 3, 5, 8).unbind()
     assert torch.equal(layout.output(layout.values(v, e)), torch.cat((v, e), dim=-1))
-    assert torch.equal(layout.gradient(layout.returned(v, e)), torch.cat((v, e), dim=-1))
+    assert torch.equal(layout.gradient(v, e, layout.returned(v, e)), torch.cat((v, e), dim=-1))
 
 
 def test_a_packed_truth_is_that_of_every_document_alone():
-    shape = SHAPE._replace(documents=3)
+    shape = replace(SHAPE, documents=3)
     inputs = attention.draw(shape, SETTING)
     lengths = document_lengths(24, 3)
     assert len(lengths) == 3 and sum(lengths) == 24 and len(set(lengths)) > 1
@@ -64,7 +65,7 @@ def test_a_packed_truth_is_that_of_every_document_alone():
 
 
 def test_a_rival_that_looks_across_documents_is_found_out():
-    shape = SHAPE._replace(documents=3)
+    shape = replace(SHAPE, documents=3)
     blind = attention.Implementation("tape", "blind", attention.WIDE, lambda: calls.plain_attention)
     (finding,) = run(attention.between([blind], shape, SETTING), SETTING, 1, head_start=True, say=lambda line: None)
     assert finding.status == "wrong"
@@ -96,7 +97,7 @@ def test_what_takes_documents_is_called_right(name, monkeypatch):
     monkeypatch.setattr(backends, "chip_of", lambda device: backends.Chip("cuda", "sm_90"))
     monkeypatch.setattr(backends, "_why_not", lambda name, call: None)
     monkeypatch.setattr(calls.importlib, "import_module", lambda name: module)
-    shape = SHAPE._replace(documents=3)
+    shape = replace(SHAPE, documents=3)
     varlen_on_cpu.CALLS.clear()
     monkeypatch.setattr(calls, "documents_of", lambda shape, device: calls.Documents(document_lengths(24, 3), CPU))
     (implementation,) = [

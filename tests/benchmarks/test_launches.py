@@ -1,5 +1,7 @@
 """The sweep of launches: each reaches its kernel and no other, forward and backward, and is held to the truth."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -19,7 +21,7 @@ def test_a_launch_replaces_the_table_s_for_its_kernel_alone(kernel, documents, m
     found = launches.KERNELS[kernel]
     own, table = dict(found.plain), found.plain if documents is None else found.documents
     seen = []
-    shape = Sweep(kernel, SHAPE._replace(documents=documents))
+    shape = Sweep(kernel, replace(SHAPE, documents=documents))
     implementations = {each.name: each for each in launches.implementations(shape, SETTING.device)}
     implementation = implementations["ours, 64x32, 4 warps, 2 stages"]
     with implementation.around():

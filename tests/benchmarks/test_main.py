@@ -2,10 +2,9 @@
 
 import pytest
 
-from benchmarks import table
+from benchmarks import rotate, table
 from benchmarks.__main__ import main
 from benchmarks.benchmark_case import BenchmarkCase, Entry
-from benchmarks.groups import GROUPS
 
 
 def test_a_group_is_run_and_stored(toys, tmp_path, capsys):
@@ -22,10 +21,10 @@ def test_a_group_is_run_and_stored(toys, tmp_path, capsys):
 
 
 def test_a_wrong_rival_of_ours_fails_the_command(toys, tmp_path, monkeypatch, capsys):
-    group = GROUPS["rotate"]
+    whole = rotate.case
 
     def broken(shape, setting):
-        asked = group.case(shape, setting)
+        asked = whole(shape, setting)
         entry = next(entry for entry in asked.entries if entry.implementation == "ours")
 
         def build():
@@ -34,7 +33,7 @@ def test_a_wrong_rival_of_ours_fails_the_command(toys, tmp_path, monkeypatch, ca
 
         return BenchmarkCase([Entry("ours", entry.encoding, build)], asked.truth)
 
-    monkeypatch.setitem(GROUPS, "rotate", group._replace(case=broken))
+    monkeypatch.setattr(rotate, "case", broken)
     assert main(["rotate", "--device", "cpu", "--out", str(tmp_path)]) == 1
     assert "WRONG: rotate" in capsys.readouterr().err
     (row,) = table.read(tmp_path / "rotate_cpu.csv")

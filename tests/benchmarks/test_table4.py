@@ -1,23 +1,26 @@
 """Table 4's implementations: a layer's and a model's step, every encoding right, a sample told for one step."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from benchmarks import models, shapes, table4
+from benchmarks import models, table4
 from benchmarks.benchmark_case import Setting, run
+from benchmarks.groups import GROUPS
 from benchmarks.measure import clock
 from benchmarks.reference_formulation import three_sdpa
 from tests.benchmarks.conftest import MODEL
 
 SETTING = Setting(torch.device("cpu"), torch.float32)
-LAYER = MODEL._replace(layers=1)
+LAYER = replace(MODEL, layers=1)
 
 
 def findings(shape, setting=SETTING):
     return run(table4.case(shape, setting), setting, 1, head_start=False, say=lambda line: None)
 
 
-@pytest.mark.parametrize("shape", [LAYER, LAYER._replace(batch=2), MODEL], ids=["layer", "rows", "model"])
+@pytest.mark.parametrize("shape", [LAYER, replace(LAYER, batch=2), MODEL], ids=["layer", "rows", "model"])
 def test_every_implementation_is_right(shape, toys):
     found = {(each.encoding, each.implementation): each for each in findings(shape)}
     assert {encoding for encoding, _ in found} == {"rope", "tape", "fire", "t5", "alibi"}
@@ -72,5 +75,5 @@ def test_a_time_is_that_of_one_step(toys):
 
 
 def test_both_kinds_of_step_are_timed_on_every_device():
-    for kind in ("cuda", "cpu"):
-        assert {shape.layers == 1 for shape in shapes.TABLE_4[kind]} == {True, False}
+    for listed in (GROUPS["table4"].cuda, GROUPS["table4"].cpu):
+        assert {shape.layers == 1 for shape in listed} == {True, False}

@@ -68,7 +68,7 @@ def found(text, info=""):
     [
         ("X=1 deepspeed launchers/extend_llama.py  # why", ["deepspeed", "launchers/extend_llama.py"]),
         ("cat a | python -m evaluation x --prompt 'a # b'", ["python", "-m", "evaluation", "x", "--prompt", "a # b"]),
-        ("python tools/flops.py \\\n    --json", ["python", "tools/flops.py", "--json"]),
+        ("python tools/flops.py \\\n    --table3", ["python", "tools/flops.py", "--table3"]),
         ("python tools/export_hf.py A B [--name NAME]", ["python", "tools/export_hf.py", "A", "B", "--name", "NAME"]),
         ("deepspeed launchers/extend_llama.py ... --dry_run", ["deepspeed", "launchers/extend_llama.py", "--dry_run"]),
     ],

@@ -103,14 +103,14 @@ def test_a_specialisation_is_compiled_once_and_calls_that_differ_in_one_each(exa
     """99 and 97 steps are the same code to Triton, one step is a constant."""
     rows = table(examples[1])
     assert "product good" in rows and "product good once more" not in rows
-    assert rows["product good"]["loop"] != "0" and rows["product one step"]["loop"] == "0"
+    assert "product one step" in rows
 
 
 def test_figures_are_the_assembler_s(examples):
     """A 64 x 64 x 64 product on sm_90: four instructions 16 deep, and 8 KiB each for A and two stages of B."""
     cells = table(examples[1])["product good"]
     assert (cells["spills"], cells["shared"], cells["mma"], cells["wgmma"]) == ("0+0", "24,576", "0", "4")
-    assert 32 < int(cells["registers"]) < 255 and 4 < int(cells["loop"]) < 100
+    assert 32 < int(cells["registers"]) < 255
 
 
 def test_spills_outside_loops_are_shown(examples):
@@ -150,7 +150,6 @@ def test_the_interpreter_compiles_nothing(monkeypatch, capsys):
         (["--kernels", "no.such.module"], "neither an operator nor a module"),
         (["--kernels", "json"], "neither an operator nor a module"),
         (["--workers", "0"], "workers = 0: is below 1"),
-        (["--launch", "FORWARD=128x64"], "launch = 'FORWARD=128x64': not TABLE=ROWSxCOLUMNSxWARPSxSTAGES"),
     ],
 )
 def test_a_command_that_cannot_work_says_why(monkeypatch, capsys, arguments, words):
@@ -159,27 +158,9 @@ def test_a_command_that_cannot_work_says_why(monkeypatch, capsys, arguments, wor
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--only", "no such kernel"], "nothing to compile"),
-        (["--launch", "FORWARD=128x64x8x3"], "launch = 'FORWARD': no such table"),
-    ],
-)
-def test_a_gate_with_nothing_to_guard_is_an_error(arguments, words):
-    code, output = gate(*arguments)
-    assert code == 2 and words in output
-
-
-@pytest.mark.slow
-def test_a_launch_that_no_table_has_can_be_tried():
-    """128 x 64 tiles of a 64-wide kernel, one call of a kernel, in Markdown."""
-    code, output = gate(
-        "--kernels", "tape_attention", "--only", "delta_kernel H=12 G=12 K=64 T=8192$", "--table",
-        "--capability", "90", "--dtype", "bf16", "--launch", "tape_attention_backward.DELTA=16x0x2x2",
-    )  # fmt: skip
-    assert code == 0, output
-    assert re.search(r"\| delta_kernel H=12 G=12 K=64 T=8192 \| 90 \| +bf16 \| +16x0x2x2 \|", output), output
+def test_a_gate_with_nothing_to_guard_is_an_error():
+    code, output = gate("--only", "no such kernel")
+    assert code == 2 and "nothing to compile" in output
 
 
 def test_every_launch_belongs_to_a_launch():
@@ -191,7 +172,7 @@ def instructions(*lines):
     """A disassembled kernel: ``[@predicate] NAME operands``, at addresses of 16 bytes each."""
     parts = [re.fullmatch(r"(?:(@\S+) )?(\S+) ?(.*)", each).groups(default="") for each in lines]
     found = [machine_code.Instruction(*each) for each in parts]
-    return machine_code.Code(200, found, machine_code.loops(found, {16 * place: place for place in range(len(found))}))
+    return machine_code.Code(200, found, machine_code.looped(found, {16 * place: place for place in range(len(found))}))
 
 
 def test_a_loop_is_what_leads_back_to_its_start():
@@ -200,26 +181,5 @@ def test_a_loop_is_what_leads_back_to_its_start():
         "MOV", "@P3 BRA 0xa0", "STL", "HMMA.16816.F32", "@P0 BRA 0x30", "LDL", "@P1 BRA 0x20", "NOP", "EXIT", "NOP",
         "STL", "LDL", "BRA 0x20",
     )  # fmt: skip
-    assert sorted(map(sorted, code.loops)) == [[2, 3, 4, 5, 6], [3, 4]]
+    assert code.looped == {2, 3, 4, 5, 6}
     assert code.spills() == (2, 2)
-    assert [each.name for each in code.hottest()] == ["HMMA.16816.F32", "BRA"]
-
-
-def test_the_model_counts_issue_slots_against_the_tensor_cores():
-    """One program of eight warps fits (200 registers): each of a scheduler's two warps issues 512 instructions, and
-    96 of them are 64 x 128 x 16 wgmma, 64 cycles each."""
-    products = ["HGMMA.64x128x16.F32.BF16 R24, gdesc[UR4], R24"] * 96
-    code = instructions("MOV", *products, *["FADD"] * 415, "@P0 BRA 0x10", "EXIT")
-    assert len(code.hottest()) == 512
-    share = 96 * 64 / (512 + 96 * 64)
-    assert machine_code.tflops(code, 90, warps=8, shared=100 * 1024) == pytest.approx(0.8 * 989 * share)
-    assert machine_code.tflops(instructions("FADD", "EXIT"), 90, warps=8, shared=0) is None
-
-
-def test_several_programs_fill_each_other_s_gaps_and_narrow_wgmma_waits_for_shared_memory():
-    """Two programs of four warps: one alone would need 10 + 8 x 24 cycles, both keep the tensor cores busy for 2 x 8 x
-    24. A 64 x 32 x 16 wgmma multiplies for 16 cycles, but reads 96 rows of 32 bytes: 24."""
-    products = ["HGMMA.64x32x16.F32.BF16 R24, gdesc[UR4], R24"] * 8
-    code = instructions("MOV", *products, "FADD", "@P0 BRA 0x10", "EXIT")
-    rate = machine_code.tflops(code, 90, warps=4, shared=100 * 1024)
-    assert rate == pytest.approx(0.8 * 989 * 16 / 24)

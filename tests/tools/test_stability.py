@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from evaluation import published
 from tape_ds import results
 from tape_ds.model import convert
 from tests.export.conftest import base, run
@@ -46,7 +45,6 @@ def broken(base, tmp_path):
 def written(output, *arguments):
     """Runs the command and gives its result and its csv's rows."""
     assert stability.main([*map(str, arguments), "--tokens", "40", "--output", str(output)]) == 0
-    assert (output / "stability.md").is_file()
     return results.load(output / "stability.json"), list(csv.DictReader((output / "stability.csv").open()))
 
 
@@ -65,23 +63,14 @@ def test_a_run_and_a_plain_llama_are_stable_and_a_broken_form_is_not(tmp_path, b
     assert list(result.data) == [text] and result.command[0] == "stability.py"
 
 
-def test_published_rows_stand_below_ours_and_a_dash_where_the_paper_has_none(tmp_path, base, text):
-    written(tmp_path / "out", base, "--texts", text, "--layers", "2", "3")
-    lines = (tmp_path / "out" / "stability.md").read_text().splitlines()
-    attention, positions = (line for line in lines if line.startswith("| *published: TAPE*"))
-    assert attention == "| *published: TAPE* | *11.24* | – | *0.02* | – |"
-    assert positions == "| *published: TAPE* | *0.37* | – | *0.02* | – |"
-    assert published.find("Table 8").rows["TAPE"][1] == 11.24
-
-
-def test_an_encoding_without_positions_says_so(tmp_path, base, text):
+def test_an_encoding_without_positions_says_so(tmp_path, base, text, capsys):
     folder = tmp_path / "nope"
     tiny_model(encoding="nope").save_pretrained(folder)
     for file in base.glob("*token*"):
         (folder / file.name).write_bytes(file.read_bytes())
     result, rows = written(tmp_path / "out", folder, "--texts", text)
     assert {row["positions_percent"] for row in rows} == {""}
-    assert "nope: no layer turns queries and keys" in (tmp_path / "out" / "stability.md").read_text()
+    assert "nope: no layer turns queries and keys" in capsys.readouterr().out
     assert result.figures["models"][0]["mean"]["shift_ids"]["layers"]["1"]["positions_percent"] is None
 
 
@@ -166,8 +155,3 @@ def test_a_model_that_is_not_finite_is_refused(tmp_path, base, text, capsys):
         (folder / file.name).write_bytes(file.read_bytes())
     assert stability.main([str(folder), "--texts", text, "--tokens", "40", "--output", str(tmp_path / "out")]) == 2
     assert "not finite" in capsys.readouterr().err and not (tmp_path / "out").exists()
-
-
-def test_names_stay_on_one_line_of_their_table(tmp_path, base, text):
-    written(tmp_path / "out", f"a|b\nc={base}", "--texts", text)
-    assert "| a\\|b c |" in (tmp_path / "out" / "stability.md").read_text()

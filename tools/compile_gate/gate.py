@@ -20,15 +20,22 @@ import tape_ds.kernels
 from tape_ds.arguments import below_one
 from tape_ds.errors import Problem, did_you_mean, raise_if_any
 from tape_ds.kernels.jit import INTERPRETED, SHARED_MEMORY, triton
-from tape_ds.kernels.launch import Launch
-from tape_ds.markdown_table import markdown_table
 from tools.compile_gate import calls, launches, machine_code
 from tools.compile_gate.launches import Build
 
 Maker = Callable[[torch.dtype], calls.Calls]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-COLUMNS = {"sm": 2, "dtype": 5, "launch": 12, "registers": 9, "spills": 6, "shared": 7, "mma": 4, "wgmma": 5}
-COLUMNS |= {"loop": 5, "TFLOP/s": 7, "seconds": 7}
+COLUMNS = {
+    "sm": 2,
+    "dtype": 5,
+    "launch": 12,
+    "registers": 9,
+    "spills": 6,
+    "shared": 7,
+    "mma": 4,
+    "wgmma": 5,
+    "seconds": 7,
+}
 """Of the table beside the kernel's name, and how wide each is."""
 
 
@@ -68,13 +75,10 @@ def run(options: argparse.Namespace) -> int:
     print(f"Triton {triton.__version__}, {options.workers} processes, {len(builds)} kernels to compile")
     width = max(len(build.title) for build in builds)
     print(line(["kernel", *COLUMNS], width))
-    begin, rows, failed = time.perf_counter(), [], []
+    begin, failed = time.perf_counter(), []
     for outcome in compile_all(builds, options.workers):
-        rows.append(row(outcome))
-        print(line(rows[-1], width), flush=True)
+        print(line(row(outcome), width), flush=True)
         failed += [outcome] if outcome.faults else []
-    if options.table:  # without the seconds, which are no part of a document
-        print(markdown_table(["kernel", *list(COLUMNS)[:-1]], [cells[:-1] for cells in rows]))
     seconds = time.perf_counter() - begin
     print(f"Triton {triton.__version__}: {len(builds)} kernels in {seconds:.0f} s, {len(failed)} failed")
     for build, _, faults, _ in failed:
@@ -88,7 +92,7 @@ def check(options: argparse.Namespace) -> list[Maker]:
     """Who makes the calls.
 
     Raises:
-        UserError: no compiler, an unknown operator or table, a launch that is none.
+        UserError: no compiler, an unknown operator.
     """
     if triton is None:
         raise_if_any([Problem("triton", None, "not installed", "pip install triton (Linux)")])
@@ -102,9 +106,6 @@ def check(options: argparse.Namespace) -> list[Maker]:
     wrong = "neither an operator nor a module with calls(dtype)"
     unknown = [name for name, found in makers.items() if found is None]
     problems += [Problem("kernels", name, wrong, did_you_mean(name, calls.OPERATORS)) for name in unknown]
-    for text in options.launch:
-        if not re.fullmatch(r"[\w.]+=\d+x\d+x\d+x\d+", text):
-            problems.append(Problem("launch", text, "not TABLE=ROWSxCOLUMNSxWARPSxSTAGES", "FORWARD=128x64x8x3, say"))
     raise_if_any(problems)
     return [found for found in makers.values() if found is not None]
 
@@ -122,7 +123,7 @@ def collect(options: argparse.Namespace, makers: list[Maker]) -> tuple[list[Buil
     """What there is to compile, and the kernels and rows of tables that no call reaches, of all or of named modules.
 
     Raises:
-        UserError: an unknown table, nothing to compile.
+        UserError: nothing to compile.
     """
     package = tape_ds.kernels
     modules = [importlib.import_module(f"{package.__name__}.{x.name}") for x in pkgutil.iter_modules(package.__path__)]
@@ -130,7 +131,6 @@ def collect(options: argparse.Namespace, makers: list[Maker]) -> tuple[list[Buil
     asked, modules = modules if options.kernels is None else named, modules + named
     launches.run_on_meta(modules)
     tables = launches.watch(modules)
-    force(options.launch, tables)
     builds: list[Build] = []
     for capability in options.capability:
         for dtype in options.dtype:
@@ -159,18 +159,6 @@ def collect(options: argparse.Namespace, makers: list[Maker]) -> tuple[list[Buil
     if not builds:
         raise_if_any([Problem("only", options.only, "nothing to compile", "name other kernels, calls or dtypes")])
     return builds, unreached if "bf16" in options.dtype else []
-
-
-def force(wanted: list[str], tables: dict[str, launches.Watched]) -> None:
-    """Put the launches that the command line gives in all rows of their tables."""
-    given: dict[str, tuple[Launch, ...]] = {}
-    for text in wanted:
-        name, _, sizes = text.partition("=")
-        given[name] = (*given.get(name, ()), Launch(*map(int, sizes.split("x"))))
-    unknown = [name for name in given if name not in tables]
-    raise_if_any([Problem("launch", name, "no such table", did_you_mean(name, tables)) for name in unknown])
-    for name, rows in given.items():
-        tables[name].update(dict.fromkeys(tables[name], rows))
 
 
 def compile_all(builds: list[Build], workers: int) -> Iterator[Outcome]:
@@ -248,12 +236,11 @@ def row(outcome: Outcome) -> list[str]:
     launch, failed = build.launch, " FAILED" * bool(outcome.faults)
     cells = [build.title, str(build.capability), build.dtype, "x".join(map(str, launch))]
     if built is None:
-        return [*cells, *"-------", "-" + failed]
+        return [*cells, *"-----", "-" + failed]
     code = built.code
-    rate = machine_code.tflops(code, build.capability, launch.warps, built.shared)
-    figures = (built.shared, code.count("HMMA"), code.count("HGMMA"), len(code.hottest()))
+    figures = (built.shared, code.count("HMMA"), code.count("HGMMA"))
     cells += [str(code.registers), "+".join(map(str, code.spills())), *(f"{each:,}" for each in figures)]
-    return [*cells, "-" if rate is None else f"{rate:.0f}", f"{outcome.seconds:.1f}{failed}"]
+    return [*cells, f"{outcome.seconds:.1f}{failed}"]
 
 
 def line(cells: list[str], width: int) -> str:

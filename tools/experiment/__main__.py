@@ -3,7 +3,7 @@
     python -m tools.experiment --list                        all of them, and what is stored
     python -m tools.experiment table6                        two CPU cores, minutes
     python -m tools.experiment my.yaml --seeds 0 1 2 --jobs 2 -- --max_steps 500
-    python -m tools.experiment table6 --scale paper --plan --processes 64 --gpu h100-80 --price 2.5
+    python -m tools.experiment table6 --scale paper --plan   its commands; nothing is run
     python -m tools.experiment table6 --scale paper --launcher "deepspeed --hostfile hosts"
     python -m tools.experiment --page                        docs/results/README.md, again, from what is stored
 
@@ -20,12 +20,13 @@ import argparse
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, check_folder, command, did_you_mean, raise_if_any
+from tape_ds.markdown_table import markdown_table
 from tools.experiment import table
 from tools.experiment.table import PAPER, SCALES, SMALL, Experiment
 
@@ -52,9 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     from tools.experiment import report, runs
 
     work = check(options)
-    count = work.starting.processes
-    planned = runs.plan(work.experiment, typed[at + 1 :], work.output, count)
-    print(outline(work, planned, options), flush=True)
+    planned = runs.plan(work.experiment, typed[at + 1 :], work.output, work.starting.processes)
+    print(outline(work, planned), flush=True)
     if options.plan:
         return 0
     folder = Path(options.results or work.output)
@@ -83,8 +83,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, help="of each run; default: every GPU, or 2 on a CPU, over the jobs")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, on a CPU (default: %(default)s)")
     parser.add_argument("--launcher", default="", help="what starts processes, such as a deepspeed with --hostfile")
-    parser.add_argument("--gpu", default="a100-80", help="what --plan predicts for, --processes of it; %(default)s")
-    parser.add_argument("--price", type=float, help="of one GPU for an hour, in any currency")
     return parser.parse_args(argv)
 
 
@@ -94,7 +92,6 @@ def check(options: argparse.Namespace) -> "runs.Work":
     Raises:
         UserError: everything wrong with either.
     """
-    from tape_ds.planning import hardware
     from tools.experiment import runs
 
     found = table.read(options.experiment, options.scale)
@@ -103,16 +100,11 @@ def check(options: argparse.Namespace) -> "runs.Work":
     problems = [Problem("arms", arm, "no such arm", did_you_mean(arm, found.arms)) for arm in unknown]
     given = {name: getattr(options, name) for name in ("seeds", "reference", "primary")}
     given |= {"arms": {arm: found.arms[arm] for arm in chosen if arm in found.arms}}
-    found = changed(found, {name: value for name, value in given.items() if value is not None})
+    own = {name: getattr(found, name) for name in Experiment.model_fields}
+    found = Experiment.build(own | {name: value for name, value in given.items() if value is not None})
     for name in ("jobs", "processes"):
         value = getattr(options, name)
         problems += [Problem(name, value, "too few", "give 1 or more")] if value is not None and value < 1 else []
-    try:
-        hardware.find(options.gpu)
-    except UserError as error:
-        problems += error.problems
-    if options.price is not None and not 0 <= options.price < float("inf"):
-        problems.append(Problem("price", options.price, "not a price", "give 0 or more"))
     for name in ("output", "results"):
         problems += check_folder(name, getattr(options, name) or ".")
     raise_if_any([*problems, *check_launcher(options.launcher), *runs.check_jobs(options.jobs), *table.check(found)])
@@ -133,61 +125,32 @@ def check_launcher(launcher: str) -> list[Problem]:
     return [] if known else [Problem("launcher", launcher, f"there is no program {words[0]}", "install it")]
 
 
-def changed(asked: Experiment, values: Mapping[str, object]) -> Experiment:
-    """An experiment with other values."""
-    return Experiment.build({name: getattr(asked, name) for name in Experiment.model_fields} | dict(values))
-
-
-def outline(work: "runs.Work", planned: Sequence["runs.Run"], options: argparse.Namespace) -> str:
-    """What will be run, and what it takes."""
+def outline(work: "runs.Work", planned: Sequence["runs.Run"]) -> str:
+    """What will be run."""
     found, shown = work.experiment, work.starting.shown
     lines = [f"{found.label}: {found.about}" if found.label else found.about]
     lines += [f"  ours: {found.setting}"] if found.setting else []
     lines += [f"  {remark}" for remark in found.remarks] + ([f"  needs {found.needs}"] if found.needs else [])
     lines += [f"  {shown(words)}" for words in work.commands(found.before)]
-    hours = 0.0
     for run in planned:
-        own = cost(run, work, options) if options.plan and found.minutes is None else None
-        hours += own or 0.0
-        notes = ["" if own is None else f", {own:,.1f} h", ", done" if work.scored(run) is not None else ""]
-        lines += [f"- {run.label}{''.join(notes)}", f"    {shown(work.training(run))}"]
+        done = ", done" if work.scored(run) is not None else ""
+        lines += [f"- {run.label}{done}", f"    {shown(work.training(run))}"]
         lines += [f"    {shown(words)}" for words in work.commands(found.score, run)]
     lines += [f"  {shown(words)}" for words in work.commands(found.then)]
-    if found.minutes is not None:
-        lines.append(f"about {found.minutes:g} min on two cores")
-    elif hours:
-        count = work.starting.processes
-        price = (
-            "" if options.price is None else f", {hours * count * options.price:,.0f} at {options.price:g} a GPU hour"
-        )
-        lines.append(f"training: {hours:,.1f} h on {count} x {options.gpu}, {hours * count:,.0f} GPU hours{price}")
+    lines += [f"about {found.minutes:g} min on two cores"] if found.minutes is not None else []
     return "\n".join(lines)
-
-
-def cost(run: "runs.Run", work: "runs.Work", options: argparse.Namespace) -> float | None:
-    """Hours of a run as the planner predicts them; None where it cannot."""
-    from tape_ds.planning import hardware
-    from tape_ds.planning.plan import Plan
-    from tape_ds.training import forecast, model_config
-
-    try:
-        config = model_config.beforehand(run.recipe)
-        return Plan(forecast.job(run.recipe, config, work.starting.processes, hardware.find(options.gpu))).hours
-    except UserError:
-        return None
 
 
 def listing() -> str:
     """A line for each experiment."""
     from tools.experiment import overview
 
-    rows = [("name", "what", "minutes of two cores", "stored")]
+    rows = []
     for name in table.shipped():
         found = table.read(name)
         stored = "" if not found.label else "yes" if overview.stored(name) else overview.NOT_MEASURED
         rows.append((name, found.about, "" if found.minutes is None else f"{found.minutes:g}", stored))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(r, widths, strict=True)).rstrip() for r in rows)
+    return markdown_table(["name", "what", "minutes of two cores", "stored"], rows, "l")
 
 
 def write_overview() -> None:

@@ -4,7 +4,7 @@ import csv
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,9 @@ from tape_ds.installation import ROOT
 from tape_ds.markdown_table import markdown_table
 from tools.experiment import readings
 from tools.experiment.readings import Numbers, Rows
-from tools.experiment.runs import ROOMS
 from tools.experiment.table import PAPER
 
 MISSING = "-"
-OURS, PUBLISHED = "ours", "published"
 
 
 @dataclass(frozen=True)
@@ -54,12 +52,10 @@ def typed(command: Sequence[str]) -> str:
     first, *rest = command or [""]
     if not first.endswith(".py"):
         return shlex.join(command)
-    script = next((f"{room}/{Path(first).name}" for room in ROOMS if (ROOT / room / Path(first).name).exists()), first)
-    module = f"tools.{Path(script).stem}"
-    if script.startswith("tools/") and f"python -m {module}" in (ROOT / script).read_text(encoding="utf-8"):
-        return shlex.join(["python", "-m", module, *rest])
-    starts = "deepspeed" if script.startswith("launchers/") else "python"
-    return shlex.join([starts, script, *(word for word in rest if not word.startswith("--local_rank"))])
+    name = Path(first).name
+    if (ROOT / "launchers" / name).exists():
+        return shlex.join(["deepspeed", f"launchers/{name}", *(w for w in rest if not w.startswith("--local_rank"))])
+    return shlex.join(["python", "-m", f"tools.{Path(first).stem}", *rest])
 
 
 def machine(hardware: Mapping[str, Any]) -> str:
@@ -116,26 +112,22 @@ class Measured:
 
 
 def tables_of(label: str) -> list[Table]:
-    """What is published under a label; the halves of one table have quantities of their own."""
-    found = [table for table in published.TABLES if table.name.split(",")[0] == label]
-    return found[:1] + [
-        replace(table, quantities=tuple(map(readings.halved, table.quantities)))
-        if set(table.quantities) & set(found[0].quantities)
-        else table
-        for table in found[1:]
-    ]
+    """What is published under a label."""
+    return [table for table in published.TABLES if table.name.split(",")[0] == label]
 
 
 def beside(label: str, ours: Measured, base: Path) -> str:
-    """Published and ours, how ours was made, and what to know of both; no heading.
+    """Published, ours, how ours was made, and what to know of both; no heading.
 
     ``base``: folder of the page that this is part of, from which its links lead.
     """
     tables = tables_of(label)
-    parts = [part for table in tables for part in _tables(table, ours)]
-    if not tables:
-        parts.append(f"Nothing is published in numbers.{f' Ours: {ours.setting}.' if ours.rows or ours.files else ''}")
-        parts += [_alone(ours.rows)] if ours.rows else []
+    parts = [] if tables else ["Nothing is published in numbers."]
+    for table in tables:
+        rows = {method: dict(zip(table.quantities, values, strict=True)) for method, values in table.rows.items()}
+        parts += [f"{table.name}, published: {table.setting}; {table.unit}.", _numbers("published", rows, [table])]
+    parts += [f"Ours: {ours.setting}."] if ours.rows or ours.files else []
+    parts += [_numbers("ours", ours.rows, tables)] if ours.rows else []
     parts += [f"{'!' if path.endswith('.png') else ''}{link(path, base)}" for path in ours.files]
     parts.append(listed("Remarks", ours.remarks))
     parts.append(listed("Published", dict.fromkeys(each for table in tables for each in table.caveats)))
@@ -143,50 +135,16 @@ def beside(label: str, ours: Measured, base: Path) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _tables(table: Table, ours: Measured) -> list[str]:
-    """One table where a quantity of ours is published, else two, one below the other."""
-    theirs = f"{table.name}, published: {table.setting}; {table.unit}."
-    own = readings.ordered(ours.rows)
-    if set(own) & set(table.quantities):
-        tasks = {each.task for each in table.quantities}  # of a kind with them: Table 8 has two halves
-        asked = [*table.quantities, *(each for each in own if each not in table.quantities and each.task in tasks)]
-        rows = [
-            row
-            for method in dict.fromkeys([*table.rows, *ours.rows])  # published ones first, in the paper's order
-            for row in (
-                [method, PUBLISHED, *_cells(_published(table, method), asked, table)],
-                [method, OURS, *_cells(ours.rows.get(method, {}), asked, table)],
-            )
-            if any(cell != MISSING for cell in row[2:])
-        ]
-        return [f"{theirs} Ours: {ours.setting}.", markdown_table(["", "whose", *map(head, asked)], rows)]
-    parts = [theirs, _whole(PUBLISHED, {each: _published(table, each) for each in table.rows}, table.quantities, table)]
-    return [*parts, f"Ours: {ours.setting}.", _whole(OURS, ours.rows, own, table)] if own else parts
+def _numbers(whose: str, rows: Mapping[str, Mapping[Quantity, Number]], tables: Sequence[Table]) -> str:
+    """A row for each method, with the decimals of the published tables; without one, three."""
 
+    def places(quantity: Quantity) -> int:
+        having = [table for table in tables if quantity in table.quantities] or tables[:1]
+        return having[0].places(quantity) if having else 3
 
-def _whole(whose: str, rows: Mapping[str, Mapping[Quantity, Number]], asked: Sequence[Quantity], table: Table) -> str:
-    lines = [[method, *_cells(numbers, asked, table)] for method, numbers in rows.items()]
-    return markdown_table([whose, *map(head, asked)], lines)
-
-
-def _alone(rows: Rows) -> str:
-    """Ours where nothing is published beside it."""
     asked = readings.ordered(rows)
-    lines = [[method, *(decimal(numbers.get(each), 3) for each in asked)] for method, numbers in rows.items()]
-    return markdown_table([OURS, *map(head, asked)], lines)
-
-
-def head(quantity: Quantity) -> str:
-    """A column's head."""
-    return str(quantity).replace("_", " ")
-
-
-def _published(table: Table, method: str) -> dict[Quantity, Number]:
-    return {each: table.value(method, each)[0] for each in table.quantities} if method in table.rows else {}
-
-
-def _cells(numbers: Mapping[Quantity, Number], asked: Iterable[Quantity], table: Table) -> list[str]:
-    return [decimal(numbers.get(each), table.places(each)) for each in asked]
+    lines = [[method, *(decimal(found.get(each), places(each)) for each in asked)] for method, found in rows.items()]
+    return markdown_table([whose, *(str(each).replace("_", " ") for each in asked)], lines)
 
 
 def decimal(value: Number, decimals: int) -> str:
@@ -204,13 +162,13 @@ def listed(heading: str, lines: Iterable[str]) -> str:
     return "\n".join([f"{heading}:", "", *found]) if found else ""
 
 
-def origin(sources: Sequence[Source]) -> str:
-    """Which commands made the numbers, on what, and when."""
+def origin(sources: Sequence[Source], commands: Iterable[str] = ()) -> str:
+    """Which commands made the numbers (none: those of the sources), on what, and when."""
     if not sources:
         return ""
-    lines = dict.fromkeys(f"    {source.command}" for source in sources if source.command)
+    lines = dict.fromkeys(f"    {command}" for command in commands or [each.command for each in sources] if command)
     when = max(source.finished for source in sources)[:10]
-    known = commits(sources)
+    known = ", ".join(dict.fromkeys(source.commit for source in sources if source.commit))
     made = "; ".join(part for part in (hardware(sources), when, f"commit {known}" if known else "") if part)
     return "\n".join([f"Made by ({made}):" if made else "Made by:", "", *lines])
 
@@ -218,11 +176,6 @@ def origin(sources: Sequence[Source]) -> str:
 def hardware(sources: Sequence[Source]) -> str:
     """The machines of the sources."""
     return "; ".join(dict.fromkeys(source.hardware for source in sources if source.hardware))
-
-
-def commits(sources: Sequence[Source]) -> str:
-    """The commits that the sources are of."""
-    return ", ".join(dict.fromkeys(source.commit for source in sources if source.commit))
 
 
 def link(path: str, base: Path) -> str:

@@ -20,8 +20,6 @@ from tape_ds.scoring.span_losses import SpanLosses
 Numbers = dict[Quantity, float]
 Rows = dict[str, Numbers]
 """Row -> its numbers; "" is the run that a result lies in."""
-BEYOND = "beyond"
-"""Behind a metric's name: over what was not trained alone."""
 BY_UPDATES = "loss_by_updates"
 """What position updates add to the loss past the native length: a difference already, below 0 where they help."""
 
@@ -171,7 +169,7 @@ def arithmetic(result: results.Result) -> Rows:
     parts that were and were not trained."""
     figures = result.figures
     task = f"{figures['task']}_{figures['trained'][0]}"
-    metrics = {"twice": "exact_match", "beyond": f"exact_match {BEYOND}", "trained": "exact_match within"}
+    metrics = {"twice": "exact_match", "beyond": "exact_match beyond", "trained": "exact_match within"}
     found = {name: figures["means"][part]["value"] for part, name in metrics.items()}
     return {"": {Quantity(task, name): 100 * value for name, value in found.items() if value is not None}}
 
@@ -193,22 +191,16 @@ def flops(result: results.Result) -> Rows:
 
 
 def stability(result: results.Result) -> Rows:
-    """Of ``tools/stability.py``: in the units of Table 8's halves; :func:`halved` tells their quantities apart."""
+    """Of ``tools/stability.py``: in the units of Table 8's halves, which the names of tasks tell apart."""
     rows: Rows = {}
     for row in result.figures["models"]:
         found = rows.setdefault(row["name"], {})
         for treatment, moved in row["mean"].items():
             for layer, figures in moved["layers"].items():
-                own = Quantity(treatment, f"layer {layer}")
-                found[own] = 100 * figures["attention_l1"]
+                found[Quantity(treatment, f"layer {layer}")] = 100 * figures["attention_l1"]
                 if figures["positions_percent"] is not None:
-                    found[halved(own)] = figures["positions_percent"]
+                    found[Quantity(f"{treatment}, positions", f"layer {layer}")] = figures["positions_percent"]
     return rows
-
-
-def halved(quantity: Quantity) -> Quantity:
-    """A quantity of Table 8's second half, which calls its columns as the first does."""
-    return Quantity(f"{quantity.task}, positions", quantity.metric, quantity.length)
 
 
 def differences(result: results.Result) -> Rows:
@@ -266,7 +258,7 @@ READERS: dict[str, Callable[[results.Result], Rows]] = {
 """A file's name without its ending -> how its numbers are read."""
 
 
-def ordered(rows: Rows) -> list[Quantity]:
+def ordered(rows: Mapping[str, Mapping[Quantity, Any]]) -> list[Quantity]:
     """All there are numbers of: in the order in which they were found, lengths of one kind ascending."""
     found = list(dict.fromkeys(quantity for numbers in rows.values() for quantity in numbers))
     kinds = list(dict.fromkeys((quantity.task, quantity.metric) for quantity in found))

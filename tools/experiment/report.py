@@ -1,5 +1,6 @@
 """What an experiment writes: its page, its result, and a table of its runs for programs."""
 
+import functools
 import shlex
 import shutil
 from collections.abc import Sequence
@@ -30,25 +31,29 @@ def write(work: Work, planned: Sequence[Run], folder: Path, typed: Sequence[str]
     own = work.own if work.concluded(planned) else None
     rows, made, sources = gather(work, complete, own)
     pictures = [file for pattern in asked.pictures for file in sorted(own.glob(pattern))] if own else []
-    copied = tuple(page.shown(_copy(file, folder / f"{work.name}_{file.name}")) for file in pictures)
+    copied = {file: folder / f"{work.name}_{file.name}" for file in pictures}  # beside the page
+    for file, target in copied.items():
+        storage.write_file(target, functools.partial(shutil.copyfile, file))
+    shown = tuple(map(page.shown, copied.values()))
     scale = work.name.rpartition("_")[2] if asked.label else None
     name = work.name.removesuffix(f"_{scale}")
-    ours = Measured(name, asked.setting, rows, tuple(sources), copied, tuple(asked.remarks), scale)
+    ours = Measured(name, asked.setting, rows, tuple(sources), shown, tuple(asked.remarks), scale)
     parts, figures = [f"# {asked.label}: {asked.about}" if asked.label else f"# {asked.about}"], ours.figures()
     if made and (len(asked.seeds) > 1 or not asked.label):
         arms = [row.arm for row in made]
         study = Study(made, asked.reference or next(arm for arm in asked.arms if arm in arms), asked.primary)
         parts.append(comparison(study))
         figures["comparison"] = study.figures()
-        storage.write_text(folder / f"{work.name}.csv", _as_csv(study))
+        header = ["arm", "seed", *(measure.name for measure in study.measures)]
+        lines = [[row.arm, row.seed, *(row.figures.get(each.quantity) for each in study.measures)] for row in made]
+        storage.write_text(folder / f"{work.name}.csv", storage.as_csv(header, lines))
     seeds = sorted({run.seed for run in complete})
     whole = results.collect(
         command=typed, seed=seeds[0] if len(seeds) == 1 else None, processes=work.starting.processes
     )
     whole = whole.finish(figures)
     parts += [page.beside(asked.label, ours, folder)] if asked.label else [page.listed("Remarks", asked.remarks)]
-    processes = sorted({found.hardware["processes"] for run in complete if (found := run.result()) is not None})
-    parts += [_provenance(whole.command, seeds, processes, sources)] if sources and not asked.label else []
+    parts += [page.origin(sources, [shlex.join(whole.command)])] if not asked.label else []
     text = "\n\n".join(part for part in parts if part) + "\n"
     results.save(whole, folder / f"{work.name}.json")
     storage.write_text(folder / f"{work.name}.md", text)
@@ -92,27 +97,3 @@ def gather(work: Work, complete: Sequence[Run], last: Path | None) -> tuple[Rows
         for label, numbers in read.items():
             found.setdefault(asked.names.get(label, label), []).append(numbers)
     return {label: page.mean(each) for label, each in found.items()}, made, sources
-
-
-def _copy(file: Path, target: Path) -> Path:
-    """A picture of ours, under the experiment's name beside its page."""
-    storage.write_file(target, lambda part: shutil.copyfile(file, part))
-    return target
-
-
-def _as_csv(study: Study) -> str:
-    """A line for every run."""
-    header = ["arm", "seed", *(measure.name for measure in study.measures)]
-    rows = [[row.arm, row.seed, *(row.figures.get(each.quantity) for each in study.measures)] for row in study.rows]
-    return storage.as_csv(header, rows)
-
-
-def _provenance(
-    command: Sequence[str], seeds: Sequence[int], processes: Sequence[int], sources: Sequence[Source]
-) -> str:
-    """One line: the command, the seeds, and the machines, commits and last time of the stored results."""
-    seeds_used = f"Seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-    where = f"{page.hardware(sources)}, {' or '.join(map(str, processes))} processes a run"
-    finished = max(source.finished for source in sources)
-    commits = f"Commit {known}, " if (known := page.commits(sources)) else ""
-    return f"Command: `{shlex.join(command)}`. {seeds_used}. {where}. {commits}{finished}."

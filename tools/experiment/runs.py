@@ -12,7 +12,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,30 +124,31 @@ class Starting:
     launcher: str = ""
     """What comes before a script: ``deepspeed --hostfile hosts``; none: this machine's processes."""
 
-    def line(self, words: Sequence[str]) -> list[str]:
-        """A command as it is started here: by this Python, with the scripts of this installation."""
-        program, *rest = [str(ROOT / w) if w.split("/")[0] in ROOMS and w.endswith(".py") else w for w in words]
-        if program == "python":
-            return [sys.executable, *rest]
-        if program != "launch":
-            return [program, *rest]
-        if self.processes == 1 and not self.launcher:
-            return [sys.executable, *(["-m", *rest[1:]] if rest[0] == "--module" else rest)]
-        own = shlex.split(self.launcher or f"deepspeed --num_accelerators {self.processes}")
-        if own[0] == "deepspeed":
-            own[:1] = [sys.executable, "-m", "deepspeed.launcher.runner"]
-            if not {"--hostfile", "-H", "--master_port"} & set(own):
-                from accelerate.utils.other import get_free_port
-
-                own += ["--master_port", str(get_free_port())]
-        return [*own, *rest]
+    def typed(self, words: Sequence[str]) -> list[str]:
+        """A command as a user types it."""
+        if words[0] != "launch":
+            return list(words)
+        own = self.launcher or ("python" if self.processes == 1 else f"deepspeed --num_accelerators {self.processes}")
+        module = ["-m"] if own == "python" and words[1] == "--module" else [words[1]]
+        return [*shlex.split(own), *module, *words[2:]]
 
     def shown(self, words: Sequence[str]) -> str:
-        """A command as a user types it."""
-        own = self.launcher or ("python" if self.processes == 1 else f"deepspeed --num_accelerators {self.processes}")
-        first = shlex.split(own) if words[0] == "launch" else [words[0]]
-        module = ["-m"] if first == ["python"] and words[1] == "--module" else [words[1]]
-        return shlex.join([*first, *module, *words[2:]])
+        """The same as one text."""
+        return shlex.join(self.typed(words))
+
+    def line(self, words: Sequence[str]) -> list[str]:
+        """A command as it is started here: by this Python, with the scripts of this installation, on a free port."""
+        typed = self.typed(words)
+        program, *rest = [str(ROOT / w) if w.split("/")[0] in ROOMS and w.endswith(".py") else w for w in typed]
+        if program == "python":
+            return [sys.executable, *rest]
+        if program != "deepspeed":
+            return [program, *rest]
+        if not {"--hostfile", "-H", "--master_port"} & set(rest):
+            from accelerate.utils.other import get_free_port
+
+            rest = ["--master_port", str(get_free_port()), *rest]
+        return [sys.executable, "-m", "deepspeed.launcher.runner", *rest]
 
     def run_command(self, words: Sequence[str], log: Path) -> int:
         """Run a command to its end, on a free port, so that runs can share a machine; its output goes to ``log``."""
@@ -243,20 +244,13 @@ def flags(values: Mapping[str, Any]) -> list[str]:
 
 def _merged(problems: Mapping[str, Sequence[Problem]], count: int) -> list[Problem]:
     """Each problem once, with the arms that have it where not all do."""
-    whose: dict[str, list[str]] = {}
-    kept: dict[str, Problem] = {}
+    whose: dict[str, tuple[Problem, list[str]]] = {}
     for arm, found in problems.items():
         for problem in found:
-            kept[str(problem)] = problem
-            whose.setdefault(str(problem), []).append(arm)
+            whose.setdefault(str(problem), (problem, []))[1].append(arm)
     return [
-        Problem(
-            each.field,
-            each.value,
-            each.wrong if len(whose[key]) == count else f"{', '.join(whose[key])}: {each.wrong}",
-            each.remedy,
-        )
-        for key, each in kept.items()
+        problem if len(arms) == count else replace(problem, wrong=f"{', '.join(arms)}: {problem.wrong}")
+        for problem, arms in whose.values()
     ]
 
 

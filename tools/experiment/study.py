@@ -25,8 +25,6 @@ COSTS = ("parameters", "seconds")
 LESS_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "layer", "time", "gflop", "gmac", *COSTS)
 """What the names of figures hold of which less is better; of per cents more is."""
 ITSELF = "itself with updates off"
-LARGE = 1e6
-"""From here on numbers are written with an exponent."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +54,11 @@ class Measure:
         """Whether it says by itself how far each arm is from its own reference."""
         return self.quantity.metric.startswith(BY_UPDATES)
 
-    @property
-    def has_best(self) -> bool:
-        """Whether a table shows which arm is best in it."""
-        return self.quantity.metric not in ("train_loss", *COSTS) and not self.is_difference
-
     def plain(self, value: float | None) -> str:
         """The number alone."""
         metric = self.quantity.metric
         digits = 0 if metric in COSTS else 1 if self.is_share else 3 if "loss" in metric else 2
-        large = value is not None and LARGE <= abs(value) < math.inf and metric not in COSTS
-        return number(value, ".1e" if large else f",.{digits}f")
+        return number(value, f",.{digits}f")
 
     def write(self, value: float | None) -> str:
         """One value, as tables write it."""
@@ -250,25 +242,12 @@ def text(study: Study) -> str:
 
 
 def _arms(study: Study) -> str:
-    """A line for each arm, means over its runs; the best of each measure in bold."""
-    several = len(study.seeds) > 1
-    best = {each: _best(study, each) for each in study.measures if each.has_best}
-    lines = []
-    for arm, rows in study.arms.items():
-        line = [arm, *([str(len(rows))] if several else [])]
-        for measure in study.measures:
-            found = study.sample(arm, measure)
-            shown = measure.write_sample(found)
-            line.append(f"**{shown}**" if found is not None and found.mean == best.get(measure) else shown)
-        lines.append(line)
-    return markdown_table(["arm", *(["runs"] if several else []), *(each.title for each in study.measures)], lines)
-
-
-def _best(study: Study, measure: Measure) -> float | None:
-    """The best mean of all arms; what is not a number is none, nor is a share of nothing."""
-    means = [found.mean for arm in study.arms if (found := study.sample(arm, measure)) is not None]
-    known = [mean for mean in means if mean == mean]
-    return max(known, default=None) or None if measure.is_share else min(known, default=None)
+    """A line for each arm, means over its runs."""
+    lines = [
+        [arm, str(len(rows)), *(each.write_sample(study.sample(arm, each)) for each in study.measures)]
+        for arm, rows in study.arms.items()
+    ]
+    return markdown_table(["arm", "runs", *(each.title for each in study.measures)], lines)
 
 
 def _decides(study: Study) -> str:

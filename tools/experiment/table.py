@@ -63,8 +63,6 @@ class Experiment(Section):
     """Patterns of files in it that are part of the result."""
     names: dict[str, str] = {}
     """Arm, or a row of a result -> its row in the published table."""
-    headline: list[list[Any]] = []
-    """Published quantities (task, metric, length) that stand for it where there is room for few."""
     setting: str = ""
     """The model that is measured, and on what."""
     remarks: list[str] = []

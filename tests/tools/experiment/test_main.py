@@ -58,7 +58,7 @@ def test_arms_are_compared_over_seeds_and_done_once(machine, capsys):
     assert experiment.main(words) == 0
     text = Path("runs/mine/mine.md").read_text()
     assert text.startswith("# RoPE and TAPE look back\n") and "tape: better than rope by 25.0 points" in text
-    assert "- It shows little." in text and "Command: `python -m tools.experiment mine.yaml --arms" in text
+    assert "- It shows little." in text and "\n    python -m tools.experiment mine.yaml --arms" in text
     with open("runs/mine/mine.csv") as file:
         table = list(csv.DictReader(file))
     assert [(line["arm"], line["seed"]) for line in table] == [(a, s) for s in "012" for a in ("rope", "tape")]
@@ -84,9 +84,8 @@ def test_a_plan_starts_nothing(machine, capsys):
     said = capsys.readouterr().out
     assert "- rope" in said and "python launchers/train_arithmetic.py --recipe addressing/look_back" in said
     assert not machine.started and not Path("runs").exists()
-    words = ["table6", "--scale", "paper", "--plan", "--processes", "32", "--price", "2", "--gpu", "h100-80"]
-    assert experiment.main([*words, "--arms", "whole"]) == 0
-    assert "GPU hours" in capsys.readouterr().out.splitlines()[-1]
+    assert experiment.main(["table6", "--scale", "paper", "--plan", "--processes", "32", "--arms", "whole"]) == 0
+    assert "deepspeed --num_accelerators 32 launchers/pretrain_c4.py" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,6 @@ def test_a_plan_starts_nothing(machine, capsys):
         ([], "missing"),
         (["mine.yaml", "--arms", "rpoe"], "did you mean 'rope'"),
         (["mine.yaml", "--jobs", "0", "--processes", "0"], "processes = 0"),
-        (["mine.yaml", "--price", "-1", "--gpu", "h1000"], "price"),
         (["mine.yaml", "--launcher", "no_such_program --x"], "there is no program"),
         (["mine.yaml", "--reference", "tpae"], "did you mean 'tape'"),
         (["mine.yaml", "--", "--learnin_rate", "1"], "did you mean 'learning_rate'"),
@@ -126,9 +124,7 @@ def test_a_published_table_stands_beside_ours(machine, monkeypatch):
     first = Quantity("add_tokens", "layer 1")
     assert stored.rows["TAPE"][first] == 25.0 and stored.files == ("out/mine_small_map.png",)
     assert (stored.experiment, stored.commands) == ("mine", ("python -m tools.experiment mine",))
-    assert (
-        "| TAPE | ours | 25.00 |" in Path("out/mine_small.md").read_text() and Path("out/mine_small_map.png").is_file()
-    )
+    assert "| TAPE | 25.00 |" in Path("out/mine_small.md").read_text() and Path("out/mine_small_map.png").is_file()
     assert json.loads(Path("runs/mine/mine_small/steps.json").read_text())
 
 
@@ -160,6 +156,5 @@ def test_the_page_tells_of_the_machine_and_commit_of_what_is_stored(machine):
         past = {"finished": "2001-01-01T00:00:00+00:00", "commit": whose, "hardware": hardware}
         results.save(dataclasses.replace(results.load(path), **past), path)
     assert experiment.main(words) == 0
-    last = Path("runs/mine/mine.md").read_text().splitlines()[-1]
-    told = "2 x H100, 2 processes a run. Commit aaaaaaaaaaaa, bbbbbbbbbbbb, 2001-01-01T00:00:00+00:00."
-    assert last.endswith(told)
+    text = Path("runs/mine/mine.md").read_text()
+    assert "Made by (2 x H100; 2001-01-01; commit aaaaaaaaaaaa, bbbbbbbbbbbb):" in text

@@ -205,7 +205,7 @@ def test_processes_are_started_as_a_user_would(monkeypatch):
     assert Starting(1).line([*TRAIN, "--seed", "1"]) == [sys.executable, *script]
     assert Starting(1).line(["launch", "--module", "evaluation", "x"]) == [sys.executable, "-m", "evaluation", "x"]
     runner = [sys.executable, "-m", "deepspeed.launcher.runner"]
-    local = [*runner, "--num_accelerators", "3", "--master_port", "7"]
+    local = [*runner, "--master_port", "7", "--num_accelerators", "3"]
     assert Starting(3).line([*TRAIN, "--seed", "1"]) == [*local, *script]
     hosts = Starting(3, "deepspeed --hostfile hosts").line(["launch", "--module", "evaluation"])
     assert hosts == [*runner, "--hostfile", "hosts", "--module", "evaluation"]
