@@ -51,7 +51,7 @@ def folder(cache_dir: str | Path, name: str, build: Callable[[Path], None], need
     remedy = "or name another data_cache: nothing of it was kept, and what the cache holds already stays"
     if needed is not None:
         remedy = f"about {storage.size(needed)} are needed there; {remedy}"
-    with _disk("data_cache", Path(cache_dir), remedy):
+    with disk("data_cache", Path(cache_dir), remedy):
         finished.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(finished.with_name(f"{name}.lock")):
             if not finished.exists():
@@ -74,7 +74,7 @@ def build_aside(finished: Path, build: Callable[[Path], None], field: str = "out
     from filelock import FileLock, Timeout
 
     remedy = "name a new folder"
-    with _disk(field, finished):
+    with disk(field, finished):
         finished.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(finished.with_name(f".{finished.name}.lock"), timeout=0)
         try:
@@ -90,7 +90,7 @@ def build_aside(finished: Path, build: Callable[[Path], None], field: str = "out
 
 
 @contextmanager
-def _disk(field: str, folder: Path, remedy: str | None = None) -> Iterator[None]:
+def disk(field: str, folder: Path, remedy: str | None = None) -> Iterator[None]:
     """What the disk refuses becomes a :class:`DiskError`."""
     try:
         yield
