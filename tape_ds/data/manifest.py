@@ -84,7 +84,7 @@ class DataManifest:
 
     def write(self, folder: Path) -> None:
         """Make ``folder`` a finished one; the shards and ``dataset_info.json`` are there."""
-        state = {  # by which datasets.load_from_disk finds the shards
+        state: dict[str, Any] = {  # by which datasets.load_from_disk finds the shards
             "_data_files": [{"filename": shard.file} for shard in self.shards],
             "_fingerprint": self.fingerprint[:32],
             "_format_columns": None,
