@@ -15,7 +15,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tape_ds.data import archives
 from tape_ds.data.sources import opening
 from tape_ds.data.sources.base import UNREADABLE, Document, Shard, Source, file_identity
 from tape_ds.data.sources.opening import File
@@ -47,8 +46,6 @@ class _Files(Source):
         """
         try:
             found = opening.find(self.pattern)
-        except archives.UnsafeArchiveError as error:
-            raise UserError(self.problem(str(error), archives.REMEDY)) from error
         except UNREADABLE as error:
             raise UserError(self.problem(f"cannot be looked for: {error}", _CONNECT)) from error
         if self.remote and not found:
