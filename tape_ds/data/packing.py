@@ -40,8 +40,6 @@ FORMAT = 1
 # A batch of texts for the tokenizer ends at either; the ids do not depend on it.
 _BATCH_DOCUMENTS = 256
 _BATCH_CHARACTERS = 2**21
-# datasets writes the rows that it is given, and then the folder from those.
-_COPIES = 2
 
 FIELD_OF = {"train": "train_data", "heldout": "eval_data"}
 
@@ -116,9 +114,7 @@ def pack(
         arrays = (row.values.to_numpy() for batch in batches for row in batch.column("input_ids").combine_chunks())
         return some(FILL[packing](arrays if end is None else ended(arrays, end), length), too_few)
 
-    share = len(documents) / max(1, len(documents.data))  # of what is stored, where some documents were selected
-    needed = round(_COPIES * 2 * documents.data.nbytes * share)  # two columns, each as wide as the ids
-    return _cached(Path(cache_dir), key, features, rows, needed)
+    return _cached(Path(cache_dir), key, features, rows)
 
 
 def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
@@ -162,9 +158,7 @@ def tokenized(
             found = encoded_rows(source.documents(split), tokenizer)
         return some(found, source.problem("no document has any token", "name data that hold text"))
 
-    size = source.size()
-    # a token is as many bytes of text as of an id, roughly
-    return _cached(cache_dir, key, document_features(), rows, None if size is None else _COPIES * size)
+    return _cached(cache_dir, key, document_features(), rows)
 
 
 def document_features() -> "Features":
@@ -240,12 +234,11 @@ def _cached(
     key: str,
     features: "Features",
     rows: Callable[[], Iterator[dict[str, Any]]],
-    needed: int | None,
 ) -> "Dataset":
-    """The rows of ``rows()``, read from their folder in the cache; ``needed`` as for :func:`cache.folder`."""
+    """The rows of ``rows()``, read from their folder in the cache."""
     from datasets import load_from_disk
 
-    return load_from_disk(str(cache.folder(cache_dir, key, partial(write, key, features, rows), needed)))
+    return load_from_disk(str(cache.folder(cache_dir, key, partial(write, key, features, rows))))
 
 
 def write(key: str, features: "Features", rows: Callable[[], Iterator[dict[str, Any]]], folder: Path) -> None:

@@ -20,6 +20,7 @@ from tape_ds.data.dataset import IGNORED, ORDER_OF_ROWS, generator
 from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls.datasets import find
 from tape_ds.data.scrolls.prompts import answer_ids, prompt_ids, reserved
+from tape_ds.data.selection import token_counts
 
 if TYPE_CHECKING:
     import datasets
@@ -138,26 +139,12 @@ def _row(name: str, row: examples.ScrollsRow, tokenizer: "PreTrainedTokenizerBas
     }
 
 
-def lengths(rows: "datasets.Dataset") -> np.ndarray:
-    """Tokens of each row, int64 [rows]."""
-    parts = [batch.column("input_ids").combine_chunks().value_lengths().to_numpy() for batch in _columns(rows)]
-    return np.concatenate(parts).astype(np.int64)
-
-
 def cut(rows: "datasets.Dataset") -> CutText:
     """What the rows of :func:`tokenized` have lost."""
-    prompts, answers = (
-        np.concatenate([batch.column(name).to_numpy() for batch in _columns(rows)]).astype(np.int64)
-        for name in ("cut_prompt", "cut_answer")
-    )
+    prompts, answers = (rows.data.column(name).to_numpy().astype(np.int64) for name in ("cut_prompt", "cut_answer"))
     return CutText(
         len(rows), int((prompts > 0).sum()), int(prompts.sum()), int((answers > 0).sum()), int(answers.sum())
     )
-
-
-def _columns(rows: "datasets.Dataset") -> Iterator[Any]:
-    """The rows as Arrow tables, some at a time."""
-    return iter(rows.with_format("arrow").iter(batch_size=512))
 
 
 class AnswerRows(torch.utils.data.Dataset):
@@ -177,7 +164,7 @@ class AnswerRows(torch.utils.data.Dataset):
         self.samples = samples
         self.seed = seed
         self.step_rows = step_rows
-        self.lengths = lengths(rows)
+        self.lengths = token_counts(rows)
         self._epochs: dict[int, np.ndarray] = {}
         self._step = -1
         self._members: list[int] = []

@@ -21,7 +21,6 @@ from tape_ds.data.sources.opening import File
 from tape_ds.errors import Problem, UserError, did_you_mean
 
 _PEEKED_FILES = 32
-_COMPRESSED = (".gz", ".zst", ".parquet")
 _REPAIR = "repair the file, or leave it out of the glob"
 _CONNECT = "check the address and the network"
 
@@ -107,12 +106,6 @@ class _Files(Source):
         """
         read = [self.pattern] if self.remote else [f"{name}={file_identity(path)}" for name, path in self._paths()]
         return hashlib.sha256("\0".join([self.kind, self.column, *read]).encode()).hexdigest()
-
-    def size(self) -> int | None:
-        """Of the files together, where they are here and not compressed."""
-        if self.remote or any(path.suffix in _COMPRESSED for _, path in self._paths()):
-            return None
-        return sum(path.stat().st_size for _, path in self._paths())
 
     def identities(self, split: str) -> set[str]:
         """The files, links resolved; of remote ones the pattern."""
