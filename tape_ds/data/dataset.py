@@ -73,19 +73,10 @@ class TrainingRows(torch.utils.data.Dataset):
             pose: draws from documents; None serves packed rows as they are.
             attend_across: take a packed row for one document, so that attention crosses the borders within.
             origin: what the rows were made of and what was left out, in words, for reports.
-
-        Raises:
-            ValueError: no rows, a missing column, ``attend_across`` with ``pose``.
         """
-        columns = ["input_ids"] if pose else ["input_ids", "document_ids"]
-        missing = sorted(set(columns) - set(rows.column_names))
-        if missing:
-            raise ValueError(f"rows lack {', '.join(missing)}: packed rows are needed without pose, documents with it")
-        if len(rows) == 0:
-            raise ValueError("no rows to draw samples from")
-        if pose and attend_across:
-            raise ValueError("attend_across: a row of PoSE is of one document, there is nothing to attend across")
-        self.rows = rows.with_format("numpy", columns=columns, dtype=np.int64)
+        self.rows = rows.with_format(
+            "numpy", columns=["input_ids"] if pose else ["input_ids", "document_ids"], dtype=np.int64
+        )
         self.samples = samples
         self.seed = seed
         self.pose = pose

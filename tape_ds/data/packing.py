@@ -27,7 +27,7 @@ import numpy as np
 from tape_ds import storage
 from tape_ds.data import cache
 from tape_ds.data.rows import FILL, Packing, ended
-from tape_ds.data.sources import SPLITS, ArrowFolder, Document, Source, TokenSource, parse_all
+from tape_ds.data.sources import ArrowFolder, Document, Source, TokenSource, parse_all
 from tape_ds.errors import Problem, UserError, raise_if_any
 
 if TYPE_CHECKING:
@@ -62,25 +62,12 @@ def tokenize(
 
     Raises:
         UserError: an address or its data.
-        ValueError: an unknown split.
     """
     from datasets import concatenate_datasets
 
-    sources = check(specs, split)
+    sources = parse_all(specs, FIELD_OF[split])
     identity = tokenizer_fingerprint(tokenizer)
     return concatenate_datasets([tokenized(each, tokenizer, identity, split, Path(cache_dir)) for each in sources])
-
-
-def check(specs: Sequence[str], split: str) -> list[Source]:
-    """The sources of a split, their addresses checked.
-
-    Raises:
-        UserError: with everything wrong with the addresses.
-        ValueError: an unknown split.
-    """
-    if split not in SPLITS:
-        raise ValueError(f"split = {split!r}: one of {', '.join(SPLITS)}")
-    return parse_all(specs, FIELD_OF[split])
 
 
 def pack(

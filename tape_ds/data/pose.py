@@ -83,16 +83,11 @@ class PoseRows:
             ``(input_ids, position_ids)``, both [min(n, window)], the ids in the document's dtype, positions int64,
             rising strictly from 0 to ``target - 1`` at most. A document shorter than the window gives all its tokens,
             in order, with skipped positions; the collator pads the row.
-
-        Raises:
-            ValueError: the document is empty.
         """
         pose = self.pose
         if pose.reach is not None:
             tokens = tokens[: pose.reach * self.window]
         count = min(len(tokens), self.window)
-        if count == 0:
-            raise ValueError("an empty document has nothing to draw from")
         lengths = draw_lengths(count, pose.chunks, rng)
         moved = draw_shifts(len(lengths), len(tokens) - count, rng)
         if pose.skips == "sorted":

@@ -17,7 +17,6 @@ tokens spelt out in a text are text: a web page that shows ``</s>`` does not end
 """
 
 import io
-import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -53,7 +52,6 @@ MAX_CHARACTERS = 100_000_000
 """How much text is read for training unless given; more changes the pieces little."""
 
 _UNKNOWN, _BEGIN, _END = "<unk>", "<s>", "</s>"
-_SMALLEST = 3 + 256  # special tokens and bytes; the letters come on top
 # Sentencepiece drops lines above 4,192 bytes; a letter has at most 4.
 _LINE = 1024
 # Parts of the data that are open at once while the sample is drawn.
@@ -181,9 +179,6 @@ def _sentencepiece(sources: Sequence[Source], vocab_size: int, max_characters: i
     """A trained ``tokenizer.model``."""
     from sentencepiece import SentencePieceTrainer
 
-    if vocab_size < _SMALLEST:
-        wrong = f"3 special tokens and 256 bytes alone are {_SMALLEST}"
-        raise UserError(Problem("vocab_size", vocab_size, wrong, "ask for some thousands"))
     # a list, because an error of the data would come out of sentencepiece's hands as another
     lines = [
         line[start : start + _LINE]
@@ -205,23 +200,10 @@ def _sentencepiece(sources: Sequence[Source], vocab_size: int, max_characters: i
             minloglevel=2,
             **SETTINGS,
         )
-    except RuntimeError as error:
-        problem = _size_problem(vocab_size, str(error))
-        if problem is None:
-            raise
-        raise UserError(problem) from error
+    except RuntimeError as error:  # a vocabulary that the text is too small or too varied for, and the nearest size
+        wrong = str(error).rpartition("] ")[2]
+        raise UserError(Problem("vocab_size", vocab_size, wrong, "give that size, or name other data")) from error
     return model.getvalue()
-
-
-def _size_problem(vocab_size: int, message: str) -> Problem | None:
-    """The problem that sentencepiece's ``message`` tells of, if it is one with the size of the vocabulary."""
-    if largest := re.search(r"too high.*<= (\d+)", message):
-        wrong, remedy = "the text holds too few different pieces", f"at most {largest[1]}, or name more data"
-    elif smallest := re.search(r"smaller than required_chars. \d+ vs (\d+)", message):
-        wrong, remedy = "fewer than the special tokens, bytes and letters of the text", f"at least {smallest[1]}"
-    else:
-        return None
-    return Problem("vocab_size", vocab_size, wrong, remedy)
 
 
 def _save(model: bytes, folder: Path) -> None:

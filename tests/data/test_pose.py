@@ -244,8 +244,3 @@ def test_reach_limits_the_content():
 def test_settings_that_allow_no_draw(window, target, options, field):
     pose = rows_of.Pose(**{"chunks": 2} | options)
     assert [problem.field for problem in pose.problems(window, target)] == [field]
-
-
-def test_an_empty_document():
-    with pytest.raises(ValueError, match="empty document"):
-        pose_rows(4, 8).draw(np.array([]), np.random.default_rng(0))

@@ -166,7 +166,7 @@ def _locate(dataset: Dataset, split: str, data_dir: str | Path | None) -> _Locat
     if data_dir is None:
         return _member(_download(dataset), dataset, split)
     given = Path(data_dir).expanduser()
-    plain, archive = given / dataset.name / f"{split}.jsonl", given / f"{dataset.hub_name}.zip"
+    plain, archive = given / dataset.name / f"{split}.jsonl", given / f"{dataset.name}.zip"
     if plain.is_file():
         return _Location(plain, File(LocalFileSystem(), str(plain)))
     if given.is_file():
@@ -184,7 +184,7 @@ def _member(path: Path, dataset: Dataset, split: str) -> _Location:
     """The member of an archive that is this split of this data set, by its whole name as it is published."""
     from fsspec.implementations.zip import ZipFileSystem
 
-    member = f"{dataset.hub_name}/{split}.jsonl"
+    member = f"{dataset.name}/{split}.jsonl"
     remedy = "give the zip file as SCROLLS publishes it"
     try:
         archive = ZipFileSystem(str(path))
@@ -199,7 +199,7 @@ def _download(dataset: Dataset) -> Path:
     """The hub's archive, from huggingface_hub's cache where it is there."""
     from huggingface_hub import hf_hub_download
 
-    file = f"{dataset.hub_name}.zip"
+    file = f"{dataset.name}.zip"
     try:
         return Path(hf_hub_download(HUB_REPOSITORY, file, repo_type="dataset"))
     except (OSError, ValueError, RuntimeError) as error:  # no network, offline mode, no such file: all end here
