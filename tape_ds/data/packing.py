@@ -1,12 +1,8 @@
 """Tokenise once, cut rows once, and read both memory-mapped from then on.
 
-:func:`tokenize` gives one row per document, :func:`pack` the rows of training made from them (filled as
-:mod:`tape_ds.data.rows` has it). Both are ``datasets.Dataset`` folders below a cache folder, named after a hash of
-everything that decides their contents: the sources' fingerprints, the tokenizer's, the settings, and :data:`FORMAT`. A
-second run finds the folder and neither reads nor tokenises, and several processes may ask at once
-(:mod:`tape_ds.data.cache`).
-
-Nothing here knows of ranks: the rows are the same whatever their number.
+:func:`tokenize` gives one row per document, :func:`pack` the rows of training made from them. Both are
+``datasets.Dataset`` folders below a cache folder (:mod:`tape_ds.data.cache`), named after a hash of everything that
+decides their contents: the sources' fingerprints, the tokenizer's, the settings, and :data:`FORMAT`.
 
 **Special tokens.** A document is encoded exactly as ``tokenizer(text)`` does it, the tokenizer's own convention: Llama
 begins each with BOS and ends it with nothing, SmolLM2 adds neither. No EOS is appended, so training and scoring see
@@ -132,10 +128,12 @@ def tokenized(
     source: Source, tokenizer: "PreTrainedTokenizerBase", identity: str, split: str, cache_dir: Path
 ) -> "Dataset":
     """The documents of one source: a prepared folder as it lies there, all else from the cache."""
+    from datasets import load_from_disk
+
     if isinstance(source, TokenSource):
         raise_if_any(source.check_tokenizer(identity))
     if isinstance(source, ArrowFolder) and source.prepared:
-        return source.load()
+        return load_from_disk(str(source.folder))
     key = cache.key("documents", format=FORMAT, source=source.fingerprint(), split=split, tokenizer=identity)
 
     def rows() -> Iterator[dict[str, Any]]:

@@ -16,9 +16,8 @@ carried on to any number:
   original.
 
 The paper (section 3.2) compares this ``v`` with two others and finds little difference; :attr:`Pose.content` offers all
-three. The original truncates documents at five windows before drawing; that limit is here :attr:`Pose.reach` (in
-windows), and off by default. It draws once per example in forked workers and caches the result; here a draw belongs to
-a sample of the run and comes from (seed, sample index) alone.
+three. The original truncates documents at five windows before drawing (:attr:`Pose.reach`), and draws once per example;
+here a draw belongs to a sample of the run and comes from (seed, sample index) alone.
 """
 
 from collections.abc import Iterator

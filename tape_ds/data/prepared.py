@@ -73,7 +73,7 @@ def prepare(
         shard_tokens: a shard ends with the document that reaches it.
         parts: at most so many tasks; more than ``processes``, or the last of them are waited for.
         processes: 1 works in this very one.
-        report: called after each new shard, in the process that wrote it (picklable, where those are several).
+        report: called after each new shard, in the process that wrote it; picklable.
 
     Raises:
         UserError: an address or its data, no token in them, other arguments than the folder's, a folder of other

@@ -142,12 +142,8 @@ class StreamedRows(torch.utils.data.Dataset):
     """A run's samples, packed rows of ``window`` tokens; items as of :class:`tape_ds.data.dataset.TrainingRows`.
 
     Reading in rising order, as a sequential sampler does, is cheap: every stream worker stays where it is. A sample
-    behind that place begins its worker anew. Workers whose samples are not asked for never begin. One that has begun
-    holds a shuffle buffer (8 million characters at most) and a batch of token ids.
-
-    It may be pickled, or inherited by a forked process, at any time: stream workers that have begun stay behind. Any
-    number of DataLoader processes gives the same samples; more than one tokenise the same text side by side, so one is
-    enough.
+    behind that place begins its worker anew. It may be pickled, or inherited by a forked process, at any time. Any
+    number of DataLoader processes gives the same samples; one is enough, since others tokenise the same text.
     """
 
     def __init__(

@@ -7,13 +7,10 @@ time: the same documents and settings give the same files, byte for byte.
 text begins with one more of them, digits stand alone, runs of spaces may be a piece, and what no piece covers (a
 newline among it) is spelt in bytes, ``<0x0A>``. Ids 0, 1, 2 are ``<unk>``, ``<s>``, ``</s>``.
 
-**The folder** holds ``tokenizer.json`` and ``tokenizer_config.json``, which ``AutoTokenizer`` reads, and
-``tokenizer.model`` for programs that use sentencepiece; all give the same ids. The class is transformers' general
-``TokenizersBackend``, not ``LlamaTokenizer``, because the latter (5.23) adds no leading ``▁`` to a text that begins
-with a space yet takes one away when it decodes: such a text would lose a space. Every text is encoded with BOS before
-it and nothing after it, and decodes to itself, but for the letter ``▁`` (U+2581), which becomes a space. Special
-tokens spelt out in a text are text: a web page that shows ``</s>`` does not end a document. (``AutoTokenizer``'s
-``split_special_tokens=False`` makes them special where a prompt needs it.)
+**The folder** is read by ``AutoTokenizer``, and its ``tokenizer.model`` by programs that use sentencepiece. The class
+is transformers' general ``TokenizersBackend``: its ``LlamaTokenizer`` (5.23) loses a space at a text's beginning. Every
+text is encoded with BOS before it and nothing after it, and decodes to itself, but for the letter ``▁`` (U+2581), which
+becomes a space. Special tokens spelt out in a text are text: a page that shows ``</s>`` does not end a document.
 """
 
 import io

@@ -87,13 +87,6 @@ def test_golden_contents(content, expected):
     assert positions.tolist() == [0, 1, 2, 14, 15, 16, 17, 18]
 
 
-def test_golden_aligned_ends_with_the_document():
-    """Worked by hand: 20 positions are skipped, and the document has 12 tokens more than the window."""
-    ids, positions = pose_rows(8, 32, content="aligned").draw(np.arange(100, 120), Scripted(3, 7, 20))
-    assert ids.tolist() == [100, 101, 102, 115, 116, 117, 118, 119]
-    assert positions.tolist() == [0, 1, 2, 23, 24, 25, 26, 27]
-
-
 def test_golden_sorted_skips():
     """Worked by hand: shifts 7 and 3 are drawn, 3 and 7 are used."""
     rng = Scripted(2, 2, 0, 0, 7, 3)
@@ -179,18 +172,6 @@ def test_two_chunk_draws_are_uniform():
     assert uniform(left_out, 0, 21)
     assert uniform(skipped, 0, 15)
     assert abs(np.corrcoef(left_out, skipped)[0, 1]) < 0.03
-
-
-def test_the_skip_is_uniform_whatever_the_lengths():
-    """The chi-square test again, for each length of the first chunk on its own."""
-    rng = np.random.default_rng(12)
-    skips = {first: [] for first in range(1, 6)}
-    for _ in range(DRAWS):
-        _, positions = pose_rows(9, 24).draw(np.arange(9), rng)
-        jump = np.flatnonzero(np.diff(positions) > 1)
-        if len(jump):  # without a jump the lengths do not show
-            skips[int(jump[0]) + 1].append(int(positions[-1]) - 8)
-    assert all(uniform(found, 1, 15) for found in skips.values())
 
 
 def test_sorted_shifts_are_uniform_taken_together():

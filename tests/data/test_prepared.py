@@ -1,6 +1,5 @@
 """Preparing a corpus: the same shards however it is done, going on after a crash, damage found and mended, and use."""
 
-import errno
 import hashlib
 import json
 import multiprocessing
@@ -101,10 +100,6 @@ def test_shards_hold_what_the_manifest_says(done, address):
     assert sorted(path.name for path in done.iterdir() if path.suffix != ".arrow") == others
 
 
-def test_datasets_loads_the_folder(done):
-    assert len(datasets.load_from_disk(str(done))) == manifest.read(done).documents
-
-
 def test_split_decides_what_is_read(silent, tmp_path):
     result = prepare(["stdlib"], silent, tmp_path / "new", split="heldout", parts=2)
     assert result.documents == 7
@@ -119,15 +114,6 @@ def test_folder_may_be_moved(silent, done, tmp_path):
     before = fingerprints(done)
     done.rename(tmp_path / "moved")
     assert fingerprints(tmp_path / "moved") == before
-
-
-def test_cache_of_rows_follows_the_contents(address, silent, done, tmp_path):
-    prepare([address], build_tokenizer(), tmp_path / "other", **SETTINGS)
-    fingerprints = {
-        pack(tokenize([f"arrow:{folder}"], tokenizer, "train", tmp_path / "cache"), 8, tmp_path / "cache")._fingerprint
-        for folder, tokenizer in ((done, silent), (tmp_path / "other", build_tokenizer()))
-    }
-    assert len(fingerprints) == 2
 
 
 # --- started again --------------------------------------------------------------------------------------------------
@@ -283,22 +269,6 @@ def test_run_refuses_another_tokenizer(done, tmp_path):
     assert refused(f"arrow:{done}", build_tokenizer(), tmp_path) == ["its token ids are those of another tokenizer"]
 
 
-def test_run_refuses_a_shard_of_other_contents_and_the_same_size(silent, done, tmp_path):
-    """Two files of one size that changed places: sizes agree, counts do not."""
-    result = manifest.read(done)
-    first = result.shards[0]
-    rows = datasets.Dataset.from_file(str(done / first.file))
-    lengths = [len(ids) for ids in rows["input_ids"]]
-    moved = [(rows["name"][0], np.zeros(lengths[0] - 1, np.int32))]
-    moved += list(zip(rows["name"][1:], (np.array(ids, np.int32) for ids in rows["input_ids"][1:]), strict=True))
-    documents = ((Document(name, ""), ids) for name, ids in moved)
-    write_shard(done / first.file, documents, 10**6)
-    with (done / first.file).open("ab") as file:
-        file.write(bytes(first.size - file.tell()))
-    wrong = f"shard {first.file} holds {first.tokens - 1} tokens instead of {first.tokens}"
-    assert refused(f"arrow:{done}", silent, tmp_path) == [wrong]
-
-
 def test_missing_and_short_shards_are_made_again(address, silent, done):
     before = contents(done)
     (done / shards(done)[0]).write_bytes(b"short")
@@ -440,15 +410,6 @@ def test_a_disk_that_fills_up_is_told_and_gone_on_from(tmp_path, address, silent
         assert prepare([address], silent, disk / "out", **settings) == whole
 
 
-def test_a_plan_that_finds_no_room_names_the_folder(tmp_path, address, silent, monkeypatch):
-    def refuse(file):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(DiskError, match=f"output = '{tmp_path / 'out'}': the disk of {tmp_path / 'out'} is full"):
-        prepare([address], silent, tmp_path / "out", **SETTINGS)
-
-
 # --- processes ---------------------------------------------------------------------------------------------------
 
 
@@ -545,12 +506,3 @@ def test_bytes_do_not_depend_on_the_tokenizers_batches(tmp_path, monkeypatch):
     monkeypatch.setattr("tape_ds.data.packing._BATCH_DOCUMENTS", 3)
     write_shard(tmp_path / "two.arrow", encode(documents, build_tokenizer()), 10**6)
     assert (tmp_path / "one.arrow").read_bytes() == (tmp_path / "two.arrow").read_bytes()
-
-
-def test_errors_of_the_data_are_not_the_disks(tmp_path):
-    def broken():
-        yield from rows(5)
-        raise ConnectionError("the hub is away")
-
-    with pytest.raises(ConnectionError, match="the hub is away"):
-        write_shard(tmp_path / "a.arrow", broken(), 100)

@@ -130,27 +130,11 @@ def test_item(open_rows):
     }
 
 
-def test_order_is_drawn_anew_in_every_epoch_and_from_every_seed(open_rows):
-    orders = {}
-    for seed in (3, 4):
-        rows = open_rows(workers=1, samples=180, seed=seed)
-        found = documents_of(rows, 0)
-        total = sum(SIZES)
-        orders[seed] = [tuple(found[:total]), tuple(found[total : 2 * total])]
-    assert len({*orders[3], *orders[4]}) == 4
-    assert all(Counter(order) == Counter(orders[3][0]) for order in (*orders[3], *orders[4]))
-
-
 def test_more_workers_than_shards_are_as_many_as_shards(open_rows):
     many = open_rows(workers=100)
     assert many.stream.workers == 7
     assert many.fingerprint == open_rows(workers=7).fingerprint
     assert same(many[60], open_rows(workers=7)[60])
-
-
-def test_several_addresses_are_mixed(open_rows, folder):
-    rows = open_rows(specs=[f"jsonl:{folder}/0.jsonl#body", f"jsonl:{folder}/2.jsonl#body"], workers=2)
-    assert set(documents_of(rows, 0) + documents_of(rows, 1)) == {*texts_of(0, 9), *texts_of(2, 14)}
 
 
 def test_held_out_files_never_train(tokenizer):
@@ -302,15 +286,6 @@ def test_cut_archive_is_named(open_rows, folder):
         list(open_rows(samples=400))
 
 
-def test_a_short_cut_archive_is_refused_before_work_starts(open_rows, folder):
-    raw = (folder / "3.jsonl.gz").read_bytes()
-    (folder / "3.jsonl.gz").write_bytes(raw[:-9])
-    with pytest.raises(
-        UserError, match=r"nothing was started(.|\n)*3\.jsonl\.gz cannot be read: Compressed file ended"
-    ):
-        open_rows(samples=400)
-
-
 def test_reading_does_not_go_on_after_an_error(open_rows, folder):
     """The line mended, the same object gives the right sample instead of what came after the gap."""
     rows = open_rows(workers=1, samples=400)
@@ -448,11 +423,6 @@ def test_the_buffer_is_bounded(monkeypatch, limit, value):
         found.append(document)
         assert len(read) - len(found) <= 6
     assert order(found) != sorted(order(found))
-
-
-def test_a_document_larger_than_the_buffer_passes(monkeypatch):
-    monkeypatch.setattr(streaming, "BUFFER_CHARACTERS", 5)
-    assert order(shuffled(documents(4, characters=9), np.random.default_rng(0))) == [0, 1, 2, 3]
 
 
 # --- resuming a worker ------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """``text``, ``jsonl`` and ``parquet``: documents in the files that a glob names.
 
-The readers of ``datasets`` would be shorter and read something else. Its ``text`` makes every line break a line feed
-and finds no file whose name has ``[``. Its ``json`` takes the columns of the first block for those of all files, turns
-texts that look like dates into dates, and does not say which line is broken.
+The readers of ``datasets`` read something else. Its ``text`` makes every line break a line feed; its ``json`` takes the
+columns of the first block for those of all files, turns texts that look like dates into dates, and does not say which
+line is broken.
 """
 
 import glob
