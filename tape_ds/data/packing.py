@@ -97,7 +97,7 @@ def pack(
         arrays = (row.values.to_numpy() for batch in batches for row in batch.column("input_ids").combine_chunks())
         return some(FILL[packing](arrays if end is None else ended(arrays, end), length), too_few)
 
-    return _cached(Path(cache_dir), key, features, rows)
+    return cached(Path(cache_dir), key, features, rows)
 
 
 def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
@@ -143,7 +143,7 @@ def tokenized(
             found = encoded_rows(source.documents(split), tokenizer)
         return some(found, source.problem("no document has any token", "name data that hold text"))
 
-    return _cached(cache_dir, key, document_features(), rows)
+    return cached(cache_dir, key, document_features(), rows)
 
 
 def document_features() -> "Features":
@@ -214,7 +214,7 @@ def _checked_rows(source: TokenSource, vocabulary: int) -> Iterator[dict[str, An
         yield {"name": name, "input_ids": ids.astype(np.int32)}
 
 
-def _cached(
+def cached(
     cache_dir: Path,
     key: str,
     features: "Features",

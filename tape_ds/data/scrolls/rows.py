@@ -8,7 +8,6 @@ without regard to length, so a step's gradient is what it would be in any other 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 
 from tape_ds.data import cache, packing
-from tape_ds.data.dataset import IGNORED, ORDER_OF_ROWS, generator
+from tape_ds.data.dataset import IGNORED, order_of_rows
 from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls.datasets import find
 from tape_ds.data.scrolls.prompts import answer_ids, prompt_ids, reserved
@@ -85,7 +84,7 @@ def tokenized(
     Raises:
         UserError: the data, or no room for a text.
     """
-    from datasets import Features, List, Value, load_from_disk
+    from datasets import Features, List, Value
 
     key = cache.key(
         "answers",
@@ -104,8 +103,7 @@ def tokenized(
         for row in read() if questions is None else _spread(read, questions):
             yield _row(name, row, tokenizer, form)
 
-    build = partial(packing.write, key, features, chosen)
-    return load_from_disk(str(cache.folder(Path(cache_dir), key, build)))
+    return packing.cached(Path(cache_dir), key, features, chosen)
 
 
 def _spread(read: Callable[[], Iterator[examples.ScrollsRow]], count: int) -> Iterator[examples.ScrollsRow]:
@@ -165,7 +163,6 @@ class AnswerRows(torch.utils.data.Dataset):
         self.seed = seed
         self.step_rows = step_rows
         self.lengths = token_counts(rows)
-        self._epochs: dict[int, np.ndarray] = {}
         self._step = -1
         self._members: list[int] = []
 
@@ -176,23 +173,19 @@ class AnswerRows(torch.utils.data.Dataset):
     def tokens(self) -> int:
         """Tokens of all samples, padding left out."""
         whole, rest = divmod(self.samples, len(self.rows))
-        return whole * int(self.lengths.sum()) + int(self.lengths[self._order(whole)[:rest]].sum())
+        return whole * int(self.lengths.sum()) + int(
+            self.lengths[order_of_rows(self.seed, whole, len(self.rows))[:rest]].sum()
+        )
 
     def row_of(self, index: int) -> int:
         """The row behind sample ``index``."""
         step, place = divmod(index, self.step_rows)
         if step != self._step:  # the rows of a step, the longest first; of equal ones the one drawn first
-            indices = range(step * self.step_rows, (step + 1) * self.step_rows)
-            drawn = [self._order(epoch)[at] for epoch, at in (divmod(each, len(self.rows)) for each in indices)]
+            count, indices = len(self.rows), range(step * self.step_rows, (step + 1) * self.step_rows)
+            drawn = [order_of_rows(self.seed, each // count, count)[each % count] for each in indices]
             self._members = sorted(drawn, key=lambda row: -self.lengths[row])
             self._step = step
         return int(self._members[place])
-
-    def _order(self, epoch: int) -> np.ndarray:
-        if epoch not in self._epochs:  # kept for speed only: a step may reach over the border of two
-            self._epochs = dict(islice(reversed(self._epochs.items()), 1))
-            self._epochs[epoch] = generator(self.seed, ORDER_OF_ROWS, epoch).permutation(len(self.rows))
-        return self._epochs[epoch]
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         if not 0 <= index < self.samples:
