@@ -81,9 +81,8 @@ class TrainingRows(torch.utils.data.Dataset):
             attend_across: take a packed row for one document, so that attention crosses the borders within.
             origin: what the rows were made of and what was left out, in words, for reports.
         """
-        self.rows = rows.with_format(
-            "numpy", columns=["input_ids"] if pose else ["input_ids", "document_ids"], dtype=np.int64
-        )
+        columns = ["input_ids"] if pose else ["input_ids", "document_ids"]
+        self.rows = rows.with_format("numpy", columns=columns, dtype=np.int64)
         self.samples = samples
         self.seed = seed
         self.pose = pose

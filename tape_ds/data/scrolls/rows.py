@@ -173,9 +173,8 @@ class AnswerRows(torch.utils.data.Dataset):
     def tokens(self) -> int:
         """Tokens of all samples, padding left out."""
         whole, rest = divmod(self.samples, len(self.rows))
-        return whole * int(self.lengths.sum()) + int(
-            self.lengths[order_of_rows(self.seed, whole, len(self.rows))[:rest]].sum()
-        )
+        last = order_of_rows(self.seed, whole, len(self.rows))[:rest]
+        return whole * int(self.lengths.sum()) + int(self.lengths[last].sum())
 
     def row_of(self, index: int) -> int:
         """The row behind sample ``index``."""
