@@ -5,18 +5,21 @@
     python tools/prepare_data.py --check /data/c4-llama2 --workers 8
 
 The first resumes where it was when it is started again, after whatever stopped it. The second reads every byte of a
-finished folder and names each shard that is damaged, missing or foreign; sizes alone are checked before every training
+finished folder and names each shard that is damaged or missing; sizes alone are checked before every training
 run. The same data, tokenizer, ``--parts`` and ``--shard_tokens`` give the same files, whatever ``--workers`` is.
 """
 
 import argparse
 import os
 import sys
-import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, command, raise_if_any
+
+if TYPE_CHECKING:
+    from tape_ds.data.manifest import ShardEntry
 
 
 @command
@@ -45,17 +48,6 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     from tape_ds.data.tokenizer import load
 
-    started, tokens = time.monotonic(), 0
-
-    def report(entry: manifest.ShardEntry) -> None:
-        nonlocal tokens
-        tokens += entry.tokens
-        print(
-            f"{entry.file}: {entry.documents:,} documents, {entry.tokens:,} tokens; {tokens:,} tokens so far, "
-            f"{tokens / (time.monotonic() - started):,.0f} a second",
-            flush=True,
-        )
-
     result = prepared.prepare(
         options.data,
         load(options.tokenizer),
@@ -71,6 +63,11 @@ def main(argv: list[str] | None = None) -> int:
         f"name it arrow:{options.output}"
     )
     return 0
+
+
+def report(entry: "ShardEntry") -> None:
+    """A line for a new shard."""
+    print(f"{entry.file}: {entry.documents:,} documents, {entry.tokens:,} tokens", flush=True)
 
 
 def check_options(options: argparse.Namespace) -> None:

@@ -33,8 +33,8 @@ import numpy as np
 
 from tape_ds import storage
 from tape_ds.arguments import Parser, below_one
-from tape_ds.data import packing, token_file, tokenizer
-from tape_ds.data.sources import Source, parse_all
+from tape_ds.data import packing, tokenizer
+from tape_ds.data.sources import Source, parse_all, token_file
 from tape_ds.errors import Problem, collecting, command, raise_if_any
 
 if TYPE_CHECKING:

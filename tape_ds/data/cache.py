@@ -30,7 +30,7 @@ def key(kind: str, **parts: Any) -> str:
     return f"{kind}-{hashlib.sha256(described.encode()).hexdigest()[:32]}"
 
 
-def folder(cache_dir: str | Path, name: str, build: Callable[[Path], None], needed: int | None = None) -> Path:
+def folder(cache_dir: str | Path, name: str, build: Callable[[Path], None]) -> Path:
     """The finished folder ``cache_dir/name``, built by whoever comes first.
 
     Args:
@@ -38,7 +38,6 @@ def folder(cache_dir: str | Path, name: str, build: Callable[[Path], None], need
         name: of :func:`key`.
         build: given the path of a folder that is not there yet; makes and fills it. Its parent is there, for this
             build alone, and goes with all else in it. What ``build`` raises is passed on, and nothing is kept.
-        needed: bytes that building takes, roughly, where that is known; for the message.
 
     Raises:
         DiskError: the folder has to be built, and the disk is full or read-only.
@@ -49,9 +48,7 @@ def folder(cache_dir: str | Path, name: str, build: Callable[[Path], None], need
     if finished.exists():
         return finished
     remedy = "or name another data_cache: nothing of it was kept, and what the cache holds already stays"
-    if needed is not None:
-        remedy = f"about {storage.size(needed)} are needed there; {remedy}"
-    with _disk("data_cache", Path(cache_dir), remedy):
+    with disk("data_cache", Path(cache_dir), remedy):
         finished.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(finished.with_name(f"{name}.lock")):
             if not finished.exists():
@@ -74,7 +71,7 @@ def build_aside(finished: Path, build: Callable[[Path], None], field: str = "out
     from filelock import FileLock, Timeout
 
     remedy = "name a new folder"
-    with _disk(field, finished):
+    with disk(field, finished):
         finished.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(finished.with_name(f".{finished.name}.lock"), timeout=0)
         try:
@@ -90,7 +87,7 @@ def build_aside(finished: Path, build: Callable[[Path], None], field: str = "out
 
 
 @contextmanager
-def _disk(field: str, folder: Path, remedy: str | None = None) -> Iterator[None]:
+def disk(field: str, folder: Path, remedy: str | None = None) -> Iterator[None]:
     """What the disk refuses becomes a :class:`DiskError`."""
     try:
         yield

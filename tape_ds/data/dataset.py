@@ -5,6 +5,7 @@ the loader is the number of samples consumed, a run resumes at any sample on any
 (a sequential sampler) global batch ``s`` of size ``G`` is samples ``s * G .. (s + 1) * G - 1``.
 """
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -32,6 +33,12 @@ def generator(seed: int, stream: int, *index: int) -> np.random.Generator:
     PCG64 is named because numpy's default may change.
     """
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy=seed, spawn_key=(stream, *index))))
+
+
+@functools.lru_cache(maxsize=2)  # for speed only: a step may reach over the border of two epochs
+def order_of_rows(seed: int, epoch: int, count: int) -> np.ndarray:
+    """The order in which an epoch reads ``count`` rows, a permutation int64 [count]."""
+    return generator(seed, ORDER_OF_ROWS, epoch).permutation(count)
 
 
 class TrainingRows(torch.utils.data.Dataset):
@@ -73,26 +80,14 @@ class TrainingRows(torch.utils.data.Dataset):
             pose: draws from documents; None serves packed rows as they are.
             attend_across: take a packed row for one document, so that attention crosses the borders within.
             origin: what the rows were made of and what was left out, in words, for reports.
-
-        Raises:
-            ValueError: no rows, a missing column, ``attend_across`` with ``pose``.
         """
         columns = ["input_ids"] if pose else ["input_ids", "document_ids"]
-        missing = sorted(set(columns) - set(rows.column_names))
-        if missing:
-            raise ValueError(f"rows lack {', '.join(missing)}: packed rows are needed without pose, documents with it")
-        if len(rows) == 0:
-            raise ValueError("no rows to draw samples from")
-        if pose and attend_across:
-            raise ValueError("attend_across: a row of PoSE is of one document, there is nothing to attend across")
         self.rows = rows.with_format("numpy", columns=columns, dtype=np.int64)
         self.samples = samples
         self.seed = seed
         self.pose = pose
         self.attend_across = attend_across
         self.origin = origin
-        self._epoch = -1
-        self._order = np.empty(0, np.int64)
 
     def __len__(self) -> int:
         return self.samples
@@ -106,10 +101,7 @@ class TrainingRows(torch.utils.data.Dataset):
     def row_of(self, index: int) -> int:
         """The row behind sample ``index``."""
         epoch, at = divmod(index, len(self.rows))
-        if epoch != self._epoch:  # kept for speed only: the order is the same whenever it is drawn
-            self._order = generator(self.seed, ORDER_OF_ROWS, epoch).permutation(len(self.rows))
-            self._epoch = epoch
-        return int(self._order[at])
+        return int(order_of_rows(self.seed, epoch, len(self.rows))[at])
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         if not 0 <= index < self.samples:

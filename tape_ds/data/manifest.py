@@ -1,19 +1,14 @@
-"""The manifest of a folder of prepared data, and whether the files beside it are those it names.
+"""The manifest of a folder of prepared data, and whether the shards beside it are those it names.
 
 ``tools/prepare_data.py`` tokenises a corpus ahead into shards (:mod:`tape_ds.data.prepared`). The folder it leaves is
 one that ``datasets`` loads (``state.json``, ``dataset_info.json``, ``*.arrow``), and holds a ``manifest.json`` besides,
-written last: the tokenizer and the sources by their fingerprints, and for every shard its documents, tokens, size and
-SHA-256. Until then there is a folder ``unfinished``.
-
-Two checks of different price. :func:`check` compares names and sizes, a moment even for thousands of shards: every run
-does it before training. :func:`damage` reads a shard whole and compares its hash: hours of disk for a large corpus, so
-only ``tools/prepare_data.py --check`` does it.
+written last: the tokenizer and the data by their fingerprints, and for every shard its documents, tokens, size and
+SHA-256. Every run compares the sizes; only ``tools/prepare_data.py --check`` reads the shards whole.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,12 +16,12 @@ from typing import Any
 from tape_ds import storage
 from tape_ds.errors import Problem
 
-FORMAT = 1
+FORMAT = 2
 """Raised when what is written for the same input changes."""
 
 MANIFEST = "manifest.json"
-UNFINISHED = "unfinished"
-STATE = "state.json"
+RECORDS = "records"
+"""Folder of what the preparation resumes by."""
 
 MAKE_ANEW = "delete that file and run tools/prepare_data.py again with the same settings: it makes what is missing"
 
@@ -36,15 +31,14 @@ class ShardEntry:
     """One shard, an ``.arrow`` file, and what must be in it."""
 
     file: str
-    part: int
-    """Which part of the work it is of; parts are written side by side."""
     documents: int
+    """Those without a token are left out."""
     tokens: int
+    read: int
+    """Documents that were read for it."""
     size: int
     """Bytes."""
     sha256: str
-    end: int
-    """How many documents of its part come before its end, those without a token among them."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +52,11 @@ class Settings:
     """Where it was loaded from; for people, as are the addresses: both hold only where it was run."""
     addresses: list[str]
     """Of the sources, in the order in which they are read."""
-    sources: list[str]
-    """Fingerprint of each."""
-    inputs: str
-    """Hash of the names of what is read (files, mostly), in their order."""
+    data: str
+    """Hash of the sources' fingerprints and of the names of what is read (files, mostly), in their order."""
     shard_tokens: int
     parts: int
     format: int = FORMAT
-
-    def differences(self, other: "Settings") -> list[str]:
-        """Names of the fields that make two preparations different ones."""
-        names = [field.name for field in fields(self) if field.name not in {"tokenizer_name", "addresses"}]
-        return [name for name in names if getattr(self, name) != getattr(other, name)]
 
 
 @dataclass(frozen=True)
@@ -95,9 +82,9 @@ class DataManifest:
         """Hash of the contents; the same wherever the folder lies."""
         return _hash({"tokenizer": self.settings.tokenizer, "shards": [asdict(shard) for shard in self.shards]})
 
-    def state(self) -> dict[str, Any]:
-        """``state.json``, by which ``datasets.load_from_disk`` finds the shards."""
-        return {
+    def write(self, folder: Path) -> None:
+        """Make ``folder`` a finished one; the shards and ``dataset_info.json`` are there."""
+        state: dict[str, Any] = {  # by which datasets.load_from_disk finds the shards
             "_data_files": [{"filename": shard.file} for shard in self.shards],
             "_fingerprint": self.fingerprint[:32],
             "_format_columns": None,
@@ -106,17 +93,14 @@ class DataManifest:
             "_output_all_columns": False,
             "_split": None,
         }
-
-    def write(self, folder: Path) -> None:
-        """Make ``folder`` a finished one; the shards and ``dataset_info.json`` are there."""
-        storage.write_json(folder / STATE, self.state())
+        storage.write_json(folder / "state.json", state)
         content = {"documents": self.documents, "tokens": self.tokens, **asdict(self)}
         storage.write_json(folder / MANIFEST, {**content, "check": _hash(content)})
 
 
 def is_prepared(folder: Path) -> bool:
     """Whether ``folder`` is of this kind, finished or not."""
-    return (folder / MANIFEST).is_file() or (folder / UNFINISHED).is_dir()
+    return (folder / MANIFEST).is_file() or (folder / RECORDS).is_dir()
 
 
 def read(folder: Path) -> DataManifest:
@@ -137,34 +121,17 @@ def read(folder: Path) -> DataManifest:
 
 
 def check(folder: Path, field: str, value: str) -> list[Problem]:
-    """Everything wrong with a prepared folder that names and sizes can tell; ``field`` and ``value`` name it."""
-
-    def problem(wrong: str, remedy: str) -> Problem:
-        return Problem(field, value, wrong, remedy)
-
+    """Everything wrong with a prepared folder that sizes can tell; ``field`` and ``value`` name it."""
     if not (folder / MANIFEST).is_file():
         wrong = f"its preparation is not finished: there is no {MANIFEST}"
-        return [problem(wrong, "run tools/prepare_data.py again with the same settings: it resumes where it was")]
+        remedy = "run tools/prepare_data.py again with the same settings: it resumes where it was"
+        return [Problem(field, value, wrong, remedy)]
     try:
-        manifest = read(folder)
+        shards = read(folder).shards
     except ValueError as error:
-        return [problem(str(error), "prepare the data anew into another folder")]
-    found = [problem(wrong, remedy) for wrong, remedy in foreign(folder, manifest.shards)]
-    found += [problem(misfits, MAKE_ANEW) for shard in manifest.shards if (misfits := misfit(folder, shard))]
-    try:
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        state = None
-    if state != manifest.state():
-        found.append(problem(f"{STATE} does not go with {MANIFEST}", "run tools/prepare_data.py again: it writes it"))
-    return found
-
-
-def foreign(folder: Path, shards: Iterable[ShardEntry]) -> list[tuple[str, str]]:
-    """What is wrong, and what to do, with each ``.arrow`` file that is none of ``shards``."""
-    known = {shard.file for shard in shards}
-    names = sorted(path.name for path in folder.glob("*.arrow") if path.name not in known)
-    return [(f"{name} is no shard of this preparation", "move that file elsewhere") for name in names]
+        return [Problem(field, value, str(error), "prepare the data anew into another folder")]
+    wrongs = [misfit(folder, shard) for shard in shards]
+    return [Problem(field, value, wrong, MAKE_ANEW) for wrong in wrongs if wrong]
 
 
 def misfit(folder: Path, shard: ShardEntry) -> str | None:

@@ -1,12 +1,8 @@
 """Tokenise once, cut rows once, and read both memory-mapped from then on.
 
-:func:`tokenize` gives one row per document, :func:`pack` the rows of training made from them (filled as
-:mod:`tape_ds.data.rows` has it). Both are ``datasets.Dataset`` folders below a cache folder, named after a hash of
-everything that decides their contents: the sources' fingerprints, the tokenizer's, the settings, and :data:`FORMAT`. A
-second run finds the folder and neither reads nor tokenises, and several processes may ask at once
-(:mod:`tape_ds.data.cache`).
-
-Nothing here knows of ranks: the rows are the same whatever their number.
+:func:`tokenize` gives one row per document, :func:`pack` the rows of training made from them. Both are
+``datasets.Dataset`` folders below a cache folder (:mod:`tape_ds.data.cache`), named after a hash of everything that
+decides their contents: the sources' fingerprints, the tokenizer's, the settings, and :data:`FORMAT`.
 
 **Special tokens.** A document is encoded exactly as ``tokenizer(text)`` does it, the tokenizer's own convention: Llama
 begins each with BOS and ends it with nothing, SmolLM2 adds neither. No EOS is appended, so training and scoring see
@@ -27,7 +23,7 @@ import numpy as np
 from tape_ds import storage
 from tape_ds.data import cache
 from tape_ds.data.rows import FILL, Packing, ended
-from tape_ds.data.sources import SPLITS, ArrowFolder, Document, Source, TokenSource, parse_all
+from tape_ds.data.sources import ArrowFolder, Document, Source, TokenSource, parse_all
 from tape_ds.errors import Problem, UserError, raise_if_any
 
 if TYPE_CHECKING:
@@ -40,8 +36,6 @@ FORMAT = 1
 # A batch of texts for the tokenizer ends at either; the ids do not depend on it.
 _BATCH_DOCUMENTS = 256
 _BATCH_CHARACTERS = 2**21
-# datasets writes the rows that it is given, and then the folder from those.
-_COPIES = 2
 
 FIELD_OF = {"train": "train_data", "heldout": "eval_data"}
 
@@ -64,25 +58,12 @@ def tokenize(
 
     Raises:
         UserError: an address or its data.
-        ValueError: an unknown split.
     """
     from datasets import concatenate_datasets
 
-    sources = check(specs, split)
+    sources = parse_all(specs, FIELD_OF[split])
     identity = tokenizer_fingerprint(tokenizer)
     return concatenate_datasets([tokenized(each, tokenizer, identity, split, Path(cache_dir)) for each in sources])
-
-
-def check(specs: Sequence[str], split: str) -> list[Source]:
-    """The sources of a split, their addresses checked.
-
-    Raises:
-        UserError: with everything wrong with the addresses.
-        ValueError: an unknown split.
-    """
-    if split not in SPLITS:
-        raise ValueError(f"split = {split!r}: one of {', '.join(SPLITS)}")
-    return parse_all(specs, FIELD_OF[split])
 
 
 def pack(
@@ -116,9 +97,7 @@ def pack(
         arrays = (row.values.to_numpy() for batch in batches for row in batch.column("input_ids").combine_chunks())
         return some(FILL[packing](arrays if end is None else ended(arrays, end), length), too_few)
 
-    share = len(documents) / max(1, len(documents.data))  # of what is stored, where some documents were selected
-    needed = round(_COPIES * 2 * documents.data.nbytes * share)  # two columns, each as wide as the ids
-    return _cached(Path(cache_dir), key, features, rows, needed)
+    return cached(Path(cache_dir), key, features, rows)
 
 
 def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
@@ -149,10 +128,12 @@ def tokenized(
     source: Source, tokenizer: "PreTrainedTokenizerBase", identity: str, split: str, cache_dir: Path
 ) -> "Dataset":
     """The documents of one source: a prepared folder as it lies there, all else from the cache."""
+    from datasets import load_from_disk
+
     if isinstance(source, TokenSource):
         raise_if_any(source.check_tokenizer(identity))
     if isinstance(source, ArrowFolder) and source.prepared:
-        return source.load()
+        return load_from_disk(str(source.folder))
     key = cache.key("documents", format=FORMAT, source=source.fingerprint(), split=split, tokenizer=identity)
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -162,9 +143,7 @@ def tokenized(
             found = encoded_rows(source.documents(split), tokenizer)
         return some(found, source.problem("no document has any token", "name data that hold text"))
 
-    size = source.size()
-    # a token is as many bytes of text as of an id, roughly
-    return _cached(cache_dir, key, document_features(), rows, None if size is None else _COPIES * size)
+    return cached(cache_dir, key, document_features(), rows)
 
 
 def document_features() -> "Features":
@@ -235,17 +214,16 @@ def _checked_rows(source: TokenSource, vocabulary: int) -> Iterator[dict[str, An
         yield {"name": name, "input_ids": ids.astype(np.int32)}
 
 
-def _cached(
+def cached(
     cache_dir: Path,
     key: str,
     features: "Features",
     rows: Callable[[], Iterator[dict[str, Any]]],
-    needed: int | None,
 ) -> "Dataset":
-    """The rows of ``rows()``, read from their folder in the cache; ``needed`` as for :func:`cache.folder`."""
+    """The rows of ``rows()``, read from their folder in the cache."""
     from datasets import load_from_disk
 
-    return load_from_disk(str(cache.folder(cache_dir, key, partial(write, key, features, rows), needed)))
+    return load_from_disk(str(cache.folder(cache_dir, key, partial(write, key, features, rows))))
 
 
 def write(key: str, features: "Features", rows: Callable[[], Iterator[dict[str, Any]]], folder: Path) -> None:

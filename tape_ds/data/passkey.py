@@ -99,10 +99,7 @@ def write(
 
     Raises:
         UserError: a form that does not exist, a length too short for what is no filler.
-        ValueError: a depth outside 0 .. 1, a key outside 1 .. 50,000.
     """
-    if not 0 <= depth <= 1 or not 1 <= key <= LARGEST_KEY:
-        raise ValueError(f"depth = {depth}, key = {key}: depth is in 0 .. 1, key in 1 .. {LARGEST_KEY}")
 
     def at(units: int) -> str:
         before = round(depth * units)

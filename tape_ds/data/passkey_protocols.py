@@ -60,14 +60,7 @@ def grid(
 ) -> list[PasskeyQuestion]:
     """``trials`` questions at every length and depth; a key follows from (seed, trial, length, depth) alone.
 
-    Args:
-        tokenizer: decides how much filler a length has room for.
-        lengths: tokens of a prompt and its reply.
-        depths: shares of the filler before the key, 0 to 1.
-        trials: keys at each.
-        seed: of the keys.
-        form: whose filler, see :data:`tape_ds.data.passkey.FORMS`.
-        reply: tokens of the reply.
+    A length is that of a prompt and its ``reply`` tokens; ``form`` is a name of :data:`tape_ds.data.passkey.FORMS`.
 
     Raises:
         UserError: no trials, depths or a seed that cannot be, lengths that have no room for what is no filler.

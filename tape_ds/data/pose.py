@@ -16,9 +16,8 @@ carried on to any number:
   original.
 
 The paper (section 3.2) compares this ``v`` with two others and finds little difference; :attr:`Pose.content` offers all
-three. The original truncates documents at five windows before drawing; that limit is here :attr:`Pose.reach` (in
-windows), and off by default. It draws once per example in forked workers and caches the result; here a draw belongs to
-a sample of the run and comes from (seed, sample index) alone.
+three. The original truncates documents at five windows before drawing (:attr:`Pose.reach`), and draws once per example;
+here a draw belongs to a sample of the run and comes from (seed, sample index) alone.
 """
 
 from collections.abc import Iterator
@@ -46,8 +45,6 @@ class Pose(Section):
     skips: Literal["uniform", "sorted"] = "uniform"
     """PoSE's positions: ``uniform`` (each chunk's skip after the one before) or ``sorted`` (all skips at once, in
     order: no crowding near target_length). Two chunks: the same."""
-    max_skip: int | None = None
-    """Positions that PoSE skips at once, at most; null: up to target_length."""
 
     def problems(self, window: int, target: int) -> Iterator[Problem]:
         """Why no row of ``window`` tokens can be drawn so that it reaches ``target``; of one chunk, which options are
@@ -63,16 +60,6 @@ class Pose(Section):
         elif window < self.chunks:
             wrong = f"too short for {self.chunks} chunks"
             yield Problem("window", window, wrong, "give a token or more for each chunk")
-        elif self.max_skip is not None and self.skips != "uniform":
-            wrong = f"pose_skips = {self.skips!r} are drawn all at once, without a limit to one"
-            yield Problem("pose_max_skip", self.max_skip, wrong, "remove it, or pose_skips: uniform")
-        elif self.max_skip is not None and self.max_skip < (least := self.least_max_skip(window, target)):
-            wrong = f"{self.chunks - 1} skips of a row of {window} do not reach target_length = {target}"
-            yield Problem("pose_max_skip", self.max_skip, wrong, f"give {least} or more, or more pose_chunks")
-
-    def least_max_skip(self, window: int, target: int) -> int:
-        """The smallest limit of one skip with which all skips together reach from ``window`` to ``target``."""
-        return -(-(target - window) // (self.chunks - 1))
 
 
 @dataclass(frozen=True)
@@ -95,22 +82,17 @@ class PoseRows:
             ``(input_ids, position_ids)``, both [min(n, window)], the ids in the document's dtype, positions int64,
             rising strictly from 0 to ``target - 1`` at most. A document shorter than the window gives all its tokens,
             in order, with skipped positions; the collator pads the row.
-
-        Raises:
-            ValueError: the document is empty.
         """
         pose = self.pose
         if pose.reach is not None:
             tokens = tokens[: pose.reach * self.window]
         count = min(len(tokens), self.window)
-        if count == 0:
-            raise ValueError("an empty document has nothing to draw from")
         lengths = draw_lengths(count, pose.chunks, rng)
         moved = draw_shifts(len(lengths), len(tokens) - count, rng)
         if pose.skips == "sorted":
             shifts = draw_sorted_shifts(len(lengths), self.target - count, rng)
         else:
-            shifts = draw_shifts(len(lengths), self.target - count, rng, pose.max_skip)
+            shifts = draw_shifts(len(lengths), self.target - count, rng)
         if pose.content == "contiguous":
             moved = np.zeros_like(shifts)
         elif pose.content == "aligned":
@@ -128,15 +110,11 @@ def draw_lengths(count: int, chunks: int, rng: np.random.Generator) -> np.ndarra
     return np.array([*lengths, count - sum(lengths)], dtype=np.int64)
 
 
-def draw_shifts(chunks: int, room: int, rng: np.random.Generator, max_skip: int | None = None) -> np.ndarray:
-    """Shifts, int64 [chunks]: the first 0, each next one uniform between the one before and ``room``, included.
-
-    With ``max_skip`` each is at most that much beyond the one before.
-    """
+def draw_shifts(chunks: int, room: int, rng: np.random.Generator) -> np.ndarray:
+    """Shifts, int64 [chunks]: the first 0, each next one uniform between the one before and ``room``, included."""
     shifts = [0]
     for _ in range(chunks - 1):
-        end = room if max_skip is None else min(room, shifts[-1] + max_skip)
-        shifts.append(int(rng.integers(shifts[-1], end, endpoint=True)))
+        shifts.append(int(rng.integers(shifts[-1], room, endpoint=True)))
     return np.array(shifts, dtype=np.int64)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tape_ds.data import cache, packing
-from tape_ds.data.sources import Source
+from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError
 
 if TYPE_CHECKING:
@@ -63,13 +63,12 @@ def select(
 
     Raises:
         UserError: a spec, its data, or nothing left of them.
-        ValueError: an unknown split.
     """
     from datasets import concatenate_datasets
 
     identity, room = packing.tokenizer_fingerprint(tokenizer), max_documents
     parts: list[Selection] = []
-    for source in packing.check(specs, split):
+    for source in parse_all(specs, packing.FIELD_OF[split]):
         if room is None or source.tokenised:
             part = _long_enough(
                 packing.tokenized(source, tokenizer, identity, split, Path(cache_dir)), min_tokens, room

@@ -4,34 +4,36 @@ For corpora such as C4, too large to tokenise before every run. As in :mod:`tape
 pure function of (seed, i), shuffling included. (The shuffled streams of ``datasets`` do not resume exactly: their
 buffer is filled anew with what comes next.)
 
-``W`` stream workers (:mod:`tape_ds.data.stream_worker`) read the stream side by side: sample ``i`` is row ``i // W``
-of worker ``i % W``. In each epoch a worker reads its share of the shards, every one once and whole. With its shards
-used up it goes on with its share of the next epoch, at its own pace. Over all workers no token is given twice in an
-epoch and none is left out, except what the end of the run cuts off.
+``W`` stream workers read side by side: sample ``i`` is row ``i // W`` of worker ``i % W``. In every epoch all shards
+are put into an order drawn from (seed, epoch), and worker ``w`` reads those at ``w, w + W, ...``, each whole, its
+documents through a bounded shuffle buffer with random numbers from (seed, epoch, shard). So a worker is one endless
+sequence of tokens that depends on nothing else; it goes on to the next epoch at its own pace, and what a shard leaves
+over begins the next one's first row. Over all workers no token is given twice in an epoch and none is left out, except
+what the end of the run cuts off.
 
 **Ranks.** Accelerate gives rank ``r`` of ``R`` the micro-batches ``r, r + R, ...`` of size ``b``. If the number of
 workers is a multiple of ``R * b``, each rank reads with workers of its own. Else several ranks read the same ones, each
 for itself: the samples are the same, but text is read and tokenised up to ``R`` times.
 
 **Resuming at sample i.** The number is the whole state: each worker asked for reads and tokenises again, from its
-beginning, all that comes before its row. So a run that had tokenised for an hour resumes after an hour or less, since
-nothing is trained meanwhile.
+beginning, all that comes before its row.
 """
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from tape_ds.data import stream_worker
-from tape_ds.data.dataset import packed_item
-from tape_ds.data.packing import FIELD_OF, tokenizer_fingerprint
-from tape_ds.data.sources import parse_all
-from tape_ds.data.stream_worker import Stream, StreamWorker
+from tape_ds.data.dataset import ORDER_OF_SHARDS, SHUFFLE_IN_SHARD, generator, packed_item
+from tape_ds.data.packing import FIELD_OF, encode, tokenizer_fingerprint
+from tape_ds.data.rows import Row, cut
+from tape_ds.data.sources import Document, Shard, parse_all
 from tape_ds.errors import Problem, UserError
 
 if TYPE_CHECKING:
@@ -40,7 +42,81 @@ if TYPE_CHECKING:
 # Part of the fingerprint: raise it when the same settings give other rows.
 FORMAT = 1
 
+# The shuffle buffer never rests with more than this; both decide the order.
+BUFFER_DOCUMENTS = 4096
+BUFFER_CHARACTERS = 2**23
+
 _FIELD = FIELD_OF["train"]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What the workers of a stream share: all that decides their rows."""
+
+    shards: list[Shard]
+    tokenizer: "PreTrainedTokenizerBase"
+    window: int
+    """Tokens a row."""
+    seed: int
+    workers: int
+    """How many; at most as many as shards, so that each has one in every epoch."""
+
+    def visits(self, worker: int) -> Iterator[tuple[int, int]]:
+        """(epoch, shard) of every shard that ``worker`` reads, without end."""
+        for epoch in count():
+            order = generator(self.seed, ORDER_OF_SHARDS, epoch).permutation(len(self.shards))
+            yield from ((epoch, int(shard)) for shard in order[worker :: self.workers])
+
+    def documents(self, epoch: int, shard: int) -> Iterator[Document]:
+        """The documents of a shard in the order in which that epoch reads them."""
+        return shuffled(self.shards[shard].documents(), generator(self.seed, SHUFFLE_IN_SHARD, epoch, shard))
+
+    def tokens(self, worker: int, skip: int = 0) -> Iterator[np.ndarray]:
+        """The worker's tokens without the first ``skip``: int32 [n] for each document, n >= 1.
+
+        Ends only if no shard holds a token.
+
+        Raises:
+            UserError: data that cannot be read.
+        """
+        passed = 0
+        empty = set()
+        for epoch, shard in self.visits(worker):
+            before = passed
+            for _, ids in encode(self.documents(epoch, shard), self.tokenizer):
+                rest = ids[max(0, skip - passed) :]
+                passed += len(ids)
+                if len(rest):
+                    yield rest
+            if passed == before:
+                empty.add(shard)
+                if len(empty) == len(self.shards):
+                    return
+
+    def rows(self, worker: int, first: int) -> Iterator[Row]:
+        """The worker's rows from row ``first`` on, as :func:`tape_ds.data.rows.cut` gives them."""
+        return cut(self.tokens(worker, skip=first * self.window), self.window)
+
+
+def shuffled(documents: Iterable[Document], rng: np.random.Generator) -> Iterator[Document]:
+    """The documents in random order, each drawn from a buffer of bounded size."""
+
+    def draw() -> Document:
+        at = int(rng.integers(len(held)))
+        held[at], held[-1] = held[-1], held[at]  # the last takes its place, which costs nothing
+        return held.pop()
+
+    held: list[Document] = []
+    characters = 0
+    for document in documents:
+        held.append(document)
+        characters += len(document.text)
+        while len(held) > BUFFER_DOCUMENTS or characters > BUFFER_CHARACTERS:
+            drawn = draw()
+            characters -= len(drawn.text)
+            yield drawn
+    while held:
+        yield draw()
 
 
 class StreamError(UserError):
@@ -66,12 +142,8 @@ class StreamedRows(torch.utils.data.Dataset):
     """A run's samples, packed rows of ``window`` tokens; items as of :class:`tape_ds.data.dataset.TrainingRows`.
 
     Reading in rising order, as a sequential sampler does, is cheap: every stream worker stays where it is. A sample
-    behind that place begins its worker anew. Workers whose samples are not asked for never begin. One that has begun
-    holds a shuffle buffer (8 million characters at most) and a batch of token ids.
-
-    It may be pickled, or inherited by a forked process, at any time: stream workers that have begun stay behind. Any
-    number of DataLoader processes gives the same samples; more than one tokenise the same text side by side, so one is
-    enough.
+    behind that place begins its worker anew. It may be pickled, or inherited by a forked process, at any time. Any
+    number of DataLoader processes gives the same samples; one is enough, since others tokenise the same text.
     """
 
     def __init__(
@@ -103,7 +175,7 @@ class StreamedRows(torch.utils.data.Dataset):
         shards = [shard for source in self.sources for shard in source.shards("train")]
         self.stream = Stream(shards, tokenizer, window, seed, min(workers, len(shards)))
         self.samples = samples
-        self._open: dict[int, StreamWorker] = {}
+        self._open: dict[int, tuple[int, Iterator[Row]]] = {}  # of a worker, its next row and those from there on
         self._process = os.getpid()
 
     def __len__(self) -> int:
@@ -120,7 +192,7 @@ class StreamedRows(torch.utils.data.Dataset):
             [source.fingerprint() for source in self.sources],
             tokenizer_fingerprint(self.stream.tokenizer),
             (self.stream.window, self.stream.seed, self.stream.workers),
-            (stream_worker.BUFFER_DOCUMENTS, stream_worker.BUFFER_CHARACTERS),
+            (BUFFER_DOCUMENTS, BUFFER_CHARACTERS),
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
@@ -143,12 +215,12 @@ class StreamedRows(torch.utils.data.Dataset):
         """Row ``row`` of stream worker ``number``."""
         if self._process != os.getpid():  # a forked child shares its parent's open files and their places in them
             self._open, self._process = {}, os.getpid()
-        reader = self._open.pop(number, None)
-        if reader is None or reader.next > row:
-            reader = StreamWorker(self.stream, number, row)
-        found = reader.read(row)
+        at, rows = self._open.pop(number, (row + 1, iter(())))
+        if at > row:
+            at, rows = row, self.stream.rows(number, row)
+        found = next(islice(rows, row - at, None), None)
         if found is None:
             nothing = "no document has any token"
             raise UserError(Problem(_FIELD, self.specs, nothing, "name data that hold text"))
-        self._open[number] = reader  # back only now: one in which reading failed is not read on
+        self._open[number] = row + 1, rows  # back only now: one in which reading failed is not read on
         return found

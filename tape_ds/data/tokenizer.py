@@ -7,17 +7,13 @@ time: the same documents and settings give the same files, byte for byte.
 text begins with one more of them, digits stand alone, runs of spaces may be a piece, and what no piece covers (a
 newline among it) is spelt in bytes, ``<0x0A>``. Ids 0, 1, 2 are ``<unk>``, ``<s>``, ``</s>``.
 
-**The folder** holds ``tokenizer.json`` and ``tokenizer_config.json``, which ``AutoTokenizer`` reads, and
-``tokenizer.model`` for programs that use sentencepiece; all give the same ids. The class is transformers' general
-``TokenizersBackend``, not ``LlamaTokenizer``, because the latter (5.23) adds no leading ``▁`` to a text that begins
-with a space yet takes one away when it decodes: such a text would lose a space. Every text is encoded with BOS before
-it and nothing after it, and decodes to itself, but for the letter ``▁`` (U+2581), which becomes a space. Special
-tokens spelt out in a text are text: a web page that shows ``</s>`` does not end a document. (``AutoTokenizer``'s
-``split_special_tokens=False`` makes them special where a prompt needs it.)
+**The folder** is read by ``AutoTokenizer``, and its ``tokenizer.model`` by programs that use sentencepiece. The class
+is transformers' general ``TokenizersBackend``: its ``LlamaTokenizer`` (5.23) loses a space at a text's beginning. Every
+text is encoded with BOS before it and nothing after it, and decodes to itself, but for the letter ``▁`` (U+2581), which
+becomes a space. Special tokens spelt out in a text are text: a page that shows ``</s>`` does not end a document.
 """
 
 import io
-import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -53,7 +49,6 @@ MAX_CHARACTERS = 100_000_000
 """How much text is read for training unless given; more changes the pieces little."""
 
 _UNKNOWN, _BEGIN, _END = "<unk>", "<s>", "</s>"
-_SMALLEST = 3 + 256  # special tokens and bytes; the letters come on top
 # Sentencepiece drops lines above 4,192 bytes; a letter has at most 4.
 _LINE = 1024
 # Parts of the data that are open at once while the sample is drawn.
@@ -181,9 +176,6 @@ def _sentencepiece(sources: Sequence[Source], vocab_size: int, max_characters: i
     """A trained ``tokenizer.model``."""
     from sentencepiece import SentencePieceTrainer
 
-    if vocab_size < _SMALLEST:
-        wrong = f"3 special tokens and 256 bytes alone are {_SMALLEST}"
-        raise UserError(Problem("vocab_size", vocab_size, wrong, "ask for some thousands"))
     # a list, because an error of the data would come out of sentencepiece's hands as another
     lines = [
         line[start : start + _LINE]
@@ -205,23 +197,10 @@ def _sentencepiece(sources: Sequence[Source], vocab_size: int, max_characters: i
             minloglevel=2,
             **SETTINGS,
         )
-    except RuntimeError as error:
-        problem = _size_problem(vocab_size, str(error))
-        if problem is None:
-            raise
-        raise UserError(problem) from error
+    except RuntimeError as error:  # a vocabulary that the text is too small or too varied for, and the nearest size
+        wrong = str(error).rpartition("] ")[2]
+        raise UserError(Problem("vocab_size", vocab_size, wrong, "give that size, or name other data")) from error
     return model.getvalue()
-
-
-def _size_problem(vocab_size: int, message: str) -> Problem | None:
-    """The problem that sentencepiece's ``message`` tells of, if it is one with the size of the vocabulary."""
-    if largest := re.search(r"too high.*<= (\d+)", message):
-        wrong, remedy = "the text holds too few different pieces", f"at most {largest[1]}, or name more data"
-    elif smallest := re.search(r"smaller than required_chars. \d+ vs (\d+)", message):
-        wrong, remedy = "fewer than the special tokens, bytes and letters of the text", f"at least {smallest[1]}"
-    else:
-        return None
-    return Problem("vocab_size", vocab_size, wrong, remedy)
 
 
 def _save(model: bytes, folder: Path) -> None:

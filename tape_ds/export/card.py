@@ -230,6 +230,9 @@ def _made_with(result: Result | None) -> str:
 
 
 def _commit(result: Result) -> str:
-    if result.commit is None:
-        return ""
-    return f", commit {result.commit['hash'][:12]}" + (" with local changes" if result.commit["dirty"] else "")
+    return f", {commit_words(result.commit)}" if result.commit is not None else ""
+
+
+def commit_words(commit: Mapping[str, Any]) -> str:
+    """A checkout's commit, as :func:`tape_ds.results.commit` has it, for people."""
+    return f"commit {commit['hash'][:12]}" + (" with local changes" if commit["dirty"] else "")

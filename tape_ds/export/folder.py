@@ -91,16 +91,10 @@ def code_files(model_type: str, encoding: str) -> dict[str, str]:
     Raises:
         CopyError: the package's sources changed in a way that the export does not know.
     """
-    header = HEADER.format(version=tape_ds.__version__, commit=commit())
-    return model_code.files(model_type, encoding, header)
-
-
-def commit() -> str:
-    """The checkout's commit, for people."""
     found = results.commit()
-    if found is None:
-        return "not from a checkout"
-    return f"commit {found['hash'][:12]}" + (", with local changes" if found["dirty"] else "")
+    origin = "not from a checkout" if found is None else card.commit_words(found)
+    header = HEADER.format(version=tape_ds.__version__, commit=origin)
+    return model_code.files(model_type, encoding, header)
 
 
 def _edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:

@@ -291,7 +291,7 @@ class ExtensionRecipe(Recipe):
             remedy = "give pose_chunks: 1 (and a longer window), or another encoding"
             yield Problem("pose_chunks", chunks, wrong, remedy)
 
-    @rule("pose_chunks", "pose_reach", "pose_content", "pose_skips", "pose_max_skip", "window", "target_length")
+    @rule("pose_chunks", "pose_reach", "pose_content", "pose_skips", "window", "target_length")
     def _pose(self) -> Iterator[Problem]:
         if 2 <= self.window <= self.model.target_length:
             yield from self.data.pose.problems(self.window, self.model.target_length)

@@ -123,10 +123,10 @@ def full(folder):
 def test_a_full_disk_names_the_cache_and_leaves_it_as_it_was(tmp_path):
     cache.folder(tmp_path / "cache", "a", write("x"))
     with pytest.raises(DiskError) as caught:
-        cache.folder(tmp_path / "cache", "b", full, needed=3 * 2**30)
+        cache.folder(tmp_path / "cache", "b", full)
     (problem,) = caught.value.problems
     assert (problem.field, problem.value) == ("data_cache", str(tmp_path / "cache"))
-    assert "is full" in problem.wrong and "about 3.00 GiB are needed" in problem.remedy
+    assert "is full" in problem.wrong
     assert names(tmp_path / "cache") == ["a"]
 
 
@@ -151,9 +151,8 @@ def tokenise_onto(disk, texts, tokenizer):
 
 def test_tokenising_onto_a_disk_that_is_too_small(tmp_path, tokenizer):
     with mounted(tmp_path / "disk") as disk:
-        with pytest.raises(DiskError, match="are needed there") as caught:
+        with pytest.raises(DiskError, match=f"the disk of {disk}/cache is full"):
             tokenise_onto(disk, tmp_path, tokenizer)
-        assert f"the disk of {disk}/cache is full" in str(caught.value)
         assert names(disk / "cache") == []
 
 

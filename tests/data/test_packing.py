@@ -1,6 +1,5 @@
 """Tokenised documents and packed rows: contents, borders, the cache and several processes at once."""
 
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -117,9 +116,7 @@ def test_error_in_the_data_is_shown_as_it_is_and_leaves_nothing(tmp_path, tokeni
     assert folders(cache) == []
 
 
-def test_wrong_calls(texts, tokenizer, cache):
-    with pytest.raises(ValueError, match="split = 'test'"):
-        tokenize([texts], tokenizer, "test", cache)
+def test_wrong_calls(tokenizer, cache):
     with pytest.raises(UserError, match="2 problems"):
         tokenize(["tex:a", "stdlib:b"], tokenizer, "train", cache)
     assert not cache.exists(), "nothing is written before everything is checked"
@@ -193,48 +190,7 @@ def test_too_little_data_for_a_row(cache):
         pack(documents([1, 2, 3], [4, 5]), 4, cache, "single")
 
 
-# --- several processes, and ones that died --------------------------------------------------------------------------
-
-
-def _rank(address, cache, log, barrier):
-    """One of several ranks; notes in ``log`` if it was the one that tokenised."""
-    datasets.disable_progress_bars()
-    barrier.wait()
-    rows = pack(tokenize([address], build_tokenizer(), "train", cache), 8, cache)
-    log.put((CountingTokenizer.texts, rows._fingerprint, list(rows["input_ids"])))
-
-
-def test_ranks_build_once_and_read_the_same(texts, cache):
-    context = multiprocessing.get_context("fork")
-    log, barrier = context.Queue(), context.Barrier(3)
-    ranks = [context.Process(target=_rank, args=(texts, cache, log, barrier)) for _ in range(3)]
-    CountingTokenizer.texts = 0
-    for rank in ranks:
-        rank.start()
-    results = [log.get(timeout=60) for _ in ranks]
-    for rank in ranks:
-        rank.join(timeout=60)
-        assert rank.exitcode == 0
-    assert sorted(count for count, _, _ in results) == [0, 0, 3]
-    assert len({fingerprint for _, fingerprint, _ in results}) == 1
-    assert results[0][2] == results[1][2] == results[2][2]
-    assert len(folders(cache)) == 2
-
-
-def test_half_written_folder_of_a_killed_build_is_never_read(texts, tokenizer, cache, monkeypatch):
-    """A build killed between writing and renaming leaves a folder aside; the next build removes it and succeeds."""
-    kept = []
-    monkeypatch.setattr("tape_ds.data.cache._rename", lambda done, folder: kept.append(folder) or os._exit(9))
-    child = multiprocessing.get_context("fork").Process(target=tokenize, args=([texts], tokenizer, "train", cache))
-    child.start()
-    child.join(timeout=60)
-    assert child.exitcode == 9
-    (aside,) = folders(cache)
-    assert ".building-" in aside
-    monkeypatch.undo()
-    assert len(tokenize([texts], tokenizer, "train", cache)) == 3
-    (finished,) = folders(cache)
-    assert finished == aside.split(".building-")[0]
+# --- several processes --------------------------------------------------------------------------
 
 
 def test_same_cache_key_in_every_process(texts, tokenizer, cache):

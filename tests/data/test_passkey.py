@@ -103,7 +103,3 @@ def test_what_cannot_be_is_named():
     assert found == {100, 240} and {problem.field for problem in caught.value.problems} == {"passkey_lengths"}
     with pytest.raises(UserError, match="did you mean 'pose'"):
         write(Letters(), 300, 1, 0.5, "posee")
-    with pytest.raises(ValueError, match="depth"):
-        write(Letters(), 300, 1, 1.5)
-    with pytest.raises(ValueError, match="key"):
-        write(Letters(), 300, 0, 0.5)

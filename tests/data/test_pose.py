@@ -4,7 +4,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 from scipy.stats import chisquare
 
 from tape_ds.data import pose as rows_of
@@ -88,23 +87,6 @@ def test_golden_contents(content, expected):
     assert positions.tolist() == [0, 1, 2, 14, 15, 16, 17, 18]
 
 
-def test_golden_aligned_ends_with_the_document():
-    """Worked by hand: 20 positions are skipped, and the document has 12 tokens more than the window."""
-    ids, positions = pose_rows(8, 32, content="aligned").draw(np.arange(100, 120), Scripted(3, 7, 20))
-    assert ids.tolist() == [100, 101, 102, 115, 116, 117, 118, 119]
-    assert positions.tolist() == [0, 1, 2, 23, 24, 25, 26, 27]
-
-
-def test_golden_limited_skips():
-    """Worked by hand: c = 6 as 2 + 2 + 2, T = 14; at most 4 of the 8 positions are skipped at once."""
-    rng = Scripted(2, 2, 0, 0, 3, 7)
-    _, positions = pose_rows(6, 14, chunks=3, max_skip=4).draw(np.arange(6), rng)
-    assert positions.tolist() == [0, 1, 5, 6, 11, 12]
-    assert rng.ranges[-2:] == [(0, 4), (3, 7)]
-    rng = Scripted(2, 2, 0, 0, 4, 8)
-    assert pose_rows(6, 14, chunks=3, max_skip=4).draw(np.arange(6), rng)[1][-1] == 13, "the target's last position"
-
-
 def test_golden_sorted_skips():
     """Worked by hand: shifts 7 and 3 are drawn, 3 and 7 are used."""
     rng = Scripted(2, 2, 0, 0, 7, 3)
@@ -161,7 +143,7 @@ def every_draw(draw, before=()):
             yield from every_draw(draw, (*before, number))
 
 
-@pytest.mark.parametrize("options", [{}, {"chunks": 3}, {"chunks": 3, "skips": "sorted"}, {"chunks": 3, "max_skip": 3}])
+@pytest.mark.parametrize("options", [{}, {"chunks": 3}, {"chunks": 3, "skips": "sorted"}])
 def test_all_possible_draws(options):
     """Exhaustively, c = 4, T = 9: whatever is drawn, positions rise from 0, and exactly 3 .. T - 1 can be the last."""
     pose = pose_rows(4, 9, **options)
@@ -190,26 +172,6 @@ def test_two_chunk_draws_are_uniform():
     assert uniform(left_out, 0, 21)
     assert uniform(skipped, 0, 15)
     assert abs(np.corrcoef(left_out, skipped)[0, 1]) < 0.03
-
-
-def test_the_skip_is_uniform_whatever_the_lengths():
-    """The chi-square test again, for each length of the first chunk on its own."""
-    rng = np.random.default_rng(12)
-    skips = {first: [] for first in range(1, 6)}
-    for _ in range(DRAWS):
-        _, positions = pose_rows(9, 24).draw(np.arange(9), rng)
-        jump = np.flatnonzero(np.diff(positions) > 1)
-        if len(jump):  # without a jump the lengths do not show
-            skips[int(jump[0]) + 1].append(int(positions[-1]) - 8)
-    assert all(uniform(found, 1, 15) for found in skips.values())
-
-
-@pytest.mark.parametrize(("limit", "before"), [(3, 0), (3, 5), (6, 2), (6, 9)])
-def test_limited_shifts_are_uniform_up_to_the_limit(limit, before):
-    rng = np.random.default_rng(13)
-    shifts = np.array([draw_shifts(4, 10, rng, limit) for _ in range(DRAWS)])
-    assert np.diff(shifts).max() == limit
-    assert uniform(shifts[shifts[:, 2] == before, 3].tolist(), before, min(10, before + limit))
 
 
 def test_sorted_shifts_are_uniform_taken_together():
@@ -257,28 +219,9 @@ def test_reach_limits_the_content():
         (2, 16, {"chunks": 3}, "window"),
         (8, 7, {}, "window"),
         (8, 8, {}, "window"),
-        (8, 16, {"max_skip": 7}, "pose_max_skip"),
-        (8, 17, {"chunks": 4, "max_skip": 2}, "pose_max_skip"),
-        (8, 16, {"skips": "sorted", "max_skip": 8}, "pose_max_skip"),
         (8, 16, {"chunks": 1, "reach": 5}, "pose_reach"),
     ],
 )
 def test_settings_that_allow_no_draw(window, target, options, field):
     pose = rows_of.Pose(**{"chunks": 2} | options)
     assert [problem.field for problem in pose.problems(window, target)] == [field]
-
-
-@pytest.mark.parametrize("options", [{"chunks": 0}, {"reach": 0}, {"content": "same"}, {"skips": "even"}])
-def test_values_that_no_field_takes(options):
-    with pytest.raises(ValidationError):
-        rows_of.Pose(**options)
-
-
-def test_all_skips_together_reach_the_target():
-    assert rows_of.Pose(chunks=2).least_max_skip(8, 16) == 8
-    assert not list(rows_of.Pose(chunks=4, max_skip=3).problems(8, 17))
-
-
-def test_an_empty_document():
-    with pytest.raises(ValueError, match="empty document"):
-        pose_rows(4, 8).draw(np.array([]), np.random.default_rng(0))

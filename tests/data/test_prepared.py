@@ -1,10 +1,10 @@
 """Preparing a corpus: the same shards however it is done, going on after a crash, damage found and mended, and use."""
 
-import errno
 import hashlib
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,9 +17,9 @@ import torch
 
 from tape_ds.data import manifest, prepared
 from tape_ds.data.packing import document_features, encode, pack, tokenize
-from tape_ds.data.prepared import prepare, verify, write_shard
+from tape_ds.data.prepared import _in_processes, prepare, verify, write_shard
 from tape_ds.data.sources import Document, parse
-from tape_ds.errors import DiskError, UserError
+from tape_ds.errors import DiskError, Problem, UserError
 from tests.data.conftest import CountingTokenizer, build_tokenizer
 from tests.disks import files, mounted
 
@@ -96,21 +96,14 @@ def test_shards_hold_what_the_manifest_says(done, address):
     sizes = [entry.tokens for entry in result.shards]
     assert all(size < 250 for size in sizes), "a document more than the limit at most"
     assert result.settings.addresses == [address]
-    assert sorted(path.name for path in done.iterdir() if path.suffix != ".arrow") == [
-        "dataset_info.json",
-        "manifest.json",
-        "state.json",
-    ]
-
-
-def test_datasets_loads_the_folder(done):
-    assert len(datasets.load_from_disk(str(done))) == manifest.read(done).documents
+    others = ["dataset_info.json", "manifest.json", "records", "state.json"]
+    assert sorted(path.name for path in done.iterdir() if path.suffix != ".arrow") == others
 
 
 def test_split_decides_what_is_read(silent, tmp_path):
     result = prepare(["stdlib"], silent, tmp_path / "new", split="heldout", parts=2)
     assert result.documents == 7
-    assert [entry.part for entry in result.shards] == [0, 1]
+    assert [entry.file for entry in result.shards] == ["00000-00000.arrow", "00001-00000.arrow"]
 
 
 def test_folder_may_be_moved(silent, done, tmp_path):
@@ -121,15 +114,6 @@ def test_folder_may_be_moved(silent, done, tmp_path):
     before = fingerprints(done)
     done.rename(tmp_path / "moved")
     assert fingerprints(tmp_path / "moved") == before
-
-
-def test_cache_of_rows_follows_the_contents(address, silent, done, tmp_path):
-    prepare([address], build_tokenizer(), tmp_path / "other", **SETTINGS)
-    fingerprints = {
-        pack(tokenize([f"arrow:{folder}"], tokenizer, "train", tmp_path / "cache"), 8, tmp_path / "cache")._fingerprint
-        for folder, tokenizer in ((done, silent), (tmp_path / "other", build_tokenizer()))
-    }
-    assert len(fingerprints) == 2
 
 
 # --- started again --------------------------------------------------------------------------------------------------
@@ -144,32 +128,33 @@ def test_finished_folder_is_left_as_it_is(address, silent, done):
 
 
 KILLS = {
-    "before anything": ("_record", 0, False),
-    "while the first shard is written": ("write_shard", 0, True),
-    "after the record, before the rename": ("replace", 2, False),
-    "between two shards": ("replace", 2, True),
+    "before anything": ("write_shard", 0, False),
+    "while a shard is written": ("_BATCH_TOKENS", 0, False),
+    "after the rename, before the record": ("write_shard", 2, True),
+    "between two shards": ("write_shard", 3, False),
     "before the manifest": ("_finish", 0, False),
 }
 
 
 def _die_at(moment, arguments):
-    """Prepare until ``moment``: before or after a certain call of a certain function."""
+    """Prepare until ``moment``: before or after a certain call of a certain function, or within a shard."""
     name, number, after = moment
-    owner = prepared.os if name == "replace" else prepared
-    original, calls = getattr(owner, name), []
+    original, calls = getattr(prepared, name), []
+
+    class Dying(int):
+        def __le__(self, other):
+            os._exit(9)
 
     def dying(*args, **kwargs):
-        shard_calls = name != "replace" or str(args[1]).endswith(".arrow")  # other files are renamed too
-        calls.extend([None] if shard_calls else [])
-        due = shard_calls and len(calls) == number + 1
-        if due and not after:
+        calls.append(args)
+        if len(calls) == number + 1 and not after:
             os._exit(9)
         result = original(*args, **kwargs)
-        if due:
+        if len(calls) == number + 1:
             os._exit(9)
         return result
 
-    setattr(owner, name, dying)
+    setattr(prepared, name, Dying() if name == "_BATCH_TOKENS" else dying)
     prepare(*arguments, **SETTINGS)
 
 
@@ -182,7 +167,7 @@ def test_killed_and_started_again_gives_the_same_folder(address, silent, done, t
     assert child.exitcode == 9
     (problem,) = parse(f"arrow:{tmp_path}/new", "train_data").check()
     assert "not finished" in problem.wrong
-    finished = set(shards(tmp_path / "new"))
+    finished = {path.stem for path in (tmp_path / "new" / "records").glob("*.arrow.json")}
     made = []
     prepare(*arguments, **SETTINGS, report=lambda entry: made.append(entry.file))
     assert contents(tmp_path / "new") == contents(done)
@@ -205,7 +190,7 @@ def test_other_arguments_are_refused_naming_each(address, silent, done, tmp_path
     assert address in str(caught.value)
     with (tmp_path / "texts" / "0.jsonl").open("a") as file:
         file.write('{"t": "more"}\n')
-    with pytest.raises(UserError, match="or changed since"):
+    with pytest.raises(UserError, match="or it changed since"):
         prepare([address], silent, done, **SETTINGS)
     (tmp_path / "texts" / "0.jsonl").rename(tmp_path / "texts" / "00.jsonl")
     assert contents(done) == before
@@ -256,13 +241,11 @@ def test_verify_names_every_damaged_shard(done):
     flip(done / first)
     flip(done / second)
     (done / third).unlink()
-    (done / "x.arrow").write_bytes(b"")
     found = {problem.wrong for problem in verify(done, threads=2)}
     assert found == {
         f"shard {first} is damaged: its SHA-256 is another",
         f"shard {second} is damaged: its SHA-256 is another",
         f"shard {third} is missing",
-        "x.arrow is no shard of this preparation",
     }
 
 
@@ -277,12 +260,7 @@ def test_run_refuses_a_damaged_folder(silent, done, tmp_path):
     first, *_ = shards(done)
     whole = (done / first).read_bytes()
     (done / first).write_bytes(whole[:-8])
-    (done / "99999-00000.arrow").write_bytes(whole)
-    assert refused(address, silent, cache) == [
-        "99999-00000.arrow is no shard of this preparation",
-        f"shard {first} has {len(whole) - 8} bytes instead of {len(whole)}",
-    ]
-    (done / "99999-00000.arrow").unlink()
+    assert refused(address, silent, cache) == [f"shard {first} has {len(whole) - 8} bytes instead of {len(whole)}"]
     (done / first).unlink()
     assert refused(address, silent, cache) == [f"shard {first} is missing"]
 
@@ -291,53 +269,12 @@ def test_run_refuses_another_tokenizer(done, tmp_path):
     assert refused(f"arrow:{done}", build_tokenizer(), tmp_path) == ["its token ids are those of another tokenizer"]
 
 
-def test_run_refuses_a_shard_of_other_contents_and_the_same_size(silent, done, tmp_path):
-    """Two files of one size that changed places: sizes agree, counts do not."""
-    result = manifest.read(done)
-    first = result.shards[0]
-    rows = datasets.Dataset.from_file(str(done / first.file))
-    lengths = [len(ids) for ids in rows["input_ids"]]
-    moved = [(rows["name"][0], np.zeros(lengths[0] - 1, np.int32))]
-    moved += list(zip(rows["name"][1:], map(np.array, rows["input_ids"][1:]), strict=True))
-    documents = ((Document(name, ""), ids) for name, ids in moved)
-    write_shard(done / first.file, documents, 10**6)
-    with (done / first.file).open("ab") as file:
-        file.write(bytes(first.size - file.tell()))
-    wrong = f"shard {first.file} holds {first.tokens - 1} tokens instead of {first.tokens}"
-    assert refused(f"arrow:{done}", silent, tmp_path) == [wrong]
-
-
-def test_missing_shard_is_made_again(address, silent, done):
+def test_missing_and_short_shards_are_made_again(address, silent, done):
     before = contents(done)
-    for name in (shards(done)[1], "state.json"):
-        (done / name).unlink()
-        prepare([address], silent, done, **SETTINGS)
-        assert contents(done) == before
-
-
-def test_killed_while_it_mends(address, silent, done):
-    """The shards behind the missing one were taken for foreign ones when mending was killed."""
-    before = contents(done)
-    (done / shards(done)[0]).unlink()
-    arguments = ([address], silent, done)
-    moment = ("replace", 0, True)
-    child = multiprocessing.get_context("fork").Process(target=_die_at, args=(moment, arguments))
-    child.start()
-    child.join(timeout=60)
-    assert child.exitcode == 9
-    prepare(*arguments, **SETTINGS)
+    (done / shards(done)[0]).write_bytes(b"short")
+    (done / shards(done)[-1]).unlink()
+    prepare([address], silent, done, **SETTINGS)
     assert contents(done) == before
-
-
-def test_mending_refuses_what_it_does_not_know(address, silent, done):
-    first, second, *_ = shards(done)
-    (done / first).unlink()
-    (done / second).write_bytes(b"short")
-    (done / "x.arrow").write_bytes(b"")
-    with pytest.raises(UserError) as caught:
-        prepare([address], silent, done, **SETTINGS)
-    assert [wrong.split(" ")[0:2] for wrong in wrongs(caught)] == [["x.arrow", "is"], ["shard", second]]
-    assert (done / "manifest.json").exists()
 
 
 # --- what a user can get wrong --------------------------------------------------------------------------------------
@@ -350,8 +287,6 @@ def test_wrong_calls(address, silent, done, tmp_path):
     assert [problem.field for problem in caught.value.problems] == ["shard_tokens", "parts", "workers"]
     with pytest.raises(UserError, match="token ids already"):
         prepare([f"arrow:{done}"], silent, new)
-    with pytest.raises(ValueError, match="split = 'test'"):
-        prepare([address], silent, new, split="test")
     assert not new.exists()
 
 
@@ -390,7 +325,7 @@ def arguments(address, silent, tmp_path):
     return ["--data", address, "--tokenizer", tmp_path / "tokenizer", *numbers]
 
 
-def test_two_workers_write_what_one_does(arguments, tmp_path, capsys):
+def test_two_workers_write_what_one_does(arguments, tmp_path, capfd):
     from tape_ds.data.tokenizer import load
     from tools import prepare_data
 
@@ -398,7 +333,7 @@ def test_two_workers_write_what_one_does(arguments, tmp_path, capsys):
     options = [*map(str, arguments), "--output", str(tmp_path / "two")]
     assert prepare_data.main([*options, "--workers", "2"]) == 0
     assert contents(tmp_path / "two") == contents(tmp_path / "one")
-    lines = capsys.readouterr().out.splitlines()
+    lines = capfd.readouterr().out.splitlines()
     assert {line.split(":")[0] for line in lines[:-1]} == set(shards(tmp_path / "one"))
     assert lines[-1].endswith(f"name it arrow:{tmp_path}/two")
 
@@ -475,13 +410,48 @@ def test_a_disk_that_fills_up_is_told_and_gone_on_from(tmp_path, address, silent
         assert prepare([address], silent, disk / "out", **settings) == whole
 
 
-def test_a_plan_that_finds_no_room_names_the_folder(tmp_path, address, silent, monkeypatch):
-    def refuse(file):
-        raise OSError(errno.ENOSPC, "No space left on device")
+# --- processes ---------------------------------------------------------------------------------------------------
 
-    monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(DiskError, match=f"output = '{tmp_path / 'out'}': the disk of {tmp_path / 'out'} is full"):
-        prepare([address], silent, tmp_path / "out", **SETTINGS)
+
+def fail_on_three(task):
+    if task == 3:
+        raise UserError(Problem("data", task, "bad line", "mend it"))
+    time.sleep(60)
+
+
+def environment(task):
+    return task, os.environ["RAYON_NUM_THREADS"], os.environ["TOKENIZERS_PARALLELISM"]
+
+
+def kill_itself(task):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """By fork, which takes no time; spawned processes are tested through the command."""
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(2, ("4", "true")), (8, ("1", "false"))])
+def test_processes_without_a_task_become_threads_of_the_tokenizer(forked, count, expected):
+    assert _in_processes(environment, range(count), 8) == [(task, *expected) for task in range(count)]
+
+
+def test_a_failure_stops_the_others_at_once(forked):
+    started = time.monotonic()
+    with pytest.raises(UserError, match="bad line") as caught:
+        _in_processes(fail_on_three, [1, 2, 3], 3)
+    assert caught.value.problems[0].value == 3
+    assert time.monotonic() - started < 30, "tasks 1 and 2 take 60 seconds"
+    assert not multiprocessing.active_children()
+
+
+def test_a_killed_process_is_reported_with_a_remedy(forked):
+    with pytest.raises(UserError, match="memory runs out") as caught:
+        _in_processes(kill_itself, [1, 2], 2)
+    assert caught.value.problems[0].field == "workers"
 
 
 # --- a shard --------------------------------------------------------------------------------------------------------
@@ -498,32 +468,31 @@ def stored(path):
 
 
 def test_rows_are_the_documents(tmp_path):
-    assert write_shard(tmp_path / "a.arrow", rows(2, 0, 3), 100) == (3, 2, 5)
+    entry = write_shard(tmp_path / "a.arrow", rows(2, 0, 3), 100)
+    assert (entry.read, entry.documents, entry.tokens) == (3, 2, 5)
     found = stored(tmp_path / "a.arrow")
     assert found.features == document_features()
     assert found.to_dict() == {"name": ["d0", "d2"], "input_ids": [[0, 0], [2, 2, 2]]}
 
 
 @pytest.mark.parametrize(
-    ("limit", "read_", "tokens"), [(1, 1, 3), (3, 1, 3), (4, 3, 7), (7, 3, 7), (8, 4, 9), (99, 5, 9)]
+    ("limit", "read", "tokens"), [(1, 1, 3), (3, 1, 3), (4, 3, 7), (7, 3, 7), (8, 4, 9), (99, 5, 9)]
 )
-def test_a_shard_ends_with_the_document_that_reaches_the_limit(tmp_path, limit, read_, tokens):
+def test_a_shard_ends_with_the_document_that_reaches_the_limit(tmp_path, limit, read, tokens):
     left = rows(3, 0, 4, 2, 0)
-    read_documents, written, written_tokens = write_shard(tmp_path / "a.arrow", left, limit)
-    assert (read_documents, written_tokens) == (read_, tokens)
-    assert len(list(left)) == 5 - read_, "the rest is left to the next shard"
-    assert prepared.measure(tmp_path / "a.arrow") == (written, tokens)
+    entry = write_shard(tmp_path / "a.arrow", left, limit)
+    assert (entry.read, entry.tokens) == (read, tokens)
+    assert len(list(left)) == 5 - read, "the rest is left to the next shard"
 
 
-def test_nothing_to_write_is_a_shard_of_nothing(tmp_path):
-    assert write_shard(tmp_path / "a.arrow", rows(0, 0), 5) == (2, 0, 0)
-    assert prepared.measure(tmp_path / "a.arrow") == (0, 0)
+def test_nothing_to_write_is_no_file(tmp_path):
+    assert write_shard(tmp_path / "a.arrow", rows(0, 0), 5).read == 2
+    assert not (tmp_path / "a.arrow").exists()
 
 
 def test_batches_change_no_row(tmp_path, monkeypatch):
     lengths = [int(n) for n in np.random.default_rng(0).integers(0, 40, 300)]
     write_shard(tmp_path / "whole.arrow", rows(*lengths), 10**6)
-    monkeypatch.setattr(prepared, "_BATCH_DOCUMENTS", 7)
     monkeypatch.setattr(prepared, "_BATCH_TOKENS", 64)
     write_shard(tmp_path / "cut.arrow", rows(*lengths), 10**6)
     assert stored(tmp_path / "cut.arrow").to_dict() == stored(tmp_path / "whole.arrow").to_dict()
@@ -537,18 +506,3 @@ def test_bytes_do_not_depend_on_the_tokenizers_batches(tmp_path, monkeypatch):
     monkeypatch.setattr("tape_ds.data.packing._BATCH_DOCUMENTS", 3)
     write_shard(tmp_path / "two.arrow", encode(documents, build_tokenizer()), 10**6)
     assert (tmp_path / "one.arrow").read_bytes() == (tmp_path / "two.arrow").read_bytes()
-
-
-def test_what_reads_back_differently_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(prepared, "measure", lambda path: (1, 2))
-    with pytest.raises(UserError, match=r"a\.arrow reads back as \(1, 2\)"):
-        write_shard(tmp_path / "a.arrow", rows(5), 100)
-
-
-def test_errors_of_the_data_are_not_the_disks(tmp_path):
-    def broken():
-        yield from rows(5)
-        raise ConnectionError("the hub is away")
-
-    with pytest.raises(ConnectionError, match="the hub is away"):
-        write_shard(tmp_path / "a.arrow", broken(), 100)

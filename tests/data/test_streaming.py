@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
+from scipy.stats import chisquare
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-from tape_ds.data import stream_worker, streaming
-from tape_ds.data.dataset import collate
-from tape_ds.data.streaming import StreamedRows, StreamError
+from tape_ds.data import streaming
+from tape_ds.data.dataset import collate, generator
+from tape_ds.data.sources import Document, Shard
+from tape_ds.data.streaming import Stream, StreamedRows, StreamError, shuffled
 from tape_ds.errors import UserError
 from tests.data.conftest import build_tokenizer
 
@@ -128,27 +130,11 @@ def test_item(open_rows):
     }
 
 
-def test_order_is_drawn_anew_in_every_epoch_and_from_every_seed(open_rows):
-    orders = {}
-    for seed in (3, 4):
-        rows = open_rows(workers=1, samples=180, seed=seed)
-        found = documents_of(rows, 0)
-        total = sum(SIZES)
-        orders[seed] = [tuple(found[:total]), tuple(found[total : 2 * total])]
-    assert len({*orders[3], *orders[4]}) == 4
-    assert all(Counter(order) == Counter(orders[3][0]) for order in (*orders[3], *orders[4]))
-
-
 def test_more_workers_than_shards_are_as_many_as_shards(open_rows):
     many = open_rows(workers=100)
     assert many.stream.workers == 7
     assert many.fingerprint == open_rows(workers=7).fingerprint
     assert same(many[60], open_rows(workers=7)[60])
-
-
-def test_several_addresses_are_mixed(open_rows, folder):
-    rows = open_rows(specs=[f"jsonl:{folder}/0.jsonl#body", f"jsonl:{folder}/2.jsonl#body"], workers=2)
-    assert set(documents_of(rows, 0) + documents_of(rows, 1)) == {*texts_of(0, 9), *texts_of(2, 14)}
 
 
 def test_held_out_files_never_train(tokenizer):
@@ -196,7 +182,7 @@ def test_loader_processes_change_nothing(open_rows, workers):
 
 def test_a_forked_worker_leaves_our_files_alone(open_rows, folder, monkeypatch):
     """Forked while a stream worker reads, a process that read on would move the place in the file they share."""
-    monkeypatch.setattr(stream_worker, "BUFFER_DOCUMENTS", 1)
+    monkeypatch.setattr(streaming, "BUFFER_DOCUMENTS", 1)
     write(folder / "large.jsonl", texts_of(7, 1500))
 
     def large():
@@ -257,13 +243,13 @@ def test_resumed_on_any_number_of_ranks(open_rows, before, after):
 def test_a_rank_opens_its_own_workers_alone(open_rows, monkeypatch):
     """Two ranks with micro-batches of 3 over 6 stream workers: each reads three of them."""
     opened = []
-    real = streaming.StreamWorker
+    real = Stream.rows
 
-    def spy(stream, number, *rest):
+    def spy(stream, number, first):
         opened.append(number)
-        return real(stream, number, *rest)
+        return real(stream, number, first)
 
-    monkeypatch.setattr(streaming, "StreamWorker", spy)
+    monkeypatch.setattr(Stream, "rows", spy)
     for rank, own in ((0, [0, 1, 2]), (1, [3, 4, 5])):
         rows = open_rows(workers=6, samples=60)
         opened.clear()
@@ -298,15 +284,6 @@ def test_cut_archive_is_named(open_rows, folder):
     (folder / "3.jsonl.gz").write_bytes(raw[:-9])
     with pytest.raises(StreamError, match=r"3\.jsonl\.gz cannot be read: Compressed file ended"):
         list(open_rows(samples=400))
-
-
-def test_a_short_cut_archive_is_refused_before_work_starts(open_rows, folder):
-    raw = (folder / "3.jsonl.gz").read_bytes()
-    (folder / "3.jsonl.gz").write_bytes(raw[:-9])
-    with pytest.raises(
-        UserError, match=r"nothing was started(.|\n)*3\.jsonl\.gz cannot be read: Compressed file ended"
-    ):
-        open_rows(samples=400)
 
 
 def test_reading_does_not_go_on_after_an_error(open_rows, folder):
@@ -376,3 +353,94 @@ def test_first_documents_of_the_hub_are_one_shard(hub, open_rows):
     rows = open_rows(specs=["hub:allenai/c4:en:train[:13]#body"], workers=4)
     assert rows.stream.workers == 1
     assert set(documents_of(rows, 0)) == {*texts_of(0, 9), *texts_of(1, 1), *texts_of(2, 14)[:3]}
+
+
+def documents(count, characters=1):
+    return [Document(str(number), "x" * characters) for number in range(count)]
+
+
+def order(found):
+    return [int(document.name) for document in found]
+
+
+@pytest.fixture
+def stream(tokenizer):
+    """Five shards, among them one without documents, one of a long document and one of empty texts."""
+    texts = [[f"{shard}.{number} " + "tape " * (3 * number) for number in range(5)] for shard in range(2)]
+    texts += [[], ["long " * 20], ["", ""]]
+
+    def shard(number):
+        return Shard(str(number), lambda: (Document(f"{number}:{at}", text) for at, text in enumerate(texts[number])))
+
+    return Stream([shard(number) for number in range(5)], tokenizer, window=16, seed=3, workers=2)
+
+
+def rows_of(stream, number, first, last):
+    return list(itertools.islice(stream.rows(number, first), last - first))
+
+
+# --- order of a worker ------------------------------------------------------------------------------------------------
+
+
+def test_golden_order(stream):
+    """The very orders of seed 3: a change here changes every run's data and must be meant."""
+    visits = stream.visits(0)
+    assert [next(visits) for _ in range(6)] == [(0, 0), (0, 4), (0, 3), (1, 1), (1, 2), (1, 0)]
+    assert order(shuffled(documents(8), generator(3, 3, 0, 5))) == [7, 5, 0, 3, 6, 2, 1, 4]
+    orders = [[document.name for document in stream.documents(*visit)] for visit in ((0, 0), (1, 0), (0, 1))]
+    assert orders == [
+        ["0:2", "0:0", "0:4", "0:3", "0:1"],
+        ["0:2", "0:1", "0:0", "0:4", "0:3"],
+        ["1:0", "1:3", "1:1", "1:4", "1:2"],
+    ]
+
+
+def test_shuffling_loses_and_doubles_nothing(monkeypatch):
+    for buffer in (1, 2, 7, 100):
+        monkeypatch.setattr(streaming, "BUFFER_DOCUMENTS", buffer)
+        assert sorted(order(shuffled(documents(50), np.random.default_rng(0)))) == list(range(50))
+    assert list(shuffled([], np.random.default_rng(0))) == []
+
+
+def test_shuffling_within_the_buffer_is_uniform():
+    first = [order(shuffled(documents(5), np.random.default_rng(seed)))[0] for seed in range(500)]
+    assert chisquare(np.bincount(first, minlength=5)).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(("limit", "value"), [("BUFFER_DOCUMENTS", 6), ("BUFFER_CHARACTERS", 60)])
+def test_the_buffer_is_bounded(monkeypatch, limit, value):
+    """With room for six, document n is not met before n - 6 others have left."""
+    monkeypatch.setattr(streaming, limit, value)
+    read = []
+
+    def counted():
+        for document in documents(40, characters=10):
+            read.append(document)
+            yield document
+
+    found = []
+    for document in shuffled(counted(), np.random.default_rng(1)):
+        found.append(document)
+        assert len(read) - len(found) <= 6
+    assert order(found) != sorted(order(found))
+
+
+# --- resuming a worker ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_resuming_at_any_row(stream, number):
+    expected = rows_of(stream, number, 0, 60)
+    for first in range(60):
+        found = rows_of(stream, number, first, min(first + 3, 60))
+        assert all(map(same, found, expected[first : first + 3]))
+
+
+def test_a_worker_of_empty_shards_waits_for_one_that_is_not(tokenizer):
+    """Dealt only empty shards in one epoch, it has others in the next; with nothing else it ends."""
+    plain = Shard("full", lambda: iter([Document("a", "tape tape tape")]))
+    empty = [Shard(f"empty{number}", lambda: iter(())) for number in range(4)]
+    for number in range(5):
+        found = rows_of(Stream([*empty, plain], tokenizer, 4, seed=0, workers=5), number, 0, 2)
+        assert all(len(row["input_ids"]) == 4 for row in found)
+    assert rows_of(Stream(empty, tokenizer, 4, seed=0, workers=2), 0, 0, 2) == []

@@ -70,12 +70,6 @@ def test_round_trip_and_ids_of_sentencepiece_on_a_long_file(trained, held_out):
     assert len(tokenizer(held_out)["input_ids"]) < len(held_out) / 2
 
 
-def test_the_space_letter_becomes_a_space(trained):
-    """The one text that does not survive, here as in sentencepiece."""
-    tokenizer, _ = trained
-    assert tokenizer.decode(tokenizer("a▁b")["input_ids"], skip_special_tokens=True) == "a b"
-
-
 def test_special_tokens_and_size(trained):
     tokenizer, _ = trained
     assert len(tokenizer) == tokenizer.vocab_size == 700
@@ -179,10 +173,6 @@ def test_sample_of_large_data_is_spread_and_repeatable(lines):
     assert len(list(tokenizers.sample(parse_all(lines), 5 * 481))) == 481, "then the next sixteen"
 
 
-def test_sample_ends_at_the_limit(lines):
-    assert "".join(tokenizers.sample(parse_all(lines), 12)) == "".join(tokenizers.sample(parse_all(lines), 99))[:12]
-
-
 def test_held_out_files_never_train():
     read = set(tokenizers.sample(parse_all(["stdlib"]), 10**9))
     held_out = {document.text for document in parse("stdlib").documents("heldout")}
@@ -206,9 +196,8 @@ def test_impossible_sizes_name_the_nearest_possible(tmp_path):
     address = f"text:{tmp_path}/a.txt"
     high, low, none = (problem(address, size, tmp_path / "new") for size in (400, 265, 200))
     assert (high.field, high.value) == ("vocab_size", 400)
-    assert high.remedy == "at most 301, or name more data"
-    assert low.remedy == "at least 270"
-    assert "259" in none.wrong
+    assert "a value <= 301" in high.wrong
+    assert "265 vs 270" in low.wrong and "200 vs 270" in none.wrong
     assert not (tmp_path / "new").exists()
     for size in (301, 270):
         assert len(tokenizers.train([address], size, tmp_path / str(size))) == size
@@ -252,7 +241,7 @@ def test_command_names_its_own_options_and_exits_with_two(trained, tmp_path, cap
     assert train_tokenizer.main(["--data", "stdlib", "nope", "--vocab_size", "300", "--output", new]) == 2
     assert "data = 'nope': unknown kind of data" in capsys.readouterr().err
     assert train_tokenizer.main(["--data", *DATA, "--vocab_size", "300000", "--output", new]) == 2
-    assert "at most" in capsys.readouterr().err
+    assert "too high (300000)" in capsys.readouterr().err
     assert train_tokenizer.main(["--data", *DATA, "--vocab_size", "300", "--output", str(trained[1])]) == 2
     limited = ["--data", *DATA, "--vocab_size", "300", "--output", new, "--max_characters", "0"]
     assert train_tokenizer.main(limited) == 2

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from evaluation import models, perplexity, window_jobs
 from tape_ds import errors, results
-from tape_ds.data import token_file
 from tape_ds.data.packing import tokenizer_fingerprint
+from tape_ds.data.sources import token_file
 from tape_ds.scoring import loss_by_position
 from tests.model.helpers import VOCABULARY
 

@@ -14,17 +14,8 @@ MALFORMED = {
     "reach without pose": ({**PACKED, "pose_reach": 5}, "pose_reach", "5", "pose_chunks: 2"),
     "content without pose": ({**PACKED, "pose_content": "aligned"}, "pose_content", "aligned", "pose_chunks: 2"),
     "skips without pose": ({**PACKED, "pose_skips": "sorted"}, "pose_skips", "sorted", "pose_chunks: 2"),
-    "limit without pose": ({**PACKED, "pose_max_skip": 99}, "pose_max_skip", "99", "pose_chunks: 2"),
     "unknown content": ({"pose_content": "same"}, "pose_content", "same", "aligned"),
     "unknown skips": ({"pose_skips": "even"}, "pose_skips", "even", "sorted"),
-    "skips too short": ({"pose_max_skip": 15359}, "pose_max_skip", "15359", "15360 or more"),
-    "three skips too short": ({"pose_chunks": 4, "pose_max_skip": 5119}, "pose_max_skip", "5119", "5120 or more"),
-    "limit of sorted skips": (
-        {"pose_skips": "sorted", "pose_max_skip": 16000},
-        "pose_max_skip",
-        "16000",
-        "pose_skips: uniform",
-    ),
     "unknown packing": ({**PACKED, "packing": "half"}, "packing", "half", "whole"),
     "packed pose": ({"packing": "whole"}, "packing", "whole", "pose_chunks: 1"),
     "pose across borders": ({"attend_across": True}, "attend_across", "True", "pose_chunks: 1"),
@@ -49,17 +40,11 @@ def test_a_malformed_recipe_names_field_value_and_remedy(name):
 
 
 def test_options_of_pose_reach_its_draw():
-    options = {"pose_reach": 5, "pose_content": "aligned", "pose_max_skip": 8000, "pose_chunks": 3}
+    options = {"pose_reach": 5, "pose_content": "aligned", "pose_chunks": 3}
     recipe = load(["--recipe", write(**options)])
-    assert recipe.data.pose == Pose(chunks=3, reach=5, content="aligned", max_skip=8000)
+    assert recipe.data.pose == Pose(chunks=3, reach=5, content="aligned")
     recipe = load(["--recipe", write(pose_chunks=3, pose_skips="sorted")])
     assert recipe.data.pose == Pose(chunks=3, skips="sorted")
-
-
-def test_the_shortest_limit_that_is_allowed_is_one_that_draws():
-    for chunks, limit in ((2, 15360), (4, 5120), (7, 2560)):
-        recipe = load(["--recipe", write(pose_chunks=chunks, pose_max_skip=limit)])
-        assert recipe.data.pose.least_max_skip(1024, 16384) == limit
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import datasets
 import numpy as np
 import pytest
 
-from tape_ds.data import packing, token_file
+from tape_ds.data import packing
 from tape_ds.data import tokenizer as tokenizers
+from tape_ds.data.sources import token_file
 from tests.data.conftest import build_tokenizer
 from tests.data.local_hub import local_hub
 from tests.data.sources.test_opening import archive, lines, zstd

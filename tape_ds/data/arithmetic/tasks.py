@@ -13,6 +13,7 @@ exactly i and j digits, so no leading zero, and of one digit 1 .. 9. Ours, where
 """
 
 import itertools
+import math
 import random
 import string
 from abc import ABC, abstractmethod
@@ -63,20 +64,29 @@ class ArithmeticTask(ABC):
     """Of each size."""
 
     @abstractmethod
+    def ranges(self, i: int, j: int) -> list[range]:
+        """The values that each operand has in problems of exactly these sizes, independently of the others."""
+
+    def operand(self, value: int, among: range) -> str:
+        """One of these values as one reads it."""
+        return str(value)
+
     def draw_operands(self, generator: random.Random, i: int, j: int) -> Operands:
         """Operands of exactly these sizes, uniform among all of them."""
+        return tuple(self.operand(generator.randrange(each.start, each.stop), each) for each in self.ranges(i, j))
 
-    @abstractmethod
     def count(self, i: int, j: int) -> int:
         """How many different operands of exactly these sizes there are."""
+        return math.prod(each.stop - each.start for each in self.ranges(i, j))
 
-    @abstractmethod
     def every(self, i: int, j: int) -> Iterator[Operands]:
         """All :meth:`count` of them."""
+        return itertools.product(*([self.operand(value, each) for value in each] for each in self.ranges(i, j)))
 
-    @abstractmethod
     def size_of(self, operands: Operands) -> tuple[int, int]:
         """The two sizes of these operands."""
+        first, second = operands
+        return len(first), len(second)
 
     @abstractmethod
     def prompt(self, operands: Operands) -> str:
@@ -105,6 +115,11 @@ class ArithmeticTask(ABC):
         return self.sample(self.draw_operands(generator, i, j))
 
 
+def numbers_of(digits: int) -> range:
+    """All numbers of so many digits; of one digit, those from 1."""
+    return range(10 ** (digits - 1), 10**digits)
+
+
 def reversed_number(number: int) -> str:
     """Least significant digit first, behind its sign if it is negative."""
     digits = str(abs(number))[::-1]
@@ -123,23 +138,9 @@ class TwoNumbers(ArithmeticTask):
     vocabulary: tuple[str, ...] = CALCULATOR
     sizes: tuple[str, str] = ("digits of the first operand", "digits of the second operand")
 
-    def draw_operands(self, generator: random.Random, i: int, j: int) -> Operands:
-        """Two independent numbers."""
-        return tuple(str(generator.randrange(10 ** (size - 1), 10**size)) for size in (i, j))
-
-    def count(self, i: int, j: int) -> int:
-        """Nine tenths of the numbers up to 10 to the i-th, and so for j."""
-        return 81 * 10 ** (i + j - 2)
-
-    def every(self, i: int, j: int) -> Iterator[Operands]:
-        """All pairs."""
-        first, second = (range(10 ** (size - 1), 10**size) for size in (i, j))
-        return ((str(a), str(b)) for a in first for b in second)
-
-    def size_of(self, operands: Operands) -> tuple[int, int]:
-        """Their digits."""
-        first, second = operands
-        return len(first), len(second)
+    def ranges(self, i: int, j: int) -> list[range]:
+        """Two numbers."""
+        return [numbers_of(i), numbers_of(j)]
 
     def prompt(self, operands: Operands) -> str:
         """Both reversed, the sign between them."""
@@ -165,17 +166,9 @@ class Sorting(ArithmeticTask):
     sizes = ("digits of every number", "numbers in the list")
     largest = (LONGEST, len(LETTERS))
 
-    def draw_operands(self, generator: random.Random, i: int, j: int) -> Operands:
-        """Independent numbers."""
-        return tuple(str(generator.randrange(10 ** (i - 1), 10**i)) for _ in range(j))
-
-    def count(self, i: int, j: int) -> int:
-        """A list's numbers are independent."""
-        return int((9 * 10 ** (i - 1)) ** j)
-
-    def every(self, i: int, j: int) -> Iterator[Operands]:
-        """All lists."""
-        return itertools.product(map(str, range(10 ** (i - 1), 10**i)), repeat=j)
+    def ranges(self, i: int, j: int) -> list[range]:
+        """A list."""
+        return [numbers_of(i)] * j
 
     def size_of(self, operands: Operands) -> tuple[int, int]:
         """Digits of the first number, and how many there are."""
@@ -206,22 +199,13 @@ class BitwiseOr(ArithmeticTask):
     vocabulary = CALCULATOR
     sizes = ("places of the first vector", "places of the second vector")
 
-    def draw_operands(self, generator: random.Random, i: int, j: int) -> Operands:
-        """Zero is one of a vector's values."""
-        return tuple(one_hot(size, generator.randrange(size + 1)) for size in (i, j))
+    def ranges(self, i: int, j: int) -> list[range]:
+        """The place of each vector's 1, or the place behind the last: none."""
+        return [range(i + 1), range(j + 1)]
 
-    def count(self, i: int, j: int) -> int:
-        """A vector of i places has i + 1 values."""
-        return (i + 1) * (j + 1)
-
-    def every(self, i: int, j: int) -> Iterator[Operands]:
-        """All pairs."""
-        return ((one_hot(i, a), one_hot(j, b)) for a in range(i + 1) for b in range(j + 1))
-
-    def size_of(self, operands: Operands) -> tuple[int, int]:
-        """Their places."""
-        first, second = operands
-        return len(first), len(second)
+    def operand(self, value: int, among: range) -> str:
+        """A vector with a 1 at this place."""
+        return "".join("1" if place == value else "0" for place in range(len(among) - 1))
 
     def prompt(self, operands: Operands) -> str:
         """Both as they are: a vector's first place comes first."""
@@ -236,11 +220,6 @@ class BitwiseOr(ArithmeticTask):
     def longest(self, i: int, j: int) -> int:
         """Both vectors, two signs, the answer and EOS."""
         return i + 1 + j + 1 + max(i, j) + 1
-
-
-def one_hot(places: int, place: int) -> str:
-    """A vector with a 1 at ``place``; none where that is ``places``."""
-    return "".join("1" if each == place else "0" for each in range(places))
 
 
 TASKS: Mapping[str, ArithmeticTask] = {

@@ -19,9 +19,7 @@ class Dataset:
     """One data set."""
 
     name: str
-    """As a recipe and a command take it."""
-    hub_name: str | None
-    """Stem of its zip file in :data:`HUB_REPOSITORY`; None for one that is made here."""
+    """As a recipe and a command take it; of its zip file in :data:`HUB_REPOSITORY` the stem."""
     kind: Literal["answer", "summary"]
     """What the model is to write; it decides the prompt (:mod:`.prompts`)."""
     metric: Literal["f1", "exact_match", "rouge"]
@@ -38,18 +36,18 @@ class Dataset:
 DATASETS: Mapping[str, Dataset] = {
     each.name: each
     for each in (
-        Dataset("qasper", "qasper", "answer", "f1"),
-        Dataset("contract_nli", "contract_nli", "answer", "exact_match"),
-        Dataset("narrative_qa", "narrative_qa", "answer", "f1"),
-        Dataset("quality", "quality", "answer", "exact_match"),
-        Dataset("qmsum", "qmsum", "summary", "rouge"),
-        Dataset("summ_screen_fd", "summ_screen_fd", "summary", "rouge", questions=False),
-        Dataset("gov_report", "gov_report", "summary", "rouge", questions=False),
+        Dataset("qasper", "answer", "f1"),
+        Dataset("contract_nli", "answer", "exact_match"),
+        Dataset("narrative_qa", "answer", "f1"),
+        Dataset("quality", "answer", "exact_match"),
+        Dataset("qmsum", "summary", "rouge"),
+        Dataset("summ_screen_fd", "summary", "rouge", questions=False),
+        Dataset("gov_report", "summary", "rouge", questions=False),
     )
 }
 """The seven, in the order of the TAPE paper's Table 1."""
 
-MADE = Dataset("stdlib", None, "answer", "f1")
+MADE = Dataset("stdlib", "answer", "f1")
 """Made on the spot."""
 
 

@@ -6,11 +6,10 @@ As TAPE's code has it (fine-tuning and generation alike, at ``max_tokens`` 8,192
 - a summary: ``Context:``, the input, ``Please summarize this report:``, of which the first 7,184 ids and those of the
   request at the end are kept; then 1,000 ids of the summary at most, and EOS.
 
-So a prompt has ``max_tokens`` less what is kept free for the answer (``reserve``), which is how other lengths follow.
-The text begins as the tokenizer begins one (Llama: with BOS) and the answer continues it. ``reference_format`` gives
-the ids of the published code instead: the answer begins with a BOS of its own, which is the first target; a text to
-answer from is cut to its first 20,000 words before anything else; and the last 7 ids of a summary's prompt are put
-behind its first 7,184 even where nothing was cut, so that a short prompt has them twice.
+Other lengths follow from ``max_tokens`` less what is kept free for the answer (``reserve``). ``reference_format`` gives
+the ids of the published code: the answer begins with a BOS of its own, which is the first target; a text to answer from
+is cut to its first 20,000 words before anything else; and the last 7 ids of a summary's prompt are put behind its first
+7,184 even where nothing was cut, so that a short prompt has them twice.
 """
 
 from dataclasses import dataclass

@@ -8,7 +8,6 @@ without regard to length, so a step's gradient is what it would be in any other 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +15,11 @@ import numpy as np
 import torch
 
 from tape_ds.data import cache, packing
-from tape_ds.data.dataset import IGNORED, ORDER_OF_ROWS, generator
+from tape_ds.data.dataset import IGNORED, order_of_rows
 from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls.datasets import find
 from tape_ds.data.scrolls.prompts import answer_ids, prompt_ids, reserved
+from tape_ds.data.selection import token_counts
 
 if TYPE_CHECKING:
     import datasets
@@ -84,7 +84,7 @@ def tokenized(
     Raises:
         UserError: the data, or no room for a text.
     """
-    from datasets import Features, List, Value, load_from_disk
+    from datasets import Features, List, Value
 
     key = cache.key(
         "answers",
@@ -103,8 +103,7 @@ def tokenized(
         for row in read() if questions is None else _spread(read, questions):
             yield _row(name, row, tokenizer, form)
 
-    build = partial(packing.write, key, features, chosen)
-    return load_from_disk(str(cache.folder(Path(cache_dir), key, build)))
+    return packing.cached(Path(cache_dir), key, features, chosen)
 
 
 def _spread(read: Callable[[], Iterator[examples.ScrollsRow]], count: int) -> Iterator[examples.ScrollsRow]:
@@ -138,26 +137,12 @@ def _row(name: str, row: examples.ScrollsRow, tokenizer: "PreTrainedTokenizerBas
     }
 
 
-def lengths(rows: "datasets.Dataset") -> np.ndarray:
-    """Tokens of each row, int64 [rows]."""
-    parts = [batch.column("input_ids").combine_chunks().value_lengths().to_numpy() for batch in _columns(rows)]
-    return np.concatenate(parts).astype(np.int64)
-
-
 def cut(rows: "datasets.Dataset") -> CutText:
     """What the rows of :func:`tokenized` have lost."""
-    prompts, answers = (
-        np.concatenate([batch.column(name).to_numpy() for batch in _columns(rows)]).astype(np.int64)
-        for name in ("cut_prompt", "cut_answer")
-    )
+    prompts, answers = (rows.data.column(name).to_numpy().astype(np.int64) for name in ("cut_prompt", "cut_answer"))
     return CutText(
         len(rows), int((prompts > 0).sum()), int(prompts.sum()), int((answers > 0).sum()), int(answers.sum())
     )
-
-
-def _columns(rows: "datasets.Dataset") -> Iterator[Any]:
-    """The rows as Arrow tables, some at a time."""
-    return iter(rows.with_format("arrow").iter(batch_size=512))
 
 
 class AnswerRows(torch.utils.data.Dataset):
@@ -177,8 +162,7 @@ class AnswerRows(torch.utils.data.Dataset):
         self.samples = samples
         self.seed = seed
         self.step_rows = step_rows
-        self.lengths = lengths(rows)
-        self._epochs: dict[int, np.ndarray] = {}
+        self.lengths = token_counts(rows)
         self._step = -1
         self._members: list[int] = []
 
@@ -189,23 +173,18 @@ class AnswerRows(torch.utils.data.Dataset):
     def tokens(self) -> int:
         """Tokens of all samples, padding left out."""
         whole, rest = divmod(self.samples, len(self.rows))
-        return whole * int(self.lengths.sum()) + int(self.lengths[self._order(whole)[:rest]].sum())
+        last = order_of_rows(self.seed, whole, len(self.rows))[:rest]
+        return whole * int(self.lengths.sum()) + int(self.lengths[last].sum())
 
     def row_of(self, index: int) -> int:
         """The row behind sample ``index``."""
         step, place = divmod(index, self.step_rows)
         if step != self._step:  # the rows of a step, the longest first; of equal ones the one drawn first
-            indices = range(step * self.step_rows, (step + 1) * self.step_rows)
-            drawn = [self._order(epoch)[at] for epoch, at in (divmod(each, len(self.rows)) for each in indices)]
+            count, indices = len(self.rows), range(step * self.step_rows, (step + 1) * self.step_rows)
+            drawn = [order_of_rows(self.seed, each // count, count)[each % count] for each in indices]
             self._members = sorted(drawn, key=lambda row: -self.lengths[row])
             self._step = step
         return int(self._members[place])
-
-    def _order(self, epoch: int) -> np.ndarray:
-        if epoch not in self._epochs:  # kept for speed only: a step may reach over the border of two
-            self._epochs = dict(islice(reversed(self._epochs.items()), 1))
-            self._epochs[epoch] = generator(self.seed, ORDER_OF_ROWS, epoch).permutation(len(self.rows))
-        return self._epochs[epoch]
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         if not 0 <= index < self.samples:

@@ -4,16 +4,13 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tape_ds.data import manifest
 from tape_ds.data.sources.base import OTHER_TOKENIZER, TokenSource, file_identity
 from tape_ds.errors import Problem, UserError
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 class ArrowFolder(TokenSource):
@@ -81,25 +78,6 @@ class ArrowFolder(TokenSource):
         """Of a prepared folder; another does not say whose ids it holds."""
         own = manifest.read(self.folder).settings.tokenizer if self.prepared else identity
         return [] if own == identity else [self.problem(*OTHER_TOKENIZER)]
-
-    def load(self) -> "Dataset":
-        """The rows of a prepared folder, mapped into memory where they lie.
-
-        Raises:
-            UserError: a shard holds more or less than the manifest says.
-        """
-        import datasets
-        import pyarrow.compute
-
-        known = manifest.read(self.folder)
-        dataset = datasets.load_from_disk(str(self.folder))
-        lengths = pyarrow.compute.list_value_length(dataset.data.column("input_ids")).to_numpy()
-        ends = np.cumsum([entry.documents for entry in known.shards])
-        for entry, held in zip(known.shards, np.split(lengths, ends), strict=False):
-            if (len(held), held.sum()) != (entry.documents, entry.tokens):
-                wrong = f"shard {entry.file} holds {held.sum()} tokens instead of {entry.tokens}"
-                raise UserError(self.problem(wrong, manifest.MAKE_ANEW))
-        return dataset
 
     def fingerprint(self) -> str:
         """Of a prepared folder its manifest's, else the identity of every file (:func:`file_identity`)."""

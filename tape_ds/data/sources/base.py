@@ -87,10 +87,6 @@ class Source(ABC):
     def identities(self, split: str) -> set[str]:
         """Names of what ``split`` reads, comparable across sources: two that share one read the same data."""
 
-    def size(self) -> int | None:
-        """Bytes of the text, roughly, as far as a look at the files tells; None: it does not."""
-        return None
-
     def reading(self, items: Iterator[Item], wrong: str, remedy: str) -> Iterator[Item]:
         """``items``; where a damaged file ends them, a :class:`UserError` of ``wrong``, the reason and ``remedy``."""
         try:

@@ -1,8 +1,8 @@
 """``text``, ``jsonl`` and ``parquet``: documents in the files that a glob names.
 
-The readers of ``datasets`` would be shorter and read something else. Its ``text`` makes every line break a line feed
-and finds no file whose name has ``[``. Its ``json`` takes the columns of the first block for those of all files, turns
-texts that look like dates into dates, and does not say which line is broken.
+The readers of ``datasets`` read something else. Its ``text`` makes every line break a line feed; its ``json`` takes the
+columns of the first block for those of all files, turns texts that look like dates into dates, and does not say which
+line is broken.
 """
 
 import glob
@@ -15,14 +15,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tape_ds.data import archives
 from tape_ds.data.sources import opening
 from tape_ds.data.sources.base import UNREADABLE, Document, Shard, Source, file_identity
 from tape_ds.data.sources.opening import File
 from tape_ds.errors import Problem, UserError, did_you_mean
 
 _PEEKED_FILES = 32
-_COMPRESSED = (".gz", ".zst", ".parquet")
 _REPAIR = "repair the file, or leave it out of the glob"
 _CONNECT = "check the address and the network"
 
@@ -47,8 +45,6 @@ class _Files(Source):
         """
         try:
             found = opening.find(self.pattern)
-        except archives.UnsafeArchiveError as error:
-            raise UserError(self.problem(str(error), archives.REMEDY)) from error
         except UNREADABLE as error:
             raise UserError(self.problem(f"cannot be looked for: {error}", _CONNECT)) from error
         if self.remote and not found:
@@ -110,12 +106,6 @@ class _Files(Source):
         """
         read = [self.pattern] if self.remote else [f"{name}={file_identity(path)}" for name, path in self._paths()]
         return hashlib.sha256("\0".join([self.kind, self.column, *read]).encode()).hexdigest()
-
-    def size(self) -> int | None:
-        """Of the files together, where they are here and not compressed."""
-        if self.remote or any(path.suffix in _COMPRESSED for _, path in self._paths()):
-            return None
-        return sum(path.stat().st_size for _, path in self._paths())
 
     def identities(self, split: str) -> set[str]:
         """The files, links resolved; of remote ones the pattern."""

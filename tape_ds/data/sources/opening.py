@@ -8,16 +8,21 @@ other patterns are paths of this machine.
 import glob
 import gzip
 import io
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from tape_ds.data import archives
-
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
+
+
+LARGE = 2**30
+"""Bytes that may come out of anything, however small it was."""
+RATIO = 1000
+"""Bytes that may come out of one, beyond that: text of any language gives 3 to 10."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +34,16 @@ class File:
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """For reading, decompressed when it is called ``.gz`` or ``.zst``. No header says beforehand what comes out of
-        these: reading raises :class:`tape_ds.data.archives.UnsafeArchiveError` where it is absurdly much."""
+        """For reading, decompressed when it is called ``.gz`` or ``.zst``.
+
+        Raises:
+            ValueError: absurdly much comes out of it; of ``.gz`` and ``.zst``, which do not say it beforehand, in
+                reading.
+        """
         with self.filesystem.open(self.path, "rb") as raw:
+            if isinstance(raw, zipfile.ZipExtFile):
+                member = self.filesystem.info(self.path)
+                check_growth(member["file_size"], member["compress_size"])
             if self.path.endswith(".gz"):
                 yield io.BufferedReader(_Bounded(gzip.GzipFile(fileobj=raw), raw))
             elif self.path.endswith(".zst"):
@@ -64,7 +76,6 @@ def find(pattern: str) -> dict[str, File]:
     looked for before it is opened.
 
     Raises:
-        UnsafeArchiveError: an archive with a member that none should have.
         OSError, ValueError, huggingface_hub.errors.HTTPError: a remote file system that does not answer, or not so.
     """
     from fsspec.core import url_to_fs
@@ -72,7 +83,6 @@ def find(pattern: str) -> dict[str, File]:
 
     if is_remote(pattern):
         filesystem, path = url_to_fs(pattern)
-        _check_archive(filesystem)
         names = filesystem.glob(path) if glob.has_magic(path) else [path]
         names = [name for name in names if name == path or not filesystem.isdir(name)]
     else:
@@ -83,13 +93,14 @@ def find(pattern: str) -> dict[str, File]:
     return {PurePosixPath(name).relative_to(root).as_posix(): File(filesystem, name) for name in sorted(names)}
 
 
-def _check_archive(filesystem: "AbstractFileSystem") -> None:
-    """Refuse what fsspec reads as an archive (``zip://``, ``tar://``) if it is unsafe; other file systems pass."""
-    if archive := getattr(filesystem, "zip", None):
-        archives.check(archive)
-    if archive := getattr(filesystem, "tar", None):
-        packed = getattr(filesystem, "of", None)  # the file that the archive is, where it was opened by its address
-        archives.check(archive, None if packed is None else packed.fs.size(packed.path))
+def check_growth(given: int, taken: int) -> None:
+    """Refuse ``given`` bytes out of ``taken`` where no data give as many: they would fill the memory.
+
+    Raises:
+        ValueError: they are too many.
+    """
+    if given > LARGE and given > RATIO * taken:
+        raise ValueError(f"{given:,} bytes or more come out of {taken:,}")
 
 
 class _Bounded(io.RawIOBase):
@@ -108,7 +119,5 @@ class _Bounded(io.RawIOBase):
         """As the stream's."""
         count: int = self._stream.readinto(buffer)
         self._given += count
-        if self._given > archives.LARGE and archives.too_much(self._given, self._below.tell()):
-            wrong = f"more than {self._given:,} bytes come out of {self._below.tell():,}"
-            raise archives.UnsafeArchiveError(wrong)
+        check_growth(self._given, self._below.tell())
         return count

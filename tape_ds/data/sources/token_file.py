@@ -1,22 +1,131 @@
-"""``bin``: one long document that is token ids already, in a file of nothing else."""
+"""``bin``: token ids of a text one after another in ``FILE.bin`` and nothing else, as LongLoRA's test sets have them.
 
+Ids are unsigned and little-endian: 16 bits wide where the vocabulary allows, else 32. Nothing in the file says which,
+nor whose ids they are, so what is written here gets a record beside it, ``FILE.bin.json``. A file without one is taken
+for LongLoRA's: 16 bits, of whatever tokenizer it is read with.
+"""
+
+import dataclasses
 import hashlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tape_ds import storage
-from tape_ds.data import token_file
 from tape_ds.data.sources.base import OTHER_TOKENIZER, TokenSource, file_identity
-from tape_ds.errors import Problem, UserError
+from tape_ds.errors import Problem, UserError, redacted
 
+FORMAT = 1
+WIDTHS: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+BARE = "uint16"
+"""The width of a file without a record."""
+_REMEDY = "name data that hold text, or ask for fewer --min_tokens"
 _LOOKED_AT = 65_536
 """Ids at the beginning of a file that are looked at before it is read."""
 _HIGH = 16
 """Upper halves of 32-bit ids are below this: no vocabulary has 2^20 entries."""
 _ENOUGH = 64
 """Ids of which not every one is below ``_HIGH`` by chance."""
+
+
+@dataclass(frozen=True)
+class TokenFileRecord:
+    """What a file of token ids holds."""
+
+    width: str
+    """Of an id: a name of ``WIDTHS``."""
+    tokens: int
+    documents: int
+    tokenizer: str
+    """Fingerprint, see :func:`tape_ds.data.packing.tokenizer_fingerprint`."""
+    vocabulary: int
+    """Entries of the tokenizer."""
+    sha256: str
+    """Of the file's bytes."""
+    sources: dict[str, str]
+    """Fingerprint of each source of the documents, by its spec."""
+    choice: dict[str, Any]
+    """By which rule documents were taken from the sources."""
+    format: int = FORMAT
+
+
+def record_path(path: Path) -> Path:
+    """Where the record of a file lies."""
+    return path.with_name(f"{path.name}.json")
+
+
+def read_record(path: Path) -> TokenFileRecord | None:
+    """The record beside a file; None where there is none.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    beside = record_path(path)
+    if not beside.exists():
+        return None
+    content = json.loads(beside.read_text(encoding="utf-8"))
+    names = {entry.name for entry in dataclasses.fields(TokenFileRecord)}
+    if not isinstance(content, dict) or set(content) != names:
+        raise ValueError(f"{beside.name} has not the fields {', '.join(sorted(names))}")
+    if content["format"] != FORMAT or content["width"] not in WIDTHS or not isinstance(content["tokens"], int):
+        raise ValueError(f"{beside.name} is of another format than {FORMAT}")
+    return TokenFileRecord(**content)
+
+
+def width_for(vocabulary: int) -> str:
+    """The narrowest width that holds every id of a vocabulary."""
+    return next(name for name, width in WIDTHS.items() if vocabulary - 1 <= np.iinfo(width).max)
+
+
+def write(
+    path: Path,
+    documents: Iterable[np.ndarray],
+    *,
+    tokenizer: str,
+    vocabulary: int,
+    sources: Mapping[str, str],
+    choice: Mapping[str, Any],
+) -> TokenFileRecord:
+    """Write ``documents``, token ids int [n] each, one after another, and the record beside them.
+
+    Both files are complete before they get their names, the record first: between the two there is at worst a record
+    that the file does not fit, which readers refuse.
+
+    Raises:
+        UserError: no document has a token.
+    """
+    width = width_for(vocabulary)
+    counts = {"tokens": 0, "documents": 0}
+
+    def fill(aside: Path) -> None:
+        with open(aside, "wb") as file:
+            for ids in documents:
+                file.write(ids.astype(WIDTHS[width]).tobytes())
+                counts["tokens"] += len(ids)
+                counts["documents"] += 1
+        if counts["tokens"] == 0:
+            wrong = "no document has a token, or none as many as are asked for"
+            raise UserError(Problem("--data", list(sources), wrong, _REMEDY))
+        storage.sync(aside)
+        record = TokenFileRecord(
+            width=width,
+            **counts,
+            tokenizer=tokenizer,
+            vocabulary=vocabulary,
+            sha256=storage.digest(aside),
+            sources={redacted(spec): fingerprint for spec, fingerprint in sources.items()},
+            choice=dict(choice),
+        )
+        storage.write_json(record_path(path), dataclasses.asdict(record))
+
+    storage.write_file(path, fill)
+    written = read_record(path)
+    assert written is not None
+    return written
 
 
 class TokenFile(TokenSource):
@@ -38,10 +147,10 @@ class TokenFile(TokenSource):
         if not self.rest or not self.path.is_file():
             return [self.problem("no such file", f"check the path; relative ones start at {Path.cwd()}")]
         try:
-            record = token_file.read_record(self.path)
+            record = read_record(self.path)
         except (OSError, ValueError) as error:
             return [self.problem(f"its record cannot be read: {error}", "write both anew, or remove the record")]
-        width, size = token_file.WIDTHS[record.width if record else token_file.BARE], self.path.stat().st_size
+        width, size = WIDTHS[record.width if record else BARE], self.path.stat().st_size
         if record is not None and size != record.tokens * width.itemsize:
             wrong = f"{size:,} bytes, where its record has {record.tokens:,} ids of {width.itemsize} bytes"
             return [self.problem(wrong, "write it anew")]
@@ -63,21 +172,21 @@ class TokenFile(TokenSource):
         Raises:
             UserError: the bytes are not those of the record.
         """
-        record = token_file.read_record(self.path)
+        record = read_record(self.path)
         if record is not None and storage.digest(self.path) != record.sha256:
             raise UserError(self.problem("its contents are not those of its record", "write it anew"))
-        width = token_file.WIDTHS[record.width if record else token_file.BARE]
+        width = WIDTHS[record.width if record else BARE]
         yield self.path.name, np.memmap(self.path, width, mode="r")
 
     def check_tokenizer(self, identity: str) -> list[Problem]:
         """Of a file with a record; another does not say whose ids it holds."""
-        record = token_file.read_record(self.path)
+        record = read_record(self.path)
         return [] if record is None or record.tokenizer == identity else [self.problem(*OTHER_TOKENIZER)]
 
     def fingerprint(self) -> str:
         """Of the ids: their width and the file's contents (:func:`file_identity` where there is no record)."""
-        record = token_file.read_record(self.path)
-        parts = (record.width, record.sha256) if record else (token_file.BARE, file_identity(self.path))
+        record = read_record(self.path)
+        parts = (record.width, record.sha256) if record else (BARE, file_identity(self.path))
         return hashlib.sha256("\0".join([self.kind, *parts]).encode()).hexdigest()
 
     def identities(self, split: str) -> set[str]:

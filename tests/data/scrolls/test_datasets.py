@@ -18,7 +18,7 @@ def test_table():
         "summ_screen_fd": ("rouge", 1000),
         "gov_report": ("rouge", 1000),
     }
-    assert all(name == each.name == each.hub_name for name, each in datasets.DATASETS.items())
+    assert all(name == each.name for name, each in datasets.DATASETS.items())
 
 
 def test_what_is_made_here_is_none_of_them():

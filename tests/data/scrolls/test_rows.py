@@ -9,6 +9,7 @@ import torch
 from tape_ds.data.dataset import collate
 from tape_ds.data.scrolls import rows
 from tape_ds.data.scrolls.rows import AnswerRows, RowForm
+from tape_ds.data.selection import token_counts
 from tests.data.conftest import CountingTokenizer, build_tokenizer
 
 BOS, EOS = 0, 1
@@ -71,7 +72,7 @@ def test_what_was_cut_is_counted(made):
     lost = np.array(made["cut_prompt"])
     assert found.rows == 15 and found.prompts == (lost > 0).sum() > 0 and found.prompt_tokens == lost.sum()
     assert found.answers == found.answer_tokens == 0
-    assert max(rows.lengths(made)) <= 64 and all(
+    assert max(token_counts(made)) <= 64 and all(
         len(row["input_ids"]) == 55 + row["targets"] for row in made if row["cut_prompt"]
     )
     assert str(found).startswith(f"{found.prompts} of 15 texts cut by {found.prompt_tokens:,} tokens; 0 answers")

@@ -139,6 +139,23 @@ def test_a_decompressed_file_closes_the_one_below(tmp_path):
     assert raw.closed
 
 
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_a_compressed_file_is_read_no_further_than_data_go(tmp_path, monkeypatch, suffix):
+    """Nothing says beforehand what comes out of one."""
+    monkeypatch.setattr(opening, "LARGE", 2**20)
+    monkeypatch.setattr(opening, "RATIO", 100)
+    path = tmp_path / f"x.txt.{suffix}"
+    path.write_bytes(gzip.compress(bytes(2**24)) if suffix == "gz" else zstd(bytes(2**24)))
+    with pytest.raises(UserError, match=r"x\.txt.* cannot be read: .* come out of"):
+        read(f"text:{path}")
+
+
+def test_text_that_compresses_well_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "LARGE", 1000)
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(lines({"text": "one"}) * 1000))
+    assert len(read(f"jsonl:{tmp_path}/x.jsonl.gz#text")) == 1000
+
+
 # --- lines by a condition -------------------------------------------------------------------------------------------
 
 
