@@ -119,13 +119,19 @@ class FoundModel:
         return not folder.is_dir() or any(_names_tokenizer_code(folder / name) for name in _TOKENIZER_CODE)
 
     @property
+    def known_length(self) -> int | None:
+        """Tokens that the model is made for; of an extended one, what it was extended to. None: its configuration does
+        not say."""
+        return getattr(self.config.get_text_config(), "max_position_embeddings", None) or None
+
+    @property
     def native_length(self) -> int:
-        """Tokens that the model is made for; of an extended one, what it was extended to.
+        """The known length.
 
         Raises:
-            UserError: its configuration does not say.
+            UserError: there is none.
         """
-        found = _native_length(self.config)
+        found = self.known_length
         if found is None:
             wrong = "its configuration has no max_position_embeddings"
             raise UserError(Problem("model", self.name_or_path, wrong, "write it into config.json"))
@@ -136,7 +142,7 @@ class FoundModel:
         """Tokens beyond which there are no positions: a learned table ends. None: there is no such end."""
         ours = self.config.model_type in TYPES
         rotary = getattr(self.config, "rope_parameters", None) is not None
-        return None if ours or rotary else _native_length(self.config)
+        return None if ours or rotary else self.known_length
 
     def about(self) -> dict[str, Any]:
         """What results say of the model: its files' hash among it."""
@@ -154,7 +160,7 @@ class FoundModel:
             "model_type": self.config.model_type,
             "encoding": getattr(self.config, "position_encoding", None),
             "rope_parameters": getattr(self.config, "rope_parameters", None),
-            "native_length": _native_length(self.config),
+            "native_length": self.known_length,
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": self.device.type,
             **self.asked,
@@ -427,11 +433,6 @@ def _names_tokenizer_code(file: Path) -> bool:
     named = content.get("auto_map") or {}
     # A list is how tokenizers once said it. A configuration's code runs too, where a tokenizer names no class.
     return isinstance(named, list) or bool({"AutoTokenizer", "AutoConfig"} & named.keys())
-
-
-def _native_length(config: PreTrainedConfig) -> int | None:
-    found = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return int(found) if found else None
 
 
 def _model_files(folder: Path) -> list[Path]:

@@ -37,12 +37,11 @@ def main(argv: list[str] | None = None) -> int:
         data={f"passkey:{options.form}": passkey_protocols.fingerprint(options.form)},
         seed=None if options.protocol == "published" else options.seed,
     )
-    native_length = (evaluation.started.model or {}).get("native_length")
-    shared.note_beyond(options.lengths, model.name_or_path, native_length)
+    shared.note_beyond(options.lengths, model)
     title = f"Passkeys found by {model.name_or_path} ({options.form}, {options.protocol})"
     return evaluation.run(
         lambda: ask_all(evaluation, options, model, tokenizer, questions),
-        lambda figures: report(figures, evaluation.folder, title, native_length),
+        lambda figures: report(figures, evaluation.folder, title, model.known_length),
         overwrite=options.overwrite,
     )
 

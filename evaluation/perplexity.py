@@ -36,11 +36,10 @@ def main(argv: list[str] | None = None) -> int:
         data={source.spec: source.fingerprint() for source in sources},
         seed=None,
     )
-    native_length = (evaluation.started.model or {}).get("native_length")
-    shared.note_beyond(options.lengths, model.name_or_path, native_length)
+    shared.note_beyond(options.lengths, model)
     return evaluation.run(
         lambda: score(evaluation, options, model, sources),
-        lambda figures: report(figures, model.name_or_path, native_length),
+        lambda figures: report(figures, model),
         overwrite=options.overwrite,
     )
 
@@ -131,17 +130,17 @@ def score(
     return {**figures, "cost": cost.taken(tokens=window_jobs.tokens(jobs))}
 
 
-def report(figures: Mapping[str, Any], model: str, native_length: int | None) -> None:
+def report(figures: Mapping[str, Any], model: FoundModel) -> None:
     """The tables on the terminal, and what was left out."""
     for source in figures["documents"]:
         entries = [each for each in figures["perplexity"] if each["source"] == source]
-        print(f"\n{NAME} of {model} on {source} ({entries[0]['convention']})")
+        print(f"\n{NAME} of {model.name_or_path} on {source} ({entries[0]['convention']})")
         tables.print_rows({f"{each['length']:,}": _line(each) for each in entries})
     for source, documents in figures["loss_by_position"].items():
         print(f"\n{source}")
         losses = {name: SpanLosses.from_dict(values) for name, values in documents.items()}
         longest = max(each["length"] for each in figures["perplexity"])
-        tables.print_loss_by_position({model: losses}, native_length or longest)
+        tables.print_loss_by_position({model.name_or_path: losses}, model.known_length or longest)
 
 
 def _line(entry: Mapping[str, Any]) -> str:

@@ -136,7 +136,6 @@ def write_all(
     texts = iter(lm.generate_until(requests))
     if job.rank_and_world()[0] == 0:  # killed from here on, no other evaluation's result stands beside these texts
         evaluation.path.unlink(missing_ok=True)
-    native = (evaluation.started.model or {}).get("native_length")
     entries: dict[str, dict[str, Any]] = {}
     kept, read, new = [], 0, 0
     for each, task in zip(asked, tasks, strict=True):
@@ -150,7 +149,7 @@ def write_all(
                 "new_tokens": new_tokens,
                 "ended": new_tokens < tokens_of(each.dataset, options),
             }
-        entries |= outcome.summarise(each, written, native)
+        entries |= outcome.summarise(each, written, found.known_length)
         read += sum(entry["prompt_tokens"] for entry in written.values())
         new += sum(entry["new_tokens"] for entry in written.values())
         if job.rank_and_world()[0] == 0:
