@@ -96,7 +96,7 @@ def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
         unused += useless
         inner = [each.path.relative_to(path).parts[:-1] for each in records]
         below = [tuple(part for part in parts if part not in PARTS_OF_A_RUN) for parts in inner]
-        columns += _columns(name or _name(path), list(zip(below, records, strict=True)))
+        columns += _columns(name or name_of(path), list(zip(below, records, strict=True)))
     raise_if_any(problems)
     used: Counter[str] = Counter()
     for at, column in enumerate(columns):
@@ -106,7 +106,7 @@ def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
     return columns, unused
 
 
-def _name(path: Path) -> str:
+def name_of(path: Path) -> str:
     """What a column is called that nobody named: a file of a name of its own, its folder, or the run's that the folder
     belongs to."""
     own = path.resolve()

@@ -134,10 +134,12 @@ def write_all(
     lm.tasks = {str(task.config.task): task for task in tasks}
     requests = [instance for task in tasks for instance in task.instances]
     texts = iter(lm.generate_until(requests))
-    if job.rank_and_world()[0] == 0:  # killed from here on, no other evaluation's result stands beside these texts
+    first = job.rank_and_world()[0] == 0
+    if first:  # killed from here on, no other evaluation's result stands beside these texts
         evaluation.path.unlink(missing_ok=True)
+        official.remove(evaluation.folder / NAME)
     entries: dict[str, dict[str, Any]] = {}
-    kept, read, new = [], 0, 0
+    read, new = 0, 0
     for each, task in zip(asked, tasks, strict=True):
         written = {}
         for instance in task.instances:
@@ -149,13 +151,13 @@ def write_all(
                 "new_tokens": new_tokens,
                 "ended": new_tokens < tokens_of(each.dataset, options),
             }
-        entries |= outcome.summarise(each, written, found.known_length)
+        by_id = {id_: entry["text"] for id_, entry in written.items()}
+        scores = outcome.scores(each, by_id)
+        entries |= outcome.summarise(scores, each.dataset.metric, written, found.known_length)
         read += sum(entry["prompt_tokens"] for entry in written.values())
         new += sum(entry["new_tokens"] for entry in written.values())
-        if job.rank_and_world()[0] == 0:
-            kept += [path.name for path in outcome.store(each, written, evaluation.folder / NAME)]
-    if job.rank_and_world()[0] == 0:
-        official.remove(kept, evaluation.folder / NAME)
+        if first:
+            outcome.store(scores, each.dataset.name, by_id, evaluation.folder / NAME)
     taken = cost.taken(prompt_tokens=read, new_tokens=new)
     return {"split": options.split, "datasets": entries, "cost": taken}
 
