@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from evaluation import published
 from evaluation.pages import numbers
 from evaluation.pages.columns import NEEDED, RUN, Column, Record, Unused, of
 from evaluation.pages.numbers import MISSING
@@ -176,14 +175,3 @@ def origins(columns: Sequence[Column], unused: Sequence[Unused]) -> Section:
         left = [(str(path), [reason]) for path, reason in unused]
         parts.append(Table("Files that could not be used", [Head("file"), Head("why")], left))
     return Section("Where the numbers come from", parts)
-
-
-def everything_published() -> Section:
-    """All published tables, whether or not a figure of this page stands beside them."""
-    parts: list[Part] = []
-    for table in published.TABLES:
-        heads = [Head("method"), *(Head(str(quantity).replace("_", " ")) for quantity in table.quantities)]
-        rows = [(m, [table.written(m, each) or MISSING for each in table.quantities]) for m in table.rows]
-        caption = f"{table.name}: {table.title}. {table.setting}; {table.unit}. Source: {table.source}."
-        parts += [Table(caption, heads, rows, numeric=True, folded=True), *map(Note, table.caveats)]
-    return Section("Published tables", parts)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from evaluation import perplexity_options, published
+from evaluation import perplexity_options
 from evaluation.pages import numbers
 from evaluation.pages.columns import RUN, Column, names, of
 from evaluation.pages.parts import Note, Part, Section
@@ -45,11 +45,8 @@ def section(columns: Sequence[Column]) -> Section | None:
     parts: list[Part] = []
     for scoring, entries in entries_of(columns).items():
         scores = scores_of(columns, scoring, entries)
-        text = published.text_of(scoring.source) or ""
-        lengths = sorted({each["length"] for _, each in entries})
-        wanted = {numbers.length(n): published.Quantity(text, "perplexity", n) for n in lengths}
         parts.append(scores.chart(f"Perplexity on {scoring.source}", "length (tokens)", "perplexity", log=True))
-        parts += scores.table(wanted, convention=scoring.convention, scoring=scoring.details)
+        parts += scores.table()
         if any(each.get("standard_error") for _, each in entries):
             parts.append(Note(ERRORS))
         short = {each["length"]: left["documents"] for _, each in entries if (left := each.get("left_out"))}

@@ -129,7 +129,7 @@ def _headline(asked: Experiment, theirs: Table) -> list[Quantity]:
 def _brief(asked: Experiment, theirs: Table) -> str:
     wanted = _headline(asked, theirs)
     values = {
-        method: {each: value for each in wanted if (value := theirs.value(method, each)[0]) is not None}
+        method: {each: value for each in wanted if (value := theirs.value(method, each)) is not None}
         for method in theirs.rows
     }
     return _numbers(theirs, wanted, values)

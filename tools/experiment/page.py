@@ -182,7 +182,7 @@ def head(quantity: Quantity) -> str:
 
 
 def _published(table: Table, method: str) -> dict[Quantity, Number]:
-    return {each: table.value(method, each)[0] for each in table.quantities} if method in table.rows else {}
+    return {each: table.value(method, each) for each in table.quantities} if method in table.rows else {}
 
 
 def _cells(numbers: Mapping[Quantity, Number], asked: Iterable[Quantity], table: Table) -> list[str]:
