@@ -55,8 +55,9 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, list[Source]]:
     with collecting(problems):
         sources = parse_all(list(dict.fromkeys(options.data)), "--data")
     model = models.find(options, problems)
-    problems += shared.check_lengths("--lengths", sorted(set(options.lengths)), model)
-    problems += perplexity_options.check_bos(options, model.tokenizer())
+    problems += shared.check_lengths("--lengths", options.lengths, model)
+    if options.bos and model.tokenizer().bos_token_id is None:
+        problems.append(Problem("--bos", True, "the tokenizer has no BOS", "leave it out, or name another --tokenizer"))
     if (reason := unscorable(model.config)) is not None:
         problems.append(Problem("model", model.name_or_path, reason, "score another model"))
     raise_if_any(problems)
@@ -73,7 +74,7 @@ def read(sources: list[Source], tokenizer: PreTrainedTokenizerBase, options: arg
     problems: list[Problem] = []
     for source in sources:
         with collecting(problems):
-            found[source.spec] = texts.read(source, tokenizer, perplexity_options.choice_of(options))
+            found[source.spec] = texts.read(source, tokenizer, bare=options.bos, **perplexity_options.choice(options))
     raise_if_any(problems)
     return found
 
@@ -84,7 +85,7 @@ def plan(found: Texts, options: argparse.Namespace, scoring: Scoring, model: Fou
     Raises:
         UserError: texts too short for a length, ids beyond the model's vocabulary.
     """
-    jobs = window_jobs.plan(found, sorted(set(options.lengths)), scoring)
+    jobs = window_jobs.plan(found, options.lengths, scoring)
     covered = {
         (each.source, each.length)
         for each in jobs.values()
@@ -95,7 +96,7 @@ def plan(found: Texts, options: argparse.Namespace, scoring: Scoring, model: Fou
     problems = []
     for source, parts in found.items():
         longest = max(len(text.ids) for text in parts)
-        for length in sorted(set(options.lengths)):
+        for length in options.lengths:
             if (source, length) not in covered:
                 wrong = f"none of the {len(parts)} texts of {source} fills a window; the longest has {longest:,} tokens"
                 problems.append(Problem("--lengths", length, wrong, "leave it out, or name longer texts"))
@@ -126,7 +127,7 @@ def score(
     cost = Cost(found.device)
     work = partial(window_jobs.work, model, parts, scoring, options.batch_size, options.chunk)
     done = evaluation.run_jobs(list(jobs.items()), work)
-    figures = window_jobs.figures(parts, sorted(set(options.lengths)), scoring, jobs, done)
+    figures = window_jobs.figures(parts, options.lengths, scoring, jobs, done)
     return {**figures, "cost": cost.taken(tokens=window_jobs.tokens(jobs))}
 
 
