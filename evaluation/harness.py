@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from evaluation import harness_options
-from tape_ds.errors import Problem, collecting, command, raise_if_any
+from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
 
 if TYPE_CHECKING:
     from lm_eval.config.evaluate_config import EvaluatorConfig
@@ -112,9 +112,6 @@ def ask(
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
 
-    from evaluation import job
-
-    rank, _ = job.rank_and_world()
     tracker = EvaluationTracker(**(config.hf_hub_log_args | {"output_path": str(evaluation.folder / "lm_eval")}))
     seeds = dict(
         zip(("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed"), config.seed, strict=True)
@@ -132,11 +129,11 @@ def ask(
         "verbosity": None,
         "task_manager": tasks,
         "evaluation_tracker": tracker,
-        "bootstrap_iters": 100_000 if rank == 0 else 0,
+        "bootstrap_iters": 100_000 if is_main_process() else 0,
         "fewshot_as_multiturn": config.fewshot_as_multiturn or False,
     }
     results = simple_evaluate(**arguments)
-    if rank > 0 or results is None:
+    if results is None:
         return None
     samples = results.pop("samples", None)
     track(config, results, samples)

@@ -25,7 +25,8 @@ from tqdm.auto import tqdm
 from evaluation import job
 from tape_ds import results
 from tape_ds.data import cache
-from tape_ds.errors import Problem, UserError, check_folder, disk_error, raise_if_any
+from tape_ds.errors import Problem, UserError, check_folder, disk_error, is_main_process, raise_if_any
+from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.run_folder import TRAINED
 
 if TYPE_CHECKING:
@@ -103,13 +104,13 @@ class Evaluation:
         Raises:
             UserError: the folder cannot take the result.
         """
-        with job.joined() as (rank, _):
+        with job.joined():
             # a disk that not all see must not send them different ways
             stored = job.from_first(lambda: self.stored(overwrite, beside))
             figures = work() if stored is None else stored.figures
             if stored is None:
                 self.finish(figures)
-            if rank == 0:
+            if is_main_process():
                 show(figures)
                 print(f"{'complete already' if stored is not None else 'written'}: {self.path}", flush=True)
         return 0
@@ -150,20 +151,22 @@ class Evaluation:
         """
         keys = [key for key, _ in jobs]
         assert len(set(keys)) == len(keys), "every job has a key of its own"
-        rank, world = job.rank_and_world()
+        ranks = RankSync()
         with contextlib.ExitStack() as held:
             known = job.from_first(lambda: self._take_up(held))
             pending = [(key, each) for key, each in jobs if key not in known]
-            if len(pending) < len(keys) and rank == 0:
+            if len(pending) < len(keys) and ranks.rank == 0:
                 print(f"{self.name}: {len(keys) - len(pending):,} of {len(keys):,} pieces are known", flush=True)
-            own = tqdm(pending[rank::world], desc=self.name, disable=rank > 0 or not sys.stderr.isatty())
+            own = tqdm(
+                pending[ranks.rank :: ranks.world], desc=self.name, disable=ranks.rank > 0 or not sys.stderr.isatty()
+            )
             mine: dict[str, Any] = {}
-            page = held.enter_context(self._page(rank))
+            page = held.enter_context(self._page(ranks.rank))
             for key, each in own:
                 line = json.dumps([key, work(each)])
                 mine[key] = json.loads(line)[1]
                 self._append(page, f"{line}\n")
-            for others in job.gather(mine):
+            for others in ranks.objects(mine):
                 known |= others
         return {key: known[key] for key in keys}
 
@@ -173,7 +176,7 @@ class Evaluation:
         Args:
             figures: the same for the same identity, but for what stands under ``cost``.
         """
-        if job.rank_and_world()[0] == 0:
+        if is_main_process():
             with self._disk():
                 results.save(self.started.finish(figures), self.path)
             shutil.rmtree(self.journal, ignore_errors=True)

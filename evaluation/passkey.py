@@ -10,14 +10,14 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from evaluation import heat_map, job, journal, models, passkey_options
+from evaluation import heat_map, journal, models, passkey_options
 from evaluation import options as shared
 from evaluation.cost import Cost
 from evaluation.models import FoundModel
 from tape_ds.data import passkey_protocols
 from tape_ds.data.passkey import LARGEST_KEY, answer_ids
 from tape_ds.data.passkey_protocols import PasskeyQuestion
-from tape_ds.errors import Problem, collecting, command, raise_if_any
+from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
 from tape_ds.scoring import passkey
 from tape_ds.scoring.passkey import Passkey, Reply
 
@@ -107,7 +107,7 @@ def ask_all(
     """Load the model, ask every question that no earlier start has asked; what it replied."""
     model = found.load()
     cost = Cost(found.device)
-    if options.use_cache and not passkey.reads_in_pieces(model) and job.rank_and_world()[0] == 0:
+    if options.use_cache and not passkey.reads_in_pieces(model) and is_main_process():
         print("prompts are read in one piece: this model does not promise that pieces give the same", flush=True)
     longest_first = sorted(questions, key=lambda question: -question.length)
     jobs = [(question.name, question) for question in longest_first]

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from evaluation.pages import numbers
-from evaluation.pages.columns import NEEDED, RUN, Column, Record, Unused, of
+from evaluation.pages.columns import KINDS, RUN, Column, Record, Unused, of
 from evaluation.pages.numbers import MISSING
 from evaluation.pages.parts import Head, Note, Part, Section, Table
 
@@ -59,7 +59,7 @@ def settings(columns: Sequence[Column]) -> Section:
     parts += _table("Models that were evaluated", "model", columns, models, list(known))
     if other := _changed([result.data for result in runs.values()]):
         parts.append(Note(f"The contents of {', '.join(other)} are not the same for all runs.", loud=True))
-    for kind in NEEDED:
+    for kind in KINDS:
         parts += _evaluation(columns, kind) if kind != RUN else []
     return Section("What was run", parts or [Note("No settings were stored.")])
 
@@ -120,7 +120,7 @@ def _tokenizer(model: Mapping[str, Any]) -> str | None:
 def costs(columns: Sequence[Column]) -> Section | None:
     """Tokens, time, memory and the machine: a table for training and one for each kind of evaluation."""
     parts: list[Part] = []
-    for kind in NEEDED:
+    for kind in KINDS:
         found = {run: _cost(c.records[kind]) for run, c in enumerate(columns) if kind in c.records}
         title = "training" if kind == RUN else kind
         names = dict.fromkeys(name for each in found.values() for name in each)

@@ -12,7 +12,7 @@ from typing import Any
 from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 
-from evaluation import job, journal, models
+from evaluation import journal, models
 from evaluation import options as shared
 from evaluation.cost import Cost
 from evaluation.harness_options import TASKS
@@ -22,7 +22,7 @@ from evaluation.scrolls import generate_options, official, outcome
 from evaluation.scrolls.outcome import Asked
 from tape_ds.data.scrolls import datasets, examples
 from tape_ds.data.scrolls.datasets import Dataset
-from tape_ds.errors import Problem, collecting, command, raise_if_any
+from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
 
 NAME = "scrolls"
 
@@ -134,8 +134,7 @@ def write_all(
     lm.tasks = {str(task.config.task): task for task in tasks}
     requests = [instance for task in tasks for instance in task.instances]
     texts = iter(lm.generate_until(requests))
-    first = job.rank_and_world()[0] == 0
-    if first:  # killed from here on, no other evaluation's result stands beside these texts
+    if is_main_process():  # killed from here on, no other evaluation's result stands beside these texts
         evaluation.path.unlink(missing_ok=True)
         official.remove(evaluation.folder / NAME)
     entries: dict[str, dict[str, Any]] = {}
@@ -156,7 +155,7 @@ def write_all(
         entries |= outcome.summarise(scores, each.dataset.metric, written, found.known_length)
         read += sum(entry["prompt_tokens"] for entry in written.values())
         new += sum(entry["new_tokens"] for entry in written.values())
-        if first:
+        if is_main_process():
             outcome.store(scores, each.dataset.name, by_id, evaluation.folder / NAME)
     taken = cost.taken(prompt_tokens=read, new_tokens=new)
     return {"split": options.split, "datasets": entries, "cost": taken}

@@ -21,14 +21,14 @@ class Found:
     """A model as the command finds it, made of what the test says."""
 
     model: torch.nn.Module
-    native_length: int = 512
+    known_length: int = 512
     position_limit: int | None = None
     name_or_path: str = "a/model"
     loads: list = field(default_factory=list)
     device = torch.device("cpu")
 
     def about(self):
-        return {"address": self.name_or_path, "sha256": "0" * 64, "native_length": self.native_length}
+        return {"address": self.name_or_path, "sha256": "0" * 64, "native_length": self.known_length}
 
     def tokenizer(self):
         return Letters()

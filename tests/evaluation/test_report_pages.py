@@ -2,7 +2,6 @@
 
 import math
 import re
-import statistics
 
 import pytest
 
@@ -310,16 +309,6 @@ def test_a_chart_is_coloured_by_the_page_and_words_its_lengths():
     assert set(re.findall(r"(?:fill|stroke): (#\w+)", drawn)) == set()
     assert {f"var(--c{run})" for run in range(8)} <= set(re.findall(r"var\(--\w+\)", drawn))
     assert re.findall(r">\s*(\d+k)\s*</text>", drawn)[::-1] == ["1k", "2k", "4k", "8k", "16k"] and "native 4k" in drawn
-
-
-def test_lines_that_hide_the_others_are_left_out_of_the_second_chart_and_named():
-    stored = columns.collect([str(examples.STORED / "demo.json")])[0][0].records["run"].result
-    parts = section(page(("demo", {"run": stored})), "Loss by position")
-    first, second = [part for part in parts if isinstance(part, Chart)]
-    assert {line.label for line in first.lines} - {line.label for line in second.lines} == {"demo: untouched"}
-    assert any("Too far" in part.text and "demo: untouched" in part.text for part in parts if isinstance(part, Note))
-    middle = statistics.median(line.points[0][1] for line in first.lines)
-    assert second.lines[0].points[0][1] == pytest.approx(first.lines[0].points[0][1] - middle)
 
 
 def test_runs_that_were_not_trained_alike_are_said():
