@@ -31,11 +31,15 @@ def main(argv: list[str] | None = None) -> int:
     from evaluation import harness_results, harness_tasks, journal
 
     tasks = harness_tasks.load(config)
+    settings = harness_options.settings(options, config)
+    if config.apply_chat_template:
+        template = json.dumps(found.tokenizer().chat_template, sort_keys=True)
+        settings["chat_template"] = hashlib.sha256(template.encode()).hexdigest()
     evaluation = journal.Evaluation(
         NAME,
         journal.folder(options, found),
         model=found.about(),
-        config=harness_options.settings(options, config) | chat_template(found, config),
+        config=settings,
         data=tasks.fingerprints(config.num_fewshot),
         seed=config.seed[0],
     )
@@ -66,14 +70,6 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig
     if options.trust_remote_code or not found.tokenizer_has_code:
         config.metadata = {"tokenizer": found.tokenizer_address} | config.metadata
     return found, config
-
-
-def chat_template(found: "FoundModel", config: "EvaluatorConfig") -> dict[str, str]:
-    """The digest of what puts questions into a chat's form, where that is asked for."""
-    if not config.apply_chat_template:
-        return {}
-    template = json.dumps(found.tokenizer().chat_template, sort_keys=True)
-    return {"chat_template": hashlib.sha256(template.encode()).hexdigest()}
 
 
 def evaluate(

@@ -224,15 +224,13 @@ def _changed(found: FoundModel, position_updates: str, rope_scaling: str) -> Fou
         changed = own and positions.without_updates(own)
         if changed is None:
             wrong = f"{found.name_or_path} has no position updates"
-            problems.append(Problem("--position_updates", "off", wrong, "leave it out, or name a TAPE model"))
+            problems.append(Problem("--position_updates", "off", wrong, "leave it out"))
     if rope_scaling == "yarn":
         asked["angles"] = "yarn"  # the name in stored results
         changed = None if own is None else positions.with_yarn(changed or own)
         if changed is None:
             wrong = f"{found.name_or_path} has no plain RoPE that this package could scale"
-            problems.append(
-                Problem("--rope_scaling", "yarn", wrong, "leave it out, or name a model trained here with it")
-            )
+            problems.append(Problem("--rope_scaling", "yarn", wrong, "leave it out"))
     raise_if_any(problems)
     return replace(found, changed=changed, asked=asked) if asked else found
 
@@ -367,15 +365,12 @@ def _find_adapter(name_or_path: str, folder: Path, held: Held) -> FoundModel:
         config = PeftConfig.from_pretrained(str(folder))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(Problem("model", name_or_path, f"{ADAPTER} cannot be read ({error})", _REMEDY)) from error
-    if config.is_prompt_learning:
-        wrong = f"{ADAPTER} is of the kind {config.peft_type}, which is not merged into weights"
-        raise UserError(Problem("model", name_or_path, wrong, "give an adapter such as LoRA"))
     named = config.base_model_name_or_path
-    if not named:
-        wrong = f"{ADAPTER} names no base"
-        raise UserError(Problem("model", name_or_path, wrong, "write base_model_name_or_path into it"))
-    own = next(folder.glob("tokenizer_config.json"), None)
-    base = _find(named, held._replace(tokenizer=held.tokenizer or (str(folder) if own else None)))
+    if config.is_prompt_learning or not named:
+        wrong = "is of a kind that is not merged into weights" if named else "names no base (base_model_name_or_path)"
+        raise UserError(Problem("model", name_or_path, f"{ADAPTER} {wrong}", "give an adapter such as LoRA"))
+    own = str(folder) if (folder / "tokenizer_config.json").is_file() else None
+    base = _find(named, held._replace(tokenizer=held.tokenizer or own))
     return replace(
         base,
         name_or_path=name_or_path,
@@ -413,10 +408,8 @@ def _read_config(name_or_path: str, folder: Path, trust_remote_code: bool) -> Pr
     except UserError:
         raise
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(
-            Problem("model", name_or_path, f"no configuration could be read ({reason})", _REMEDY)
-        ) from error
+        wrong = f"no configuration could be read ({' '.join(str(error).split())[:300]})"
+        raise UserError(Problem("model", name_or_path, wrong, _REMEDY)) from error
     own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if type(config) not in AutoModelForCausalLM._model_mapping and not (own_code and trust_remote_code):
         wrong = f"its model_type is {config.model_type!r}, which is no causal LM that transformers knows"

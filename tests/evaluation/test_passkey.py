@@ -87,7 +87,7 @@ def test_an_oracle_finds_all(ask, tmp_path, form, capsys):
     if form == "longlora":
         assert [each["mean_tokens"] for each in found["cells"]] == [390.0] * 3 + [990.0] * 3, "room for the reply"
     shown = capsys.readouterr().out
-    assert "| all" in shown and "6/6" in shown and "wrong at" not in shown
+    assert "| all" in shown and "6/6" in shown and "6 of 6" in shown
 
 
 def test_a_model_that_sees_the_last_letters_alone_finds_none(ask, tmp_path, capsys):
@@ -96,7 +96,7 @@ def test_a_model_that_sees_the_last_letters_alone_finds_none(ask, tmp_path, caps
     assert code == 0
     assert {(each["correct"], each["correct_ids"]) for each in figures(tmp_path)["cells"]} == {(0, 0)}
     shown = capsys.readouterr().out
-    assert "0/6" in shown and "wrong at 1,000, depth 25%: '' for " in shown
+    assert "0/6" in shown and "0 of 6" in shown and "'' for " in shown and " at 25%" in shown
 
 
 def test_what_is_stored_is_enough_to_repeat_it(ask, tmp_path):
@@ -219,7 +219,7 @@ def test_all_that_is_wrong_is_told_at_once(ask, tmp_path, capsys):
     told = problems(capsys)
     assert (code, found.loads) == (2, [])
     for expected in (
-        "--depths = '0 2': outside 0 to 1",
+        "--depths = [0.0, 2.0]: no shares from 0 to 1",
         "one is given twice",
         "--new_tokens = 3: 50000 alone has 6 tokens",
         "--lengths = 100: without any filler",
@@ -236,8 +236,7 @@ def test_all_that_is_wrong_is_told_at_once(ask, tmp_path, capsys):
         (["--new_tokens", "0"], "--new_tokens = 0"),
         (["--trials", "0"], "--trials = 0"),
         (["--seed", "-1"], "--seed = -1"),
-        (["--depths", "a"], "not a number"),
-        (["--depths", "0.5", "0.5"], "given twice"),
+        (["--depths", "0.5", "0.5"], "no shares from 0 to 1"),
         (["--protocol", "published", "--depths", "0.5"], "draw their depths"),
         (["--protocol", "published", "--form", "pose"], "LongLoRA's"),
         (["--protocol", "published", "--lengths", "100"], "leave no filler"),
