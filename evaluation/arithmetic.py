@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     by_length = options.task in ADDRESSING
     evaluation = journal.Evaluation(
         addressing.NAME if by_length else NAME,
-        journal.folder(options, model),
+        journal.folder(options.output, model),
         model=model.about(),
         config=arithmetic_options.settings(options),
         data=addressing.fingerprints(options) if by_length else fingerprints(options),

@@ -1,6 +1,6 @@
 """The grid of an arithmetic evaluation: as a picture, as CSV, and as tables for people."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,6 @@ from evaluation.grid_map import percent
 from tape_ds import storage
 from tape_ds.markdown_table import markdown_table
 
-WIDEST = 25
-"""Columns of a grid that people read as a table; a larger one is in the picture and in the CSV."""
 SHOWN = 5
 """Wrong answers in the table for people."""
 PARTS = {
@@ -25,23 +23,16 @@ PARTS = {
 def write(figures: Mapping[str, Any], folder: Path, title: str) -> list[Path]:
     """``arithmetic.png``, ``arithmetic.csv`` and ``arithmetic.md`` in ``folder``, each whole or not at all."""
     csv_file, table_file, picture = (folder / f"arithmetic.{kind}" for kind in ("csv", "md", "png"))
-    storage.write_text(csv_file, to_csv(figures["cells"]))
+    names = ("first", "second", "samples", "correct")
+    storage.write_text(csv_file, storage.as_csv(names, [[cell[name] for name in names] for cell in figures["cells"]]))
     storage.write_text(table_file, f"# {title}\n\n{markdown(figures)}")
     grid_map.draw(figures, picture, title)
     return [csv_file, table_file, picture]
 
 
-def to_csv(cells: Sequence[Mapping[str, Any]]) -> str:
-    """A line per cell."""
-    names = ("first", "second", "samples", "correct")
-    return storage.as_csv(names, [[cell[name] for name in names] for cell in cells])
-
-
 def markdown(figures: Mapping[str, Any]) -> str:
-    """The means, the grid where it is small, and the first wrong answers."""
+    """The means, and the first wrong answers; the grid is in the picture and in the CSV."""
     parts = [summary(figures)]
-    if max(cell["second"] for cell in figures["cells"]) <= WIDEST:
-        parts.append(f"{figures['sizes'][0]} down, {figures['sizes'][1]} across, per cent:\n\n{grid(figures['cells'])}")
     wrong = [each for cell in figures["cells"] for each in cell["wrong"]][:SHOWN]
     if wrong:
         lines = [f"- `{each['prompt']}{each['reply']}`, right: `{each['answer']}`" for each in wrong]
@@ -56,15 +47,3 @@ def summary(figures: Mapping[str, Any]) -> str:
     trained = f"{first}" if first == second else f"{first} and {second}"
     text = f"Exact match, trained to {trained}:\n\n{markdown_table(['mean over', 'right', 'cells'], lines)}"
     return f"{text}\n\nOf this model: {figures['remark']}." if figures.get("remark") else text
-
-
-def grid(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Per cent right of each cell; a dash where nothing was asked."""
-    found = {(cell["first"], cell["second"]): cell for cell in cells}
-    down, across = (sorted({pair[place] for pair in found}) for place in (0, 1))
-    lines = [[str(i), *(_share(found[i, j]) for j in across)] for i in down]
-    return markdown_table(["", *map(str, across)], lines)
-
-
-def _share(cell: Mapping[str, Any]) -> str:
-    return f"{100 * cell['correct'] / cell['samples']:.0f}" if cell["samples"] else "-"

@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         settings["chat_template"] = hashlib.sha256(template.encode()).hexdigest()
     evaluation = journal.Evaluation(
         NAME,
-        journal.folder(options, found),
+        journal.folder(options.output, found),
         model=found.about(),
         config=settings,
         data=tasks.fingerprints(config.num_fewshot),

@@ -9,7 +9,6 @@ configuration, the seed, and the versions of what computes. A folder holds one r
 not repeated there, and another one does not replace it unless ``--overwrite`` says so.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -240,18 +239,15 @@ def _typed(words: Sequence[str]) -> list[str]:
     return ["python", "-m", "evaluation", *(word for word in words[1:] if not word.startswith("--local_rank="))]
 
 
-def default_folder(model: "FoundModel") -> Path:
-    """Where results of a model go when nobody says."""
+def folder(output: str | None, model: "FoundModel") -> Path:
+    """Where results of a model go: where ``--output`` says, or to a folder that is named after the model."""
+    if output is not None:
+        return Path(output)
     if model.record is not None:
         run = model.folder.parent / HERE
         return run if model.folder.name == TRAINED else run / model.folder.name
     name = model.name_or_path.strip("/").removesuffix(".gguf").replace("/", "--").lstrip(".-")
     return Path("runs") / HERE / name
-
-
-def folder(options: argparse.Namespace, model: "FoundModel") -> Path:
-    """The folder that the options of :func:`evaluation.options.add_output` name."""
-    return Path(options.output) if options.output is not None else default_folder(model)
 
 
 def _unwritable(folder: Path) -> list[Problem]:

@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     model, tokenizer, questions = prepare(options)
     evaluation = journal.Evaluation(
         NAME,
-        journal.folder(options, model),
+        journal.folder(options.output, model),
         model=model.about(),
         config=passkey_options.settings(options),
         data={f"passkey:{options.form}": passkey_protocols.fingerprint(options.form)},

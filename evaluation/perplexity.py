@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     model, sources = prepare(options)
     evaluation = journal.Evaluation(
         NAME,
-        journal.folder(options, model),
+        journal.folder(options.output, model),
         model=model.about(),
         config=perplexity_options.settings(options),
         data={source.spec: source.fingerprint() for source in sources},

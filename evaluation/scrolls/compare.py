@@ -65,8 +65,12 @@ def main(argv: list[str] | None = None) -> int:
         config={"evaluation": NAME, "dataset": options.dataset, "split": options.split, "results": options.results},
         data={str(each.path): storage.digest(each.path) for each in found},
     )
-    figures = compare(options.dataset, found, asked, shown) | {"split": options.split}
-    write(begun.finish(figures), Path(options.output))
+    result = begun.finish(compare(options.dataset, found, asked, shown) | {"split": options.split})
+    folder = Path(options.output)
+    results.save(result, folder / f"{NAME}.json")
+    render.write(answers.page(result.figures, result.command), folder, NAME)
+    print(answers.summary(result.figures))
+    print(f"written: {folder / NAME}.html, .md and .json", flush=True)
     return 0
 
 
@@ -94,8 +98,9 @@ def prepare(options: argparse.Namespace) -> tuple[list[Answers], list[Example], 
     known = {example.id: example for example in answered}
     unknown = [each for each in options.ids or () if each not in known]
     raise_if_any([Problem("--ids", each, "nobody was asked this", "name ids of the predictions") for each in unknown])
-    shown = [known[each] for each in options.ids] if options.ids else spread(answered, options.questions)
-    return found, answered, shown
+    count = min(options.questions, len(answered))
+    evenly = [answered[number * len(answered) // count] for number in range(count)]
+    return found, answered, [known[each] for each in options.ids] if options.ids else evenly
 
 
 def read(argument: str, dataset: str) -> Answers:
@@ -159,12 +164,6 @@ def _other_ids(found: Sequence[Answers], asked: Sequence[Example]) -> list[Probl
     return problems
 
 
-def spread(asked: Sequence[Example], count: int) -> list[Example]:
-    """``count`` questions, or all there are, at even distances in the file's order."""
-    count = min(count, len(asked))
-    return [asked[number * len(asked) // count] for number in range(count)]
-
-
 def compare(
     dataset: str, found: Sequence[Answers], asked: Sequence[Example], shown: Sequence[Example]
 ) -> dict[str, Any]:
@@ -207,14 +206,6 @@ def question(text: str, dataset: datasets.Dataset) -> str:
     first, *others = text.split("\n\n")
     choices = others[:1] if others and others[0].lstrip().startswith("(A)") else []
     return "\n".join([first.strip(), *(each.strip() for each in choices)])
-
-
-def write(result: results.Result, folder: Path) -> None:
-    """The result, and its page twice."""
-    results.save(result, folder / f"{NAME}.json")
-    render.write(answers.page(result.figures, result.command), folder, NAME)
-    print(answers.summary(result.figures))
-    print(f"written: {folder / NAME}.html, .md and .json", flush=True)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

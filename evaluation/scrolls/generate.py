@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     """Check, write, score, store, print."""
     options = generate_options.parse(argv)
     model, asked, tasks = prepare(options)
-    folder = journal.folder(options, model)
+    folder = journal.folder(options.output, model)
     evaluation = journal.Evaluation(
         NAME,
         folder,

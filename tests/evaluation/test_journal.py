@@ -178,12 +178,12 @@ def test_where_results_go(run, base):
     from tests.evaluation.test_models import found
 
     folder = run()
-    assert journal.default_folder(found(folder)) == folder / "evaluation"
-    assert journal.default_folder(found(folder / "trained")) == folder / "evaluation"
+    assert journal.folder(None, found(folder)) == folder / "evaluation"
+    assert journal.folder(None, found(folder / "trained")) == folder / "evaluation"
     (folder / "trained").rename(folder / "checkpoint-8")
-    assert journal.default_folder(found(folder / "checkpoint-8")) == folder / "evaluation" / "checkpoint-8"
+    assert journal.folder(None, found(folder / "checkpoint-8")) == folder / "evaluation" / "checkpoint-8"
     plain = found(base)
-    assert journal.default_folder(plain) == Path("runs/evaluation") / str(base).strip("/").replace("/", "--")
+    assert journal.folder(None, plain) == Path("runs/evaluation") / str(base).strip("/").replace("/", "--")
 
 
 @pytest.mark.parametrize(

@@ -139,17 +139,6 @@ def test_pictures_and_tables_lie_beside_it(ask, tmp_path):
     assert (tmp_path / "passkey.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_same_command_again_asks_nothing(ask, tmp_path, capsys):
-    ask(Reader(100_000), *SMALL)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    capsys.readouterr()
-    code, found = ask(Counted(100_000), *SMALL[:1], "1000", "400", *SMALL[3:])  # in which order makes no difference
-    assert (code, found.loads, found.model.prompts) == (0, [], [])
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    shown = capsys.readouterr().out
-    assert "complete already" in shown and "6/6" in shown
-
-
 def test_an_interrupted_evaluation_goes_on(ask, tmp_path):
     """The longest prompts come first; none is asked twice, and the result is that of an undisturbed evaluation."""
     with pytest.raises(KeyboardInterrupt):
@@ -160,16 +149,6 @@ def test_an_interrupted_evaluation_goes_on(ask, tmp_path):
     resumed = figures(tmp_path)
     ask(Reader(100_000), *SMALL, "--overwrite", "--output", str(tmp_path / "whole"))
     assert json.dumps(resumed) == json.dumps(figures(tmp_path / "whole"))
-
-
-def test_another_evaluation_is_not_replaced_unasked(ask, tmp_path, capsys):
-    ask(Reader(100_000), *SMALL)
-    before = (tmp_path / "passkey.json").read_bytes()
-    assert ask(Reader(100_000), *SMALL, "--trials", "1")[0] == 2
-    assert "config.trials" in capsys.readouterr().err
-    assert (tmp_path / "passkey.json").read_bytes() == before
-    assert ask(Reader(100_000), *SMALL, "--trials", "1", "--overwrite")[0] == 0
-    assert stored(tmp_path).config["trials"] == 1
 
 
 @pytest.mark.parametrize("words", [["--use_cache", "false"], ["--no_cache"]])

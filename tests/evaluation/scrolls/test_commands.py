@@ -13,14 +13,6 @@ def test_help_names_them(words, capsys):
     assert "scrolls generate MODEL" in said and "scrolls compare" in said
 
 
-@pytest.mark.parametrize("name", scrolls.COMMANDS)
-def test_each_has_help(name, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["scrolls", name, "--help"])
-    assert ended.value.code == 0
-    assert f"usage: python -m evaluation scrolls {name}" in capsys.readouterr().out
-
-
 def test_another_is_a_mistake(capsys):
     assert main(["scrolls", "compere"]) == 2
     assert "did you mean 'compare'?" in capsys.readouterr().err

@@ -255,12 +255,3 @@ def test_a_begin_that_is_the_end_takes_no_reference_format(llama, tmp_path, caps
     words = ("--datasets", "qasper", "--reference_format", "--tokenizer", tmp_path / "tokenizer")
     assert run(llama, tmp_path / "out", *words) == 2
     assert "--reference_format = True: a model trained so begins its answer with BOS" in capsys.readouterr().err
-
-
-def test_another_evaluation_is_not_replaced(llama, tmp_path, oracle, capsys):
-    oracle("qasper", "quality")
-    assert run(llama, tmp_path, "--datasets", "qasper") == 0
-    assert run(llama, tmp_path, "--datasets", "quality") == 2
-    assert "config.datasets" in capsys.readouterr().err
-    assert run(llama, tmp_path, "--datasets", "quality", "--overwrite") == 0
-    assert set(figures(tmp_path)["datasets"]) == {"quality", "quality_hard"}
