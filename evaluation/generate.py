@@ -3,15 +3,14 @@
     python -m evaluation generate smollm2 --chat --prompt "Name three prime numbers."
     python -m evaluation generate runs/demo --max_new_tokens 200 < long.txt
 
-The most likely token is written each time, whatever the model's own generation settings say, unless --temperature,
---top_p or --top_k asks for one to be drawn. Standard output gets the reply alone; lengths and time go to standard
-error. Nothing is stored. For a conversation: ``tape-ds serve MODEL``.
+The most likely token is written each time, whatever the model's own generation settings say. Standard output gets the
+reply alone; lengths and time go to standard error. Nothing is stored. For conversations, and text that is drawn:
+``tape-ds serve MODEL``.
 
 Exit codes: 0 done; 2 something to mend.
 """
 
 import argparse
-import math
 import os
 import sys
 import time
@@ -33,14 +32,12 @@ def main(argv: list[str] | None = None) -> int:
     """Check, load, write."""
     options = parse(argv)
     found, ids = prepare(options)
-    import torch
     from transformers import TextStreamer
 
     from evaluation.models import used_at
     from tape_ds.scoring.generation import continue_prompts, ends_of
 
     tokenizer, model = found.tokenizer(), found.load()
-    torch.manual_seed(options.seed)
     started = time.monotonic()
     with used_at(model, len(ids) + options.max_new_tokens):
         (new,) = continue_prompts(
@@ -48,7 +45,6 @@ def main(argv: list[str] | None = None) -> int:
             [ids],
             new_tokens=options.max_new_tokens,
             ends=ends_of(model, tokenizer),
-            settings=drawing(options),
             streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
         )
     taken = time.monotonic() - started
@@ -60,15 +56,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command's options."""
     parser = Parser(prog="python -m evaluation generate", description=__doc__)
     shared.add_model(parser)
-    group = parser.add_argument_group("prompt")
+    group = parser.add_argument_group("prompt and reply")
     group.add_argument("--prompt", help="text; default: standard input, without the end of its last line")
     group.add_argument("--chat", action="store_true", help="the prompt is a message of the tokenizer's chat template")
-    group = parser.add_argument_group("reply")
     group.add_argument("--max_new_tokens", type=int, default=256, help="of a reply (default: %(default)s)")
-    group.add_argument("--temperature", type=float, help="draw: above 0 (1: as the model says); 0: do not draw")
-    group.add_argument("--top_p", type=float, help="draw among the likeliest tokens that have this share together")
-    group.add_argument("--top_k", type=int, help="draw among so many likeliest tokens")
-    group.add_argument("--seed", type=int, default=0, help="of what is drawn (default: 0)")
     return parser.parse_args(argv)
 
 
@@ -97,11 +88,7 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", list[int]]:
 
 def check(options: argparse.Namespace) -> list[Problem]:
     """What is wrong whatever the model."""
-    problems = below_one(options, "max_new_tokens", "top_k")
-    if not 0 <= (options.temperature or 0) < math.inf:
-        problems.append(Problem("--temperature", options.temperature, "out of range", "give 0 or more"))
-    if options.top_p is not None and not 0 < options.top_p <= 1:
-        problems.append(Problem("--top_p", options.top_p, "out of range", "give more than 0, at most 1"))
+    problems = below_one(options, "max_new_tokens")
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes > 1:
         problems.append(Problem("processes", processes, "a person reads one reply", "start it as one process"))
@@ -142,18 +129,6 @@ def ids_of(prompt: str, tokenizer: "PreTrainedTokenizerBase", chat: bool) -> lis
     turns = [{"role": "user", "content": prompt}]
     made: Any = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True)
     return list(made["input_ids"])
-
-
-def drawing(options: argparse.Namespace) -> dict[str, Any]:
-    """The fields of a ``GenerationConfig`` that decide how a token is chosen: every one, so that no default counts.
-
-    Without anything given it is the most likely one.
-    """
-    names = ("temperature", "top_p", "top_k")
-    given = {name: vars(options)[name] for name in names if vars(options)[name] is not None}
-    if not given or options.temperature == 0:
-        return {"do_sample": False}
-    return {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0} | given
 
 
 if __name__ == "__main__":
