@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from evaluation import journal, models, perplexity_options, texts, window_jobs
 from evaluation import options as shared
 from evaluation.cost import Cost
@@ -64,21 +62,6 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, list[Source]]:
     return model, sources
 
 
-def read(sources: list[Source], tokenizer: PreTrainedTokenizerBase, options: argparse.Namespace) -> Texts:
-    """The texts of every source, by its spec.
-
-    Raises:
-        UserError: with what is wrong with all of them.
-    """
-    found: dict[str, list[texts.Text]] = {}
-    problems: list[Problem] = []
-    for source in sources:
-        with collecting(problems):
-            found[source.spec] = texts.read(source, tokenizer, bare=options.bos, **perplexity_options.choice(options))
-    raise_if_any(problems)
-    return found
-
-
 def plan(found: Texts, options: argparse.Namespace, scoring: Scoring, model: FoundModel) -> Jobs:
     """The jobs, once it is known that each source has some at each length and the model an embedding for each token.
 
@@ -120,7 +103,12 @@ def score(
         UserError: texts that cannot be read, or are too short; the model is not loaded then.
     """
     tokenizer = found.tokenizer()
-    parts = read(sources, tokenizer, options)
+    parts: dict[str, list[texts.Text]] = {}
+    problems: list[Problem] = []
+    for source in sources:
+        with collecting(problems):
+            parts[source.spec] = texts.read(source, tokenizer, bare=options.bos, **perplexity_options.choice(options))
+    raise_if_any(problems)
     scoring = perplexity_options.scoring_of(options, tokenizer)
     jobs = plan(parts, options, scoring, found)
     model = found.load()

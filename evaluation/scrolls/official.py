@@ -61,10 +61,7 @@ def read_predictions(path: str | Path) -> dict[str, str]:
 
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=unique)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(Problem("predictions", str(path), reason, "name a readable file")) from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         reason = f"is not readable as predictions ({error})"
         raise UserError(Problem("predictions", str(path), reason, _FORMAT)) from None
     if not isinstance(content, dict):
