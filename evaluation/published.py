@@ -1,4 +1,4 @@
-"""What others have published: the tables of ``published.yaml``, with what one has to know to read them.
+"""What TAPE's paper (arXiv:2501.00712) published: the tables of ``published.yaml``, and what to know to read them.
 
 Each table says what it was measured on and where its conventions differ from the usual; a page that shows such a number
 beside one of ours says so too.
@@ -36,7 +36,6 @@ class Table:
 
     name: str
     """As the paper calls it."""
-    title: str
     setting: str
     """The model that was measured."""
     unit: str
@@ -46,7 +45,6 @@ class Table:
     convention: str | None = None
     """Of perplexity: how it was scored, as ``python -m evaluation perplexity`` names it."""
     caveats: tuple[str, ...] = ()
-    source: str = "TAPE's paper (arXiv:2501.00712)"
 
     def __post_init__(self) -> None:
         for values in self.rows.values():
