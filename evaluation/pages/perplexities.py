@@ -100,7 +100,7 @@ def _stored(column: Column) -> Iterator[tuple[Scoring, Mapping[str, Any]]]:
         config = result.config
         values = {name: config.get(name) for name in OPTIONS}
         options = [
-            f"--{name}" if value is True else f"--{name} {numbers.setting(name, value)}"
+            f"--{name}" if value is True else f"--{name} {numbers.length(value) if '_tokens' in name else value}"
             for name, value in values.items()
             if value not in (None, False) and (name, value) not in DEFAULTS
         ]
