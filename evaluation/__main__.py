@@ -25,7 +25,7 @@ from evaluation.options import hand_over
 from tape_ds.errors import command
 
 COMMANDS = {
-    "generate": "generate_options",
+    "generate": None,
     "perplexity": "perplexity_options",
     "passkey": "passkey_options",
     "arithmetic": "arithmetic_options",

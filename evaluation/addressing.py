@@ -17,7 +17,6 @@ from tape_ds import storage
 from tape_ds.data.addressing import lengths, rows, tasks
 from tape_ds.data.addressing.lengths import Test
 from tape_ds.data.addressing.task import AddressingTask
-from tape_ds.markdown_table import markdown_table
 from tape_ds.scoring import addressing
 from tape_ds.scoring.addressing import Answered
 
@@ -68,9 +67,4 @@ def write(figures: Mapping[str, Any], folder: Path, title: str) -> list[Path]:
 
 def summary(figures: Mapping[str, Any]) -> str:
     """A line for each test."""
-    lines = []
-    for each in map(Answered.from_dict, figures["tests"]):
-        low, high = each.interval
-        numbers = [f"{each.rows:,}", f"{each.answers:,}", f"{each.share:.1%}", f"{low:.1%} to {high:.1%}"]
-        lines.append([each.label, *numbers, f"{each.chance:.1%}"])
-    return markdown_table(["test", "rows", "answers", "right", "95 %", "chance"], lines)
+    return "\n".join(f"- {each.label}: {each}" for each in map(Answered.from_dict, figures["tests"]))

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     by_length = options.task in ADDRESSING
     evaluation = journal.Evaluation(
         addressing.NAME if by_length else NAME,
-        journal.folder(options, model),
+        journal.folder(options.output, model),
         model=model.about(),
         config=arithmetic_options.settings(options),
         data=addressing.fingerprints(options) if by_length else fingerprints(options),
@@ -145,29 +145,17 @@ def ask(
 ) -> list[dict[str, Any]]:
     """What ``model`` makes of the held-out samples of some cells."""
     drawn = [split.cell(task, i, j, options.samples, options.seed) for i, j in group]
-    questions = [[question(sample, tokenizer) for sample in samples] for samples in drawn]
-    asked = list(itertools.chain(*questions))
+    asked = []
+    for sample in itertools.chain(*drawn):
+        ids, targets = rows.encode(sample, tokenizer)  # exactly as a training row has it
+        asked.append(ArithmeticQuestion(tuple(ids[:-targets]), tuple(ids[-targets:-1])))
     with models.used_at(model, max(task.longest(i, j) for i, j in group)):
-        replies = iter(
-            arithmetic.replies(
-                model, asked, end=vocabulary.EOS, batch_size=options.batch_size, use_cache=options.use_cache
-            )
+        written = arithmetic.replies(
+            model, asked, end=vocabulary.EOS, batch_size=options.batch_size, use_cache=options.use_cache
         )
-    return [
-        count(pair, samples, [tokens(next(replies), tokenizer) for _ in samples])
-        for pair, samples in zip(group, drawn, strict=True)
-    ]
-
-
-def question(sample: ArithmeticSample, tokenizer: PreTrainedTokenizerBase) -> ArithmeticQuestion:
-    """A sample in token ids, exactly as a training row has it."""
-    ids, targets = rows.encode(sample, tokenizer)
-    return ArithmeticQuestion(tuple(ids[:-targets]), tuple(ids[-targets:-1]))
-
-
-def tokens(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
-    """What was written, every token as its own text; "?" for one that the tokenizer lacks and the model has."""
-    return "".join(token or "?" for token in tokenizer.convert_ids_to_tokens(list(ids)))
+    # every token as its own text; "?" for one that the tokenizer lacks and the model has
+    texts = ("".join(token or "?" for token in tokenizer.convert_ids_to_tokens(list(ids))) for ids in written)
+    return [count(pair, samples, [next(texts) for _ in samples]) for pair, samples in zip(group, drawn, strict=True)]
 
 
 def count(pair: Pair, samples: Sequence[ArithmeticSample], replies: Sequence[str]) -> dict[str, Any]:

@@ -1,16 +1,21 @@
-"""The grid of an arithmetic evaluation: as a picture, as CSV, and as tables for people."""
+"""The grid of an arithmetic evaluation: as a picture (the paper's Figures 2, 5, 6), as CSV, and in words for people."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evaluation import grid_map
-from evaluation.grid_map import percent
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
 from tape_ds import storage
 from tape_ds.markdown_table import markdown_table
 
-WIDEST = 25
-"""Columns of a grid that people read as a table; a larger one is in the picture and in the CSV."""
+COLOURS = "cividis"
+"""Even in lightness, and the same to colour-blind readers."""
+FRAME = "#D55E00"
 SHOWN = 5
 """Wrong answers in the table for people."""
 PARTS = {
@@ -25,23 +30,16 @@ PARTS = {
 def write(figures: Mapping[str, Any], folder: Path, title: str) -> list[Path]:
     """``arithmetic.png``, ``arithmetic.csv`` and ``arithmetic.md`` in ``folder``, each whole or not at all."""
     csv_file, table_file, picture = (folder / f"arithmetic.{kind}" for kind in ("csv", "md", "png"))
-    storage.write_text(csv_file, to_csv(figures["cells"]))
+    names = ("first", "second", "samples", "correct")
+    storage.write_text(csv_file, storage.as_csv(names, [[cell[name] for name in names] for cell in figures["cells"]]))
     storage.write_text(table_file, f"# {title}\n\n{markdown(figures)}")
-    grid_map.draw(figures, picture, title)
+    draw(figures, picture, title)
     return [csv_file, table_file, picture]
 
 
-def to_csv(cells: Sequence[Mapping[str, Any]]) -> str:
-    """A line per cell."""
-    names = ("first", "second", "samples", "correct")
-    return storage.as_csv(names, [[cell[name] for name in names] for cell in cells])
-
-
 def markdown(figures: Mapping[str, Any]) -> str:
-    """The means, the grid where it is small, and the first wrong answers."""
+    """The means, and the first wrong answers; the grid is in the picture and in the CSV."""
     parts = [summary(figures)]
-    if max(cell["second"] for cell in figures["cells"]) <= WIDEST:
-        parts.append(f"{figures['sizes'][0]} down, {figures['sizes'][1]} across, per cent:\n\n{grid(figures['cells'])}")
     wrong = [each for cell in figures["cells"] for each in cell["wrong"]][:SHOWN]
     if wrong:
         lines = [f"- `{each['prompt']}{each['reply']}`, right: `{each['answer']}`" for each in wrong]
@@ -58,13 +56,41 @@ def summary(figures: Mapping[str, Any]) -> str:
     return f"{text}\n\nOf this model: {figures['remark']}." if figures.get("remark") else text
 
 
-def grid(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Per cent right of each cell; a dash where nothing was asked."""
-    found = {(cell["first"], cell["second"]): cell for cell in cells}
-    down, across = (sorted({pair[place] for pair in found}) for place in (0, 1))
-    lines = [[str(i), *(_share(found[i, j]) for j in across)] for i in down]
-    return markdown_table(["", *map(str, across)], lines)
+def draw(figures: Mapping[str, Any], path: Path, title: str) -> Path:
+    """The figures as a PNG: the first operand upwards, the second to the right. What was trained is framed, and a cell
+    of which nothing was asked is grey.
+
+    Raises:
+        ValueError: there are no cells.
+    """
+    cells, sizes = figures["cells"], figures["sizes"]
+    if not cells:
+        raise ValueError("no cells: nothing to draw")
+    last = [max(cell[name] for cell in cells) for name in ("first", "second")]
+    shares = [[math.nan] * last[1] for _ in range(last[0])]
+    for cell in cells:
+        if cell["samples"]:
+            shares[cell["first"] - 1][cell["second"] - 1] = cell["correct"] / cell["samples"]
+    figure = Figure(figsize=(4.8, 4.4), layout="compressed")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot(facecolor="0.8")
+    edges = (0.5, last[1] + 0.5, 0.5, last[0] + 0.5)
+    image = axes.imshow(shares, cmap=COLOURS, vmin=0, vmax=1, origin="lower", extent=edges, interpolation="nearest")
+    first, second = map(min, figures["trained"], last)
+    frame = Rectangle((0.5, 0.5), second, first, fill=False, edgecolor=FRAME, lw=2, linestyle="--", clip_on=False)
+    frame.set_zorder(3)  # above the axes' own frame
+    axes.add_patch(frame)
+    axes.set(xlim=edges[:2], ylim=edges[2:], xlabel=sizes[1], ylabel=sizes[0])
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+    whole, beyond = (percent(figures["means"][name]["value"]) for name in ("whole", "beyond"))
+    axes.set_title(f"{figures['task']}\nall {whole}, beyond the frame {beyond}", fontsize="medium", parse_math=False)
+    figure.suptitle(title, fontsize="medium", wrap=True, parse_math=False)
+    figure.colorbar(image, pad=0.02, aspect=25, label="exact match", format=lambda share, _: f"{share:.0%}")
+    storage.write_file(path, lambda part: figure.savefig(part, dpi=150, format="png"))
+    return path
 
 
-def _share(cell: Mapping[str, Any]) -> str:
-    return f"{100 * cell['correct'] / cell['samples']:.0f}" if cell["samples"] else "-"
+def percent(share: float | None) -> str:
+    """As tables and titles write a mean."""
+    return "N/A" if share is None else f"{share:.1%}"

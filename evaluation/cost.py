@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from evaluation import job
+from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.training import metrics
 
 
@@ -19,5 +19,5 @@ class Cost:
 
     def taken(self, **counts: int) -> dict[str, Any]:
         """``seconds``, ``peak_memory_bytes`` and ``counts``, for a result's ``cost``; every process must call it."""
-        peak = max(job.gather(metrics.peak_memory_bytes(self.device)))
+        peak = max(RankSync().objects(metrics.peak_memory_bytes(self.device)))
         return {"seconds": time.monotonic() - self.started, "peak_memory_bytes": peak, **counts}

@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from evaluation import harness_options
-from tape_ds.errors import Problem, collecting, command, raise_if_any
+from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
 
 if TYPE_CHECKING:
     from lm_eval.config.evaluate_config import EvaluatorConfig
@@ -31,11 +31,15 @@ def main(argv: list[str] | None = None) -> int:
     from evaluation import harness_results, harness_tasks, journal
 
     tasks = harness_tasks.load(config)
+    settings = harness_options.settings(options, config)
+    if config.apply_chat_template:
+        template = json.dumps(found.tokenizer().chat_template, sort_keys=True)
+        settings["chat_template"] = hashlib.sha256(template.encode()).hexdigest()
     evaluation = journal.Evaluation(
         NAME,
-        journal.folder(options, found),
+        journal.folder(options.output, found),
         model=found.about(),
-        config=harness_options.settings(options, config) | chat_template(found, config),
+        config=settings,
         data=tasks.fingerprints(config.num_fewshot),
         seed=config.seed[0],
     )
@@ -66,14 +70,6 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig
     if options.trust_remote_code or not found.tokenizer_has_code:
         config.metadata = {"tokenizer": found.tokenizer_address} | config.metadata
     return found, config
-
-
-def chat_template(found: "FoundModel", config: "EvaluatorConfig") -> dict[str, str]:
-    """The digest of what puts questions into a chat's form, where that is asked for."""
-    if not config.apply_chat_template:
-        return {}
-    template = json.dumps(found.tokenizer().chat_template, sort_keys=True)
-    return {"chat_template": hashlib.sha256(template.encode()).hexdigest()}
 
 
 def evaluate(
@@ -112,9 +108,6 @@ def ask(
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
 
-    from evaluation import job
-
-    rank, _ = job.rank_and_world()
     tracker = EvaluationTracker(**(config.hf_hub_log_args | {"output_path": str(evaluation.folder / "lm_eval")}))
     seeds = dict(
         zip(("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed"), config.seed, strict=True)
@@ -132,11 +125,11 @@ def ask(
         "verbosity": None,
         "task_manager": tasks,
         "evaluation_tracker": tracker,
-        "bootstrap_iters": 100_000 if rank == 0 else 0,
+        "bootstrap_iters": 100_000 if is_main_process() else 0,
         "fewshot_as_multiturn": config.fewshot_as_multiturn or False,
     }
     results = simple_evaluate(**arguments)
-    if rank > 0 or results is None:
+    if results is None:
         return None
     samples = results.pop("samples", None)
     track(config, results, samples)

@@ -29,15 +29,10 @@ def write(cells: Sequence[Cell], folder: Path, *, title: str, native_length: int
     """``passkey.png``, ``passkey.csv`` and ``passkey.md`` in ``folder``, each whole or not at all."""
     table = f"# {title}\n\n{markdown(cells)}"
     csv_file, table_file, picture = (folder / f"passkey.{kind}" for kind in ("csv", "md", "png"))
-    storage.write_text(csv_file, to_csv(cells))
+    storage.write_text(csv_file, storage.as_csv(FIELDS, [[cell[name] for name in FIELDS] for cell in cells]))
     storage.write_text(table_file, table)
     storage.write_file(picture, lambda path: draw(cells, path, title=title, native_length=native_length))
     return [csv_file, table_file, picture]
-
-
-def to_csv(cells: Sequence[Cell]) -> str:
-    """A line per cell; an empty field where there is nothing."""
-    return storage.as_csv(FIELDS, [[cell[name] for name in FIELDS] for cell in cells])
 
 
 def _frame(cells: Sequence[Cell]) -> pd.DataFrame:

@@ -9,7 +9,6 @@ configuration, the seed, and the versions of what computes. A folder holds one r
 not repeated there, and another one does not replace it unless ``--overwrite`` says so.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -17,7 +16,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
@@ -25,7 +24,8 @@ from tqdm.auto import tqdm
 from evaluation import job
 from tape_ds import results
 from tape_ds.data import cache
-from tape_ds.errors import Problem, UserError, check_folder, disk_error, raise_if_any
+from tape_ds.errors import Problem, UserError, check_folder, disk_error, is_main_process, raise_if_any
+from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.run_folder import TRAINED
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Evaluation:
     @property
     def journal(self) -> Path:
         """Folder of the finished pieces; gone when the result is written."""
-        return self.folder / f".{cache.key(self.name, **self.identity)}"
+        return self.folder / f".{cache.key(self.name, identity=self.identity)}"
 
     def run(
         self,
@@ -103,50 +103,39 @@ class Evaluation:
         Raises:
             UserError: the folder cannot take the result.
         """
-        with job.joined() as (rank, _):
-            raise_if_any(self.check(overwrite))
-            stored = self.stored(beside)
-            figures = stored.figures if stored is not None else work()
+        with job.joined():
+            # a disk that not all see must not send them different ways
+            stored = job.from_first(lambda: self.stored(overwrite, beside))
+            figures = work() if stored is None else stored.figures
             if stored is None:
                 self.finish(figures)
-            if rank == 0:
+            if is_main_process():
                 show(figures)
                 print(f"{'complete already' if stored is not None else 'written'}: {self.path}", flush=True)
         return 0
 
-    def stored(self, beside: Sequence[Path] = ()) -> results.Result | None:
-        """The finished result of this very evaluation, if the folder holds it; every process must call it.
+    def stored(self, overwrite: bool = False, beside: Sequence[Path] = ()) -> results.Result | None:
+        """The finished result of this very evaluation, if the folder holds it; see :meth:`run`.
 
         Raises:
-            UserError: the file is no result.
+            UserError: the folder may not be written to, or holds something else of this name.
         """
-
-        def look() -> results.Result | None:
-            there = all(path.is_file() for path in (self.path, *beside))
-            found = results.load(self.path) if there else None
-            same = found is not None and found.finished and _identity(found) == self.identity
-            return found if same else None
-
-        return job.from_first(look)  # a disk that not all see must not send them different ways
-
-    def check(self, overwrite: bool) -> list[Problem]:
-        """Whether the folder can take the result: it can be written to, and holds none of this name, this very one, or
-        may be overwritten. Every process must call it."""
-        return job.from_first(lambda: _unwritable(self.folder) or self._taken(overwrite))
-
-    def _taken(self, overwrite: bool) -> list[Problem]:
-        if overwrite or not self.path.exists():
-            return []
+        raise_if_any(_unwritable(self.folder))
+        if not self.path.exists():
+            return None
         try:
             found = results.load(self.path)
-        except UserError:
-            wrong = f"{self.path.name} in it is no result"
-        else:
-            differing = _differing(_identity(found), self.identity)
-            if not differing:
-                return []
+            stored = _identity(found)
+            names = sorted({*stored, *self.identity})
+            differing = [name for name in names if stored.get(name) != self.identity.get(name)]
             wrong = f"it holds the result of another {self.name} evaluation (other: {', '.join(differing[:8])})"
-        return [Problem("--output", str(self.folder), wrong, "name another folder, or replace it: --overwrite")]
+        except UserError:
+            found, differing, wrong = None, ["all"], f"{self.path.name} in it is no result"
+        if differing and not overwrite:
+            remedy = "name another folder, or replace it: --overwrite"
+            raise UserError(Problem("--output", str(self.folder), wrong, remedy))
+        whole = found is not None and found.finished and not differing and all(path.is_file() for path in beside)
+        return found if whole else None
 
     def run_jobs(self, jobs: Sequence[tuple[str, Job]], work: Callable[[Job], Any]) -> dict[str, Any]:
         """What ``work`` finds for every job, by key; every process must call it and gets all of it.
@@ -161,20 +150,22 @@ class Evaluation:
         """
         keys = [key for key, _ in jobs]
         assert len(set(keys)) == len(keys), "every job has a key of its own"
-        rank, world = job.rank_and_world()
+        ranks = RankSync()
         with contextlib.ExitStack() as held:
             known = job.from_first(lambda: self._take_up(held))
             pending = [(key, each) for key, each in jobs if key not in known]
-            if len(pending) < len(keys) and rank == 0:
+            if len(pending) < len(keys) and ranks.rank == 0:
                 print(f"{self.name}: {len(keys) - len(pending):,} of {len(keys):,} pieces are known", flush=True)
-            own = tqdm(pending[rank::world], desc=self.name, disable=rank > 0 or not sys.stderr.isatty())
+            own = tqdm(
+                pending[ranks.rank :: ranks.world], desc=self.name, disable=ranks.rank > 0 or not sys.stderr.isatty()
+            )
             mine: dict[str, Any] = {}
-            with self._page(rank) as page:
-                for key, each in own:
-                    line = json.dumps([key, work(each)])
-                    mine[key] = json.loads(line)[1]
-                    self._append(page, line)
-            for others in job.gather(mine):
+            page = held.enter_context(self._page(ranks.rank))
+            for key, each in own:
+                line = json.dumps([key, work(each)])
+                mine[key] = json.loads(line)[1]
+                self._append(page, f"{line}\n")
+            for others in ranks.objects(mine):
                 known |= others
         return {key: known[key] for key in keys}
 
@@ -184,7 +175,7 @@ class Evaluation:
         Args:
             figures: the same for the same identity, but for what stands under ``cost``.
         """
-        if job.rank_and_world()[0] == 0:
+        if is_main_process():
             with self._disk():
                 results.save(self.started.finish(figures), self.path)
             shutil.rmtree(self.journal, ignore_errors=True)
@@ -211,27 +202,22 @@ class Evaluation:
                         known[key] = value
             return known
 
-    @contextlib.contextmanager
-    def _page(self, rank: int) -> Iterator[int]:
+    def _page(self, rank: int) -> BinaryIO:
         """This process's file of the journal, behind the last whole line of an earlier start."""
         path = self.journal / f"{rank:04}.jsonl"
         with self._disk():
-            path.parent.mkdir(parents=True, exist_ok=True)  # where the first process's disk is not this one's
-            page = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        try:
-            with self._disk():
-                os.truncate(page, path.read_bytes().rfind(b"\n") + 1)
-            yield page
-        finally:
-            os.close(page)
+            self.journal.mkdir(parents=True, exist_ok=True)  # where the first process's disk is not this one's
+            page = path.open("ab", buffering=0)
+            page.truncate(path.read_bytes().rfind(b"\n") + 1)
+        return page
 
-    def _append(self, page: int, line: str) -> None:
-        """A line that is on the disk before the next piece of work begins."""
-        raw = memoryview(f"{line}\n".encode())
+    def _append(self, page: BinaryIO, text: str) -> None:
+        """Text that is on the disk before the next piece of work begins."""
+        raw = memoryview(text.encode())
         with self._disk():
             while raw:
-                raw = raw[os.write(page, raw) :]
-            os.fsync(page)
+                raw = raw[page.write(raw) :]
+            os.fsync(page.fileno())
 
     @contextlib.contextmanager
     def _disk(self) -> Iterator[None]:
@@ -253,18 +239,15 @@ def _typed(words: Sequence[str]) -> list[str]:
     return ["python", "-m", "evaluation", *(word for word in words[1:] if not word.startswith("--local_rank="))]
 
 
-def default_folder(model: "FoundModel") -> Path:
-    """Where results of a model go when nobody says."""
+def folder(output: str | None, model: "FoundModel") -> Path:
+    """Where results of a model go: where ``--output`` says, or to a folder that is named after the model."""
+    if output is not None:
+        return Path(output)
     if model.record is not None:
         run = model.folder.parent / HERE
         return run if model.folder.name == TRAINED else run / model.folder.name
     name = model.name_or_path.strip("/").removesuffix(".gguf").replace("/", "--").lstrip(".-")
     return Path("runs") / HERE / name
-
-
-def folder(options: argparse.Namespace, model: "FoundModel") -> Path:
-    """The folder that the options of :func:`evaluation.options.add_output` name."""
-    return Path(options.output) if options.output is not None else default_folder(model)
 
 
 def _unwritable(folder: Path) -> list[Problem]:
@@ -276,24 +259,9 @@ def _unwritable(folder: Path) -> list[Problem]:
 
 
 def _identity(result: results.Result) -> dict[str, Any]:
-    """What decides a result's figures."""
+    """What decides a result's figures, by section and name."""
     model = {key: value for key, value in (result.model or {}).items() if key not in ("address", "kind")}
     versions = {name: version for name, version in result.versions.items() if name in COMPUTING}
-    return {
-        "model": model,
-        "config": result.config,
-        "data": result.data,
-        "seed": result.seed,
-        "versions": versions,
-    }
-
-
-def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Names of the entries in which two identities differ, by section."""
-    found = []
-    for section, value in one.items():
-        mine, theirs = (each if isinstance(each, dict) else {None: each} for each in (value, other[section]))
-        names = sorted({*mine, *theirs}, key=str)
-        differ = [name for name in names if mine.get(name) != theirs.get(name)]
-        found += [section if name is None else f"{section}.{name}" for name in differ]
-    return found
+    sections = {"model": model, "config": result.config, "data": result.data, "versions": versions}
+    flat = {f"{section}.{name}": value for section, each in sections.items() for name, value in each.items()}
+    return flat | {"seed": result.seed}

@@ -119,13 +119,19 @@ class FoundModel:
         return not folder.is_dir() or any(_names_tokenizer_code(folder / name) for name in _TOKENIZER_CODE)
 
     @property
+    def known_length(self) -> int | None:
+        """Tokens that the model is made for; of an extended one, what it was extended to. None: its configuration does
+        not say."""
+        return getattr(self.config.get_text_config(), "max_position_embeddings", None) or None
+
+    @property
     def native_length(self) -> int:
-        """Tokens that the model is made for; of an extended one, what it was extended to.
+        """The known length.
 
         Raises:
-            UserError: its configuration does not say.
+            UserError: there is none.
         """
-        found = _native_length(self.config)
+        found = self.known_length
         if found is None:
             wrong = "its configuration has no max_position_embeddings"
             raise UserError(Problem("model", self.name_or_path, wrong, "write it into config.json"))
@@ -136,7 +142,7 @@ class FoundModel:
         """Tokens beyond which there are no positions: a learned table ends. None: there is no such end."""
         ours = self.config.model_type in TYPES
         rotary = getattr(self.config, "rope_parameters", None) is not None
-        return None if ours or rotary else _native_length(self.config)
+        return None if ours or rotary else self.known_length
 
     def about(self) -> dict[str, Any]:
         """What results say of the model: its files' hash among it."""
@@ -154,7 +160,7 @@ class FoundModel:
             "model_type": self.config.model_type,
             "encoding": getattr(self.config, "position_encoding", None),
             "rope_parameters": getattr(self.config, "rope_parameters", None),
-            "native_length": _native_length(self.config),
+            "native_length": self.known_length,
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": self.device.type,
             **self.asked,
@@ -218,15 +224,13 @@ def _changed(found: FoundModel, position_updates: str, rope_scaling: str) -> Fou
         changed = own and positions.without_updates(own)
         if changed is None:
             wrong = f"{found.name_or_path} has no position updates"
-            problems.append(Problem("--position_updates", "off", wrong, "leave it out, or name a TAPE model"))
+            problems.append(Problem("--position_updates", "off", wrong, "leave it out"))
     if rope_scaling == "yarn":
         asked["angles"] = "yarn"  # the name in stored results
         changed = None if own is None else positions.with_yarn(changed or own)
         if changed is None:
             wrong = f"{found.name_or_path} has no plain RoPE that this package could scale"
-            problems.append(
-                Problem("--rope_scaling", "yarn", wrong, "leave it out, or name a model trained here with it")
-            )
+            problems.append(Problem("--rope_scaling", "yarn", wrong, "leave it out"))
     raise_if_any(problems)
     return replace(found, changed=changed, asked=asked) if asked else found
 
@@ -361,15 +365,12 @@ def _find_adapter(name_or_path: str, folder: Path, held: Held) -> FoundModel:
         config = PeftConfig.from_pretrained(str(folder))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(Problem("model", name_or_path, f"{ADAPTER} cannot be read ({error})", _REMEDY)) from error
-    if config.is_prompt_learning:
-        wrong = f"{ADAPTER} is of the kind {config.peft_type}, which is not merged into weights"
-        raise UserError(Problem("model", name_or_path, wrong, "give an adapter such as LoRA"))
     named = config.base_model_name_or_path
-    if not named:
-        wrong = f"{ADAPTER} names no base"
-        raise UserError(Problem("model", name_or_path, wrong, "write base_model_name_or_path into it"))
-    own = next(folder.glob("tokenizer_config.json"), None)
-    base = _find(named, held._replace(tokenizer=held.tokenizer or (str(folder) if own else None)))
+    if config.is_prompt_learning or not named:
+        wrong = "is of a kind that is not merged into weights" if named else "names no base (base_model_name_or_path)"
+        raise UserError(Problem("model", name_or_path, f"{ADAPTER} {wrong}", "give an adapter such as LoRA"))
+    own = str(folder) if (folder / "tokenizer_config.json").is_file() else None
+    base = _find(named, held._replace(tokenizer=held.tokenizer or own))
     return replace(
         base,
         name_or_path=name_or_path,
@@ -407,10 +408,8 @@ def _read_config(name_or_path: str, folder: Path, trust_remote_code: bool) -> Pr
     except UserError:
         raise
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(
-            Problem("model", name_or_path, f"no configuration could be read ({reason})", _REMEDY)
-        ) from error
+        wrong = f"no configuration could be read ({' '.join(str(error).split())[:300]})"
+        raise UserError(Problem("model", name_or_path, wrong, _REMEDY)) from error
     own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if type(config) not in AutoModelForCausalLM._model_mapping and not (own_code and trust_remote_code):
         wrong = f"its model_type is {config.model_type!r}, which is no causal LM that transformers knows"
@@ -427,11 +426,6 @@ def _names_tokenizer_code(file: Path) -> bool:
     named = content.get("auto_map") or {}
     # A list is how tokenizers once said it. A configuration's code runs too, where a tokenizer names no class.
     return isinstance(named, list) or bool({"AutoTokenizer", "AutoConfig"} & named.keys())
-
-
-def _native_length(config: PreTrainedConfig) -> int | None:
-    found = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return int(found) if found else None
 
 
 def _model_files(folder: Path) -> list[Path]:

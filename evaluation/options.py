@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,9 +140,9 @@ def check_lengths(field: str, lengths: Sequence[int], model: "FoundModel") -> li
     ]
 
 
-def note_beyond(lengths: Sequence[int], name_or_path: str, native_length: int | None) -> None:
-    """Say, once for a job, how far the longest length goes beyond what the model was made for."""
-    longest = max(lengths)
-    if native_length is not None and longest > native_length and is_main_process():
-        times = f"{longest / native_length:.3g} times the native length of {name_or_path}, {native_length:,}"
-        print(f"note: {longest:,} tokens are {times}", flush=True)
+def note_beyond(lengths: Sequence[int], model: "FoundModel") -> None:
+    """Say, once for a job and on standard error, how far the longest length goes beyond what the model was made for."""
+    longest, native = max(lengths), model.known_length
+    if native is not None and longest > native and is_main_process():
+        times = f"{longest / native:.3g} times the native length of {model.name_or_path}, {native:,}"
+        print(f"note: {longest:,} tokens are {times}", file=sys.stderr, flush=True)

@@ -10,16 +10,17 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from evaluation import heat_map, job, journal, models, passkey_options
+from evaluation import heat_map, journal, models, passkey_options
 from evaluation import options as shared
 from evaluation.cost import Cost
 from evaluation.models import FoundModel
 from tape_ds.data import passkey_protocols
 from tape_ds.data.passkey import LARGEST_KEY, answer_ids
 from tape_ds.data.passkey_protocols import PasskeyQuestion
-from tape_ds.errors import Problem, collecting, command, raise_if_any
+from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
 from tape_ds.scoring import passkey
 from tape_ds.scoring.passkey import Passkey, Reply
+from tape_ds.training import tables
 
 NAME = "passkey"
 
@@ -31,18 +32,17 @@ def main(argv: list[str] | None = None) -> int:
     model, tokenizer, questions = prepare(options)
     evaluation = journal.Evaluation(
         NAME,
-        journal.folder(options, model),
+        journal.folder(options.output, model),
         model=model.about(),
         config=passkey_options.settings(options),
         data={f"passkey:{options.form}": passkey_protocols.fingerprint(options.form)},
         seed=None if options.protocol == "published" else options.seed,
     )
-    native_length = (evaluation.started.model or {}).get("native_length")
-    shared.note_beyond(options.lengths, model.name_or_path, native_length)
+    shared.note_beyond(options.lengths, model)
     title = f"Passkeys found by {model.name_or_path} ({options.form}, {options.protocol})"
     return evaluation.run(
         lambda: ask_all(evaluation, options, model, tokenizer, questions),
-        lambda figures: report(figures, evaluation.folder, title, native_length),
+        lambda figures: report(figures, evaluation.folder, title, model),
         overwrite=options.overwrite,
     )
 
@@ -108,7 +108,7 @@ def ask_all(
     """Load the model, ask every question that no earlier start has asked; what it replied."""
     model = found.load()
     cost = Cost(found.device)
-    if options.use_cache and not passkey.reads_in_pieces(model) and job.rank_and_world()[0] == 0:
+    if options.use_cache and not passkey.reads_in_pieces(model) and is_main_process():
         print("prompts are read in one piece: this model does not promise that pieces give the same", flush=True)
     longest_first = sorted(questions, key=lambda question: -question.length)
     jobs = [(question.name, question) for question in longest_first]
@@ -158,28 +158,14 @@ def summarise(pairs: Sequence[tuple[PasskeyQuestion, Reply]], form: str) -> dict
     return {"form": form, "cells": cells, "passkeys": [each.to_dict() for each in by_length]}
 
 
-def report(figures: Mapping[str, Any], folder: Path, title: str, native_length: int | None) -> None:
+def report(figures: Mapping[str, Any], folder: Path, title: str, model: FoundModel) -> None:
     """The pictures and tables beside the result, and the table and the wrong replies on the terminal."""
-    written = heat_map.write(figures["cells"], folder, title=title, native_length=native_length)
+    written = heat_map.write(figures["cells"], folder, title=title, native_length=model.known_length)
     print(f"\n{title}\n")
     print(heat_map.markdown(figures["cells"]))
-    for found in figures["passkeys"]:
-        for line in wrong_replies(Passkey.from_dict(found)):
-            print(line)
+    by_length = [Passkey.from_dict(each) for each in figures["passkeys"]]
+    tables.print_passkeys({model.name_or_path: by_length}, model.known_length or by_length[-1].length)
     print(", ".join(str(path) for path in written))
-
-
-def wrong_replies(found: Passkey) -> list[str]:
-    """A line for each place at which a length has any."""
-    lines = []
-    for depth in sorted({each.depth for each in found.replies}):
-        wrong = [each for each in found.replies if each.depth == depth and not each.correct]
-        if wrong:
-            shown = ", ".join(f"{each.reply!r} for {each.key}" for each in wrong)
-            lines.append(
-                f"wrong at {heat_map.length_label(found.length)}, depth {heat_map.depth_label(depth)}: {shown}"
-            )
-    return lines
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     group.add_argument(
         "--depths",
+        type=float,
         nargs="+",
         metavar="D",
         help="shares of the filler before the key, 0 to 1; or one whole number above 1: so many, evenly from 0 to 1 "
@@ -68,24 +69,25 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     options = parser.parse_args(argv)
     published = options.protocol == "published"
-    options.given_depths, options.depths = options.depths, None if published else list(DEPTHS)
+    options.depths = options.depths or (None if published else list(DEPTHS))
     options.lengths = options.lengths or list(PUBLISHED_LENGTHS if published else LENGTHS)
     options.trials = options.trials if options.trials is not None else PUBLISHED_TRIALS if published else TRIALS
     return options
 
 
 def check(options: argparse.Namespace) -> list[Problem]:
-    """What is wrong whatever the model. Turns the depths that were typed into numbers."""
+    """What is wrong whatever the model. Turns a number of depths into shares."""
     found = below_one(options, "new_tokens", "chunk")
-    if options.given_depths is not None and options.protocol == "published":
+    if options.protocol == "published" and options.depths is not None:
         remedy = "leave it out, or use --protocol grid"
-        found.append(Problem("--depths", options.given_depths, "published prompts draw their depths", remedy))
-    elif options.given_depths is not None:
-        try:
-            options.depths = depths(options.given_depths)
-        except ValueError as error:
-            remedy = "give shares such as 0 0.5 1, or one whole number above 1 for an even grid"
-            found.append(Problem("--depths", " ".join(options.given_depths), str(error), remedy))
+        found.append(Problem("--depths", options.depths, "published prompts draw their depths", remedy))
+    elif options.depths is not None:
+        shares = depths(options.depths)
+        if len(set(shares)) < len(shares) or not all(0 <= each <= 1 for each in shares):
+            remedy = "give shares such as 0 0.5 1, each once, or one whole number above 1 for an even grid"
+            found.append(Problem("--depths", options.depths, "no shares from 0 to 1", remedy))
+            shares = list(DEPTHS)  # all else is checked with these
+        options.depths = shares
     if options.protocol == "published" and options.form != "longlora":
         found.append(Problem("--form", options.form, "the published prompts are LongLoRA's", "leave it out"))
     if len(set(options.lengths)) < len(options.lengths):
@@ -93,24 +95,11 @@ def check(options: argparse.Namespace) -> list[Problem]:
     return found
 
 
-def depths(words: Sequence[str]) -> list[float]:
-    """Depths as typed: shares, or how many on an even grid.
-
-    Raises:
-        ValueError: they are neither, or one stands there twice.
-    """
-    if len(words) == 1 and words[0].isascii() and words[0].isdigit() and int(words[0]) > 1:
-        last = int(words[0]) - 1
-        return [number / last for number in range(last + 1)]
-    try:
-        shares = [float(word) for word in words]
-    except ValueError:
-        raise ValueError("not a number") from None
-    if not all(0 <= share <= 1 for share in shares):
-        raise ValueError("outside 0 to 1")
-    if len(set(shares)) < len(shares):
-        raise ValueError("one is given twice")
-    return sorted(shares)
+def depths(given: Sequence[float]) -> list[float]:
+    """Depths as typed: shares, or how many on an even grid."""
+    if len(given) == 1 and given[0] > 1 and given[0].is_integer():
+        return [number / (given[0] - 1) for number in range(int(given[0]))]
+    return sorted(given)
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from evaluation import journal, models, perplexity_options, texts, window_jobs
 from evaluation import options as shared
 from evaluation.cost import Cost
@@ -30,17 +28,16 @@ def main(argv: list[str] | None = None) -> int:
     model, sources = prepare(options)
     evaluation = journal.Evaluation(
         NAME,
-        journal.folder(options, model),
+        journal.folder(options.output, model),
         model=model.about(),
         config=perplexity_options.settings(options),
         data={source.spec: source.fingerprint() for source in sources},
         seed=None,
     )
-    native_length = (evaluation.started.model or {}).get("native_length")
-    shared.note_beyond(options.lengths, model.name_or_path, native_length)
+    shared.note_beyond(options.lengths, model)
     return evaluation.run(
         lambda: score(evaluation, options, model, sources),
-        lambda figures: report(figures, model.name_or_path, native_length),
+        lambda figures: report(figures, model),
         overwrite=options.overwrite,
     )
 
@@ -56,27 +53,13 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, list[Source]]:
     with collecting(problems):
         sources = parse_all(list(dict.fromkeys(options.data)), "--data")
     model = models.find(options, problems)
-    problems += shared.check_lengths("--lengths", sorted(set(options.lengths)), model)
-    problems += perplexity_options.check_bos(options, model.tokenizer())
+    problems += shared.check_lengths("--lengths", options.lengths, model)
+    if options.bos and model.tokenizer().bos_token_id is None:
+        problems.append(Problem("--bos", True, "the tokenizer has no BOS", "leave it out, or name another --tokenizer"))
     if (reason := unscorable(model.config)) is not None:
         problems.append(Problem("model", model.name_or_path, reason, "score another model"))
     raise_if_any(problems)
     return model, sources
-
-
-def read(sources: list[Source], tokenizer: PreTrainedTokenizerBase, options: argparse.Namespace) -> Texts:
-    """The texts of every source, by its spec.
-
-    Raises:
-        UserError: with what is wrong with all of them.
-    """
-    found: dict[str, list[texts.Text]] = {}
-    problems: list[Problem] = []
-    for source in sources:
-        with collecting(problems):
-            found[source.spec] = texts.read(source, tokenizer, perplexity_options.choice_of(options))
-    raise_if_any(problems)
-    return found
 
 
 def plan(found: Texts, options: argparse.Namespace, scoring: Scoring, model: FoundModel) -> Jobs:
@@ -85,7 +68,7 @@ def plan(found: Texts, options: argparse.Namespace, scoring: Scoring, model: Fou
     Raises:
         UserError: texts too short for a length, ids beyond the model's vocabulary.
     """
-    jobs = window_jobs.plan(found, sorted(set(options.lengths)), scoring)
+    jobs = window_jobs.plan(found, options.lengths, scoring)
     covered = {
         (each.source, each.length)
         for each in jobs.values()
@@ -96,7 +79,7 @@ def plan(found: Texts, options: argparse.Namespace, scoring: Scoring, model: Fou
     problems = []
     for source, parts in found.items():
         longest = max(len(text.ids) for text in parts)
-        for length in sorted(set(options.lengths)):
+        for length in options.lengths:
             if (source, length) not in covered:
                 wrong = f"none of the {len(parts)} texts of {source} fills a window; the longest has {longest:,} tokens"
                 problems.append(Problem("--lengths", length, wrong, "leave it out, or name longer texts"))
@@ -120,28 +103,33 @@ def score(
         UserError: texts that cannot be read, or are too short; the model is not loaded then.
     """
     tokenizer = found.tokenizer()
-    parts = read(sources, tokenizer, options)
+    parts: dict[str, list[texts.Text]] = {}
+    problems: list[Problem] = []
+    for source in sources:
+        with collecting(problems):
+            parts[source.spec] = texts.read(source, tokenizer, bare=options.bos, **perplexity_options.choice(options))
+    raise_if_any(problems)
     scoring = perplexity_options.scoring_of(options, tokenizer)
     jobs = plan(parts, options, scoring, found)
     model = found.load()
     cost = Cost(found.device)
     work = partial(window_jobs.work, model, parts, scoring, options.batch_size, options.chunk)
     done = evaluation.run_jobs(list(jobs.items()), work)
-    figures = window_jobs.figures(parts, sorted(set(options.lengths)), scoring, jobs, done)
+    figures = window_jobs.figures(parts, options.lengths, scoring, jobs, done)
     return {**figures, "cost": cost.taken(tokens=window_jobs.tokens(jobs))}
 
 
-def report(figures: Mapping[str, Any], model: str, native_length: int | None) -> None:
+def report(figures: Mapping[str, Any], model: FoundModel) -> None:
     """The tables on the terminal, and what was left out."""
     for source in figures["documents"]:
         entries = [each for each in figures["perplexity"] if each["source"] == source]
-        print(f"\n{NAME} of {model} on {source} ({entries[0]['convention']})")
+        print(f"\n{NAME} of {model.name_or_path} on {source} ({entries[0]['convention']})")
         tables.print_rows({f"{each['length']:,}": _line(each) for each in entries})
     for source, documents in figures["loss_by_position"].items():
         print(f"\n{source}")
         losses = {name: SpanLosses.from_dict(values) for name, values in documents.items()}
         longest = max(each["length"] for each in figures["perplexity"])
-        tables.print_loss_by_position({model: losses}, native_length or longest)
+        tables.print_loss_by_position({model.name_or_path: losses}, model.known_length or longest)
 
 
 def _line(entry: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from evaluation import options as shared
-from evaluation.texts import Choice, Text
+from evaluation.texts import Text
 from tape_ds.arguments import Parser, below_one
 from tape_ds.data.sources import SPLITS
 from tape_ds.errors import Problem
@@ -71,7 +71,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     shared.add_output(parser)
     _add_data(parser.add_argument_group("data"))
     _add_scoring(parser.add_argument_group("scoring"))
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    options.lengths = sorted(set(options.lengths))
+    return options
 
 
 def _add_data(group: Any) -> None:
@@ -134,13 +136,6 @@ def _check_stride(options: argparse.Namespace) -> list[Problem]:
     return [Problem("--stride", stride, wrong, f"{room} or less, or longer --lengths")]
 
 
-def check_bos(options: argparse.Namespace, tokenizer: "PreTrainedTokenizerBase") -> list[Problem]:
-    """Whether there is a BOS to begin windows with."""
-    if not options.bos or tokenizer.bos_token_id is not None:
-        return []
-    return [Problem("--bos", True, "the tokenizer has no BOS", "leave it out, or name another --tokenizer")]
-
-
 def scoring_of(options: argparse.Namespace, tokenizer: "PreTrainedTokenizerBase") -> Scoring:
     """Which windows are scored."""
     return Scoring(
@@ -153,27 +148,13 @@ def scoring_of(options: argparse.Namespace, tokenizer: "PreTrainedTokenizerBase"
     )
 
 
-def choice_of(options: argparse.Namespace) -> Choice:
-    """Which documents are scored; with --bos they bring none of their own."""
-    return Choice(
-        split=options.split,
-        min_tokens=options.min_tokens,
-        max_tokens=options.max_tokens,
-        max_documents=options.max_documents,
-        join=options.join,
-        bare=options.bos,
-    )
-
-
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """Every option that decides numbers (but for rounding, which --batch_size and --chunk may change)."""
-    names = [
-        *("convention", "bos", "first_window", "drop_last", "spans"),
-        *("split", "min_tokens", "max_tokens", "max_documents", "join"),
-    ]
     stride = STRIDE if options.stride is None and options.convention != "blocks" else options.stride
-    return {
-        "lengths": sorted(set(options.lengths)),
-        "stride": stride,
-        **{name: getattr(options, name) for name in names},
-    }
+    scoring = {name: vars(options)[name] for name in ("convention", "bos", "first_window", "drop_last", "spans")}
+    return {"lengths": options.lengths, "stride": stride, **scoring, **choice(options)}
+
+
+def choice(options: argparse.Namespace) -> dict[str, Any]:
+    """Which documents are scored, and what of them."""
+    return {name: vars(options)[name] for name in ("split", "min_tokens", "max_tokens", "max_documents", "join")}

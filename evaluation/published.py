@@ -1,4 +1,4 @@
-"""What others have published: the tables of ``published.yaml``, with what one has to know to read them.
+"""What TAPE's paper (arXiv:2501.00712) published: the tables of ``published.yaml``, and what to know to read them.
 
 Each table says what it was measured on and where its conventions differ from the usual; a page that shows such a number
 beside one of ours says so too.
@@ -6,7 +6,7 @@ beside one of ours says so too.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -36,33 +36,23 @@ class Table:
 
     name: str
     """As the paper calls it."""
-    title: str
     setting: str
     """The model that was measured."""
     unit: str
     quantities: tuple[Quantity, ...]
     rows: Mapping[str, tuple[Number, ...]]
     """Method -> a number for each quantity."""
-    errors: Mapping[str, tuple[Number, ...]] = field(default_factory=dict)
-    """Method -> the standard error of each number."""
     convention: str | None = None
     """Of perplexity: how it was scored, as ``python -m evaluation perplexity`` names it."""
-    scoring: str = ""
-    """The convention's stride and options."""
     caveats: tuple[str, ...] = ()
-    source: str = "TAPE's paper (arXiv:2501.00712)"
 
     def __post_init__(self) -> None:
-        for values in [*self.rows.values(), *self.errors.values()]:
+        for values in self.rows.values():
             assert len(values) == len(self.quantities), f"{self.name}: a number for each quantity"
 
-    def value(self, method: str, wanted: Quantity) -> tuple[Number, Number]:
-        """A number and its standard error; None for what is not published."""
-        if wanted not in self.quantities:
-            return None, None
-        at = self.quantities.index(wanted)
-        errors = self.errors.get(method)
-        return self.rows[method][at], errors[at] if errors else None
+    def value(self, method: str, wanted: Quantity) -> Number:
+        """A number; None for what is not published."""
+        return self.rows[method][self.quantities.index(wanted)] if wanted in self.quantities else None
 
     def places(self, wanted: Quantity) -> int:
         """Decimals that the paper prints of a quantity; of one that it does not print, those of its most exact one."""
@@ -71,28 +61,16 @@ class Table:
         decimals = [number.partition(".")[2] for number in numbers if "e" not in number]  # 1e-5 is written so
         return max((len(each) for each in decimals if each != "0"), default=0)
 
-    def written(self, method: str, wanted: Quantity) -> str | None:
-        """A number as it is printed, and its standard error; None for what is not published."""
-        value, error = self.value(method, wanted)
-        if value is None:
-            return None
-        digits = self.places(wanted)
-        text = f"{value:g}" if 0 < abs(value) < 1e-3 else f"{value:,.{digits}f}"
-        return text if error is None else f"{text} ± {error:.{digits}f}"
-
 
 def _read() -> Iterator[Table]:
     for each in yaml.safe_load(DATA.read_text(encoding="utf-8")):
         each["quantities"] = tuple(Quantity(*quantity) for quantity in each["quantities"])
-        for name in {"rows", "errors"} & set(each):
-            each[name] = {method: tuple(values) for method, values in each[name].items()}
+        each["rows"] = {method: tuple(values) for method, values in each["rows"].items()}
         yield Table(**each | {"caveats": tuple(each.get("caveats", ()))})
 
 
 TABLES = tuple(_read())
 """Every published table, in the order of their names."""
-PASSKEY_TOKENS = {1000: 891, 2000: 1982, 3000: 2802, 4000: 3895, 5000: 4986, 6000: 5805, 7000: 6898, 8000: 7990}
-"""What the prompts of Figure 3 are called -> tokens that they have with Llama 2's tokenizer."""
 TEXTS = {
     "proof_pile": re.compile(r"proof[-_]?pile", re.I),
     "pg19": re.compile(r"pg[-_]?19", re.I),

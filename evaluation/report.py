@@ -3,7 +3,7 @@
 RUNS are folders (a run's, an evaluation's, or one with several of them below) or stored results; ``NAME=FOLDER`` says
 what its column is called. The page is written twice, as ``report.html``, one file that needs nothing else, and as
 ``report.md``: what differs in the settings, losses, perplexity, passkeys, SCROLLS, MMLU and ARC, cost, and where each
-number comes from, with published numbers in columns of their own. On top stands which is better where, and by how much.
+number comes from. On top stands which is better where, and by how much.
 
 Nothing is computed anew and no model is loaded. The same results give the same bytes.
 """
@@ -35,21 +35,18 @@ def main(argv: list[str]) -> int:
         problems += error.problems
     raise_if_any(problems)
     if is_main_process():
-        render.write(build(found, unused, options.title, published=options.published), folder, NAME)
+        render.write(build(found, unused, options.title), folder, NAME)
         _say(found, unused, folder)
     return 0
 
 
-def build(
-    found: Sequence[columns.Column], unused: Sequence[columns.Unused], title: str | None, *, published: bool = False
-) -> Page:
+def build(found: Sequence[columns.Column], unused: Sequence[columns.Unused], title: str | None) -> Page:
     """The page of these columns; a topic of which nothing is stored has no section.
 
     Args:
         found: what is compared.
         unused: files that could not be used.
         title: of the page; None: one that says how many runs there are.
-        published: all published tables at the end.
     """
     # slow to import, and a mistaken command line is told before
     from evaluation.pages import facts, losses, passkeys, perplexities, tasks, verdict
@@ -64,7 +61,6 @@ def build(
         tasks.harness(found),
         facts.costs(found),
         facts.origins(found, unused),
-        facts.everything_published() if published else None,
     ]
     files = sum(len(column.records) for column in found)
     compared = f"{len(found)} runs or models" if len(found) > 1 else "One run or model"
@@ -80,7 +76,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="folders or stored results, each PATH or NAME=PATH")
     parser.add_argument("--output", required=True, help=f"folder of the page; its {HTML} and {MARKDOWN} are replaced")
     parser.add_argument("--title", help="of the page (default: how many runs, or the name of one)")
-    parser.add_argument("--published", action="store_true", help="also show every published table at the end")
     return parser
 
 

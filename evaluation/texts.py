@@ -27,25 +27,28 @@ class Text:
     """Whether documents follow on one another in it, so that its beginning is no document's."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Which documents of a source are scored, and what of them."""
-
-    split: str
-    min_tokens: int
-    """Documents with fewer are left out; what ``bare`` takes off does not count."""
-    max_tokens: int | None
-    """Documents are cut to this many."""
-    max_documents: int | None
-    """The first so many that are long enough."""
-    join: int | None
-    """So many documents one after another are one text; None: each is one."""
-    bare: bool
-    """Whether a document's own BOS and EOS are taken off."""
-
-
-def read(source: Source, tokenizer: "PreTrainedTokenizerBase", choice: Choice) -> list[Text]:
+def read(
+    source: Source,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    split: str,
+    min_tokens: int,
+    max_tokens: int | None = None,
+    max_documents: int | None = None,
+    join: int | None = None,
+    bare: bool = False,
+) -> list[Text]:
     """The texts of one source; tokenised the first time, found in the cache from then on.
+
+    Args:
+        source: where documents are read.
+        tokenizer: makes ids of them.
+        split: of sources that have splits.
+        min_tokens: documents with fewer are left out; what ``bare`` takes off does not count.
+        max_tokens: documents are cut to this many.
+        max_documents: the first so many that are long enough.
+        join: so many documents one after another are one text; None: each is one.
+        bare: a document's own BOS and EOS are taken off.
 
     Raises:
         UserError: the source's data, or nothing left of them.
@@ -54,20 +57,20 @@ def read(source: Source, tokenizer: "PreTrainedTokenizerBase", choice: Choice) -
         found = selection.select(
             [source.spec],
             tokenizer,
-            choice.split,
+            split,
             storage.cache_home() / "data",
-            min_tokens=choice.min_tokens + (_ends(tokenizer) if choice.bare and not source.tokenised else 0),
-            max_documents=choice.max_documents,
+            min_tokens=min_tokens + (_ends(tokenizer) if bare and not source.tokenised else 0),
+            max_documents=max_documents,
         )
     except UserError as error:
         raise UserError(_as_typed(error, source)) from error
     texts = []
     for name, ids in _documents(found.documents):
-        own = packing.without_ends(ids, tokenizer) if choice.bare else ids
-        texts.append(Text(name, own[: choice.max_tokens], source.stream))
-    if choice.join is None:
+        own = packing.without_ends(ids, tokenizer) if bare else ids
+        texts.append(Text(name, own[:max_tokens], source.stream))
+    if join is None:
         return texts
-    return [_joined(texts[at : at + choice.join]) for at in range(0, len(texts), choice.join)]
+    return [_joined(texts[at : at + join]) for at in range(0, len(texts), join)]
 
 
 def _ends(tokenizer: "PreTrainedTokenizerBase") -> int:

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 EVALUATION = (
     *("", "generate", "perplexity", "passkey", "arithmetic", "harness", "report"),
-    *("scrolls", "scrolls generate", "scrolls score", "scrolls compare"),
+    *("scrolls", "scrolls generate", "scrolls compare"),
 )
 TOOLS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tools").glob("*.py"))
 LAUNCHERS = tuple(

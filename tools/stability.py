@@ -129,12 +129,12 @@ def documents(name: str, model: FoundModel, sources: Sequence[Source], own: argp
     Raises:
         UserError: a source's data, too few tokens in all of its documents, tokens that the model does not know.
     """
-    choice = texts.Choice(SPLIT, own.tokens, own.tokens, COUNT, join=None, bare=False)
+    choice = {"min_tokens": own.tokens, "max_tokens": own.tokens, "max_documents": COUNT}
     found: list[texts.Text] = []
     problems: list[Problem] = []
     for source in sources:
         with collecting(problems):
-            read = texts.read(source, model.tokenizer(), choice)
+            read = texts.read(source, model.tokenizer(), split=SPLIT, **choice)
             several = len(sources) > 1  # two may have files of one name
             found += [replace(text, name=f"{source.spec} {text.name}") if several else text for text in read]
     problems = [replace(each, remedy=each.remedy.replace("--min_tokens", "--tokens")) for each in problems]

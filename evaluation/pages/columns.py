@@ -9,13 +9,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from evaluation.options import named
 from tape_ds import results
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.run_folder import RESULTS
-from tape_ds.scoring.span_losses import SpanLosses
 
 DEPTH = 4
 """Folders below the one that was named in which results are looked for."""
@@ -25,18 +23,14 @@ RUN = "run"
 """The kind of a training run's result; an evaluation's is its command's name."""
 LOSSES = "loss_by_position"
 """The figure, of a run or of the perplexity command, with losses by position."""
-NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    RUN: {
-        "train_loss": ("step", "loss"),
-        "perplexity": ("length", "perplexity"),
-        "passkey": ("length", "trials", "correct"),
-    },
-    "perplexity": {"perplexity": ("source", "convention", "length", "nll", "perplexity")},
-    "passkey": {"cells": ("length", "depth", "trials", "correct")},
-    "scrolls": {"datasets": ("metric", "score")},
-    "harness": {"tasks": ("value",)},
+KINDS = {
+    RUN: "train_loss",
+    "perplexity": "perplexity",
+    "passkey": "cells",
+    "scrolls": "datasets",
+    "harness": "tasks",
 }
-"""Kind -> its figures, the first of which makes it one -> what each entry of them has."""
+"""Kind of a result -> the figure that makes it one."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +90,7 @@ def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
         unused += useless
         inner = [each.path.relative_to(path).parts[:-1] for each in records]
         below = [tuple(part for part in parts if part not in PARTS_OF_A_RUN) for parts in inner]
-        columns += _columns(name or _name(path), list(zip(below, records, strict=True)))
+        columns += _columns(name or name_of(path), list(zip(below, records, strict=True)))
     raise_if_any(problems)
     used: Counter[str] = Counter()
     for at, column in enumerate(columns):
@@ -106,11 +100,11 @@ def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
     return columns, unused
 
 
-def _name(path: Path) -> str:
+def name_of(path: Path) -> str:
     """What a column is called that nobody named: a file of a name of its own, its folder, or the run's that the folder
     belongs to."""
     own = path.resolve()
-    if own.is_file() and own.stem not in NEEDED:
+    if own.is_file() and own.stem not in KINDS:
         return own.stem
     own = own.parent if own.is_file() else own
     return own.parent.name if own.name in PARTS_OF_A_RUN and own.parent.name else own.name
@@ -138,7 +132,7 @@ def _looks_like_one(file: Path) -> bool:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return file.stem in NEEDED
+        return file.stem in KINDS
     return isinstance(content, dict) and {"schema", "figures"} <= set(content)
 
 
@@ -149,24 +143,11 @@ def _record(file: Path) -> Record:
         UserError: it cannot be used, and why.
     """
     result = results.load(file)
-    kind, figures = result.config.get("evaluation") or RUN, result.figures
-    if kind not in NEEDED or next(iter(NEEDED[kind])) not in figures:
+    kind = result.config.get("evaluation") or RUN
+    if kind not in KINDS or KINDS[kind] not in result.figures:
         raise UserError(Problem("figures", None, "neither a run's nor an evaluation's", "name another file"))
     if result.finished is None:
         raise UserError(Problem("finished", None, "the run has not ended", "wait for it"))
-    problems, figure, remedy = [], LOSSES, "make it again with this version"
-    try:
-        for documents in (figures.get(LOSSES) or {}).values():
-            SpanLosses.merge(SpanLosses.from_dict(each) for each in documents.values())
-        for figure, needed in NEEDED[kind].items():
-            entries: Any = figures.get(figure) or []
-            entries = entries.values() if isinstance(entries, Mapping) else entries
-            lacking = sorted({name for each in entries for name in needed if name not in each})
-            if lacking:
-                problems.append(Problem(f"figures.{figure}", None, f"entries without {', '.join(lacking)}", remedy))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        problems.append(Problem(f"figures.{figure}", None, f"cannot be read ({error!r})", remedy))
-    raise_if_any(problems)
     return Record(file, kind, result)
 
 

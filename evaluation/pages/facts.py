@@ -8,9 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from evaluation import published
 from evaluation.pages import numbers
-from evaluation.pages.columns import NEEDED, RUN, Column, Record, Unused, of
+from evaluation.pages.columns import KINDS, RUN, Column, Record, Unused, of
 from evaluation.pages.numbers import MISSING
 from evaluation.pages.parts import Head, Note, Part, Section, Table
 
@@ -60,7 +59,7 @@ def settings(columns: Sequence[Column]) -> Section:
     parts += _table("Models that were evaluated", "model", columns, models, list(known))
     if other := _changed([result.data for result in runs.values()]):
         parts.append(Note(f"The contents of {', '.join(other)} are not the same for all runs.", loud=True))
-    for kind in NEEDED:
+    for kind in KINDS:
         parts += _evaluation(columns, kind) if kind != RUN else []
     return Section("What was run", parts or [Note("No settings were stored.")])
 
@@ -121,7 +120,7 @@ def _tokenizer(model: Mapping[str, Any]) -> str | None:
 def costs(columns: Sequence[Column]) -> Section | None:
     """Tokens, time, memory and the machine: a table for training and one for each kind of evaluation."""
     parts: list[Part] = []
-    for kind in NEEDED:
+    for kind in KINDS:
         found = {run: _cost(c.records[kind]) for run, c in enumerate(columns) if kind in c.records}
         title = "training" if kind == RUN else kind
         names = dict.fromkeys(name for each in found.values() for name in each)
@@ -176,14 +175,3 @@ def origins(columns: Sequence[Column], unused: Sequence[Unused]) -> Section:
         left = [(str(path), [reason]) for path, reason in unused]
         parts.append(Table("Files that could not be used", [Head("file"), Head("why")], left))
     return Section("Where the numbers come from", parts)
-
-
-def everything_published() -> Section:
-    """All published tables, whether or not a figure of this page stands beside them."""
-    parts: list[Part] = []
-    for table in published.TABLES:
-        heads = [Head("method"), *(Head(str(quantity).replace("_", " ")) for quantity in table.quantities)]
-        rows = [(m, [table.written(m, each) or MISSING for each in table.quantities]) for m in table.rows]
-        caption = f"{table.name}: {table.title}. {table.setting}; {table.unit}. Source: {table.source}."
-        parts += [Table(caption, heads, rows, numeric=True, folded=True), *map(Note, table.caveats)]
-    return Section("Published tables", parts)

@@ -2,11 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from evaluation.pages import numbers
 from evaluation.pages.columns import LOSSES, RUN, Column, names, of
@@ -17,8 +15,6 @@ from tape_ds.scoring.span_losses import SpanLosses
 POINTS = 120
 """Most points of a line in a chart; more are averaged."""
 NATS = "nats per token"
-FAR = 4
-"""A line this many times as far from the median of the lines as half of them are would hide them."""
 
 
 def training(columns: Sequence[Column]) -> Section | None:
@@ -48,11 +44,11 @@ def training(columns: Sequence[Column]) -> Section | None:
 
 
 def by_position(columns: Sequence[Column]) -> Section | None:
-    """Two charts and a table for each set of documents that models were scored on."""
+    """A chart and a table for each set of documents that models were scored on."""
     parts: list[Part] = []
     for text, scores in groups(columns).items():
         chart = scores.chart("Loss by position", "position (tokens)", NATS, mark=native_length(columns))
-        parts += [Note(f"Documents {text}."), chart, *_apart(chart)]
+        parts += [Note(f"Documents {text}."), chart]
         if len({str(column.dropna().tolist()) for _, column in scores.frame("samples").items()}) > 1:
             parts.append(Note("Not all lines are means over the same number of tokens.", loud=True))
         parts += scores.table()
@@ -112,19 +108,3 @@ def native_length(columns: Sequence[Column]) -> int | None:
     models = [record.result.model or {} for column in columns for record in column.records.values()]
     plain = [model["native_length"] for model in models if model.get("kind") == "transformers"]
     return min(filter(None, plain), default=None)
-
-
-def _apart(chart: Chart) -> list[Part]:
-    """The same lines as differences from their median, where there are three or more over the same points; and the
-    names of lines that lie too far off to be drawn so."""
-    if len(chart.lines) < 3 or len({tuple(x for x, _ in line.points) for line in chart.lines}) != 1:
-        return []
-    frame = pd.DataFrame({line.run: dict(line.points) for line in chart.lines}).replace([math.inf, -math.inf], math.nan)
-    differences = frame.sub(frame.median(axis=1), axis=0)
-    farthest = differences.abs().max()
-    near = [line for line in chart.lines if farthest[line.run] <= max(FAR * farthest.median(), 0.01)]
-    lines = [replace(line, points=list(differences[line.run].items())) for line in near]
-    title = "Above and below the median of all lines (lower is better)"
-    drawn = replace(chart, title=title, y_label="difference (nats)", lines=lines)
-    far = ", ".join(line.label for line in chart.lines if line not in near)
-    return [drawn, Note(f"Too far from the others to be drawn beside them: {far}.")] if far else [drawn]

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import ClassVar
 
 MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚"}
@@ -31,8 +30,6 @@ class Head:
     text: str
     run: int | None = None
     """Number of the run it shows, which decides its colour and marker; None: of no run."""
-    published: str = ""
-    """What was measured where, of a published number."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +54,6 @@ class Table:
         becomes a block of lines."""
         columns = zip([head.text for head in self.heads[1:]], *(cells for _, cells in self.rows), strict=True)
         return self.run is None and 12 + sum(2 + max(map(len, column)) for column in columns) > 46
-
-    @property
-    def over(self) -> list[tuple[str, int]]:
-        """What stands over the heads but the first, and over how many; empty where nothing is published."""
-        groups = [(name, len(list(heads))) for name, heads in groupby(self.heads[1:], lambda head: head.published)]
-        return groups if any(name for name, _ in groups) else []
 
 
 @dataclass(frozen=True)

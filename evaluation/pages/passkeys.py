@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from evaluation import published
 from evaluation.pages import numbers
 from evaluation.pages.columns import RUN, Column, names, of
 from evaluation.pages.numbers import MISSING
@@ -18,7 +17,6 @@ ASKERS = {
     RUN: "asked by the training runs themselves",
 }
 """Who asked; ``published`` asks Figure 3's own prompts."""
-PUBLISHED_FORM = "longlora"
 UNLIKE = "At {rows} the models were not asked equally often: compare counts, not shares."
 
 
@@ -35,7 +33,7 @@ def section(columns: Sequence[Column]) -> Section | None:
         if asker != RUN and found["depth"].notna().any():
             parts.append(Note("A row is a depth, a column a length; a cell says how many of how many were found."))
             parts += _heat_maps(columns, found)
-        parts += _by_length(columns, form, asker, found)
+        parts += _by_length(columns, form, found)
     return Section("Passkeys found", parts) if parts else None
 
 
@@ -66,21 +64,12 @@ def _heat_maps(columns: Sequence[Column], found: pd.DataFrame) -> list[Table]:
     return maps
 
 
-def _by_length(columns: Sequence[Column], form: str, asker: str, found: pd.DataFrame) -> list[Part]:
-    """The share found over all depths; published numbers beside it, where the prompts are of the same form."""
+def _by_length(columns: Sequence[Column], form: str, found: pd.DataFrame) -> list[Table | Note]:
+    """The share found over all depths."""
     sums = found.groupby(["run", "length"], sort=False)[["correct", "trials"]].sum().astype(int)
     scores = []
     for run, length, correct, trials in sums.reset_index().itertuples(index=False):
         count = f"{correct}/{trials}"
         scores.append(Score(run, 100 * correct / trials, samples=trials, tokens=length, detail=count))
-    own = {each.tokens or 0 for each in scores}
-    theirs = {}
-    if form == PUBLISHED_FORM and asker != RUN:  # which calls a length by another number than its tokens
-        theirs = {name if asker == "published" else n: name for name, n in published.PASSKEY_TOKENS.items()}
-    lengths = sorted(own | {length for length in theirs if length <= max(own)})
-    wanted = {numbers.length(n): published.Quantity("passkey", "accuracy", theirs.get(n, 0)) for n in lengths}
     title = f"Passkeys found, %, all depths together, form {form}"
-    shown: list[Part] = [*Scores(title, "length", scores, names(columns), places=0, unlike=UNLIKE).table(wanted)]
-    if set(lengths) & set(theirs) and not own & set(theirs):
-        shown.append(Note("Published lengths are others than the runs', so they have rows of their own."))
-    return shown
+    return Scores(title, "length", scores, names(columns), places=0, unlike=UNLIKE).table()

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from evaluation import perplexity_options, published
+from evaluation import perplexity_options
 from evaluation.pages import numbers
 from evaluation.pages.columns import RUN, Column, names, of
 from evaluation.pages.parts import Note, Part, Section
@@ -18,6 +18,9 @@ ERRORS = (
     "± is the standard error over documents. Models that read the same documents differ by less chance than that: "
     "their errors go together."
 )
+OPTIONS = ("join", "min_tokens", "max_tokens", "max_documents", "split", "bos", "first_window", "drop_last")
+"""Of the command, which change what is read and scored."""
+DEFAULTS = (("min_tokens", perplexity_options.SHORTEST), ("split", perplexity_options.SPLIT))
 UNLIKE = "At {rows} the models were not scored on equally many tokens (n)."
 
 
@@ -45,11 +48,8 @@ def section(columns: Sequence[Column]) -> Section | None:
     parts: list[Part] = []
     for scoring, entries in entries_of(columns).items():
         scores = scores_of(columns, scoring, entries)
-        text = published.text_of(scoring.source) or ""
-        lengths = sorted({each["length"] for _, each in entries})
-        wanted = {numbers.length(n): published.Quantity(text, "perplexity", n) for n in lengths}
         parts.append(scores.chart(f"Perplexity on {scoring.source}", "length (tokens)", "perplexity", log=True))
-        parts += scores.table(wanted, convention=scoring.convention, scoring=scoring.details)
+        parts += scores.table()
         if any(each.get("standard_error") for _, each in entries):
             parts.append(Note(ERRORS))
         short = {each["length"]: left["documents"] for _, each in entries if (left := each.get("left_out"))}
@@ -98,14 +98,12 @@ def _stored(column: Column) -> Iterator[tuple[Scoring, Mapping[str, Any]]]:
     """Of the perplexity command, and of a run that scored itself."""
     for result in of([column], "perplexity").values():
         config = result.config
-        values = {name: config.get(name) for name in ("join", "min_tokens", "max_tokens", "max_documents", "split")}
-        defaults = (None, perplexity_options.SHORTEST, perplexity_options.SPLIT)
+        values = {name: config.get(name) for name in OPTIONS}
         options = [
-            f"--{name} {numbers.length(value) if name.endswith('_tokens') else value}"
+            f"--{name}" if value is True else f"--{name} {numbers.length(value) if '_tokens' in name else value}"
             for name, value in values.items()
-            if value not in defaults
+            if value not in (None, False) and (name, value) not in DEFAULTS
         ]
-        options += [f"--{name}" for name in ("bos", "first_window", "drop_last") if config.get(name)]
         for each in result.figures["perplexity"]:
             stride = None if each["convention"] == "blocks" else each.get("stride")
             details = ", ".join(filter(None, [f"stride {numbers.length(stride)}" if stride else "", " ".join(options)]))

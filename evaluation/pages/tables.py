@@ -1,4 +1,4 @@
-"""Numbers that compare, as pandas frames, and what a page shows of them: a table, a chart, published numbers."""
+"""Numbers that compare, as pandas frames, and what a page shows of them: a table, a chart."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from evaluation import published
 from evaluation.pages import numbers
 from evaluation.pages.numbers import MISSING
 from evaluation.pages.parts import Best, Chart, Head, Line, Note, Table
@@ -68,49 +67,23 @@ class Scores:
         wide = frame.pivot(index=by, columns="run", values=of)
         return wide.reindex(index=frame[by].unique(), columns=[head.run for head in self.heads])
 
-    def table(
-        self,
-        wanted: Mapping[str, published.Quantity] | None = None,
-        *,
-        convention: str | None = None,
-        scoring: str = "",
-        folded: bool = False,
-    ) -> list[Table | Note]:
-        """With the notes that belong to it, and published numbers in columns of their own.
-
-        Those stand beside a row only where task, metric, length and, of perplexity, the convention are the row's. With
-        which stride and options it was scored may differ, and is then said.
-
-        Args:
-            wanted: row -> its quantity; the rows of the table, in order.
-            convention: by which the rows' perplexity was scored.
-            scoring: its stride and options.
-            folded: shown on request.
-        """
-        asked = wanted or {}
-        about = list(published.tables_for(asked.values()))
-        theirs = [(each, method) for each in about if each.convention in (None, convention) for method in each.rows]
+    def table(self, *, folded: bool = False) -> list[Table | Note]:
+        """With the note that belongs to it; ``folded``: shown on request."""
         finite = self.frame(by="name").replace([math.inf, -math.inf], math.nan)
         least = finite.min(axis=1).where(finite.nunique(axis=1) > 1)
         counts = self.frame("samples", by="name").nunique(axis=1)
         differ = list(counts.index[counts > 1]) if self.unlike else []
-        cells = {name: dict.fromkeys(finite, MISSING) for name in (asked if theirs else finite.index)}
+        cells = {name: dict.fromkeys(finite, MISSING) for name in finite.index}
         for each in self.found:
             cell = numbers.measured(each.value, each.error, self.places)
             if each.detail or (each.name in differ and each.samples):
                 cell += f" ({each.detail or f'n = {each.samples:,}'})"
             best = self.lowest and each.value == least[each.name]
             cells[each.name][each.run] = Best(cell) if best else cell
-        rows = []
-        for name, own in cells.items():
-            rows.append(
-                (name, [*own.values(), *(each.written(method, asked[name]) or MISSING for each, method in theirs)])
-            )
-        over = [Head(method, published=f"published, {each.setting} ({each.name})") for each, method in theirs]
+        rows = [(name, [*own.values()]) for name, own in cells.items()]
         return [
-            Table(self.title, [Head(self.corner), *self.heads, *over], rows, numeric=True, folded=folded),
+            Table(self.title, [Head(self.corner), *self.heads], rows, numeric=True, folded=folded),
             *([Note(self.unlike.format(rows=", ".join(differ)), loud=True)] if differ else []),
-            *(note for each in about for note in _about(each, convention, scoring)),
         ]
 
     def chart(self, title: str, x_label: str, y_label: str, *, log: bool = False, mark: int | None = None) -> Chart:
@@ -125,17 +98,3 @@ class Scores:
         shown = frame.where((frame > 0) & (frame < math.inf))
         far = bool(shown.max().max() > 4 * shown.min().min())
         return Chart(title, x_label, y_label, lines, x_tokens=True, x_log=log, y_log=log and far, mark=mark)
-
-
-def _about(table: published.Table, convention: str | None, scoring: str) -> list[Note]:
-    """What one has to know to read its numbers beside ours."""
-    name = f"{table.name} of {table.source}"
-    if table.convention not in (None, convention):
-        note = f"{name} has numbers of this text by another convention, {table.convention}"
-        return [Note(f"{note}: they are not the same quantity and are left out.")]
-    note = f"Published, not measured here, and of another model: {name} ({table.title}; {table.setting})."
-    notes = [Note(" ".join([note, *table.caveats]))]
-    if table.convention is not None and table.scoring != scoring:
-        note = f"{table.name} was scored with {table.scoring}, the runs with {scoring or 'the defaults'}"
-        notes.append(Note(f"{note}: its numbers may differ for that alone.", loud=True))
-    return notes

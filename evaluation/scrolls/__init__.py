@@ -1,8 +1,7 @@
 """SCROLLS: answers to questions about long texts, summaries of them, and the benchmark's official scores.
 
     python -m evaluation scrolls generate MODEL --datasets qasper quality      write answers, then score them
-    python -m evaluation scrolls score PREDICTIONS.json --dataset qasper       score a file of answers
-    python -m evaluation scrolls compare RESULTS ... --dataset quality         answers of several, side by side
+    python -m evaluation scrolls compare RESULTS ... --dataset quality         answers of several, side by side, scored
 
 Each has --help. The data sets: qasper, contract_nli, narrative_qa, quality, qmsum, summ_screen_fd, gov_report; and
 stdlib, questions about the running Python's own sources, which needs no download and is no part of SCROLLS.
@@ -13,7 +12,7 @@ import sys
 from evaluation.options import hand_over
 from tape_ds.errors import command
 
-COMMANDS = {"generate": "generate_options", "score": None, "compare": None}
+COMMANDS = {"generate": "generate_options", "compare": None}
 
 
 @command

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evaluation import options as shared
-from evaluation.pages import answers, render
+from evaluation.pages import answers, columns, render
 from evaluation.scrolls import official
 from tape_ds import results, storage
 from tape_ds.arguments import Parser, below_one
@@ -65,8 +65,12 @@ def main(argv: list[str] | None = None) -> int:
         config={"evaluation": NAME, "dataset": options.dataset, "split": options.split, "results": options.results},
         data={str(each.path): storage.digest(each.path) for each in found},
     )
-    figures = compare(options.dataset, found, asked, shown) | {"split": options.split}
-    write(begun.finish(figures), Path(options.output))
+    result = begun.finish(compare(options.dataset, found, asked, shown) | {"split": options.split})
+    folder = Path(options.output)
+    results.save(result, folder / f"{NAME}.json")
+    render.write(answers.page(result.figures, result.command), folder, NAME)
+    print(answers.summary(result.figures))
+    print(f"written: {folder / NAME}.html, .md and .json", flush=True)
     return 0
 
 
@@ -83,7 +87,6 @@ def prepare(options: argparse.Namespace) -> tuple[list[Answers], list[Example], 
             found.append(read(argument, options.dataset))
     asked: list[Example] = []
     with collecting(problems, "--{}"):
-        datasets.find(options.dataset)  # quality_hard is none: its answers are in those to quality
         asked = official.read_examples(options.dataset, options.split, options.data_dir)
     names = [each.name for each in found]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -95,8 +98,9 @@ def prepare(options: argparse.Namespace) -> tuple[list[Answers], list[Example], 
     known = {example.id: example for example in answered}
     unknown = [each for each in options.ids or () if each not in known]
     raise_if_any([Problem("--ids", each, "nobody was asked this", "name ids of the predictions") for each in unknown])
-    shown = [known[each] for each in options.ids] if options.ids else spread(answered, options.questions)
-    return found, answered, shown
+    count = min(options.questions, len(answered))
+    evenly = [answered[number * len(answered) // count] for number in range(count)]
+    return found, answered, [known[each] for each in options.ids] if options.ids else evenly
 
 
 def read(argument: str, dataset: str) -> Answers:
@@ -117,63 +121,47 @@ def read(argument: str, dataset: str) -> Answers:
     texts = official.read_predictions(file)
     beside = file.parent.parent / RECORD
     record = results.load(beside) if file.parent.name == "scrolls" and beside.is_file() else None
-    return Answers(name or _name(path), file, texts, record)
-
-
-def _name(path: Path) -> str:
-    """Of a file its own name; of a folder its name, or the run's that it belongs to."""
-    own = path.resolve()
-    if own.is_file():
-        return own.stem
-    return own.parent.name if own.name == "evaluation" else own.name
+    return Answers(name or columns.name_of(path), file, texts, record)
 
 
 def _unlike(found: Sequence[Answers], options: argparse.Namespace) -> list[Problem]:
-    """Records that say another split, other data or other prompts than the command or than the first of them."""
-    recorded = [(each, each.record) for each in found if each.record is not None]
-    address = f"scrolls:{options.dataset}:{options.split}"
-    present = examples.fingerprint(options.dataset, options.split, options.data_dir)
-    problems: list[Problem] = []
-    for each, record in recorded:
-        split = record.config.get("split")
-        if split != options.split:
-            wrong = f"its answers are to the split {split}"
-            problems.append(Problem("RESULTS", each.name, wrong, f"generate {options.split}, or give --split {split}"))
-        elif record.data.get(address) != present:
-            wrong = f"it was asked the questions of another {options.dataset} file"
-            problems.append(Problem("RESULTS", each.name, wrong, "name the same --data_dir, or generate again"))
-    for each, record in recorded[1:]:
-        first, other = recorded[0][1].config, record.config
-        for name in ASKED_ALIKE:
-            if first.get(name) != other.get(name):
-                wrong = f"--{name} was {other.get(name)}, and {first.get(name)} for {recorded[0][0].name}"
-                problems.append(Problem("RESULTS", each.name, wrong, "generate both alike"))
+    """Records that say another split, other questions or other prompts than the command or than the first of them."""
+    source = f"scrolls:{options.dataset}:{options.split}"
+    wanted = {
+        "--split": options.split,
+        "the fingerprint of its questions": examples.fingerprint(options.dataset, options.split, options.data_dir),
+    }
+    problems = []
+    for each in found:
+        if each.record is None:
+            continue
+        own = dict(zip(wanted, (each.record.config.get("split"), each.record.data.get(source)), strict=False))
+        own |= {f"--{name}": each.record.config.get(name) for name in ASKED_ALIKE}
+        wanted = own | wanted  # how prompts are made is the first one's to say
+        for name, value in own.items():
+            if value != wanted[name]:
+                wrong = f"{name} was {value}, not {wanted[name]}"
+                problems.append(
+                    Problem("RESULTS", each.name, wrong, "generate all alike, and name that split and data")
+                )
     return problems
 
 
 def _other_ids(found: Sequence[Answers], asked: Sequence[Example]) -> list[Problem]:
     """Ids that the split lacks, and ids that one has answered and another has not."""
-    known = {example.id for example in asked}
-    everybody = {id_ for each in found for id_ in each.texts} & known
+    known = {example.id: None for example in asked}
+    everybody = [id_ for id_ in known if any(id_ in each.texts for each in found)]
     problems = []
     for each in found:
-        redundant = [id_ for id_ in each.texts if id_ not in known]
-        if redundant:
+        if redundant := [id_ for id_ in each.texts if id_ not in known]:
             wrong = f"{len(redundant)} ids are no questions of this split: {official.some(redundant)}"
             problems.append(Problem("RESULTS", each.name, wrong, "check --dataset and --split"))
-        missing = [example.id for example in asked if example.id in everybody and example.id not in each.texts]
-        if missing:
+        if missing := [id_ for id_ in everybody if id_ not in each.texts]:
             wrong = f"{len(missing)} ids have no prediction, which others have answered: {official.some(missing)}"
             problems.append(Problem("RESULTS", each.name, wrong, "generate with the same --limit"))
     if found and not everybody:
         problems.append(Problem("RESULTS", len(found), "they hold no answer", "check --dataset and --split"))
     return problems
-
-
-def spread(asked: Sequence[Example], count: int) -> list[Example]:
-    """``count`` questions, or all there are, at even distances in the file's order."""
-    count = min(count, len(asked))
-    return [asked[number * len(asked) // count] for number in range(count)]
 
 
 def compare(
@@ -218,14 +206,6 @@ def question(text: str, dataset: datasets.Dataset) -> str:
     first, *others = text.split("\n\n")
     choices = others[:1] if others and others[0].lstrip().startswith("(A)") else []
     return "\n".join([first.strip(), *(each.strip() for each in choices)])
-
-
-def write(result: results.Result, folder: Path) -> None:
-    """The result, and its page twice."""
-    results.save(result, folder / f"{NAME}.json")
-    render.write(answers.page(result.figures, result.command), folder, NAME)
-    print(answers.summary(result.figures))
-    print(f"written: {folder / NAME}.html, .md and .json", flush=True)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

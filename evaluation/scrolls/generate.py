@@ -12,7 +12,7 @@ from typing import Any
 from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 
-from evaluation import job, journal, models
+from evaluation import journal, models
 from evaluation import options as shared
 from evaluation.cost import Cost
 from evaluation.harness_options import TASKS
@@ -22,7 +22,7 @@ from evaluation.scrolls import generate_options, official, outcome
 from evaluation.scrolls.outcome import Asked
 from tape_ds.data.scrolls import datasets, examples
 from tape_ds.data.scrolls.datasets import Dataset
-from tape_ds.errors import Problem, collecting, command, raise_if_any
+from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
 
 NAME = "scrolls"
 
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     """Check, write, score, store, print."""
     options = generate_options.parse(argv)
     model, asked, tasks = prepare(options)
-    folder = journal.folder(options, model)
+    folder = journal.folder(options.output, model)
     evaluation = journal.Evaluation(
         NAME,
         folder,
@@ -134,11 +134,11 @@ def write_all(
     lm.tasks = {str(task.config.task): task for task in tasks}
     requests = [instance for task in tasks for instance in task.instances]
     texts = iter(lm.generate_until(requests))
-    if job.rank_and_world()[0] == 0:  # killed from here on, no other evaluation's result stands beside these texts
+    if is_main_process():  # killed from here on, no other evaluation's result stands beside these texts
         evaluation.path.unlink(missing_ok=True)
-    native = (evaluation.started.model or {}).get("native_length")
+        official.remove(evaluation.folder / NAME)
     entries: dict[str, dict[str, Any]] = {}
-    kept, read, new = [], 0, 0
+    read, new = 0, 0
     for each, task in zip(asked, tasks, strict=True):
         written = {}
         for instance in task.instances:
@@ -150,13 +150,13 @@ def write_all(
                 "new_tokens": new_tokens,
                 "ended": new_tokens < tokens_of(each.dataset, options),
             }
-        entries |= outcome.summarise(each, written, native)
+        by_id = {id_: entry["text"] for id_, entry in written.items()}
+        scores = outcome.scores(each, by_id)
+        entries |= outcome.summarise(scores, each.dataset.metric, written, found.known_length)
         read += sum(entry["prompt_tokens"] for entry in written.values())
         new += sum(entry["new_tokens"] for entry in written.values())
-        if job.rank_and_world()[0] == 0:
-            kept += [path.name for path in outcome.store(each, written, evaluation.folder / NAME)]
-    if job.rank_and_world()[0] == 0:
-        official.remove(kept, evaluation.folder / NAME)
+        if is_main_process():
+            outcome.store(scores, each.dataset.name, by_id, evaluation.folder / NAME)
     taken = cost.taken(prompt_tokens=read, new_tokens=new)
     return {"split": options.split, "datasets": entries, "cost": taken}
 

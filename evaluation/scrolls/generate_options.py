@@ -33,8 +33,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m evaluation scrolls generate", description=__doc__)
     shared.add_model(parser)
     shared.add_output(parser)
-    add_data(parser.add_argument_group("questions"))
-    add_texts(parser.add_argument_group("texts"))
+    group = parser.add_argument_group("questions")
+    known = ", ".join((EVERY, *datasets.available()))
+    group.add_argument("--datasets", nargs="+", required=True, metavar="NAME", help=f"any of: {known}")
+    shared.add_questions(group)
+    group.add_argument("--limit", type=int, metavar="N", help="only the first N questions of each data set")
+    _add_texts(parser.add_argument_group("texts"))
     options = parser.parse_args(argv)
     given = [each for name in options.datasets for each in (datasets.DATASETS if name == EVERY else [name])]
     options.datasets = list(dict.fromkeys(given))
@@ -53,16 +57,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in (*names, *more)}
 
 
-def add_data(group: Any) -> None:
-    """Options that say what is asked."""
-    known = ", ".join((EVERY, *datasets.available()))
-    group.add_argument("--datasets", nargs="+", required=True, metavar="NAME", help=f"any of: {known}")
-    shared.add_questions(group)
-    group.add_argument("--limit", type=int, metavar="N", help="only the first N questions of each data set")
-
-
-def add_texts(group: Any) -> None:
-    """Options that say how it is answered."""
+def _add_texts(group: Any) -> None:
     group.add_argument(
         "--max_tokens", type=shared.length, default=8192, metavar="N", help="of prompt and text together (default: 8k)"
     )

@@ -1,14 +1,19 @@
 """What an evaluation's texts are worth: scores, what was cut to get them, the official scorer's files, and a table."""
 
-from collections.abc import Mapping
+import json
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evaluation.scrolls import official
+from tape_ds import storage
 from tape_ds.data.scrolls.datasets import Dataset
 from tape_ds.data.scrolls.examples import Example
 from tape_ds.markdown_table import markdown_table
+from tape_ds.scoring import text_overlap
+from tape_ds.scoring.text_overlap import OverlapScore
 
 
 @dataclass(frozen=True)
@@ -25,50 +30,55 @@ class Asked:
         return bool(self.examples[0].outputs)
 
 
-def parts(asked: Asked) -> dict[str, list[Example]]:
-    """What a data set is scored on, by the name of the score: all of it, and for quality its hard questions too."""
-    found = {asked.dataset.name: list(asked.examples)}
-    hard = official.hard(asked.examples) if asked.dataset.name == official.WHOLE else []
-    return found | ({official.HARD: hard} if hard else {})
+Scores = Mapping[str, tuple[Sequence[Example], OverlapScore | None]]
+"""By the name of a score, the questions that it is over, and what it is; None without answers."""
 
 
-def summarise(
-    asked: Asked, written: Mapping[str, Mapping[str, Any]], native_length: int | None
-) -> dict[str, dict[str, Any]]:
-    """A data set's scores with what was cut to get them, by the name of the score; without answers, None for each.
-
-    ``native_length``: tokens that the model is made for, where that is known.
-    """
-    texts = {name: entry["text"] for name, entry in written.items()}
+def scores(asked: Asked, texts: Mapping[str, str]) -> Scores:
+    """Those of a data set's texts: of all of them, and for quality of its hard questions, too."""
+    parts = {asked.dataset.name: list(asked.examples)}
+    if hard := [example for example in asked.examples if example.hard]:
+        parts[official.HARD] = hard
     found = {}
-    for name, rows in parts(asked).items():
-        score = official.score(name, texts, rows) if asked.answered else None
-        entries = [written[row.id] for row in rows]
-        cut = [entry["cut_tokens"] for entry in entries]
-        tokens = [entry["prompt_tokens"] + entry["new_tokens"] for entry in entries]
-        found[name] = {
-            "metric": asked.dataset.metric,
-            "score": score.score if score is not None else None,
-            "standard_error": score.standard_error if score is not None else None,
-            "parts": score.parts if score is not None else None,
-            "examples": len(rows),
-            "cut_examples": sum(each > 0 for each in cut),
-            "cut_tokens": sum(cut),
-            "beyond_native": sum(each > native_length for each in tokens) if native_length is not None else None,
-            "unfinished": sum(not entry["ended"] for entry in entries),
-            "mean_prediction_characters": official.mean_characters([texts[row.id] for row in rows]),
-        }
+    for name, rows in parts.items():
+        pairs = [texts[row.id] for row in rows], [row.outputs for row in rows]
+        found[name] = rows, text_overlap.score(asked.dataset.metric, *pairs) if asked.answered else None
     return found
 
 
-def store(asked: Asked, written: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
+def summarise(
+    found: Scores, metric: str, written: Mapping[str, Mapping[str, Any]], native_length: int | None
+) -> dict[str, dict[str, Any]]:
+    """Scores with what was cut to get them, by their names.
+
+    ``native_length``: tokens that the model is made for, where that is known.
+    """
+    summary = {}
+    for name, (rows, score) in found.items():
+        entries = [written[row.id] for row in rows]
+        tokens = [entry["prompt_tokens"] + entry["new_tokens"] for entry in entries]
+        summary[name] = {
+            "metric": metric,
+            "score": score and score.score,
+            "standard_error": score and score.standard_error,
+            "parts": score and score.parts,
+            "examples": len(rows),
+            "cut_examples": sum(entry["cut_tokens"] > 0 for entry in entries),
+            "cut_tokens": sum(entry["cut_tokens"] for entry in entries),
+            "beyond_native": sum(each > native_length for each in tokens) if native_length is not None else None,
+            "unfinished": sum(not entry["ended"] for entry in entries),
+            "mean_prediction_characters": statistics.fmean(len(entry["text"]) for entry in entries),
+        }
+    return summary
+
+
+def store(found: Scores, dataset: str, texts: Mapping[str, str], folder: Path) -> None:
     """Write the official scorer's files; without answers, the texts alone."""
-    texts = {row.id: written[row.id]["text"] for row in asked.examples}
-    files = [official.write(texts, folder / f"{asked.dataset.name}.json")]
-    for name, rows in parts(asked).items() if asked.answered else ():
-        content = official.metrics_file(name, official.score(name, texts, rows), texts, rows)
-        files.append(official.write(content, folder / f"{name}_metrics.json", indent=4))
-    return files
+    storage.write_text(folder / f"{dataset}.json", json.dumps(texts) + "\n")
+    for name, (rows, score) in found.items():
+        if score is not None:
+            content = official.metrics_file(name, score, [texts[row.id] for row in rows])
+            storage.write_text(folder / f"{name}_metrics.json", json.dumps(content, indent=4) + "\n")
 
 
 def table(figures: Mapping[str, Any], max_tokens: int) -> str:

@@ -57,7 +57,7 @@ def test_a_run_says_what_it_is_asked(run, capsys):
     model = load_trained(folder / "trained")
     again = [addressing.ask(model, test, 20, 0).to_dict() for test in lengths.tests(task, [24, 32])]
     assert found.figures["tests"] == again
-    assert "| length 24, ignore 0.9 | 20 | " in capsys.readouterr().out
+    assert "- length 24, ignore 0.9: " in capsys.readouterr().out
 
 
 def test_tables_lie_beside_it_and_nothing_is_asked_twice(run, capsys):

@@ -207,17 +207,6 @@ def test_pictures_and_tables_lie_beside_it(ask, tmp_path):
     table = list(csv.DictReader((tmp_path / "arithmetic.csv").open()))
     assert len(table) == 16 and table[4] == {"first": "2", "second": "1", "samples": "10", "correct": "10"}
     assert (tmp_path / "arithmetic.png").read_bytes().startswith(b"\x89PNG")
-    assert "| 4 | 100 | 100 | 100 | 100 |" in (tmp_path / "arithmetic.md").read_text()
-
-
-def test_the_same_command_again_asks_nothing(ask, tmp_path, capsys):
-    ask(Calculator("addition", ADD), *SMALL)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    capsys.readouterr()
-    code, found = ask(Calculator("addition", ADD), *SMALL, "--digits", "4")  # which is what it was by itself
-    assert (code, found.loads, found.model.batches) == (0, [], [])
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    assert "complete already" in capsys.readouterr().out
 
 
 def test_an_interrupted_evaluation_goes_on(ask, tmp_path):

@@ -48,8 +48,9 @@ def test_a_missing_cell_is_a_gap_not_a_zero(tmp_path):
     heat_map.draw(CELLS[:3], tmp_path / "a.png", title="gap", native_length=None)
 
 
-def test_csv_has_a_line_per_cell():
-    assert heat_map.to_csv([*CELLS[:1], cell(1000, None, 3, ids=None)]).splitlines() == [
+def test_csv_has_a_line_per_cell(tmp_path):
+    heat_map.write([*CELLS[:1], cell(1000, None, 3, ids=None)], tmp_path, title="one", native_length=None)
+    assert (tmp_path / "passkey.csv").read_text().splitlines() == [
         "length,depth,trials,correct,correct_ids,mean_tokens",
         "1024,0.0,4,4,3,1014.0",
         "1000,,4,3,,990.0",

@@ -7,6 +7,7 @@ import torch
 
 from evaluation import job
 from tape_ds.errors import Problem, UserError
+from tape_ds.parallel.rank_sync import RankSync
 
 
 @pytest.fixture
@@ -14,13 +15,14 @@ def on(monkeypatch):
     """Lets this process be a rank of two; what the first one sends, as bytes, reaches the second."""
     sent = []
 
-    def broadcast(box):
+    def broadcast(box, src, group):
         if not sent:
             sent.append(pickle.dumps(box))
         box[:] = pickle.loads(sent[0])
 
     def become(rank):
-        monkeypatch.setattr(job, "rank_and_world", lambda: (rank, 2))
+        for name, value in {"rank": rank, "world": 2, "_group": None}.items():
+            monkeypatch.setattr(RankSync, name, value)
 
     monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
     return become

@@ -131,21 +131,16 @@ def finished(folder, **changes):
 def test_another_result_in_the_folder_stays(tmp_path):
     finished(tmp_path, seed=7)
     mine = evaluation(tmp_path, config={"lengths": (9,)})
-    (problem,) = mine.check(overwrite=False)
-    assert "other: config.lengths, seed" in problem.wrong and "--overwrite" in problem.remedy
-    assert mine.stored() is None
-    assert mine.check(overwrite=True) == []
-
-
-def test_its_own_result_is_no_problem(tmp_path):
-    finished(tmp_path)
-    assert evaluation(tmp_path).check(overwrite=False) == []
+    with pytest.raises(UserError, match=r"other: config.lengths, seed\).*\n.*--overwrite"):
+        mine.stored()
+    assert mine.stored(overwrite=True) is None
 
 
 def test_a_file_that_is_no_result_is_a_problem(tmp_path):
     (tmp_path / "passkey.json").write_text("[]")
-    (problem,) = evaluation(tmp_path).check(overwrite=False)
-    assert "is no result" in problem.wrong
+    with pytest.raises(UserError, match="is no result"):
+        evaluation(tmp_path).stored()
+    assert evaluation(tmp_path).stored(overwrite=True) is None
 
 
 def test_a_start_never_writes_over_an_earlier_one_of_its_own(tmp_path):
@@ -162,11 +157,11 @@ def test_a_start_never_writes_over_an_earlier_one_of_its_own(tmp_path):
 
 def test_a_folder_that_cannot_be_written_to_is_a_problem(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    (problem,) = evaluation(tmp_path / "file" / "out").check(overwrite=True)
-    assert problem.field == "--output" and problem.wrong == f"{tmp_path / 'file'} is a file"
+    with pytest.raises(UserError, match=f"--output.*{tmp_path / 'file'} is a file"):
+        evaluation(tmp_path / "file" / "out").stored(overwrite=True)
     monkeypatch.setattr(journal.os, "access", lambda path, mode: False)
-    (problem,) = evaluation(tmp_path / "new" / "out").check(overwrite=False)
-    assert problem.wrong == f"{tmp_path} may not be written to"
+    with pytest.raises(UserError, match=f"{tmp_path} may not be written to"):
+        evaluation(tmp_path / "new" / "out").stored()
 
 
 def test_two_at_once_in_one_folder_are_refused(tmp_path):
@@ -183,12 +178,12 @@ def test_where_results_go(run, base):
     from tests.evaluation.test_models import found
 
     folder = run()
-    assert journal.default_folder(found(folder)) == folder / "evaluation"
-    assert journal.default_folder(found(folder / "trained")) == folder / "evaluation"
+    assert journal.folder(None, found(folder)) == folder / "evaluation"
+    assert journal.folder(None, found(folder / "trained")) == folder / "evaluation"
     (folder / "trained").rename(folder / "checkpoint-8")
-    assert journal.default_folder(found(folder / "checkpoint-8")) == folder / "evaluation" / "checkpoint-8"
+    assert journal.folder(None, found(folder / "checkpoint-8")) == folder / "evaluation" / "checkpoint-8"
     plain = found(base)
-    assert journal.default_folder(plain) == Path("runs/evaluation") / str(base).strip("/").replace("/", "--")
+    assert journal.folder(None, plain) == Path("runs/evaluation") / str(base).strip("/").replace("/", "--")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """``python -m evaluation``: which commands there are, and what a wrong one is told."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -12,13 +11,6 @@ def test_without_a_command_it_says_which_there_are(capsys):
     assert start.main([]) == 0
     shown = capsys.readouterr().out
     assert all(re.search(rf"-m evaluation {name}\b", shown) for name in start.COMMANDS)
-
-
-def test_every_command_is_a_module():
-    folder = Path(start.__file__).parent
-    assert [
-        name for name in start.COMMANDS if not (folder / name).is_dir() and not (folder / f"{name}.py").is_file()
-    ] == []
 
 
 @pytest.mark.parametrize("name", start.COMMANDS)

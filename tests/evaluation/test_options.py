@@ -10,6 +10,7 @@ from evaluation import options
 class Model:
     name_or_path = "gpt2"
     position_limit = 1024
+    known_length = 8192
 
 
 class Endless(Model):
@@ -42,12 +43,11 @@ def test_lengths_beyond_a_table_of_positions_are_problems_one_each():
 
 def test_lengths_beyond_the_native_one_are_a_note(capsys, monkeypatch):
     """100k on a model made for 8k is asked for on purpose, or by mistake: it is done, and told."""
-    options.note_beyond([4096, 8192], "gpt2", 8192)
-    options.note_beyond([102_400], "gpt2", None)
-    assert capsys.readouterr().out == ""
-    options.note_beyond([102_400, 4096], "gpt2", 8192)
-    said = capsys.readouterr().out
+    options.note_beyond([4096, 8192], Model())
+    assert capsys.readouterr().err == ""
+    options.note_beyond([102_400, 4096], Model())
+    said = capsys.readouterr().err
     assert said == "note: 102,400 tokens are 12.5 times the native length of gpt2, 8,192\n"
     monkeypatch.setenv("RANK", "1")
-    options.note_beyond([102_400], "gpt2", 8192)
-    assert capsys.readouterr().out == ""
+    options.note_beyond([102_400], Model())
+    assert capsys.readouterr().err == ""

@@ -82,7 +82,7 @@ def look(folder, page, width, scheme):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """Eight runs with everything, among it names without a place to break and published columns."""
+    """Eight runs with everything, among it names without a place to break."""
     folder = tmp_path_factory.mktemp("report")
     for run in range(8):
         name = f"run_{run}" if run else "a_very_long_name_" * 5
@@ -94,7 +94,7 @@ def page(tmp_path_factory):
             scrolls=examples.scrolls(seed=run),
             harness=examples.harness(),
         )
-    assert report.main([str(folder / "runs"), "--published", "--output", str(folder)]) == 0
+    assert report.main([str(folder / "runs"), "--output", str(folder)]) == 0
     return (folder / report.HTML).read_text(encoding="utf-8")
 
 

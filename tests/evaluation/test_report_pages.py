@@ -2,7 +2,6 @@
 
 import math
 import re
-import statistics
 
 import pytest
 
@@ -31,7 +30,7 @@ def section(built, title):
 def table(built, title, words):
     """The one table of a section whose caption has ``words``: row -> head -> cell."""
     (found,) = [part for part in section(built, title) if isinstance(part, Table) and words in part.caption]
-    heads = [f"{head.text} ({head.published})" if head.published else head.text for head in found.heads]
+    heads = [head.text for head in found.heads]
     return {name: dict(zip(heads[1:], cells, strict=True)) for name, cells in found.rows}
 
 
@@ -100,31 +99,6 @@ def test_what_several_runs_scored_alike_is_shown_once():
     assert list(rows["mean"]) == ["a", "b", "a: untouched", "a: yarn x2, untrained", "a: tape, trained, updates off"]
 
 
-def test_perplexity_stands_beside_the_published_value_of_its_length():
-    built = page(("mine", {"perplexity": examples.perplexity()}))
-    rows = table(built, "Perplexity by length", "pg19")
-    published = "published, Llama2-7B, 4,096 to 8,192 tokens (Table 2)"
-    assert rows["8k"]["mine"] == "8.000"
-    assert rows["8k"][f"TAPE ({published})"] == "7.063"
-    assert rows["16k"][f"TAPE ({published})"] == "–"
-    assert loud(built, "Perplexity by length") == ""
-
-
-@pytest.mark.parametrize("convention", ["new_tokens", "blocks"])
-def test_published_numbers_of_another_convention_are_left_out_and_that_is_said(convention):
-    built = page(("mine", {"perplexity": examples.perplexity(convention=convention)}))
-    assert list(table(built, "Perplexity by length", "pg19")["8k"]) == ["mine"]
-    notes = [part.text for part in section(built, "Perplexity by length") if isinstance(part, Note)]
-    assert any("Table 2" in note and "another convention, all_tokens" in note for note in notes)
-
-
-def test_published_numbers_scored_with_other_options_are_said():
-    made = examples.perplexity()
-    made.config["bos"] = True
-    said = loud(page(("mine", {"perplexity": made})), "Perplexity by length")
-    assert "Table 2 was scored with stride 256, the runs with stride 256, --bos" in said
-
-
 @pytest.mark.parametrize("option", [{"bos": True}, {"join": 1000}, {"drop_last": True}, {"max_tokens": 64}])
 def test_perplexities_scored_with_other_options_share_no_table(option):
     other = examples.perplexity(source="stdlib")
@@ -167,11 +141,6 @@ def test_a_run_that_made_no_step_has_no_settings_of_steps():
     untrained.figures.update(steps=0, tokens=0, train_loss=[])
     rows = table(page(("a", {"run": examples.run()}), ("b", {"run": untrained})), "What was run", "main")
     assert (rows["max steps"]["a"], rows["max steps"]["b"], rows["learning rate"]["b"]) == ("3", "–", "–")
-
-
-def test_nothing_is_published_for_other_texts():
-    built = page(("mine", {"perplexity": examples.perplexity(source="stdlib")}))
-    assert list(table(built, "Perplexity by length", "stdlib")["1k"]) == ["mine"]
 
 
 def test_perplexities_scored_by_other_conventions_or_on_other_data_share_no_table():
@@ -231,35 +200,23 @@ def test_heat_maps_share_their_axes_and_leave_out_what_was_not_asked():
     assert "trials" in loud(built, "What was run")
 
 
-def test_published_passkeys_stand_at_their_own_lengths():
-    totals = table(page(("a", {"passkey": examples.passkey()})), "Passkeys found", "all depths")
-    theirs = "LongLoRA (published, Llama2-7B, 4,096 to 8,192 tokens (Figure 3))"
-    assert (totals["7,990"][theirs], totals["7,990"]["a"]) == ("45", "–")
-    assert (totals["8k"][theirs], totals["8k"]["a"]) == ("–", "100 (25/25)")
-    other = table(page(("a", {"passkey": examples.passkey(form="pose")})), "Passkeys found", "all depths")
-    assert list(other["8k"]) == ["a"]
-
-
-def test_the_published_protocol_shares_rows_with_the_published_numbers():
+def test_the_published_protocol_has_no_depths():
     cells = [{"length": n, "depth": None, "trials": 20, "correct": 19} for n in (1000, 8000)]
     made = examples.result(
         evaluation="passkey", figures={"form": "longlora", "cells": cells}, config={"protocol": "published"}
     )
     built = page(("a", {"passkey": made}))
     totals = table(built, "Passkeys found", "all depths")
-    theirs = "Theta Scaling (published, Llama2-7B, 4,096 to 8,192 tokens (Figure 3))"
-    assert (totals["8,000"]["a"], totals["8,000"][theirs]) == ("95 (19/20)", "95")
+    assert totals["8,000"] == {"a": "95 (19/20)"}
     assert not [part for part in section(built, "Passkeys found") if isinstance(part, Table) and part.run is not None]
 
 
-def test_scrolls_with_errors_counts_and_published_scores():
+def test_scrolls_with_errors_and_counts():
     built = page(("a", {"scrolls": examples.scrolls()}), ("b", {"scrolls": examples.scrolls(20.0, examples=10)}))
     rows = table(built, "SCROLLS", "validation")
     assert list(rows) == ["qasper, F1", "gov_report, ROUGE, geometric mean"]
     cells = rows["qasper, F1"]
     assert cells["a"] == "12.35 ± 0.81 (n = 200)"
-    assert cells["xPos (published, 155M model from scratch (Table 1))"] == "9.02"
-    assert rows["gov_report, ROUGE, geometric mean"]["NoPE (published, 155M model from scratch (Table 1))"] == "–"
     assert "number of samples (n): qasper" in loud(built, "SCROLLS")
     assert any(
         "qasper 3 of 200 (4,567 tokens)" in part.text for part in section(built, "SCROLLS") if isinstance(part, Note)
@@ -273,9 +230,6 @@ def test_harness_tasks_of_other_shots_share_no_row():
     assert (own["a"], own["b"]) == ("39.12 ± 0.69", "–")
     other = rows["mmlu_humanities, acc, 5 shots"]
     assert other["b"] == "45.00 ± 0.69"
-    assert {cell for name, cell in other.items() if "published" in name} == {"–"}  # it was made without shots
-    theirs = own["LoRA (published, Llama2-7B, 4,096 to 8,192 tokens (Table 9))"]
-    assert theirs == "39.09 ± 0.69"
 
 
 def test_members_of_a_group_are_folded():
@@ -355,16 +309,6 @@ def test_a_chart_is_coloured_by_the_page_and_words_its_lengths():
     assert set(re.findall(r"(?:fill|stroke): (#\w+)", drawn)) == set()
     assert {f"var(--c{run})" for run in range(8)} <= set(re.findall(r"var\(--\w+\)", drawn))
     assert re.findall(r">\s*(\d+k)\s*</text>", drawn)[::-1] == ["1k", "2k", "4k", "8k", "16k"] and "native 4k" in drawn
-
-
-def test_lines_that_hide_the_others_are_left_out_of_the_second_chart_and_named():
-    stored = columns.collect([str(examples.STORED / "demo.json")])[0][0].records["run"].result
-    parts = section(page(("demo", {"run": stored})), "Loss by position")
-    first, second = [part for part in parts if isinstance(part, Chart)]
-    assert {line.label for line in first.lines} - {line.label for line in second.lines} == {"demo: untouched"}
-    assert any("Too far" in part.text and "demo: untouched" in part.text for part in parts if isinstance(part, Note))
-    middle = statistics.median(line.points[0][1] for line in first.lines)
-    assert second.lines[0].points[0][1] == pytest.approx(first.lines[0].points[0][1] - middle)
 
 
 def test_runs_that_were_not_trained_alike_are_said():

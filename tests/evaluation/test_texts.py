@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from evaluation.texts import Choice, read
+from evaluation.texts import read
 from tape_ds.data.sources import parse
 from tape_ds.errors import UserError
 from tests.data.conftest import build_tokenizer
 
-ALL = {"split": "heldout", "min_tokens": 1, "max_tokens": None, "max_documents": None, "join": None, "bare": False}
+ALL = {"split": "heldout", "min_tokens": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -30,9 +30,7 @@ def source(tmp_path):
 
 
 def found(source, **choice):
-    return [
-        (text.name, text.ids.tolist(), text.stream) for text in read(source, build_tokenizer(), Choice(**ALL | choice))
-    ]
+    return [(text.name, text.ids.tolist(), text.stream) for text in read(source, build_tokenizer(), **ALL | choice)]
 
 
 def test_every_document_has_a_name_of_its_own(source):
@@ -71,13 +69,13 @@ def test_so_many_tokens_of_text_are_enough_whatever_is_put_around_them(bare, tmp
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
     )
     (tmp_path / "x.txt").write_text("a b")
-    (text,) = read(parse(f"text:{tmp_path}/x.txt", "--data"), tokenizer, Choice(**ALL))
+    (text,) = read(parse(f"text:{tmp_path}/x.txt", "--data"), tokenizer, **ALL)
     assert (text.ids[0], text.ids[-1]) == (0, 1)
     size = len(text.ids) - 2 * bare
     for enough in (True, False):
-        choice = Choice(**ALL | {"bare": bare, "min_tokens": size + (not enough)})
+        choice = ALL | {"bare": bare, "min_tokens": size + (not enough)}
         if enough:
-            assert len(read(parse(f"text:{tmp_path}/x.txt", "--data"), tokenizer, choice)[0].ids) == size
+            assert len(read(parse(f"text:{tmp_path}/x.txt", "--data"), tokenizer, **choice)[0].ids) == size
         else:
             with pytest.raises(UserError, match="none of 1 documents"):
-                read(parse(f"text:{tmp_path}/x.txt", "--data"), tokenizer, choice)
+                read(parse(f"text:{tmp_path}/x.txt", "--data"), tokenizer, **choice)

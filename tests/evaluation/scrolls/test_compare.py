@@ -119,10 +119,10 @@ def test_a_bare_file_is_taken_and_said_to_be_unrecorded(tmp_path, two):
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"max_tokens": 1024}, "--max_tokens was 1024, and 512 for a"),
+        ({"max_tokens": 1024}, "--max_tokens was 1024, not 512"),
         ({"reference_format": True}, "--reference_format was True"),
-        ({"split": "train"}, "its answers are to the split train"),
-        ({"data": "0" * 64}, "the questions of another quality file"),
+        ({"split": "train"}, "--split was train, not validation"),
+        ({"data": "0" * 64}, "the fingerprint of its questions was 0000"),
     ],
 )
 def test_what_was_not_asked_alike_is_refused(tmp_path, changes, words, capsys):
@@ -162,6 +162,31 @@ def test_mistakes_are_named(words, said, tmp_path, capsys):
     message = capsys.readouterr().err
     assert all(word in message for word in said), message
     assert not (tmp_path / "answers").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        ("[1, 2]", "is no JSON object"),
+        ('{"a": "x", "a": "y"}', "1 ids stand twice"),
+        ('{"a": 1, "b": "y", "c": null}', "no text is under a, c"),
+        ("{", "is not readable as predictions"),
+    ],
+)
+def test_what_are_no_predictions(tmp_path, capsys, content, wrong):
+    (tmp_path / "file.json").write_text(content)
+    assert run(tmp_path / "answers", tmp_path / "file.json") == 2
+    assert wrong in capsys.readouterr().err
+
+
+def test_any_reference_will_do(tmp_path):
+    """A question with several answers is asked once, and the answer that suits best counts."""
+    several = [each for each in asked("qasper") if len(each.outputs) > 1]
+    assert several, "the miniature has such a question"
+    texts = right("qasper") | {each.id: each.outputs[-1] for each in several}
+    assert run(tmp_path / "answers", folder(tmp_path / "one", texts, "qasper"), "--dataset", "qasper") == 0
+    scores = results.load(tmp_path / "answers" / "answers.json").figures["scores"]
+    assert scores["one"]["f1"]["score"] == 100
 
 
 def test_halves_of_a_letter_are_no_text(tmp_path, capsys):

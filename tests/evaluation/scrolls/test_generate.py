@@ -45,6 +45,9 @@ def test_an_oracle_is_right_everywhere(llama, tmp_path, oracle):
         assert written == {row.id: row.outputs[0] for row in rows}
         official = json.loads((tmp_path / "scrolls" / f"{name}_metrics.json").read_text())
         assert (official["scrolls_score"], official["num_predicted"]) == (100, len(rows))
+    rouge = json.loads((tmp_path / "scrolls" / "gov_report_metrics.json").read_text())
+    assert list(rouge)[:4] == ["rouge/rouge1", "rouge/rouge2", "rouge/rougeL", "rouge/geometric_mean"]
+    assert (rouge["display_keys"], rouge["display"]) == (list(rouge)[:3], [100, 100, 100])
     hard = json.loads((tmp_path / "scrolls" / "quality_hard_metrics.json").read_text())
     assert hard["scrolls_score"] is None and hard["exact_match"] == 100
     assert 0 < hard["num_predicted"] < len(examples.read("quality", "validation", DATA))
@@ -126,7 +129,7 @@ def test_killed_between_its_texts_and_its_result_it_leaves_no_other_result(llama
         raise KeyboardInterrupt
 
     with monkeypatch.context() as kill, pytest.raises(KeyboardInterrupt):
-        kill.setattr(generate.official, "remove", killed)
+        kill.setattr(generate.journal.Evaluation, "finish", killed)
         run(llama, tmp_path, "--datasets", "contract_nli", "--limit", "1", "--overwrite")
     assert (tmp_path / "scrolls/contract_nli.json").read_bytes() != before
     assert run(llama, tmp_path, "--datasets", "contract_nli") == 0
@@ -252,12 +255,3 @@ def test_a_begin_that_is_the_end_takes_no_reference_format(llama, tmp_path, caps
     words = ("--datasets", "qasper", "--reference_format", "--tokenizer", tmp_path / "tokenizer")
     assert run(llama, tmp_path / "out", *words) == 2
     assert "--reference_format = True: a model trained so begins its answer with BOS" in capsys.readouterr().err
-
-
-def test_another_evaluation_is_not_replaced(llama, tmp_path, oracle, capsys):
-    oracle("qasper", "quality")
-    assert run(llama, tmp_path, "--datasets", "qasper") == 0
-    assert run(llama, tmp_path, "--datasets", "quality") == 2
-    assert "config.datasets" in capsys.readouterr().err
-    assert run(llama, tmp_path, "--datasets", "quality", "--overwrite") == 0
-    assert set(figures(tmp_path)["datasets"]) == {"quality", "quality_hard"}
