@@ -80,7 +80,11 @@ def test_every_shipped_recipe_can_be_planned_without_its_model(name, monkeypatch
 
 @pytest.mark.parametrize(
     ("name", "gpu", "gib", "has"),
-    [("llama3_8b_32k_qlora_24gb", "rtx4090", 13.6, 23.6), ("llama3_8b_32k_tape_80gb", "h100-80", 49.9, 79.2)],
+    [
+        ("llama3_8b_32k_qlora_24gb", "rtx4090", 13.6, 23.6),
+        ("llama3_8b_32k_lora_80gb", "h100-80", 53.7, 79.2),
+        ("llama3_8b_32k_tape_80gb", "h100-80", 49.9, 79.2),
+    ],
 )
 def test_the_recipes_for_one_gpu_need_what_they_say(name, gpu, gib, has, monkeypatch):
     has_bitsandbytes(monkeypatch)
