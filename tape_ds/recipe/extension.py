@@ -186,12 +186,14 @@ class ExtensionRecipe(Recipe):
         trains = self.chosen.trains
         groups = [name for name in ("position", "norms", "embeddings") if getattr(method, f"train_{name}")]
         trained = {"groups": groups, "adapters": ["adapters", *groups]}.get(trains, [trains])
+        options = f" {model.position_options}" if model.position_options else ""
         rope_parameters = self.rope_parameters or "the model's own RoPE parameters"
         packed = f"packed documents, {data.packing}" + ", attending across" * data.attend_across
         rows = f"PoSE, {data.pose.chunks} chunks of one document" if data.pose.chunks > 1 else packed
+        rows += f"; documents below {data.min_document_tokens:,} left out" * (data.min_document_tokens > 1)
         return {
             "model": f"{model.model}, {self._lengths()}",
-            "encoding": f"{model.position_encoding} {model.position_options or ''} from {rope_parameters}",
+            "encoding": f"{model.position_encoding}{options} from {rope_parameters}",
             "method": f"{method.method}, training {', '.join(trained)}",
             "data": f"{', '.join(data.train_data)}: rows of {data.window:,} tokens ({rows})"
             if self.trains
@@ -424,7 +426,7 @@ class ExtensionRecipe(Recipe):
         if not self.method.load_in_4bit or self.chosen.trains != "adapters":
             return
         reasons = []
-        if importlib.util.find_spec("bitsandbytes") is None:
+        if not self.elsewhere and importlib.util.find_spec("bitsandbytes") is None:
             reasons.append("bitsandbytes is not installed (pip install bitsandbytes)")
         if self.deepspeed and deepspeed_config.stage(self.deepspeed) == 3:
             reasons.append("ZeRO-3 cannot shard packed 4-bit weights (use deepspeed: zero1 or zero2)")

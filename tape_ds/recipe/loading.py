@@ -47,13 +47,14 @@ def required(kind: type[Recipe]) -> list[str]:
     return [name for name, (section, own) in table(kind).items() if section.model_fields[own].is_required()]
 
 
-def load(argv: list[str], world_size: int | None = None, *, kind: type[R]) -> R:
+def load(argv: list[str], world_size: int | None = None, *, kind: type[R], elsewhere: bool = False) -> R:
     """Read and check the recipe that a command line asks for.
 
     Args:
         argv: arguments without the program's name, as DeepSpeed's launcher passes them on (``--local_rank`` included).
         world_size: processes of the job; default the environment's WORLD_SIZE, else 1.
         kind: of recipe that the launcher takes.
+        elsewhere: the run is only looked at, as with ``--dry_run``; see :attr:`Recipe.elsewhere`.
 
     Raises:
         UserError: with everything that is wrong, each with field, value and remedy.
@@ -79,7 +80,8 @@ def load(argv: list[str], world_size: int | None = None, *, kind: type[R]) -> R:
     world = world_size or int(os.environ.get("WORLD_SIZE", "1"))
     recipe = _build(kind, Path(name).stem, values, broken, world, problems)
     # before the rules: what is only looked at may look further
-    recipe = dataclasses.replace(recipe, print_config=switches["print_config"], dry_run=switches["dry_run"])
+    words = (name, *(word for field, texts in flags.items() for word in (f"--{field}", *texts)))
+    recipe = dataclasses.replace(recipe, **switches, elsewhere=elsewhere or switches["dry_run"], words=words)
     known = {str(problem) for problem in problems}
     problems += {str(each): each for each in recipe.problems(broken) if str(each) not in known}.values()
     raise_if_any(problems)

@@ -129,6 +129,14 @@ def test_a_malformed_recipe_names_field_value_and_remedy(name):
     check_malformed(*MALFORMED[name])
 
 
+def test_4_bits_are_planned_where_bitsandbytes_is_not_installed():
+    """The dry run says so below its plan; planning was refused."""
+    words = ["--recipe", write(method="lora", load_in_4bit=True, deepspeed="zero1")]
+    found, _ = problems_of(*words)
+    assert "bitsandbytes is not installed" in found["load_in_4bit"].wrong
+    assert load(words, elsewhere=True).method.load_in_4bit and load([*words, "--dry_run"]).elsewhere
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_shipped_recipes_load(name, monkeypatch):
     has_bitsandbytes(monkeypatch)

@@ -159,7 +159,11 @@ def test_the_flags_of_a_search_make_the_plan_that_it_found(recipe, gpus, gpu):
 
 def test_what_is_told_names_the_parts_and_says_predicted():
     told = Plan(asked("--recipe", "llama2_7b_8k")).summary()
-    assert "GiB a GPU of 79.3 (a100-80)" in told and "position states 1.9" in told and told.endswith("(predicted)")
+    assert (
+        "GiB a GPU of 79.3 (a100-80)" in told
+        and "position states 1.9" in told
+        and told.endswith("(predicted, without scoring)")
+    )
     assert "a process" in Plan(asked(gpu=None, world=1)).summary()
 
 
