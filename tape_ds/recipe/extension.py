@@ -59,11 +59,11 @@ class ExtensionData(Section):
     """What is trained on and scored."""
 
     train_data: list[str]
-    """Addresses of text (docs/data.md)."""
+    """Data specs (docs/data.md)."""
     eval_data: list[str] = []
-    """Addresses of held-out text for loss by position; empty: nothing is scored."""
+    """Data specs of held-out text for loss by position; empty: nothing is scored."""
     window: int = Field(DERIVED, ge=2)
-    """Tokens per training row; default target_length."""
+    """Tokens per training sequence (row); default target_length."""
     pose: Pose = Pose()
     packing: Packing = "cut"
     """Without PoSE: ``cut`` (documents one after another, cut at every window), ``single`` (rows of one document; what

@@ -174,6 +174,17 @@ def test_the_paper_s_rivals_differ_in_the_method_alone(method):
     assert theirs.rope_parameters.get("rope_theta") == (1e6 if method == "theta" else None)
 
 
+def test_lengths_may_be_written_as_the_evaluation_takes_them():
+    """32k was no whole number here; other numbers stay what they are."""
+    words = ["--target_length", "32k", "--rope_parameters.factor", "null", "--passkey_lengths", "8k,10000", "32K"]
+    recipe = load(["--recipe", write(window="1k"), *words])
+    assert (recipe.model.target_length, recipe.data.window) == (32768, 1024)
+    assert recipe.evaluation.passkey_lengths == [8192, 10000, 32768]
+    for name, value in {"target_length": "32kk", "max_steps": "1k"}.items():
+        found, _ = problems_of("--recipe", write(), f"--{name}", value)
+        assert "a whole number" in found[name].remedy
+
+
 def test_demo_is_the_default_and_nothing_is_written(tmp_path):
     recipe = load([])
     assert recipe.name == "demo" and recipe.model.model == "smollm2"
