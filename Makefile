@@ -6,6 +6,7 @@
 # make results the page of all results from what is stored: docs/results/README.md
 # make docs    the book of docs/ as a site, in build/site; a folder of its own holds what that needs, .venv/docs
 # make compile-kernels    compile the Triton kernels without a GPU; TRITON=3.6.0 does it with another version of Triton
+# make help    these lines
 # make setup   what the others do first: .venv with the pinned packages and this package; skipped when it is there
 # make clean   remove caches and build leftovers; `make distclean` removes .venv as well
 #
@@ -33,7 +34,10 @@ on_linux = $(if $(filter Linux,$(shell uname -s)),$(1))
 export TOKENIZERS_PARALLELISM := false
 export ARGS
 
-.PHONY: demo test check faults scale compile-kernels results docs format setup clean distclean
+.PHONY: help demo test check faults scale compile-kernels results docs format setup clean distclean
+
+help:
+	@sed '/^$$/q; s/^# \{0,1\}//' Makefile
 
 # Two processes where there is no GPU, else one for each GPU: as many as divide the demo's batch of 8. A free port lets two
 # demos share a machine.

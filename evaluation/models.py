@@ -332,7 +332,10 @@ def _local(name_or_path: str) -> Path:
     resolved = convert.resolve(name_or_path)
     if Path(resolved).is_dir():
         return Path(resolved)
-    if Path(resolved).exists() or resolved.startswith((".", "/", "~")) or resolved.count("/") > 1:
+    local = (
+        resolved.startswith((".", "/", "~", "runs/")) or resolved.count("/") > 1
+    )  # runs/x: the hub is slow to say no
+    if Path(resolved).exists() or local:
         raise UserError(Problem("model", name_or_path, "no such folder", _REMEDY))
     return _download(resolved)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tape_ds import numbers
 from tape_ds.arguments import DTYPES
 from tape_ds.data.scrolls.datasets import SPLITS
 from tape_ds.errors import Problem, UserError, did_you_mean, is_main_process
@@ -45,15 +46,15 @@ def named(typed: str) -> tuple[str | None, str]:
 
 
 def length(text: str) -> int:
-    """Tokens as this field writes them: 512, 2k (2,048), 128K.
+    """A number of tokens, see :func:`tape_ds.numbers.tokens`.
 
     Raises:
         argparse.ArgumentTypeError: anything else, or less than 1.
     """
-    number, thousands = (text[:-1], 1024) if text[-1:] in ("k", "K") else (text, 1)
-    if not (number.isascii() and number.isdigit()) or int(number) < 1:
+    found = numbers.tokens(text)
+    if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens: write 8192 or 8k")
-    return int(number) * thousands
+    return found
 
 
 def boolean(text: str) -> bool:

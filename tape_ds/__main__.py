@@ -84,6 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] == "--folder":
         print(installation.ROOT)
         return 0
+    if words[0] == "--version":
+        print(sys.modules["tape_ds"].__version__)
+        return 0
     if words[0] not in COMMANDS:
         remedy = f"{did_you_mean(words[0], COMMANDS)} (tape-ds --help)"
         raise UserError(Problem("command", words[0], "unknown", remedy))
@@ -99,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def usage() -> str:
     """A line for each command."""
     rows = [f"    {name:<10}  {each.summary}" for name, each in COMMANDS.items()]
-    folder = "tape-ds --folder prints where launchers/, evaluation/, tools/ and ds_configs/ lie."
+    folder = "--folder prints where launchers/, evaluation/, tools/ and ds_configs/ lie; --version."
     options = textwrap.wrap(" ".join(LAUNCHER_OPTIONS), 114, break_on_hyphens=False)
     lines = ["tape-ds COMMAND ...", "", *rows, "", f"Each takes what its script takes. {folder}", HOW_MANY[:-1]]
     return "\n".join([*lines, *(f"    {line}" for line in options), ""])

@@ -19,6 +19,12 @@ def number(value: Any, form: str) -> str:
     return format(value, form) if math.isfinite(value) else str(value)
 
 
+def tokens(text: str) -> int | None:
+    """A number of tokens as people write it: 512, 2k (2,048), 128K; None where it is no such number, or 0."""
+    count, unit = (text[:-1], 1024) if text[-1:] in ("k", "K") else (text, 1)
+    return int(count) * unit or None if count.isascii() and count.isdigit() else None
+
+
 def gibibytes(value: float | None) -> str:
     """Bytes as GiB with two decimals."""
     return NOT_AVAILABLE if value is None else f"{value / 2**30:.2f} GiB"

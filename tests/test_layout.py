@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "checkpoint": {"parallel", "data", "model", "errors", "paths", "run_folder", "storage"},
     "health": {"errors", "numbers", "run_folder", "storage"},
     "recipe": {
-        *("checkpoint", "methods", "data", "parallel", "model", "errors"),
+        *("checkpoint", "methods", "data", "parallel", "model", "errors", "numbers"),
         *("fields", "installation", "paths", "run_folder", "storage"),
     },
     "cluster": {"recipe", "checkpoint", "health", "parallel", "errors", "results", "run_folder"},

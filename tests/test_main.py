@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from tape_ds import __main__ as program
-from tape_ds import installation
+from tape_ds import __version__, installation
 from tape_ds.__main__ import COMMANDS, LAUNCHER_OPTIONS, LOOKS
 from tape_ds.errors import UserError
 from tape_ds.installation import ROOT
@@ -161,6 +161,11 @@ def test_help_has_a_line_for_each_command(capsys, words):
 def test_the_folder_is_printed(capsys):
     assert program.main(["--folder"]) == 0
     assert capsys.readouterr().out == f"{ROOT}\n"
+
+
+def test_the_version_is_printed(capsys):
+    assert program.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{__version__}\n"
 
 
 def test_help_needs_nothing_heavy():

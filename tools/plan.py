@@ -106,7 +106,7 @@ def load(name: str, fields: list[str], world: int) -> Recipe:
     wrong: list[Problem] = []
     declared = files.read_recipe(name, ExtensionRecipe.LAUNCHER, wrong).get("launcher")
     kind = KINDS.get(str(declared.value) if declared is not None else "", ExtensionRecipe)
-    return loading.load(["--recipe", name, *fields], world, kind=kind)
+    return loading.load(["--recipe", name, *fields], world, kind=kind, elsewhere=True)
 
 
 def ranking(plans: Sequence[Plan]) -> str:

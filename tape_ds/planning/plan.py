@@ -54,9 +54,9 @@ class Plan:
     def summary(self) -> str:
         """The memory in one line, for a person who is about to start the run."""
         gpu, found = self.job.gpu, self.memory
-        where = "a process" if gpu is None else f"a GPU of {gpu.memory / GIB:.1f} ({gpu.name})"
+        where = "a process on a CPU" if gpu is None else f"a GPU of {gpu.memory / GIB:.1f} ({gpu.name})"
         host = f"; {found.host / GIB:.1f} of the host's for each" if found.host else ""
         return (
             f"about {found.peak.total / GIB:.2f} GiB {where}, in the {found.peak.moment}: {self.largest_parts(0.01)}"
-            f"{host} (predicted)"
+            f"{host} (predicted, without scoring)"
         )

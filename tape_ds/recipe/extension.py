@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -23,6 +24,10 @@ from tape_ds.recipe.sections import learns
 
 SPAN = 2048
 """Default tokens per mean of loss by position."""
+CHARACTERS = 4
+"""Of a token, roughly, for a look at texts without a tokenizer."""
+LOOKED_AT = 64
+"""Held-out documents of a source that a plan looks at."""
 SMOLLM2_LENGTH = 8192
 """Native length of SmolLM2-135M: known here so that it need not be unpacked to be checked."""
 
@@ -54,11 +59,11 @@ class ExtensionData(Section):
     """What is trained on and scored."""
 
     train_data: list[str]
-    """Addresses of text (docs/data.md)."""
+    """Data specs (docs/data.md)."""
     eval_data: list[str] = []
-    """Addresses of held-out text for loss by position; empty: nothing is scored."""
+    """Data specs of held-out text for loss by position; empty: nothing is scored."""
     window: int = Field(DERIVED, ge=2)
-    """Tokens per training row; default target_length."""
+    """Tokens per training sequence (row); default target_length."""
     pose: Pose = Pose()
     packing: Packing = "cut"
     """Without PoSE: ``cut`` (documents one after another, cut at every window), ``single`` (rows of one document; what
@@ -181,17 +186,19 @@ class ExtensionRecipe(Recipe):
         trains = self.chosen.trains
         groups = [name for name in ("position", "norms", "embeddings") if getattr(method, f"train_{name}")]
         trained = {"groups": groups, "adapters": ["adapters", *groups]}.get(trains, [trains])
+        options = f" {model.position_options}" if model.position_options else ""
         rope_parameters = self.rope_parameters or "the model's own RoPE parameters"
         packed = f"packed documents, {data.packing}" + ", attending across" * data.attend_across
         rows = f"PoSE, {data.pose.chunks} chunks of one document" if data.pose.chunks > 1 else packed
+        rows += f"; documents below {data.min_document_tokens:,} left out" * (data.min_document_tokens > 1)
         return {
             "model": f"{model.model}, {self._lengths()}",
-            "encoding": f"{model.position_encoding} {model.position_options or ''} from {rope_parameters}",
+            "encoding": f"{model.position_encoding}{options} from {rope_parameters}",
             "method": f"{method.method}, training {', '.join(trained)}",
             "data": f"{', '.join(data.train_data)}: rows of {data.window:,} tokens ({rows})"
             if self.trains
             else "none is read: nothing is trained",
-            "held out": ", ".join(data.eval_data) or "nothing",
+            "held out": ", ".join([*data.eval_data, *self._too_short()]) or "nothing",
         }
 
     def problems(self, broken: set[str]) -> Iterator[Problem]:
@@ -212,9 +219,12 @@ class ExtensionRecipe(Recipe):
 
     @rule("model", "method", "target_length", "rope_parameters")
     def _model_has_the_length(self) -> Iterator[Problem]:
-        """Where the native length is cheaply known; the launcher repeats it for the others."""
+        """Where the native length is cheaply known; the launcher repeats it for the others. A factor is checked anyway
+        where the recipe says from how many tokens it counts."""
         if (config := self.native_config()) is not None:
             yield from check_against_model(self, config)
+        elif isinstance(window := self.rope_parameters.get("original_max_position_embeddings"), int):
+            yield from _check_factor(self, window)
 
     @rule("method", "position_encoding", "position_options", "state_dtype")
     def _encoding(self) -> Iterator[Problem]:
@@ -244,6 +254,22 @@ class ExtensionRecipe(Recipe):
             return
         # what the recipe leaves out follows from the model's length, which the launcher reads from its configuration
         yield from scaling.check(dict.fromkeys(scaling.filled_in(rope.get("rope_type", "default")), 1) | rope)
+
+    def _too_short(self) -> Iterator[str]:
+        """A warning for the first held-out text of each local source that looks shorter than what is scored of it,
+        which the run will refuse. Tokens are estimated: there is no tokenizer yet."""
+        from tape_ds.data import sources
+
+        length = self.evaluation.eval_length
+        for source in map(sources.parse, self.data.eval_data):
+            if source.kind == "hub" or source.tokenised or getattr(source, "remote", False):
+                continue
+            for document in islice(source.documents("heldout"), LOOKED_AT):
+                tokens = len(document.text) // CHARACTERS
+                if tokens < length:
+                    about = f"{document.name} has about {tokens:,} tokens ({CHARACTERS} characters each)"
+                    yield f"TOO SHORT? {about}, fewer than eval_length = {length:,}: the run would be refused"
+                    break
 
     def _lengths(self) -> str:
         """From the native length to the target, and what factor that is."""
@@ -400,7 +426,7 @@ class ExtensionRecipe(Recipe):
         if not self.method.load_in_4bit or self.chosen.trains != "adapters":
             return
         reasons = []
-        if importlib.util.find_spec("bitsandbytes") is None:
+        if not self.elsewhere and importlib.util.find_spec("bitsandbytes") is None:
             reasons.append("bitsandbytes is not installed (pip install bitsandbytes)")
         if self.deepspeed and deepspeed_config.stage(self.deepspeed) == 3:
             reasons.append("ZeRO-3 cannot shard packed 4-bit weights (use deepspeed: zero1 or zero2)")
@@ -447,12 +473,8 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
         window = None
     # a factor must reach the target from the RoPE parameters that the model has, where they are known
     rope, own, base = recipe.rope_parameters, _own_rope_parameters(config), factor_base(recipe, config, window, native)
-    factor, theta = rope.get("factor"), rope.get("rope_theta")
-    if isinstance(factor, (int, float)) and factor * base < target:
-        wrong = f"{factor:g} x {base:,} = {factor * base:,.0f} tokens do not reach target_length = {target:,}"
-        enough = math.ceil(target / base * 1000) / 1000  # rounded down it would not reach either
-        remedy = f"give {enough:.10g} or more ({target:,} / {base:,}), or leave factor out (factor: null): it follows"
-        problems.append(Problem("rope_parameters.factor", factor, wrong, f"{remedy} from target_length"))
+    theta = rope.get("rope_theta")
+    problems += _check_factor(recipe, base)
     # a base frequency that a method is about must be larger than the model's
     present = own["rope_theta"] if own is not None and "rope_theta" in recipe.chosen.rope_parameters else None
     if present is not None and isinstance(theta, (int, float)) and theta <= present:
@@ -460,6 +482,17 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
         remedy = "give a larger one, or choose another method"
         problems.append(Problem("rope_parameters.rope_theta", theta, wrong, remedy))
     return problems
+
+
+def _check_factor(recipe: ExtensionRecipe, base: int) -> list[Problem]:
+    """A factor that does not reach the target from ``base`` tokens."""
+    factor, target = recipe.rope_parameters.get("factor"), recipe.model.target_length
+    if not isinstance(factor, (int, float)) or base < 1 or factor * base >= target:
+        return []
+    wrong = f"{factor:g} x {base:,} = {factor * base:,.0f} tokens do not reach target_length = {target:,}"
+    enough = math.ceil(target / base * 1000) / 1000  # rounded down it would not reach either
+    remedy = f"give {enough:.10g} or more ({target:,} / {base:,}), or leave factor out (factor: null): it follows"
+    return [Problem("rope_parameters.factor", factor, wrong, f"{remedy} from target_length")]
 
 
 def native_length(config: Mapping[str, Any]) -> int | None:

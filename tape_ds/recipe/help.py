@@ -16,8 +16,9 @@ from tape_ds.recipe.recipe import Recipe
 from tape_ds.recipe.trainer import Trainer
 
 SWITCHES = {
-    "--recipe NAME": "a recipe of --list, or the path of a YAML file",
-    "--FIELD VALUE": "any field; a list as a,b or a b, a mapping as JSON, --FIELD.KEY VALUE for one key of it",
+    "--recipe NAME": "a recipe of --list, or the path of a YAML file; default: {default}",
+    "--FIELD VALUE": "any field; a list as a,b or a b, a mapping as JSON, --FIELD.KEY VALUE for one key of it; a "
+    "number of tokens as 32768 or 32k",
     "--print_config": "print everything that the run depends on, as a recipe, and stop",
     "--dry_run": "check everything, print the plan with the memory it needs, and stop",
     "--list": "the recipes of this launcher, a line each",
@@ -64,9 +65,7 @@ def answered(argv: list[str], kind: type[Recipe]) -> bool:
 
 def _whole(kind: type[Recipe]) -> Iterator[str]:
     yield f"usage: {sys.argv[0]} [--recipe NAME] [--FIELD VALUE ...]\n"
-    yield from _table(SWITCHES)
-    yield f"\nrecipes (without --recipe: {kind.DEFAULT}):"
-    yield from (f"  {line}" for line in _recipes(kind))
+    yield from _table({name: text.format(default=kind.DEFAULT) for name, text in SWITCHES.items()})
     for section in loading.sections(kind):
         yield f"\n{_title(section)}:"
         yield from _table({f"--{name}": _described(*loading.table(kind)[name]) for name in _names(kind, section)})

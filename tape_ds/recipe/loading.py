@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tape_ds import fields, paths
+from tape_ds import fields, numbers, paths
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 from tape_ds.fields import Section
 from tape_ds.recipe import command_line, deepspeed_config, files, trainer
@@ -20,6 +20,12 @@ from tape_ds.recipe.recipe import Recipe
 from tape_ds.recipe.trainer import Trainer
 
 R = TypeVar("R", bound=Recipe)
+
+IN_TOKENS = (
+    *("target_length", "window", "eval_length", "eval_lengths", "eval_span", "eval_tokens", "passkey_lengths"),
+    *("max_tokens", "min_document_tokens", "group_tokens", "pose_max_skip", "answer_tokens", "sample_tokens"),
+)
+"""Fields whose numbers may be written as the evaluation's commands take them: ``32k`` is 32,768."""
 
 
 def sections(kind: type[Recipe]) -> tuple[type[Section], ...]:
@@ -47,13 +53,14 @@ def required(kind: type[Recipe]) -> list[str]:
     return [name for name, (section, own) in table(kind).items() if section.model_fields[own].is_required()]
 
 
-def load(argv: list[str], world_size: int | None = None, *, kind: type[R]) -> R:
+def load(argv: list[str], world_size: int | None = None, *, kind: type[R], elsewhere: bool = False) -> R:
     """Read and check the recipe that a command line asks for.
 
     Args:
         argv: arguments without the program's name, as DeepSpeed's launcher passes them on (``--local_rank`` included).
         world_size: processes of the job; default the environment's WORLD_SIZE, else 1.
         kind: of recipe that the launcher takes.
+        elsewhere: the run is only looked at, as with ``--dry_run``; see :attr:`Recipe.elsewhere`.
 
     Raises:
         UserError: with everything that is wrong, each with field, value and remedy.
@@ -79,7 +86,9 @@ def load(argv: list[str], world_size: int | None = None, *, kind: type[R]) -> R:
     world = world_size or int(os.environ.get("WORLD_SIZE", "1"))
     recipe = _build(kind, Path(name).stem, values, broken, world, problems)
     # before the rules: what is only looked at may look further
+    words = (name, *(word for field, texts in flags.items() for word in (f"--{field}", *texts)))
     recipe = dataclasses.replace(recipe, print_config=switches["print_config"], dry_run=switches["dry_run"])
+    recipe = dataclasses.replace(recipe, elsewhere=elsewhere or recipe.dry_run, words=words)
     known = {str(problem) for problem in problems}
     problems += {str(each): each for each in recipe.problems(broken) if str(each) not in known}.values()
     raise_if_any(problems)
@@ -117,6 +126,8 @@ def _checked(
         if given.value is None and (is_trainers or not fields.takes(annotation, type(None))):
             continue
         value = fields.as_meant(given.value, annotation)
+        if name in IN_TOKENS:
+            value = [_counted(each) for each in value] if isinstance(value, list) else _counted(value)
         section, own = known[name]
         found = [*paths.check(name, value), *trainer.owned_problem(name, value)]
         for each in [] if found else fields.check(section, {own: value}):
@@ -129,6 +140,12 @@ def _checked(
         else:
             values[name] = value
     return trainer.rename(values, problems)
+
+
+def _counted(value: Any) -> Any:
+    """``32k`` as 32,768; anything else as it is."""
+    found = numbers.tokens(value) if isinstance(value, str) and value[-1:] in ("k", "K") else None
+    return value if found is None else found
 
 
 def _build(

@@ -48,6 +48,10 @@ class MethodSection(Section):
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in METHODS:
+            start, _, method = name.partition("+")
+            if start in METHODS and method in METHODS and METHODS[start].trains == "nothing":
+                remedy = f"method: {method}, which starts from rope_parameters: {{rope_type: {start}}}"
+                raise WrongValueError("unknown method", remedy)
             raise WrongValueError("unknown method", did_you_mean(name, METHODS))
         return name
 

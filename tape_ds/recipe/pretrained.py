@@ -58,6 +58,8 @@ def check_pretrained(field: str, name: str, files: tuple[str, ...]) -> Iterator[
 
 
 CONFIG = "config.json"
+_TOKENIZERS = ("tokenizer*", "vocab.*", "*.model")
+"""Files of which a folder with a tokenizer has one at least."""
 HUB_SECONDS = 5.0
 """How long the hub may take to give one small file."""
 
@@ -100,6 +102,11 @@ def check(name: str, *, online: bool) -> Iterator[Problem]:
     folder = paths.of(name)
     if name != SMOLLM2 and os.path.isdir(folder):
         yield from run_folder.check_whole("model", name, folder) or weights.check_folder(folder)
+        if not any(each for form in _TOKENIZERS for each in Path(folder).glob(form)):
+            remedy = "copy the files of the tokenizer that it was trained with into the folder"
+            yield Problem(
+                "model", name, "there is no tokenizer (tokenizer.json, tokenizer.model) in this folder", remedy
+            )
 
 
 def known(name: str, *, online: bool) -> Mapping[str, Any] | None:

@@ -33,11 +33,11 @@ class PretrainingData(Section):
     """What is trained on and scored, and with which tokenizer."""
 
     train_data: list[str]
-    """Addresses of text (docs/data.md)."""
+    """Data specs (docs/data.md)."""
     window: int = Field(ge=2)
     """Tokens per training row, and the length the model is made for (max_position_embeddings)."""
     eval_data: list[str] = []
-    """Addresses of held-out text for perplexity by length; empty: nothing is scored."""
+    """Data specs of held-out text for perplexity by length; empty: nothing is scored."""
     tokenizer: str | None = None
     """A folder, a hub id or ``smollm2``; null: a sentencepiece model of vocab_size entries, trained on train_data."""
     streaming: bool = False

@@ -79,6 +79,10 @@ class Recipe(ABC):
     """Show :meth:`to_yaml` and stop."""
     dry_run: bool = False
     """Show what would happen and stop."""
+    elsewhere: bool = False
+    """Only looked at: the run may be another machine's, and what this one lacks is no mistake."""
+    words: tuple[str, ...] = ()
+    """Its name or path and the fields that a command line gave, as they were typed."""
 
     def __init_subclass__(cls) -> None:
         kinds = cls.__annotations__.items()
@@ -233,7 +237,7 @@ class Recipe(ABC):
 
     @rule("liger", "use_cpu")
     def _liger(self) -> Iterator[Problem]:
-        if self.model.liger != "on":
+        if self.model.liger != "on" or self.elsewhere:
             return
         from tape_ds.model import liger
 
@@ -248,7 +252,12 @@ class Recipe(ABC):
         unknown = list(attention.problems(self.model.attention_backend))
         yield from unknown
         named = attention.requested(self.model.attention_backend)
-        if not unknown and named != "auto" and (lacking := attention.missing(named, self._device().type)) is not None:
+        if (
+            not unknown
+            and not self.elsewhere
+            and named != "auto"
+            and (lacking := attention.missing(named, self._device().type)) is not None
+        ):
             yield lacking
 
     def _device(self) -> Any:

@@ -71,4 +71,4 @@ def check(recipe: Recipe, config: "Config | None" = None) -> list[Problem]:
     if count <= LARGEST:
         return []
     wrong = f"{NO_GPU}, and {count / 1e9:,.1f} B parameters would be trained on the CPU"
-    return [Problem("device", "cpu", wrong, f"{remedy} --allow_cpu; tools/plan.py plans for GPUs that are elsewhere")]
+    return [Problem("device", "cpu", wrong, f"{remedy} --allow_cpu; tape-ds plan plans for GPUs that are elsewhere")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +43,12 @@ def outlook(recipe: Recipe) -> str:
     if config is None:
         return "not known before the model's configuration or the tokenizer is at hand"
     plan = here(recipe, config, recipe.world_size)
-    if plan.job.gpu is None:
-        return f"{plan.summary()}; of a GPU: tools/plan.py {recipe.name} --gpus N --gpu NAME"
-    return plan.summary() + ("" if plan.fits else "; IT DOES NOT FIT, tools/plan.py --search says what does")
+    gpu, asked = plan.job.gpu, f"tape-ds plan {shlex.join(recipe.words)} --gpus {recipe.world_size}"
+    if gpu is None:
+        return f"{plan.summary()}; of a GPU: {asked} --gpu h100-80"
+    return plan.summary() + (
+        "" if plan.fits else f"; IT DOES NOT FIT: {asked} --gpu {gpu.name} --search says what does"
+    )
 
 
 def job(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:

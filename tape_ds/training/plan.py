@@ -1,24 +1,18 @@
 """What a recipe would do, as far as that is known without loading a model, data or a process group."""
 
-from tape_ds.errors import is_main_process, raise_if_any
+import dataclasses
+
+from tape_ds.errors import is_main_process
 from tape_ds.recipe import deepspeed_config, pretrained
 from tape_ds.recipe.recipe import Recipe
 
 
 def shown(recipe: Recipe) -> bool:
-    """Whether this command line asked to look only; the main process then prints what it asked for.
-
-    Raises:
-        UserError: it asked for a dry run, and the run would be refused on this machine's CPU; the plan is printed.
-    """
+    """Whether this command line asked to look only; the main process then prints what it asked for."""
     if not (recipe.print_config or recipe.dry_run):
         return False
     if is_main_process():
         print(recipe.to_yaml() if recipe.print_config else describe(recipe), flush=True)
-    if not recipe.print_config:
-        from tape_ds.training import device
-
-        raise_if_any(device.check(recipe))
     return True
 
 
@@ -63,4 +57,8 @@ def describe(recipe: Recipe) -> str:
         "output": str(recipe.trainer_value("output_dir")),
     }
     width = max(map(len, lines))
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines.items())
+    shown = "\n".join(f"{name:<{width}}  {value}" for name, value in lines.items())
+    here = [*dataclasses.replace(recipe, elsewhere=False).problems(set()), *device.check(recipe)]
+    return "\n".join(
+        [shown, *("This machine would refuse the run:" for _ in here[:1]), *(f"  {each}" for each in here)]
+    )

@@ -290,7 +290,7 @@ def reading(target: str, world: int | None) -> Callable[..., Any]:
         original: Callable[..., Any] = argparse.ArgumentParser.parse_args
         return lambda *given, **named: stopped(original(*given, **named))
     load = getattr(importlib.import_module(owner), attribute)
-    return lambda argv, world_size=None, *, kind: stopped(load(argv, world or world_size, kind=kind))
+    return lambda argv, world_size=None, **options: stopped(load(argv, world or world_size, **options))
 
 
 def stopped(*found: Any) -> Any:

@@ -253,6 +253,14 @@ def test_everything_wrong_is_told_at_once():
     assert "--device" in words_of(error)[0] and "no such folder" in words_of(error)[1]
 
 
+def test_the_hub_is_not_asked_for_a_run_that_is_not_there(monkeypatch):
+    """It took half a minute to say no where there is no network."""
+    monkeypatch.setattr(models, "snapshot_download", lambda *words, **more: pytest.fail("asked"))
+    with pytest.raises(UserError) as error:
+        found("runs/nowhere")
+    assert words_of(error) == ["model: no such folder"]
+
+
 def test_a_hub_id_that_cannot_be_had(monkeypatch):
     def download(name, allow_patterns):
         raise OSError("offline")

@@ -59,6 +59,7 @@ def test_documents_too_short_for_a_row_are_left_out_where_they_cannot_fill_it(fi
 def test_the_plan_says_how_rows_are_packed():
     recipe = load(["--recipe", write(**PACKED, packing="whole", attend_across=True)])
     assert "rows of 1,024 tokens (packed documents, whole, attending across)" in recipe.outline()["data"]
+    assert "PoSE, 2 chunks of one document; documents below 1,024 left out" in load([]).outline()["data"]
 
 
 POSE = in_folder("pose")

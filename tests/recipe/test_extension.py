@@ -1,5 +1,6 @@
 """The recipe of the extension launcher: its own contradictions, its defaults, and the shipped ones."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -62,6 +63,12 @@ MALFORMED = {
     "no passkey": ({"passkey_lengths": [4096], "passkey_trials": 0}, "passkey_trials", "0", "1 or more"),
     "unknown passkeys": ({"passkey_form": "pos"}, "passkey_form", "pos", "pose"),
     "unknown method": ({"method": "lorra"}, "method", "lorra", "did you mean 'lora'"),
+    "a start and a method": (
+        {"method": "yarn+lora"},
+        "method",
+        "yarn+lora",
+        "method: lora, which starts from rope_par",
+    ),
     "tape without tape": ({"position_encoding": "rope"}, "method", "tape", "position_encoding: tape"),
     "position updates without any": (
         {"position_encoding": "rope", "train_position": True},
@@ -128,6 +135,14 @@ def test_a_malformed_recipe_names_field_value_and_remedy(name):
     check_malformed(*MALFORMED[name])
 
 
+def test_4_bits_are_planned_where_bitsandbytes_is_not_installed():
+    """The dry run says so below its plan; planning was refused."""
+    words = ["--recipe", write(method="lora", load_in_4bit=True, deepspeed="zero1")]
+    found, _ = problems_of(*words)
+    assert "bitsandbytes is not installed" in found["load_in_4bit"].wrong
+    assert load(words, elsewhere=True).method.load_in_4bit and load([*words, "--dry_run"]).elsewhere
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_shipped_recipes_load(name, monkeypatch):
     has_bitsandbytes(monkeypatch)
@@ -163,6 +178,17 @@ def test_the_paper_s_rivals_differ_in_the_method_alone(method):
     assert (settings.lora_r, settings.lora_alpha, settings.lora_targets[0]) == (8, 16, "q_proj")
     assert settings.group_tokens == (2048 if method == "longlora" else None)
     assert theirs.rope_parameters.get("rope_theta") == (1e6 if method == "theta" else None)
+
+
+def test_lengths_may_be_written_as_the_evaluation_takes_them():
+    """32k was no whole number here; other numbers stay what they are."""
+    words = ["--target_length", "32k", "--rope_parameters.factor", "null", "--passkey_lengths", "8k,10000", "32K"]
+    recipe = load(["--recipe", write(window="1k"), *words])
+    assert (recipe.model.target_length, recipe.data.window) == (32768, 1024)
+    assert recipe.evaluation.passkey_lengths == [8192, 10000, 32768]
+    for name, value in {"target_length": "32kk", "max_steps": "1k"}.items():
+        found, _ = problems_of("--recipe", write(), f"--{name}", value)
+        assert "a whole number" in found[name].remedy
 
 
 def test_demo_is_the_default_and_nothing_is_written(tmp_path):
@@ -238,6 +264,28 @@ def test_the_length_is_checked_in_a_local_folder_and_again_by_the_launcher():
     short = check_against_model(recipe, SimpleNamespace(max_position_embeddings=4096))
     assert [problem.field for problem in short] == ["rope_parameters.factor"]
     assert check_against_model(recipe, SimpleNamespace())[0].field == "model"
+
+
+def test_a_factor_is_checked_without_the_model_where_the_recipe_says_what_it_counts_from():
+    """A hub model that nobody has read yet: 2 x 4,096 tokens passed for 16,384."""
+    rope = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}
+    found, _ = problems_of("--recipe", write(model="owner/name", rope_parameters=rope))
+    assert "4 or more (16,384 / 4,096)" in found["rope_parameters.factor"].remedy
+    load(["--recipe", write(model="owner/name", rope_parameters=rope | {"factor": 4.0})])
+
+
+def test_the_plan_warns_of_held_out_text_that_looks_too_short():
+    """The run, which has the tokenizer, refuses it, and did so after it had tokenised the training data."""
+    Path("own.jsonl").write_text(json.dumps({"text": "word " * 16384}) + "\n" + json.dumps({"text": "word"}) + "\n")
+    for spec, warned in {"jsonl:own.jsonl#text": "own.jsonl", "stdlib:typing.py": ""}.items():
+        shown = load(["--recipe", write(eval_data=[spec])]).outline()["held out"]
+        assert ("TOO SHORT?" in shown and warned in shown) if warned else shown == spec
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_no_shipped_recipe_scores_text_that_looks_too_short(name, monkeypatch):
+    has_bitsandbytes(monkeypatch)
+    assert "TOO SHORT?" not in load(["--recipe", name], world_size=2).outline()["held out"]
 
 
 def test_a_start_beyond_the_model_is_refused():

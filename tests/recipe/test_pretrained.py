@@ -44,6 +44,7 @@ def folder():
     made = Path("model")
     made.mkdir()
     (made / "config.json").write_text(json.dumps(LLAMA))
+    (made / "tokenizer.json").write_text("{}")
     shard(made / "model-1.safetensors", "a", "b")
     shard(made / "model-2.safetensors", "c")
     places = {"a": "model-1.safetensors", "b": "model-1.safetensors", "c": "model-2.safetensors"}
@@ -118,6 +119,7 @@ def train(folder):
         (lambda folder: (folder / "config.json").write_text("["), "model", "config.json is not readable"),
         (lambda folder: (folder / "config.json").write_text("[1]"), "model", "config.json is not readable (it is no m"),
         (train, "model", "it holds only what a run trained"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "model", "there is no tokenizer"),
     ],
 )
 def test_files_that_are_damaged_are_found_before_a_run(folder, damage, value, wrong):

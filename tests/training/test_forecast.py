@@ -80,7 +80,11 @@ def test_every_shipped_recipe_can_be_planned_without_its_model(name, monkeypatch
 
 @pytest.mark.parametrize(
     ("name", "gpu", "gib", "has"),
-    [("llama3_8b_32k_qlora_24gb", "rtx4090", 13.6, 23.6), ("llama3_8b_32k_tape_80gb", "h100-80", 49.9, 79.2)],
+    [
+        ("llama3_8b_32k_qlora_24gb", "rtx4090", 13.6, 23.6),
+        ("llama3_8b_32k_lora_80gb", "h100-80", 53.7, 79.2),
+        ("llama3_8b_32k_tape_80gb", "h100-80", 49.9, 79.2),
+    ],
 )
 def test_the_recipes_for_one_gpu_need_what_they_say(name, gpu, gib, has, monkeypatch):
     has_bitsandbytes(monkeypatch)
@@ -155,7 +159,11 @@ def test_the_flags_of_a_search_make_the_plan_that_it_found(recipe, gpus, gpu):
 
 def test_what_is_told_names_the_parts_and_says_predicted():
     told = Plan(asked("--recipe", "llama2_7b_8k")).summary()
-    assert "GiB a GPU of 79.3 (a100-80)" in told and "position states 1.9" in told and told.endswith("(predicted)")
+    assert (
+        "GiB a GPU of 79.3 (a100-80)" in told
+        and "position states 1.9" in told
+        and told.endswith("(predicted, without scoring)")
+    )
     assert "a process" in Plan(asked(gpu=None, world=1)).summary()
 
 

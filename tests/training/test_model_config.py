@@ -32,6 +32,7 @@ def test_a_look_reads_no_model_that_is_not_at_hand(monkeypatch, tmp_path):
     assert model_config.at_hand(extension.load(["--model", "smollm2"], world_size=1)).hidden_size == 576
     shape.published("meta-llama/Llama-2-13b-hf").save_pretrained(tmp_path)
     save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
+    (tmp_path / "tokenizer.json").write_text("{}")
     assert (
         model_config.at_hand(
             extension.load(["--recipe", "llama2_7b_8k", "--model", str(tmp_path)], world_size=1)

@@ -1,10 +1,14 @@
 """What ``--dry_run`` says."""
 
+import shlex
+from pathlib import Path
+
 import pytest
 
 from tape_ds.planning import hardware
 from tape_ds.recipe.extension import load
 from tape_ds.training import forecast, plan
+from tools import plan as tools_plan
 
 
 def test_the_plan_says_batch_steps_and_engine():
@@ -43,7 +47,22 @@ def line(recipe):
 def test_the_plan_predicts_memory_by_part(monkeypatch):
     monkeypatch.setattr(forecast, "gpu_at_hand", lambda: None)
     shown = line(load(["--recipe", "llama2_7b_8k"], world_size=8))
-    assert "GiB a process" in shown and "position states 1.9" in shown and "tools/plan.py llama2_7b_8k" in shown
+    assert "GiB a process on a CPU" in shown and "position states 1.9" in shown
+
+
+def test_the_command_of_a_plan_for_gpus_asks_for_the_same_run(monkeypatch, tmp_path):
+    """It named the recipe without its folder, and none of what the command line changed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(forecast, "gpu_at_hand", lambda: None)
+    Path("my.yaml").write_text("base: demo\n")
+    words = ["--recipe", "my.yaml", "--method", "lora", "--rope_parameters.factor", "null", "--dry_run"]
+    words += ["--train_data", '["stdlib"]']
+    recipe = load(words, world_size=2)
+    asked = line(recipe).partition("tape-ds plan ")[2]
+    assert asked.endswith(" --gpus 2 --gpu h100-80")
+    own, fields = tools_plan.parse(shlex.split(asked))
+    again = tools_plan.load(own.recipe, fields, own.gpus)
+    assert again.as_dict() == recipe.as_dict() and own.recipe == "my.yaml"
 
 
 @pytest.mark.parametrize(("gpu", "fits"), [("h200", True), ("v100-32", False)])

@@ -123,7 +123,8 @@ def check(asked: Experiment) -> list[Problem]:
             problems.append(Problem("recipe", None, f"missing for {arm}", "name one"))
     problems += [Problem("fields", name, "decided by the runner", "remove it") for name in OWN if name in asked.fields]
     if asked.arms and asked.reference and asked.reference not in asked.arms:
-        problems.append(Problem("reference", asked.reference, "no such arm", did_you_mean(asked.reference, asked.arms)))
+        remedy = f"{did_you_mean(asked.reference, asked.arms)} Or give --arms {asked.reference} as well"
+        problems.append(Problem("reference", asked.reference, "no such arm", remedy))
     if len(asked.seeds) > MOST_SEEDS:
         problems.append(
             Problem("seeds", len(asked.seeds), "too many for the sign-flip test", f"give {MOST_SEEDS} or fewer")

@@ -48,7 +48,7 @@ def test_names_are_those_of_published_rows(name):
         ("arms: {a: {}}", ["about", "missing", "recipe"]),
         ("about: x\nrecipee: tiny", ["did you mean 'recipe'"]),
         ("about: x\nrecipe: tiny\narms: {a: {seed: 1}, '?': {}}", ["arms.a", "runner's", "a letter or a digit"]),
-        ("about: x\nrecipe: tiny\narms: {a: {}}\nreference: b", ["no such arm"]),
+        ("about: x\nrecipe: tiny\narms: {a: {}}\nreference: b", ["no such arm", "Or give --arms b as well"]),
         ("about: x\nseeds: [1, 1, -1]", ["seeds", "out of range"]),
         ('about: x\nscore: ["python \'x"]', ["score", "cannot be read"]),
         ("about: x\nrecipe: tiny\narms: {a: {}, a: {}}", ["written twice"]),

@@ -112,6 +112,7 @@ def test_a_trained_folder_is_no_base(model):
 def test_a_model_without_a_tokenizer_is_one_message(model):
     for file in model.glob("tokenizer*"):
         file.unlink()
+    (model / "tokenizer_of_another_library.json").write_text("{}")
     with pytest.raises(UserError, match="no tokenizer could be read"):
         extension.assemble(recipe(model))
 

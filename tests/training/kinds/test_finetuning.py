@@ -197,7 +197,8 @@ def problems(place, **changes):
 def test_what_only_the_model_can_tell(place, tmp_path):
     """An adapter's folder is no model, and answers must be able to end."""
     TapeForCausalLM.from_pretrained(place / "tape").config.save_pretrained(tmp_path / "part")
-    (tmp_path / "part" / "trained.json").write_text("{}")
+    for name in ("trained.json", "tokenizer.json"):
+        (tmp_path / "part" / name).write_text("{}")
     assert "only what a run trained" in problems(place, model=tmp_path / "part")["model"].wrong
     endless = build_tokenizer()
     endless.eos_token = None
