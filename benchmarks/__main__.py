@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     origin = table.provenance(setting)
     wrong = []
     for name, group in wanted.items():
-        rows: list[table.Row] = []
+        rows: list[table.BenchmarkRow] = []
         path = Path(options.out) / f"{table.stem(name, setting.device)}.csv"
         for shape in chosen_shapes(group, options):
             rows += measure(name, group, shape, setting, options.repeats, origin, options.only)
@@ -131,7 +131,7 @@ def measure(
     repeats: int | None,
     origin: dict[str, str],
     implementations: str = "",
-) -> list[table.Row]:
+) -> list[table.BenchmarkRow]:
     """Run one group at one shape; of its implementations those whose name holds ``implementations``."""
     repeats = repeats or group.samples(setting.device.type)
     print(f"{name}, {shape.label}", file=sys.stderr, flush=True)

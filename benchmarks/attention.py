@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from benchmarks import calls
-from benchmarks.benchmark_case import BASELINE, BenchmarkCase, Entry, Setting, Truth, expected_from
+from benchmarks.benchmark_case import BASELINE, BenchmarkCase, CaseEntry, Setting, Truth, expected_from
 from benchmarks.measure import Runner, bytes_of
-from benchmarks.shapes import Attention
+from benchmarks.shapes import AttentionShape
 from tape_ds.model import attention
 
 Parts = tuple[Tensor, ...]
 Make = Callable[[], Callable[..., Any]]
 
 
-class Inputs(NamedTuple):
+class AttentionInputs(NamedTuple):
     """Queries, keys, both halves of the value, and what comes back to both halves of the output."""
 
     q: Tensor
@@ -38,12 +38,12 @@ class Inputs(NamedTuple):
     dv: Tensor
     de: Tensor
 
-    def double(self) -> "Inputs":
+    def double(self) -> "AttentionInputs":
         """In fp64."""
-        return Inputs(*(x.double() for x in self))
+        return AttentionInputs(*(x.double() for x in self))
 
 
-class Layout(NamedTuple):
+class PackingLayout(NamedTuple):
     """In which pieces an implementation takes its value and gives its output."""
 
     values: Callable[[Tensor, Tensor], Parts]
@@ -87,13 +87,13 @@ def _stacked(v: Tensor, e: Tensor) -> Parts:
     return (torch.cat((v.transpose(1, 2), e.transpose(1, 2))).transpose(1, 2),)
 
 
-PLAIN = Layout(lambda v, e: (v,), _joined)
-APART = Layout(lambda v, e: (v, e), _joined)
+PLAIN = PackingLayout(lambda v, e: (v,), _joined)
+APART = PackingLayout(lambda v, e: (v, e), _joined)
 ALONE = PLAIN._replace(at_once=True)
 TOGETHER = APART._replace(at_once=True)
-WIDE = Layout(lambda v, e: (_joined((v, e)),), _joined)
-STACKED = Layout(_stacked, lambda parts: _joined(parts[0].chunk(2)))
-THRICE = Layout(_thrice, _thrice_output)
+WIDE = PackingLayout(lambda v, e: (_joined((v, e)),), _joined)
+STACKED = PackingLayout(_stacked, lambda parts: _joined(parts[0].chunk(2)))
+THRICE = PackingLayout(_thrice, _thrice_output)
 
 
 class Implementation(NamedTuple):
@@ -101,14 +101,14 @@ class Implementation(NamedTuple):
 
     encoding: str
     name: str
-    layout: Layout
+    layout: PackingLayout
     make: Make
     """Makes the call; raises where the machine lacks something."""
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     """What must hold while it runs, forward and backward."""
 
 
-def implementations(shape: Attention, device: torch.device) -> Iterator[Implementation]:
+def implementations(shape: AttentionShape, device: torch.device) -> Iterator[Implementation]:
     """All on this device."""
     documents = calls.documents_of(shape, device)
     on_cpu = device.type == "cpu"
@@ -149,35 +149,35 @@ def implementations(shape: Attention, device: torch.device) -> Iterator[Implemen
         yield Implementation("tape", f"attend {name}", TOGETHER, make)
 
 
-def ours(documents: calls.Documents | None, deterministic: bool) -> Callable[..., Parts]:
+def ours(documents: calls.PackedDocuments | None, deterministic: bool) -> Callable[..., Parts]:
     """Our kernel, where it is compiled."""
     calls.refuse_interpreter()
     return calls.ours(documents, deterministic)
 
 
-def case(shape: Attention, setting: Setting) -> BenchmarkCase:
+def case(shape: AttentionShape, setting: Setting) -> BenchmarkCase:
     """Every implementation at one shape."""
     return between(implementations(shape, setting.device), shape, setting)
 
 
-def between(asked: Iterable[Implementation], shape: Attention, setting: Setting) -> BenchmarkCase:
+def between(asked: Iterable[Implementation], shape: AttentionShape, setting: Setting) -> BenchmarkCase:
     """These implementations on the same inputs."""
     inputs = draw(shape, setting)
     documents = calls.documents_of(shape, setting.device)
 
     @functools.cache
-    def leaves(layout: Layout) -> tuple[Tensor, ...]:
+    def leaves(layout: PackingLayout) -> tuple[Tensor, ...]:
         """Shared by all implementations of a layout."""
         values = layout.values(inputs.v, inputs.e)
         return tuple(x.detach().requires_grad_() for x in (inputs.q, inputs.k, *values))
 
-    entries = [Entry(each.name, each.encoding, functools.partial(_runner, each, leaves, inputs)) for each in asked]
+    entries = [CaseEntry(each.name, each.encoding, functools.partial(_runner, each, leaves, inputs)) for each in asked]
     lengths = (shape.tokens,) if documents is None else documents.lengths
     truth = {name: functools.partial(truth_of, inputs, name, lengths) for name in (BASELINE, "tape")}
     return BenchmarkCase(entries, truth)
 
 
-def draw(shape: Attention, setting: Setting) -> Inputs:
+def draw(shape: AttentionShape, setting: Setting) -> AttentionInputs:
     """Normal numbers, always the same."""
     generator = torch.Generator(setting.device).manual_seed(0)
 
@@ -186,10 +186,12 @@ def draw(shape: Attention, setting: Setting) -> Inputs:
         drawn = torch.randn(size, generator=generator, device=setting.device)
         return drawn.to(setting.dtype).transpose(1, 2)
 
-    return Inputs(*(one(heads) for heads in (shape.heads, *3 * [shape.groups], *2 * [shape.heads])))
+    return AttentionInputs(*(one(heads) for heads in (shape.heads, *3 * [shape.groups], *2 * [shape.heads])))
 
 
-def _runner(implementation: Implementation, leaves: Callable[[Layout], tuple[Tensor, ...]], inputs: Inputs) -> Runner:
+def _runner(
+    implementation: Implementation, leaves: Callable[[PackingLayout], tuple[Tensor, ...]], inputs: AttentionInputs
+) -> Runner:
     call, layout = implementation.make(), implementation.layout
     own = leaves(layout)
     q, k, *values = own
@@ -216,14 +218,14 @@ def _runner(implementation: Implementation, leaves: Callable[[Layout], tuple[Ten
     return Runner(forward, backward, outcome, bytes_of(own))
 
 
-def truth_of(inputs: Inputs, encoding: str, lengths: Sequence[int]) -> Truth:
+def truth_of(inputs: AttentionInputs, encoding: str, lengths: Sequence[int]) -> Truth:
     """By plain matrices in fp64; and how far the same matrices in the inputs' precision are from that."""
     with_state = encoding != BASELINE
     exact, plain = (_by_heads(each, with_state, lengths) for each in (inputs.double(), inputs))
     return expected_from(exact, plain, inputs.q.dtype)
 
 
-def _by_heads(inputs: Inputs, with_state: bool, lengths: Sequence[int]) -> dict[str, Tensor]:
+def _by_heads(inputs: AttentionInputs, with_state: bool, lengths: Sequence[int]) -> dict[str, Tensor]:
     """Output and gradients of plain attention, one document of one head of one row at a time: its matrix is whole."""
     batch, heads = inputs.q.shape[:2]
     group = heads // inputs.k.shape[1]

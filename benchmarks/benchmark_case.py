@@ -33,7 +33,7 @@ class Setting(NamedTuple):
     dtype: torch.dtype
 
 
-class Entry(NamedTuple):
+class CaseEntry(NamedTuple):
     """An implementation before it has been asked."""
 
     implementation: str
@@ -57,7 +57,7 @@ Truth = Mapping[str, Expected]
 class BenchmarkCase(NamedTuple):
     """Implementations, and what each encoding's have to compute."""
 
-    entries: list[Entry]
+    entries: list[CaseEntry]
     truth: Mapping[str, Callable[[], Truth]]
     """By encoding; computed once, when its first implementation is checked."""
 
@@ -152,7 +152,7 @@ def fused_operation(
         return operation(make(), inputs[encoding], returned)
 
     entries = [
-        Entry(name, encoding, functools.partial(build, encoding, make))
+        CaseEntry(name, encoding, functools.partial(build, encoding, make))
         for encoding in inputs
         for name, make in makers.items()
     ]
@@ -213,7 +213,7 @@ def run(
     return list(findings.values())
 
 
-def _check(entry: Entry, truth: Truth, setting: Setting) -> tuple[Finding, Runner | None]:
+def _check(entry: CaseEntry, truth: Truth, setting: Setting) -> tuple[Finding, Runner | None]:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:

@@ -1,7 +1,7 @@
 """Every way to call attention that is compared: torch's backends one by one, the libraries, FlexAttention, ours.
 
 Each is a function of queries, keys and a value; what it refuses, it refuses by its own error. All are causal, with the
-queries at the end of the keys; those that take :class:`Documents` compute each document alone.
+queries at the end of the keys; those that take :class:`PackedDocuments` compute each document alone.
 
 Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.shapes import Attention, document_lengths
+from benchmarks.shapes import AttentionShape, document_lengths
 from tape_ds.kernels import jit
 from tape_ds.kernels.tape_attention import document_borders, tape_attention
 from tape_ds.model.attention.attend import attend_values
@@ -42,7 +42,7 @@ tokens, on a CPU of one."""
 
 
 @dataclass(frozen=True)
-class Documents:
+class PackedDocuments:
     """The documents packed into each row, in every form that somebody asks for."""
 
     lengths: tuple[int, ...]
@@ -60,9 +60,9 @@ class Documents:
         return each.repeat_interleave(torch.tensor(self.lengths)).to(self.device).expand(rows, -1)
 
 
-def documents_of(shape: Attention, device: torch.device) -> Documents | None:
+def documents_of(shape: AttentionShape, device: torch.device) -> PackedDocuments | None:
     """None: every row is one text."""
-    return None if shape.documents is None else Documents(document_lengths(shape.tokens, shape.documents), device)
+    return None if shape.documents is None else PackedDocuments(document_lengths(shape.tokens, shape.documents), device)
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def sdpa(name: str) -> Callable[..., Tensor]:
     return call
 
 
-def by_library(release: Release, documents: Documents | None) -> Callable[..., Tensor]:
+def by_library(release: Release, documents: PackedDocuments | None) -> Callable[..., Tensor]:
     """``flash_attn_func`` of one of Dao's packages, which takes [B, T, H, K], or its form for documents, [N, H, K]."""
     if not installed(release):
         raise ModuleNotFoundError(f"{release.name} is not installed")
@@ -112,7 +112,7 @@ def by_library(release: Release, documents: Documents | None) -> Callable[..., T
     return call
 
 
-def fla(documents: Documents | None) -> Callable[..., Tensor]:
+def fla(documents: PackedDocuments | None) -> Callable[..., Tensor]:
     """flash-linear-attention's softmax attention in Triton, which takes [B, T, H, K]."""
     parallel_attn = importlib.import_module("fla.ops.attn").parallel_attn
 
@@ -150,7 +150,9 @@ def halves(make: Callable[[], Callable[..., Tensor]]) -> Callable[..., Tensor]:
     return lambda q, k, v: torch.cat([call(q, k, half) for half in v.chunk(2, dim=-1)], dim=-1)
 
 
-def flex(shape: Attention, documents: Documents | None, device: torch.device, small: bool) -> Callable[..., Tensor]:
+def flex(
+    shape: AttentionShape, documents: PackedDocuments | None, device: torch.device, small: bool
+) -> Callable[..., Tensor]:
     """FlexAttention, compiled; its block mask is made once, as a model would for all of its layers."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -165,7 +167,7 @@ def flex(shape: Attention, documents: Documents | None, device: torch.device, sm
     return functools.partial(compiled, block_mask=mask, enable_gqa=shape.heads != shape.groups, kernel_options=options)
 
 
-def ours(documents: Documents | None, deterministic: bool) -> Callable[..., tuple[Tensor, Tensor]]:
+def ours(documents: PackedDocuments | None, deterministic: bool) -> Callable[..., tuple[Tensor, Tensor]]:
     """Our Triton kernel, of value and state; the documents' borders are made once, as a model does for its layers."""
     borders = functools.cache(lambda rows: None if documents is None else document_borders(documents.ids(rows)))
 
@@ -175,7 +177,7 @@ def ours(documents: Documents | None, deterministic: bool) -> Callable[..., tupl
     return call
 
 
-def attend(backend: str, documents: Documents | None = None) -> Callable[..., tuple[Tensor, ...]]:
+def attend(backend: str, documents: PackedDocuments | None = None) -> Callable[..., tuple[Tensor, ...]]:
     """The model's own entry, of one value or several, by one of its backends; borders are ready, as for its layers."""
     if backend == "triton":
         refuse_interpreter()

@@ -32,7 +32,7 @@ DECODED = 16
 FILES = ("attention_*.csv", "packed_*.csv", "decode_*.csv")
 
 
-class Kind(NamedTuple):
+class ShapeKind(NamedTuple):
     """Calls that one row answers, but for their length."""
 
     device: str
@@ -68,17 +68,17 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def choose(stored: Mapping[str, Iterable[table.Row]]) -> list[dict[str, Any]]:
+def choose(stored: Mapping[str, Iterable[table.BenchmarkRow]]) -> list[dict[str, Any]]:
     """The rows of ``auto``'s table, from the rows of each file by its name."""
-    measured: dict[Kind, dict[int, dict[str, list[table.Row]]]] = defaultdict(lambda: defaultdict(dict))
-    sources: dict[tuple[Kind, int], str] = {}
+    measured: dict[ShapeKind, dict[int, dict[str, list[table.BenchmarkRow]]]] = defaultdict(lambda: defaultdict(dict))
+    sources: dict[tuple[ShapeKind, int], str] = {}
     for name, rows in stored.items():
         for row in rows:
             if row.chip == "cpu" or not row.implementation.startswith(PREFIX):
                 continue
             sizes = parse(row.shape)
             wide = 1 if row.encoding == BASELINE else 2
-            kind = Kind(row.chip, row.dtype, sizes["K"], wide * sizes["K"], "N" in sizes)
+            kind = ShapeKind(row.chip, row.dtype, sizes["K"], wide * sizes["K"], "N" in sizes)
             measured[kind][sizes["T"]].setdefault(row.shape, []).append(row)
             sources[kind, sizes["T"]] = f"{name}, {row.date[:10]}"
     found = []
@@ -100,7 +100,7 @@ def choose(stored: Mapping[str, Iterable[table.Row]]) -> list[dict[str, Any]]:
     return found
 
 
-def fastest(shapes: list[list[table.Row]]) -> str | None:
+def fastest(shapes: list[list[table.BenchmarkRow]]) -> str | None:
     """Of the backends that have a time at every one of these shapes; None where there is none."""
     times = [
         {

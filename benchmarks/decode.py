@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import calls
-from benchmarks.benchmark_case import BASELINE, BenchmarkCase, Entry, Setting, Truth, operation, truth_of
+from benchmarks.benchmark_case import BASELINE, BenchmarkCase, CaseEntry, Setting, Truth, operation, truth_of
 from benchmarks.measure import Runner
 from benchmarks.shapes import Decode
 from tape_ds.kernels.decode_attention import decode_attention
@@ -38,7 +38,7 @@ def case(shape: Decode, setting: Setting) -> BenchmarkCase:
         return truth_of(calls.plain_attention, inputs[encoding], setting.dtype)
 
     entries = [
-        Entry(name, encoding, functools.partial(build, encoding, make))
+        CaseEntry(name, encoding, functools.partial(build, encoding, make))
         for encoding, name, make in implementations(setting.device)
     ]
     return BenchmarkCase(entries, {encoding: functools.partial(truth, encoding) for encoding in inputs})

@@ -11,14 +11,14 @@ import functools
 from torch import nn
 
 from benchmarks import models
-from benchmarks.benchmark_case import BenchmarkCase, Entry, Setting
+from benchmarks.benchmark_case import BenchmarkCase, CaseEntry, Setting
 from benchmarks.measure import Runner
 from benchmarks.reference_formulation import ATTENTIONS, Transcription
-from benchmarks.shapes import Model
+from benchmarks.shapes import BenchmarkModel
 from tape_ds import TapeForCausalLM
 
 
-def case(shape: Model, setting: Setting) -> BenchmarkCase:
+def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
     """Ours on torch's SDPA, and the transcription with each of its attentions."""
     fields = models.sizes(shape)
     ids = models.tokens(shape, setting.device)
@@ -34,6 +34,6 @@ def case(shape: Model, setting: Setting) -> BenchmarkCase:
             model.load_state_dict(ours().state_dict(), assign=True)
         return models.training(model, ids)
 
-    entries = [Entry("ours", "tape", functools.partial(build, None))]
-    entries += [Entry(f"published, {name}", "tape", functools.partial(build, name)) for name in ATTENTIONS]
+    entries = [CaseEntry("ours", "tape", functools.partial(build, None))]
+    entries += [CaseEntry(f"published, {name}", "tape", functools.partial(build, name)) for name in ATTENTIONS]
     return BenchmarkCase(entries, {"tape": lambda: models.truth(ours(), models.first_tokens(ids))})

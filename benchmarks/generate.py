@@ -17,11 +17,11 @@ from transformers import DynamicCache
 from benchmarks import models
 from benchmarks.benchmark_case import BenchmarkCase, Setting, Truth, expected_from
 from benchmarks.measure import Runner, bytes_of
-from benchmarks.shapes import Model
+from benchmarks.shapes import BenchmarkModel
 from tape_ds import TapeForCausalLM
 
 
-def case(shape: Model, setting: Setting) -> BenchmarkCase:
+def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
     """Both encodings by every attention backend of this device that can decode; T is the cache's length."""
     member = models.family(models.sizes(shape), setting)
     ids = models.tokens(replace(shape, tokens=models.CHECKED_TOKENS), setting.device)

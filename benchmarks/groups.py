@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.benchmark_case import BenchmarkCase, Setting
-from benchmarks.shapes import Attention, Decode, Mix, Model, Sweep
+from benchmarks.shapes import AttentionShape, BenchmarkModel, Decode, Mix, Sweep
 
 
 class Group(NamedTuple):
@@ -45,30 +45,34 @@ GROUPS = {
         "causal attention, forward and backward, by every library",
         "attention",
         cuda=[
-            Attention(1, 32, 32, 8192, 128),
-            Attention(4, 32, 32, 8192, 64),
-            Attention(8, 12, 12, 1024, 64),
-            Attention(1, 32, 8, 8192, 128),
+            AttentionShape(1, 32, 32, 8192, 128),
+            AttentionShape(4, 32, 32, 8192, 64),
+            AttentionShape(8, 12, 12, 1024, 64),
+            AttentionShape(1, 32, 8, 8192, 128),
         ],
-        cpu=[Attention(1, 12, 12, 1024, 64), Attention(1, 12, 12, 2048, 64), Attention(1, 9, 3, 2048, 64)],
+        cpu=[
+            AttentionShape(1, 12, 12, 1024, 64),
+            AttentionShape(1, 12, 12, 2048, 64),
+            AttentionShape(1, 9, 3, 2048, 64),
+        ],
         single=True,
     ),
     "packed": Group(
         "the same over documents packed into rows",
         "attention",
         cuda=[
-            *(Attention(1, 32, 32, 8192, 128, documents) for documents in (16, 1, 64)),
-            Attention(1, 32, 8, 8192, 128, 16),
-            Attention(4, 32, 32, 8192, 64, 16),
+            *(AttentionShape(1, 32, 32, 8192, 128, documents) for documents in (16, 1, 64)),
+            AttentionShape(1, 32, 8, 8192, 128, 16),
+            AttentionShape(4, 32, 32, 8192, 64, 16),
         ],
-        cpu=[Attention(1, 12, 12, 2048, 64, documents) for documents in (1, 16)],
+        cpu=[AttentionShape(1, 12, 12, 2048, 64, documents) for documents in (1, 16)],
         single=True,
     ),
     "launches": Group(
         "our attention's kernels, one after another with every plausible launch",
         "launches",
         cuda=[
-            Sweep(kernel, Attention(1, 32, 32, 8192, 128, documents))
+            Sweep(kernel, AttentionShape(1, 32, 32, 8192, 128, documents))
             for documents in (None, 16)
             for kernel in ("forward", "dK dQ", "dV")
         ],
@@ -92,54 +96,66 @@ GROUPS = {
     "rotate": Group(
         "the rotation of queries, forward and backward",
         "rotate",
-        cuda=[Attention(1, 32, 32, 8192, 128), Attention(8, 12, 12, 1024, 64), Attention(1, 32, 8, 8192, 128)],
-        cpu=[Attention(1, 12, 12, 2048, 64), Attention(1, 9, 3, 2048, 64)],
+        cuda=[
+            AttentionShape(1, 32, 32, 8192, 128),
+            AttentionShape(8, 12, 12, 1024, 64),
+            AttentionShape(1, 32, 8, 8192, 128),
+        ],
+        cpu=[AttentionShape(1, 12, 12, 2048, 64), AttentionShape(1, 9, 3, 2048, 64)],
         single=True,
     ),
     "layer": Group(
         "one decoder layer, forward and backward",
         "layer",
-        cuda=[Model("7B", 1, 1, 8192), Model("7B", 1, 1, 8192, 16), Model("7B", 1, 1, 4096)],
-        cpu=[Model("155M", 1, 1, 2048)],
+        cuda=[BenchmarkModel("7B", 1, 1, 8192), BenchmarkModel("7B", 1, 1, 8192, 16), BenchmarkModel("7B", 1, 1, 4096)],
+        cpu=[BenchmarkModel("155M", 1, 1, 2048)],
     ),
     "step": Group(
         "a whole model's forward, loss and backward",
         "step",
-        cuda=[Model("155M", 12, 8, 1024)],
-        cpu=[Model("155M", 6, 1, 1024), Model("155M", 6, 1, 1024, 16), Model("155M", 6, 1, 2048)],
+        cuda=[BenchmarkModel("155M", 12, 8, 1024)],
+        cpu=[
+            BenchmarkModel("155M", 6, 1, 1024),
+            BenchmarkModel("155M", 6, 1, 1024, 16),
+            BenchmarkModel("155M", 6, 1, 2048),
+        ],
     ),
     "generate": Group(
         "a whole model's next token over a full cache, forward",
         "generate",
-        cuda=[Model("7B", 32, 1, 8192), Model("155M", 12, 1, 8192)],
-        cpu=[Model("155M", 6, 1, 8192)],
+        cuda=[BenchmarkModel("7B", 32, 1, 8192), BenchmarkModel("155M", 12, 1, 8192)],
+        cpu=[BenchmarkModel("155M", 6, 1, 8192)],
     ),
     "recipe": Group(
         "7B, frozen but for position updates and norms, full recompute: whole training steps",
         "recipe",
         cuda=[
-            *(Model("7B", 32, 1, 8192, documents) for documents in (None, 16)),
-            *(Model("7B", 32, 1, tokens) for tokens in (32768, 4096, 16384, 65536)),
+            *(BenchmarkModel("7B", 32, 1, 8192, documents) for documents in (None, 16)),
+            *(BenchmarkModel("7B", 32, 1, tokens) for tokens in (32768, 4096, 16384, 65536)),
         ],
         repeats=3,
     ),
     "formulation": Group(
         "ours against a transcription of the published formulation, whole models",
         "formulation",
-        cuda=[Model("155M", 6, 1, 2048)],
-        cpu=[Model("155M", 6, 1, 2048)],
+        cuda=[BenchmarkModel("155M", 6, 1, 2048)],
+        cpu=[BenchmarkModel("155M", 6, 1, 2048)],
     ),
     "table4": Group(  # of one layer, and of a whole model
         "an inference step of a layer and of a model by every encoding of the paper's Table 4, and ALiBi",
         "table4",
-        cuda=[Model("155M", 1, 1, 1024), Model("155M", 1, 8, 1024), Model("155M", 12, 1, 1024)],
-        cpu=[Model("155M", 1, 1, 1024), Model("155M", 6, 1, 1024)],
+        cuda=[
+            BenchmarkModel("155M", 1, 1, 1024),
+            BenchmarkModel("155M", 1, 8, 1024),
+            BenchmarkModel("155M", 12, 1, 1024),
+        ],
+        cpu=[BenchmarkModel("155M", 1, 1, 1024), BenchmarkModel("155M", 6, 1, 1024)],
     ),
     "memory_savings": Group(
         "what each memory saving saves and costs, a whole model's step",
         "memory_savings",
-        cuda=[Model("7B", 8, 1, 8_192), Model("7B", 8, 1, 32_768)],
+        cuda=[BenchmarkModel("7B", 8, 1, 8_192), BenchmarkModel("7B", 8, 1, 32_768)],
         # Blocks and logits apart: blocks so large that they count beside a chunk of logits would take an hour.
-        cpu=[Model("deep", 16, 1, 2_048), Model("155M", 1, 1, 4_096)],
+        cpu=[BenchmarkModel("deep", 16, 1, 2_048), BenchmarkModel("155M", 1, 1, 4_096)],
     ),
 }

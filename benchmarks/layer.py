@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from benchmarks import models
 from benchmarks.benchmark_case import BenchmarkCase, Setting, Truth, expected_from
 from benchmarks.measure import Runner, bytes_of
-from benchmarks.shapes import Model
+from benchmarks.shapes import BenchmarkModel
 from tape_ds import TapeForCausalLM
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def case(shape: Model, setting: Setting) -> BenchmarkCase:
+def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
     """Both encodings by every attention backend of this device."""
     fields = models.sizes(replace(shape, layers=3)) | {"vocab_size": 1_024}
     member = models.family(fields, setting)

@@ -38,7 +38,7 @@ class Runner(NamedTuple):
             self.backward(out)
 
 
-class Sample(NamedTuple):
+class TimedSample(NamedTuple):
     """Milliseconds of one run."""
 
     forward: float
@@ -59,24 +59,24 @@ def summarise(samples: Sequence[float]) -> Summary:
     return Summary(*torch.quantile(torch.tensor(samples, dtype=torch.float64), quantiles).tolist())
 
 
-def clock(device: torch.device, head_start: bool) -> Callable[[Runner], Sample]:
+def clock(device: torch.device, head_start: bool) -> Callable[[Runner], TimedSample]:
     """What takes one sample on this device."""
     return _cuda_clock(device, head_start) if device.type == "cuda" else _cpu_sample
 
 
-def _cpu_sample(runner: Runner) -> Sample:
+def _cpu_sample(runner: Runner) -> TimedSample:
     began = time.perf_counter()
     out = runner.forward()
     turned = time.perf_counter()
     if runner.backward is not None:
         runner.backward(out)
-    return Sample(1e3 * (turned - began) / runner.steps, 1e3 * (time.perf_counter() - turned) / runner.steps)
+    return TimedSample(1e3 * (turned - began) / runner.steps, 1e3 * (time.perf_counter() - turned) / runner.steps)
 
 
-def _cuda_clock(device: torch.device, head_start: bool) -> Callable[[Runner], Sample]:
+def _cuda_clock(device: torch.device, head_start: bool) -> Callable[[Runner], TimedSample]:
     flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=device)
 
-    def sample(runner: Runner) -> Sample:
+    def sample(runner: Runner) -> TimedSample:
         began, turned, ended = (torch.cuda.Event(enable_timing=True) for _ in range(3))
         flushed.zero_()
         if head_start:
@@ -88,19 +88,19 @@ def _cuda_clock(device: torch.device, head_start: bool) -> Callable[[Runner], Sa
             runner.backward(out)
         ended.record()
         ended.synchronize()
-        return Sample(began.elapsed_time(turned) / runner.steps, turned.elapsed_time(ended) / runner.steps)
+        return TimedSample(began.elapsed_time(turned) / runner.steps, turned.elapsed_time(ended) / runner.steps)
 
     return sample
 
 
 def interleaved(
-    runners: dict[str, Runner], repeats: int, take: Callable[[Runner], Sample], warm_up: int
-) -> dict[str, list[Sample]]:
+    runners: dict[str, Runner], repeats: int, take: Callable[[Runner], TimedSample], warm_up: int
+) -> dict[str, list[TimedSample]]:
     """``repeats`` samples of each, one of each in turn: whatever drifts on the machine meets all of them alike."""
     for runner in runners.values():
         for _ in range(warm_up):
             take(runner)
-    samples: dict[str, list[Sample]] = {name: [] for name in runners}
+    samples: dict[str, list[TimedSample]] = {name: [] for name in runners}
     for _ in range(repeats):
         for name, runner in runners.items():
             samples[name].append(take(runner))

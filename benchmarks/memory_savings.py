@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import models
-from benchmarks.benchmark_case import BenchmarkCase, Entry, Setting
+from benchmarks.benchmark_case import BenchmarkCase, CaseEntry, Setting
 from benchmarks.measure import Runner
-from benchmarks.shapes import Model
+from benchmarks.shapes import BenchmarkModel
 from tape_ds.kernels.linear_cross_entropy import chunk_tokens
 from tape_ds.recipe.sections import Memory
 from tape_ds.training.memory_savings import InputOffload, MemorySavings
@@ -52,7 +52,7 @@ ON_BLOCKS = {
 }
 
 
-def case(shape: Model, setting: Setting) -> BenchmarkCase:
+def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
     """TAPE with each saving that has something to do, by the attention that ``auto`` picks."""
     fields = models.sizes(shape)
     member = models.family(fields, setting)
@@ -64,11 +64,11 @@ def case(shape: Model, setting: Setting) -> BenchmarkCase:
         apply(model, saving)
         return models.training(model, ids, saving.options)
 
-    entries = [Entry(name, "tape", functools.partial(build, saving)) for name, saving in savings_of(shape).items()]
+    entries = [CaseEntry(name, "tape", functools.partial(build, saving)) for name, saving in savings_of(shape).items()]
     return BenchmarkCase(entries, {"tape": lambda: models.truth(member("tape", backend), models.first_tokens(ids))})
 
 
-def savings_of(shape: Model) -> dict[str, Saving]:
+def savings_of(shape: BenchmarkModel) -> dict[str, Saving]:
     """Those that have something to do: on blocks, where there are several; on logits, where one chunk is not all."""
     several_chunks = shape.batch * shape.tokens > chunk_tokens(models.SIZES[shape.name]["vocab_size"])
     return NOTHING | (ON_LOGITS if several_chunks else {}) | (ON_BLOCKS if shape.layers > 1 else {})

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.benchmark_case import BASELINE, BenchmarkCase, Entry, Setting, Truth, expected_from
+from benchmarks.benchmark_case import BASELINE, BenchmarkCase, CaseEntry, Setting, Truth, expected_from
 from benchmarks.measure import Runner, bytes_of
-from benchmarks.shapes import Model, document_lengths
+from benchmarks.shapes import BenchmarkModel, document_lengths
 from tape_ds import TapeConfig, TapeForCausalLM
 from tape_ds.model import attention
 from tools.flops import PAPER
@@ -56,7 +56,7 @@ def backends(device: torch.device) -> list[str]:
     return [name for name in ("auto", *attention.available()) if name != "reference"]
 
 
-def sizes(shape: Model) -> dict[str, Any]:
+def sizes(shape: BenchmarkModel) -> dict[str, Any]:
     """The configuration's fields."""
     window = max(shape.tokens, SIZES[shape.name]["max_position_embeddings"])
     return SIZES[shape.name] | {"num_hidden_layers": shape.layers, "max_position_embeddings": window}
@@ -102,14 +102,14 @@ def family(fields: Mapping[str, Any], setting: Setting) -> Callable[[str, str], 
     return member
 
 
-def tokens(shape: Model, device: torch.device) -> Tensor:
+def tokens(shape: BenchmarkModel, device: torch.device) -> Tensor:
     """Random ids [B, T], always the same."""
     generator = torch.Generator().manual_seed(0)
     vocabulary = SIZES[shape.name]["vocab_size"]
     return torch.randint(3, vocabulary, (shape.batch, shape.tokens), generator=generator).to(device)
 
 
-def packing(shape: Model, device: torch.device, few: bool = False) -> dict[str, Any]:
+def packing(shape: BenchmarkModel, device: torch.device, few: bool = False) -> dict[str, Any]:
     """What collators tell the model of packed rows, or of its :func:`first_tokens`; nothing where a row is one text."""
     if shape.documents is None:
         return {}
@@ -133,7 +133,7 @@ def by_backend(
 ) -> BenchmarkCase:
     """Every encoding by every attention backend: ``build(encoding, backend)``, held to ``truth(encoding)``."""
     entries = [
-        Entry(f"attend {backend}", encoding, functools.partial(build, encoding, backend))
+        CaseEntry(f"attend {backend}", encoding, functools.partial(build, encoding, backend))
         for encoding in encodings
         for backend in backends
     ]

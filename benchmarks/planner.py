@@ -57,7 +57,7 @@ def main() -> int:
     return 0
 
 
-def compared(row: table.Row, gpu: str) -> list[str]:
+def compared(row: table.BenchmarkRow, gpu: str) -> list[str]:
     """One line of the table."""
     plan = Plan(planned(row, gpu))
     peak = max(moment.total - moment.buckets - moment.reserve for moment in plan.memory.moments)
@@ -67,7 +67,7 @@ def compared(row: table.Row, gpu: str) -> list[str]:
     return [row.shape, *(f"{cell:,.3f}" for cell in cells)]
 
 
-def planned(row: table.Row, gpu: str) -> Job:
+def planned(row: table.BenchmarkRow, gpu: str) -> Job:
     """The recipe at the row's length, with its documents, and with the attention that ``auto`` takes there."""
     sizes = parse(row.shape)
     tokens = sizes["T"]

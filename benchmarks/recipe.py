@@ -12,12 +12,12 @@ from torch import Tensor
 from benchmarks import models
 from benchmarks.benchmark_case import BenchmarkCase, Setting, Truth
 from benchmarks.measure import Runner
-from benchmarks.shapes import Model
+from benchmarks.shapes import BenchmarkModel
 from tape_ds import TapeForCausalLM
 from tape_ds.methods import groups
 
 
-def case(shape: Model, setting: Setting) -> BenchmarkCase:
+def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
     """Both encodings by ``auto``; RoPE trains its norms alone."""
     member = models.family(models.sizes(shape), setting)
     ids, packing = models.tokens(shape, setting.device), models.packing(shape, setting.device)

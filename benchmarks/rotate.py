@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.benchmark_case import BASELINE, BenchmarkCase, Setting, fused_operation
-from benchmarks.shapes import Attention
+from benchmarks.shapes import AttentionShape
 from tape_ds.kernels.rotate import rotate
 
 
@@ -24,7 +24,7 @@ def straightforward(x_BHTK: Tensor, start_B1TK: Tensor, state_BGTK: Tensor | Non
     return x_BHTK * cos + torch.cat((-imaginary, real), dim=-1) * sin
 
 
-def case(shape: Attention, setting: Setting) -> BenchmarkCase:
+def case(shape: AttentionShape, setting: Setting) -> BenchmarkCase:
     """RoPE's and TAPE's rotation in each way."""
     generator = torch.Generator(setting.device).manual_seed(0)
 

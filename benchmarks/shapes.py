@@ -36,7 +36,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Attention(Shape):
+class AttentionShape(Shape):
     """Causal attention over rows of T tokens."""
 
     batch: int
@@ -54,7 +54,7 @@ class Sweep(Shape):
 
     kernel: str
     """Of :data:`benchmarks.launches.KERNELS`."""
-    attention: Attention
+    attention: AttentionShape
 
     @property
     def label(self) -> str:
@@ -86,7 +86,7 @@ class Mix(Shape):
 
 
 @dataclass(frozen=True)
-class Model(Shape):
+class BenchmarkModel(Shape):
     """Rows of T tokens through the first layers of a model."""
 
     name: str

@@ -12,11 +12,11 @@ from torch import Tensor
 from benchmarks import models
 from benchmarks.benchmark_case import BenchmarkCase, Setting, Truth
 from benchmarks.measure import Runner, bytes_of
-from benchmarks.shapes import Model
+from benchmarks.shapes import BenchmarkModel
 from tape_ds import TapeForCausalLM
 
 
-def case(shape: Model, setting: Setting) -> BenchmarkCase:
+def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
     """Both encodings by every attention backend of this device."""
     member = models.family(models.sizes(shape), setting)
     ids, packing = models.tokens(shape, setting.device), models.packing(shape, setting.device)

@@ -29,7 +29,7 @@ SHOWN_PACKAGES = ("python", "torch", "triton", "transformers", "flash-attn", "li
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchmarkRow:
     """One implementation at one shape; the columns of the CSV. Times are milliseconds."""
 
     group: str
@@ -79,9 +79,9 @@ def provenance(setting: Setting) -> dict[str, str]:
 
 def rows_of(
     group: str, shape: str, setting: Setting, repeats: int, findings: Sequence[Finding], origin: dict[str, str]
-) -> list[Row]:
+) -> list[BenchmarkRow]:
     """What a case found, as rows."""
-    fields: dict[str, Any] = {field.name: None for field in dataclasses.fields(Row)}
+    fields: dict[str, Any] = {field.name: None for field in dataclasses.fields(BenchmarkRow)}
     fields |= {"group": group, "shape": shape, "dtype": str(setting.dtype).removeprefix("torch.")}
     rows = []
     for finding in findings:
@@ -90,7 +90,7 @@ def rows_of(
             own |= {f"{part}_{quantile}": round(value, 5) for quantile, value in summary._asdict().items()}
         for name in ("error", "allowed"):
             own[name] = None if own[name] is None else float(f"{own[name]:.3g}")
-        rows.append(Row(**fields | own | origin | {"repeats": repeats}))
+        rows.append(BenchmarkRow(**fields | own | origin | {"repeats": repeats}))
     return rows
 
 
@@ -100,26 +100,28 @@ def stem(group: str, device: torch.device) -> str:
     return f"{group}_{re.sub(r'[^a-z0-9]+', '_', name.lower()).strip('_')}"
 
 
-def write(rows: Sequence[Row], path: Path) -> None:
+def write(rows: Sequence[BenchmarkRow], path: Path) -> None:
     """The CSV at ``path`` and the markdown beside it; a reader finds whole files or none."""
-    header = [field.name for field in dataclasses.fields(Row)]
+    header = [field.name for field in dataclasses.fields(BenchmarkRow)]
     storage.write_text(path, storage.as_csv(header, map(dataclasses.astuple, rows)))
     storage.write_text(path.with_suffix(".md"), markdown(read(path)))
 
 
-def read(path: Path) -> list[Row]:
+def read(path: Path) -> list[BenchmarkRow]:
     """The rows of a stored CSV.
 
     Raises:
         UserError: it is not one of ours.
     """
-    fields = dataclasses.fields(Row)
+    fields = dataclasses.fields(BenchmarkRow)
     with open(path, encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
         if reader.fieldnames != [field.name for field in fields]:
             wrong = "has other columns than this version writes"
             raise UserError(Problem("results", str(path), wrong, "run that benchmark again"))
-        return [Row(**{field.name: _typed(line[field.name], field.type) for field in fields}) for line in reader]
+        return [
+            BenchmarkRow(**{field.name: _typed(line[field.name], field.type) for field in fields}) for line in reader
+        ]
 
 
 def _typed(text: str, kind: Any) -> Any:
@@ -130,7 +132,7 @@ def _typed(text: str, kind: Any) -> Any:
     return int(text) if kind in (int, int | None) else float(text)
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[BenchmarkRow]) -> str:
     """Tables of one group, a section for each shape."""
     first = rows[0]
     device = "cpu" if first.chip == "cpu" else "cuda"
@@ -150,7 +152,7 @@ fp64, and the most that is allowed: twice that of plain PyTorch in the same prec
     return text
 
 
-def _section(rows: Sequence[Row]) -> str:
+def _section(rows: Sequence[BenchmarkRow]) -> str:
     timed = sorted((row for row in rows if row.status == TIMED), key=lambda row: (row.encoding, row.total_p50 or 0.0))
     bases = baselines(timed)
     parts = [part for part in PARTS if any(getattr(row, f"{part}_p50") is not None for row in timed)]
@@ -175,7 +177,7 @@ def _section(rows: Sequence[Row]) -> str:
     return "\n".join([table, *([""] if others else []), *others])
 
 
-def baselines(timed: Sequence[Row]) -> dict[str, Row]:
+def baselines(timed: Sequence[BenchmarkRow]) -> dict[str, BenchmarkRow]:
     """What the times of one shape are divided by: the fastest RoPE and RoPE by torch's flash backend; else ours."""
     plain = [row for row in timed if row.encoding == BASELINE and row.total_p50]
     if not plain:
@@ -190,7 +192,7 @@ def baselines(timed: Sequence[Row]) -> dict[str, Row]:
     return found
 
 
-def _time(row: Row, part: str) -> str:
+def _time(row: BenchmarkRow, part: str) -> str:
     low, middle, high = (getattr(row, f"{part}_{quantile}") for quantile in QUANTILES)
     return "" if middle is None else f"{middle:,.3f} ({low:,.3f}–{high:,.3f})"
 

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import layer, models
-from benchmarks.benchmark_case import BenchmarkCase, Entry, Setting, Truth, expected_from
+from benchmarks.benchmark_case import BenchmarkCase, CaseEntry, Setting, Truth, expected_from
 from benchmarks.measure import Runner, bytes_of
 from benchmarks.reference_formulation import ATTENTIONS, Transcription, causal_mask
-from benchmarks.shapes import Model
+from benchmarks.shapes import BenchmarkModel
 from tape_ds import TapeForCausalLM
 
 ENCODINGS = (*models.ENCODINGS, "fire", "t5", "alibi")
@@ -33,7 +33,7 @@ STEPS = {"cuda": 10, "cpu": 2}
 """Steps of one sample, by kind of device."""
 
 
-def case(shape: Model, setting: Setting) -> BenchmarkCase:
+def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
     """Every encoding by every attention backend of this device, and the transcription with each of its attentions."""
     fields, of_layer = models.sizes(shape), shape.layers == 1
     if of_layer:
@@ -66,7 +66,7 @@ def case(shape: Model, setting: Setting) -> BenchmarkCase:
 
     backends = [name for name in models.backends(setting.device) if name != "auto"]  # it is one of the others
     found = models.by_backend(ours, truth, backends, ENCODINGS)
-    others = [Entry(f"published, {name}", "tape", functools.partial(published, name)) for name in ATTENTIONS]
+    others = [CaseEntry(f"published, {name}", "tape", functools.partial(published, name)) for name in ATTENTIONS]
     return found._replace(entries=found.entries + others)
 
 

@@ -21,9 +21,9 @@ TINY = {
 models.SIZES |= {"tiny": TINY, "small": TINY | {"hidden_size": 256, "max_position_embeddings": 256}}
 
 
-def _shapes(model: shapes.Model, width: int, cache: int) -> dict[str, shapes.Shape]:
+def _shapes(model: shapes.BenchmarkModel, width: int, cache: int) -> dict[str, shapes.Shape]:
     """Of every group, with heads of this width."""
-    attention = shapes.Attention(model.batch, 4, 2, model.tokens, width)
+    attention = shapes.AttentionShape(model.batch, 4, 2, model.tokens, width)
     packed = replace(model, documents=3)
     operations: dict[str, shapes.Shape] = {
         "attention": attention,
@@ -39,8 +39,8 @@ def _shapes(model: shapes.Model, width: int, cache: int) -> dict[str, shapes.Sha
 
 
 TOYS = {
-    "cpu": _shapes(shapes.Model("tiny", 3, 1, 40), 8, 50),
-    "cuda": _shapes(shapes.Model("small", 3, 2, 256), 64, 1_000),
+    "cpu": _shapes(shapes.BenchmarkModel("tiny", 3, 1, 40), 8, 50),
+    "cuda": _shapes(shapes.BenchmarkModel("small", 3, 2, 256), 64, 1_000),
 }
 """By kind of device and group; CUDA's are what its kernels take."""
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from evaluation.harness_tasks import Loaded
     from evaluation.journal import Evaluation
-    from evaluation.language_model import LanguageModel
+    from evaluation.language_model import HarnessModel
     from evaluation.models import FoundModel
 
 NAME = "harness"
@@ -82,10 +82,10 @@ def evaluate(
     """Answer what no earlier start has answered; the figures, on the first rank alone."""
     from evaluation import harness_results
     from evaluation.cost import Cost
-    from evaluation.language_model import LanguageModel
+    from evaluation.language_model import HarnessModel
 
     cost = Cost(found.device)
-    lm = LanguageModel(
+    lm = HarnessModel(
         found,
         batch_size=options.batch_size,
         max_length=options.max_length,
@@ -102,7 +102,7 @@ def evaluate(
 
 
 def ask(
-    lm: "LanguageModel", config: "EvaluatorConfig", tasks: "Loaded", evaluation: "Evaluation"
+    lm: "HarnessModel", config: "EvaluatorConfig", tasks: "Loaded", evaluation: "Evaluation"
 ) -> Mapping[str, Any] | None:
     """lm-eval's own results, written as it writes them and sent where it was told to; None but on the first rank."""
     from lm_eval import simple_evaluate

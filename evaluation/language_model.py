@@ -55,7 +55,7 @@ def in_turn(jobs: Jobs, work: Callable[[Any], Any]) -> dict[str, Any]:
     return {key: work(each) for key, each in jobs}
 
 
-class LanguageModel(huggingface.HFLM):
+class HarnessModel(huggingface.HFLM):
     """A model that lm-eval can ask; its weights are read when the first batch needs them.
 
     Args:

@@ -18,7 +18,7 @@ from matplotlib.image import imsave
 from matplotlib.ticker import MaxNLocator
 
 from evaluation.pages import render
-from evaluation.pages.maps import Kind, Map, some
+from evaluation.pages.maps import Map, MapKind, some
 from tape_ds import storage
 
 LAYERS, HEADS = 5, 3
@@ -28,7 +28,7 @@ EVEN, APART = "cividis", "PuOr"
 """Colours of numbers that grow, and of numbers around 0: both the same to colour-blind readers."""
 
 
-def draw(kind: Kind, path: Path) -> Path:
+def draw(kind: MapKind, path: Path) -> Path:
     """A row of panels for each head, a column for each layer, one scale of colours; whole or not at all."""
     layers, heads = (list(dict.fromkeys(getattr(each, name) for each in kind.maps)) for name in ("layer", "head"))
     chosen = [some(layers, LAYERS), some(heads, HEADS)]
@@ -62,7 +62,7 @@ def draw(kind: Kind, path: Path) -> Path:
     return path
 
 
-def page(kinds: Sequence[Kind], tokens: Sequence[str], title: str, intro: str) -> str:
+def page(kinds: Sequence[MapKind], tokens: Sequence[str], title: str, intro: str) -> str:
     """All maps as one HTML file that needs nothing else.
 
     Args:
@@ -80,7 +80,7 @@ def page(kinds: Sequence[Kind], tokens: Sequence[str], title: str, intro: str) -
     return render.fill("maps.html", title=title, intro=intro, tokens=tokens, shown=shown)
 
 
-def picture(one: Map, kind: Kind, norm: Normalize | None = None) -> str:
+def picture(one: Map, kind: MapKind, norm: Normalize | None = None) -> str:
     """A map as an address that holds a PNG of it: a pixel a pair, queries downwards, clear where none is."""
     pixels = colormaps[_colours(kind)](np.ma.masked_invalid((norm or _norm(kind))(_shown(one))))
     pixels[np.triu_indices(len(pixels), 1)] = 0
@@ -93,11 +93,11 @@ def _png(pixels: np.ndarray) -> str:
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _colours(kind: Kind) -> str:
+def _colours(kind: MapKind) -> str:
     return APART if kind.signed else EVEN
 
 
-def _norm(kind: Kind) -> Normalize:
+def _norm(kind: MapKind) -> Normalize:
     low, high = kind.limits()
     if not kind.rooted:
         return Normalize(low, high)

@@ -103,7 +103,7 @@ def score(
         UserError: texts that cannot be read, or are too short; the model is not loaded then.
     """
     tokenizer = found.tokenizer()
-    parts: dict[str, list[texts.Text]] = {}
+    parts: dict[str, list[texts.ScoredText]] = {}
     problems: list[Problem] = []
     for source in sources:
         with collecting(problems):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from evaluation import options as shared
-from evaluation.texts import Text
+from evaluation.texts import ScoredText
 from tape_ds.arguments import Parser, below_one
 from tape_ds.data.sources import SPLITS
 from tape_ds.errors import Problem
@@ -57,7 +57,7 @@ class Scoring:
         """Tokens of a text in a full window."""
         return length - (self.begin is not None)
 
-    def windows(self, text: Text, length: int) -> list[Window]:
+    def windows(self, text: ScoredText, length: int) -> list[Window]:
         """Those of one text."""
         found = windows.CONVENTIONS[self.convention](len(text.ids), length, self.stride, self.begin is not None)
         found = found[:-1] if self.drop_last else found

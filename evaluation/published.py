@@ -31,7 +31,7 @@ class Quantity:
 
 
 @dataclass(frozen=True)
-class Table:
+class PublishedTable:
     """One published table, a row per method."""
 
     name: str
@@ -62,11 +62,11 @@ class Table:
         return max((len(each) for each in decimals if each != "0"), default=0)
 
 
-def _read() -> Iterator[Table]:
+def _read() -> Iterator[PublishedTable]:
     for each in yaml.safe_load(DATA.read_text(encoding="utf-8")):
         each["quantities"] = tuple(Quantity(*quantity) for quantity in each["quantities"])
         each["rows"] = {method: tuple(values) for method, values in each["rows"].items()}
-        yield Table(**each | {"caveats": tuple(each.get("caveats", ()))})
+        yield PublishedTable(**each | {"caveats": tuple(each.get("caveats", ()))})
 
 
 TABLES = tuple(_read())
@@ -79,7 +79,7 @@ TEXTS = {
 """Published test set -> how the address of a source of it looks."""
 
 
-def find(name: str) -> Table:
+def find(name: str) -> PublishedTable:
     """The table that the paper calls so."""
     return next(table for table in TABLES if table.name == name)
 
@@ -90,7 +90,7 @@ def text_of(address: str) -> str | None:
     return next((name for name, looks in TEXTS.items() if looks.search(data)), None)
 
 
-def tables_for(wanted: Iterable[Quantity]) -> Iterator[Table]:
+def tables_for(wanted: Iterable[Quantity]) -> Iterator[PublishedTable]:
     """Tables that hold a number for one of the quantities."""
     asked = set(wanted)
     return (table for table in TABLES if asked & set(table.quantities))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Text:
+class ScoredText:
     """What windows are cut from."""
 
     name: str
@@ -37,7 +37,7 @@ def read(
     max_documents: int | None = None,
     join: int | None = None,
     bare: bool = False,
-) -> list[Text]:
+) -> list[ScoredText]:
     """The texts of one source; tokenised the first time, found in the cache from then on.
 
     Args:
@@ -67,7 +67,7 @@ def read(
     texts = []
     for name, ids in _documents(found.documents):
         own = packing.without_ends(ids, tokenizer) if bare else ids
-        texts.append(Text(name, own[:max_tokens], source.stream))
+        texts.append(ScoredText(name, own[:max_tokens], source.stream))
     if join is None:
         return texts
     return [_joined(texts[at : at + join]) for at in range(0, len(texts), join)]
@@ -96,7 +96,7 @@ def _documents(documents: "Dataset") -> Iterator[tuple[str, np.ndarray]]:
             yield name if known[name] == 1 else f"{name} ({known[name]})", row.values.to_numpy()
 
 
-def _joined(texts: Sequence[Text]) -> Text:
+def _joined(texts: Sequence[ScoredText]) -> ScoredText:
     """One text of several."""
     name = texts[0].name if len(texts) == 1 else f"{texts[0].name} to {texts[-1].name}"
-    return Text(name, np.concatenate([text.ids for text in texts]), stream=True)
+    return ScoredText(name, np.concatenate([text.ids for text in texts]), stream=True)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from evaluation.models import used_at
 from evaluation.perplexity_options import Scoring
-from evaluation.texts import Text
+from evaluation.texts import ScoredText
 from tape_ds.scoring import loss_by_position, perplexity, windows
 from tape_ds.scoring.perplexity import WindowLoss
 from tape_ds.scoring.span_losses import SpanLosses
@@ -24,11 +24,11 @@ TOKENS_A_JOB = 65_536
 NAMED = 20
 """Documents whose names are stored, of those that are too short."""
 
-Texts = Mapping[str, Sequence[Text]]
+Texts = Mapping[str, Sequence[ScoredText]]
 """The texts of each source, by its spec."""
 
 
-class Job(NamedTuple):
+class WindowJob(NamedTuple):
     """Windows of a source, each with its text's number; a stretch for the loss by position is one of its own."""
 
     source: str
@@ -38,7 +38,7 @@ class Job(NamedTuple):
     """Whether the loss by position is asked for."""
 
 
-Jobs = dict[str, Job]
+Jobs = dict[str, WindowJob]
 """By the keys under which the journal knows them."""
 
 
@@ -51,7 +51,7 @@ def plan(texts: Texts, lengths: Sequence[int], scoring: Scoring) -> Jobs:
         for length in sorted(lengths, reverse=True):
             listed = [(at, window) for at, text in enumerate(parts) for window in scoring.windows(text, length)]
             for number, group in enumerate(_groups(listed)):
-                jobs[f"{source} length {length} group {number}"] = Job(source, length, group)
+                jobs[f"{source} length {length} group {number}"] = WindowJob(source, length, group)
     return dict(sorted(jobs.items(), key=lambda item: -item[1].length))
 
 
@@ -70,18 +70,20 @@ def _groups(listed: Sequence[tuple[int, Window]]) -> Iterator[tuple[tuple[int, W
         yield tuple(group)
 
 
-def _span_jobs(source: str, texts: Sequence[Text], length: int, begin: bool) -> Jobs:
+def _span_jobs(source: str, texts: Sequence[ScoredText], length: int, begin: bool) -> Jobs:
     """The beginning of each document; of a stream, which has no such thing, every block."""
     jobs: Jobs = {}
     for at, text in enumerate(texts):
         found = windows.blocks(len(text.ids), length, begin=begin) if text.stream else []
         for window in found or [Window(0, min(len(text.ids), length - begin), 1 - begin)]:
             if window.targets > 0:
-                jobs[f"{source} spans {at} from {window.start}"] = Job(source, length, ((at, window),), spans=True)
+                jobs[f"{source} spans {at} from {window.start}"] = WindowJob(
+                    source, length, ((at, window),), spans=True
+                )
     return jobs
 
 
-def work(model: PreTrainedModel, texts: Texts, scoring: Scoring, batch: int, chunk: int, job: Job) -> Any:
+def work(model: PreTrainedModel, texts: Texts, scoring: Scoring, batch: int, chunk: int, job: WindowJob) -> Any:
     """What a loaded model finds for a job, at the job's length as its encoding says: ``[nll, foreseen]`` of each
     window, or the loss by position.
 
@@ -127,7 +129,7 @@ def figures(
 def _entry(
     source: str,
     length: int,
-    texts: Sequence[Text],
+    texts: Sequence[ScoredText],
     scoring: Scoring,
     jobs: Jobs,
     found: Mapping[str, Any],
@@ -166,7 +168,7 @@ def _named(names: Sequence[str]) -> dict[str, Any]:
     return {"documents": len(names), "names": list(names[:NAMED])}
 
 
-def _by_document(texts: Sequence[Text], source: str, jobs: Jobs, found: Mapping[str, Any]) -> dict[str, Any]:
+def _by_document(texts: Sequence[ScoredText], source: str, jobs: Jobs, found: Mapping[str, Any]) -> dict[str, Any]:
     """Loss by position of each text, over all its stretches."""
     parts: dict[int, list[SpanLosses]] = {}
     for key, job in jobs.items():

@@ -239,6 +239,17 @@ def test_the_search_for_branches_on_names_finds_nothing_else(code):
     assert list(branches_on_an_encoding(ast.parse(code), set(positions.available()))) == []
 
 
+def test_no_class_name_stands_twice():
+    """Whoever searches for a class finds one."""
+    classes = [
+        node.name
+        for path in sources("tape_ds", *SCRIPTS)
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert {name for name in classes if classes.count(name) > 1} == set()
+
+
 def test_every_file_opens_with_a_docstring():
     silent = [path for path in sources("tape_ds", "tests", *SCRIPTS) if not ast.get_docstring(tree_of(path))]
     assert silent == [], "say in one line what each file is and why"

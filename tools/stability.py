@@ -123,14 +123,16 @@ def added_token(model: FoundModel, own: argparse.Namespace) -> int | None:
     return token
 
 
-def documents(name: str, model: FoundModel, sources: Sequence[Source], own: argparse.Namespace) -> list[texts.Text]:
+def documents(
+    name: str, model: FoundModel, sources: Sequence[Source], own: argparse.Namespace
+) -> list[texts.ScoredText]:
     """Texts of ``--tokens`` tokens each, as this model's tokenizer writes them.
 
     Raises:
         UserError: a source's data, too few tokens in all of its documents, tokens that the model does not know.
     """
     choice = {"min_tokens": own.tokens, "max_tokens": own.tokens, "max_documents": COUNT}
-    found: list[texts.Text] = []
+    found: list[texts.ScoredText] = []
     problems: list[Problem] = []
     for source in sources:
         with collecting(problems):
@@ -143,7 +145,7 @@ def documents(name: str, model: FoundModel, sources: Sequence[Source], own: argp
     return found
 
 
-def measured(name: str, found: FoundModel, read: Sequence[texts.Text], own: argparse.Namespace) -> dict[str, Any]:
+def measured(name: str, found: FoundModel, read: Sequence[texts.ScoredText], own: argparse.Namespace) -> dict[str, Any]:
     """One model's figures: of each text, and their mean."""
     import torch
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from evaluation import inspected, options
 from evaluation.pages import maps
-from evaluation.pages.maps import Kind, Map
+from evaluation.pages.maps import Map, MapKind
 from tape_ds import results, storage
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError, check_folder, collecting, command, raise_if_any
@@ -193,11 +193,11 @@ def look(name: str, found: FoundModel, ids: Sequence[int], layers: Sequence[int]
     return seen
 
 
-def kinds_of(seen: Seen, heads: Sequence[int]) -> list[Kind]:
+def kinds_of(seen: Seen, heads: Sequence[int]) -> list[MapKind]:
     """Positions, where there are any, and attention of one model."""
-    found = [Kind(f"positions: {seen.name}", seen.unit, position_maps(seen, heads))] if seen.positions else []
+    found = [MapKind(f"positions: {seen.name}", seen.unit, position_maps(seen, heads))] if seen.positions else []
     attention = attention_maps(seen.weights, heads)
-    return [*found, Kind(f"attention: {seen.name}", "attention weight (colour: its root)", attention, rooted=True)]
+    return [*found, MapKind(f"attention: {seen.name}", "attention weight (colour: its root)", attention, rooted=True)]
 
 
 def position_maps(seen: Seen, heads: Sequence[int]) -> list[Map]:
@@ -227,22 +227,22 @@ def attention_maps(weights: Mapping[int, np.ndarray], heads: Sequence[int]) -> l
     return found
 
 
-def difference(one: Seen, other: Seen, heads: Sequence[int]) -> tuple[Kind, dict[int, float]]:
+def difference(one: Seen, other: Seen, heads: Sequence[int]) -> tuple[MapKind, dict[int, float]]:
     """Weights of one model minus the other's; and of each layer the L1 distance between a query's weights, mean over
     heads and queries."""
     apart = {number: weights_HTT - other.weights[number] for number, weights_HTT in one.weights.items()}
     unit = "difference of attention weights (colour: its root)"
     title = f"attention: {one.name} minus {other.name}"
-    kind = Kind(title, unit, attention_maps(apart, heads), signed=True, rooted=True)
+    kind = MapKind(title, unit, attention_maps(apart, heads), signed=True, rooted=True)
     return kind, {number: float(np.abs(each_HTT).sum(axis=-1).mean()) for number, each_HTT in apart.items()}
 
 
-def write(kinds: Sequence[Kind], tokens: Sequence[str], title: str, intro: str, folder: Path) -> list[str]:
+def write(kinds: Sequence[MapKind], tokens: Sequence[str], title: str, intro: str, folder: Path) -> list[str]:
     """The page, and pictures of the first model's maps and of the difference; pictures of an earlier command, which
     these would be taken for, go."""
     from evaluation import map_figures
 
-    drawn: dict[str, Kind] = {}
+    drawn: dict[str, MapKind] = {}
     for each in kinds:
         drawn.setdefault(f"{'difference' if each.signed else each.name.partition(':')[0]}.png", each)
     for file in PICTURES:

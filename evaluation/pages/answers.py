@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evaluation.pages import numbers
-from evaluation.pages.parts import Best, Head, Note, Page, Part, Section, Table
+from evaluation.pages.parts import Best, Head, Note, Page, PageSection, PageTable, Part
 from evaluation.pages.tables import METRICS
 
 SHOWN = 400
@@ -23,12 +23,12 @@ def page(figures: Mapping[str, Any], command: Sequence[str]) -> Page:
         rows.append((name, [*cells, f"{each['examples']:,}"]))
     heads = [Head(METRICS[metric]) for metric in metrics]
     caption = "Over all questions answered, 0 to 100; higher is better; standard errors behind ±"
-    parts: list[Part] = [Table(caption, [Head("checkpoint"), *heads, Head("questions")], rows, numeric=True)]
+    parts: list[Part] = [PageTable(caption, [Head("checkpoint"), *heads, Head("questions")], rows, numeric=True)]
     unknown = [name for name, each in scores.items() if not each["recorded"]]
     parts += [Note(f"How its prompts were made is not recorded: {name}.", loud=True) for name in unknown]
     questions = [_question(number, each, metrics) for number, each in enumerate(figures["questions"], 1)]
-    sections = [Section("All questions", parts), *questions]
-    sections.append(Section("Where this comes from", [Note(shlex.join(command))]))
+    sections = [PageSection("All questions", parts), *questions]
+    sections.append(PageSection("Where this comes from", [Note(shlex.join(command))]))
     intro = f"{figures['dataset']} of SCROLLS, {figures['split']} split: {which}."
     return Page("Answers side by side", intro, sections)
 
@@ -42,7 +42,7 @@ def summary(figures: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _question(number: int, asked: Mapping[str, Any], metrics: Sequence[str]) -> Section:
+def _question(number: int, asked: Mapping[str, Any], metrics: Sequence[str]) -> PageSection:
     """Exact match is yes or no, the others are percent; the best of all is marked where they differ."""
     rows = []
     for name, each in asked["answers"].items():
@@ -54,8 +54,8 @@ def _question(number: int, asked: Mapping[str, Any], metrics: Sequence[str]) -> 
         rows.append((name, cells))
     heads = [Head("checkpoint"), Head("answer"), *(Head(METRICS[metric]) for metric in metrics)]
     right = Note(f"Right: {' / '.join(f'“{cut(each)}”' for each in asked['references'])}")
-    table = Table(f"Answers to {asked['id']}", heads, rows)
-    return Section(f"Question {number}", [Note(cut(asked["question"])), right, table])
+    table = PageTable(f"Answers to {asked['id']}", heads, rows)
+    return PageSection(f"Question {number}", [Note(cut(asked["question"])), right, table])
 
 
 def cut(text: str) -> str:

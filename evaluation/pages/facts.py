@@ -11,7 +11,7 @@ import pandas as pd
 from evaluation.pages import numbers
 from evaluation.pages.columns import KINDS, RUN, Column, Record, Unused, of
 from evaluation.pages.numbers import MISSING
-from evaluation.pages.parts import Head, Note, Part, Section, Table
+from evaluation.pages.parts import Head, Note, PageSection, PageTable, Part
 
 OF_STEPS = ("max_steps", "global_batch_size", "learning_rate", "window")
 """Fields that say nothing of a run that made no step."""
@@ -35,7 +35,7 @@ Facts = dict[int, dict[str, Any]]
 """Run -> name -> value."""
 
 
-def settings(columns: Sequence[Column]) -> Section:
+def settings(columns: Sequence[Column]) -> PageSection:
     """Training settings, evaluation settings, and notes on what does not compare."""
     parts: list[Part] = []
     runs = of(columns, RUN)
@@ -61,7 +61,7 @@ def settings(columns: Sequence[Column]) -> Section:
         parts.append(Note(f"The contents of {', '.join(other)} are not the same for all runs.", loud=True))
     for kind in KINDS:
         parts += _evaluation(columns, kind) if kind != RUN else []
-    return Section("What was run", parts or [Note("No settings were stored.")])
+    return PageSection("What was run", parts or [Note("No settings were stored.")])
 
 
 def _evaluation(columns: Sequence[Column], kind: str) -> list[Part]:
@@ -84,13 +84,13 @@ def _evaluation(columns: Sequence[Column], kind: str) -> list[Part]:
     return [Note(note, loud=True), *table]
 
 
-def _table(caption: str, corner: str, columns: Sequence[Column], found: Facts, names: Iterable[str]) -> list[Table]:
+def _table(caption: str, corner: str, columns: Sequence[Column], found: Facts, names: Iterable[str]) -> list[PageTable]:
     """A row for each name; none without rows."""
     rows = []
     for name in names:
         words = re.sub("_(bytes|seconds)$", "", name).replace("_", " ")  # the unit stands with the number
         rows.append((words, [numbers.setting(name, each.get(name)) for each in found.values()]))
-    return [Table(caption, [Head(corner), *(Head(columns[run].name, run) for run in found)], rows)] if rows else []
+    return [PageTable(caption, [Head(corner), *(Head(columns[run].name, run) for run in found)], rows)] if rows else []
 
 
 def _differing(found: Facts) -> list[str]:
@@ -117,7 +117,7 @@ def _tokenizer(model: Mapping[str, Any]) -> str | None:
     return (model.get("tokenizer") or "")[:8] or None
 
 
-def costs(columns: Sequence[Column]) -> Section | None:
+def costs(columns: Sequence[Column]) -> PageSection | None:
     """Tokens, time, memory and the machine: a table for training and one for each kind of evaluation."""
     parts: list[Part] = []
     for kind in KINDS:
@@ -129,7 +129,7 @@ def costs(columns: Sequence[Column]) -> Section | None:
             warning = f"{title}: not the same machine or number of processes; times do not compare."
             parts.append(Note(warning, loud=True))
     resumed = Note("Times are of the last start: of something that was interrupted, its last part.")
-    return Section("Cost", [resumed, *parts]) if parts else None
+    return PageSection("Cost", [resumed, *parts]) if parts else None
 
 
 def _cost(record: Record) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _cost(record: Record) -> dict[str, Any]:
     return known | {"processor": processor, "cores": machine.get("cores"), "processes": machine.get("processes")}
 
 
-def origins(columns: Sequence[Column], unused: Sequence[Unused]) -> Section:
+def origins(columns: Sequence[Column], unused: Sequence[Unused]) -> PageSection:
     """Every file that was used, what made it, and every file that was not used and why."""
     stored, commands, prints = [], [], set()
     versions: dict[str, dict[str, None]] = {}
@@ -164,14 +164,14 @@ def origins(columns: Sequence[Column], unused: Sequence[Unused]) -> Section:
     names = ("run", "evaluation", "finished", "seed", "commit", "model", "file")
     used = [(package, [", ".join(each)]) for package, each in versions.items()]
     parts: list[Part] = [
-        Table("Stored results", [Head(name) for name in names], stored),
-        Table("Commands", [Head("result"), Head("command")], commands, folded=True),
-        Table("Versions that made the results", [Head("package"), Head("version")], used, folded=True),
+        PageTable("Stored results", [Head(name) for name in names], stored),
+        PageTable("Commands", [Head("result"), Head("command")], commands, folded=True),
+        PageTable("Versions that made the results", [Head("package"), Head("version")], used, folded=True),
     ]
     rows = [(what, [each]) for what, each in sorted(prints)]
     heads = [Head("what"), Head("fingerprint")]
-    parts.append(Table("Fingerprints of data and models (SHA-256)", heads, rows, folded=True))
+    parts.append(PageTable("Fingerprints of data and models (SHA-256)", heads, rows, folded=True))
     if unused:
         left = [(str(path), [reason]) for path, reason in unused]
-        parts.append(Table("Files that could not be used", [Head("file"), Head("why")], left))
-    return Section("Where the numbers come from", parts)
+        parts.append(PageTable("Files that could not be used", [Head("file"), Head("why")], left))
+    return PageSection("Where the numbers come from", parts)

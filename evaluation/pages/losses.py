@@ -8,7 +8,7 @@ import numpy as np
 
 from evaluation.pages import numbers
 from evaluation.pages.columns import LOSSES, RUN, Column, names, of
-from evaluation.pages.parts import Chart, Line, Note, Part, Section
+from evaluation.pages.parts import Chart, Line, Note, PageSection, Part
 from evaluation.pages.tables import Score, Scores
 from tape_ds.scoring.span_losses import SpanLosses
 
@@ -17,7 +17,7 @@ POINTS = 120
 NATS = "nats per token"
 
 
-def training(columns: Sequence[Column]) -> Section | None:
+def training(columns: Sequence[Column]) -> PageSection | None:
     """The loss of every step that was logged."""
     lines, scores = [], []
     runs = of(columns, RUN)
@@ -40,10 +40,10 @@ def training(columns: Sequence[Column]) -> Section | None:
         parts.append(Note(warning, loud=True))
     if any(len(line.points) == POINTS for line in lines):
         parts.append(Note(f"Each point of a long line is a mean over as many steps as make {POINTS} points."))
-    return Section("Training loss", parts)
+    return PageSection("Training loss", parts)
 
 
-def by_position(columns: Sequence[Column]) -> Section | None:
+def by_position(columns: Sequence[Column]) -> PageSection | None:
     """A chart and a table for each set of documents that models were scored on."""
     parts: list[Part] = []
     for text, scores in groups(columns).items():
@@ -52,7 +52,7 @@ def by_position(columns: Sequence[Column]) -> Section | None:
         if len({str(column.dropna().tolist()) for _, column in scores.frame("samples").items()}) > 1:
             parts.append(Note("Not all lines are means over the same number of tokens.", loud=True))
         parts += scores.table()
-    return Section("Loss by position", parts) if parts else None
+    return PageSection("Loss by position", parts) if parts else None
 
 
 def groups(columns: Sequence[Column]) -> dict[str, Scores]:

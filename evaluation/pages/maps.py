@@ -21,7 +21,7 @@ class Map:
 
 
 @dataclass(frozen=True)
-class Kind:
+class MapKind:
     """Maps of one quantity, which share their colours."""
 
     name: str

@@ -33,7 +33,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """Rows of cells under heads; the first cell of a row is its name."""
 
     kind: ClassVar = "table"
@@ -83,11 +83,11 @@ class Chart:
     """A native length (tokens), drawn as a vertical line."""
 
 
-Part = Note | Table | Chart
+Part = Note | PageTable | Chart
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A heading and what stands under it."""
 
     title: str
@@ -100,6 +100,6 @@ class Page:
 
     title: str
     intro: str
-    sections: Sequence[Section]
+    sections: Sequence[PageSection]
     verdict: Sequence[str] = ()
     """Sentences at the top."""

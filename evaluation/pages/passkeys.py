@@ -7,7 +7,7 @@ import pandas as pd
 from evaluation.pages import numbers
 from evaluation.pages.columns import RUN, Column, names, of
 from evaluation.pages.numbers import MISSING
-from evaluation.pages.parts import Head, Note, Part, Section, Table
+from evaluation.pages.parts import Head, Note, PageSection, PageTable, Part
 from evaluation.pages.tables import Score, Scores
 from tape_ds.results import passkeys_of
 
@@ -20,7 +20,7 @@ ASKERS = {
 UNLIKE = "At {rows} the models were not asked equally often: compare counts, not shares."
 
 
-def section(columns: Sequence[Column]) -> Section | None:
+def section(columns: Sequence[Column]) -> PageSection | None:
     """A part for each form of prompt, those that training runs asked themselves apart."""
     groups: dict[tuple[str, str], list[pd.DataFrame]] = {}
     for asker, form, cells in _asked(columns):
@@ -34,7 +34,7 @@ def section(columns: Sequence[Column]) -> Section | None:
             parts.append(Note("A row is a depth, a column a length; a cell says how many of how many were found."))
             parts += _heat_maps(columns, found)
         parts += _by_length(columns, form, found)
-    return Section("Passkeys found", parts) if parts else None
+    return PageSection("Passkeys found", parts) if parts else None
 
 
 def _asked(columns: Sequence[Column]) -> Iterator[tuple[str, str, pd.DataFrame]]:
@@ -50,7 +50,7 @@ def _asked(columns: Sequence[Column]) -> Iterator[tuple[str, str, pd.DataFrame]]
             yield RUN, form, pd.DataFrame(passkeys_of(cells), columns=fields).assign(run=run)
 
 
-def _heat_maps(columns: Sequence[Column], found: pd.DataFrame) -> list[Table]:
+def _heat_maps(columns: Sequence[Column], found: pd.DataFrame) -> list[PageTable]:
     """One for each run, all over the same lengths and depths."""
     sums = found.groupby(["run", "depth", "length"])[["correct", "trials"]].sum().astype(str)
     counts = sums["correct"] + "/" + sums["trials"]
@@ -60,11 +60,11 @@ def _heat_maps(columns: Sequence[Column], found: pd.DataFrame) -> list[Table]:
     for run in found["run"].unique():
         own = wide.xs(run).reindex(sorted(found["depth"].dropna().unique())).fillna(MISSING)
         rows = [(f"{100 * depth:.0f} %", list(row)) for depth, row in own.iterrows()]
-        maps.append(Table(columns[run].name, heads, rows, run=int(run)))
+        maps.append(PageTable(columns[run].name, heads, rows, run=int(run)))
     return maps
 
 
-def _by_length(columns: Sequence[Column], form: str, found: pd.DataFrame) -> list[Table | Note]:
+def _by_length(columns: Sequence[Column], form: str, found: pd.DataFrame) -> list[PageTable | Note]:
     """The share found over all depths."""
     sums = found.groupby(["run", "length"], sort=False)[["correct", "trials"]].sum().astype(int)
     scores = []

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from evaluation import perplexity_options
 from evaluation.pages import numbers
 from evaluation.pages.columns import RUN, Column, names, of
-from evaluation.pages.parts import Note, Part, Section
+from evaluation.pages.parts import Note, PageSection, Part
 from evaluation.pages.tables import Score, Scores
 
 CONVENTIONS = {
@@ -24,7 +24,7 @@ DEFAULTS = (("min_tokens", perplexity_options.SHORTEST), ("split", perplexity_op
 UNLIKE = "At {rows} the models were not scored on equally many tokens (n)."
 
 
-class Scoring(NamedTuple):
+class ScoredAs(NamedTuple):
     """What two perplexities must share to compare."""
 
     source: str
@@ -43,7 +43,7 @@ Entry = tuple[int, Mapping[str, Any]]
 """Run, and what it stored of one length."""
 
 
-def section(columns: Sequence[Column]) -> Section | None:
+def section(columns: Sequence[Column]) -> PageSection | None:
     """All perplexities there are."""
     parts: list[Part] = []
     for scoring, entries in entries_of(columns).items():
@@ -63,19 +63,19 @@ def section(columns: Sequence[Column]) -> Section | None:
         if right:
             caption = f"Most likely token right, %: {scoring}"
             parts += Scores(caption, "length", right, names(columns), places=2).table(folded=True)
-    return Section("Perplexity by length", parts) if parts else None
+    return PageSection("Perplexity by length", parts) if parts else None
 
 
-def entries_of(columns: Sequence[Column]) -> dict[Scoring, list[Entry]]:
+def entries_of(columns: Sequence[Column]) -> dict[ScoredAs, list[Entry]]:
     """Everything that is stored, by what has to be the same."""
-    found: dict[Scoring, list[Entry]] = {}
+    found: dict[ScoredAs, list[Entry]] = {}
     for run, column in enumerate(columns):
         for scoring, entry in _stored(column):
             found.setdefault(scoring, []).append((run, entry))
     return dict(sorted(found.items()))
 
 
-def scores_of(columns: Sequence[Column], scoring: Scoring, entries: Sequence[Entry]) -> Scores:
+def scores_of(columns: Sequence[Column], scoring: ScoredAs, entries: Sequence[Entry]) -> Scores:
     """Perplexities with their standard errors: their logarithms', times themselves."""
     scores = []
     for run, each in entries:
@@ -94,7 +94,7 @@ def same_tokenizer(columns: Sequence[Column], entries: Sequence[Entry]) -> bool:
     return len({model["tokenizer"] for model in models if model.get("tokenizer")}) < 2
 
 
-def _stored(column: Column) -> Iterator[tuple[Scoring, Mapping[str, Any]]]:
+def _stored(column: Column) -> Iterator[tuple[ScoredAs, Mapping[str, Any]]]:
     """Of the perplexity command, and of a run that scored itself."""
     for result in of([column], "perplexity").values():
         config = result.config
@@ -107,9 +107,9 @@ def _stored(column: Column) -> Iterator[tuple[Scoring, Mapping[str, Any]]]:
         for each in result.figures["perplexity"]:
             stride = None if each["convention"] == "blocks" else each.get("stride")
             details = ", ".join(filter(None, [f"stride {numbers.length(stride)}" if stride else "", " ".join(options)]))
-            yield Scoring(each["source"], each["convention"], details, result.data.get(each["source"], "")[:8]), each
+            yield ScoredAs(each["source"], each["convention"], details, result.data.get(each["source"], "")[:8]), each
     for own in of([column], RUN).values():
         sources = own.config.get("eval_data") or []
         prints = "".join(own.data.get(source, "")[:8] for source in sources)
         for each in (own.figures.get("perplexity") or {}).values():
-            yield Scoring(f"{', '.join(sources)}, by the run itself", "blocks", "", prints), each
+            yield ScoredAs(f"{', '.join(sources)}, by the run itself", "blocks", "", prints), each

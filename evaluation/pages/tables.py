@@ -8,7 +8,7 @@ import pandas as pd
 
 from evaluation.pages import numbers
 from evaluation.pages.numbers import MISSING
-from evaluation.pages.parts import Best, Chart, Head, Line, Note, Table
+from evaluation.pages.parts import Best, Chart, Head, Line, Note, PageTable
 
 METRICS = {"f1": "F1", "exact_match": "exact match", "rouge": "ROUGE, geometric mean"}
 
@@ -67,7 +67,7 @@ class Scores:
         wide = frame.pivot(index=by, columns="run", values=of)
         return wide.reindex(index=frame[by].unique(), columns=[head.run for head in self.heads])
 
-    def table(self, *, folded: bool = False) -> list[Table | Note]:
+    def table(self, *, folded: bool = False) -> list[PageTable | Note]:
         """With the note that belongs to it; ``folded``: shown on request."""
         finite = self.frame(by="name").replace([math.inf, -math.inf], math.nan)
         least = finite.min(axis=1).where(finite.nunique(axis=1) > 1)
@@ -82,7 +82,7 @@ class Scores:
             cells[each.name][each.run] = Best(cell) if best else cell
         rows = [(name, [*own.values()]) for name, own in cells.items()]
         return [
-            Table(self.title, [Head(self.corner), *self.heads], rows, numeric=True, folded=folded),
+            PageTable(self.title, [Head(self.corner), *self.heads], rows, numeric=True, folded=folded),
             *([Note(self.unlike.format(rows=", ".join(differ)), loud=True)] if differ else []),
         ]
 

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from evaluation.pages.columns import Column, names, of
-from evaluation.pages.parts import Note, Part, Section
+from evaluation.pages.parts import Note, PageSection, Part
 from evaluation.pages.tables import METRICS, Score, Scores
 
 UNLIKE = "Not the same number of samples (n): {rows}."
 
 
-def scrolls(columns: Sequence[Column]) -> Section | None:
+def scrolls(columns: Sequence[Column]) -> PageSection | None:
     """A row for each data set, a table for each split."""
     parts: list[Part] = []
     stored = of(columns, "scrolls")
@@ -30,10 +30,10 @@ def scrolls(columns: Sequence[Column]) -> Section | None:
         title = f"SCROLLS, {split} split, 0 to 100; higher is better"
         parts += Scores(title, "task", scores, names(columns), places=2, unlike=UNLIKE).table()
         parts += notes
-    return Section("SCROLLS", parts) if parts else None
+    return PageSection("SCROLLS", parts) if parts else None
 
 
-def harness(columns: Sequence[Column]) -> Section | None:
+def harness(columns: Sequence[Column]) -> PageSection | None:
     """A row for each task or group, metric and number of shots; groups first, their members folded."""
     scores: dict[bool, list[Score]] = {False: [], True: []}
     notes: list[Part] = []
@@ -55,4 +55,4 @@ def harness(columns: Sequence[Column]) -> Section | None:
         if own:
             title = "Members of groups, %" if folded else "Tasks of the harness, %; standard errors behind ±"
             parts += Scores(title, "task", own, names(columns), places=2, unlike=UNLIKE).table(folded=folded)
-    return Section("MMLU, ARC and other tasks", [*parts, *notes]) if parts else None
+    return PageSection("MMLU, ARC and other tasks", [*parts, *notes]) if parts else None

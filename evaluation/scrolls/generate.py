@@ -16,10 +16,10 @@ from evaluation import journal, models
 from evaluation import options as shared
 from evaluation.cost import Cost
 from evaluation.harness_options import TASKS
-from evaluation.language_model import LanguageModel
+from evaluation.language_model import HarnessModel
 from evaluation.models import FoundModel
 from evaluation.scrolls import generate_options, official, outcome
-from evaluation.scrolls.outcome import Asked
+from evaluation.scrolls.outcome import AskedSplit
 from tape_ds.data.scrolls import datasets, examples
 from tape_ds.data.scrolls.datasets import Dataset
 from tape_ds.errors import Problem, collecting, command, is_main_process, raise_if_any
@@ -54,19 +54,19 @@ def main(argv: list[str] | None = None) -> int:
     )
 
 
-def prepare(options: argparse.Namespace) -> tuple[FoundModel, list[Asked], list[Task]]:
+def prepare(options: argparse.Namespace) -> tuple[FoundModel, list[AskedSplit], list[Task]]:
     """The model, not loaded yet, what it will be asked, and a task for each.
 
     Raises:
         UserError: everything wrong with the command line.
     """
     problems = generate_options.check(options)
-    asked: list[Asked] = []
+    asked: list[AskedSplit] = []
     for name in options.datasets:
         with collecting(problems, "--{}"):
             dataset = datasets.find(name, "datasets")
             rows = official.read_examples(name, options.split, options.data_dir, options.limit, unanswered=True)
-            asked.append(Asked(dataset, tuple(rows)))
+            asked.append(AskedSplit(dataset, tuple(rows)))
     model = models.find(options, problems)
     problems += shared.check_lengths("--max_tokens", [options.max_tokens], model)
     bos = model.tokenizer().bos_token_id
@@ -118,12 +118,12 @@ def write_all(
     evaluation: journal.Evaluation,
     options: argparse.Namespace,
     found: FoundModel,
-    asked: Sequence[Asked],
+    asked: Sequence[AskedSplit],
     tasks: Sequence[Task],
 ) -> dict[str, Any]:
     """Write what no earlier start has written, score it, and store the texts beside the result; the figures."""
     cost = Cost(found.device)
-    lm = LanguageModel(
+    lm = HarnessModel(
         found,
         batch_size=options.batch_size,
         max_length=options.max_tokens,

@@ -17,7 +17,7 @@ from tape_ds.scoring.text_overlap import OverlapScore
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedSplit:
     """A data set and what of it is asked."""
 
     dataset: Dataset
@@ -34,7 +34,7 @@ Scores = Mapping[str, tuple[Sequence[Example], OverlapScore | None]]
 """By the name of a score, the questions that it is over, and what it is; None without answers."""
 
 
-def scores(asked: Asked, texts: Mapping[str, str]) -> Scores:
+def scores(asked: AskedSplit, texts: Mapping[str, str]) -> Scores:
     """Those of a data set's texts: of all of them, and for quality of its hard questions, too."""
     parts = {asked.dataset.name: list(asked.examples)}
     if hard := [example for example in asked.examples if example.hard]:

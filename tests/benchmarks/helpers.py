@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from benchmarks.table import Row
+from benchmarks.table import BenchmarkRow
 
 TIMES = {f"{part}_{quantile}": None for part in ("forward", "backward", "total") for quantile in ("p20", "p50", "p80")}
 
 
-def row(implementation: str, total: float | None = None, **changes: Any) -> Row:
+def row(implementation: str, total: float | None = None, **changes: Any) -> BenchmarkRow:
     """A row of attention on an H100; ``total`` is its median, with quantiles 10 % off."""
     fields: dict[str, Any] = {
         "group": "attention",
@@ -30,4 +30,4 @@ def row(implementation: str, total: float | None = None, **changes: Any) -> Row:
     }
     if total is not None:
         fields |= {"total_p20": 0.9 * total, "total_p50": total, "total_p80": 1.1 * total}
-    return Row(**fields | changes)
+    return BenchmarkRow(**fields | changes)

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from benchmarks import attention, calls
-from benchmarks.benchmark_case import Entry, Setting, run
-from benchmarks.shapes import Attention, document_lengths
+from benchmarks.benchmark_case import CaseEntry, Setting, run
+from benchmarks.shapes import AttentionShape, document_lengths
 from tape_ds.kernels import reference
 from tape_ds.model.attention import backends
 from tests.model.attention import varlen_on_cpu
 
 CPU = torch.device("cpu")
 SETTING = Setting(CPU, torch.float32)
-SHAPE = Attention(2, 4, 2, 24, 8)
+SHAPE = AttentionShape(2, 4, 2, 24, 8)
 
 
 def causal(tokens):
@@ -59,7 +59,9 @@ def test_a_packed_truth_is_that_of_every_document_alone():
     packed = attention.truth_of(inputs, "tape", lengths)
     ends = [sum(lengths[: at + 1]) for at in range(3)]
     for start, end in zip((0, *ends), ends, strict=False):
-        alone = attention.truth_of(attention.Inputs(*(x[:, :, start:end] for x in inputs)), "tape", (end - start,))
+        alone = attention.truth_of(
+            attention.AttentionInputs(*(x[:, :, start:end] for x in inputs)), "tape", (end - start,)
+        )
         for name, expected in alone.items():
             torch.testing.assert_close(packed[name].value[:, :, start:end], expected.value, rtol=0, atol=1e-12)
 
@@ -99,7 +101,9 @@ def test_what_takes_documents_is_called_right(name, monkeypatch):
     monkeypatch.setattr(calls.importlib, "import_module", lambda name: module)
     shape = replace(SHAPE, documents=3)
     varlen_on_cpu.CALLS.clear()
-    monkeypatch.setattr(calls, "documents_of", lambda shape, device: calls.Documents(document_lengths(24, 3), CPU))
+    monkeypatch.setattr(
+        calls, "documents_of", lambda shape, device: calls.PackedDocuments(document_lengths(24, 3), CPU)
+    )
     (implementation,) = [
         each for each in attention.implementations(shape, torch.device("cuda")) if each[:2] == ("tape", name)
     ]
@@ -137,7 +141,7 @@ def test_a_rival_that_computes_something_else_is_found_out(make, tensor):
     build = functools.partial(
         attention._runner, attention.Implementation("tape", "broken", attention.WIDE, make), leaves, inputs
     )
-    asked = asked._replace(entries=[Entry("broken", "tape", build)])
+    asked = asked._replace(entries=[CaseEntry("broken", "tape", build)])
     (finding,) = run(asked, SETTING, 1, head_start=True, say=lambda line: None)
     assert finding.status == "wrong"
     assert finding.times == {}

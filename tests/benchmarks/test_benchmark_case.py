@@ -8,7 +8,7 @@ import torch
 from benchmarks.benchmark_case import (
     FLOOR,
     BenchmarkCase,
-    Entry,
+    CaseEntry,
     Expected,
     Setting,
     error_of,
@@ -38,7 +38,7 @@ def case(**computed):
 
         return Runner(forward, lambda out: out + 1, lambda: {"out": value}, 0)
 
-    entries = [Entry(name, "tape", lambda name=name: build(name)) for name in computed]
+    entries = [CaseEntry(name, "tape", lambda name=name: build(name)) for name in computed]
     return BenchmarkCase(entries, {"tape": lambda: {"out": Expected(TRUE, 1e-4)}}), calls
 
 
@@ -79,7 +79,7 @@ def test_a_shape_that_does_not_fit_is_refused_though_the_check_passed():
     def forward():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 40.00 GiB")
 
-    entry = Entry("large", "tape", lambda: Runner(forward, None, lambda: {"out": TRUE}, 0))
+    entry = CaseEntry("large", "tape", lambda: Runner(forward, None, lambda: {"out": TRUE}, 0))
     asked = BenchmarkCase([entry], {"tape": lambda: {"out": Expected(TRUE, 1e-4)}})
     (finding,) = run(asked, SETTING, 1, head_start=True, say=lambda line: None)
     assert finding.status == "refused"
@@ -88,7 +88,7 @@ def test_a_shape_that_does_not_fit_is_refused_though_the_check_passed():
 
 
 def test_without_a_backward_only_the_total_is_told():
-    entry = Entry("forward", "tape", lambda: Runner(lambda: TRUE, None, lambda: {"out": TRUE}, 7))
+    entry = CaseEntry("forward", "tape", lambda: Runner(lambda: TRUE, None, lambda: {"out": TRUE}, 7))
     asked = BenchmarkCase([entry], {"tape": lambda: {"out": Expected(TRUE, 1e-4)}})
     (finding,) = run(asked, SETTING, 2, head_start=True, say=lambda line: None)
     assert set(finding.times) == {"total"} and finding.times["total"].p50 > 0

@@ -7,12 +7,12 @@ import torch
 
 from benchmarks import launches
 from benchmarks.benchmark_case import Setting, run
-from benchmarks.shapes import Attention, Sweep
+from benchmarks.shapes import AttentionShape, Sweep
 from tape_ds.kernels.jit import SHARED_MEMORY
 from tape_ds.kernels.launch import INTERPRETER, Launch
 
 SETTING = Setting(torch.device("cpu"), torch.float32)
-SHAPE = Attention(1, 2, 2, 24, 8)
+SHAPE = AttentionShape(1, 2, 2, 24, 8)
 
 
 @pytest.mark.parametrize("documents", [None, 2], ids=["dense", "packed"])

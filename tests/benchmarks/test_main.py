@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import rotate, table
 from benchmarks.__main__ import main
-from benchmarks.benchmark_case import BenchmarkCase, Entry
+from benchmarks.benchmark_case import BenchmarkCase, CaseEntry
 
 
 def test_a_group_is_run_and_stored(toys, tmp_path, capsys):
@@ -31,7 +31,7 @@ def test_a_wrong_rival_of_ours_fails_the_command(toys, tmp_path, monkeypatch, ca
             runner = entry.build()
             return runner._replace(outcome=lambda: {name: 2 * x for name, x in runner.outcome().items()})
 
-        return BenchmarkCase([Entry("ours", entry.encoding, build)], asked.truth)
+        return BenchmarkCase([CaseEntry("ours", entry.encoding, build)], asked.truth)
 
     monkeypatch.setattr(rotate, "case", broken)
     assert main(["rotate", "--device", "cpu", "--out", str(tmp_path)]) == 1

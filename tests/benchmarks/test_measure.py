@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from benchmarks.measure import Runner, Sample, bytes_of, clock, interleaved, peak_bytes, summarise
+from benchmarks.measure import Runner, TimedSample, bytes_of, clock, interleaved, peak_bytes, summarise
 
 CPU = torch.device("cpu")
 
@@ -22,7 +22,7 @@ def test_rivals_take_turns_after_their_warm_up():
 
     def take(runner):
         runner.forward()
-        return Sample(float(len(order)), 0.0)
+        return TimedSample(float(len(order)), 0.0)
 
     samples = interleaved(runners, 3, take, warm_up=2)
     assert order == ["a", "a", "b", "b", "a", "b", "a", "b", "a", "b"]
@@ -35,7 +35,7 @@ def test_forward_and_backward_are_told_apart(monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
     received = []
     sample = clock(CPU, head_start=True)(Runner(lambda: "out", received.append, dict, 0))
-    assert sample == Sample(250.0, 750.0)
+    assert sample == TimedSample(250.0, 750.0)
     assert received == ["out"]
 
 

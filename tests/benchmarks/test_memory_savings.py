@@ -10,7 +10,7 @@ from benchmarks.benchmark_case import TIMED, Setting, run
 from benchmarks.groups import GROUPS
 from benchmarks.measure import _cpu_peak
 from benchmarks.memory_savings import NOTHING, ON_BLOCKS, ON_LOGITS, Saving, apply, hide_copies, outside, savings_of
-from benchmarks.shapes import Model
+from benchmarks.shapes import BenchmarkModel
 from tape_ds.recipe.sections import Memory
 from tape_ds.training.memory_savings import InputOffload
 from tests.model.helpers import tiny_model, tokens
@@ -27,7 +27,7 @@ def small_chunks(monkeypatch):
 
 def test_the_loss_of_whole_rows_is_the_same(toys, small_chunks):
     """Savings on blocks are checked with every other group's implementations; their toy row has a single chunk."""
-    setting, shape = Setting(CPU, torch.float32), Model("tiny", 1, 1, 200)
+    setting, shape = Setting(CPU, torch.float32), BenchmarkModel("tiny", 1, 1, 200)
     found = run(memory_savings.case(shape, setting), setting, 1, head_start=False, say=lambda _: None)
     assert [(finding.implementation, finding.status) for finding in found] == [
         (name, TIMED) for name in NOTHING | ON_LOGITS
@@ -37,10 +37,10 @@ def test_the_loss_of_whole_rows_is_the_same(toys, small_chunks):
 @pytest.mark.parametrize(
     "shape, pulled",
     [
-        (Model("deep", 16, 1, 2_048), ON_BLOCKS),
-        (Model("155M", 1, 1, 4_096), ON_LOGITS),
-        (Model("7B", 8, 1, 8_192), ON_LOGITS | ON_BLOCKS),
-        (Model("155M", 1, 1, 1_024), {}),
+        (BenchmarkModel("deep", 16, 1, 2_048), ON_BLOCKS),
+        (BenchmarkModel("155M", 1, 1, 4_096), ON_LOGITS),
+        (BenchmarkModel("7B", 8, 1, 8_192), ON_LOGITS | ON_BLOCKS),
+        (BenchmarkModel("155M", 1, 1, 1_024), {}),
     ],
 )
 def test_a_saving_that_would_do_nothing_is_not_pulled(shape, pulled):

@@ -13,7 +13,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from evaluation import harness, harness_options, harness_results, harness_tasks, models
-from evaluation.language_model import LanguageModel
+from evaluation.language_model import HarnessModel
 from tape_ds.errors import UserError
 from tape_ds.scoring import continuations
 from tests.evaluation import local_tasks
@@ -45,7 +45,7 @@ def close(mine, others):
 
 @pytest.fixture(scope="module")
 def plain(base):
-    return ask(LanguageModel(models.at(str(base))))
+    return ask(HarnessModel(models.at(str(base))))
 
 
 def test_numbers_are_those_of_lm_evals_own_model(base, plain):
@@ -56,21 +56,21 @@ def test_numbers_are_those_of_lm_evals_own_model(base, plain):
 
 @pytest.mark.parametrize("options", [{"batch_size": 4}, {"batch_size": "auto"}, {"use_cache": False}, {"chunk": 2}])
 def test_batches_and_the_cache_change_nothing(base, plain, options):
-    close(plain, ask(LanguageModel(models.at(str(base)), **options)))
+    close(plain, ask(HarnessModel(models.at(str(base)), **options)))
 
 
 def test_a_tape_run_has_the_numbers_of_lm_evals_own_class(run):
     """Its cache holds wide values, and its prompts are read in pieces."""
     found = models.at(str(run()))
     theirs = HFLM(pretrained=found.load(), tokenizer=found.tokenizer(), max_length=found.native_length)
-    close(ask(LanguageModel(found, chunk=2)), ask(theirs))
+    close(ask(HarnessModel(found, chunk=2)), ask(theirs))
 
 
 def test_a_trained_run_answers_alike_in_every_batch_and_piece(run):
     folder = str(run())
     close(
-        ask(LanguageModel(models.at(folder), use_cache=False)),
-        ask(LanguageModel(models.at(folder), batch_size=4, chunk=2)),
+        ask(HarnessModel(models.at(folder), use_cache=False)),
+        ask(HarnessModel(models.at(folder), batch_size=4, chunk=2)),
     )
 
 
@@ -78,7 +78,7 @@ def test_answers_to_one_question_are_read_once(base, monkeypatch):
     read = []
     real = continuations.score
     monkeypatch.setattr(continuations, "score", lambda model, rows, **k: read.extend(rows) or real(model, rows, **k))
-    LanguageModel(models.at(str(base))).loglikelihood(
+    HarnessModel(models.at(str(base))).loglikelihood(
         requests("loglikelihood", *((text, f" w{answer}") for text in TEXTS[:2] for answer in range(40, 50))), True
     )
     assert [len(row.continuations) for row in read] == [10, 10]
@@ -89,7 +89,7 @@ def test_drawn_text_follows_the_seed_and_repeats_differ(base):
     asked = requests("generate_until", *[(TEXTS[0], drawn)] * 3)
     before = torch.random.get_rng_state()
     first, again, other = (
-        LanguageModel(models.at(str(base)), seed=seed).generate_until(asked, True) for seed in (1, 1, 2)
+        HarnessModel(models.at(str(base)), seed=seed).generate_until(asked, True) for seed in (1, 1, 2)
     )
     assert first == again != other and len(set(first)) == 3
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -103,7 +103,7 @@ class Task:
 
 
 def lengths_of(base, truncate, kind, *arguments, max_length=8):
-    lm = LanguageModel(models.at(str(base)), truncate=truncate, max_length=max_length)
+    lm = HarnessModel(models.at(str(base)), truncate=truncate, max_length=max_length)
     lm.tasks = {"long_task": Task(*requests(kind, *arguments))}
     return lm
 
@@ -127,7 +127,7 @@ def test_what_is_cut_is_counted(base, truncate, kept):
     lm = lengths_of(base, truncate, "loglikelihood", long, short)
     cut, whole = lm.loglikelihood(requests("loglikelihood", long, short), True)
     assert lm.cut == {"requests": 1, "tokens": 4}
-    free = LanguageModel(models.at(str(base)))
+    free = HarnessModel(models.at(str(base)))
     assert free.loglikelihood(requests("loglikelihood", (kept, ANSWERS[2]), short), True) == [
         pytest.approx(cut, abs=1e-5),
         pytest.approx(whole, abs=1e-5),
@@ -149,7 +149,7 @@ def test_an_empty_answer_is_told(base):
 
 def test_nothing_goes_on_behind_an_end_of_text(base, monkeypatch):
     """A tokenizer that puts EOS behind every text would have answers written, and scored, behind it."""
-    lm = LanguageModel(models.at(str(base)))
+    lm = HarnessModel(models.at(str(base)))
     plain, end = lm.tok_encode("w5 w6"), lm.tokenizer.eos_token_id
     encode = type(lm.tokenizer).encode
     monkeypatch.setattr(type(lm.tokenizer), "encode", lambda *args, **options: [*encode(*args, **options), end])
@@ -237,7 +237,7 @@ def test_the_command_and_plain_lm_eval_give_equal_figures(command, base, hub, tm
 def test_a_killed_evaluation_goes_on(command, tmp_path, monkeypatch):
     """What was answered is not asked again, and the result is that of an unbroken start, but for its cost."""
     assert command(folder="unbroken") == 0
-    real, asked = LanguageModel._generate_batch, []
+    real, asked = HarnessModel._generate_batch, []
 
     def killed_at_the_third(self, batch):
         asked.append(batch)
@@ -245,13 +245,13 @@ def test_a_killed_evaluation_goes_on(command, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(self, batch)
 
-    monkeypatch.setattr(LanguageModel, "_generate_batch", killed_at_the_third)
+    monkeypatch.setattr(HarnessModel, "_generate_batch", killed_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         command()
     assert not (tmp_path / "out" / "harness.json").exists()
     interrupted = asked.pop()
-    monkeypatch.setattr(LanguageModel, "_generate_batch", lambda self, batch: asked.append(batch) or real(self, batch))
-    monkeypatch.setattr(LanguageModel, "_score_batch", lambda self, rows: pytest.fail("that is done"))
+    monkeypatch.setattr(HarnessModel, "_generate_batch", lambda self, batch: asked.append(batch) or real(self, batch))
+    monkeypatch.setattr(HarnessModel, "_score_batch", lambda self, rows: pytest.fail("that is done"))
     assert command() == 0
     assert len(asked) == 4 and asked[2] == interrupted and len({str(batch) for batch in asked}) == 4
     found = [json.loads((tmp_path / name / "harness.json").read_text())["figures"] for name in ("out", "unbroken")]

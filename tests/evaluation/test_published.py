@@ -55,7 +55,7 @@ def test_throughput_is_one_over_time():
 
 def test_a_table_with_a_number_too_few_is_refused():
     with pytest.raises(AssertionError, match="Table X"):
-        published.Table("Table X", "", "", published.find("Table 9").quantities, {"LoRA": (1.0, 2.0)})
+        published.PublishedTable("Table X", "", "", published.find("Table 9").quantities, {"LoRA": (1.0, 2.0)})
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from evaluation import report
 from evaluation.pages import charts, columns, numbers
-from evaluation.pages.parts import Best, Chart, Line, Note, Table
+from evaluation.pages.parts import Best, Chart, Line, Note, PageTable
 from tests.evaluation import report_examples as examples
 
 
@@ -29,7 +29,7 @@ def section(built, title):
 
 def table(built, title, words):
     """The one table of a section whose caption has ``words``: row -> head -> cell."""
-    (found,) = [part for part in section(built, title) if isinstance(part, Table) and words in part.caption]
+    (found,) = [part for part in section(built, title) if isinstance(part, PageTable) and words in part.caption]
     heads = [head.text for head in found.heads]
     return {name: dict(zip(heads[1:], cells, strict=True)) for name, cells in found.rows}
 
@@ -104,7 +104,7 @@ def test_perplexities_scored_with_other_options_share_no_table(option):
     other = examples.perplexity(source="stdlib")
     other.config.update(option)
     built = page(("a", {"perplexity": examples.perplexity(source="stdlib")}), ("b", {"perplexity": other}))
-    found = [part for part in section(built, "Perplexity by length") if isinstance(part, Table)]
+    found = [part for part in section(built, "Perplexity by length") if isinstance(part, PageTable)]
     assert [[head.text for head in part.heads if head.run is not None] for part in found] == [["a"], ["b"]]
     assert f"--{next(iter(option))}" in found[1].caption
 
@@ -149,7 +149,7 @@ def test_perplexities_scored_by_other_conventions_or_on_other_data_share_no_tabl
         ("b", {"perplexity": examples.perplexity(convention="new_tokens")}),
         ("c", {"perplexity": examples.perplexity(print_="c" * 64)}),
     )
-    found = [part for part in section(built, "Perplexity by length") if isinstance(part, Table)]
+    found = [part for part in section(built, "Perplexity by length") if isinstance(part, PageTable)]
     assert [[head.text for head in part.heads if head.run is not None] for part in found] == [["a"], ["c"], ["b"]]
     assert "data bin:pg19/test.bin" in loud(built, "What was run")
 
@@ -188,7 +188,7 @@ def test_heat_maps_share_their_axes_and_leave_out_what_was_not_asked():
     fewer = examples.passkey(lambda length, depth: 0 if length > 8000 else 3, trials=4)
     fewer.figures["cells"] = [cell for cell in fewer.figures["cells"] if cell["depth"] != 0.5]
     built = page(("a", {"passkey": examples.passkey()}), ("b", {"passkey": fewer}))
-    maps = [part for part in section(built, "Passkeys found") if isinstance(part, Table) and part.run is not None]
+    maps = [part for part in section(built, "Passkeys found") if isinstance(part, PageTable) and part.run is not None]
     assert [part.caption for part in maps] == ["a", "b"]
     rows = {part.caption: {name: list(cells) for name, cells in part.rows} for part in maps}
     assert list(rows["a"]) == list(rows["b"]) == ["0 %", "25 %", "50 %", "75 %", "100 %"]
@@ -208,7 +208,9 @@ def test_the_published_protocol_has_no_depths():
     built = page(("a", {"passkey": made}))
     totals = table(built, "Passkeys found", "all depths")
     assert totals["8,000"] == {"a": "95 (19/20)"}
-    assert not [part for part in section(built, "Passkeys found") if isinstance(part, Table) and part.run is not None]
+    assert not [
+        part for part in section(built, "Passkeys found") if isinstance(part, PageTable) and part.run is not None
+    ]
 
 
 def test_scrolls_with_errors_and_counts():
@@ -234,7 +236,7 @@ def test_harness_tasks_of_other_shots_share_no_row():
 
 def test_members_of_a_group_are_folded():
     tables = list(section(page(("a", {"harness": examples.harness()})), "MMLU, ARC and other tasks"))
-    names = {part.folded: [name for name, _ in part.rows] for part in tables if isinstance(part, Table)}
+    names = {part.folded: [name for name, _ in part.rows] for part in tables if isinstance(part, PageTable)}
     assert names == {
         False: ["mmlu_humanities, acc, 0 shots", "arc_challenge, acc_norm, 0 shots", "arc_easy, acc, 0 shots"],
         True: ["mmlu_philosophy, acc, 0 shots"],

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from evaluation import window_jobs
-from evaluation.texts import Text
+from evaluation.texts import ScoredText
 from evaluation.window_jobs import Scoring, figures, plan, tokens
 
 BLOCKS = Scoring("blocks", 256, None, False, False, None)
 
 
 def text(name, size, stream=False):
-    return Text(name, np.arange(size, dtype=np.int32), stream)
+    return ScoredText(name, np.arange(size, dtype=np.int32), stream)
 
 
 def test_jobs_hold_neighbours_of_so_many_tokens_and_the_longest_come_first(monkeypatch):

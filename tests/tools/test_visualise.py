@@ -14,7 +14,7 @@ from matplotlib import colormaps, image
 from transformers import GPTJConfig, GPTJForCausalLM
 
 from evaluation import map_figures
-from evaluation.pages.maps import Kind, Map
+from evaluation.pages.maps import Map, MapKind
 from tape_ds import TapeForCausalLM, results
 from tape_ds.scoring.inspection import inspect
 from tests.export.conftest import base, run
@@ -205,8 +205,8 @@ def hostile_page():
     """A page of tokens and names that would be code if anything took them for that."""
     values_TT = np.tri(len(HOSTILE)) / np.arange(1, len(HOSTILE) + 1)[:, None]
     kinds = [
-        Kind(f"attention: {HOSTILE[0]}", "weight", [Map("layer 1", "mean", values_TT)], rooted=True),
-        Kind("difference", "weight", [Map("layer 1", "mean", -values_TT)], signed=True, rooted=True),
+        MapKind(f"attention: {HOSTILE[0]}", "weight", [Map("layer 1", "mean", values_TT)], rooted=True),
+        MapKind("difference", "weight", [Map("layer 1", "mean", -values_TT)], signed=True, rooted=True),
     ]
     return map_figures.page(kinds, HOSTILE, HOSTILE[0], HOSTILE[0])
 
@@ -223,7 +223,7 @@ def test_tokens_and_names_are_never_code():
 def test_a_picture_has_the_colour_of_each_number():
     """Roots of 0, 0.25 and 1 lie at the beginning, the middle and the end of the colours."""
     one = Map("layer 1", "mean", np.array([[1.0, 9.0], [0.25, 0.0]]))
-    kind = Kind("attention", "", [one], rooted=True)
+    kind = MapKind("attention", "", [one], rooted=True)
     (pixels,) = shown(f'<img src="{map_figures.picture(one, kind)}" alt="it">').values()
     colours = colormaps[map_figures.EVEN]
     for place, share in {(0, 0): 1.0, (1, 0): 0.5, (1, 1): 0.0}.items():
@@ -234,10 +234,10 @@ def test_a_picture_has_the_colour_of_each_number():
 @pytest.mark.parametrize(("values", "limits"), [([0.0, 0.5], (0.0, 0.5)), ([0.25, 0.25], (0.0, 0.25))])
 def test_colours_of_rooted_numbers_begin_at_zero(values, limits):
     one = Map("layer 1", "mean", np.array([[values[0], 9.0], [values[1], values[0]]]))
-    assert Kind("attention", "", [one], rooted=True).limits() == limits
+    assert MapKind("attention", "", [one], rooted=True).limits() == limits
 
 
 def test_colours_of_differences_are_even_around_zero():
     one = Map("layer 1", "mean", np.array([[0.0, 9.0], [-0.5, 0.25]]))
-    low, high = Kind("difference", "", [one], signed=True).limits()
+    low, high = MapKind("difference", "", [one], signed=True).limits()
     assert -low == high == pytest.approx(0.5, abs=0.01)

@@ -27,7 +27,7 @@ WHOLE, ODD = 8192, 8187
 """Tokens of a row: of the main recipe, and of some text."""
 
 
-class Model(NamedTuple):
+class ModelShape(NamedTuple):
     """What kernels see of a model."""
 
     heads: int
@@ -45,10 +45,17 @@ class Model(NamedTuple):
         return f"H={self.heads} G={self.groups} K={self.width}"
 
 
-LLAMA_7B, LLAMA_8B = Model(32, 32, 128), Model(32, 8, 128)
-OTHERS = (Model(12, 12, 64), Model(9, 3, 64), Model(12, 12, 96), Model(32, 8, 80), Model(8, 8, 32), Model(4, 2, 16))
+LLAMA_7B, LLAMA_8B = ModelShape(32, 32, 128), ModelShape(32, 8, 128)
+OTHERS = (
+    ModelShape(12, 12, 64),
+    ModelShape(9, 3, 64),
+    ModelShape(12, 12, 96),
+    ModelShape(32, 8, 80),
+    ModelShape(8, 8, 32),
+    ModelShape(4, 2, 16),
+)
 """155M (TAPE, arXiv:2501.00712), SmolLM2-135M, head sizes that are no power of 2, small ones."""
-LARGE = (Model(64, 8, 128), Model(40, 40, 128))
+LARGE = (ModelShape(64, 8, 128), ModelShape(40, 40, 128))
 """Llama-3-70B, Llama-2-13B."""
 
 
@@ -65,7 +72,7 @@ def differentiate(call: Callable[..., Tensor | tuple[Tensor, ...]], *inputs: Ten
     torch.autograd.backward(outs, [torch.empty_like(out) for out in outs])
 
 
-def attention(model: Model, dtype: torch.dtype, queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def attention(model: ModelShape, dtype: torch.dtype, queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries, keys, values and position states, which lie as the layers' updates leave them."""
     k_BGSK, v_BGSK = (heads(keys, model.groups, model.width, dtype) for _ in range(2))
     e_BGSK = torch.empty(1, model.groups, keys, model.width, dtype=dtype, device=DEVICE, requires_grad=True)
@@ -80,7 +87,7 @@ def documents(tokens: int) -> Tensor:
 def tape_attention_calls(dtype: torch.dtype) -> Calls:
     """Training (also deterministic), packed or not; then prefilling a cache in pieces."""
 
-    def trained(model: Model, tokens: int, packed: bool, **options: bool) -> tuple[str, Callable[[], object]]:
+    def trained(model: ModelShape, tokens: int, packed: bool, **options: bool) -> tuple[str, Callable[[], object]]:
         borders = document_borders(documents(tokens)) if packed else None
         name = " ".join([model.name, f"T={tokens}", *["documents"] * packed, *(f"{k}={v}" for k, v in options.items())])
         inputs = attention(model, dtype, tokens, tokens)
@@ -124,7 +131,7 @@ def position_mix_calls(dtype: torch.dtype) -> Calls:
     """Both updates or one of them, in the first layer (no state yet) or behind it, trained or decoding."""
 
     def mixed(
-        model: Model, tokens: int, batch: int = 1, without: str = "", unit: bool = False
+        model: ModelShape, tokens: int, batch: int = 1, without: str = "", unit: bool = False
     ) -> tuple[str, Callable[[], object]]:
         state, attend, gate = (name != without for name in ("state", "attend", "gate"))
         weight = functools.partial(torch.empty, dtype=torch.float32, device=DEVICE, requires_grad=True)

@@ -86,7 +86,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def check(options: argparse.Namespace) -> "runs.Work":
+def check(options: argparse.Namespace) -> "runs.ExperimentWork":
     """The experiment with what the command line changes in it.
 
     Raises:
@@ -112,7 +112,7 @@ def check(options: argparse.Namespace) -> "runs.Work":
     output = Path(options.output) if options.output else table.output_of(found, options.experiment, options.scale)
     many = 8 if options.scale == PAPER else runs.default_processes(options.jobs)
     starting = runs.Starting(options.processes or found.processes or many, options.launcher)
-    return runs.Work(name, found, output, starting, options.jobs)
+    return runs.ExperimentWork(name, found, output, starting, options.jobs)
 
 
 def check_launcher(launcher: str) -> list[Problem]:
@@ -125,7 +125,7 @@ def check_launcher(launcher: str) -> list[Problem]:
     return [] if known else [Problem("launcher", launcher, f"there is no program {words[0]}", "install it")]
 
 
-def outline(work: "runs.Work", planned: Sequence["runs.Run"]) -> str:
+def outline(work: "runs.ExperimentWork", planned: Sequence["runs.PlannedRun"]) -> str:
     """What will be run."""
     found, shown = work.experiment, work.starting.shown
     lines = [f"{found.label}: {found.about}" if found.label else found.about]
@@ -169,7 +169,7 @@ def write_overview() -> None:
     print(f"written: {overview.PAGE}", flush=True)
 
 
-def run_experiment(work: "runs.Work", planned: Sequence["runs.Run"], write: Callable[[], str]) -> int:
+def run_experiment(work: "runs.ExperimentWork", planned: Sequence["runs.PlannedRun"], write: Callable[[], str]) -> int:
     """Run what is not done, and write the page after each run that was not complete before, and in the end."""
     found, failed = work.experiment, {}
     log = work.run_steps("before", work.commands(found.before), work.own, "")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation import published
-from evaluation.published import Number, Quantity, Table
+from evaluation.published import Number, PublishedTable, Quantity
 from tape_ds import results
 from tape_ds.installation import ROOT
 from tape_ds.markdown_table import markdown_table
@@ -21,7 +21,7 @@ MISSING = "-"
 
 
 @dataclass(frozen=True)
-class Source:
+class StoredSource:
     """A stored result that numbers were taken from, and what one has to know of it."""
 
     path: str
@@ -33,7 +33,7 @@ class Source:
     commit: str
 
     @classmethod
-    def of(cls, path: Path, result: results.Result | None) -> "Source":
+    def of(cls, path: Path, result: results.Result | None) -> "StoredSource":
         """What a result says of itself; the first row of a benchmark's table says what holds for all of them."""
         if result is not None:
             commit = (
@@ -73,7 +73,7 @@ class Measured:
     experiment: str
     setting: str
     rows: Rows
-    sources: tuple[Source, ...] = ()
+    sources: tuple[StoredSource, ...] = ()
     files: tuple[str, ...] = ()
     """Pictures and pages that are part of it, from the repository's top."""
     remarks: tuple[str, ...] = ()
@@ -106,12 +106,12 @@ class Measured:
             method: {Quantity(each["task"], each["metric"], each["length"]): each["value"] for each in numbers}
             for method, numbers in data["methods"].items()
         }
-        sources = tuple(Source(**each) for each in data["sources"])
+        sources = tuple(StoredSource(**each) for each in data["sources"])
         lists = (tuple(data["files"]), tuple(data["remarks"]))
         return cls(data["experiment"], data["setting"], rows, sources, *lists, data["scale"], data.get("page", page))
 
 
-def tables_of(label: str) -> list[Table]:
+def tables_of(label: str) -> list[PublishedTable]:
     """What is published under a label."""
     return [table for table in published.TABLES if table.name.split(",")[0] == label]
 
@@ -135,7 +135,7 @@ def beside(label: str, ours: Measured, base: Path) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _numbers(whose: str, rows: Mapping[str, Mapping[Quantity, Number]], tables: Sequence[Table]) -> str:
+def _numbers(whose: str, rows: Mapping[str, Mapping[Quantity, Number]], tables: Sequence[PublishedTable]) -> str:
     """A row for each method, with the decimals of the published tables; without one, three."""
 
     def places(quantity: Quantity) -> int:
@@ -162,7 +162,7 @@ def listed(heading: str, lines: Iterable[str]) -> str:
     return "\n".join([f"{heading}:", "", *found]) if found else ""
 
 
-def origin(sources: Sequence[Source], commands: Iterable[str] = ()) -> str:
+def origin(sources: Sequence[StoredSource], commands: Iterable[str] = ()) -> str:
     """Which commands made the numbers (none: those of the sources), on what, and when."""
     if not sources:
         return ""
@@ -173,7 +173,7 @@ def origin(sources: Sequence[Source], commands: Iterable[str] = ()) -> str:
     return "\n".join([f"Made by ({made}):" if made else "Made by:", "", *lines])
 
 
-def hardware(sources: Sequence[Source]) -> str:
+def hardware(sources: Sequence[StoredSource]) -> str:
     """The machines of the sources."""
     return "; ".join(dict.fromkeys(source.hardware for source in sources if source.hardware))
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from tape_ds import results, storage
 from tools.experiment import page, readings
-from tools.experiment.page import Measured, Source
+from tools.experiment.page import Measured, StoredSource
 from tools.experiment.readings import Numbers, Rows
-from tools.experiment.runs import Run, Work
-from tools.experiment.study import Row, Study
+from tools.experiment.runs import ExperimentWork, PlannedRun
+from tools.experiment.study import Study, StudyRow
 from tools.experiment.study import text as comparison
 
 
-def write(work: Work, planned: Sequence[Run], folder: Path, typed: Sequence[str]) -> str:
+def write(work: ExperimentWork, planned: Sequence[PlannedRun], folder: Path, typed: Sequence[str]) -> str:
     """``NAME``.md, .json and .csv of what is complete, in ``folder``; returns the page.
 
     Args:
@@ -60,7 +60,9 @@ def write(work: Work, planned: Sequence[Run], folder: Path, typed: Sequence[str]
     return f"{text}\nwritten to {folder / work.name}.md, .json"
 
 
-def gather(work: Work, complete: Sequence[Run], last: Path | None) -> tuple[Rows, list[Row], list[Source]]:
+def gather(
+    work: ExperimentWork, complete: Sequence[PlannedRun], last: Path | None
+) -> tuple[Rows, list[StudyRow], list[StoredSource]]:
     """What stands beside published numbers, the mean of each row's runs; every run's own; and what they are from.
 
     Beside published numbers stands what the last commands wrote: ``then``, else ``score``, else the launchers.
@@ -84,16 +86,16 @@ def gather(work: Work, complete: Sequence[Run], last: Path | None) -> tuple[Rows
             if beside:
                 shown |= {each: value for each, value in rows[""].items() if each.task}
             if beside or not asked.label:
-                sources.append(Source.of(path, result))
+                sources.append(StoredSource.of(path, result))
         for label, each in own.items():
             if not label or (label, run.seed) not in untouched:  # every arm of a seed scores the same untouched model
-                made.append(Row(label or run.arm, None if label else run.seed, each))
+                made.append(StudyRow(label or run.arm, None if label else run.seed, each))
                 untouched.add((label, run.seed))
         if shown:
             found.setdefault(asked.names.get(run.arm, run.arm), []).append(shown)
     for path in sorted(last.glob("*.*")) if asked.then and last is not None else ():
         read, read_from = readings.read(path)
-        sources += [Source.of(path, read_from)] if read else []
+        sources += [StoredSource.of(path, read_from)] if read else []
         for label, numbers in read.items():
             found.setdefault(asked.names.get(label, label), []).append(numbers)
     return {label: page.mean(each) for label, each in found.items()}, made, sources

@@ -38,7 +38,7 @@ SAME = (
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """One arm with one seed."""
 
     arm: str
@@ -185,7 +185,7 @@ def check_jobs(count: int) -> list[Problem]:
     return []
 
 
-def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: int) -> list[Run]:
+def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: int) -> list[PlannedRun]:
     """A run of each arm for each seed, each checked as the launcher would.
 
     Seed by seed, over all arms: whatever stops the experiment, what is complete can be paired. A run lies in a folder
@@ -221,11 +221,11 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
             problems[arm] = error.problems
     raise_if_any(_merged(problems, len(asked.arms)))
 
-    def run(arm: str, seed: int | None) -> Run:
+    def run(arm: str, seed: int | None) -> PlannedRun:
         other = "" if seed in (None, own_seeds[arm]) else f"_seed_{seed}"
         extra = [] if seed is None else ["--seed", str(seed)]
         recipe, words = load(arm, [*extra, "--output_dir", str(output / f"{table.folder_of(arm)}{other}")])
-        return Run(arm, arm + (f", seed {seed}" if asked.seeds else ""), recipe, words)
+        return PlannedRun(arm, arm + (f", seed {seed}" if asked.seeds else ""), recipe, words)
 
     seeds: Sequence[int | None] = asked.seeds or [None]
     found = [run(arm, seed) for seed in seeds for arm in asked.arms]
@@ -254,7 +254,7 @@ def _merged(problems: Mapping[str, Sequence[Problem]], count: int) -> list[Probl
     ]
 
 
-def _sharing(planned: Sequence[Run]) -> Iterator[Problem]:
+def _sharing(planned: Sequence[PlannedRun]) -> Iterator[Problem]:
     """Runs that would lie in one folder, as those of an arm that is called as another's seed."""
     whose: dict[Path, list[str]] = {}
     for run in planned:
@@ -264,7 +264,7 @@ def _sharing(planned: Sequence[Run]) -> Iterator[Problem]:
             yield Problem("arms", " and ".join(labels), f"would share the folder {folder}", "name them otherwise")
 
 
-def _unequal(asked: Experiment, planned: Sequence[Run]) -> Iterator[Problem]:
+def _unequal(asked: Experiment, planned: Sequence[PlannedRun]) -> Iterator[Problem]:
     """What arms do not share without which the rows of one table would not compare."""
     recipes = {run.arm: run.recipe for run in planned}
     for name in SAME:
@@ -285,7 +285,7 @@ def _differing(name: str, values: Mapping[str, Any], asked: Experiment) -> Itera
 
 
 @dataclass(frozen=True)
-class Work:
+class ExperimentWork:
     """An experiment as a command line asks for it: its runs and commands, and where they write."""
 
     name: str
@@ -302,33 +302,33 @@ class Work:
         """The folder of what is of no single run."""
         return self.output / self.name
 
-    def commands(self, texts: Sequence[str], run: Run | None = None) -> list[list[str]]:
+    def commands(self, texts: Sequence[str], run: PlannedRun | None = None) -> list[list[str]]:
         """The words of the experiment's commands."""
         values = {"output": self.output, "own": self.own} | ({} if run is None else {"run": run.folder, "arm": run.arm})
         return [table.filled(text, values) for text in texts]
 
-    def training(self, run: Run) -> list[str]:
+    def training(self, run: PlannedRun) -> list[str]:
         """The command that trains a run."""
         return ["launch", f"launchers/{run.recipe.LAUNCHER}.py", *run.arguments, "--resume", "auto"]
 
-    def scored(self, run: Run) -> str | None:
+    def scored(self, run: PlannedRun) -> str | None:
         """When a run was trained and every command that scores it had ended; None: that is yet to be done."""
         found = run.result()
         if found is None:
             return None
         return _all_ended(run.folder, self.commands(self.experiment.score, run), str(found.finished))
 
-    def all_scored(self, planned: Sequence[Run]) -> str | None:
+    def all_scored(self, planned: Sequence[PlannedRun]) -> str | None:
         """When the last of the runs was :meth:`scored`; None: one has yet to be."""
         when = [found for run in planned if (found := self.scored(run)) is not None]
         return max(when, default="") if len(when) == len(planned) else None
 
-    def concluded(self, planned: Sequence[Run]) -> bool:
+    def concluded(self, planned: Sequence[PlannedRun]) -> bool:
         """Whether the commands that come last have ended since all runs were scored."""
         since = self.all_scored(planned)
         return since is not None and _all_ended(self.own, self.commands(self.experiment.then), since) is not None
 
-    def run_one(self, run: Run) -> Path | None:
+    def run_one(self, run: PlannedRun) -> Path | None:
         """Train and score a run, whatever of that is not done; the log of what failed.
 
         Raises:
@@ -347,7 +347,7 @@ class Work:
         commands = self.commands(self.experiment.score, run)
         return self.run_steps(run.label, commands, run.folder, str(found.finished))
 
-    def run_all(self, planned: Sequence[Run]) -> Iterator[tuple[Run, Path | None]]:
+    def run_all(self, planned: Sequence[PlannedRun]) -> Iterator[tuple[PlannedRun, Path | None]]:
         """Runs in their order, some at a time, each with the log of what failed in it when it has ended."""
         if self.jobs == 1:  # a pool would begin the next run while the caller writes the page of this one
             yield from ((run, self.run_one(run)) for run in planned)
@@ -373,14 +373,14 @@ class Work:
                 if self.starting.run_command(words, log) != 0:
                     return log
                 left = sorted(name for name, _ in _results(folder) - before)
-                step = done[shlex.join(words)] = Step(results.now(), left)
+                step = done[shlex.join(words)] = EndedStep(results.now(), left)
                 storage.write_json(folder / STEPS, {typed: asdict(each) for typed, each in done.items()})
             since = step.ended
         return None
 
 
 @dataclass(frozen=True)
-class Step:
+class EndedStep:
     """A command that has ended."""
 
     ended: str
@@ -392,14 +392,14 @@ class Step:
         return self.ended >= since and all((folder / name).is_file() for name in self.left)
 
 
-def _steps(folder: Path) -> dict[str, Step]:
+def _steps(folder: Path) -> dict[str, EndedStep]:
     """The commands that have ended in a folder."""
     try:
         found = json.loads((folder / STEPS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     # a time alone: of a version that knew nothing of results
-    return {typed: Step(each, []) if isinstance(each, str) else Step(**each) for typed, each in found.items()}
+    return {typed: EndedStep(each, []) if isinstance(each, str) else EndedStep(**each) for typed, each in found.items()}
 
 
 def _all_ended(folder: Path, commands: Sequence[Sequence[str]], since: str) -> str | None:

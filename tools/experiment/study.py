@@ -76,7 +76,7 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Row:
+class StudyRow:
     """What one run came to."""
 
     arm: str
@@ -104,7 +104,7 @@ class Claim:
 class Study:
     """The complete runs of an experiment."""
 
-    rows: Sequence[Row]
+    rows: Sequence[StudyRow]
     reference: str
     asked: str = ""
     """Name of the primary figure; none: the first."""
@@ -142,9 +142,9 @@ class Study:
         return ITSELF if self.primary.is_difference else self.reference
 
     @cached_property
-    def arms(self) -> dict[str, list[Row]]:
+    def arms(self) -> dict[str, list[StudyRow]]:
         """The runs of each arm."""
-        found: dict[str, list[Row]] = {}
+        found: dict[str, list[StudyRow]] = {}
         for row in self.rows:
             found.setdefault(row.arm, []).append(row)
         return found

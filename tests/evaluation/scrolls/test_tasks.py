@@ -12,7 +12,7 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoTokenizer
 
 from evaluation import models
-from evaluation.language_model import LanguageModel
+from evaluation.language_model import HarnessModel
 from tape_ds.data.scrolls import examples, prompts, rows
 from tape_ds.data.scrolls.datasets import DATASETS
 from tape_ds.errors import UserError
@@ -107,7 +107,7 @@ def test_training_generation_and_lm_eval_read_the_same_ids(name, room, manager, 
     assert set(cut) == {room == 120}
     model, plain = Says(lambda prompt: ""), HFLM(pretrained=str(llama), device="cpu")
     evaluate(model, manager(max_tokens=max_tokens, tokenizer=str(llama)), f"tape_scrolls_{name}")
-    ours = LanguageModel(models.at(str(llama)))
+    ours = HarnessModel(models.at(str(llama)))
     for prompt, each in zip([prompt for prompt, _ in model.asked], asked, strict=True):
         assert plain.tok_encode(prompt) == ours.tok_encode(prompt) == each
 

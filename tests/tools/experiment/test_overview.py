@@ -15,7 +15,7 @@ from tape_ds.installation import ROOT
 from tools import plan
 from tools.experiment import __main__ as experiment
 from tools.experiment import overview, table
-from tools.experiment.page import Measured, Source
+from tools.experiment.page import Measured, StoredSource
 
 COMMITTED = ROOT / overview.PAGE
 
@@ -35,7 +35,7 @@ def copy(tmp_path):
 
 def store(root, name, rows, scale="small"):
     """What ``python -m tools.experiment NAME --results docs/results/reproduce`` leaves."""
-    source = Source("runs/x.json", "python tools/x.py --y", "2 x H100", "2027-01-01T00:00:00+00:00", "abc")
+    source = StoredSource("runs/x.json", "python tools/x.py --y", "2 x H100", "2027-01-01T00:00:00+00:00", "abc")
     ours = Measured(name, "a small model", rows, (source,), remarks=("It shows nothing.",), scale=scale)
     results.save(results.collect(command=["x"]).finish(ours.figures()), root / overview.STORED / f"{name}_{scale}.json")
 

@@ -13,7 +13,7 @@ from tape_ds import results
 from tape_ds.errors import UserError
 from tape_ds.installation import ROOT
 from tools.experiment import runs
-from tools.experiment.runs import Starting, Work
+from tools.experiment.runs import ExperimentWork, Starting
 from tools.experiment.table import Experiment
 
 TRAIN = ["launch", "launchers/pretrain_c4.py"]
@@ -57,7 +57,7 @@ def work():
     asked = experiment(score=["python one {run}", "python two {run}"])
     done.clear()
     planned[:] = runs.plan(asked, [], Path("o"), 2)
-    return Work("x", asked, Path("o"), Fake(2))
+    return ExperimentWork("x", asked, Path("o"), Fake(2))
 
 
 def test_a_result_belongs_to_the_recipe_it_was_made_with():
@@ -166,7 +166,7 @@ def test_a_run_that_was_trained_again_is_scored_again(work, monkeypatch):
 
 
 def test_what_failed_is_named_and_not_scored(work):
-    failing = Work("x", experiment(score=["python fail", "python never"]), Path("o"), Fake(2))
+    failing = ExperimentWork("x", experiment(score=["python fail", "python never"]), Path("o"), Fake(2))
     log = failing.run_one(planned[0])
     assert log.parent == Path("o/a") and "fail" in log.name and done[-1] == ["python", "fail"]
     assert failing.scored(planned[0]) is None and planned[0].result() is not None
@@ -194,8 +194,8 @@ def test_a_recipe_with_a_credential_is_stored_without_it_and_still_the_runs_own(
 
 def test_jobs_run_at_the_same_time(work, monkeypatch):
     both = threading.Barrier(2, timeout=20)
-    monkeypatch.setattr(Work, "run_one", lambda self, run: None if both.wait() in (0, 1) else run)
-    two = Work("x", work.experiment, Path("o"), work.starting, jobs=2)
+    monkeypatch.setattr(ExperimentWork, "run_one", lambda self, run: None if both.wait() in (0, 1) else run)
+    two = ExperimentWork("x", work.experiment, Path("o"), work.starting, jobs=2)
     assert [log for _, log in two.run_all(planned)] == [None, None]
 
 

@@ -8,14 +8,14 @@ from evaluation.published import Quantity
 from tape_ds import results
 from tape_ds.errors import UserError
 from tools.experiment import study as studies
-from tools.experiment.study import Measure, Row, Study, verdict
+from tools.experiment.study import Measure, Study, StudyRow, verdict
 
 LOSS = Quantity("", "loss_past_native")
 SHARE = Quantity("look_back", "accuracy", 72)
 
 
 def rows(arm, values, quantity=LOSS, first=0):
-    return [Row(arm, seed, {quantity: value}) for seed, value in enumerate(values, first)]
+    return [StudyRow(arm, seed, {quantity: value}) for seed, value in enumerate(values, first)]
 
 
 def study(*found, asked=""):
@@ -74,11 +74,11 @@ def test_what_cannot_be_compared_is_said():
     assert sentence(ROPE, rows("tape", [math.nan, 1.0])) == "tape: no verdict, a figure of seed 0 is not finite."
     assert "shares no seed with rope" in sentence(ROPE, rows("tape", [1.0], first=20))
     assert "shares no seed with rope" in sentence(rows("tape", [1.0, 2.0])), "the reference failed"
-    assert study([Row("untouched", None, {LOSS: 1.0})], ROPE).claims == []
+    assert study([StudyRow("untouched", None, {LOSS: 1.0})], ROPE).claims == []
 
 
 def test_the_primary_figure_is_named_with_or_without_its_task():
-    both = [Row("rope", 0, {SHARE: 1.0, Quantity("look_back", "accuracy", 96): 0.0, LOSS: 2.0})]
+    both = [StudyRow("rope", 0, {SHARE: 1.0, Quantity("look_back", "accuracy", 96): 0.0, LOSS: 2.0})]
     for name in ("accuracy_72", "look_back_accuracy_72"):
         assert study(both, asked=name).primary == Measure(SHARE)
     for wrong in ("accuracy_7", "accuracy"):
@@ -89,8 +89,8 @@ def test_the_primary_figure_is_named_with_or_without_its_task():
 def test_the_page_has_means_seeds_and_claims():
     cost = Quantity("", "parameters")
     each = [("rope", 0, 30), ("rope", 1, 31), ("tape", 0, 60), ("tape", 1, 61)]
-    found = [Row(arm, seed, {SHARE: value, cost: 1e6}) for arm, seed, value in each]
-    text = studies.text(study(found, [Row("nope", 3, {cost: 7.0})]))
+    found = [StudyRow(arm, seed, {SHARE: value, cost: 1e6}) for arm, seed, value in each]
+    text = studies.text(study(found, [StudyRow("nope", 3, {cost: 7.0})]))
     assert "| arm | runs | look back accuracy 72 | parameters |" in text
     assert "| tape | 2 | 60.5 ± 6.4% | 1,000,000 |" in text and "| nope | 1 | N/A | 7 |" in text
     assert "| look back accuracy 72, by seed | 0 | 1 | 3 |" in text and "| tape | 60.0% | 61.0% | N/A |" in text
@@ -102,7 +102,7 @@ def test_the_page_has_means_seeds_and_claims():
 def test_a_difference_is_held_against_nothing_but_0():
     """Every arm that has it against itself; one without updates has nothing to switch off, and no claim."""
     by_updates = Quantity("", "loss_by_updates")
-    norms = [Row("rope", seed, {LOSS: 1.5}) for seed in (0, 1)]
+    norms = [StudyRow("rope", seed, {LOSS: 1.5}) for seed in (0, 1)]
     made = study(norms, rows("tape", [0.25, 0.5], by_updates), asked="loss_by_updates")
     (claim,) = made.claims
     assert (claim.arm, claim.differences) == ("tape", {0: 0.25, 1: 0.5})
