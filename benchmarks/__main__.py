@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line; what depends on the machine is filled in."""
+    """Return the command line; what depends on the machine is filled in."""
     parser = Parser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("groups", nargs="*", help=f"{', '.join(GROUPS)}; default: all; or choose, campaign")
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
@@ -114,12 +114,12 @@ def check(options: argparse.Namespace) -> None:
 
 
 def known(options: argparse.Namespace) -> dict[str, Group]:
-    """The groups with the shapes that this run means."""
+    """Return the groups with the shapes that this run means."""
     return toys.groups() if options.toys else GROUPS
 
 
 def chosen_shapes(group: Group, options: argparse.Namespace) -> list[Any]:
-    """The group's shapes on this device that were asked for."""
+    """Return the group's shapes on this device that were asked for."""
     return [shape for shape in group.shapes(options.device) if options.shapes in shape.label]
 
 

@@ -54,7 +54,7 @@ class PackingLayout(NamedTuple):
     """Whether one call takes all pieces and gives as many; else there is a call for each."""
 
     def returned(self, dv: Tensor, de: Tensor) -> Parts:
-        """What comes back to each piece of the output, in memory as the piece."""
+        """Return what comes back to each piece of the output, in memory as the piece."""
         pieces = [x.detach().requires_grad_() for x in self.values(dv, de)]
         out = self.output(tuple(pieces))
         found = torch.autograd.grad(out, pieces, _joined((dv, de))[..., : out.shape[-1]])  # RoPE's is the first half
@@ -72,7 +72,7 @@ def _joined(parts: Parts) -> Tensor:
 
 
 def _thrice(v: Tensor, e: Tensor) -> Parts:
-    """The value, and cosines and sines K wide each: two equal halves."""
+    """Return the value, and cosines and sines K wide each: two equal halves."""
     cos, sin = e.chunk(2, dim=-1)
     return v, torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
 
@@ -109,7 +109,7 @@ class Implementation(NamedTuple):
 
 
 def implementations(shape: AttentionShape, device: torch.device) -> Iterator[Implementation]:
-    """All on this device."""
+    """Yield all on this device."""
     documents = calls.documents_of(shape, device)
     on_cpu = device.type == "cpu"
     makers: dict[str, Make] = {}
@@ -156,7 +156,7 @@ def ours(documents: calls.PackedDocuments | None, deterministic: bool) -> Callab
 
 
 def case(shape: AttentionShape, setting: Setting) -> BenchmarkCase:
-    """Every implementation at one shape."""
+    """Return every implementation at one shape."""
     return between(implementations(shape, setting.device), shape, setting)
 
 

@@ -95,7 +95,7 @@ def error_of(x: Tensor, expected: Tensor) -> float:
 
 
 def expected_from(exact: Mapping[str, Tensor], plain: Mapping[str, Tensor], dtype: torch.dtype) -> Truth:
-    """The truth, and how far from it a result may be: twice as far as plain PyTorch is in the same precision."""
+    """Return the truth, and how far from it a result may be: twice as far as plain PyTorch is in the same precision."""
     assert exact.keys() == plain.keys()
     return {
         name: Expected(value, max(FACTOR * error_of(plain[name], value), FLOOR[dtype])) for name, value in exact.items()
@@ -103,7 +103,8 @@ def expected_from(exact: Mapping[str, Tensor], plain: Mapping[str, Tensor], dtyp
 
 
 def operation(call: Callable[..., Tensor], inputs: Mapping[str, Tensor], returned: Tensor | None = None) -> Runner:
-    """A call of these inputs, in their order; where something comes back, also the gradients of those that want one."""
+    """Return a call of these inputs, in their order; where something comes back, also the gradients of those that want
+    one."""
     wanted = {f"d_{name}": x for name, x in inputs.items() if x.requires_grad}
 
     def forward() -> Tensor:
@@ -122,7 +123,7 @@ def operation(call: Callable[..., Tensor], inputs: Mapping[str, Tensor], returne
 def truth_of(
     formula: Callable[..., Tensor], inputs: Mapping[str, Tensor], dtype: torch.dtype, returned: Tensor | None = None
 ) -> Truth:
-    """What an :func:`operation` ought to give: its plain formula's in fp64, beside the same in ``dtype``."""
+    """Return what an :func:`operation` ought to give: its plain formula's in fp64, beside the same in ``dtype``."""
     exact, plain = (
         operation(
             formula,
@@ -141,7 +142,7 @@ def fused_operation(
     returned: Tensor,
     dtype: torch.dtype,
 ) -> BenchmarkCase:
-    """An operation of ours beside its plain formula, eager and compiled, on each encoding's inputs."""
+    """Return an operation of ours beside its plain formula, eager and compiled, on each encoding's inputs."""
     makers: dict[str, Callable[[], Callable[..., Tensor]]] = {
         "ours": lambda: ours,
         "eager": lambda: formula,
@@ -161,7 +162,7 @@ def fused_operation(
 
 
 def worst(outcome: Mapping[str, Tensor], truth: Truth) -> tuple[str, float, float]:
-    """The tensor that is furthest from the truth for what is allowed: (name, error, allowed)."""
+    """Return the tensor that is furthest from the truth for what is allowed: (name, error, allowed)."""
     assert outcome.keys() == truth.keys(), f"{sorted(outcome)} are not {sorted(truth)}"
     errors = {name: error_of(outcome[name], expected.value) for name, expected in truth.items()}
     name = max(errors, key=lambda each: errors[each] / truth[each].allowed)
@@ -238,7 +239,7 @@ def _tidy(device: torch.device) -> None:
 
 
 def _reason(error: Exception, warned: list[str]) -> str:
-    """The library's own words: torch says in warnings why none of its kernels fits."""
+    """Return the library's own words: torch says in warnings why none of its kernels fits."""
     lines = [line for text in [str(error), *warned] for line in text.strip().splitlines()[:1]]
     lines = [" ".join(re.sub(r"\(Triggered internally[^)]*\)", "", line).split()) for line in lines]
     whole = "; ".join(dict.fromkeys(line for line in lines if line)) or repr(error)

@@ -145,7 +145,7 @@ def padded(make: Callable[[], Callable[..., Tensor]]) -> Callable[..., Tensor]:
 
 
 def halves(make: Callable[[], Callable[..., Tensor]]) -> Callable[..., Tensor]:
-    """One call for each half of the value's columns, read where they lie."""
+    """Return one call for each half of the value's columns, read where they lie."""
     call = make()
     return lambda q, k, v: torch.cat([call(q, k, half) for half in v.chunk(2, dim=-1)], dim=-1)
 
@@ -178,7 +178,8 @@ def ours(documents: PackedDocuments | None, deterministic: bool) -> Callable[...
 
 
 def attend(backend: str, documents: PackedDocuments | None = None) -> Callable[..., tuple[Tensor, ...]]:
-    """The model's own entry, of one value or several, by one of its backends; borders are ready, as for its layers."""
+    """Return the model's own entry, of one value or several, by one of its backends; borders are ready, as for its
+    layers."""
     if backend == "triton":
         refuse_interpreter()
 

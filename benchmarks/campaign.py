@@ -118,7 +118,7 @@ def main(argv: list[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Return the command line."""
     parser = Parser(prog="python -m benchmarks campaign", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/campaign"), help="folder of status lines and archives")
     parser.add_argument("--minutes", type=float, default=9.0, help="for each part; default: %(default)g")
@@ -175,7 +175,7 @@ class Part:
             yield end
 
     def ended(self, stage: Stage) -> tuple[str, str]:
-        """How one stage ended, and the last thing that it said."""
+        """Return how one stage ended, and the last thing that it said."""
         if self.rehearse and stage.toy == "":
             return LACKING, "rehearsed by a stage that runs the same"
         lacking = [name for name in stage.needs if not (shutil.which(name) or importlib.util.find_spec(name))]
@@ -201,7 +201,7 @@ class Part:
         return (DONE, last) if code == 0 else (FAILED, f"exit code {code}; {last}")
 
     def command(self, stage: Stage) -> list[str]:
-        """The stage's words with everything filled in."""
+        """Return the stage's words with everything filled in."""
         words = stage.toy if self.rehearse and stage.toy is not None else stage.words
         places = {"results": self.results, "table": self.table, "work": self.work}
         filled_in = {name: shlex.quote(str(path)) for name, path in places.items()}
@@ -210,7 +210,7 @@ class Part:
         return [sys.executable if word == "python" else word for word in shlex.split(words.format(**filled_in))]
 
     def start(self, command: list[str], log: Path) -> "subprocess.Popen[bytes]":
-        """A process in a session of its own, so that all it starts can be ended together."""
+        """Return a process in a session of its own, so that all it starts can be ended together."""
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         own = {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
         own |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"} if self.rehearse else {}

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def seconds(function: Callable[[], object], device: torch.device) -> float:
-    """The median of a GPU's runs, each after its second-level cache is emptied; one run on a CPU."""
+    """Return the median of a GPU's runs, each after its second-level cache is emptied; one run on a CPU."""
     if device.type == "cuda":
         return 1e-3 * triton.testing.do_bench(function, return_mode="median")
     began = time.perf_counter()

@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
 
 
 def choose(stored: Mapping[str, Iterable[table.BenchmarkRow]]) -> list[dict[str, Any]]:
-    """The rows of ``auto``'s table, from the rows of each file by its name."""
+    """Return the rows of ``auto``'s table, from the rows of each file by its name."""
     measured: dict[ShapeKind, dict[int, dict[str, list[table.BenchmarkRow]]]] = defaultdict(lambda: defaultdict(dict))
     sources: dict[tuple[ShapeKind, int], str] = {}
     for name, rows in stored.items():

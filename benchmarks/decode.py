@@ -19,7 +19,7 @@ Make = Callable[[], Callable[..., Tensor]]
 
 
 def case(shape: Decode, setting: Setting) -> BenchmarkCase:
-    """Every implementation over one cache; RoPE's is the first half of TAPE's values, in memory of its own."""
+    """Return every implementation over one cache; RoPE's is the first half of TAPE's values, in memory of its own."""
     generator = torch.Generator(setting.device).manual_seed(0)
 
     def draw(heads: int, tokens: int, width: int) -> Tensor:

@@ -22,7 +22,7 @@ from tape_ds import TapeForCausalLM
 
 
 def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
-    """Both encodings by every attention backend of this device that can decode; T is the cache's length."""
+    """Return both encodings by every attention backend of this device that can decode; T is the cache's length."""
     member = models.family(models.sizes(shape), setting)
     ids = models.tokens(replace(shape, tokens=models.CHECKED_TOKENS), setting.device)
 
@@ -57,7 +57,7 @@ def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
 
 @torch.no_grad()
 def full_cache(model: TapeForCausalLM, batch: int, length: int) -> DynamicCache:
-    """A cache of ``length`` tokens with this model's own widths in every layer."""
+    """Return a cache of ``length`` tokens with this model's own widths in every layer."""
     config, device = model.config, model.device
     sample = model(input_ids=torch.zeros(batch, 1, dtype=torch.int64, device=device), use_cache=True).past_key_values
     filled = DynamicCache(config=config)

@@ -33,7 +33,7 @@ class Group(NamedTuple):
         return self.repeats or REPEATS[device, self.single]
 
     def case(self, shape: Any, setting: Setting) -> BenchmarkCase:
-        """The implementations at one of the shapes."""
+        """Return the implementations at one of the shapes."""
         found: BenchmarkCase = importlib.import_module(f"benchmarks.{self.module}").case(shape, setting)
         return found
 

@@ -42,7 +42,7 @@ ROWS, COLUMNS, WARPS, STAGES = (64, 128), (32, 64, 128), (4, 8), (2, 3)
 
 
 def case(shape: Sweep, setting: Setting) -> BenchmarkCase:
-    """All launches of the shape's kernel; each is held to fp64 like any other implementation."""
+    """Return all launches of the shape's kernel; each is held to fp64 like any other implementation."""
     return attention.between(implementations(shape, setting.device), shape.attention, setting)
 
 

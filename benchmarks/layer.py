@@ -20,7 +20,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
-    """Both encodings by every attention backend of this device."""
+    """Return both encodings by every attention backend of this device."""
     fields = models.sizes(replace(shape, layers=3)) | {"vocab_size": 1_024}
     member = models.family(fields, setting)
     ids = models.tokens(shape, setting.device) % fields["vocab_size"]
@@ -61,7 +61,7 @@ def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
 
 
 def catch(model: TapeForCausalLM, ids_BT: Tensor, **packing: Any) -> Arguments:
-    """What the second layer is called with; hidden states and position state want gradients."""
+    """Return what the second layer is called with; hidden states and position state want gradients."""
     found: list[Arguments] = []
 
     def remember(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -76,14 +76,14 @@ def catch(model: TapeForCausalLM, ids_BT: Tensor, **packing: Any) -> Arguments:
 
 
 def _leaf(value: Any, dtype: torch.dtype | None) -> Any:
-    """A tensor as a leaf that wants a gradient; anything else as it is."""
+    """Return a tensor as a leaf that wants a gradient; anything else as it is."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
     return value.detach().to(dtype or value.dtype).clone().requires_grad_()
 
 
 def _returned(out: list[Tensor]) -> list[Tensor]:
-    """What comes back to each output: normal numbers, the same in every precision."""
+    """Return what comes back to each output: normal numbers, the same in every precision."""
     generator = torch.Generator().manual_seed(2)
     return [torch.randn(x.shape, generator=generator).to(x.device, x.dtype) for x in out]
 

@@ -54,13 +54,13 @@ class Summary(NamedTuple):
 
 
 def summarise(samples: Sequence[float]) -> Summary:
-    """The quantiles 0.2, 0.5 and 0.8, interpolated linearly."""
+    """Return the quantiles 0.2, 0.5 and 0.8, interpolated linearly."""
     quantiles = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
     return Summary(*torch.quantile(torch.tensor(samples, dtype=torch.float64), quantiles).tolist())
 
 
 def clock(device: torch.device, head_start: bool) -> Callable[[Runner], TimedSample]:
-    """What takes one sample on this device."""
+    """Return what takes one sample on this device."""
     return _cuda_clock(device, head_start) if device.type == "cuda" else _cpu_sample
 
 
@@ -108,7 +108,7 @@ def interleaved(
 
 
 def peak_bytes(runner: Runner, device: torch.device) -> int:
-    """The most bytes alive at once in a forward and backward: what it holds, plus what it allocates on top."""
+    """Return the most bytes alive at once in a forward and backward: what it holds, plus what it allocates on top."""
     if device.type != "cuda":
         return runner.held + _cpu_peak(runner.run)
     torch.cuda.synchronize(device)
@@ -120,7 +120,7 @@ def peak_bytes(runner: Runner, device: torch.device) -> int:
 
 
 def _cpu_peak(run: Callable[[], object]) -> int:
-    """The most bytes that ``run`` has allocated and not yet freed, from the events of torch's CPU allocator."""
+    """Return the most bytes that ``run`` has allocated and not yet freed, from the events of torch's CPU allocator."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         run()
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]

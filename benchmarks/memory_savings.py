@@ -69,7 +69,8 @@ def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
 
 
 def savings_of(shape: BenchmarkModel) -> dict[str, Saving]:
-    """Those that have something to do: on blocks, where there are several; on logits, where one chunk is not all."""
+    """Return those that have something to do: on blocks, where there are several; on logits, where one chunk is not
+    all."""
     several_chunks = shape.batch * shape.tokens > chunk_tokens(models.SIZES[shape.name]["vocab_size"])
     return NOTHING | (ON_LOGITS if several_chunks else {}) | (ON_BLOCKS if shape.layers > 1 else {})
 
@@ -99,6 +100,6 @@ def hide_copies(offload: InputOffload) -> None:
 
 
 def outside(shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """An empty tensor in Python's own memory."""
+    """Return an empty tensor in Python's own memory."""
     size = max(math.prod(shape), 1) * dtype.itemsize
     return torch.frombuffer(bytearray(size), dtype=dtype)[: math.prod(shape)].view(shape)

@@ -57,13 +57,13 @@ def backends(device: torch.device) -> list[str]:
 
 
 def sizes(shape: BenchmarkModel) -> dict[str, Any]:
-    """The configuration's fields."""
+    """Return the configuration's fields."""
     window = max(shape.tokens, SIZES[shape.name]["max_position_embeddings"])
     return SIZES[shape.name] | {"num_hidden_layers": shape.layers, "max_position_embeddings": window}
 
 
 def build(fields: Mapping[str, Any], encoding: str, backend: str, setting: Setting) -> TapeForCausalLM:
-    """A fresh model in training mode, always with the same weights."""
+    """Return a fresh model in training mode, always with the same weights."""
     torch.manual_seed(0)
     config = TapeConfig(**fields, position_encoding=encoding, attention_backend=backend)
     with setting.device:
@@ -110,7 +110,8 @@ def tokens(shape: BenchmarkModel, device: torch.device) -> Tensor:
 
 
 def packing(shape: BenchmarkModel, device: torch.device, few: bool = False) -> dict[str, Any]:
-    """What collators tell the model of packed rows, or of its :func:`first_tokens`; nothing where a row is one text."""
+    """Return what collators tell the model of packed rows, or of its :func:`first_tokens`; nothing where a row is one
+    text."""
     if shape.documents is None:
         return {}
     rows, tokens = (1, min(CHECKED_TOKENS, shape.tokens)) if few else (shape.batch, shape.tokens)
@@ -121,7 +122,7 @@ def packing(shape: BenchmarkModel, device: torch.device, few: bool = False) -> d
 
 
 def first_tokens(ids_BT: Tensor) -> Tensor:
-    """The tokens that a model is checked on: the beginning of the first row."""
+    """Return the tokens that a model is checked on: the beginning of the first row."""
     return ids_BT[:1, :CHECKED_TOKENS]
 
 
@@ -131,7 +132,7 @@ def by_backend(
     backends: Sequence[str],
     encodings: Sequence[str] = ENCODINGS,
 ) -> BenchmarkCase:
-    """Every encoding by every attention backend: ``build(encoding, backend)``, held to ``truth(encoding)``."""
+    """Return every encoding by every attention backend: ``build(encoding, backend)``, held to ``truth(encoding)``."""
     entries = [
         CaseEntry(f"attend {backend}", encoding, functools.partial(build, encoding, backend))
         for encoding in encodings
@@ -159,8 +160,8 @@ def training(
 
 
 def outcome(model: nn.Module, ids_BT: Tensor, **options: Any) -> dict[str, Tensor]:
-    """Logits, and those gradients of the loss that everything else has a part in: of position updates, norms and the
-    first attention, as far as they are trained."""
+    """Return logits, and those gradients of the loss that everything else has a part in: of position updates, norms and
+    the first attention, as far as they are trained."""
     with torch.no_grad():
         found = {"logits": model(input_ids=ids_BT, use_cache=False, **options).logits.detach()}
     loss(model, ids_BT, **options).backward()
@@ -192,7 +193,8 @@ def truth(model: TapeForCausalLM, ids_BT: Tensor, exact: torch.dtype = torch.flo
 
 
 def by_reference(model: TapeForCausalLM, dtype: torch.dtype) -> TapeForCausalLM:
-    """The same model by the ``reference`` attention, its weights in ``dtype``; trained is what is trained there."""
+    """Return the same model by the ``reference`` attention, its weights in ``dtype``; trained is what is trained
+    there."""
     config = type(model.config).from_dict(model.config.to_dict() | {"attention_backend": "reference"})
     with torch.device("meta"):
         other = type(model)(config)

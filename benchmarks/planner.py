@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def compared(row: table.BenchmarkRow, gpu: str) -> list[str]:
-    """One line of the table."""
+    """Return one line of the table."""
     plan = Plan(planned(row, gpu))
     peak = max(moment.total - moment.buckets - moment.reserve for moment in plan.memory.moments)
     assert row.total_p50 is not None and row.peak_bytes is not None
@@ -68,7 +68,7 @@ def compared(row: table.BenchmarkRow, gpu: str) -> list[str]:
 
 
 def planned(row: table.BenchmarkRow, gpu: str) -> Job:
-    """The recipe at the row's length, with its documents, and with the attention that ``auto`` takes there."""
+    """Return the recipe at the row's length, with its documents, and with the attention that ``auto`` takes there."""
     sizes = parse(row.shape)
     tokens = sizes["T"]
     fields = {"train_embeddings": False, "deepspeed": "zero1", "global_batch_size": 1, "target_length": tokens}

@@ -28,7 +28,7 @@ def straightforward(
 
 
 def case(shape: Mix, setting: Setting) -> BenchmarkCase:
-    """The three of them at one shape."""
+    """Return the three of them at one shape."""
     generator = torch.Generator(setting.device).manual_seed(0)
 
     def normal(*size: int, std: float = 1.0) -> Tensor:

@@ -18,7 +18,7 @@ from tape_ds.methods import groups
 
 
 def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
-    """Both encodings by ``auto``; RoPE trains its norms alone."""
+    """Return both encodings by ``auto``; RoPE trains its norms alone."""
     member = models.family(models.sizes(shape), setting)
     ids, packing = models.tokens(shape, setting.device), models.packing(shape, setting.device)
     few_packing = models.packing(shape, setting.device, few=True)

@@ -37,7 +37,7 @@ def three_eager(q: Tensor, k: Tensor, values: tuple[Tensor, ...], mask_TS: Tenso
 
 
 def one_eager(q: Tensor, k: Tensor, values: tuple[Tensor, ...], mask_TS: Tensor) -> list[Tensor]:
-    """One softmax matrix for all three values: what the published code does without flash-attention."""
+    """Return one softmax matrix for all three values: what the published code does without flash-attention."""
     weights = _weights(q, k, mask_TS)
     return [weights @ value for value in values]
 
@@ -93,7 +93,7 @@ class Layer(nn.Module):
         self.position = None if last else Position(config)
 
     def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, mask_TS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Hidden states [B, T, D] and both halves of the state [B, H, T, K]."""
+        """Return hidden states [B, T, D] and both halves of the state [B, H, T, K]."""
         q, k, v = self._projected(self.input_layernorm(x_BTD))
         q, k = (x * cos + rotate_half(x) * sin for x in (q, k))
         values = (v,) if self.position is None else (v, cos, sin)
@@ -140,7 +140,8 @@ class Transcription(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None, use_cache: bool = False) -> CausalLMOutput:
-        """Logits [B, T, vocabulary], and the mean loss of the next token where labels are given; there is no cache."""
+        """Return logits [B, T, vocabulary], and the mean loss of the next token where labels are given; there is no
+        cache."""
         hidden_BTD = self.model.embed_tokens(input_ids)
         cos, sin = self._start(hidden_BTD)
         mask_TS = causal_mask(hidden_BTD)

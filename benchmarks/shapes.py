@@ -98,7 +98,7 @@ class BenchmarkModel(Shape):
 
 
 def parse(label: str) -> dict[str, int]:
-    """The sizes in a label, by letter: ``{"B": 1, "T": 8192, ...}``."""
+    """Return the sizes in a label, by letter: ``{"B": 1, "T": 8192, ...}``."""
     return {letter: int(size) for letter, size in re.findall(r"\b([A-Z])(\d+)\b", label)}
 
 

@@ -17,7 +17,7 @@ from tape_ds import TapeForCausalLM
 
 
 def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
-    """Both encodings by every attention backend of this device."""
+    """Return both encodings by every attention backend of this device."""
     member = models.family(models.sizes(shape), setting)
     ids, packing = models.tokens(shape, setting.device), models.packing(shape, setting.device)
     few_packing = models.packing(shape, setting.device, few=True)
@@ -62,7 +62,7 @@ def _graphed(model: TapeForCausalLM, ids_BT: Tensor) -> Runner:
 
 
 def _capture(model: TapeForCausalLM, ids_BT: Tensor) -> torch.cuda.CUDAGraph:
-    """A graph of one step; its gradients lie in the graph's own memory."""
+    """Return a graph of one step; its gradients lie in the graph's own memory."""
     model.eval()  # there is no dropout: this asks for the logits of the whole row, and changes nothing else
     try:
         aside = torch.cuda.Stream()

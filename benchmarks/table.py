@@ -62,7 +62,7 @@ class BenchmarkRow:
 
 
 def provenance(setting: Setting) -> dict[str, str]:
-    """The columns that say where the numbers come from, once for a run."""
+    """Return the columns that say where the numbers come from, once for a run."""
     if setting.device.type == "cuda":
         device = torch.cuda.get_device_name(setting.device)
         chip = "sm_{}{}".format(*torch.cuda.get_device_capability(setting.device))
@@ -80,7 +80,7 @@ def provenance(setting: Setting) -> dict[str, str]:
 def rows_of(
     group: str, shape: str, setting: Setting, repeats: int, findings: Sequence[Finding], origin: dict[str, str]
 ) -> list[BenchmarkRow]:
-    """What a case found, as rows."""
+    """Return what a case found, as rows."""
     fields: dict[str, Any] = {field.name: None for field in dataclasses.fields(BenchmarkRow)}
     fields |= {"group": group, "shape": shape, "dtype": str(setting.dtype).removeprefix("torch.")}
     rows = []
@@ -108,7 +108,7 @@ def write(rows: Sequence[BenchmarkRow], path: Path) -> None:
 
 
 def read(path: Path) -> list[BenchmarkRow]:
-    """The rows of a stored CSV.
+    """Return the rows of a stored CSV.
 
     Raises:
         UserError: it is not one of ours.
@@ -178,7 +178,8 @@ def _section(rows: Sequence[BenchmarkRow]) -> str:
 
 
 def baselines(timed: Sequence[BenchmarkRow]) -> dict[str, BenchmarkRow]:
-    """What the times of one shape are divided by: the fastest RoPE and RoPE by torch's flash backend; else ours."""
+    """Return what the times of one shape are divided by: the fastest RoPE and RoPE by torch's flash backend; else
+    ours."""
     plain = [row for row in timed if row.encoding == BASELINE and row.total_p50]
     if not plain:
         return {row.implementation: row for row in timed if row.implementation == OURS}

@@ -34,7 +34,8 @@ STEPS = {"cuda": 10, "cpu": 2}
 
 
 def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
-    """Every encoding by every attention backend of this device, and the transcription with each of its attentions."""
+    """Return every encoding by every attention backend of this device, and the transcription with each of its
+    attentions."""
     fields, of_layer = models.sizes(shape), shape.layers == 1
     if of_layer:
         fields = models.sizes(replace(shape, layers=3)) | {"vocab_size": 1_024}  # the output head has no part
@@ -71,7 +72,7 @@ def case(shape: BenchmarkModel, setting: Setting) -> BenchmarkCase:
 
 
 def _runner(module: nn.Module, step: Callable[[bool], Any], compared: Callable[[Any], dict[str, Tensor]]) -> Runner:
-    """An implementation.
+    """Return an implementation.
 
     Args:
         module: holds the weights.
@@ -90,7 +91,7 @@ def _runner(module: nn.Module, step: Callable[[bool], Any], compared: Callable[[
 
 
 def _whole(model: nn.Module, ids_BT: Tensor) -> Runner:
-    """A whole model; there is no dropout, so that eval asks for all logits and changes nothing else."""
+    """Return a whole model; there is no dropout, so that eval asks for all logits and changes nothing else."""
     model.eval()
     few = models.first_tokens(ids_BT)
     return _runner(
@@ -101,7 +102,7 @@ def _whole(model: nn.Module, ids_BT: Tensor) -> Runner:
 
 
 def _layer(model: TapeForCausalLM, caught: Callable[[bool], layer.Arguments]) -> Runner:
-    """The middle layer. Positions are told with their start: that is the size their errors are relative to."""
+    """Return the middle layer. Positions are told with their start: that is the size their errors are relative to."""
     block = model.model.layers[1]
 
     @functools.cache
@@ -121,7 +122,8 @@ def _layer(model: TapeForCausalLM, caught: Callable[[bool], layer.Arguments]) ->
 
 
 def _published_layer(model: Transcription, caught: Callable[[bool], layer.Arguments]) -> Runner:
-    """The middle layer of the transcription, called with the same in its form: cosines and sines [B, H, T, K]."""
+    """Return the middle layer of the transcription, called with the same in its form: cosines and sines [B, H, T,
+    K]."""
     block = model.model.layers[1]
 
     @functools.cache

@@ -46,7 +46,7 @@ TOYS = {
 
 
 def groups() -> dict[str, Group]:
-    """All of them, each with its toy shape alone."""
+    """Return all of them, each with its toy shape alone."""
     return {name: group._replace(cuda=[TOYS["cuda"][name]], cpu=[TOYS["cpu"][name]]) for name, group in GROUPS.items()}
 
 

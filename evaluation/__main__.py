@@ -45,7 +45,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def without_local_rank(words: Sequence[str]) -> list[str]:
-    """The command line without what launchers put first: ``--local_rank=0``, or the two words ``--local_rank 0``."""
+    """Return the command line without what launchers put first: ``--local_rank=0``, or the two words ``--local_rank
+    0``."""
     name, _, value = words[0].partition("=") if words else ("", "", "")
     if name not in ("--local_rank", "--local-rank"):
         return list(words)

@@ -24,7 +24,7 @@ NAME = "addressing"
 
 
 def task_of(options: argparse.Namespace) -> AddressingTask:
-    """The task that is asked, once the options are complete."""
+    """Return the task that is asked, once the options are complete."""
     return tasks.make(options.task, options.task_options)
 
 
@@ -48,7 +48,7 @@ def ask_all(evaluation: journal.Evaluation, options: argparse.Namespace, found: 
 
 
 def ask(model: PreTrainedModel, options: argparse.Namespace, test: Test) -> dict[str, Any]:
-    """What ``model`` makes of one test."""
+    """Return what ``model`` makes of one test."""
     tokens = test.task.tokens(test.length)
     with models.used_at(model, tokens):
         together = options.batch_size * tokens
@@ -66,5 +66,5 @@ def write(figures: Mapping[str, Any], folder: Path, title: str) -> list[Path]:
 
 
 def summary(figures: Mapping[str, Any]) -> str:
-    """A line for each test."""
+    """Return a line for each test."""
     return "\n".join(f"- {each.label}: {each}" for each in map(Answered.from_dict, figures["tests"]))

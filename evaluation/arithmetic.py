@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def prepare(options: argparse.Namespace) -> FoundModel:
-    """The model, not loaded yet; ``options`` have everything afterwards.
+    """Return the model, not loaded yet; ``options`` have everything afterwards.
 
     Raises:
         UserError: everything wrong with the command line.
@@ -105,8 +105,8 @@ def fingerprints(options: argparse.Namespace) -> dict[str, str]:
 
 
 def scale_of(found: FoundModel) -> Callable[[int], str]:
-    """A function that says what the model makes of texts of so many tokens, alike for all unless its encoding follows
-    from their length (``yarn``)."""
+    """Return a function that says what the model makes of texts of so many tokens, alike for all unless its encoding
+    follows from their length (``yarn``)."""
 
     @cache
     def scale(length: int) -> str:
@@ -117,7 +117,7 @@ def scale_of(found: FoundModel) -> Callable[[int], str]:
 
 
 def grouped(task: ArithmeticTask, options: argparse.Namespace, scale: Callable[[int], str]) -> list[list[Pair]]:
-    """The cells of the grid, the longest prompts first, in groups that are asked together.
+    """Return the cells of the grid, the longest prompts first, in groups that are asked together.
 
     Cells whose prompts are equally long share a batch, as far as it has room for all their samples, unless the model's
     ``scale`` is another for the longest texts of one: no cell's RoPE scaling is that of the cells it is asked with. The
@@ -143,7 +143,7 @@ def ask(
     options: argparse.Namespace,
     group: Sequence[Pair],
 ) -> list[dict[str, Any]]:
-    """What ``model`` makes of the held-out samples of some cells."""
+    """Return what ``model`` makes of the held-out samples of some cells."""
     drawn = [split.cell(task, i, j, options.samples, options.seed) for i, j in group]
     asked = []
     for sample in itertools.chain(*drawn):
@@ -159,7 +159,7 @@ def ask(
 
 
 def count(pair: Pair, samples: Sequence[ArithmeticSample], replies: Sequence[str]) -> dict[str, Any]:
-    """One cell: how many were right, and some that were not."""
+    """Return one cell: how many were right, and some that were not."""
     wrong = [
         {"prompt": sample.prompt, "answer": sample.answer, "reply": reply}
         for sample, reply in zip(samples, replies, strict=True)

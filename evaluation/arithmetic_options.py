@@ -40,7 +40,7 @@ BATCH_SIZE = 400
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command's options; what was not given is None, and the run's to say."""
+    """Return the command's options; what was not given is None, and the run's to say."""
     parser = Parser(prog="python -m evaluation arithmetic", description=__doc__)
     shared.add_model(parser)
     shared.add_output(parser)
@@ -84,7 +84,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def check(options: argparse.Namespace) -> list[Problem]:
-    """What is wrong whatever the model."""
+    """Return what is wrong whatever the model."""
     found = check_counts("--", 1 if options.samples is None else options.samples, options.batch_size)
     found += check_sizes("--digits", options.digits) + check_sizes("--trained", options.trained)
     if options.seed < 0:
@@ -148,7 +148,7 @@ def _complete_lengths(options: argparse.Namespace, asked: Mapping[str, Any], mod
 
 
 def config_of_run(model: "FoundModel") -> Mapping[str, Any]:
-    """The configuration of the arithmetic run that trained ``model``; empty where none did."""
+    """Return the configuration of the arithmetic run that trained ``model``; empty where none did."""
     if model.record is None:
         return {}
     file = model.folder.parent / RESULTS / "run.json"
@@ -157,7 +157,7 @@ def config_of_run(model: "FoundModel") -> Mapping[str, Any]:
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Every option that decides numbers, once :func:`complete` has filled them in."""
+    """Return every option that decides numbers, once :func:`complete` has filled them in."""
     if options.task in ADDRESSING:
         return {name: vars(options)[name] for name in ("task", "task_options", "lengths", "samples", "batch_size")}
     lengths = {name: list(vars(options)[name]) for name in ("trained", "digits")}

@@ -38,7 +38,7 @@ def write(figures: Mapping[str, Any], folder: Path, title: str) -> list[Path]:
 
 
 def markdown(figures: Mapping[str, Any]) -> str:
-    """The means, and the first wrong answers; the grid is in the picture and in the CSV."""
+    """Return the means, and the first wrong answers; the grid is in the picture and in the CSV."""
     parts = [summary(figures)]
     wrong = [each for cell in figures["cells"] for each in cell["wrong"]][:SHOWN]
     if wrong:
@@ -48,7 +48,7 @@ def markdown(figures: Mapping[str, Any]) -> str:
 
 
 def summary(figures: Mapping[str, Any]) -> str:
-    """The means of the grid's parts, and what to know of them."""
+    """Return the means of the grid's parts, and what to know of them."""
     lines = [[PARTS[name], percent(mean["value"]), f"{mean['cells']:,}"] for name, mean in figures["means"].items()]
     first, second = figures["trained"]
     trained = f"{first}" if first == second else f"{first} and {second}"
@@ -57,8 +57,8 @@ def summary(figures: Mapping[str, Any]) -> str:
 
 
 def draw(figures: Mapping[str, Any], path: Path, title: str) -> Path:
-    """The figures as a PNG: the first operand upwards, the second to the right. What was trained is framed, and a cell
-    of which nothing was asked is grey.
+    """Return the figures as a PNG: the first operand upwards, the second to the right. What was trained is framed, and
+    a cell of which nothing was asked is grey.
 
     Raises:
         ValueError: there are no cells.

@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command's options."""
+    """Return the command's options."""
     parser = Parser(prog="python -m evaluation generate", description=__doc__)
     shared.add_model(parser)
     group = parser.add_argument_group("prompt and reply")
@@ -64,7 +64,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def prepare(options: argparse.Namespace) -> tuple["FoundModel", list[int]]:
-    """The model, not loaded yet, and the prompt's ids.
+    """Return the model, not loaded yet, and the prompt's ids.
 
     Raises:
         UserError: everything wrong with the command line.
@@ -87,7 +87,7 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", list[int]]:
 
 
 def check(options: argparse.Namespace) -> list[Problem]:
-    """What is wrong whatever the model."""
+    """Return what is wrong whatever the model."""
     problems = below_one(options, "max_new_tokens")
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes > 1:
@@ -96,7 +96,7 @@ def check(options: argparse.Namespace) -> list[Problem]:
 
 
 def read_prompt(options: argparse.Namespace) -> str:
-    """The prompt; of standard input without the end of its last line.
+    """Return the prompt; of standard input without the end of its last line.
 
     Raises:
         UserError: there is none, it is empty, or it is no text.
@@ -115,7 +115,7 @@ def read_prompt(options: argparse.Namespace) -> str:
 
 
 def ids_of(prompt: str, tokenizer: "PreTrainedTokenizerBase", chat: bool) -> list[int]:
-    """What the model reads; with ``chat`` the prompt as a message.
+    """Return what the model reads; with ``chat`` the prompt as a message.
 
     Raises:
         UserError: the tokenizer has no chat template.

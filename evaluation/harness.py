@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig"]:
-    """The model, not loaded yet, and lm-eval's configuration.
+    """Return the model, not loaded yet, and lm-eval's configuration.
 
     Raises:
         UserError: everything wrong with the command line, but for the tasks.

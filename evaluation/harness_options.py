@@ -106,7 +106,7 @@ def configure(options: argparse.Namespace) -> "EvaluatorConfig":
 
 
 def check(options: argparse.Namespace) -> list[Problem]:
-    """What is wrong whatever the model."""
+    """Return what is wrong whatever the model."""
     problems = below_one(options, "chunk")
     if options.limit is not None and options.limit <= 0:
         problems.append(Problem("--limit", options.limit, "leaves no question", "give a number, or a share below 1"))
@@ -118,7 +118,7 @@ def check(options: argparse.Namespace) -> list[Problem]:
 
 
 def settings(options: argparse.Namespace, config: "EvaluatorConfig") -> dict[str, Any]:
-    """Every option that decides numbers."""
+    """Return every option that decides numbers."""
     theirs = {name: getattr(config, name) for name in NUMBERS}
     ours = {name: vars(options)[name] for name in ("batch_size", "max_length", "truncate", "use_cache", "chunk")}
     tasks = [each if isinstance(each, str) else str(each) for each in config.tasks]
@@ -127,8 +127,8 @@ def settings(options: argparse.Namespace, config: "EvaluatorConfig") -> dict[str
 
 
 def _theirs() -> argparse.ArgumentParser:
-    """The parser of ``lm_eval run``, so that every option of it is here by itself and means the same; later options
-    replace earlier ones of the same name."""
+    """Return the parser of ``lm_eval run``, so that every option of it is here by itself and means the same; later
+    options replace earlier ones of the same name."""
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     from lm_eval._cli.run import Run
 

@@ -13,7 +13,7 @@ NOT_RUN = -1
 
 
 def figures(results: Mapping[str, Any], cut: Mapping[str, int]) -> dict[str, Any]:
-    """Figures of ``harness.json``: ``tasks`` and ``groups`` by name, and what was ``cut``."""
+    """Return figures of ``harness.json``: ``tasks`` and ``groups`` by name, and what was ``cut``."""
     subtasks = {name: list(each) for name, each in results.get("group_subtasks", {}).items()}
     tasks = {
         name: summarise(each, results["n-shot"].get(name), results["n-samples"][name]["effective"])
@@ -28,7 +28,7 @@ def figures(results: Mapping[str, Any], cut: Mapping[str, int]) -> dict[str, Any
 
 
 def summarise(scores: Mapping[str, Any], shots: int | None, samples: int) -> dict[str, Any]:
-    """One task's or group's entry. ``metrics`` has all of them, by ``metric,filter`` as lm-eval writes it."""
+    """Return one task's or group's entry. ``metrics`` has all of them, by ``metric,filter`` as lm-eval writes it."""
     named = {key: value for key, value in scores.items() if "," in key and "_stderr," not in key}
     every = {
         key: {"value": value, "standard_error": _number(scores.get("{}_stderr,{}".format(*key.split(",", 1))))}
@@ -44,7 +44,7 @@ def summarise(scores: Mapping[str, Any], shots: int | None, samples: int) -> dic
 
 
 def leaves(name: str, subtasks: Mapping[str, Sequence[str]]) -> set[str]:
-    """The tasks of a group and of the groups in it."""
+    """Return the tasks of a group and of the groups in it."""
     if name not in subtasks:
         return {name}
     return set().union(*(leaves(each, subtasks) for each in subtasks[name]))

@@ -36,7 +36,7 @@ class Loaded:
         self.found = found
 
     def load(self, names: Sequence[str]) -> Any:
-        """What was loaded, whatever the names."""
+        """Return what was loaded, whatever the names."""
         return self.found
 
     def __getattr__(self, name: str) -> Any:
@@ -57,7 +57,7 @@ class Loaded:
 
 
 def load(config: "EvaluatorConfig") -> Loaded:
-    """The tasks that ``config`` names, with their data.
+    """Return the tasks that ``config`` names, with their data.
 
     Raises:
         UserError: names that are unknown, tasks whose data or packages cannot be had.
@@ -93,7 +93,7 @@ def _seed(seeds: Sequence[int | None]) -> None:
 
 
 def match(asked: Sequence[str] | str, manager: TaskManager) -> list[str]:
-    """Names of tasks, groups and tags, patterns, and YAML files, as ``manager`` loads them.
+    """Return names of tasks, groups and tags, patterns, and YAML files, as ``manager`` loads them.
 
     Raises:
         UserError: everything among them that is none.

@@ -50,13 +50,13 @@ def depth_label(depth: float | None) -> str:
 
 
 def _grid(frame: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Depths down, lengths across."""
+    """Return depths down, lengths across."""
     wide = frame.pivot(index="place", columns="length", values=name)
     return wide.reindex(frame["place"].unique())
 
 
 def markdown(cells: Sequence[Cell]) -> str:
-    """Depths down, lengths across, found of asked in each cell; last the sums of each length, by both rules."""
+    """Return depths down, lengths across, found of asked in each cell; last the sums of each length, by both rules."""
     frame = _frame(cells)
     rows = [[str(place), *row] for place, row in _grid(frame, "count").fillna("-").iterrows()]
     all_, ids, tokens = ["all"], ["all, by token ids"], ["prompt tokens, mean"]
@@ -70,7 +70,7 @@ def markdown(cells: Sequence[Cell]) -> str:
 
 
 def draw(cells: Sequence[Cell], path: Path, *, title: str, native_length: int | None) -> Path:
-    """The heat map as a PNG; a dashed line stands where lengths go beyond ``native_length``.
+    """Return the heat map as a PNG; a dashed line stands where lengths go beyond ``native_length``.
 
     Raises:
         ValueError: there are no cells.

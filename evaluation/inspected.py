@@ -33,7 +33,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def find(addresses: Sequence[str], given: argparse.Namespace) -> dict[str, FoundModel]:
-    """The models by name, none of them loaded. Read into this project's classes, none of them ends at a position.
+    """Return the models by name, none of them loaded. Read into this project's classes, none of them ends at a
+    position.
 
     Args:
         addresses: as they were typed.
@@ -63,7 +64,7 @@ def find(addresses: Sequence[str], given: argparse.Namespace) -> dict[str, Found
 
 
 def count(found: FoundModel, what: str) -> int:
-    """How many ``layers`` or ``heads`` a model has."""
+    """Return how many ``layers`` or ``heads`` a model has."""
     number: int = getattr(found.config, {"layers": "num_hidden_layers", "heads": "num_attention_heads"}[what])
     return number
 

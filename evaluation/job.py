@@ -36,7 +36,8 @@ def joined() -> Iterator[None]:
 
 
 def from_first(make: Callable[[], Found]) -> Found:
-    """What ``make`` gives on the first process, on all of them; it is called there alone, and all must call this.
+    """Return what ``make`` gives on the first process, on all of them; it is called there alone, and all must call
+    this.
 
     Raises:
         UserError: what ``make`` raised, on all of them: nobody waits for a process that has left.

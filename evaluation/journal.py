@@ -115,7 +115,7 @@ class Evaluation:
         return 0
 
     def stored(self, overwrite: bool = False, beside: Sequence[Path] = ()) -> results.Result | None:
-        """The finished result of this very evaluation, if the folder holds it; see :meth:`run`.
+        """Return the finished result of this very evaluation, if the folder holds it; see :meth:`run`.
 
         Raises:
             UserError: the folder may not be written to, or holds something else of this name.
@@ -138,7 +138,7 @@ class Evaluation:
         return found if whole else None
 
     def run_jobs(self, jobs: Sequence[tuple[str, Job]], work: Callable[[Job], Any]) -> dict[str, Any]:
-        """What ``work`` finds for every job, by key; every process must call it and gets all of it.
+        """Return what ``work`` finds for every job, by key; every process must call it and gets all of it.
 
         Args:
             jobs: pairs of key and job, the longest first where they differ: they are dealt out in turn.
@@ -182,7 +182,7 @@ class Evaluation:
         return self.path
 
     def _take_up(self, held: contextlib.ExitStack) -> dict[str, Any]:
-        """What earlier starts found; the journal is this job's until ``held`` is left.
+        """Return what earlier starts found; the journal is this job's until ``held`` is left.
 
         A line that was being written when its process was killed counts for nothing.
         """
@@ -233,14 +233,14 @@ class Evaluation:
 
 
 def _typed(words: Sequence[str]) -> list[str]:
-    """The command as it was typed: Python gives the path of a module that ``-m`` ran."""
+    """Return the command as it was typed: Python gives the path of a module that ``-m`` ran."""
     if Path(words[0]).parts[-2:] != ("evaluation", "__main__.py"):
         return list(words)
     return ["python", "-m", "evaluation", *(word for word in words[1:] if not word.startswith("--local_rank="))]
 
 
 def folder(output: str | None, model: "FoundModel") -> Path:
-    """Where results of a model go: where ``--output`` says, or to a folder that is named after the model."""
+    """Return where results of a model go: where ``--output`` says, or to a folder that is named after the model."""
     if output is not None:
         return Path(output)
     if model.record is not None:
@@ -259,7 +259,7 @@ def _unwritable(folder: Path) -> list[Problem]:
 
 
 def _identity(result: results.Result) -> dict[str, Any]:
-    """What decides a result's figures, by section and name."""
+    """Return what decides a result's figures, by section and name."""
     model = {key: value for key, value in (result.model or {}).items() if key not in ("address", "kind")}
     versions = {name: version for name, version in result.versions.items() if name in COMPUTING}
     sections = {"model": model, "config": result.config, "data": result.data, "versions": versions}

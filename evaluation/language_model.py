@@ -51,7 +51,7 @@ class Prompt(NamedTuple):
 
 
 def in_turn(jobs: Jobs, work: Callable[[Any], Any]) -> dict[str, Any]:
-    """Every job here and now."""
+    """Return every job here and now."""
     return {key: work(each) for key, each in jobs}
 
 
@@ -133,7 +133,8 @@ class HarnessModel(huggingface.HFLM):
         return [sum(next(found)[0] for _ in each) for each in windows]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The text behind each prompt, up to the first of its task's stops; greedy unless a task asks to draw."""
+        """Return the text behind each prompt, up to the first of its task's stops; greedy unless a task asks to
+        draw."""
         self.measure()
         asked: list[Prompt] = []
         drawn: Counter[tuple[str, tuple[int, ...]]] = Counter()
@@ -165,7 +166,7 @@ class HarnessModel(huggingface.HFLM):
         self._measured = True
 
     def _check(self, name: str, task: Any) -> list[Problem]:
-        """The problems of one task's requests; counts what will be cut."""
+        """Return the problems of one task's requests; counts what will be cut."""
         if any(each.request_type == "loglikelihood" and not each.args[1] for each in task.instances):
             wrong = "it asks how likely an empty answer is"
             return [Problem("--tasks", name, wrong, "see its choices, and leave empty ones out")]
@@ -234,8 +235,8 @@ class HarnessModel(huggingface.HFLM):
         return [scores[each] for each in asked]
 
     def _batches(self, rows: Sequence[Any], ids: Callable[[Any], Sequence[int]]) -> list[list[Any]]:
-        """Rows in batches, the longest first; of one length each, where a row's RoPE scaling follows from the longest
-        one."""
+        """Return rows in batches, the longest first; of one length each, where a row's RoPE scaling follows from the
+        longest one."""
         apart = (getattr(self.config, "rope_parameters", None) or {}).get("rope_type") in ("dynamic", "longrope")
         batches: list[list[Any]] = []
         for row in sorted(rows, key=lambda row: (-len(ids(row)), ids(row))):
@@ -285,7 +286,7 @@ class HarnessModel(huggingface.HFLM):
 
 
 def generation_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a task's ``generation_kwargs`` ask for: ``new_tokens``, ``until`` and fields of ``GenerationConfig``.
+    """Return what a task's ``generation_kwargs`` ask for: ``new_tokens``, ``until`` and fields of ``GenerationConfig``.
 
     Text is greedy unless it says ``do_sample: true`` or gives a temperature above 0, as everywhere in lm-eval.
 
@@ -305,5 +306,5 @@ def generation_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _key(*content: Any) -> str:
-    """A name that follows from the content of a batch."""
+    """Return a name that follows from the content of a batch."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

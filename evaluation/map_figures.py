@@ -29,7 +29,7 @@ EVEN, APART = "cividis", "PuOr"
 
 
 def draw(kind: MapKind, path: Path) -> Path:
-    """A row of panels for each head, a column for each layer, one scale of colours; whole or not at all."""
+    """Return a row of panels for each head, a column for each layer, one scale of colours; whole or not at all."""
     layers, heads = (list(dict.fromkeys(getattr(each, name) for each in kind.maps)) for name in ("layer", "head"))
     chosen = [some(layers, LAYERS), some(heads, HEADS)]
     found = {(each.layer, each.head): each for each in kind.maps}
@@ -63,7 +63,7 @@ def draw(kind: MapKind, path: Path) -> Path:
 
 
 def page(kinds: Sequence[MapKind], tokens: Sequence[str], title: str, intro: str) -> str:
-    """All maps as one HTML file that needs nothing else.
+    """Return all maps as one HTML file that needs nothing else.
 
     Args:
         kinds: each with one map at least, all over the same tokens.
@@ -81,7 +81,7 @@ def page(kinds: Sequence[MapKind], tokens: Sequence[str], title: str, intro: str
 
 
 def picture(one: Map, kind: MapKind, norm: Normalize | None = None) -> str:
-    """A map as an address that holds a PNG of it: a pixel a pair, queries downwards, clear where none is."""
+    """Return a map as an address that holds a PNG of it: a pixel a pair, queries downwards, clear where none is."""
     pixels = colormaps[_colours(kind)](np.ma.masked_invalid((norm or _norm(kind))(_shown(one))))
     pixels[np.triu_indices(len(pixels), 1)] = 0
     return _png(pixels)

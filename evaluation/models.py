@@ -79,7 +79,7 @@ class FoundModel:
     """What differs from the model as it was trained."""
 
     def load(self) -> PreTrainedModel:
-        """The whole model in its dtype on its device, in evaluation mode.
+        """Return the whole model in its dtype on its device, in evaluation mode.
 
         Raises:
             UserError: weights that are missing or do not fit.
@@ -101,7 +101,7 @@ class FoundModel:
         return self.held.device
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's tokenizer, or the one that was asked for; read once.
+        """Return the model's tokenizer, or the one that was asked for; read once.
 
         Raises:
             UserError: there is none.
@@ -145,7 +145,7 @@ class FoundModel:
         return None if ours or rotary else self.known_length
 
     def about(self) -> dict[str, Any]:
-        """What results say of the model: its files' hash among it."""
+        """Return what results say of the model: its files' hash among it."""
         digest = hashlib.sha256()
         files = [*self.files()]
         if self.held.trust_remote_code:
@@ -174,7 +174,7 @@ def used_at(model: PreTrainedModel, length: int) -> AbstractContextManager[None]
 
 
 def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> FoundModel:
-    """The model of the options that :func:`evaluation.options.add_model` adds; see :func:`at`.
+    """Return the model of the options that :func:`evaluation.options.add_model` adds; see :func:`at`.
 
     Raises:
         UserError: what is wrong with it, behind the ``problems`` that are known.
@@ -196,7 +196,7 @@ def at(
     position_updates: str = "on",
     rope_scaling: str = "own",
 ) -> FoundModel:
-    """The model that an address leads to, not loaded yet.
+    """Return the model that an address leads to, not loaded yet.
 
     Raises:
         UserError: everything wrong with it: nothing there, not a causal LM, no tokenizer, no such device.
@@ -216,7 +216,7 @@ def at(
 
 
 def _changed(found: FoundModel, position_updates: str, rope_scaling: str) -> FoundModel:
-    """The model with its position updates off, with YaRN's RoPE scaling, or both."""
+    """Return the model with its position updates off, with YaRN's RoPE scaling, or both."""
     own = found.config if isinstance(found.config, TapeConfig) else None
     changed, asked, problems = own, {}, []
     if position_updates == "off":
@@ -236,7 +236,7 @@ def _changed(found: FoundModel, position_updates: str, rope_scaling: str) -> Fou
 
 
 def find_device(name: str) -> torch.device:
-    """The device that ``name`` means for this process.
+    """Return the device that ``name`` means for this process.
 
     Raises:
         UserError: no such device here.
@@ -277,7 +277,7 @@ def _find(name_or_path: str, held: Held) -> FoundModel:
 
 
 def _find_own(name_or_path: str, held: Held) -> FoundModel:
-    """What a run left behind, or a model folder of this project, exported ones included."""
+    """Return what a run left behind, or a model folder of this project, exported ones included."""
     source = source_model.find(name_or_path)
     record, folder, dtype = source.record, source.folder, held.dtype or source.dtype
 
@@ -317,14 +317,14 @@ def _load_plain(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Pr
 
 
 def _is_ours(name_or_path: str) -> bool:
-    """Whether the address leads to a folder that a run, a conversion or an export of this project made."""
+    """Return whether the address leads to a folder that a run, a conversion or an export of this project made."""
     folder = Path(name_or_path)
     records = (folder / trained.RECORD, folder / TRAINED / trained.RECORD)
     return any(record.is_file() for record in records) or source_model.model_type(folder) in TYPES
 
 
 def _local(name_or_path: str) -> Path:
-    """The folder with the model's files, downloaded where it is a hub id.
+    """Return the folder with the model's files, downloaded where it is a hub id.
 
     Raises:
         UserError: there is none.
@@ -341,7 +341,7 @@ def _local(name_or_path: str) -> Path:
 
 
 def _download(name: str) -> Path:
-    """The snapshot of a hub id; pickled weights only where there are no others.
+    """Return the snapshot of a hub id; pickled weights only where there are no others.
 
     Raises:
         UserError: it cannot be had.
@@ -401,7 +401,7 @@ def _merged(name_or_path: str, folder: Path, base: FoundModel) -> PreTrainedMode
 
 
 def _read_config(name_or_path: str, folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
-    """The configuration of a causal LM.
+    """Return the configuration of a causal LM.
 
     Raises:
         UserError: there is none, or it is of something else.
@@ -441,5 +441,5 @@ def _model_files(folder: Path) -> list[Path]:
 
 
 def _code(folder: Path) -> list[Path]:
-    """The Python files that a folder carries."""
+    """Return the Python files that a folder carries."""
     return sorted(folder.rglob("*.py")) if folder.is_dir() else []

@@ -40,13 +40,13 @@ def hand_over(words: Sequence[str], commands: Mapping[str, str | None], package:
 
 
 def named(typed: str) -> tuple[str | None, str]:
-    """The name and the rest of ``NAME=MODEL``; what exists as it stands has no name before it."""
+    """Return the name and the rest of ``NAME=MODEL``; what exists as it stands has no name before it."""
     name, equals, address = typed.partition("=")
     return (name, address) if equals and name and not Path(typed).exists() else (None, typed)
 
 
 def length(text: str) -> int:
-    """A number of tokens, see :func:`tape_ds.numbers.tokens`.
+    """Return a number of tokens, see :func:`tape_ds.numbers.tokens`.
 
     Raises:
         argparse.ArgumentTypeError: anything else, or less than 1.

@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def prepare(options: argparse.Namespace) -> tuple[FoundModel, PreTrainedTokenizerBase, list[PasskeyQuestion]]:
-    """The model, not loaded yet, and what it will be asked.
+    """Return the model, not loaded yet, and what it will be asked.
 
     Raises:
         UserError: everything wrong with the command line.
@@ -69,7 +69,7 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, PreTrainedTokenize
 
 
 def ask(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[PasskeyQuestion]:
-    """The protocol's questions.
+    """Return the protocol's questions.
 
     Raises:
         UserError: lengths without room for the prompt.
@@ -121,7 +121,7 @@ def ask_all(
 def reply(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: argparse.Namespace, question: PasskeyQuestion
 ) -> dict[str, Any]:
-    """What the model says to one question."""
+    """Return what the model says to one question."""
     prompt = question.write()
     length = max(question.length, len(prompt.ids) + options.new_tokens)  # a nominal length may be less than the tokens
     with models.used_at(model, length):
@@ -137,7 +137,7 @@ def reply(
 
 
 def summarise(pairs: Sequence[tuple[PasskeyQuestion, Reply]], form: str) -> dict[str, Any]:
-    """Replies counted by length and depth, and all of them by length."""
+    """Return replies counted by length and depth, and all of them by length."""
     places = sorted({(question.length, question.depth) for question, _ in pairs})
     cells = []
     for length, depth in places:

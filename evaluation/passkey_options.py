@@ -33,7 +33,7 @@ NEW_TOKENS = 10
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command's options; what was not given is the protocol's default."""
+    """Return the command's options; what was not given is the protocol's default."""
     parser = Parser(prog="python -m evaluation passkey", description=__doc__)
     shared.add_model(parser)
     shared.add_output(parser)
@@ -76,7 +76,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def check(options: argparse.Namespace) -> list[Problem]:
-    """What is wrong whatever the model. Turns a number of depths into shares."""
+    """Return what is wrong whatever the model. Turns a number of depths into shares."""
     found = below_one(options, "new_tokens", "chunk")
     if options.protocol == "published" and options.depths is not None:
         remedy = "leave it out, or use --protocol grid"
@@ -96,13 +96,13 @@ def check(options: argparse.Namespace) -> list[Problem]:
 
 
 def depths(given: Sequence[float]) -> list[float]:
-    """Depths as typed: shares, or how many on an even grid."""
+    """Return depths as typed: shares, or how many on an even grid."""
     if len(given) == 1 and given[0] > 1 and given[0].is_integer():
         return [number / (given[0] - 1) for number in range(int(given[0]))]
     return sorted(given)
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Every option that decides numbers."""
+    """Return every option that decides numbers."""
     names = ("protocol", "form", "lengths", "depths", "trials", "new_tokens", "use_cache", "chunk")
     return {name: vars(options)[name] for name in names} | {"lengths": sorted(options.lengths)}

@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def prepare(options: argparse.Namespace) -> tuple[FoundModel, list[Source]]:
-    """The model, not loaded yet, and the sources, not read yet.
+    """Return the model, not loaded yet, and the sources, not read yet.
 
     Raises:
         UserError: everything wrong with the command line.
@@ -63,7 +63,8 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, list[Source]]:
 
 
 def plan(found: Texts, options: argparse.Namespace, scoring: Scoring, model: FoundModel) -> Jobs:
-    """The jobs, once it is known that each source has some at each length and the model an embedding for each token.
+    """Return the jobs, once it is known that each source has some at each length and the model an embedding for each
+    token.
 
     Raises:
         UserError: texts too short for a length, ids beyond the model's vocabulary.
@@ -133,7 +134,7 @@ def report(figures: Mapping[str, Any], model: FoundModel) -> None:
 
 
 def _line(entry: Mapping[str, Any]) -> str:
-    """One length in words."""
+    """Return one length in words."""
     error = entry["standard_error"]
     spread = "" if error is None else f" +- {error:.4f}"
     words = [

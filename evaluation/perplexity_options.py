@@ -54,18 +54,18 @@ class Scoring:
     """Positions per span of the loss by position; None: it is not taken."""
 
     def room(self, length: int) -> int:
-        """Tokens of a text in a full window."""
+        """Return tokens of a text in a full window."""
         return length - (self.begin is not None)
 
     def windows(self, text: ScoredText, length: int) -> list[Window]:
-        """Those of one text."""
+        """Return those of one text."""
         found = windows.CONVENTIONS[self.convention](len(text.ids), length, self.stride, self.begin is not None)
         found = found[:-1] if self.drop_last else found
         return found[:1] if self.first_window else found
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command's options."""
+    """Return the command's options."""
     parser = Parser(prog="python -m evaluation perplexity", description=__doc__)
     shared.add_model(parser)
     shared.add_output(parser)
@@ -106,7 +106,7 @@ def _add_scoring(group: Any) -> None:
 
 
 def check(options: argparse.Namespace) -> list[Problem]:
-    """What is wrong with the numbers, by themselves and together."""
+    """Return what is wrong with the numbers, by themselves and together."""
     problems = below_one(options, "max_documents", "join", "batch_size", "chunk")
     for name in ("lengths", "spans", "min_tokens", "max_tokens"):
         given = getattr(options, name)
@@ -137,7 +137,7 @@ def _check_stride(options: argparse.Namespace) -> list[Problem]:
 
 
 def scoring_of(options: argparse.Namespace, tokenizer: "PreTrainedTokenizerBase") -> Scoring:
-    """Which windows are scored."""
+    """Return which windows are scored."""
     return Scoring(
         convention=options.convention,
         stride=STRIDE if options.stride is None else options.stride,
@@ -149,12 +149,12 @@ def scoring_of(options: argparse.Namespace, tokenizer: "PreTrainedTokenizerBase"
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Every option that decides numbers (but for rounding, which --batch_size and --chunk may change)."""
+    """Return every option that decides numbers (but for rounding, which --batch_size and --chunk may change)."""
     stride = STRIDE if options.stride is None and options.convention != "blocks" else options.stride
     scoring = {name: vars(options)[name] for name in ("convention", "bos", "first_window", "drop_last", "spans")}
     return {"lengths": options.lengths, "stride": stride, **scoring, **choice(options)}
 
 
 def choice(options: argparse.Namespace) -> dict[str, Any]:
-    """Which documents are scored, and what of them."""
+    """Return which documents are scored, and what of them."""
     return {name: vars(options)[name] for name in ("split", "min_tokens", "max_tokens", "max_documents", "join")}

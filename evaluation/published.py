@@ -51,7 +51,7 @@ class PublishedTable:
             assert len(values) == len(self.quantities), f"{self.name}: a number for each quantity"
 
     def value(self, method: str, wanted: Quantity) -> Number:
-        """A number; None for what is not published."""
+        """Return a number; None for what is not published."""
         return self.rows[method][self.quantities.index(wanted)] if wanted in self.quantities else None
 
     def places(self, wanted: Quantity) -> int:
@@ -80,12 +80,12 @@ TEXTS = {
 
 
 def find(name: str) -> PublishedTable:
-    """The table that the paper calls so."""
+    """Return the table that the paper calls so."""
     return next(table for table in TABLES if table.name == name)
 
 
 def text_of(address: str) -> str | None:
-    """The published test set that a data source's address names, if it names one."""
+    """Return the published test set that a data source's address names, if it names one."""
     data = re.sub(r"#[^?]*", "", address)  # without what names a column
     return next((name for name, looks in TEXTS.items() if looks.search(data)), None)
 

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
 
 
 def build(found: Sequence[columns.Column], unused: Sequence[columns.Unused], title: str | None) -> Page:
-    """The page of these columns; a topic of which nothing is stored has no section.
+    """Return the page of these columns; a topic of which nothing is stored has no section.
 
     Args:
         found: what is compared.

@@ -38,7 +38,7 @@ def read(
     join: int | None = None,
     bare: bool = False,
 ) -> list[ScoredText]:
-    """The texts of one source; tokenised the first time, found in the cache from then on.
+    """Return the texts of one source; tokenised the first time, found in the cache from then on.
 
     Args:
         source: where documents are read.
@@ -74,7 +74,7 @@ def read(
 
 
 def _ends(tokenizer: "PreTrainedTokenizerBase") -> int:
-    """How many of BOS and EOS the tokenizer puts around a text."""
+    """Return how many of BOS and EOS the tokenizer puts around a text."""
     ids = np.asarray(tokenizer("")["input_ids"], np.int32)
     return len(ids) - len(packing.without_ends(ids, tokenizer))
 
@@ -97,6 +97,6 @@ def _documents(documents: "Dataset") -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _joined(texts: Sequence[ScoredText]) -> ScoredText:
-    """One text of several."""
+    """Return one text of several."""
     name = texts[0].name if len(texts) == 1 else f"{texts[0].name} to {texts[-1].name}"
     return ScoredText(name, np.concatenate([text.ids for text in texts]), stream=True)

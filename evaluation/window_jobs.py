@@ -43,7 +43,7 @@ Jobs = dict[str, WindowJob]
 
 
 def plan(texts: Texts, lengths: Sequence[int], scoring: Scoring) -> Jobs:
-    """All jobs, the longest windows first."""
+    """Return all jobs, the longest windows first."""
     jobs: Jobs = {}
     for source, parts in texts.items():
         if scoring.spans is not None:
@@ -71,7 +71,7 @@ def _groups(listed: Sequence[tuple[int, Window]]) -> Iterator[tuple[tuple[int, W
 
 
 def _span_jobs(source: str, texts: Sequence[ScoredText], length: int, begin: bool) -> Jobs:
-    """The beginning of each document; of a stream, which has no such thing, every block."""
+    """Return the beginning of each document; of a stream, which has no such thing, every block."""
     jobs: Jobs = {}
     for at, text in enumerate(texts):
         found = windows.blocks(len(text.ids), length, begin=begin) if text.stream else []
@@ -84,7 +84,7 @@ def _span_jobs(source: str, texts: Sequence[ScoredText], length: int, begin: boo
 
 
 def work(model: PreTrainedModel, texts: Texts, scoring: Scoring, batch: int, chunk: int, job: WindowJob) -> Any:
-    """What a loaded model finds for a job, at the job's length as its encoding says: ``[nll, foreseen]`` of each
+    """Return what a loaded model finds for a job, at the job's length as its encoding says: ``[nll, foreseen]`` of each
     window, or the loss by position.
 
     ``batch``, ``chunk``: see :func:`tape_ds.scoring.perplexity.score_windows`.
@@ -100,14 +100,14 @@ def work(model: PreTrainedModel, texts: Texts, scoring: Scoring, batch: int, chu
 
 
 def tokens(jobs: Jobs) -> int:
-    """Tokens that all jobs together read."""
+    """Return tokens that all jobs together read."""
     return sum(window.end - window.start for job in jobs.values() for _, window in job.windows)
 
 
 def figures(
     texts: Texts, lengths: Sequence[int], scoring: Scoring, jobs: Jobs, found: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """All figures but the cost.
+    """Return all figures but the cost.
 
     Args:
         found: by job, what :func:`work` gave.
@@ -134,7 +134,8 @@ def _entry(
     jobs: Jobs,
     found: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Perplexity of one source at one length, the documents too short to fill a window, and what was left out."""
+    """Return perplexity of one source at one length, the documents too short to fill a window, and what was left
+    out."""
     by_text: list[list[WindowLoss]] = [[] for _ in texts]
     reach = np.zeros(len(texts), np.int64)
     for key, job in jobs.items():
@@ -164,12 +165,12 @@ def _entry(
 
 
 def _named(names: Sequence[str]) -> dict[str, Any]:
-    """How many documents, and which."""
+    """Return how many documents, and which."""
     return {"documents": len(names), "names": list(names[:NAMED])}
 
 
 def _by_document(texts: Sequence[ScoredText], source: str, jobs: Jobs, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Loss by position of each text, over all its stretches."""
+    """Return loss by position of each text, over all its stretches."""
     parts: dict[int, list[SpanLosses]] = {}
     for key, job in jobs.items():
         if job.spans and job.source == source:

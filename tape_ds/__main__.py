@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def usage() -> str:
-    """A line for each command."""
+    """Return a line for each command."""
     rows = [f"    {name:<10}  {each.summary}" for name, each in COMMANDS.items()]
     folder = "--folder prints where launchers/, evaluation/, tools/ and ds_configs/ lie; --version."
     options = textwrap.wrap(" ".join(LAUNCHER_OPTIONS), 114, break_on_hyphens=False)
@@ -109,7 +109,7 @@ def usage() -> str:
 
 
 def started(asked: Command, words: Sequence[str], has_gpu: bool) -> list[str]:
-    """The command line that ``asked`` stands for; said on stderr where DeepSpeed's launcher comes first."""
+    """Return the command line that ``asked`` stands for; said on stderr where DeepSpeed's launcher comes first."""
     options, arguments = split(words) if asked.spreads else ([], list(words))
     is_rank = "RANK" in os.environ  # torchrun, or a launcher, has started this process as one of several
     by_itself = asked.trains and not is_rank and not LOOKS & set(words)
@@ -155,7 +155,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def gpus() -> int:
-    """How many CUDA's driver shows this process. torch would say the same, after seconds of importing it."""
+    """Return how many CUDA's driver shows this process. torch would say the same, after seconds of importing it."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -122,8 +122,8 @@ def check_folder(field: str, given: str | Path) -> list[Problem]:
 def disk_error(
     error: BaseException, field: str = "disk", folder: str | Path | None = None, remedy: str | None = None
 ) -> DiskError | None:
-    """What to raise for a disk that refused, where one is behind ``error`` (:func:`tape_ds.storage.refusal`), else
-    None.
+    """Return what to raise for a disk that refused, where one is behind ``error`` (:func:`tape_ds.storage.refusal`),
+    else None.
 
     Args:
         error: that was met in writing.
@@ -160,7 +160,8 @@ def redacted(text: str) -> str:
 
 
 def _secrets() -> list[str]:
-    """Values of the environment's variables that hold a credential, the longest first: one may be part of another."""
+    """Return values of the environment's variables that hold a credential, the longest first: one may be part of
+    another."""
     found = {value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name)}
     return sorted((value for value in found if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
 
@@ -176,7 +177,8 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
 
 
 def is_main_process() -> bool:
-    """Whether this process speaks for the job (rank 0, or not distributed); works before any process group exists."""
+    """Return whether this process speaks for the job (rank 0, or not distributed); works before any process group
+    exists."""
     return os.environ.get("RANK", "0") == "0"
 
 

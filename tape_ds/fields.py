@@ -22,7 +22,7 @@ that only other tasks have."""
 
 
 def missing(value: Any) -> bool:
-    """Whether a :data:`DERIVED` field has got no value."""
+    """Return whether a :data:`DERIVED` field has got no value."""
     return value is None
 
 
@@ -77,7 +77,8 @@ class Section(BaseModel):
 
     @classmethod
     def build(cls: type[_S], flat: Mapping[str, Any], prefix: str = "") -> _S:
-        """The section of values that are valid, by their names in a recipe; defaults for those that are not there."""
+        """Return the section of values that are valid, by their names in a recipe; defaults for those that are not
+        there."""
         own: dict[str, Any] = {}
         for name, field in cls.model_fields.items():
             inner = field.annotation
@@ -88,7 +89,7 @@ class Section(BaseModel):
         return cls.model_construct(**own)  # type: ignore[return-value]
 
     def flat(self, prefix: str = "") -> dict[str, Any]:
-        """The values by their names in a recipe."""
+        """Return the values by their names in a recipe."""
         found: dict[str, Any] = {}
         for name in type(self).model_fields:
             value = getattr(self, name)
@@ -119,18 +120,18 @@ def as_meant(value: Any, annotation: Any) -> Any:
 
 
 def takes(annotation: Any, kind: type) -> bool:
-    """Whether a type, or one member of a union, is ``kind``."""
+    """Return whether a type, or one member of a union, is ``kind``."""
     return any((get_origin(member) or member) is kind for member in _members(annotation))
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union, without their bounds; of any other type, itself."""
+    """Return the members of a union, without their bounds; of any other type, itself."""
     members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     return tuple(get_args(member)[0] if get_origin(member) is Annotated else member for member in members)
 
 
 def check(section: type[Section], values: Mapping[str, Any]) -> list[Problem]:
-    """What is wrong with each of ``values`` by itself, one problem for a field; fields that are not there are no
+    """Return what is wrong with each of ``values`` by itself, one problem for a field; fields that are not there are no
     problem. Names are the section's own."""
     found = {
         name: Problem(name, value, "wrong type", "give a number of 64 bits")
@@ -192,7 +193,7 @@ _WORDS = {
 
 
 def spelled(annotation: Any) -> str:
-    """A type in words: ``a whole number``, ``a list, each item a text``, ``one of: a, b``."""
+    """Return a type in words: ``a whole number``, ``a list, each item a text``, ``one of: a, b``."""
     names = []
     for member in _members(annotation):
         kind, inner = get_origin(member) or member, get_args(member)

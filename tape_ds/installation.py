@@ -24,8 +24,8 @@ ROOT = _PACKAGE / SHIPPED if (_PACKAGE / SHIPPED).is_dir() else _PACKAGE.parent
 
 
 def work() -> Path:
-    """What ``runs`` starts from where a tool writes there without being told: the checkout; for an installed package,
-    beside which nothing is to be written, the current folder."""
+    """Return what ``runs`` starts from where a tool writes there without being told: the checkout; for an installed
+    package, beside which nothing is to be written, the current folder."""
     return ROOT if _PACKAGE.parent == ROOT else Path.cwd()
 
 
@@ -38,7 +38,8 @@ def environment() -> dict[str, str]:
 
 
 def root_of(script: Path) -> Path | None:
-    """The checkout, or the wheel's folder, that a script is part of; None for one that is no part of this project."""
+    """Return the checkout, or the wheel's folder, that a script is part of; None for one that is no part of this
+    project."""
     for room in script.resolve().parents:
         root = room.parent
         package = root.parent if root.name == SHIPPED else root / "tape_ds"

@@ -20,18 +20,18 @@ def number(value: Any, form: str) -> str:
 
 
 def tokens(text: str) -> int | None:
-    """A number of tokens as people write it: 512, 2k (2,048), 128K; None where it is no such number, or 0."""
+    """Return a number of tokens as people write it: 512, 2k (2,048), 128K; None where it is no such number, or 0."""
     count, unit = (text[:-1], 1024) if text[-1:] in ("k", "K") else (text, 1)
     return int(count) * unit or None if count.isascii() and count.isdigit() else None
 
 
 def gibibytes(value: float | None) -> str:
-    """Bytes as GiB with two decimals."""
+    """Return bytes as GiB with two decimals."""
     return NOT_AVAILABLE if value is None else f"{value / 2**30:.2f} GiB"
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as h:mm:ss."""
+    """Return seconds as h:mm:ss."""
     if seconds is None or not math.isfinite(seconds):
         return NOT_AVAILABLE
     minutes, rest = divmod(round(seconds), 60)

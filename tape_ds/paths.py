@@ -16,7 +16,8 @@ LONGEST_NAME, LONGEST = 255, 4096
 
 
 def of(text: str) -> Path:
-    """The path that ``text`` means, ``~`` included; where no user is called so, ``~`` is a name like any other."""
+    """Return the path that ``text`` means, ``~`` included; where no user is called so, ``~`` is a name like any
+    other."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -24,7 +25,7 @@ def of(text: str) -> Path:
 
 
 def data_cache(given: str | None) -> Path:
-    """The folder of the field ``data_cache``."""
+    """Return the folder of the field ``data_cache``."""
     return storage.cache_home() / "data" if given is None else Path(given).expanduser()
 
 
@@ -67,7 +68,7 @@ def check_new(name: str, folder: Path) -> list[Problem]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in a value, keys of mappings included."""
+    """Yield every text in a value, keys of mappings included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

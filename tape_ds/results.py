@@ -87,7 +87,7 @@ class Result:
 
 
 def now() -> str:
-    """The present time as ISO 8601 in UTC, to the second."""
+    """Return the present time as ISO 8601 in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -100,7 +100,7 @@ def collect(
     model: Mapping[str, Any] | None = None,
     processes: int = 1,
 ) -> Result:
-    """A result at its start: everything about the run that is known before its figures.
+    """Return a result at its start: everything about the run that is known before its figures.
 
     ``command`` defaults to this process's command line; ``data`` maps each source's address to its fingerprint.
     """
@@ -149,7 +149,7 @@ def hardware() -> dict[str, Any]:
 
 
 def _cpu_model() -> str:
-    """The processor's name as the system gives it."""
+    """Return the processor's name as the system gives it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             for line in lines:
@@ -175,7 +175,7 @@ def commit(root: Path | None = None) -> dict[str, Any] | None:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git answers in ``root``, or None when it is missing, slow, or says no."""
+    """Return what git answers in ``root``, or None when it is missing, slow, or says no."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(
@@ -260,7 +260,7 @@ def _plain(value: Any) -> Any:
 
 
 def _with_numbers(value: Any) -> Any:
-    """The reverse of :func:`_plain` for numbers that are not finite."""
+    """Return the reverse of :func:`_plain` for numbers that are not finite."""
     if isinstance(value, dict):
         return {key: _with_numbers(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -269,8 +269,8 @@ def _with_numbers(value: Any) -> Any:
 
 
 def redact(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as plain data with every credential replaced, found by the name it goes under or by what it
-    looks like."""
+    """Return a configuration as plain data with every credential replaced, found by the name it goes under or by what
+    it looks like."""
     plain: dict[str, Any] = _by_name(_plain(config))
     return plain
 
@@ -295,7 +295,7 @@ def _each_text(value: Any) -> Any:
 
 
 def _redact_command(command: Sequence[str]) -> list[str]:
-    """A command line with the values of options such as ``--hub_token`` replaced."""
+    """Return a command line with the values of options such as ``--hub_token`` replaced."""
     shown = []
     secret_follows = False
     for argument in command:
@@ -312,7 +312,7 @@ def _redact_command(command: Sequence[str]) -> list[str]:
 
 
 def passkeys_of(rows: Sequence[Mapping[str, Any]], variant: str | None = None) -> list[Mapping[str, Any]]:
-    """Rows of a run's figure ``passkey`` that are of one model: the variant of that name, by default the one that the
-    run made, which stands last. Rows that name no variant are of that one alone."""
+    """Return rows of a run's figure ``passkey`` that are of one model: the variant of that name, by default the one
+    that the run made, which stands last. Rows that name no variant are of that one alone."""
     wanted = rows[-1].get("variant") if rows and variant is None else variant
     return [row for row in rows if row.get("variant") == wanted]

@@ -40,7 +40,7 @@ def mark_finished(output: Path, step: int, identity: dict[str, Any]) -> None:
 
 
 def finished(output: Path) -> dict[str, Any] | None:
-    """What :func:`mark_finished` wrote; None where the run has not come to its end."""
+    """Return what :func:`mark_finished` wrote; None where the run has not come to its end."""
     return _read(output / FINISHED)
 
 
@@ -50,7 +50,7 @@ def mark_stopped(output: Path, step: int, reason: str) -> None:
 
 
 def stopped(output: Path) -> dict[str, Any] | None:
-    """What :func:`mark_stopped` wrote; None where the run was not stopped."""
+    """Return what :func:`mark_stopped` wrote; None where the run was not stopped."""
     return _read(output / STOPPED)
 
 
@@ -61,7 +61,7 @@ def clear_markers(output: Path) -> None:
 
 
 def tracker_id(output: Path) -> str | None:
-    """The run's id at W&B; None where it has none yet."""
+    """Return the run's id at W&B; None where it has none yet."""
     found = (_read(output / TRACKERS) or {}).get("wandb")
     return found if isinstance(found, str) else None
 

@@ -73,7 +73,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def as_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table for programs; None is an empty cell."""
+    """Return a table for programs; None is an empty cell."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([header, *rows])
     return text.getvalue()
@@ -98,35 +98,36 @@ def digest(path: Path) -> str:
 
 
 def in_the_way(path: Path) -> Path | None:
-    """What keeps a path from being a folder, or from becoming one: a file at its place or above it; None: nothing."""
+    """Return what keeps a path from being a folder, or from becoming one: a file at its place or above it; None:
+    nothing."""
     return next((each for each in (path, *path.absolute().parents) if each.exists() and not each.is_dir()), None)
 
 
 def cache_home() -> Path:
-    """Where things are kept that can be made again, unpacked models and tokenised texts: ``tape_ds`` in
+    """Return where things are kept that can be made again, unpacked models and tokenised texts: ``tape_ds`` in
     ``XDG_CACHE_HOME``, else in ``HF_HOME``, where whoever has large models put theirs, else in ``~/.cache``."""
     home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("HF_HOME") or "~/.cache"
     return Path(home).expanduser() / "tape_ds"
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text can be written: other bytes of a command line arrive as halves of a surrogate pair, and so does
-    what JSON escapes that way."""
+    """Return whether a text can be written: other bytes of a command line arrive as halves of a surrogate pair, and so
+    does what JSON escapes that way."""
     return shown(text) == text
 
 
 def shown(text: str) -> str:
-    """A text with a question mark for whatever cannot be written."""
+    """Return a text with a question mark for whatever cannot be written."""
     return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes that this user can still write where ``folder`` is, or will be."""
+    """Return bytes that this user can still write where ``folder`` is, or will be."""
     return shutil.disk_usage(_existing(folder)).free
 
 
 def same_disk(one: Path, other: Path) -> bool:
-    """Whether two files or folders, there already or not, are on the same file system."""
+    """Return whether two files or folders, there already or not, are on the same file system."""
     return _existing(one).stat().st_dev == _existing(other).stat().st_dev
 
 
@@ -136,7 +137,8 @@ def _existing(path: Path) -> Path:
 
 
 def refusal(error: BaseException) -> OSError | None:
-    """What of the disk is behind ``error``: that it is full, read-only, or not this user's to write; None: nothing.
+    """Return what of the disk is behind ``error``: that it is full, read-only, or not this user's to write; None:
+    nothing.
 
     Libraries wrap it, or repeat it as words alone: the causes of ``error`` are followed, and what they say is read. A
     file that may not be *read* is no refusal.
@@ -164,7 +166,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _for_writing(error: OSError) -> bool:
-    """Whether a permission that is missing is one to write: the file can be read, or is not there to be read."""
+    """Return whether a permission that is missing is one to write: the file can be read, or is not there to be read."""
     if not isinstance(error.filename, str | bytes):
         return False
     path = Path(os.fsdecode(error.filename))
@@ -196,7 +198,7 @@ def trouble(error: BaseException, folder: Path) -> str | None:
 
 
 def size(count: float) -> str:
-    """Bytes as a person reads them: ``1.50 GiB``."""
+    """Return bytes as a person reads them: ``1.50 GiB``."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.2f} {unit}"

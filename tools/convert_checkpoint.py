@@ -83,7 +83,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
-    """The converted model and its tokenizer (None: a reference checkpoint without one), rows compared and cut.
+    """Return the converted model and its tokenizer (None: a reference checkpoint without one), rows compared and cut.
 
     Raises:
         UserError: a source that cannot be converted, or rows that cannot be dropped.
@@ -123,7 +123,7 @@ def convert_source(options: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def read_tokenizer(options: argparse.Namespace, source: str) -> Any:
-    """The tokenizer that was asked for, or the source's own; None for a folder that has none."""
+    """Return the tokenizer that was asked for, or the source's own; None for a folder that has none."""
     from tape_ds.data import tokenizer as tokenizers
 
     if options.tokenizer is not None:

@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check(options: argparse.Namespace) -> "SourceModel":
-    """What can be known before anything loads.
+    """Return what can be known before anything loads.
 
     Raises:
         UserError: naming every problem.

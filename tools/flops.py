@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def every_encoding() -> list[dict[str, Any]]:
-    """A row for each encoding."""
+    """Return a row for each encoding."""
     from tape_ds.model.configuration import TapeConfig
 
     names = positions.available()
@@ -74,7 +74,7 @@ def every_encoding() -> list[dict[str, Any]]:
 
 
 def count(config: TapeConfig) -> dict[str, Any]:
-    """One row of the table."""
+    """Return one row of the table."""
     from tape_ds.model import flops
 
     full, causal = (flops.multiply_adds(config, TOKENS, causal=each) for each in (False, True))
@@ -91,7 +91,7 @@ def count(config: TapeConfig) -> dict[str, Any]:
 
 
 def table_3() -> list[dict[str, Any]]:
-    """The paper's Table 3: published, counted here, and TAPE counted as its published code is."""
+    """Return the paper's Table 3: published, counted here, and TAPE counted as its published code is."""
     from evaluation import published  # here: a script finds it once tape_ds is imported
     from tape_ds.model import flops
     from tape_ds.model.configuration import TapeConfig
@@ -117,7 +117,7 @@ def table_3() -> list[dict[str, Any]]:
 
 
 def published_tape() -> tuple[int, float]:
-    """Parameters and MACs of TAPE as its published code has it.
+    """Return parameters and MACs of TAPE as its published code has it.
 
     Every layer, the last one too, has W_x, W_up, W_down and an H x H matrix; attention runs over cosines and sines K
     wide each, although their halves are equal; the gate is evaluated twice. Its contractions across heads are einsums,

@@ -43,7 +43,7 @@ _PLAIN = {
 
 
 def collect() -> dict[str, Any]:
-    """What the file holds."""
+    """Return what the file holds."""
     from transformers.integrations import integration_utils
 
     return {
@@ -81,7 +81,8 @@ def trainer() -> dict[str, Any]:
 
 
 def deepspeed() -> dict[str, Any]:
-    """The keys of DeepSpeed's JSON, those that it took out, those that transformers fills in, and its schedulers."""
+    """Return the keys of DeepSpeed's JSON, those that it took out, those that transformers fills in, and its
+    schedulers."""
     from deepspeed.comm.config import CommsLoggerConfig
     from deepspeed.compile.config import CompileConfig
     from deepspeed.monitor.config import CometConfig, CSVConfig, TensorBoardConfig, WandbConfig
@@ -168,7 +169,7 @@ def block(model: type[pydantic.BaseModel]) -> dict[str, Any]:
 
 
 def spelled(annotation: Any) -> str:
-    """A type as Python writes it; of an enum its values, and Any for what no file can hold."""
+    """Return a type as Python writes it; of an enum its values, and Any for what no file can hold."""
     if annotation in _PLAIN:
         return _PLAIN[annotation]
     origin, members = get_origin(annotation), get_args(annotation)

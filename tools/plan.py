@@ -73,7 +73,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def ask(own: argparse.Namespace, fields: list[str]) -> Job:
-    """The job that the command line asks about.
+    """Return the job that the command line asks about.
 
     Raises:
         UserError: the recipe, its model, the GPU, or numbers that do not divide each other.
@@ -98,7 +98,7 @@ def ask(own: argparse.Namespace, fields: list[str]) -> Job:
 
 
 def load(name: str, fields: list[str], world: int) -> Recipe:
-    """The recipe of that name, of whichever launcher it is.
+    """Return the recipe of that name, of whichever launcher it is.
 
     Raises:
         UserError: it does not exist, or is wrong.
@@ -119,7 +119,7 @@ def ranking(plans: Sequence[Plan]) -> str:
 
 
 def page(plan: Plan, price: float | None) -> str:
-    """Everything about one job: memory by part, work, traffic, time, how far it reaches."""
+    """Return everything about one job: memory by part, work, traffic, time, how far it reaches."""
     job, gpu, found, step = plan.job, plan.job.gpu, plan.memory, plan.step
     assert gpu is not None, "this command asks about GPUs"
     layout, done, tokens = job.layout, roofline.work(job), job.step_tokens

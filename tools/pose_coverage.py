@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def problems(own: argparse.Namespace, recipe: ExtensionRecipe) -> list[Problem]:
-    """What is wrong with this command's own options."""
+    """Return what is wrong with this command's own options."""
     found = below_one(own, "samples")
     least = recipe.window if recipe.data.packing == "single" else 1
     if own.document_tokens is not None and own.document_tokens < least:
@@ -82,7 +82,7 @@ def problems(own: argparse.Namespace, recipe: ExtensionRecipe) -> list[Problem]:
 
 
 def real_rows(recipe: ExtensionRecipe) -> TrainingRows:
-    """The rows of the run."""
+    """Return the rows of the run."""
     from tape_ds.data import tokenizer
     from tape_ds.model import convert
     from tape_ds.training.kinds.extension import base_address, training_rows
@@ -91,7 +91,7 @@ def real_rows(recipe: ExtensionRecipe) -> TrainingRows:
 
 
 def made_up_rows(recipe: ExtensionRecipe, document_tokens: int) -> TrainingRows:
-    """Rows as the recipe would have them if every document had ``document_tokens`` tokens."""
+    """Return rows as the recipe would have them if every document had ``document_tokens`` tokens."""
     from datasets import Dataset
 
     from tape_ds.data.dataset import TrainingRows

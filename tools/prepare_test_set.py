@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check(options: argparse.Namespace) -> tuple[list[Source], Path]:
-    """The sources and the file to write.
+    """Return the sources and the file to write.
 
     Raises:
         UserError: everything wrong with the command line.

@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Return the command line."""
     from evaluation import options as shared  # here: a script finds it once tape_ds is imported
 
     parser = Parser(description=__doc__)
@@ -64,7 +64,7 @@ def place(options: argparse.Namespace) -> str:
 
 
 def check(options: argparse.Namespace) -> "FoundModel":
-    """The model, not loaded yet.
+    """Return the model, not loaded yet.
 
     Raises:
         UserError: naming every problem.

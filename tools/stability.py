@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Return the command line."""
     parser = Parser(prog=f"python -m tools.{NAME}", description=__doc__)
     parser.add_argument("models", nargs="+", metavar="MODEL", help="each MODEL or NAME=MODEL")
     parser.add_argument("--layers", type=int, nargs="+", metavar="N", help="default: those of 1 2 4 8 that all have")
@@ -90,7 +90,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[Source]]:
-    """The models by name, none loaded, and the sources, none read; fills in the layers.
+    """Return the models by name, none loaded, and the sources, none read; fills in the layers.
 
     Raises:
         UserError: everything wrong with the command line.
@@ -118,7 +118,7 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[Source
 
 
 def added_token(model: FoundModel, own: argparse.Namespace) -> int | None:
-    """What is put in front of a text of this model."""
+    """Return what is put in front of a text of this model."""
     token: int | None = model.tokenizer().bos_token_id if own.token is None else own.token
     return token
 
@@ -146,7 +146,7 @@ def documents(
 
 
 def measured(name: str, found: FoundModel, read: Sequence[texts.ScoredText], own: argparse.Namespace) -> dict[str, Any]:
-    """One model's figures: of each text, and their mean."""
+    """Return one model's figures: of each text, and their mean."""
     import torch
 
     from evaluation.models import used_at

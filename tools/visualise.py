@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Return the command line."""
     parser = Parser(prog=f"python -m tools.{NAME}", description=__doc__)
     parser.add_argument("model", metavar="MODEL", help="MODEL or NAME=MODEL")
     parser.add_argument("--against", metavar="OTHER", help="a second one; differences are MODEL minus OTHER")
@@ -124,7 +124,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
-    """The models by name, none loaded, and the text's token ids; fills in which layers and heads are shown.
+    """Return the models by name, none loaded, and the text's token ids; fills in which layers and heads are shown.
 
     Raises:
         UserError: everything wrong with the command line.
@@ -169,8 +169,8 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
 
 
 def spelled(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
-    """What each token adds to the text in front of it; what it says alone where that changes the text, as a part of a
-    letter does."""
+    """Return what each token adds to the text in front of it; what it says alone where that changes the text, as a part
+    of a letter does."""
     found, before = [], ""
     for end in range(1, len(ids) + 1):
         text = tokenizer.decode(ids[:end])
@@ -180,7 +180,7 @@ def spelled(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]
 
 
 def look(name: str, found: FoundModel, ids: Sequence[int], layers: Sequence[int]) -> Seen:
-    """One forward of one model."""
+    """Return one forward of one model."""
     import torch
 
     from evaluation.models import used_at
@@ -219,7 +219,7 @@ def position_maps(seen: Seen, heads: Sequence[int]) -> list[Map]:
 
 
 def attention_maps(weights: Mapping[int, np.ndarray], heads: Sequence[int]) -> list[Map]:
-    """Each layer's mean over all heads, and the chosen heads."""
+    """Return each layer's mean over all heads, and the chosen heads."""
     found = []
     for number, each_HTT in weights.items():
         found.append(Map(f"layer {number}", "mean", each_HTT.mean(axis=0, dtype=np.float32)))
@@ -238,8 +238,8 @@ def difference(one: Seen, other: Seen, heads: Sequence[int]) -> tuple[MapKind, d
 
 
 def write(kinds: Sequence[MapKind], tokens: Sequence[str], title: str, intro: str, folder: Path) -> list[str]:
-    """The page, and pictures of the first model's maps and of the difference; pictures of an earlier command, which
-    these would be taken for, go."""
+    """Return the page, and pictures of the first model's maps and of the difference; pictures of an earlier command,
+    which these would be taken for, go."""
     from evaluation import map_figures
 
     drawn: dict[str, MapKind] = {}

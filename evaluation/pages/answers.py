@@ -13,7 +13,7 @@ SHOWN = 400
 
 
 def page(figures: Mapping[str, Any], command: Sequence[str]) -> Page:
-    """The figures of ``scrolls compare`` as a page: scores over everything, then one table for each question."""
+    """Return the figures of ``scrolls compare`` as a page: scores over everything, then one table for each question."""
     metrics, scores = figures["metrics"], figures["scores"]
     count, all_ = len(figures["questions"]), next(iter(scores.values()))["examples"]
     which = f"{count} of the {all_:,} questions that were answered"
@@ -34,7 +34,7 @@ def page(figures: Mapping[str, Any], command: Sequence[str]) -> Page:
 
 
 def summary(figures: Mapping[str, Any]) -> str:
-    """The scores in lines."""
+    """Return the scores in lines."""
     lines = []
     for name, scores in figures["scores"].items():
         scored = [f"{METRICS[metric]} {scores[metric]['score']:.2f}" for metric in figures["metrics"]]

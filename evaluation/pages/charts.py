@@ -35,7 +35,7 @@ VARIABLES = {colour: f"c{at}" for at, colour in enumerate(RUNS)} | {
 
 
 def svg(chart: Chart) -> Markup:
-    """What stands inside of ``<svg>``, and its end; the legend stands in the page."""
+    """Return what stands inside of ``<svg>``, and its end; the legend stands in the page."""
     drawn = io.StringIO()
     with rc_context(fname=STYLE):
         figure = Figure(figsize=INCHES, layout="constrained")

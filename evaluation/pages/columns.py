@@ -61,12 +61,12 @@ def of(columns: Sequence[Column], kind: str) -> dict[int, results.Result]:
 
 
 def names(columns: Sequence[Column]) -> list[str]:
-    """What runs are called, by their numbers."""
+    """Return what runs are called, by their numbers."""
     return [column.name for column in columns]
 
 
 def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
-    """Columns of everything named, and the files that could not be used.
+    """Return columns of everything named, and the files that could not be used.
 
     Args:
         arguments: folders or result files, each ``NAME=PATH`` where its column should have a name of its own.
@@ -101,8 +101,8 @@ def collect(arguments: Sequence[str]) -> tuple[list[Column], list[Unused]]:
 
 
 def name_of(path: Path) -> str:
-    """What a column is called that nobody named: a file of a name of its own, its folder, or the run's that the folder
-    belongs to."""
+    """Return what a column is called that nobody named: a file of a name of its own, its folder, or the run's that the
+    folder belongs to."""
     own = path.resolve()
     if own.is_file() and own.stem not in KINDS:
         return own.stem
@@ -128,7 +128,8 @@ def _records(path: Path) -> tuple[list[Record], list[Unused]]:
 
 
 def _looks_like_one(file: Path) -> bool:
-    """Whether a file is a result, or is called like one and cannot be read; runs keep other JSON beside theirs."""
+    """Return whether a file is a result, or is called like one and cannot be read; runs keep other JSON beside
+    theirs."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -137,7 +138,7 @@ def _looks_like_one(file: Path) -> bool:
 
 
 def _record(file: Path) -> Record:
-    """The result in a file.
+    """Return the result in a file.
 
     Raises:
         UserError: it cannot be used, and why.
@@ -152,7 +153,8 @@ def _record(file: Path) -> Record:
 
 
 def _columns(name: str, found: Sequence[tuple[tuple[str, ...], Record]]) -> list[Column]:
-    """One column where no kind comes twice; else what lies in the folder itself is one, and each folder below."""
+    """Return one column where no kind comes twice; else what lies in the folder itself is one, and each folder
+    below."""
     records = {record.kind: record for _, record in found}
     if len(records) == len(found):
         return [Column(name, records)]

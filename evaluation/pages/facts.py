@@ -65,7 +65,7 @@ def settings(columns: Sequence[Column]) -> PageSection:
 
 
 def _evaluation(columns: Sequence[Column], kind: str) -> list[Part]:
-    """One evaluation's settings where they differ, and a loud note: such numbers do not compare."""
+    """Return one evaluation's settings where they differ, and a loud note: such numbers do not compare."""
     found: Facts = {}
     results = of(columns, kind)
     data = [result.data for result in results.values()]
@@ -85,7 +85,7 @@ def _evaluation(columns: Sequence[Column], kind: str) -> list[Part]:
 
 
 def _table(caption: str, corner: str, columns: Sequence[Column], found: Facts, names: Iterable[str]) -> list[PageTable]:
-    """A row for each name; none without rows."""
+    """Return a row for each name; none without rows."""
     rows = []
     for name in names:
         words = re.sub("_(bytes|seconds)$", "", name).replace("_", " ")  # the unit stands with the number
@@ -94,7 +94,7 @@ def _table(caption: str, corner: str, columns: Sequence[Column], found: Facts, n
 
 
 def _differing(found: Facts) -> list[str]:
-    """Names whose values are not the same for all, sorted; one that is missing counts as None."""
+    """Return names whose values are not the same for all, sorted; one that is missing counts as None."""
     names = sorted({name for each in found.values() for name in each})
     return [name for name in names if len({repr(each.get(name)) for each in found.values()}) > 1]
 
@@ -113,12 +113,12 @@ def _flat(values: Mapping[str, Any], *without: str) -> dict[str, Any]:
 
 
 def _tokenizer(model: Mapping[str, Any]) -> str | None:
-    """The beginning of its fingerprint."""
+    """Return the beginning of its fingerprint."""
     return (model.get("tokenizer") or "")[:8] or None
 
 
 def costs(columns: Sequence[Column]) -> PageSection | None:
-    """Tokens, time, memory and the machine: a table for training and one for each kind of evaluation."""
+    """Return tokens, time, memory and the machine: a table for training and one for each kind of evaluation."""
     parts: list[Part] = []
     for kind in KINDS:
         found = {run: _cost(c.records[kind]) for run, c in enumerate(columns) if kind in c.records}
@@ -133,7 +133,7 @@ def costs(columns: Sequence[Column]) -> PageSection | None:
 
 
 def _cost(record: Record) -> dict[str, Any]:
-    """Figures of cost, under names whose endings say their unit."""
+    """Return figures of cost, under names whose endings say their unit."""
     result, machine = record.result, record.result.hardware
     spent = datetime.fromisoformat(result.finished or "") - datetime.fromisoformat(result.started)
     own = _flat(result.figures.get("cost") or {})
@@ -147,7 +147,7 @@ def _cost(record: Record) -> dict[str, Any]:
 
 
 def origins(columns: Sequence[Column], unused: Sequence[Unused]) -> PageSection:
-    """Every file that was used, what made it, and every file that was not used and why."""
+    """Return every file that was used, what made it, and every file that was not used and why."""
     stored, commands, prints = [], [], set()
     versions: dict[str, dict[str, None]] = {}
     found = [(column.name, record) for column in columns for record in column.records.values()]

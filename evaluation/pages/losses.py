@@ -18,7 +18,7 @@ NATS = "nats per token"
 
 
 def training(columns: Sequence[Column]) -> PageSection | None:
-    """The loss of every step that was logged."""
+    """Return the loss of every step that was logged."""
     lines, scores = [], []
     runs = of(columns, RUN)
     for run, result in runs.items():
@@ -44,7 +44,7 @@ def training(columns: Sequence[Column]) -> PageSection | None:
 
 
 def by_position(columns: Sequence[Column]) -> PageSection | None:
-    """A chart and a table for each set of documents that models were scored on."""
+    """Return a chart and a table for each set of documents that models were scored on."""
     parts: list[Part] = []
     for text, scores in groups(columns).items():
         chart = scores.chart("Loss by position", "position (tokens)", NATS, mark=native_length(columns))
@@ -81,7 +81,7 @@ def groups(columns: Sequence[Column]) -> dict[str, Scores]:
 
 
 def _named(documents: Mapping[str, Any]) -> str:
-    """Which documents, in words that differ where they differ."""
+    """Return which documents, in words that differ where they differ."""
     names = sorted(documents)
     listed = ", ".join(names) if len(names) <= 3 else f"{len(names)} documents, {names[0]} to {names[-1]}"
     return f"{listed}, spans of {numbers.length(documents[names[0]]['span'])} tokens"
@@ -100,8 +100,8 @@ def _scores(run: int, stored: Mapping[str, Any]) -> list[Score]:
 
 
 def native_length(columns: Sequence[Column]) -> int | None:
-    """The context of the model that training began from, where all runs have the same; where none was trained, the
-    shortest of the plain models that were evaluated."""
+    """Return the context of the model that training began from, where all runs have the same; where none was trained,
+    the shortest of the plain models that were evaluated."""
     lengths = {result.figures.get("native_length") for result in of(columns, RUN).values()}
     if lengths:
         return lengths.pop() if len(lengths) == 1 else None

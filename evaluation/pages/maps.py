@@ -34,8 +34,8 @@ class MapKind:
     """Colours follow the square root of a number, so that small ones are seen beside large ones."""
 
     def limits(self) -> tuple[float, float]:
-        """Numbers of the first and the last colour; the few largest of signed ones all have the last, or a single pair
-        would leave the others pale."""
+        """Return numbers of the first and the last colour; the few largest of signed ones all have the last, or a
+        single pair would leave the others pale."""
         seen = np.concatenate([each.values[np.tril_indices(len(each.values))] for each in self.maps])
         low, high = float(seen.min()), float(seen.max())
         if self.signed:

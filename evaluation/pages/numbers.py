@@ -12,7 +12,7 @@ LENGTHS = re.compile(r"(length|lengths|window|(max|min)_tokens|stride|max_positi
 
 
 def measured(value: float | None, error: float | None, places: int | None = None) -> str:
-    """A number with its standard error behind it, both to the error's second digit; without one with ``places``
+    """Return a number with its standard error behind it, both to the error's second digit; without one with ``places``
     decimals, or four significant digits."""
     if value is None or not math.isfinite(value):
         return significant(value)
@@ -32,12 +32,12 @@ def significant(value: float | None, digits: int = 4) -> str:
 
 
 def length(tokens: int) -> str:
-    """Tokens as this field writes lengths: 891, 8k; 10,000 where it is no whole number of k."""
+    """Return tokens as this field writes lengths: 891, 8k; 10,000 where it is no whole number of k."""
     return f"{tokens // 1024}k" if tokens >= 1024 and tokens % 1024 == 0 else f"{tokens:,}"
 
 
 def setting(name: str, value: Any) -> str:
-    """A setting or a cost for people; the ending of its name says its unit."""
+    """Return a setting or a cost for people; the ending of its name says its unit."""
     if value is None or isinstance(value, bool):
         return {None: MISSING, True: "yes", False: "no"}[value]
     if isinstance(value, list):

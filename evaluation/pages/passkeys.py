@@ -21,7 +21,7 @@ UNLIKE = "At {rows} the models were not asked equally often: compare counts, not
 
 
 def section(columns: Sequence[Column]) -> PageSection | None:
-    """A part for each form of prompt, those that training runs asked themselves apart."""
+    """Return a part for each form of prompt, those that training runs asked themselves apart."""
     groups: dict[tuple[str, str], list[pd.DataFrame]] = {}
     for asker, form, cells in _asked(columns):
         groups.setdefault((asker, form), []).append(cells)
@@ -51,7 +51,7 @@ def _asked(columns: Sequence[Column]) -> Iterator[tuple[str, str, pd.DataFrame]]
 
 
 def _heat_maps(columns: Sequence[Column], found: pd.DataFrame) -> list[PageTable]:
-    """One for each run, all over the same lengths and depths."""
+    """Return one for each run, all over the same lengths and depths."""
     sums = found.groupby(["run", "depth", "length"])[["correct", "trials"]].sum().astype(str)
     counts = sums["correct"] + "/" + sums["trials"]
     wide = counts.unstack("length").reindex(columns=sorted(found["length"].unique()))
@@ -65,7 +65,7 @@ def _heat_maps(columns: Sequence[Column], found: pd.DataFrame) -> list[PageTable
 
 
 def _by_length(columns: Sequence[Column], form: str, found: pd.DataFrame) -> list[PageTable | Note]:
-    """The share found over all depths."""
+    """Return the share found over all depths."""
     sums = found.groupby(["run", "length"], sort=False)[["correct", "trials"]].sum().astype(int)
     scores = []
     for run, length, correct, trials in sums.reset_index().itertuples(index=False):

@@ -44,7 +44,7 @@ Entry = tuple[int, Mapping[str, Any]]
 
 
 def section(columns: Sequence[Column]) -> PageSection | None:
-    """All perplexities there are."""
+    """Return all perplexities there are."""
     parts: list[Part] = []
     for scoring, entries in entries_of(columns).items():
         scores = scores_of(columns, scoring, entries)
@@ -67,7 +67,7 @@ def section(columns: Sequence[Column]) -> PageSection | None:
 
 
 def entries_of(columns: Sequence[Column]) -> dict[ScoredAs, list[Entry]]:
-    """Everything that is stored, by what has to be the same."""
+    """Return everything that is stored, by what has to be the same."""
     found: dict[ScoredAs, list[Entry]] = {}
     for run, column in enumerate(columns):
         for scoring, entry in _stored(column):
@@ -88,7 +88,7 @@ def scores_of(columns: Sequence[Column], scoring: ScoredAs, entries: Sequence[En
 
 
 def same_tokenizer(columns: Sequence[Column], entries: Sequence[Entry]) -> bool:
-    """Whether perplexities per token compare, as far as is known."""
+    """Return whether perplexities per token compare, as far as is known."""
     runs = {run for run, _ in entries}
     models = [result.model or {} for run, result in of(columns, "perplexity").items() if run in runs]
     return len({model["tokenizer"] for model in models if model.get("tokenizer")}) < 2

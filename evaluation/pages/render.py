@@ -46,7 +46,7 @@ ENVIRONMENT.globals |= {"colours": COLOURS, "markers": [*MARKERS.values()]}
 
 
 def fill(template: str, **content: Any) -> str:
-    """A template of this folder, with ``content`` under its names."""
+    """Return a template of this folder, with ``content`` under its names."""
     return ENVIRONMENT.get_template(template).render(**content)
 
 

@@ -61,7 +61,7 @@ class Scores:
         return [Head(self.names[run], run) for run in dict.fromkeys(each.run for each in self.found)]
 
     def frame(self, of: str = "value", by: str = "tokens") -> pd.DataFrame:
-        """A row for each length or, by ``name``, for each row of the table, in order; a column for each run."""
+        """Return a row for each length or, by ``name``, for each row of the table, in order; a column for each run."""
         frame = pd.DataFrame([{**vars(each), "name": each.name} for each in self.found]).dropna(subset=by)
         frame = frame.sort_values("tokens", kind="stable").drop_duplicates([by, "run"], keep="last")
         wide = frame.pivot(index=by, columns="run", values=of)
@@ -87,8 +87,8 @@ class Scores:
         ]
 
     def chart(self, title: str, x_label: str, y_label: str, *, log: bool = False, mark: int | None = None) -> Chart:
-        """A line for each run over its tokens; ``log``: along lengths, and up where numbers are far apart. What is of a
-        stretch of tokens is drawn in its middle."""
+        """Return a line for each run over its tokens; ``log``: along lengths, and up where numbers are far apart. What
+        is of a stretch of tokens is drawn in its middle."""
         frame = self.frame()
         middle = 0 if log or len(frame) < 2 else (frame.index[1] - frame.index[0]) / 2
         lines = []

@@ -10,7 +10,7 @@ UNLIKE = "Not the same number of samples (n): {rows}."
 
 
 def scrolls(columns: Sequence[Column]) -> PageSection | None:
-    """A row for each data set, a table for each split."""
+    """Return a row for each data set, a table for each split."""
     parts: list[Part] = []
     stored = of(columns, "scrolls")
     for split in sorted({str(result.figures.get("split")) for result in stored.values()}):
@@ -34,7 +34,7 @@ def scrolls(columns: Sequence[Column]) -> PageSection | None:
 
 
 def harness(columns: Sequence[Column]) -> PageSection | None:
-    """A row for each task or group, metric and number of shots; groups first, their members folded."""
+    """Return a row for each task or group, metric and number of shots; groups first, their members folded."""
     scores: dict[bool, list[Score]] = {False: [], True: []}
     notes: list[Part] = []
     found = {run: result.figures for run, result in of(columns, "harness").items()}

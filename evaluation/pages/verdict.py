@@ -14,7 +14,7 @@ LEVEL = 0.95
 
 
 def sentences(columns: Sequence[Column]) -> list[str]:
-    """One for each text on which two models or more were scored alike; perplexities first."""
+    """Return one for each text on which two models or more were scored alike; perplexities first."""
     native = losses.native_length(columns)
     sentences = []
     found = {scoring: each for scoring, each in perplexities.entries_of(columns).items() if len(dict(each)) > 1}

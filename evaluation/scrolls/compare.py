@@ -167,7 +167,7 @@ def _other_ids(found: Sequence[Answers], asked: Sequence[Example]) -> list[Probl
 def compare(
     dataset: str, found: Sequence[Answers], asked: Sequence[Example], shown: Sequence[Example]
 ) -> dict[str, Any]:
-    """Figures: every checkpoint's scores over all that was asked, and its texts for what is shown."""
+    """Return figures: every checkpoint's scores over all that was asked, and its texts for what is shown."""
     about = datasets.find(dataset)
     metrics = METRICS[about.kind]
     references = [example.outputs for example in asked]
@@ -193,14 +193,14 @@ def compare(
 
 
 def _answer(text: str, example: Example, metrics: Sequence[str]) -> dict[str, Any]:
-    """A text, and what it is worth by itself, in percent."""
+    """Return a text, and what it is worth by itself, in percent."""
     rules = {metric: text_overlap.METRICS[metric] for metric in metrics}
     return {"text": text} | {m: 100 * rule.score([rule.best(text, example.outputs)]) for m, rule in rules.items()}
 
 
 def question(text: str, dataset: datasets.Dataset) -> str:
-    """What is asked in a text that goes on with a document: its first paragraph, and QuALITY's four choices. Where the
-    document is all there is, how it begins."""
+    """Return what is asked in a text that goes on with a document: its first paragraph, and QuALITY's four choices.
+    Where the document is all there is, how it begins."""
     if not dataset.questions:
         return f"Summarise the text that begins: {' '.join(text[:BEGINNING].split())}"
     first, *others = text.split("\n\n")
@@ -209,7 +209,7 @@ def question(text: str, dataset: datasets.Dataset) -> str:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command's options."""
+    """Return the command's options."""
     parser = Parser(prog="python -m evaluation scrolls compare", description=__doc__)
     parser.add_argument("results", nargs="+", metavar="RESULTS", help="folder or file of predictions, [NAME=]PATH")
     parser.add_argument(

@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def prepare(options: argparse.Namespace) -> tuple[FoundModel, list[AskedSplit], list[Task]]:
-    """The model, not loaded yet, what it will be asked, and a task for each.
+    """Return the model, not loaded yet, what it will be asked, and a task for each.
 
     Raises:
         UserError: everything wrong with the command line.
@@ -110,7 +110,7 @@ def task_of(dataset: Dataset, options: argparse.Namespace, tokenizer: str) -> Ta
 
 
 def tokens_of(dataset: Dataset, options: argparse.Namespace) -> int:
-    """Tokens of a text at most."""
+    """Return tokens of a text at most."""
     return int(options.summary_tokens if dataset.kind == "summary" else options.answer_tokens)
 
 

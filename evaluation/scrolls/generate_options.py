@@ -29,7 +29,7 @@ EVERY = "all"
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command's options."""
+    """Return the command's options."""
     parser = Parser(prog="python -m evaluation scrolls generate", description=__doc__)
     shared.add_model(parser)
     shared.add_output(parser)
@@ -51,7 +51,7 @@ def check(options: argparse.Namespace) -> list[Problem]:
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Every option that decides numbers; batches and caches do by rounding alone."""
+    """Return every option that decides numbers; batches and caches do by rounding alone."""
     names = ("datasets", "split", "limit", "max_tokens", "answer_tokens", "summary_tokens")
     more = ("reference_format", "sample_summaries", "batch_size", "use_cache")
     return {name: getattr(options, name) for name in (*names, *more)}

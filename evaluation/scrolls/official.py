@@ -27,7 +27,7 @@ _SHOWN = 5
 def read_examples(
     name: str, split: str, data_dir: str | Path | None, limit: int | None = None, *, unanswered: bool = False
 ) -> list[Example]:
-    """The questions of a data set, or the first ``limit`` of its file.
+    """Return the questions of a data set, or the first ``limit`` of its file.
 
     Args:
         name, split, data_dir: as for :func:`tape_ds.data.scrolls.examples.read`.
@@ -47,7 +47,7 @@ def read_examples(
 
 
 def read_predictions(path: str | Path) -> dict[str, str]:
-    """The texts by id that a file holds.
+    """Return the texts by id that a file holds.
 
     Raises:
         UserError: no such file, or not of the format; every wrong entry is counted.
@@ -77,7 +77,7 @@ def read_predictions(path: str | Path) -> dict[str, str]:
 
 
 def metrics_file(name: str, found: OverlapScore, texts: Sequence[str]) -> dict[str, Any]:
-    """The content of ``NAME_metrics.json``, by the official scorer's keys and in its order."""
+    """Return the content of ``NAME_metrics.json``, by the official scorer's keys and in its order."""
     content: dict[str, Any] = dict(found.parts)
     if found.metric == "rouge":
         content["rouge/geometric_mean"] = found.score
@@ -96,5 +96,5 @@ def remove(folder: Path) -> None:
 
 
 def some(ids: Sequence[str]) -> str:
-    """The first few of many ids."""
+    """Return the first few of many ids."""
     return ", ".join(ids[:_SHOWN]) + (" ..." if len(ids) > _SHOWN else "")

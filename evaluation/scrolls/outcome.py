@@ -35,7 +35,7 @@ Scores = Mapping[str, tuple[Sequence[Example], OverlapScore | None]]
 
 
 def scores(asked: AskedSplit, texts: Mapping[str, str]) -> Scores:
-    """Those of a data set's texts: of all of them, and for quality of its hard questions, too."""
+    """Return those of a data set's texts: of all of them, and for quality of its hard questions, too."""
     parts = {asked.dataset.name: list(asked.examples)}
     if hard := [example for example in asked.examples if example.hard]:
         parts[official.HARD] = hard
@@ -49,7 +49,7 @@ def scores(asked: AskedSplit, texts: Mapping[str, str]) -> Scores:
 def summarise(
     found: Scores, metric: str, written: Mapping[str, Mapping[str, Any]], native_length: int | None
 ) -> dict[str, dict[str, Any]]:
-    """Scores with what was cut to get them, by their names.
+    """Return scores with what was cut to get them, by their names.
 
     ``native_length``: tokens that the model is made for, where that is known.
     """
@@ -82,7 +82,7 @@ def store(found: Scores, dataset: str, texts: Mapping[str, str], folder: Path) -
 
 
 def table(figures: Mapping[str, Any], max_tokens: int) -> str:
-    """The scores for people, and what was cut."""
+    """Return the scores for people, and what was cut."""
     rows, notes = [], []
     for name, entry in figures["datasets"].items():
         error = "" if entry["standard_error"] is None else f"{entry['standard_error']:.2f}"

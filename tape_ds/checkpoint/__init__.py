@@ -77,7 +77,7 @@ class Manifest:
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest of a checkpoint.
+    """Return the manifest of a checkpoint.
 
     Raises:
         ValueError: there is none, or it is damaged or of another format; says which.
@@ -136,7 +136,7 @@ def damage(folder: Path, manifest: Manifest, names: Collection[str] | None = Non
 
 
 def entry(path: Path) -> Entry:
-    """The entry of a file as it lies there now."""
+    """Return the entry of a file as it lies there now."""
     return Entry(path.stat().st_size, storage.digest(path))
 
 
@@ -268,7 +268,7 @@ def retain(output: Path, limit: int | None, every: int | None = None, steps: Col
 
 
 def name_of(folder: Path) -> str | None:
-    """The name that a person gave a checkpoint; None: none, or it is damaged, or not there."""
+    """Return the name that a person gave a checkpoint; None: none, or it is damaged, or not there."""
     try:
         return read(folder).name
     except ValueError:

@@ -99,7 +99,8 @@ def consolidate(source: Path, out: Path, dtype: torch.dtype | None = None) -> Co
 
 
 def _engine(source: Path) -> list[EngineState]:
-    """The engine's state, by tensor-parallel rank; none where its weights are no better than the trained weights'."""
+    """Return the engine's state, by tensor-parallel rank; none where its weights are no better than the trained
+    weights'."""
     folder = engine_state.engine_folder(source)
     if folder is None or not any(engine_state.PARTS.fullmatch(path.name) for path in folder.iterdir()):
         return []
@@ -108,7 +109,7 @@ def _engine(source: Path) -> list[EngineState]:
 
 
 def _engine_names(forms: Iterable[str], states: list[EngineState], trained_names: set[str]) -> dict[str, str]:
-    """The engine's name of each tensor in the files of trained weights.
+    """Return the engine's name of each tensor in the files of trained weights.
 
     Raises:
         ValueError: they do not speak of the same parameters.
@@ -127,7 +128,7 @@ def _engine_names(forms: Iterable[str], states: list[EngineState], trained_names
 
 
 def key_of(name: str) -> str:
-    """What peft's file calls a parameter: its own name without the adapter's, and as if nothing were wrapped."""
+    """Return what peft's file calls a parameter: its own name without the adapter's, and as if nothing were wrapped."""
     return re.sub(r"\.default(?=\.|$)", "", name.replace(".modules_to_save.default", ""))
 
 
@@ -171,7 +172,7 @@ def _write(
 
 
 def _whole(states: list[EngineState], name: str) -> Tensor:
-    """A parameter's fp32 weights; where it was not cut over tensor-parallel ranks, those of the first."""
+    """Return a parameter's fp32 weights; where it was not cut over tensor-parallel ranks, those of the first."""
     dim = states[0].cuts.get(name)
     if dim is None:
         return states[0].whole(name)

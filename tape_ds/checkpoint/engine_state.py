@@ -66,7 +66,7 @@ def load(path: Path, mmap: bool = True) -> dict[str, Any]:
 
 
 def allowed() -> list[Any]:
-    """The classes that are made of the engine's files beside tensors and plain values."""
+    """Return the classes that are made of the engine's files beside tensors and plain values."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
@@ -75,7 +75,7 @@ def allowed() -> list[Any]:
 
 
 def engine_folder(checkpoint: Path) -> Path | None:
-    """The engine's folder in a checkpoint; None: it was saved without one.
+    """Return the engine's folder in a checkpoint; None: it was saved without one.
 
     Raises:
         ValueError: there are several.
@@ -137,8 +137,9 @@ class EngineState:
         return self._optimizer(0)
 
     def states(self) -> dict[str, Any]:
-        """What the optimizer keeps of a parameter: tensors with a value for each element by their name, ``exp_avg`` for
-        one, and single values such as ``step``, which are the same for all. Empty before the first step.
+        """Return what the optimizer keeps of a parameter: tensors with a value for each element by their name,
+        ``exp_avg`` for one, and single values such as ``step``, which are the same for all. Empty before the first
+        step.
 
         Raises:
             ValueError: one has neither that nor a single value: it cannot be divided.
@@ -150,11 +151,11 @@ class EngineState:
         return found
 
     def divided(self) -> list[str]:
-        """Names of :meth:`states` that have a value for each element."""
+        """Return names of :meth:`states` that have a value for each element."""
         return [key for key, value in self.states().items() if is_divided(value)]
 
     def whole(self, name: str, key: str | None = None) -> Tensor:
-        """A parameter's fp32 weights; or one of its optimizer states, such as ``exp_avg``.
+        """Return a parameter's fp32 weights; or one of its optimizer states, such as ``exp_avg``.
 
         Raises:
             ValueError: the parts do not hold it.
@@ -215,12 +216,12 @@ class EngineState:
 
 
 def is_divided(value: Any) -> bool:
-    """Whether an optimizer's state is a tensor with values for elements, and no single value."""
+    """Return whether an optimizer's state is a tensor with values for elements, and no single value."""
     return isinstance(value, Tensor) and value.dim() > 0
 
 
 def _part_names(folder: Path, tensor: int) -> list[str]:
-    """Names of the optimizer's files that hold one piece of each parameter, by rank.
+    """Return names of the optimizer's files that hold one piece of each parameter, by rank.
 
     Raises:
         ValueError: some are missing.

@@ -21,7 +21,7 @@ are longer, which is why there is room."""
 
 
 def merge(folder: str | Path, **arguments: Any) -> PreTrainedModel:
-    """The whole model of a folder of trained weights, in fp32 unless ``arguments`` say otherwise.
+    """Return the whole model of a folder of trained weights, in fp32 unless ``arguments`` say otherwise.
 
     Args:
         folder: a folder of trained weights, of any method.
@@ -45,7 +45,7 @@ def merge(folder: str | Path, **arguments: Any) -> PreTrainedModel:
 
 
 def original_dtype(folder: str | Path) -> torch.dtype:
-    """What the base model of a folder of trained weights is stored in (a model trained from scratch: the folder
+    """Return what the base model of a folder of trained weights is stored in (a model trained from scratch: the folder
     itself).
 
     Raises:

@@ -88,7 +88,7 @@ def _divide_anew(engine: Any, folder: Path) -> None:
 
 
 def _against(engine: Any) -> str | None:
-    """What of an engine's settings keeps DeepSpeed's interface from telling or reaching where its states lie."""
+    """Return what of an engine's settings keeps DeepSpeed's interface from telling or reaching where its states lie."""
     zero = engine.optimizer
     if type(zero) not in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3):
         return "data_types.grad_accum_dtype"

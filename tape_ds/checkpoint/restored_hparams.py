@@ -27,7 +27,7 @@ class RestoredHparams:
 
     @classmethod
     def of(cls, optimizer: Any, scheduler: Any) -> "RestoredHparams":
-        """What they have now; accelerate's wrappers are looked through."""
+        """Return what they have now; accelerate's wrappers are looked through."""
         groups = [{name: group[name] for name in SETTINGS if name in group} for group in optimizer.param_groups]
         inner = _bare(scheduler)
         return cls(groups, list(inner.base_lrs) if hasattr(inner, "lr_lambdas") else None)

@@ -29,7 +29,7 @@ class Resumed:
 
 
 def choose(given: str | bool | None, output: Path, rank_sync: RankSync) -> Resumed | None:
-    """The checkpoint to go on from, every byte of it verified; None to start anew. All ranks must call it.
+    """Return the checkpoint to go on from, every byte of it verified; None to start anew. All ranks must call it.
 
     Args:
         given: a checkpoint's folder, True, "auto", or False or None for none.
@@ -64,8 +64,8 @@ def choose(given: str | bool | None, output: Path, rank_sync: RankSync) -> Resum
 
 
 def _verified(folder: Path, rank_sync: RankSync) -> tuple[Manifest | None, str]:
-    """The manifest of a whole checkpoint, or None and what is wrong with it; each file is read by one rank, and those
-    that a rank will load by itself as well."""
+    """Return the manifest of a whole checkpoint, or None and what is wrong with it; each file is read by one rank, and
+    those that a rank will load by itself as well."""
     manifest: Manifest | None = None
     try:
         manifest = read = checkpoint.read(folder)
@@ -88,7 +88,7 @@ def _verified(folder: Path, rank_sync: RankSync) -> tuple[Manifest | None, str]:
 
 
 def _instead(folder: Path, rank_sync: RankSync) -> str:
-    """The remedy: another checkpoint of the same run, the newest that is whole before this one."""
+    """Return the remedy: another checkpoint of the same run, the newest that is whole before this one."""
     others = [each.name for each in reversed(checkpoint.numbered(folder.parent)) if each.name != folder.name]
     for name in rank_sync.first(others):
         if _verified(folder.parent / name, rank_sync)[0] is not None:
@@ -126,7 +126,7 @@ def require_fitting(resumed: Resumed | None, stage: int | None, tensor: int = 1)
 
 
 def describe(resumed: Resumed, differences: list[Any]) -> list[str]:
-    """What a person should know of a resume, a line each."""
+    """Return what a person should know of a resume, a line each."""
     lines = [f"not used: {each}" for each in resumed.passed_over]
     lines += [f"going on with another value: {each}" for each in differences]
     return [*lines, f"resuming from {resumed.folder} (step {resumed.manifest.step})"]

@@ -129,7 +129,7 @@ class EngineFiles(TorchCheckpointEngine):
         self.part.write(name, lambda target: save(content, target))
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """The contents of one of its files; tensors on the CPU, where the engine asks for them.
+        """Return the contents of one of its files; tensors on the CPU, where the engine asks for them.
 
         Raises:
             UserError: it holds more than states.
@@ -311,6 +311,6 @@ class Saver:
 
 
 def need(trained: int, element_bytes: int, engine: bool) -> int:
-    """Bytes of a checkpoint of ``trained`` parameters, about: AdamW's two moments in fp32, the fp32 weights of an
-    engine, and the folder of trained weights; frozen parameters are in none."""
+    """Return bytes of a checkpoint of ``trained`` parameters, about: AdamW's two moments in fp32, the fp32 weights of
+    an engine, and the folder of trained weights; frozen parameters are in none."""
     return trained * (8 + 4 * engine + 2 * element_bytes)

@@ -174,7 +174,7 @@ def read_record(folder: str | Path) -> TrainedRecord:
 
 
 def differing_fields(folder: str | Path, config: extendable.Config) -> list[str]:
-    """Names of the fields in which the model of a folder of trained weights differs from ``config``; what only
+    """Return names of the fields in which the model of a folder of trained weights differs from ``config``; what only
     describes how it is held or saved is left out.
 
     Raises:
@@ -192,15 +192,15 @@ _NOT_THE_MODEL = {
 
 
 def differing_adapters(folder: str | Path, model: PeftModel) -> list[str]:
-    """Names of the recipe's fields in which the adapters of a folder of trained weights have another shape or scale
-    than those of ``model``; the names of what is trained show their targets."""
+    """Return names of the recipe's fields in which the adapters of a folder of trained weights have another shape or
+    scale than those of ``model``; the names of what is trained show their targets."""
     saved, own = PeftConfig.from_pretrained(folder), model.peft_config["default"]
     fields = {"lora_r": "r", "lora_alpha": "lora_alpha"}
     return [field for field, name in fields.items() if getattr(saved, name) != getattr(own, name)]
 
 
 def load_trained(folder: str | Path, **arguments: Any) -> extendable.Model | PeftModel:
-    """The base model with what was trained on it; a ``PeftModel`` where the method was LoRA.
+    """Return the base model with what was trained on it; a ``PeftModel`` where the method was LoRA.
 
     Args:
         folder: a folder of trained weights.

@@ -9,7 +9,7 @@ from tape_ds.errors import Problem, UserError
 
 
 def verified(source: Path) -> Manifest:
-    """The manifest of a whole checkpoint; all of it is read.
+    """Return the manifest of a whole checkpoint; all of it is read.
 
     Raises:
         UserError: it is no checkpoint, or not whole; names those that are there instead.
@@ -26,7 +26,8 @@ def verified(source: Path) -> Manifest:
 
 
 def instead(source: Path) -> str:
-    """The remedy for a folder that is no whole checkpoint: those in it, where it is a run's, or those beside it."""
+    """Return the remedy for a folder that is no whole checkpoint: those in it, where it is a run's, or those beside
+    it."""
     inside, beside = (
         [each.name for each in checkpoint.committed(folder)] if os.path.isdir(folder) else []
         for folder in (source, source.parent)

@@ -76,7 +76,7 @@ def start(command: Sequence[str], forward: Sequence[str]) -> int:
 
 
 def machines(asked: Namespace) -> list[str]:
-    """The machines that a command takes of its hostfile, as DeepSpeed chooses them.
+    """Return the machines that a command takes of its hostfile, as DeepSpeed chooses them.
 
     Raises:
         UserError: it takes none by pdsh.
@@ -96,7 +96,7 @@ def machines(asked: Namespace) -> list[str]:
 
 
 def variables(environ: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:
-    """The variables that are forwarded.
+    """Return the variables that are forwarded.
 
     Args:
         environ: all of them.
@@ -116,7 +116,8 @@ def variables(environ: Mapping[str, str], more: Sequence[str] = ()) -> dict[str,
 
 
 def script(values: Mapping[str, str], own: str, first: str | None = None) -> str:
-    """A shell script that sets these variables, removes itself, and sees that the launch does not outlive its input.
+    """Return a shell script that sets these variables, removes itself, and sees that the launch does not outlive its
+    input.
 
     Args:
         values: by name.
@@ -155,7 +156,7 @@ def placed(
 
 
 def for_pdsh(word: str) -> str:
-    """A word that arrives as it is behind DeepSpeed, pdsh and a shell.
+    """Return a word that arrives as it is behind DeepSpeed, pdsh and a shell.
 
     DeepSpeed puts quotes around words with spaces alone, and leaves what a shell does with the rest: ``{"a":1}`` would
     lose its quotes, ``$`` and ``*`` be replaced. pdsh replaces ``%h``, ``%n`` and ``%u``.

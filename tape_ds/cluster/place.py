@@ -40,7 +40,7 @@ class Place:
         return self.host if self.node is None else f"node_rank {self.node} ({self.host})"
 
     def machine_of(self, rank: int) -> str:
-        """The machine of another rank in words, where all machines have as many ranks as this one."""
+        """Return the machine of another rank in words, where all machines have as many ranks as this one."""
         if self.on_node is None or self.nodes is None or self.on_node * self.nodes != self.world:
             return "an unknown machine"
         return f"node_rank {rank // self.on_node}"

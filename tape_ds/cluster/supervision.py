@@ -56,7 +56,7 @@ class Patience:
     """Seconds that ranks have to commit and leave before they are killed."""
 
     def problems(self) -> list[Problem]:
-        """What is wrong with them."""
+        """Return what is wrong with them."""
         least = {"restarts": 0, "backoff": 0, "grace": 1}
         return [
             Problem(f"--{name}", getattr(self, name), "too small", f"give {limit} or more")
@@ -84,7 +84,7 @@ class LaunchSpec:
 
 
 def prepare(command: Sequence[str]) -> LaunchSpec:
-    """What a command line means that starts one of this project's launchers, however it starts it.
+    """Return what a command line means that starts one of this project's launchers, however it starts it.
 
     Of its recipe only what decides where the run lies and what it goes on from is read; the launcher itself checks all
     of it, for the number of processes that it gets.
@@ -119,7 +119,8 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
 
 
 def _machines(options: Sequence[str]) -> tuple[list[str], int | None]:
-    """The machines of a command's hostfile that it reaches by ssh, and the port; none where it starts one by one."""
+    """Return the machines of a command's hostfile that it reaches by ssh, and the port; none where it starts one by
+    one."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("-H", "--hostfile", type=Path)
     parser.add_argument("--ssh_port", type=int)
@@ -134,7 +135,7 @@ def _machines(options: Sequence[str]) -> tuple[list[str], int | None]:
 
 
 def _read(launcher: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
-    """The name of the recipe that a launcher is given, and the values of decisive fields that are written.
+    """Return the name of the recipe that a launcher is given, and the values of decisive fields that are written.
 
     Raises:
         UserError: there is no such recipe, it is another launcher's, or it is no YAML.
@@ -260,7 +261,7 @@ class KeepAlive:
         return f"the same command goes on {self._from()}"
 
     def _from(self) -> str:
-        """What the next start goes on from, in words."""
+        """Return what the next start goes on from, in words."""
         found = checkpoint.committed(self.kept.output)
         return f"from {found[-1].name}" if found else "from the beginning: there is no checkpoint"
 
@@ -377,8 +378,8 @@ class _Attempt:
             time.sleep(0.02)
 
     def _ranks(self) -> list[run_lock.Holder]:
-        """Those that have the run's folder locked, on any machine; on a file system without locks, processes of this
-        attempt that have a file there."""
+        """Return those that have the run's folder locked, on any machine; on a file system without locks, processes of
+        this attempt that have a file there."""
         living, own = run_lock.living(self.kept.output), self._left()
         return living + [each for each in run_lock.named(self.kept.output) if each.pid in own and each not in living]
 
@@ -402,12 +403,12 @@ def _send(pid: int, number: int) -> None:
 
 
 def _stamps(output: Path) -> set[tuple[int, int] | None]:
-    """What tells the committed checkpoints that are there now from any others."""
+    """Return what tells the committed checkpoints that are there now from any others."""
     return {_stamp(folder / checkpoint.MANIFEST) for folder in checkpoint.committed(output)}
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """What tells a file from the one that had its name before."""
+    """Return what tells a file from the one that had its name before."""
     try:
         found = path.stat()
     except OSError:

@@ -25,13 +25,13 @@ from tape_ds.errors import DiskError, Problem, UserError, disk_error
 
 
 def key(kind: str, **parts: Any) -> str:
-    """A folder's name, ``kind-HASH``: equal for equal ``parts`` (anything JSON can hold), in every process."""
+    """Return a folder's name, ``kind-HASH``: equal for equal ``parts`` (anything JSON can hold), in every process."""
     described = json.dumps(parts, sort_keys=True)
     return f"{kind}-{hashlib.sha256(described.encode()).hexdigest()[:32]}"
 
 
 def folder(cache_dir: str | Path, name: str, build: Callable[[Path], None]) -> Path:
-    """The finished folder ``cache_dir/name``, built by whoever comes first.
+    """Return the finished folder ``cache_dir/name``, built by whoever comes first.
 
     Args:
         cache_dir: made if it is not there; one that holds the folder need not be this user's to write.
@@ -99,7 +99,7 @@ def disk(field: str, folder: Path, remedy: str | None = None) -> Iterator[None]:
 
 
 def _build(finished: Path, build: Callable[[Path], None]) -> bool:
-    """Whether the folder is the one that was built here: another machine may be faster."""
+    """Return whether the folder is the one that was built here: another machine may be faster."""
     finished.parent.mkdir(parents=True, exist_ok=True)
     here = f"{finished.name}.building-{socket.gethostname()}-"
     for left_over in finished.parent.glob(f"{glob.escape(here)}*"):  # of a build that was killed

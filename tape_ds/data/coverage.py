@@ -46,7 +46,7 @@ class Coverage:
         return 1 - np.arange(self.target) / self.target
 
     def summary(self, start: int = 1) -> dict[str, Any]:
-        """What was seen of the distances ``start`` .. target - 1.
+        """Return what was seen of the distances ``start`` .. target - 1.
 
         ``seen`` is the share of these distances that occurred at all; ``least`` and ``median`` say how many pairs a
         distance had, and ``least_share`` and ``median_share`` how many pairs a query.

@@ -37,7 +37,7 @@ def generator(seed: int, stream: int, *index: int) -> np.random.Generator:
 
 @functools.lru_cache(maxsize=2)  # for speed only: a step may reach over the border of two epochs
 def order_of_rows(seed: int, epoch: int, count: int) -> np.ndarray:
-    """The order in which an epoch reads ``count`` rows, a permutation int64 [count]."""
+    """Return the order in which an epoch reads ``count`` rows, a permutation int64 [count]."""
     return generator(seed, ORDER_OF_ROWS, epoch).permutation(count)
 
 
@@ -99,7 +99,7 @@ class TrainingRows(torch.utils.data.Dataset):
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def row_of(self, index: int) -> int:
-        """The row behind sample ``index``."""
+        """Return the row behind sample ``index``."""
         epoch, at = divmod(index, len(self.rows))
         return int(order_of_rows(self.seed, epoch, len(self.rows))[at])
 
@@ -114,7 +114,7 @@ class TrainingRows(torch.utils.data.Dataset):
 
 
 def packed_item(row: dict[str, np.ndarray], attend_across: bool = False) -> dict[str, torch.Tensor]:
-    """The item (see :class:`TrainingRows`) of a row of :mod:`tape_ds.data.rows`."""
+    """Return the item (see :class:`TrainingRows`) of a row of :mod:`tape_ds.data.rows`."""
     owners = np.zeros_like(row["document_ids"]) if attend_across else row["document_ids"]
     return _item(row["input_ids"], np.arange(len(row["input_ids"])), owners)
 
@@ -135,7 +135,7 @@ def _item(input_ids: np.ndarray, position_ids: np.ndarray, document_ids: np.ndar
 def collate(
     rows: Sequence[dict[str, torch.Tensor]], pad_token_id: int = 0, multiple_of: int = 1
 ) -> dict[str, torch.Tensor | int]:
-    """Rows of unequal length as one batch [B, T], padded on the right.
+    """Return rows of unequal length as one batch [B, T], padded on the right.
 
     T is the longest row, rounded up to ``multiple_of`` (sequence parallelism and some kernels want one). Padding has
     document id -1 and label -100, so it is neither attended nor a target. Its position is the row's last one again:
@@ -159,8 +159,8 @@ def collate(
 
 
 def _document_starts(document_ids: torch.Tensor) -> dict[str, torch.Tensor | int]:
-    """Where documents begin in rows [B, T], for kernels that read packed sequences; nothing for rows with padding, or
-    with a document that goes on behind another one's tokens."""
+    """Return where documents begin in rows [B, T], for kernels that read packed sequences; nothing for rows with
+    padding, or with a document that goes on behind another one's tokens."""
     apart = any(len(row.unique_consecutive()) != len(row.unique()) for row in document_ids)
     if apart or bool((document_ids == PADDING).any()):
         return {}

@@ -33,7 +33,7 @@ class DrawnRows(torch.utils.data.Dataset, ABC):
         return self.samples
 
     def generator(self, index: int) -> random.Random:
-        """What row ``index`` is drawn from.
+        """Return what row ``index`` is drawn from.
 
         Raises:
             IndexError: there is no such row.

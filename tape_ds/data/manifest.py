@@ -99,12 +99,12 @@ class DataManifest:
 
 
 def is_prepared(folder: Path) -> bool:
-    """Whether ``folder`` is of this kind, finished or not."""
+    """Return whether ``folder`` is of this kind, finished or not."""
     return (folder / MANIFEST).is_file() or (folder / RECORDS).is_dir()
 
 
 def read(folder: Path) -> DataManifest:
-    """The manifest of a finished folder.
+    """Return the manifest of a finished folder.
 
     Raises:
         ValueError: it cannot be read; says why.
@@ -121,7 +121,7 @@ def read(folder: Path) -> DataManifest:
 
 
 def check(folder: Path, field: str, value: str) -> list[Problem]:
-    """Everything wrong with a prepared folder that sizes can tell; ``field`` and ``value`` name it."""
+    """Return everything wrong with a prepared folder that sizes can tell; ``field`` and ``value`` name it."""
     if not (folder / MANIFEST).is_file():
         wrong = f"its preparation is not finished: there is no {MANIFEST}"
         remedy = "run tools/prepare_data.py again with the same settings: it resumes where it was"
@@ -135,7 +135,7 @@ def check(folder: Path, field: str, value: str) -> list[Problem]:
 
 
 def misfit(folder: Path, shard: ShardEntry) -> str | None:
-    """What a look at the directory tells against a shard: it is missing, or its size is another."""
+    """Return what a look at the directory tells against a shard: it is missing, or its size is another."""
     try:
         size = (folder / shard.file).stat().st_size
     except OSError:
@@ -144,7 +144,7 @@ def misfit(folder: Path, shard: ShardEntry) -> str | None:
 
 
 def damage(folder: Path, shard: ShardEntry) -> str | None:
-    """What reading the whole shard tells against it."""
+    """Return what reading the whole shard tells against it."""
     wrong = misfit(folder, shard)
     if wrong is None and storage.digest(folder / shard.file) != shard.sha256:
         wrong = f"shard {shard.file} is damaged: its SHA-256 is another"

@@ -69,7 +69,7 @@ def tokenize(
 def pack(
     documents: "Dataset", length: int, cache_dir: str | Path, packing: Packing = "cut", end: int | None = None
 ) -> "Dataset":
-    """Rows of at most ``length`` tokens, filled with ``documents`` as :mod:`tape_ds.data.rows` has it.
+    """Return rows of at most ``length`` tokens, filled with ``documents`` as :mod:`tape_ds.data.rows` has it.
 
     Args:
         documents: with a column ``input_ids``; their order is kept.
@@ -127,7 +127,7 @@ def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
 def tokenized(
     source: Source, tokenizer: "PreTrainedTokenizerBase", identity: str, split: str, cache_dir: Path
 ) -> "Dataset":
-    """The documents of one source: a prepared folder as it lies there, all else from the cache."""
+    """Return the documents of one source: a prepared folder as it lies there, all else from the cache."""
     from datasets import load_from_disk
 
     if isinstance(source, TokenSource):
@@ -147,7 +147,7 @@ def tokenized(
 
 
 def document_features() -> "Features":
-    """Columns of tokenised documents."""
+    """Return columns of tokenised documents."""
     from datasets import Features, List, Value
 
     return Features({"name": Value("string"), "input_ids": List(Value("int32"))})
@@ -165,7 +165,8 @@ def some(rows: Iterator[dict[str, Any]], none: Problem) -> Iterator[dict[str, An
 def encode(
     documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase"
 ) -> Iterator[tuple[Document, np.ndarray]]:
-    """Every document with its token ids, int32 [n], n = 0 included; read and encoded in batches, in their order."""
+    """Yield every document with its token ids, int32 [n], n = 0 included; read and encoded in batches, in their
+    order."""
     for batch in _batches(documents):
         # verbose=False: no advice about the native length, which these documents are meant to exceed
         encoded = tokenizer([document.text for document in batch], return_attention_mask=False, verbose=False)
@@ -176,14 +177,14 @@ def encode(
 
 
 def without_ends(ids: np.ndarray, tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
-    """A document's ids without the BOS and EOS that the tokenizer put around them, if it did."""
+    """Return a document's ids without the BOS and EOS that the tokenizer put around them, if it did."""
     first = int(len(ids) > 0 and ids[0] == tokenizer.bos_token_id)
     last = int(len(ids) > first and ids[-1] == tokenizer.eos_token_id)
     return ids[first : len(ids) - last]
 
 
 def encoded_rows(documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase") -> Iterator[dict[str, Any]]:
-    """Rows of tokenised documents, those without a token left out."""
+    """Yield rows of tokenised documents, those without a token left out."""
     for document, ids in encode(documents, tokenizer):
         if len(ids):
             yield {"name": document.name, "input_ids": ids}
@@ -203,7 +204,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def _checked_rows(source: TokenSource, vocabulary: int) -> Iterator[dict[str, Any]]:
-    """The rows of token ids, each known to fit a vocabulary of that size."""
+    """Yield the rows of token ids, each known to fit a vocabulary of that size."""
     for name, ids in source.token_rows():
         if len(ids) == 0:
             continue
@@ -220,7 +221,7 @@ def cached(
     features: "Features",
     rows: Callable[[], Iterator[dict[str, Any]]],
 ) -> "Dataset":
-    """The rows of ``rows()``, read from their folder in the cache."""
+    """Return the rows of ``rows()``, read from their folder in the cache."""
     from datasets import load_from_disk
 
     return load_from_disk(str(cache.folder(cache_dir, key, partial(write, key, features, rows))))

@@ -93,7 +93,8 @@ def write(
     trial: int = 0,
     reply: int = 0,
 ) -> PasskeyPrompt:
-    """The longest prompt of at most ``length`` tokens with ``key`` at ``depth`` (0: before the filler, 1: behind it).
+    """Return the longest prompt of at most ``length`` tokens with ``key`` at ``depth`` (0: before the filler, 1: behind
+    it).
 
     ``reply`` tokens of the length are kept free for an answer.
 
@@ -114,7 +115,7 @@ def write(
 
 
 def text(form: str, before: int, after: int, key: int) -> str:
-    """The five lines, with so many units of filler before and behind the key.
+    """Return the five lines, with so many units of filler before and behind the key.
 
     Raises:
         UserError: a form that does not exist.
@@ -126,17 +127,17 @@ def text(form: str, before: int, after: int, key: int) -> str:
 
 
 def tokens(tokenizer: "PreTrainedTokenizerBase", words: str) -> tuple[int, ...]:
-    """The ids of a text, with what the tokenizer puts before it."""
+    """Return the ids of a text, with what the tokenizer puts before it."""
     return tuple(tokenizer(words, verbose=False)["input_ids"])
 
 
 def shortest(tokenizer: "PreTrainedTokenizerBase", key: int, form: str) -> int:
-    """Tokens of the prompt without any filler."""
+    """Return tokens of the prompt without any filler."""
     return len(tokens(tokenizer, text(form, 0, 0, key)))
 
 
 def answer_ids(tokenizer: "PreTrainedTokenizerBase", key: int) -> tuple[int, ...] | None:
-    """The ids that ``key`` has where it follows the question.
+    """Return the ids that ``key`` has where it follows the question.
 
     None for a tokenizer that joins the two, or that puts a token behind a text: there are no such ids then.
     """
@@ -155,7 +156,7 @@ def same_ids(tokenizer: "PreTrainedTokenizerBase", reply: str, key: int) -> bool
 
 
 def _most(fits: Callable[[int], bool]) -> int:
-    """A count that fits while the next does not; 0 is known to fit. Doubles, then halves the interval."""
+    """Return a count that fits while the next does not; 0 is known to fit. Doubles, then halves the interval."""
     low, high = 0, 1
     while fits(high):
         low, high = high, 2 * high

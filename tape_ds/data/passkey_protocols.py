@@ -99,7 +99,7 @@ def published(
     lengths: Sequence[int] = PUBLISHED_LENGTHS,
     trials: int = PUBLISHED_TRIALS,
 ) -> list[PasskeyQuestion]:
-    """The published questions: seeds 0 .. ``trials`` - 1 at each nominal length, the same seeds at all.
+    """Return the published questions: seeds 0 .. ``trials`` - 1 at each nominal length, the same seeds at all.
 
     Raises:
         UserError: no trials, lengths that get no filler.
@@ -121,7 +121,8 @@ def _characters(length: int) -> int:
 
 
 def _published(tokenizer: "PreTrainedTokenizerBase", length: int, seed: int) -> PasskeyPrompt:
-    """The prompt of one seed: first its place is drawn, then its key (below 50,000), by numpy's older generator."""
+    """Return the prompt of one seed: first its place is drawn, then its key (below 50,000), by numpy's older
+    generator."""
     characters = _characters(length)
     random = np.random.RandomState(seed)
     before = int(random.randint(0, characters))

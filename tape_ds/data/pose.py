@@ -71,7 +71,7 @@ class PoseRows:
     pose: Pose
 
     def draw(self, tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """One training row from one document.
+        """Return one training row from one document.
 
         Args:
             tokens: the document, [n], n >= 1.

@@ -109,7 +109,7 @@ def prepare(
 
 
 def verify(folder: str | Path, threads: int = 1) -> list[Problem]:
-    """Everything wrong with a finished folder, every byte of it read: a problem for each damaged shard."""
+    """Return everything wrong with a finished folder, every byte of it read: a problem for each damaged shard."""
     folder = Path(folder)
     if not manifest.is_prepared(folder):
         return [Problem("check", str(folder), f"no prepared data: there is no {MANIFEST}", "check the path")]
@@ -234,7 +234,7 @@ def _record(folder: Path, name: str) -> Path:
 
 
 def _recorded(folder: Path, name: str) -> ShardEntry | None:
-    """A shard as its record has it; None where it has to be made."""
+    """Return a shard as its record has it; None where it has to be made."""
     try:
         entry = ShardEntry(**json.loads(_record(folder, name).read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -288,7 +288,7 @@ def write_shard(path: Path, rows: Iterator[tuple[Document, np.ndarray]], limit: 
 
 
 def _in_processes(work: Callable[[Any], Any], tasks: Sequence[Any], processes: int) -> list[Any]:
-    """What ``work`` gives for each task, in their order; the first failure ends the others at once.
+    """Return what ``work`` gives for each task, in their order; the first failure ends the others at once.
 
     With fewer tasks than processes, the tokenizers library gets the cores left over as threads.
 

@@ -18,7 +18,7 @@ OPEN_ROWS = 64
 
 
 def cut(documents: Iterable[np.ndarray], length: int) -> Iterator[Row]:
-    """Rows of exactly ``length``: the documents one after another, cut without regard to their borders.
+    """Yield rows of exactly ``length``: the documents one after another, cut without regard to their borders.
 
     The last tokens, too few for a row, are dropped (fewer than ``length`` of the whole corpus): a padded row would
     weigh as much as a full one.
@@ -38,7 +38,7 @@ def cut(documents: Iterable[np.ndarray], length: int) -> Iterator[Row]:
 
 
 def single(documents: Iterable[np.ndarray], length: int) -> Iterator[Row]:
-    """Rows of exactly ``length``, each of one document; what a document has left over is dropped.
+    """Yield rows of exactly ``length``, each of one document; what a document has left over is dropped.
 
     So every token of a row has all tokens before it to attend to.
     """
@@ -49,7 +49,7 @@ def single(documents: Iterable[np.ndarray], length: int) -> Iterator[Row]:
 
 
 def whole(documents: Iterable[np.ndarray], length: int) -> Iterator[Row]:
-    """Rows of at most ``length`` in which no document is cut that fits a row; nothing is dropped.
+    """Yield rows of at most ``length`` in which no document is cut that fits a row; nothing is dropped.
 
     A longer document is cut into full rows, yielded at once, and what is left over is placed like a short document.
     First fit over :data:`OPEN_ROWS` rows: a document goes into the oldest that has room. Where none has, the oldest is
@@ -86,7 +86,7 @@ FILL: dict[Packing, Callable[[Iterable[np.ndarray], int], Iterator[Row]]] = {
 
 
 def ended(documents: Iterable[np.ndarray], end: int) -> Iterator[np.ndarray]:
-    """The documents, each with the token ``end`` behind it; one that has it there already gets no second."""
+    """Yield the documents, each with the token ``end`` behind it; one that has it there already gets no second."""
     for tokens in documents:
         yield tokens if len(tokens) and tokens[-1] == end else np.append(tokens, np.array(end, tokens.dtype))
 
@@ -98,6 +98,6 @@ def _pieces(tokens: np.ndarray, length: int) -> Iterator[np.ndarray]:
 
 
 def _joined(pieces: list[np.ndarray]) -> Row:
-    """One row of several documents, or parts of them."""
+    """Return one row of several documents, or parts of them."""
     owners = np.repeat(np.arange(len(pieces), dtype=np.int32), [len(piece) for piece in pieces])
     return {"input_ids": np.concatenate(pieces).astype(np.int32), "document_ids": owners}

@@ -52,7 +52,7 @@ def select(
     min_tokens: int = 1,
     max_documents: int | None = None,
 ) -> Selection:
-    """Documents of the data ``specs``, in their order, that are long enough.
+    """Return documents of the data ``specs``, in their order, that are long enough.
 
     Args:
         addresses, tokenizer, split, cache_dir: see :func:`tape_ds.data.packing.tokenize`.
@@ -89,7 +89,7 @@ def select(
 
 
 def _long_enough(documents: "Dataset", min_tokens: int, count: int | None) -> Selection:
-    """The first ``count`` documents of ``min_tokens`` and more; lengths come from the list offsets."""
+    """Return the first ``count`` documents of ``min_tokens`` and more; lengths come from the list offsets."""
     lengths = token_counts(documents)
     kept = np.flatnonzero(lengths >= min_tokens)[:count]
     read = lengths if count is None or len(kept) < count else lengths[: kept[-1] + 1]
@@ -98,7 +98,8 @@ def _long_enough(documents: "Dataset", min_tokens: int, count: int | None) -> Se
 
 
 def token_counts(rows: "Dataset") -> np.ndarray:
-    """Tokens of each row, int64 [rows]; no token is read. For a dataset as it is stored, not a selection from one."""
+    """Return tokens of each row, int64 [rows]; no token is read. For a dataset as it is stored, not a selection from
+    one."""
     import pyarrow.compute
 
     return pyarrow.compute.list_value_length(rows.data.column("input_ids")).to_numpy().astype(np.int64)
@@ -113,7 +114,8 @@ def _first(
     min_tokens: int,
     count: int,
 ) -> Selection:
-    """The first ``count`` documents of a text source that have ``min_tokens``; nothing is stored of the others."""
+    """Return the first ``count`` documents of a text source that have ``min_tokens``; nothing is stored of the
+    others."""
     from datasets import load_from_disk
 
     limits = {"min_tokens": min_tokens, "count": count}

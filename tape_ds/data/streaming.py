@@ -68,11 +68,11 @@ class Stream:
             yield from ((epoch, int(shard)) for shard in order[worker :: self.workers])
 
     def documents(self, epoch: int, shard: int) -> Iterator[Document]:
-        """The documents of a shard in the order in which that epoch reads them."""
+        """Return the documents of a shard in the order in which that epoch reads them."""
         return shuffled(self.shards[shard].documents(), generator(self.seed, SHUFFLE_IN_SHARD, epoch, shard))
 
     def tokens(self, worker: int, skip: int = 0) -> Iterator[np.ndarray]:
-        """The worker's tokens without the first ``skip``: int32 [n] for each document, n >= 1.
+        """Yield the worker's tokens without the first ``skip``: int32 [n] for each document, n >= 1.
 
         Ends only if no shard holds a token.
 
@@ -94,12 +94,12 @@ class Stream:
                     return
 
     def rows(self, worker: int, first: int) -> Iterator[Row]:
-        """The worker's rows from row ``first`` on, as :func:`tape_ds.data.rows.cut` gives them."""
+        """Return the worker's rows from row ``first`` on, as :func:`tape_ds.data.rows.cut` gives them."""
         return cut(self.tokens(worker, skip=first * self.window), self.window)
 
 
 def shuffled(documents: Iterable[Document], rng: np.random.Generator) -> Iterator[Document]:
-    """The documents in random order, each drawn from a buffer of bounded size."""
+    """Yield the documents in random order, each drawn from a buffer of bounded size."""
 
     def draw() -> Document:
         at = int(rng.integers(len(held)))

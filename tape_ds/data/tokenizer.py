@@ -93,7 +93,8 @@ def train(
 def cached(
     specs: Sequence[str], vocab_size: int, cache_dir: str | Path, *, max_characters: int = MAX_CHARACTERS
 ) -> "PreTrainedTokenizerBase":
-    """The tokenizer of :func:`train`, trained by the first process that asks and read from ``cache_dir`` ever after.
+    """Return the tokenizer of :func:`train`, trained by the first process that asks and read from ``cache_dir`` ever
+    after.
 
     Its folder is named after the documents' fingerprints and every setting; see :mod:`tape_ds.data.cache`.
     """
@@ -111,7 +112,7 @@ def cached(
 
 
 def load(address: str, field: str = "tokenizer", *, trust_remote_code: bool = False) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a folder, a hub id, a ``.gguf`` file or ``smollm2``.
+    """Return the tokenizer of a folder, a hub id, a ``.gguf`` file or ``smollm2``.
 
     Args:
         address: of it.
@@ -136,7 +137,7 @@ def load(address: str, field: str = "tokenizer", *, trust_remote_code: bool = Fa
 
 
 def without_end(ids: list[int], tokenizer: "PreTrainedTokenizerBase") -> list[int]:
-    """The ids of a text that something follows, without the EOS that some tokenizers put behind every text."""
+    """Return the ids of a text that something follows, without the EOS that some tokenizers put behind every text."""
     ended = len(ids) > 0 and ids[-1] == tokenizer.eos_token_id
     return ids[:-1] if ended else ids
 
@@ -173,7 +174,7 @@ def _text_sources(specs: Sequence[str], field: str) -> list[Source]:
 
 
 def _sentencepiece(sources: Sequence[Source], vocab_size: int, max_characters: int) -> bytes:
-    """A trained ``tokenizer.model``."""
+    """Return a trained ``tokenizer.model``."""
     from sentencepiece import SentencePieceTrainer
 
     # a list, because an error of the data would come out of sentencepiece's hands as another

@@ -20,11 +20,12 @@ def shown(text: str) -> str:
 
 
 def command_line(words: Iterable[str]) -> str:
-    """A command as it can be typed, see :func:`shown`."""
+    """Return a command as it can be typed, see :func:`shown`."""
     return shlex.join(map(shown, words))
 
 
 def hub_names(addresses: Iterable[str]) -> list[str]:
-    """Names of the hub's data sets among ``addresses``, once each, without revision, configuration, split or field."""
+    """Return names of the hub's data sets among ``addresses``, once each, without revision, configuration, split or
+    field."""
     names = (HubDataset(address).name for address in addresses if address.startswith(f"{HubDataset.kind}:"))
     return list(dict.fromkeys(name for name in names if name is not None))

@@ -18,12 +18,12 @@ _BACKENDS: dict[str, Callable[[AttentionCall], tuple[Tensor, ...]]] = {
 
 
 def run(name: str, call: AttentionCall) -> tuple[Tensor, ...]:
-    """The call's outputs [B, H, T, V], by the backend of that name."""
+    """Return the call's outputs [B, H, T, V], by the backend of that name."""
     return _BACKENDS[name](call)
 
 
 def choose(backend: str, call: AttentionCall) -> str:
-    """The backend that ``backend`` stands for in this call; "auto" is ``sdpa``, on any device.
+    """Return the backend that ``backend`` stands for in this call; "auto" is ``sdpa``, on any device.
 
     Raises:
         ValueError: it is unknown.
@@ -37,5 +37,5 @@ def choose(backend: str, call: AttentionCall) -> str:
 
 
 def missing(name: str, device_type: str) -> str | None:
-    """What a machine lacks for a backend: nothing, for these."""
+    """Return what a machine lacks for a backend: nothing, for these."""
     return None

@@ -47,7 +47,7 @@ class Wishes(NamedTuple):
 
 
 def text(source: SourceModel, model: PreTrainedModel, wishes: Wishes, *, plain: bool) -> str:
-    """The card as Markdown with its YAML header, credentials replaced.
+    """Return the card as Markdown with its YAML header, credentials replaced.
 
     Args:
         source: what was exported.
@@ -84,7 +84,7 @@ def text(source: SourceModel, model: PreTrainedModel, wishes: Wishes, *, plain: 
 
 
 def _base(source: SourceModel) -> str | None:
-    """The base model's hub id, or its folder's name; None for a model from scratch or of unknown origin."""
+    """Return the base model's hub id, or its folder's name; None for a model from scratch or of unknown origin."""
     base = source.record.base if source.record is not None else None
     if base is None:
         return None
@@ -94,7 +94,7 @@ def _base(source: SourceModel) -> str | None:
 
 
 def _header(source: SourceModel, wishes: Wishes, plain: bool) -> ModelCardData:
-    """What the hub reads."""
+    """Return what the hub reads."""
     base = _base(source)
     return ModelCardData(
         library_name="transformers",
@@ -109,7 +109,7 @@ def _header(source: SourceModel, wishes: Wishes, plain: bool) -> ModelCardData:
 
 
 def _evaluations(source: SourceModel) -> list[EvalResult]:
-    """The results of the weights themselves, not of what they were compared with."""
+    """Return the results of the weights themselves, not of what they were compared with."""
     if source.result is None or source.record is None:
         return []
     trained = f"{source.record.method}, trained" if source.record.names else None
@@ -127,7 +127,7 @@ def _training_data(source: SourceModel) -> list[str]:
 
 
 def _answered(source: SourceModel) -> str | None:
-    """The data set whose answers a model was fine-tuned on; None where it was not, or this is not stored."""
+    """Return the data set whose answers a model was fine-tuned on; None where it was not, or this is not stored."""
     return source.result.config.get("dataset") if source.result is not None else None
 
 
@@ -136,7 +136,7 @@ def _size(parameters: int) -> str:
 
 
 def _native(source: SourceModel) -> int | None:
-    """Tokens that the base model was made for, where that is known."""
+    """Return tokens that the base model was made for, where that is known."""
     found = source.result.figures.get("native_length") if source.result is not None else None
     return found or (source.config.rope_parameters or {}).get("original_max_position_embeddings")
 
@@ -184,7 +184,7 @@ def _rope_scaling(rope: Mapping[str, Any]) -> str:
 
 
 def _settings(source: SourceModel) -> str:
-    """What it was trained on and how: nothing where that is not stored, or nothing was trained."""
+    """Return what it was trained on and how: nothing where that is not stored, or nothing was trained."""
     result, record = source.result, source.record
     if result is None or record is None or not record.names:
         return ""
@@ -234,5 +234,5 @@ def _commit(result: Result) -> str:
 
 
 def commit_words(commit: Mapping[str, Any]) -> str:
-    """A checkout's commit, as :func:`tape_ds.results.commit` has it, for people."""
+    """Return a checkout's commit, as :func:`tape_ds.results.commit` has it, for people."""
     return f"commit {commit['hash'][:12]}" + (" with local changes" if commit["dirty"] else "")

@@ -21,7 +21,7 @@ TITLES = {
 
 
 def text(result: Result) -> str:
-    """All tables, or that there are none."""
+    """Return all tables, or that there are none."""
     parts = [_loss_by_position(result.figures.get(LOSS) or {})]
     parts += [f"{TITLES[name]}:\n\n{_rows(rows)}" for name, rows in _row_figures(result).items()]
     found = [part for part in parts if part]
@@ -29,7 +29,7 @@ def text(result: Result) -> str:
 
 
 def measured(result: Result | None) -> list[str]:
-    """What the tables hold, in words."""
+    """Return what the tables hold, in words."""
     if result is None:
         return []
     loss = ["loss by position on the documents named"] if result.figures.get(LOSS) else []
@@ -37,7 +37,7 @@ def measured(result: Result | None) -> list[str]:
 
 
 def evaluations(result: Result, trained: str | None) -> list[EvalResult]:
-    """What the hub shows of the results, in its words: rows of the variant that was exported.
+    """Return what the hub shows of the results, in its words: rows of the variant that was exported.
 
     Args:
         result: the run's.
@@ -75,7 +75,7 @@ def _evaluation(dataset: str, part: str, metric: str, value: float) -> EvalResul
 
 
 def _loss_by_position(scores: Mapping[str, Mapping[str, Any]]) -> str:
-    """A table of all documents together, a row per variant."""
+    """Return a table of all documents together, a row per variant."""
     merged = {variant: SpanLosses.merge(map(SpanLosses.from_dict, parts.values())) for variant, parts in scores.items()}
     if not merged:
         return ""
@@ -88,7 +88,7 @@ def _loss_by_position(scores: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _row_figures(result: Result) -> dict[str, list[Mapping[str, Any]]]:
-    """Figures of :data:`TITLES` that hold rows; a mapping's values are its rows."""
+    """Return figures of :data:`TITLES` that hold rows; a mapping's values are its rows."""
     found = {}
     for name in TITLES:
         figure = result.figures.get(name)
@@ -99,7 +99,7 @@ def _row_figures(result: Result) -> dict[str, list[Mapping[str, Any]]]:
 
 
 def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of one figure; entries that are lists or mappings are left to the stored file."""
+    """Return rows of one figure; entries that are lists or mappings are left to the stored file."""
     columns = [key for key in rows[0] if not any(isinstance(row.get(key), (list, dict)) for row in rows)]
     return markdown_table(columns, [[_cell(row.get(key)) for key in columns] for row in rows], "l")
 

@@ -32,7 +32,7 @@ HEADER = """# {{module}} of tape_ds {version} ({commit}), its imports changed to
 
 
 def is_plain(source: SourceModel) -> bool:
-    """Whether transformers itself computes this model exactly."""
+    """Return whether transformers itself computes this model exactly."""
     config = source.config
     return isinstance(config, TapeConfig) and positions.llama_rope_parameters(config) is not None
 
@@ -74,7 +74,7 @@ def write(source: SourceModel, out: Path, wishes: card.Wishes, dtype: torch.dtyp
 
 
 def _model(source: SourceModel, plain: bool, dtype: torch.dtype) -> PreTrainedModel:
-    """The model as it is written: to generate, on any machine."""
+    """Return the model as it is written: to generate, on any machine."""
     model: Any = source.load().to(dtype)
     model.config.use_cache = True
     if plain:

@@ -33,7 +33,7 @@ class CopyError(RuntimeError):
 
 
 def auto_map(model_type: str) -> dict[str, str]:
-    """Where transformers' auto classes find the classes of a model of this type: ``file.Class``."""
+    """Return where transformers' auto classes find the classes of a model of this type: ``file.Class``."""
     names = TYPES[model_type]
     classes = {"AutoConfig": names.config, "AutoModel": names.base, "AutoModelForCausalLM": names.causal_lm}
     files = _first_files(model_type)
@@ -66,7 +66,7 @@ def files(model_type: str, encoding: str, header: str) -> dict[str, str]:
 
 
 def _first_files(model_type: str) -> dict[str, str]:
-    """The modules that the configuration names, and their files, named as everybody else's are."""
+    """Return the modules that the configuration names, and their files, named as everybody else's are."""
     names = TYPES[model_type]
     return {tape_ds.HOMES[names.causal_lm]: "modeling_tape", tape_ds.HOMES[names.config]: "configuration_tape"}
 
@@ -76,7 +76,7 @@ def _flat(module: str) -> str:
 
 
 def _source(module: str) -> Path:
-    """Where a module's source lies, or would."""
+    """Return where a module's source lies, or would."""
     folder = _ROOT.parent.joinpath(*module.split("."))
     return folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
 
@@ -85,7 +85,7 @@ def _source(module: str) -> Path:
 
 
 def changed(module: str, text: str, encoding: str) -> str:
-    """A module's source as it is exported with one encoding, imports not rewritten yet.
+    """Return a module's source as it is exported with one encoding, imports not rewritten yet.
 
     Raises:
         CopyError: what is to be changed is not there.
@@ -101,7 +101,7 @@ def changed(module: str, text: str, encoding: str) -> str:
 
 
 def _changes(encoding: str) -> dict[str, Callable[[str], str]]:
-    """What is left out of a module, whose name comes first."""
+    """Return what is left out of a module, whose name comes first."""
     methods = r"\n    def (?:multiply_adds|flops)\(.*?(?=\n    def |\n\S|\Z)"
     return {
         # A model has one encoding.
@@ -125,7 +125,7 @@ def _once(pattern: str, new: str, text: str, where: str, times: int = 1) -> str:
 
 
 def _only(table: str, keys: tuple[str, ...], text: str) -> str:
-    """A registry, a dict literal with an entry a line, keeps the entries of these keys."""
+    """Return a registry, a dict literal with an entry a line, keeps the entries of these keys."""
     found = re.search(rf"^{table}\b[^\n]*{{\n(.*?)^}}", text, flags=re.MULTILINE | re.DOTALL)
     if found is None:
         raise CopyError(f"no registry {table}")
@@ -136,7 +136,7 @@ def _only(table: str, keys: tuple[str, ...], text: str) -> str:
 
 
 def _without_unused_imports(text: str) -> str:
-    """A source without those imports of this package that nothing in it names any more."""
+    """Return a source without those imports of this package that nothing in it names any more."""
     used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
     lines = text.splitlines(keepends=True)
     for node in _imports(text):
@@ -157,7 +157,7 @@ def _imports(text: str) -> Iterator[ast.ImportFrom]:
 
 
 def _relative(module: str, text: str, first: dict[str, str]) -> tuple[str, list[str]]:
-    """A source with imports of the files beside it, and the modules that it needs."""
+    """Return a source with imports of the files beside it, and the modules that it needs."""
     lines, needed = text.splitlines(keepends=True), []
     for node in _imports(text):
         written, names = "", []
@@ -185,7 +185,7 @@ def _relative(module: str, text: str, first: dict[str, str]) -> tuple[str, list[
 
 
 def _spelt(start: str, names: list[ast.alias]) -> str:
-    """An import statement."""
+    """Return an import statement."""
     words = [each.name + (f" as {each.asname}" if each.asname else "") for each in names]
     line = f"{start} {', '.join(words)}\n"
     return line if len(line) <= 121 else f"{start} (\n    " + ",\n    ".join(words) + ",\n)\n"

@@ -4,5 +4,5 @@ from typing import Any
 
 
 def fits(*_: Any) -> bool:
-    """Whether a kernel takes these tensors: there is none."""
+    """Return whether a kernel takes these tensors: there is none."""
     return False

@@ -43,7 +43,7 @@ class SourceModel:
         return (self.folder / TOKENIZER).is_file()
 
     def load(self) -> PreTrainedModel:
-        """The whole model in fp32, adapters merged in, in evaluation mode.
+        """Return the whole model in fp32, adapters merged in, in evaluation mode.
 
         Raises:
             UserError: weights that are missing or do not fit.
@@ -54,7 +54,7 @@ class SourceModel:
 
 
 def find(address: str) -> SourceModel:
-    """The model that a folder leads to; nothing of its weights is read.
+    """Return the model that a folder leads to; nothing of its weights is read.
 
     Raises:
         UserError: no such folder, nothing of ours in it, an impossible configuration, or a base that is not there.
@@ -82,7 +82,7 @@ def _config(folder: Path) -> extendable.Config:
 
 
 def model_type(folder: Path) -> str | None:
-    """What the configuration of a folder says it is; None where there is none to be read."""
+    """Return what the configuration of a folder says it is; None where there is none to be read."""
     try:
         return json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError):
@@ -90,7 +90,7 @@ def model_type(folder: Path) -> str | None:
 
 
 def _result_of(folder: Path, record: trained.TrainedRecord) -> tuple[Result | None, str]:
-    """The run's stored result where it is of these weights, else why not."""
+    """Return the run's stored result where it is of these weights, else why not."""
     path = folder.parent / RESULTS / "run.json"
     if folder.name != TRAINED:
         return None, "these weights are a checkpoint of a run, and results are stored of a run's end"

@@ -109,7 +109,7 @@ class NonFinite:
         return message
 
     def state(self) -> dict[str, int]:
-        """What a checkpoint keeps of it."""
+        """Return what a checkpoint keeps of it."""
         return {"total": self.total, "in_a_row": self.in_a_row}
 
     def load_state(self, state: dict[str, int]) -> None:
@@ -134,7 +134,7 @@ class NonFinite:
 
 
 def samples_of_step(step: int, rank: int, *, global_batch: int, micro_batch: int, world: int) -> list[int]:
-    """Numbers of the samples that ``rank`` is given in optimizer step ``step``, both counted from 0.
+    """Return numbers of the samples that ``rank`` is given in optimizer step ``step``, both counted from 0.
 
     The trainer's loader cuts the samples, in order, into micro-batches and deals these out to the ranks in turn.
 
@@ -160,7 +160,7 @@ class SkipCounter:
         """Whether the last step was left out."""
 
     def state(self) -> dict[str, int]:
-        """What a checkpoint keeps of it."""
+        """Return what a checkpoint keeps of it."""
         return {"total": self.total}
 
     def load_state(self, state: dict[str, int]) -> None:
@@ -200,7 +200,7 @@ def protect(optimizer: torch.optim.Optimizer) -> SkipCounter:
 
 
 def protects_itself(engine: Any | None) -> bool:
-    """Whether ``engine`` leaves out steps whose gradients are not finite, on all ranks alike, and counts them.
+    """Return whether ``engine`` leaves out steps whose gradients are not finite, on all ranks alike, and counts them.
 
     DeepSpeed's ZeRO stages do, and so do its optimizers for bf16 and fp16 without ZeRO. In fp32 without ZeRO the engine
     calls torch's optimizer as it is: NaN would go into every weight. So it does under ZeRO 1 and 2 when the engine's

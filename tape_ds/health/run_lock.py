@@ -158,7 +158,7 @@ def refuse(output: Path, field: str = "output_dir") -> list[Problem]:
 
 
 def _look(output: Path) -> list[tuple[Holder, bool]]:
-    """Every rank's file, and whether a process has it locked."""
+    """Return every rank's file, and whether a process has it locked."""
     try:
         paths = list((output / run_folder.RANKS).iterdir())
     except OSError:

@@ -78,7 +78,7 @@ class SpikeDetector:
         return Spike(loss, median, (loss - median) / deviation, new_level)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it; JSON brings it back to the last digit."""
+        """Return what a checkpoint keeps of it; JSON brings it back to the last digit."""
         return {"history": list(self.history), "above": list(self.above)}
 
     def load_state(self, state: dict[str, Any]) -> None:

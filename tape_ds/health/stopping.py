@@ -88,7 +88,7 @@ class StopRequest:
 
 
 def was_asked(reason: str) -> bool:
-    """Whether a run that stopped for this ``reason`` was asked to."""
+    """Return whether a run that stopped for this ``reason`` was asked to."""
     return not reason.startswith(LAUNCHER)
 
 
@@ -124,7 +124,7 @@ def watch_launcher(request: StopRequest, poll: float = 1.0) -> threading.Thread 
 
 
 def program(command_line: Sequence[str]) -> str:
-    """What a command line runs: the script or the module that a Python is given, else the program itself."""
+    """Return what a command line runs: the script or the module that a Python is given, else the program itself."""
     parts = iter(command_line)
     first = next(parts, "")
     if not _PYTHON.fullmatch(PurePath(first).name):
@@ -140,7 +140,7 @@ def program(command_line: Sequence[str]) -> str:
 
 
 def _runs(command_line: Sequence[str], launchers: Iterable[str] = _LAUNCHERS) -> bool:
-    """Whether a command line runs one of these: by a program's name, as a module, or as that module's file."""
+    """Return whether a command line runs one of these: by a program's name, as a module, or as that module's file."""
     run = program(command_line)
     module = ".".join(PurePath(run).with_suffix("").parts) if run.endswith(".py") else run
     return any(
@@ -167,8 +167,8 @@ def _launchers_above() -> dict[psutil.Process, list[str]]:
 
 
 def runner_option(name: str) -> str | None:
-    """What a person gave DeepSpeed's runner above this process for an option, as typed; None: nothing, or there is no
-    runner on this machine."""
+    """Return what a person gave DeepSpeed's runner above this process for an option, as typed; None: nothing, or there
+    is no runner on this machine."""
     for line in _launchers_above().values():
         if not _runs(line, RUNNER):
             continue
@@ -180,7 +180,7 @@ def runner_option(name: str) -> str | None:
 
 
 def _one_is_missing(above: dict[psutil.Process, list[str]]) -> bool:
-    """Whether a launcher must have been there and is not: it died while this process was importing libraries.
+    """Return whether a launcher must have been there and is not: it died while this process was importing libraries.
 
     On a single machine launch.py is always started by the runner, which gives it no number of its node; on several, it
     is the first of DeepSpeed's own processes there.
@@ -195,7 +195,7 @@ def _one_is_missing(above: dict[psutil.Process, list[str]]) -> bool:
 
 
 def _is_gone(process: psutil.Process) -> bool:
-    """Whether a process ended, its parent may not have asked for its exit code yet."""
+    """Return whether a process ended, its parent may not have asked for its exit code yet."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -295,7 +295,8 @@ _answered: dict[Path, int] = {}
 
 
 def asked_to_save(output: Path) -> str | None:
-    """The name of the checkpoint that a person asks for by ``<output>/save_now``; "" without a name, None: not asked.
+    """Return the name of the checkpoint that a person asks for by ``<output>/save_now``; "" without a name, None: not
+    asked.
 
     A file that is a fraction of a second old and empty may still be being written, and counts the next time.
     """

@@ -217,7 +217,7 @@ class Watchdog:
 
 
 def _in_collective() -> bool:
-    """Whether the main thread is inside a collective, as far as its Python frames tell."""
+    """Return whether the main thread is inside a collective, as far as its Python frames tell."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         if str(frame.f_globals.get("__name__")).startswith("torch.distributed"):
@@ -227,7 +227,7 @@ def _in_collective() -> bool:
 
 
 def _within(seconds: float, work: Callable[[], Any]) -> Any | None:
-    """What ``work`` returns, or None if it has not by then, or failed as a store or a stream fails."""
+    """Return what ``work`` returns, or None if it has not by then, or failed as a store or a stream fails."""
     found: list[Any] = []
 
     def run() -> None:

@@ -148,7 +148,8 @@ def _processors(device: torch.device) -> int:
 
 
 def split_count(keys: int, programs: int, processors: int) -> int:
-    """How many parts the keys are cut into: as many as run at once, two programs on every processor; none too short.
+    """Return how many parts the keys are cut into: as many as run at once, two programs on every processor; none too
+    short.
 
     Rounded down: one program more than there is room for makes all of them wait for a second wave.
 

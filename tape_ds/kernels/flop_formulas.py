@@ -23,13 +23,13 @@ _ops = torch.ops.tape_ds
 
 @register_flop_formula(_ops.cpu_attention)
 def attention(q_shape: Shape, k_shape: Shape, v_shape: Shape, *_: Any, **__: Any) -> int:
-    """Scores and values."""
+    """Return scores and values."""
     return 2 * math.prod(q_shape[:3]) * k_shape[2] * (q_shape[3] + v_shape[3])
 
 
 @register_flop_formula(_ops.cpu_attention_backward)
 def attention_backward(grad_shape: Shape, q_shape: Shape, k_shape: Shape, v_shape: Shape, *_: Any, **__: Any) -> int:
-    """Scores again, and a product for each of dP, dV (value wide), dQ, dK (key wide)."""
+    """Return scores again, and a product for each of dP, dV (value wide), dQ, dK (key wide)."""
     return 2 * math.prod(q_shape[:3]) * k_shape[2] * (3 * q_shape[3] + 2 * v_shape[3])
 
 
@@ -44,7 +44,7 @@ def mix(
     *_: Any,
     **__: Any,
 ) -> int:
-    """The mix across heads, one G x G matrix per token, and its product with the state."""
+    """Return the mix across heads, one G x G matrix per token, and its product with the state."""
     tokens, width = start_shape[2], start_shape[3]
     count = 0
     if moved_shape is not None and attend_shape is not None:
@@ -74,17 +74,17 @@ def head_and_loss(
     *_: Any,
     **__: Any,
 ) -> int:
-    """The logits, and with them the products of both gradients, as far as they are wanted."""
+    """Return the logits, and with them the products of both gradients, as far as they are wanted."""
     return 2 * hidden_shape[0] * math.prod(weight_shape) * (1 + for_hidden + for_weight)
 
 
 @register_flop_formula([_ops.tape_attention, _ops.decode_attention])
 def moving(q_shape: Shape, k_shape: Shape, v_shape: Shape, e_shape: Shape | None, *_: Any, **__: Any) -> int:
-    """Scores, values and, if there is one, the position state."""
+    """Return scores, values and, if there is one, the position state."""
     return 2 * math.prod(q_shape[:3]) * k_shape[2] * q_shape[3] * (2 if e_shape is None else 3)
 
 
 @register_flop_formula(_ops.tape_attention_backward)
 def moving_backward(grad_shape: Shape, moved_shape: Shape, q_shape: Shape, k_shape: Shape, *_: Any, **__: Any) -> int:
-    """Scores again, and a product for each of dQ, dK, dV, dE and both parts of dP."""
+    """Return scores again, and a product for each of dQ, dK, dV, dE and both parts of dP."""
     return 2 * math.prod(q_shape[:3]) * k_shape[2] * q_shape[3] * 7

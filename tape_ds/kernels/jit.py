@@ -35,7 +35,8 @@ def jit(function: Callable[..., Any]) -> Any:
 
 @functools.cache
 def capability(device: torch.device) -> int:
-    """The launch tables' column for this device: the newest that is not newer than the device and fits its memory.
+    """Return the launch tables' column for this device: the newest that is not newer than the device and fits its
+    memory.
 
     Raises:
         ValueError: an NVIDIA GPU older than sm_80, or with less shared memory than any column needs (the 99 KiB of

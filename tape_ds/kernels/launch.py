@@ -47,7 +47,7 @@ Table = Mapping[tuple[int, int], Sequence[Launch]]
 
 
 def padded(width: int) -> int:
-    """The block that holds ``width`` columns: a power of 2, at least the 16 that a tensor core takes."""
+    """Return the block that holds ``width`` columns: a power of 2, at least the 16 that a tensor core takes."""
     return max(16, 1 << (width - 1).bit_length())
 
 
@@ -57,7 +57,8 @@ _MEASURED: dict[Hashable, Launch] = {}
 def choose(
     name: str, table: Table, device: torch.device, width: int, shape: Hashable, run: Callable[[Launch], object]
 ) -> Launch:
-    """The launch for a padded head size: the table's default, or with ``TAPE_DS_AUTOTUNE=1`` the fastest of its row.
+    """Return the launch for a padded head size: the table's default, or with ``TAPE_DS_AUTOTUNE=1`` the fastest of its
+    row.
 
     Args:
         name: of the kernel, for the log and the memory of what was measured.

@@ -28,14 +28,15 @@ SCALED_ELEMENTS = 2**24
 
 
 def chunk_tokens(vocabulary: int) -> int:
-    """Tokens whose fp32 logits fit into :data:`CHUNK_BYTES`, in whole :data:`CHUNK_MULTIPLE`, at least one of them."""
+    """Return tokens whose fp32 logits fit into :data:`CHUNK_BYTES`, in whole :data:`CHUNK_MULTIPLE`, at least one of
+    them."""
     return max(1, CHUNK_BYTES // (4 * vocabulary * CHUNK_MULTIPLE)) * CHUNK_MULTIPLE
 
 
 def linear_cross_entropy(
     hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, *, ignore_index: int = -100, chunk: int | None = None
 ) -> Tensor:
-    """Sum of ``F.cross_entropy(F.linear(hidden, weight).float(), labels)`` over the tokens that have a label.
+    """Return sum of ``F.cross_entropy(F.linear(hidden, weight).float(), labels)`` over the tokens that have a label.
 
     Under autocast the products are in its dtype, as ``F.linear``'s are, and each gradient still comes in the dtype of
     its own tensor. The weight's gradient is summed over the chunks in fp32. Nothing is computed for gradients that
@@ -79,7 +80,7 @@ def _chunked(
     for_hidden: bool,
     for_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss and both gradients of it; a gradient that is not wanted is empty."""
+    """Return the loss and both gradients of it; a gradient that is not wanted is empty."""
     loss, d_hidden_ND, d_weight_VD = _results(hidden_ND, weight_VD, for_hidden, for_weight)
     loss.zero_()
     d_hidden_ND.zero_()
@@ -113,7 +114,7 @@ def _chunked(
 
 
 def blank_chunks(ignored_N: Tensor, chunk: int) -> list[bool]:
-    """Which chunks have no label: one wait for the device, whatever their number. A CUDA graph cannot wait, and
+    """Return which chunks have no label: one wait for the device, whatever their number. A CUDA graph cannot wait, and
     computes them all."""
     chunks = ignored_N.split(chunk)
     if ignored_N.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -136,7 +137,7 @@ def _(
 
 
 def _results(hidden_ND: Tensor, weight_VD: Tensor, for_hidden: bool, for_weight: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The operator's outputs before anything is in them.
+    """Return the operator's outputs before anything is in them.
 
     The weight's gradient is a sum over all tokens, not a mean yet: fp16 could not hold it, so it stays fp32 there.
     """

@@ -17,7 +17,7 @@ LEAST = 1e-6
 
 
 def restore_modulus(start_C: Tensor, deviation_C: Tensor) -> Tensor:
-    """The deviation whose state has the start's moduli.
+    """Return the deviation whose state has the start's moduli.
 
     Args:
         start_C: [..., C], broadcast against the deviation.
@@ -31,7 +31,7 @@ def restore_modulus(start_C: Tensor, deviation_C: Tensor) -> Tensor:
 
 
 def scaled_to(start_C: Tensor, state_C: Tensor) -> Tensor:
-    """A whole state [..., C], not a deviation, with the start's moduli, in its own dtype."""
+    """Return a whole state [..., C], not a deviation, with the start's moduli, in its own dtype."""
     wide = torch.promote_types(start_C.dtype, state_C.dtype)
     start, state = _pairs(start_C.to(wide)), _pairs(state_C.to(wide))
     own = _squares(start)
@@ -39,7 +39,7 @@ def scaled_to(start_C: Tensor, state_C: Tensor) -> Tensor:
 
 
 def restore_modulus_backward(grad_C: Tensor, start_C: Tensor, deviation_C: Tensor) -> Tensor:
-    """The gradient of the deviation: what of ``grad`` is across the state, over the state's modulus."""
+    """Return the gradient of the deviation: what of ``grad`` is across the state, over the state's modulus."""
     grad, start = _pairs(grad_C), _pairs(start_C)
     own, state = _squares(start), start + _pairs(deviation_C)
     squares = _squares(state) / own

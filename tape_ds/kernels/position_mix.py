@@ -32,7 +32,7 @@ def position_mix(
     dtype: torch.dtype,
     unit: bool = False,
 ) -> Tensor:
-    """The state's deviation after one layer (TAPE, arXiv:2501.00712, Section 3.3, both updates).
+    """Return the state's deviation after one layer (TAPE, arXiv:2501.00712, Section 3.3, both updates).
 
     Sums are fp32 (fp64 for fp64 input), rounded once to ``dtype``. Weights are cast to the dtype of what they meet
     (``attend`` to ``moved``'s, the others to ``gate``'s), as autocast would; their gradients come in their own dtype.
@@ -109,7 +109,7 @@ def _mix_backward(
 
 
 def _form(inputs: Inputs) -> ModuleType:
-    """The module that computes these tensors: Triton's where its kernels run."""
+    """Return the module that computes these tensors: Triton's where its kernels run."""
     return position_mix_triton if position_mix_triton.fits(inputs) else position_mix_plain
 
 

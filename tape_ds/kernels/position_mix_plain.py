@@ -56,7 +56,8 @@ class _Tokens(NamedTuple):
         return matrix_NX.unflatten(1, (groups, groups))
 
     def updated(self, matrix: Tensor | None, out: Tensor) -> Tensor:
-        """The new deviation before its moduli are restored, written to ``out``; ``matrix`` is M_t, if there is one."""
+        """Return the new deviation before its moduli are restored, written to ``out``; ``matrix`` is M_t, if there is
+        one."""
         result = self.added(out)
         return result if matrix is None else result.baddbmm_(matrix, result + self.start)
 
@@ -67,7 +68,7 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _as_met(weight: Tensor, activation: Tensor, wide: torch.dtype) -> Tensor:
-    """A weight rounded to the dtype of what it meets, for arithmetic in ``wide``."""
+    """Return a weight rounded to the dtype of what it meets, for arithmetic in ``wide``."""
     return weight.to(activation.dtype).to(wide)
 
 
@@ -80,7 +81,7 @@ def product(inputs: Inputs, wide: torch.dtype) -> Tensor:
 
 
 def _chunks(inputs: Inputs, wide: torch.dtype) -> Iterator[tuple[slice, _Tokens]]:
-    """All tokens of all rows, piece by piece, each with its place among the N tokens."""
+    """Yield all tokens of all rows, piece by piece, each with its place among the N tokens."""
     batch, groups, tokens, width = inputs.sizes()
     start = _flat(inputs.start.expand(batch, -1, -1, -1))
     state = None if inputs.state is None else _flat(inputs.state)

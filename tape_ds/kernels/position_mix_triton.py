@@ -329,7 +329,7 @@ def position_mix_backward_kernel(
 
 
 def fits(inputs: Inputs) -> bool:
-    """Whether the kernels run on these tensors: their device and dtypes, and sizes that registers hold."""
+    """Return whether the kernels run on these tensors: their device and dtypes, and sizes that registers hold."""
     activations = [x for x in (inputs.moved, inputs.gate) if x is not None]
     if any(not x.is_cuda or why_not(x) is not None or x.numel() == 0 for x in activations):
         return False
@@ -338,12 +338,12 @@ def fits(inputs: Inputs) -> bool:
 
 
 def _composes(rank: int, groups: int) -> bool:
-    """Whether the forward kernel forms M itself: registers hold the pair of weights, at the default I = 4 G."""
+    """Return whether the forward kernel forms M itself: registers hold the pair of weights, at the default I = 4 G."""
     return padded(groups) <= 32 and padded(rank) <= 4 * padded(groups)
 
 
 def _most(heads: int, groups: int) -> int:
-    """The row of ``BACKWARD``."""
+    """Return the row of ``BACKWARD``."""
     return padded(max(groups, heads // 2))
 
 
@@ -425,7 +425,7 @@ def _gate_strides(gate: Tensor | None) -> tuple[int, ...]:
 def _constants(
     kernel: Any, launch: Launch, heads: int, groups: int, width: int, rank: int, unit: bool
 ) -> dict[str, Any]:
-    """Those compile-time sizes that a kernel takes; of pairs, half as many columns are two tiles."""
+    """Return those compile-time sizes that a kernel takes; of pairs, half as many columns are two tiles."""
     columns = min(launch.columns, padded(width))
     sizes = {"HEADS": heads, "GROUPS": groups, "WIDTH": width, "RANK": rank, "UNIT": unit, "LEAST": LEAST}
     sizes |= {"HEAD_ROWS": padded(heads), "GROUP_ROWS": padded(groups), "RANKS": padded(rank)}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def position_state(start_B1TC: Tensor, deviation_BGTC: Tensor, dtype: torch.dtype) -> Tensor:
-    """The state [B, G, T, C], summed in the wider of both dtypes and rounded once.
+    """Return the state [B, G, T, C], summed in the wider of both dtypes and rounded once.
 
     Args:
         start_B1TC: shared by the batch, the heads or neither; never needs a gradient.

@@ -97,7 +97,8 @@ def position_update(
     contract_GI: Tensor | None,
     unit: bool = False,
 ) -> Tensor:
-    """A layer's whole update of the deviation: ``d + u + W_down diag(SiLU(g)) W_up (start + d + u)``, u = W_att A e.
+    """Return a layer's whole update of the deviation: ``d + u + W_down diag(SiLU(g)) W_up (start + d + u)``, u = W_att
+    A e.
 
     Args:
         start_B1TK: where the state started; B may be 1 here, and heads may be shared.

@@ -133,7 +133,7 @@ def backward(
 
 
 def _wide(*tensors: Tensor | None) -> torch.dtype:
-    """The dtype of the arithmetic."""
+    """Return the dtype of the arithmetic."""
     return torch.float64 if any(x is not None and x.dtype == torch.float64 for x in tensors) else torch.float32
 
 

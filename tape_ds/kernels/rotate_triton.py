@@ -216,7 +216,7 @@ def backward(
 
 
 def fits(x: Tensor) -> bool:
-    """Whether the kernels run on a tensor like ``x``: its device and dtype, something in it, K at most 256."""
+    """Return whether the kernels run on a tensor like ``x``: its device and dtype, something in it, K at most 256."""
     return x.is_cuda and why_not(x) is None and x.numel() > 0 and x.shape[-1] <= 256
 
 

@@ -28,7 +28,8 @@ def why_not(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, e_BGSK: Tensor | Non
 
 
 def why_not_shapes(q_BHTK: Tensor, k_BGSK: Tensor, *values_BGSK: Tensor) -> str | None:
-    """What is wrong with the tensors themselves; the value, and the position state if there is one, come last."""
+    """Return what is wrong with the tensors themselves; the value, and the position state if there is one, come
+    last."""
     named = dict(zip("qkve", (q_BHTK, k_BGSK, *values_BGSK), strict=False))
     shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in named.items())
     if any(x.ndim != 4 for x in named.values()):

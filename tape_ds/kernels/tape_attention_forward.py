@@ -53,15 +53,15 @@ class ForwardCall(NamedTuple):
     """Document, its first and its last place, of every key (``tape_attention.document_borders``)."""
 
     def reach(self, queries: int, keys: int) -> int:
-        """Keys from here on are seen by nobody and never read."""
+        """Return keys from here on are seen by nobody and never read."""
         return max(0, min(keys, self.offset + queries)) if self.causal else keys
 
     def documents(self) -> tuple[Tensor | None, ...]:
-        """The kernels' IDS, FIRST and LAST."""
+        """Return the kernels' IDS, FIRST and LAST."""
         return (None, None, None) if self.documents_3BS is None else self.documents_3BS.contiguous().unbind()
 
     def arguments(self, queries: int, keys: int) -> dict[str, Any]:
-        """The kernels' arguments of the same names."""
+        """Return the kernels' arguments of the same names."""
         plain = self.documents_3BS is None
         return {
             "queries": queries,
@@ -75,7 +75,7 @@ class ForwardCall(NamedTuple):
 
 
 def whole_blocks(queries: int) -> int:
-    """The length of a row of statistics: a multiple of every block, so that its loads are whole and aligned."""
+    """Return the length of a row of statistics: a multiple of every block, so that its loads are whole and aligned."""
     return -(-queries // 128) * 128
 
 
@@ -170,7 +170,8 @@ def forward_kernel(
 def forward(
     q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, e_BGSK: Tensor, call: ForwardCall
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Both outputs [B, H, T, K], laid out as [B, T, H, K], and the scores' log-sum-exp [B, H, T] in whole blocks.
+    """Return both outputs [B, H, T, K], laid out as [B, T, H, K], and the scores' log-sum-exp [B, H, T] in whole
+    blocks.
 
     That is in base 2. A query that sees no key, or is none, gets +inf (and 0): ``exp2(score - inf)`` is then 0
     throughout the backward pass.

@@ -52,12 +52,12 @@ METHODS: Mapping[str, Method] = {
 
 
 def available() -> list[str]:
-    """Names of the methods, as a recipe's ``method`` takes them."""
+    """Return names of the methods, as a recipe's ``method`` takes them."""
     return sorted(METHODS)
 
 
 def trained() -> list[str]:
-    """Names of the methods that train anything."""
+    """Return names of the methods that train anything."""
     return [name for name in available() if METHODS[name].trains != "nothing"]
 
 

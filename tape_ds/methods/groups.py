@@ -26,7 +26,8 @@ def unfreeze(model: PreTrainedModel, settings: Any) -> PreTrainedModel:
 
 
 def names(model: PreTrainedModel, settings: Any) -> list[str]:
-    """Parameters of the groups that ``settings`` switches on (train_position, train_norms, train_embeddings), sorted.
+    """Return parameters of the groups that ``settings`` switches on (train_position, train_norms, train_embeddings),
+    sorted.
 
     The output head is in no group: tied, it follows the embeddings; untied, the published recipes leave it as it is.
 
@@ -46,18 +47,19 @@ def names(model: PreTrainedModel, settings: Any) -> list[str]:
 
 
 def position_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that hold an encoding's own parameters, by path."""
+    """Return the modules that hold an encoding's own parameters, by path."""
     return {p: m for p, m in model.named_modules() if isinstance(m, (PositionEncoding, PositionLayer))}
 
 
 def position_parameters(model: nn.Module) -> set[str]:
-    """Names of an encoding's own parameters, in a model or what wraps it: those of peft's whole copies among them."""
+    """Return names of an encoding's own parameters, in a model or what wraps it: those of peft's whole copies among
+    them."""
     modules = position_modules(model)
     return {f"{path}.{name}" for path, module in modules.items() for name, _ in module.named_parameters()}
 
 
 def modules_by_switch(model: PreTrainedModel) -> dict[str, dict[str, nn.Module]]:
-    """The modules behind each switch, by path."""
+    """Return the modules behind each switch, by path."""
     modules = dict(model.named_modules())
     embeddings = model.get_input_embeddings()
     return {

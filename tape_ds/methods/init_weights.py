@@ -23,7 +23,7 @@ from tape_ds.model.llama import TapeForCausalLM
 
 
 def build(config: TapeConfig, seed: int, dtype: torch.dtype) -> TapeForCausalLM:
-    """A new model in training mode; every rank must call it.
+    """Return a new model in training mode; every rank must call it.
 
     Args:
         config: of the model; a copy is kept.
@@ -54,7 +54,7 @@ def build(config: TapeConfig, seed: int, dtype: torch.dtype) -> TapeForCausalLM:
 
 
 def _parts(model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The modules whose parameters are drawn at one time: blocks, and what stands beside them."""
+    """Yield the modules whose parameters are drawn at one time: blocks, and what stands beside them."""
     for name, child in model.named_children():
         below = f"{path}.{name}" if path else name
         if isinstance(child, (PreTrainedModel, nn.ModuleList)):

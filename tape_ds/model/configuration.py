@@ -58,5 +58,5 @@ class TapeConfig(LlamaConfig):
         """In place of transformers' own, which knows neither ``ntk`` nor ``yarn_revised``: see :meth:`problems`."""
 
     def problems(self) -> list[Problem]:
-        """Everything wrong with the fields, those of the encoding included."""
+        """Return everything wrong with the fields, those of the encoding included."""
         return sizes.problems(self)

@@ -44,7 +44,7 @@ _QWEN2_FIELDS = set(Qwen2Config.__dataclass_fields__) - _CLASS_FIELDS
 
 
 def tape_config(source: PreTrainedConfig, **changes: Any) -> TapeConfig:
-    """A ``TapeConfig`` with the source's sizes; ``changes`` replace or add fields.
+    """Return a ``TapeConfig`` with the source's sizes; ``changes`` replace or add fields.
 
     Raises:
         UserError: the source is not Llama-shaped, or a change is unknown or impossible.
@@ -92,7 +92,7 @@ def load(source: str | Path, config: TapeConfig, **arguments: Any) -> TapeForCau
 
 
 def _position_kind(name: str) -> str:
-    """What the name of an encoding's parameter ends with, the same in every layer; "" for other parameters."""
+    """Return what the name of an encoding's parameter ends with, the same in every layer; "" for other parameters."""
     return next((name.partition(own)[2] for own in _OWN if own in name), "")
 
 

@@ -22,8 +22,8 @@ Model: TypeAlias = TapeForCausalLM | ScaledGPTJForCausalLM
 
 
 def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
-    """The configuration of a folder or hub id, never running code from it; a GPT-J's with the RoPE parameters that it
-    has.
+    """Return the configuration of a folder or hub id, never running code from it; a GPT-J's with the RoPE parameters
+    that it has.
 
     Raises:
         UserError: nothing there, no configuration in it, or one that cannot be read as a model that is extended.
@@ -38,7 +38,7 @@ def check(native: PreTrainedConfig) -> list[Problem]:
 
 
 def configure(native: PreTrainedConfig, **changes: Any) -> Config:
-    """The configuration of the extended model: the native one's sizes, and ``changes`` to its fields.
+    """Return the configuration of the extended model: the native one's sizes, and ``changes`` to its fields.
 
     Raises:
         UserError: a change is unknown, impossible, or not to be had for this family.

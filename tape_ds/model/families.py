@@ -63,13 +63,14 @@ REASONS = {
 
 
 def foreign(config: Mapping[str, Any]) -> str | None:
-    """The model type that a ``config.json`` names, where it is none that is taken; None also where it names none."""
+    """Return the model type that a ``config.json`` names, where it is none that is taken; None also where it names
+    none."""
     name = config.get("model_type")
     return name if isinstance(name, str) and name not in TAKEN else None
 
 
 def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
-    """The configuration of a folder or hub id, never running code from it.
+    """Return the configuration of a folder or hub id, never running code from it.
 
     A Baichuan2-7B, which transformers does not know, is read as the Llama it becomes, see
     :mod:`tape_ds.model.baichuan`.
@@ -109,7 +110,7 @@ def rope_parameters_of(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def has_llamas_names(config: PreTrainedConfig) -> bool:
-    """Whether a model of this type becomes one whose parameters are Llama's, name for name."""
+    """Return whether a model of this type becomes one whose parameters are Llama's, name for name."""
     return config.model_type in (*SHAPES, BAICHUAN)
 
 
@@ -135,7 +136,7 @@ def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
 
 
 def _windows(config: PreTrainedConfig) -> list[str]:
-    """A window that some layer attends within; a configuration may name one that no layer uses."""
+    """Return a window that some layer attends within; a configuration may name one that no layer uses."""
     window, layers = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     if not window or (layers and all(layer == "full_attention" for layer in layers)):
         return []

@@ -24,7 +24,7 @@ MEBI = 2**20
 
 
 def position_parameters(config: TapeConfig) -> int:
-    """Parameters of the positional encoding."""
+    """Return parameters of the positional encoding."""
     with torch.device("meta"):
         layers = [registry.build_layer(config, index) for index in range(config.num_hidden_layers)]
         parts = torch.nn.ModuleList([registry.build(config), *layers])
@@ -32,7 +32,7 @@ def position_parameters(config: TapeConfig) -> int:
 
 
 def parameters(config: TapeConfig) -> int:
-    """All parameters; an output head tied to the embeddings counts once."""
+    """Return all parameters; an output head tied to the embeddings counts once."""
     query, key = _widths(config)
     hidden = config.hidden_size
     attention = hidden * (2 * query + 2 * key) + config.attention_bias * hidden
@@ -82,5 +82,5 @@ def training_flops_per_token(
 
 
 def _widths(config: Config) -> tuple[int, int]:
-    """Columns of all queries, and of all keys."""
+    """Return columns of all queries, and of all keys."""
     return config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim

@@ -183,7 +183,7 @@ class ScaledGPTJModel(ScaledGPTJPreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """The token embeddings."""
+        """Return the token embeddings."""
         return self.wte
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
@@ -206,7 +206,8 @@ class ScaledGPTJModel(ScaledGPTJPreTrainedModel):
         seq_idx: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Hidden states of one call; arguments and errors are :meth:`tape_ds.model.llama.TapeModel.forward`'s."""
+        """Return hidden states of one call; arguments and errors are
+        :meth:`tape_ds.model.llama.TapeModel.forward`'s."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         require_weights(self.config, kwargs)

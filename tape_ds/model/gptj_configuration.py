@@ -65,7 +65,7 @@ class ScaledGPTJConfig(GPTJConfig):
         return self.n_inner if self.n_inner is not None else 4 * self.n_embd
 
     def problems(self) -> list[Problem]:
-        """Everything wrong with the fields."""
+        """Return everything wrong with the fields."""
         problems = check_encoding(self.position_encoding, self.position_options)
         problems += scaling.check(self.rope_parameters or {})
         if scaling.is_dynamic(self.rope_parameters or {}):
@@ -99,12 +99,12 @@ def check_encoding(name: str, options: Mapping[str, Any] | None = None) -> list[
 
 
 def recognises(config: PreTrainedConfig) -> bool:
-    """Whether ``config`` is a GPT-J's, transformers' or this one."""
+    """Return whether ``config`` is a GPT-J's, transformers' or this one."""
     return isinstance(config, GPTJConfig)
 
 
 def configure(native: PreTrainedConfig, **changes: Any) -> ScaledGPTJConfig:
-    """The configuration of a GPT-J as this model computes it.
+    """Return the configuration of a GPT-J as this model computes it.
 
     Args:
         native: of the checkpoint, transformers' or of this class.

@@ -25,8 +25,8 @@ from tape_ds.model.sharding import Shards
 
 
 def past_length(past_key_values: Cache | None) -> int | Tensor:
-    """Tokens already in the cache: an int, or a tensor of its own inside a compiled graph (a static cache counts in
-    place, and a length that changes the shapes would recompile at every token)."""
+    """Return tokens already in the cache: an int, or a tensor of its own inside a compiled graph (a static cache counts
+    in place, and a length that changes the shapes would recompile at every token)."""
     length = past_key_values.get_seq_length() if past_key_values is not None else 0
     if isinstance(length, Tensor):
         return length.clone() if torch.compiler.is_compiling() else int(length)
@@ -34,8 +34,8 @@ def past_length(past_key_values: Cache | None) -> int | Tensor:
 
 
 def rows_that_differ(position_ids: Tensor) -> Tensor:
-    """One row [1, T] where all rows are alike, as in packed training: angles and biases are then computed once for the
-    batch, not once for each row."""
+    """Return one row [1, T] where all rows are alike, as in packed training: angles and biases are then computed once
+    for the batch, not once for each row."""
     if len(position_ids) == 1 or torch.compiler.is_compiling():
         return position_ids
     return position_ids[:1] if bool((position_ids == position_ids[:1]).all()) else position_ids
@@ -48,8 +48,8 @@ def own_embeddings(
     inputs_embeds: Tensor | None,
     borders: Borders | None,
 ) -> Tensor:
-    """Embeddings of this process's tokens, [B, T, D] where rows are not shared; those of padding, and of what lies
-    behind a shared row's end, are 0: a weight's gradient is a sum over all rows, and 0 times NaN is NaN.
+    """Return embeddings of this process's tokens, [B, T, D] where rows are not shared; those of padding, and of what
+    lies behind a shared row's end, are 0: a weight's gradient is a sum over all rows, and 0 times NaN is NaN.
 
     Args:
         shards: of rows of T tokens.
@@ -103,7 +103,8 @@ class Documents(NamedTuple):
         return borders
 
     def _ids(self, rows: int, tokens: int, offset: int | Tensor) -> Tensor | None:
-        """The document of each key, -1 = padding; the first that is told: packed rows, ids, a mask, positions."""
+        """Return the document of each key, -1 = padding; the first that is told: packed rows, ids, a mask,
+        positions."""
         mask, ids = self.attention_mask, self.document_ids if self.document_ids is not None else self.seq_idx
         if self.cu_seq_lens is not None:
             ids = ids_of_packed_rows(self.cu_seq_lens, rows, tokens)
@@ -139,7 +140,7 @@ def _check_mask(name: str, mask: Tensor | None, tokens: int, offset: int | Tenso
 
 
 def resolve_backend(config: PreTrainedConfig) -> str:
-    """The configured attention backend, or the environment's; transformers' "eager" means the one that returns
+    """Return the configured attention backend, or the environment's; transformers' "eager" means the one that returns
     weights."""
     backend = requested(config.attention_backend)
     return "reference" if backend == "auto" and config._attn_implementation == "eager" else backend

@@ -112,7 +112,7 @@ class LanguageModel:
         return OutputHead.of(super()._get_resized_lm_head(*args, **kwargs))  # type: ignore[misc]  # PreTrainedModel's
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
-        """Where ``generate_batch`` and ``transformers serve`` begin.
+        """Return where ``generate_batch`` and ``transformers serve`` begin.
 
         Raises:
             ValueError: always.

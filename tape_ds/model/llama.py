@@ -229,7 +229,7 @@ class TapeModel(TapePreTrainedModel):
         seq_idx: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Hidden states of one call; of this process's tokens under sequence parallelism (``share_rows``).
+        """Return hidden states of one call; of this process's tokens under sequence parallelism (``share_rows``).
 
         Args:
             input_ids: int64 [B, T]; or ``inputs_embeds`` [B, T, D].

@@ -57,7 +57,7 @@ class OutputHead(nn.Linear):
         return linear
 
     def forward(self, hidden: Tensor, targets: Tensor | None = None, ignore_index: int = -100) -> Tensor:
-        """Logits [..., V] of hidden states [..., D]; with ``targets``, the loss instead.
+        """Return logits [..., V] of hidden states [..., D]; with ``targets``, the loss instead.
 
         Args:
             hidden: hidden states after the final norm.
@@ -88,8 +88,8 @@ class OutputHead(nn.Linear):
 
 
 def _with_bias(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor) -> tuple[Tensor, Tensor]:
-    """The same logits as a product alone: a column of ones meets the bias. ``BIAS_COLUMNS`` are added, as many as keep
-    rows aligned for a GPU's matrix products."""
+    """Return the same logits as a product alone: a column of ones meets the bias. ``BIAS_COLUMNS`` are added, as many
+    as keep rows aligned for a GPU's matrix products."""
     bias_VC = F.pad(bias_V[:, None], (0, BIAS_COLUMNS - 1))
     ones_N1 = hidden_ND.new_ones(len(hidden_ND), 1)
     hidden_ND = torch.cat((hidden_ND, F.pad(ones_N1, (0, BIAS_COLUMNS - 1))), dim=1)
@@ -129,7 +129,7 @@ def causal_lm_loss(
 
 
 def shifted(labels_BT: Tensor, ignore_index: int = -100) -> Tensor:
-    """What each token predicts: the label of the next one, of the last one none."""
+    """Return what each token predicts: the label of the next one, of the last one none."""
     return F.pad(labels_BT, (0, 1), value=ignore_index)[..., 1:]
 
 
@@ -141,7 +141,8 @@ def own_targets(
     shift_labels: Tensor | None = None,
     **_: Any,
 ) -> dict[str, Any]:
-    """What the loss of one process's tokens takes beside labels: its targets, and the number that divides their sum.
+    """Return what the loss of one process's tokens takes beside labels: its targets, and the number that divides their
+    sum.
 
     The number is of whole rows; where nobody gives it, it is counted there. So the parts of all processes add up to the
     loss, and a part without a target is 0. Arguments are those of :func:`causal_lm_loss`.

@@ -91,7 +91,7 @@ def _yarn(config: Config) -> dict[str, Any]:
 
 
 def _yarn_in_name(config: Config) -> dict[str, Any]:
-    """Its TAPE with YaRN scales RoPE in the first forward of a new longest text only, and not within the window:
+    """Return its TAPE with YaRN scales RoPE in the first forward of a new longest text only, and not within the window:
     what remains is plain RoPE, and YaRN's factor on cosine and sine."""
     given = _yarn(config)
     attention_factor = 0.1 * math.log(given["factor"]) + 1.0
@@ -209,7 +209,8 @@ def _reference_config(state_dict: Mapping[str, Tensor], config: Config, variant:
 
 
 def _rows(state_dict: Mapping[str, Tensor], config: Config) -> int:
-    """Rows of the vocabulary: those of the embeddings; tensors that disagree among themselves are found later."""
+    """Return rows of the vocabulary: those of the embeddings; tensors that disagree among themselves are found
+    later."""
     declared = config["vocab_size"]
     table = state_dict.get("model.embed_tokens.weight")
     rows = declared if table is None else len(table)

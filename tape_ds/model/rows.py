@@ -29,7 +29,7 @@ def check_rows(config: PreTrainedConfig, tokenizer: Any) -> list[Problem]:
 
 
 def rows_note(config: PreTrainedConfig, tokenizer: Any) -> str | None:
-    """The sentence that tells of rows that no token has; None where each has its token."""
+    """Return the sentence that tells of rows that no token has; None where each has its token."""
     tokens, spare = _tokens(tokenizer), config.vocab_size - _tokens(tokenizer)
     if spare <= 0:
         return None
@@ -55,7 +55,7 @@ def check_cut(config: PreTrainedConfig, rows: int, tokenizer: Any) -> list[Probl
 
 
 def cut_rows(model: TapeForCausalLM, rows: int, tokenizer: Any) -> TapeForCausalLM:
-    """A model with the first ``rows`` rows of embeddings and output head; all else is the same tensors.
+    """Return a model with the first ``rows`` rows of embeddings and output head; all else is the same tensors.
 
     A padding token whose row goes is no longer named: padding is masked.
 
@@ -77,11 +77,11 @@ def cut_rows(model: TapeForCausalLM, rows: int, tokenizer: Any) -> TapeForCausal
 
 
 def _tokens(tokenizer: Any) -> int:
-    """How many rows a tokenizer needs; its ids may have gaps."""
+    """Return how many rows a tokenizer needs; its ids may have gaps."""
     return 1 + max(tokenizer.get_vocab().values())
 
 
 def _names(tokenizer: Any, start: int) -> list[str]:
-    """The first few tokens from id ``start`` on."""
+    """Return the first few tokens from id ``start`` on."""
     behind = sorted((number, token) for token, number in tokenizer.get_vocab().items() if number >= start)
     return [token for _, token in behind[:5]]

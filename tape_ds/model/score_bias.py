@@ -34,11 +34,11 @@ class ScoreBias(NamedTuple):
     """Numbers that ``block`` holds per query and key on the way to the H it gives."""
 
     def of(self, queries: slice, keys: slice) -> Tensor:
-        """The bias of a block of queries and keys, fp32 [B or 1, H or 1, t, s]."""
+        """Return the bias of a block of queries and keys, fp32 [B or 1, H or 1, t, s]."""
         return self.block(self.query_marks[:, :, queries], self.key_marks[:, :, keys])
 
     def until(self, keys: int) -> "ScoreBias":
-        """The same over the first ``keys`` keys only."""
+        """Return the same over the first ``keys`` keys only."""
         return self._replace(key_marks=self.key_marks[:, :, :keys])
 
 

@@ -30,7 +30,7 @@ _PROBES = (
 
 
 def load(file: str | Path, **settings: Any) -> "PreTrainedTokenizerFast":
-    """The tokenizer of a ``tokenizer.model``.
+    """Return the tokenizer of a ``tokenizer.model``.
 
     Args:
         file: a sentencepiece model of type BPE.
@@ -57,7 +57,7 @@ def load(file: str | Path, **settings: Any) -> "PreTrainedTokenizerFast":
 
 
 def backend(file: str | Path) -> "Tokenizer":
-    """The same encoding for the ``tokenizers`` library, spelt out from what the file records.
+    """Return the same encoding for the ``tokenizers`` library, spelt out from what the file records.
 
     Raises:
         UserError: not of type BPE.

@@ -38,27 +38,27 @@ class Shards:
         return x
 
     def heads(self, count: int) -> slice:
-        """Which of a model's ``count`` query heads are this process's."""
+        """Return which of a model's ``count`` query heads are this process's."""
         return slice(None)
 
     def agree_on_draws(self, device: torch.device) -> None:
         """From here on torch's CPU generator draws the same in all these processes."""
 
     def embed(self, embedding: nn.Module, ids_BT: Tensor) -> Tensor:
-        """Embeddings [B, t, D] of whole rows."""
+        """Return embeddings [B, t, D] of whole rows."""
         embedded: Tensor = embedding(ids_BT)
         return embedded
 
     def gather(self, x_BtD: Tensor) -> Tensor:
-        """Hidden states as linear maps and the output head read them."""
+        """Return hidden states as linear maps and the output head read them."""
         return x_BtD
 
     def scatter(self, y_BTD: Tensor) -> Tensor:
-        """What linear maps gave, for the tokens of this process."""
+        """Return what linear maps gave, for the tokens of this process."""
         return y_BTD
 
     def rotated(self, positions_BTN: Tensor) -> Tensor:
-        """Places of the tokens whose queries and keys this process rotates."""
+        """Return places of the tokens whose queries and keys this process rotates."""
         return positions_BTN
 
     def to_rotate(self, start: Tensor | None, state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -99,7 +99,7 @@ class ShareRows(Protocol):
 
 
 def shards_of(decoder: Any, tokens: int, cached: bool = False) -> Shards:
-    """How ``decoder`` shares rows of so many tokens; see :class:`ShareRows`.
+    """Return how ``decoder`` shares rows of so many tokens; see :class:`ShareRows`.
 
     Raises:
         ValueError: rows are shared so that no cache can be kept, and ``cached``.
@@ -119,4 +119,4 @@ class VocabularyPart(Protocol):
         """Logits of its rows -> of all."""
 
     def loss(self, hidden_ND: Tensor, weight: Tensor, targets_N: Tensor, ignore_index: int) -> Tensor:
-        """Sum of cross-entropies over all rows; ``weight`` has its own."""
+        """Return sum of cross-entropies over all rows; ``weight`` has its own."""

@@ -54,7 +54,8 @@ class Fields:
 
 
 def problems(of: Fields | TapeConfig) -> list[Problem]:
-    """Everything wrong with the fields, those of the encoding included; empty where there can be such a model."""
+    """Return everything wrong with the fields, those of the encoding included; empty where there can be such a
+    model."""
     found = _counts(of)
     if not found:
         found = positions.problems_with(of) + _heads(of)

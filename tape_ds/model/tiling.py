@@ -81,7 +81,7 @@ def _tiled_update(next_state: Callable[..., Tensor], tiles: int) -> Callable[...
 
 
 def _is_unfused(layer: TapeLayer) -> bool:
-    """Whether a layer updates its state by plain operations, see :mod:`tape_ds.model.positions.tape_updates`."""
+    """Return whether a layer updates its state by plain operations, see :mod:`tape_ds.model.positions.tape_updates`."""
     return layer.form.whole_halves and not (layer.attend is None and layer.gate is None)
 
 

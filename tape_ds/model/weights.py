@@ -31,7 +31,7 @@ REMEDY = "fetch or copy the file again, or take it from an earlier checkpoint"
 
 
 def read(file: Path, field: str = "model") -> dict[str, "Tensor"]:
-    """The tensors of a safetensors file.
+    """Return the tensors of a safetensors file.
 
     Raises:
         UserError: it is not there, is damaged, or holds no tensor.
@@ -43,7 +43,7 @@ def read(file: Path, field: str = "model") -> dict[str, "Tensor"]:
 
 
 def check_file(file: Path, field: str = "model") -> list[Problem]:
-    """What is wrong with a safetensors file as far as its header and its size tell; no tensor is read."""
+    """Return what is wrong with a safetensors file as far as its header and its size tell; no tensor is read."""
     return _look_into(file, field)[1]
 
 
@@ -59,7 +59,7 @@ def _look_into(file: Path, field: str) -> tuple[set[str], list[Problem]]:
 
 
 def _cut_short(file: Path) -> str | None:
-    """How much of a safetensors file is there, where its header asks for more."""
+    """Return how much of a safetensors file is there, where its header asks for more."""
     try:
         size = file.stat().st_size
         with file.open("rb") as opened:
@@ -130,8 +130,9 @@ def _check_places(folder: Path, whole: dict[str, set[str]], field: str) -> list[
 
 
 def check_adapter(folder: str | Path, field: str = "model") -> list[Problem]:
-    """What is wrong with peft's two files in a folder: the weights as :func:`check_file` has it, and a configuration
-    that is none, or asks for code to be imported (Megatron's layers are made by a module that it names)."""
+    """Return what is wrong with peft's two files in a folder: the weights as :func:`check_file` has it, and a
+    configuration that is none, or asks for code to be imported (Megatron's layers are made by a module that it
+    names)."""
     folder = Path(folder)
     file, pickled = folder / ADAPTER, folder / PICKLED_ADAPTER
     if file.is_file():
@@ -158,7 +159,7 @@ def _is_torch_file(file: Path) -> bool:
 
 
 def read_torch_file(file: Path, field: str = "model") -> dict[str, "Tensor"]:
-    """The tensors of one of torch's own files, mapped into memory where its format allows.
+    """Return the tensors of one of torch's own files, mapped into memory where its format allows.
 
     Raises:
         UserError: it is damaged, or holds something else than tensors, which is not run.
@@ -192,5 +193,5 @@ _TENSORS_ALONE = "give safetensors, or a file that holds tensors alone"
 
 
 def _reason(error: Exception) -> str:
-    """A library's sentence on one line; torch's goes on with advice that is not to be followed."""
+    """Return a library's sentence on one line; torch's goes on with advice that is not to be followed."""
     return " ".join(str(error).split("Re-running")[0].split())[:200]

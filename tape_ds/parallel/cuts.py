@@ -21,14 +21,14 @@ class TensorCut:
     """Of each process's piece along ``dim``."""
 
     def whole(self, piece: Tensor) -> Tensor:
-        """All pieces put together; every process of the group must call it."""
+        """Return all pieces put together; every process of the group must call it."""
         missing = max(self.sizes) - piece.shape[self.dim]
         padded = F.pad(piece.detach(), (*(0, 0) * (piece.dim() - 1 - self.dim), 0, missing)) if missing else piece
         pieces = zip(self.group.gather(padded.detach()), self.sizes, strict=True)
         return torch.cat([each.narrow(self.dim, 0, size) for each, size in pieces], dim=self.dim)
 
     def numel(self, piece: Tensor) -> int:
-        """Numbers of the whole."""
+        """Return numbers of the whole."""
         return piece.numel() // piece.shape[self.dim] * sum(self.sizes)
 
 
@@ -45,13 +45,13 @@ def cut(parameter: nn.Parameter, dim: int, sizes: Sequence[int], group: RankGrou
 
 
 def cut_of(parameter: Tensor) -> TensorCut | None:
-    """How it was cut; None where it is whole in every process."""
+    """Return how it was cut; None where it is whole in every process."""
     found: TensorCut | None = getattr(parameter, "tensor_cut", None)
     return found
 
 
 def whole_numel(parameter: Tensor) -> int:
-    """Numbers of the whole parameter, a piece of which every process has, or a shard of ZeRO-3's."""
+    """Return numbers of the whole parameter, a piece of which every process has, or a shard of ZeRO-3's."""
     found = cut_of(parameter)
     numel: int = getattr(parameter, "ds_numel", parameter.numel()) if found is None else found.numel(parameter)
     return numel

@@ -37,7 +37,7 @@ def share_out(work: Callable[[Job], Result], jobs: Sequence[Job]) -> list[Result
 
 
 def rounds(jobs: int) -> int:
-    """How many of so many jobs :func:`share_out` gives this rank, repeated ones included."""
+    """Return how many of so many jobs :func:`share_out` gives this rank, repeated ones included."""
     return -(-jobs // _team_and_teams()[1])
 
 

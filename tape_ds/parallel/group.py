@@ -32,7 +32,8 @@ class RankGroup:
 
     @classmethod
     def of(cls, layout: Layout, rank: int, timeout: timedelta | None = None) -> "RankGroup":
-        """The group of ``rank``; the first time it makes the process groups of all, so every process must call it.
+        """Return the group of ``rank``; the first time it makes the process groups of all, so every process must call
+        it.
 
         Args:
             layout: of the job.
@@ -68,7 +69,7 @@ class RankGroup:
         return summed
 
     def largest(self, x: Tensor) -> Tensor:
-        """The largest of all processes, entry by entry; not differentiable."""
+        """Return the largest of all processes, entry by entry; not differentiable."""
         found = x.detach().clone(memory_format=torch.contiguous_format)
         comm.all_reduce(found, op=comm.ReduceOp.MAX, group=self.handle)
         return found
@@ -158,7 +159,7 @@ class GroupShards(Shards):
         self.rows = Stretches(group, tokens)
 
     def mine(self, x: Tensor, filling: int | None = None, dim: int = 1) -> Tensor:
-        """A stretch of the row."""
+        """Return a stretch of the row."""
         return self.rows.mine(x, filling, dim)
 
     def heads(self, count: int) -> slice:

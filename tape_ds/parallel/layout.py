@@ -54,11 +54,11 @@ class Layout:
         return f"group{'s' * (self.data > 1)} of {self.ways} processes"
 
     def data_rank(self, rank: int) -> int:
-        """Which of them a rank belongs to."""
+        """Return which of them a rank belongs to."""
         return rank // self.ways
 
     def groups(self) -> list[list[int]]:
-        """The ranks of each group, in order of their tokens and heads."""
+        """Return the ranks of each group, in order of their tokens and heads."""
         return [list(range(first, first + self.ways)) for first in range(0, self.world, self.ways)]
 
 

@@ -32,7 +32,7 @@ class RankSync:
         return distributed.new_group(backend="gloo")
 
     def numbers(self, own: Sequence[float]) -> list[list[float]]:
-        """Every rank's numbers, by rank; all ranks give equally many."""
+        """Return every rank's numbers, by rank; all ranks give equally many."""
         mine = torch.tensor(own, dtype=torch.float64)
         if self.world == 1:
             return [mine.tolist()]
@@ -41,7 +41,7 @@ class RankSync:
         return [each.tolist() for each in found]
 
     def objects(self, own: Any) -> list[Any]:
-        """Every rank's object, by rank; pickled on the way."""
+        """Return every rank's object, by rank; pickled on the way."""
         if self.world == 1:
             return [own]
         found: list[Any] = [None] * self.world
@@ -49,7 +49,7 @@ class RankSync:
         return found
 
     def any(self, own: str | None) -> str | None:
-        """What some rank says, the lowest that says anything; None where none does."""
+        """Return what some rank says, the lowest that says anything; None where none does."""
         return next((text for text in self.objects(own) if text is not None), None)
 
     def first(self, own: Any) -> Any:

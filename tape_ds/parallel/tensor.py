@@ -113,7 +113,7 @@ def _problems(bare: Any, size: int) -> Iterator[Problem]:
 
 
 def _kind(name: str) -> str | None:
-    """Which of a linear map's parameters this is, whatever wraps it; None: of a kind that is not known here."""
+    """Return which of a linear map's parameters this is, whatever wraps it; None: of a kind that is not known here."""
     if ".lora_" in f".{name}":
         return next((kind for kind in ("lora_A", "lora_B") if name.endswith(f"{kind}.default.weight")), None)
     end = name.rpartition(".")[2]
@@ -181,7 +181,7 @@ class TensorShards(GroupShards):
         self.share = share
 
     def embed(self, embedding: nn.Module, ids_BT: Tensor) -> Tensor:
-        """Each process looks up its entries of the vocabulary; summed where a token is kept.
+        """Return each process looks up its entries of the vocabulary; summed where a token is kept.
 
         Raises:
             RuntimeError: an id that is none of the vocabulary.
@@ -191,7 +191,7 @@ class TensorShards(GroupShards):
         return self.scatter(embedding(own_BT).masked_fill(foreign_BT[..., None], 0))
 
     def gather(self, x_BtD: Tensor) -> Tensor:
-        """All tokens of the rows."""
+        """Return all tokens of the rows."""
         return self.rows.join(self.group.gather(x_BtD), dim=1)
 
     def scatter(self, y_BTD: Tensor) -> Tensor:
@@ -215,7 +215,7 @@ class TensorShards(GroupShards):
         return start, None if moved is None else self.all_heads(moved)
 
     def key_heads(self, x_BGTK: Tensor) -> Tensor:
-        """All that there are, or the one that this process's query heads read."""
+        """Return all that there are, or the one that this process's query heads read."""
         return x_BGTK if self.share.cuts_key_heads else x_BGTK[:, self._own_groups]
 
     @property

@@ -79,11 +79,11 @@ class UlyssesShards(GroupShards):
         return embedded
 
     def rotated(self, positions_BTN: Tensor) -> Tensor:
-        """Its tokens', before they are exchanged."""
+        """Return its tokens', before they are exchanged."""
         return self.mine(positions_BTN)
 
     def to_heads(self, q_BHtK: Tensor, k_BGtK: Tensor, v_BGtV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """All three in one message."""
+        """Return all three in one message."""
         size = self.group.size
         copies = max(1, size // k_BGtK.shape[1])
         by_head = (q_BHtK, *(x.repeat_interleave(copies, dim=1) if copies > 1 else x for x in (k_BGtK, v_BGtV)))
@@ -95,5 +95,5 @@ class UlyssesShards(GroupShards):
         return q, k, v
 
     def to_tokens(self, out_BhTV: Tensor) -> Tensor:
-        """All heads of this process's tokens."""
+        """Return all heads of this process's tokens."""
         return self.all_heads(out_BhTV)

@@ -38,7 +38,7 @@ class VocabularyShard:
         return self.begin + self.sizes[self.group.index]
 
     def own(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Which entries are another process's, and all of them as numbers of own rows (0 where they are not)."""
+        """Return which entries are another process's, and all of them as numbers of own rows (0 where they are not)."""
         foreign = (ids < self.begin) | (ids >= self.end)
         return foreign, (ids - self.begin).masked_fill(foreign, 0)
 
@@ -61,7 +61,7 @@ class VocabularyShard:
         torch._assert_async(fitting.all(), f"{what} is none of the vocabulary's {entries} entries")
 
     def loss(self, hidden_ND: Tensor, weight: Tensor, targets_N: Tensor, ignore_index: int) -> Tensor:
-        """Sum of cross-entropies in nats, fp32 (fp64 for fp64 input), the same in every process.
+        """Return sum of cross-entropies in nats, fp32 (fp64 for fp64 input), the same in every process.
 
         The gradient of ``hidden_ND`` is what this process's rows [v, D] give of it: a part of the sum over processes.
 
@@ -126,7 +126,7 @@ class _Loss(torch.autograd.Function):
 
 
 def _chunk(logits_Cv: Tensor, targets_C: Tensor, ignored_C1: Tensor, part: VocabularyShard) -> tuple[Tensor, Tensor]:
-    """Sum of the losses of a chunk, and its derivative in this process's logits."""
+    """Return sum of the losses of a chunk, and its derivative in this process's logits."""
     largest_C1 = part.group.largest(logits_Cv.amax(dim=-1, keepdim=True))
     shifted_Cv = logits_Cv - largest_C1
     foreign_C, own_C = part.own(targets_C)

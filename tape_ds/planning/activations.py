@@ -28,7 +28,8 @@ class SavedTensor:
 
 
 def inside(job: Job) -> list[SavedTensor]:
-    """What is kept of one block without checkpointing, bytes per token; neither its input nor its state are part."""
+    """Return what is kept of one block without checkpointing, bytes per token; neither its input nor its state are
+    part."""
     model, trained, element, ways = job.model, job.trained, job.element, job.layout.tensor
     query, key, inner = model.query / ways * element, key_columns(job) * element, model.inner / ways * element
     hidden, wide, sums = model.hidden * element, model.carried / model.head_size, model.heads / ways * 4
@@ -84,8 +85,8 @@ def state_bytes(job: Job, *, of_own_heads: bool = False) -> float:
 
 
 def _reads(job: Job, *names: str) -> bool:
-    """Whether what these linear maps read is kept: where one's weight, or its adapter, is trained; and always by the
-    linear map that ZeRO-3 puts in their place."""
+    """Return whether what these linear maps read is kept: where one's weight, or its adapter, is trained; and always by
+    the linear map that ZeRO-3 puts in their place."""
     return job.layout.zero == 3 or job.trained.linears or any(name in names for name, _ in job.trained.adapters)
 
 
@@ -124,7 +125,7 @@ class Activations:
 
 
 def of(job: Job) -> Activations:
-    """All of it."""
+    """Return all of it."""
     layout, model, tokens = job.layout, job.model, job.tokens
     checkpointed = 0 if layout.every is None else -(-model.layers // layout.every)
     parts = inside(job)
@@ -150,8 +151,8 @@ def of(job: Job) -> Activations:
 
 
 def _kept_again(job: Job, parts: list[SavedTensor]) -> tuple[float, float]:
-    """Bytes per token that selective checkpointing keeps of a block, and those of them that it keeps beside what a
-    block keeps anyway: outputs of linear maps that no backward reads."""
+    """Return bytes per token that selective checkpointing keeps of a block, and those of them that it keeps beside what
+    a block keeps anyway: outputs of linear maps that no backward reads."""
     policy, model, element = job.layout.checkpoint_layers, job.model, job.element
     if not isinstance(policy, str):
         return 0.0, 0.0
@@ -172,8 +173,8 @@ def _kept_again(job: Job, parts: list[SavedTensor]) -> tuple[float, float]:
 
 
 def _working(job: Job) -> float:
-    """Bytes per token beside what is kept, at the most: gradients of hidden and state, and of the feed-forward's inner
-    columns, less the tensor that was needed first; in tiles, of one tile only, and what is inside that."""
+    """Return bytes per token beside what is kept, at the most: gradients of hidden and state, and of the feed-forward's
+    inner columns, less the tensor that was needed first; in tiles, of one tile only, and what is inside that."""
     model, tiles = job.model, job.layout.mlp_tiles
     frees = _reads(job, "down_proj", "fc_out")
     inner = (3 if model.gated else 2) - frees

@@ -94,7 +94,7 @@ GPUS = {
 
 
 def find(name: str) -> Gpu:
-    """The GPU of that name.
+    """Return the GPU of that name.
 
     Raises:
         UserError: there is none.
@@ -105,14 +105,14 @@ def find(name: str) -> Gpu:
 
 
 def of_device(cuda_name: str, memory: float) -> Gpu | None:
-    """The GPU that CUDA calls ``cuda_name``, with the bytes it really has; None where it is none of these."""
+    """Return the GPU that CUDA calls ``cuda_name``, with the bytes it really has; None where it is none of these."""
     found = next((gpu for gpu in GPUS.values() if re.search(gpu.cuda_name, cuda_name)), None)
     return None if found is None else replace(found, memory=memory)
 
 
 def gpu_at_hand() -> Gpu | None:
-    """The GPU of this process with the memory it really has, and its share of the host's; None on a CPU, or for one
-    that is none of these."""
+    """Return the GPU of this process with the memory it really has, and its share of the host's; None on a CPU, or for
+    one that is none of these."""
     import psutil
     import torch
 

@@ -27,7 +27,7 @@ class Engine:
 
     @classmethod
     def zero_3(cls, hidden: int) -> "Engine":
-        """The sizes that transformers fills in for "auto", as in ``ds_configs/zero3``."""
+        """Return the sizes that transformers fills in for "auto", as in ``ds_configs/zero3``."""
         square = hidden * hidden
         return cls(reduce_bucket=square, prefetch_bucket=int(0.9 * square), persistence=10 * hidden)
 
@@ -80,7 +80,7 @@ class PlannedLayout:
         return self.shards if self.zero is not None and self.zero >= stage else 1
 
     def flags(self) -> dict[str, str]:
-        """The fields of a recipe that spread a run like this, as a launcher's command line takes them."""
+        """Return the fields of a recipe that spread a run like this, as a launcher's command line takes them."""
         offload = "_offload" if {self.offload_optimizer, self.offload_weights} != {"none"} else ""
         return {
             "deepspeed": "null" if self.zero is None else f"zero{self.zero}{offload}",
@@ -94,12 +94,12 @@ class PlannedLayout:
         }
 
     def differing(self, other: "PlannedLayout") -> list[str]:
-        """Names of the flags that differ from another layout's."""
+        """Return names of the flags that differ from another layout's."""
         before = other.flags()
         return [name for name, value in self.flags().items() if value != before[name]]
 
     def changes(self, other: "PlannedLayout") -> int:
-        """How many choices differ; the two flags of checkpointing are one choice."""
+        """Return how many choices differ; the two flags of checkpointing are one choice."""
         return len({name.replace("checkpoint_layers", "activation_checkpointing") for name in self.differing(other)})
 
     def command_line(self, other: "PlannedLayout | None" = None) -> str:

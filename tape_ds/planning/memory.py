@@ -114,7 +114,7 @@ def estimate(job: Job, *, reserve: bool = True) -> Estimate:
 
 
 def _states(job: Job) -> tuple[dict[str, float], dict[str, float]]:
-    """What is there all the time, by part; and bytes that are elsewhere, by where."""
+    """Return what is there all the time, by part; and bytes that are elsewhere, by where."""
     layout, engine, element = job.layout, job.layout.engine, job.element
     weight_element = element if layout.zero is not None else 4
     shared = total(job.own, trained=True) / layout.shared(1)
@@ -171,8 +171,8 @@ def _gradients(job: Job) -> _Gradients:
 
 
 def checkpoint_bytes(job: Job) -> float:
-    """What a checkpoint holds: only what is trained, as the model computes with it (twice: for the engine, and to be
-    loaded by itself), and the optimizer's 12 bytes."""
+    """Return what a checkpoint holds: only what is trained, as the model computes with it (twice: for the engine, and
+    to be loaded by itself), and the optimizer's 12 bytes."""
     has_engine = job.layout.zero is not None
     weights = 2 * job.element if has_engine else 4
     return job.trained_parameters * (weights + OPTIMIZER_BYTES + MASTER_BYTES * job.masters)

@@ -44,7 +44,7 @@ class Plan:
         return self.step.all * self.job.steps / 3600
 
     def largest_parts(self, least: float) -> str:
-        """The parts of memory at the peak that are ``least`` of it or more, in GiB, the largest first."""
+        """Return the parts of memory at the peak that are ``least`` of it or more, in GiB, the largest first."""
         peak = self.memory.peak
         shown = sorted(peak.parts().items(), key=lambda each: -each[1])
         return ", ".join(
@@ -52,7 +52,7 @@ class Plan:
         )
 
     def summary(self) -> str:
-        """The memory in one line, for a person who is about to start the run."""
+        """Return the memory in one line, for a person who is about to start the run."""
         gpu, found = self.job.gpu, self.memory
         where = "a process on a CPU" if gpu is None else f"a GPU of {gpu.memory / GIB:.1f} ({gpu.name})"
         host = f"; {found.host / GIB:.1f} of the host's for each" if found.host else ""

@@ -87,8 +87,8 @@ class _Group:
     stride: int = 1
 
     def sends(self, kind: str, whole: float, beside: float = 0.0, *, exchange: bool = False) -> Traffic:
-        """A message of ``whole`` bytes over all ranks. A ring over several nodes sends through the network adapters of
-        all its GPUs of a node at once, an ``exchange`` of all with all through each GPU's own."""
+        """Return a message of ``whole`` bytes over all ranks. A ring over several nodes sends through the network
+        adapters of all its GPUs of a node at once, an ``exchange`` of all with all through each GPU's own."""
         of_a_node = max(1, min(self.size, self.gpu.per_node // self.stride))
         sent = whole * (self.size - 1) / self.size
         if self.size <= of_a_node:
@@ -98,7 +98,7 @@ class _Group:
 
 
 def traffic(job: Job, gpu: Gpu) -> list[Traffic]:
-    """Everything that is sent."""
+    """Return everything that is sent."""
     layout = job.layout
     found = _sharding(job, _Group(gpu, layout.shards, layout.tensor))
     found += [*_tensor(job, _Group(gpu, layout.tensor)), _sequence(job, _Group(gpu, layout.sequence, layout.tensor))]
@@ -125,7 +125,7 @@ def _sharding(job: Job, group: _Group) -> list[Traffic]:
 
 
 def _passes(job: Job) -> float:
-    """How often the blocks' communication happens in a step: forward, backward, and forward again."""
+    """Return how often the blocks' communication happens in a step: forward, backward, and forward again."""
     return ((2 if job.trained.anything else 1) + job.layout.again) * job.accumulation
 
 
@@ -145,7 +145,7 @@ def _tensor(job: Job, group: _Group) -> list[Traffic]:
 
 
 def _sequence(job: Job, group: _Group) -> Traffic:
-    """Queries, keys and the wide value in, the wide output back: all-to-all."""
+    """Return queries, keys and the wide value in, the wide output back: all-to-all."""
     model = job.model
     wide = 1 + model.carried / model.head_size
     columns = (model.query + max(model.groups, group.size) * model.head_size) * (1 + wide)
@@ -154,7 +154,7 @@ def _sequence(job: Job, group: _Group) -> Traffic:
 
 
 def _host(job: Job, gpu: Gpu) -> list[Traffic]:
-    """What is offloaded, down and up again; an optimizer's states on a disk are part of its own time."""
+    """Return what is offloaded, down and up again; an optimizer's states on a disk are part of its own time."""
     layout, element, times = job.layout, job.element, job.accumulation
     weights = total(job.own) / layout.shards * (layout.offload_weights != "none")
     trained = total(job.own, trained=True) / layout.shards * (layout.offload_optimizer != "none")
@@ -169,7 +169,7 @@ def _host(job: Job, gpu: Gpu) -> list[Traffic]:
 
 
 def memory_bound(job: Job) -> float:
-    """Bytes per token that a rank's operators read and write beside matrix products and attention.
+    """Return bytes per token that a rank's operators read and write beside matrix products and attention.
 
     In passes over a row's columns, each read or written once: two norms and two residuals (10 passes over hidden
     states with fused norms, 38 with torch's fp32 ones), the rotation of queries and keys (2), the gated product (3 over

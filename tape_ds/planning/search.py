@@ -21,8 +21,8 @@ LONGEST = 2**24
 
 
 def search(job: Job) -> list[Plan]:
-    """Every way to spread a job, those that fit first, the fastest of them at the head; of the others that first which
-    needs least. Offload to the host is tried only where nothing fits without."""
+    """Return every way to spread a job, those that fit first, the fastest of them at the head; of the others that first
+    which needs least. Offload to the host is tried only where nothing fits without."""
     found = [Plan(replace(job, layout=each)) for each in _layouts(job, offload=False)]
     if not any(each.fits for each in found):
         found += [Plan(replace(job, layout=each)) for each in _layouts(job, offload=True)]
@@ -37,7 +37,8 @@ def _rank(found: Plan) -> tuple[bool, float, int]:
 
 
 def _layouts(job: Job, *, offload: bool) -> Iterator[PlannedLayout]:
-    """Every one that a run would take, with the engines of ``ds_configs`` (those that offload, where ``offload``)."""
+    """Yield every one that a run would take, with the engines of ``ds_configs`` (those that offload, where
+    ``offload``)."""
     gpus = job.layout.gpus
     policies = POLICIES if job.trained.anything else (None,)
     tensors = _powers(min(gpus, 8 if job.gpu is None else job.gpu.per_node))
@@ -72,7 +73,8 @@ def neighbours(found: list[Plan]) -> list[Plan]:
 
 
 def refusal(plan: Plan) -> list[Problem]:
-    """What is wrong with a run that is about to start: more memory than its GPU has, or its host. Empty on a CPU."""
+    """Return what is wrong with a run that is about to start: more memory than its GPU has, or its host. Empty on a
+    CPU."""
     job, found = plan.job, plan.memory
     if job.gpu is None or plan.fits:
         return []
@@ -102,17 +104,18 @@ def _remedy(job: Job) -> str:
 
 
 def largest_length(job: Job) -> int:
-    """Tokens of the longest rows that fit, one on each data-parallel rank; 0 where none does."""
+    """Return tokens of the longest rows that fit, one on each data-parallel rank; 0 where none does."""
     step = LENGTH_STEP * job.layout.sequence
     single = replace(job, layout=replace(job.layout, micro_batch=1), global_batch=job.layout.replicas)
     return step * _largest(LONGEST // step, lambda count: Plan(replace(single, length=count * step)).fits)
 
 
 def largest_micro_batch(job: Job) -> int:
-    """Rows of the largest micro-batch that fits; 0 where not even one does."""
+    """Return rows of the largest micro-batch that fits; 0 where not even one does."""
     return _largest(4096, lambda rows: Plan(replace(job, layout=replace(job.layout, micro_batch=rows))).fits)
 
 
 def _largest(most: int, holds: Callable[[int], bool]) -> int:
-    """The largest number from 0 to ``most`` for which ``holds``, which is true up to some number and never after."""
+    """Return the largest number from 0 to ``most`` for which ``holds``, which is true up to some number and never
+    after."""
     return bisect.bisect_left(range(1, most + 1), True, key=lambda number: not holds(number))

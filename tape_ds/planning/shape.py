@@ -41,12 +41,12 @@ GPT_J = "EleutherAI/gpt-j-6b"
 
 
 def known(name: str) -> bool:
-    """Whether the sizes of a model are in this file."""
+    """Return whether the sizes of a model are in this file."""
     return name in LLAMAS or name == GPT_J
 
 
 def published(name: str, **changes: Any) -> Config:
-    """The configuration of a published model; ``changes`` (``position_encoding``, ...) to a Llama's.
+    """Return the configuration of a published model; ``changes`` (``position_encoding``, ...) to a Llama's.
 
     Raises:
         UserError: its sizes are not in this file.
@@ -160,7 +160,7 @@ class Sizes:
 
 
 def sizes(config: Config) -> Sizes:
-    """The numbers of a configuration."""
+    """Return the numbers of a configuration."""
     state, carried, rank, biased, work = 0, 0, 0, False, (0.0, 0.0)
     weights: tuple[tuple[int, int], ...] = ()
     if config.model_type == TAPE:
@@ -211,7 +211,7 @@ Of an adapter, that factor is split which meets the split side."""
 
 @functools.cache
 def tensors(model: Sizes, trained: TrainedShape) -> tuple[Tensors, ...]:
-    """All parameters of the model, those of adapters and of the whole copies beside them included."""
+    """Return all parameters of the model, those of adapters and of the whole copies beside them included."""
     found = [Tensors("linear", a * b, model.layers, trained.linears, True) for a, b in model.linears.values()]
     whole = [
         (trained.norms, Tensors("norm", model.hidden, (2 if model.gated else 1) * model.layers + 1, False, False)),
@@ -232,11 +232,11 @@ def tensors(model: Sizes, trained: TrainedShape) -> tuple[Tensors, ...]:
 
 
 def total(found: Iterable[Tensors], *, trained: bool | None = None) -> int:
-    """Numbers of all these parameters; only the trained (or frozen) ones if asked."""
+    """Return numbers of all these parameters; only the trained (or frozen) ones if asked."""
     return sum(each.total for each in found if trained is None or each.trained == trained)
 
 
 @functools.cache
 def of_one_rank(found: tuple[Tensors, ...], ways: int) -> tuple[Tensors, ...]:
-    """What each of the ``ways`` ranks of a tensor-parallel group has."""
+    """Return what each of the ``ways`` ranks of a tensor-parallel group has."""
     return tuple(replace(each, size=-(-each.size // ways)) if each.split and ways > 1 else each for each in found)

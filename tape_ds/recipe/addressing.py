@@ -45,13 +45,13 @@ class Addressing:
         return lengths.tests(self.task, self.tested)
 
     def derived(self) -> dict[str, Any]:
-        """Fields of the recipe that follow from it."""
+        """Return fields of the recipe that follow from it."""
         options = tasks.options_of(self.task)
         return {"task_options": options, "test_lengths": list(self.tested), "window": self.window}
 
 
 def wrong_trained(task: AddressingTask, given: list[int]) -> str | None:
-    """What to give instead of these lengths of training; None: they are well."""
+    """Return what to give instead of these lengths of training; None: they are well."""
     if not 1 <= len(given) <= 2 or given[0] > given[-1]:
         return "give the shortest and the longest, or one for both"
     return lengths.wrong_length(task, given[0]) or lengths.wrong_length(task, given[-1])

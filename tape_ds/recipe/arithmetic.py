@@ -119,7 +119,7 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
         return TASKS[self.data.task].tested(first, second, self.data.test_digits)
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The task's own."""
+        """Return the task's own."""
         from tape_ds.data.arithmetic import vocabulary
 
         if (asked := self.addressing) is not None:
@@ -127,7 +127,7 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
         return vocabulary.tokenizer(TASKS[self.data.task].name)
 
     def configuration(self) -> dict[str, Any]:
-        """The fields of the model's configuration.
+        """Return the fields of the model's configuration.
 
         Where ``position_options`` does not say otherwise, an encoding that draws its positions at random has them
         drawn from a range in which the longest test has room, and one with segments ends them at the signs, so that a

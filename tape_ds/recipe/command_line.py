@@ -122,7 +122,8 @@ def _override_key(
 
 
 def meant(text: str, annotation: Any) -> Any:
-    """What a text stands for in a field of this type; itself where it stands for nothing that the field takes."""
+    """Return what a text stands for in a field of this type; itself where it stands for nothing that the field
+    takes."""
     if takes(annotation, list) and not (takes(annotation, str) and "," not in text and text[:1] != "["):
         value = plain(text)
         is_whole = text.startswith("[") or (value is None and takes(annotation, type(None)))
@@ -135,7 +136,7 @@ def meant(text: str, annotation: Any) -> Any:
 
 
 def _items(text: str, annotation: Any) -> list[Any]:
-    """The items that one word of a list stands for."""
+    """Return the items that one word of a list stands for."""
     if isinstance(value := plain(text), list):
         return value
     lists = [member for member in (get_args(annotation) or ()) if get_origin(member) is list] or [annotation]
@@ -144,7 +145,7 @@ def _items(text: str, annotation: Any) -> list[Any]:
 
 
 def plain(text: str) -> Any:
-    """What a text means where no type is declared: null, a truth value, a number, JSON or itself."""
+    """Return what a text means where no type is declared: null, a truth value, a number, JSON or itself."""
     words = {"null": None, "true": True, "false": False}
     if text.lower() in words:
         return words[text.lower()]

@@ -25,7 +25,7 @@ _SHARED = ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accum
 
 
 def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, Any] | None:
-    """The configuration behind a recipe's ``deepspeed``, completed; None if it could not be read.
+    """Return the configuration behind a recipe's ``deepspeed``, completed; None if it could not be read.
 
     Args:
         value: the name of a file in ``ds_configs`` (without ``.json``), the path of a JSON file, or the JSON itself.
@@ -41,7 +41,7 @@ def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, A
 
 
 def find(name: str) -> Path | None:
-    """The file that ``name`` means."""
+    """Return the file that ``name`` means."""
     candidates = [FOLDER / f"{name}.json", paths.of(name), FOLDER / name]
     return next((path for path in candidates if os.path.isfile(path)), None)
 
@@ -86,7 +86,7 @@ def complete(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def lookup(config: Mapping[str, Any], name: str) -> Any:
-    """The value under a dotted name, None where there is none."""
+    """Return the value under a dotted name, None where there is none."""
     place: Any = config
     for part in name.split("."):
         if not isinstance(place, Mapping) or part not in place:
@@ -195,7 +195,7 @@ def check_offload(config: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _why_no_asynchronous_io() -> str | None:
-    """What DeepSpeed's reader and writer of NVMe disks lacks here; None where it can be built."""
+    """Return what DeepSpeed's reader and writer of NVMe disks lacks here; None where it can be built."""
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
     if AsyncIOBuilder().is_compatible(verbose=False):

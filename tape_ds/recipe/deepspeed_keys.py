@@ -104,7 +104,7 @@ def _check_block(block: Mapping[str, Any], keys: Mapping[str, Any], path: str) -
 
 @functools.cache
 def _section(path: str) -> type[Section]:
-    """The plain values of the block at ``path``."""
+    """Return the plain values of the block at ``path``."""
     block = known()
     for part in path.split(".")[:-1]:
         block = block[part]

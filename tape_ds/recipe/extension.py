@@ -212,7 +212,7 @@ class ExtensionRecipe(Recipe):
         yield from pretrained.check(self.model.model, online=self.dry_run)
 
     def native_config(self) -> Mapping[str, Any] | None:
-        """What is known of the model's configuration without loading or unpacking anything."""
+        """Return what is known of the model's configuration without loading or unpacking anything."""
         if self.model.model == pretrained.SMOLLM2:
             return {"max_position_embeddings": SMOLLM2_LENGTH}
         return pretrained.known(self.model.model, online=self.dry_run)
@@ -256,8 +256,8 @@ class ExtensionRecipe(Recipe):
         yield from scaling.check(dict.fromkeys(scaling.filled_in(rope.get("rope_type", "default")), 1) | rope)
 
     def _too_short(self) -> Iterator[str]:
-        """A warning for the first held-out text of each local source that looks shorter than what is scored of it,
-        which the run will refuse. Tokens are estimated: there is no tokenizer yet."""
+        """Yield a warning for the first held-out text of each local source that looks shorter than what is scored of
+        it, which the run will refuse. Tokens are estimated: there is no tokenizer yet."""
         from tape_ds.data import sources
 
         length = self.evaluation.eval_length
@@ -496,14 +496,14 @@ def _check_factor(recipe: ExtensionRecipe, base: int) -> list[Problem]:
 
 
 def native_length(config: Mapping[str, Any]) -> int | None:
-    """Tokens of context that a configuration has; None: it does not say."""
+    """Return tokens of context that a configuration has; None: it does not say."""
     found = config.get("max_position_embeddings") or config.get("n_positions")  # GPT-J's name
     return found if type(found) is int and found >= 1 else None
 
 
 def factor_base(recipe: ExtensionRecipe, config: Mapping[str, Any], window: Any, native: int) -> int:
-    """Tokens that a factor of the recipe's RoPE scaling counts from: the ``window`` that it names, or what the model's
-    own RoPE parameters, where they are known, leave of its native length."""
+    """Return tokens that a factor of the recipe's RoPE scaling counts from: the ``window`` that it names, or what the
+    model's own RoPE parameters, where they are known, leave of its native length."""
     if isinstance(window, int):
         return window
     own, rope = _own_rope_parameters(config), recipe.rope_parameters

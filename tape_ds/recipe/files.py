@@ -75,7 +75,7 @@ class _Loader(yaml.SafeLoader):
         self.repeated: list[tuple[str, int]] = []
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """The mapping, noting keys that stand in it twice."""
+        """Return the mapping, noting keys that stand in it twice."""
         seen = set()
         for key, _ in node.value:
             name = key.value if isinstance(key, yaml.ScalarNode) else None
@@ -92,7 +92,8 @@ _Loader.add_implicit_resolver(
 
 
 def read_recipe(name: str, launcher: str, problems: list[Problem]) -> Collected:
-    """Everything that the recipe ``name`` (anywhere in ``launchers/recipes``, or a path) says, its bases included.
+    """Return everything that the recipe ``name`` (anywhere in ``launchers/recipes``, or a path) says, its bases
+    included.
 
     A recipe's values replace those of its base whole; a mapping is not merged into the base's mapping, whose keys might
     not fit the new ones. Where there is no such recipe, those of ``launcher`` are suggested.
@@ -122,7 +123,7 @@ def require_launcher(name: str, collected: Collected, launcher: str) -> None:
 
 
 def shipped() -> dict[str, RecipeLine]:
-    """Every recipe of ``launchers/recipes`` and its folders by its name, which no other one has, sorted."""
+    """Return every recipe of ``launchers/recipes`` and its folders by its name, which no other one has, sorted."""
     places = {}
     for path in _shipped_paths(RECIPES):
         places[path.stem] = RecipeLine(path)
@@ -131,13 +132,14 @@ def shipped() -> dict[str, RecipeLine]:
 
 
 def recipes_of(launcher: str) -> list[str]:
-    """Names of the shipped recipes for a launcher."""
+    """Return names of the shipped recipes for a launcher."""
     chains = {name: _read_chain(place, "recipe", (), [], "") for name, place in shipped().items()}
     return sorted(name for name, each in chains.items() if "launcher" in each and each["launcher"].value == launcher)
 
 
 def about(name: str) -> str:
-    """One line on a shipped recipe: of a variant its ``about``, of a file the first sentence of its first comment."""
+    """Return one line on a shipped recipe: of a variant its ``about``, of a file the first sentence of its first
+    comment."""
     place = shipped()[name]
     if place.variant:
         about = _shipped_file(place.path).variants[place.variant].get("about")
@@ -186,8 +188,8 @@ def _find_or_say(
 
 
 def find(name: str, folder: Path) -> RecipeLine | None:
-    """What ``name`` means: a path as it is, a recipe of ``folder``, or a shipped one, whose own folder may stand before
-    it (``scrolls/qasper``)."""
+    """Return what ``name`` means: a path as it is, a recipe of ``folder``, or a shipped one, whose own folder may stand
+    before it (``scrolls/qasper``)."""
     if not name:
         return None
     is_path = name.endswith((".yaml", ".yml"))
@@ -221,7 +223,7 @@ def _shipped_file(path: Path) -> _File:
 
 
 def _read_file(path: Path, field: str) -> _File:
-    """One file's own recipe and its variants, with what is wrong with its form."""
+    """Return one file's own recipe and its variants, with what is wrong with its form."""
     problems: list[Problem] = []
     document = _document(path, field, problems)
     if document is None:
@@ -251,13 +253,13 @@ def _read_file(path: Path, field: str) -> _File:
 
 
 def _children(node: yaml.Node) -> dict[str, yaml.Node]:
-    """The values of a mapping by their keys."""
+    """Return the values of a mapping by their keys."""
     assert isinstance(node, yaml.MappingNode)
     return {key.value: value for key, value in node.value if isinstance(key, yaml.ScalarNode)}
 
 
 def _with_lines(node: yaml.Node, content: dict[Hashable, Any], path: Path) -> Collected:
-    """The values of a mapping, each with its line."""
+    """Return the values of a mapping, each with its line."""
     assert isinstance(node, yaml.MappingNode)
     lines = {key.value: key.start_mark.line + 1 for key, _ in node.value if isinstance(key, yaml.ScalarNode)}
     return {
@@ -267,13 +269,14 @@ def _with_lines(node: yaml.Node, content: dict[Hashable, Any], path: Path) -> Co
 
 
 def read_yaml(path: Path, field: str, problems: list[Problem]) -> Collected:
-    """The top level of one file, each value with its line."""
+    """Return the top level of one file, each value with its line."""
     document = _document(path, field, problems)
     return {} if document is None else _with_lines(*document, path)
 
 
 def _document(path: Path, field: str, problems: list[Problem]) -> _Document | None:
-    """The mapping that a file is, as YAML's nodes and as values; None, and a problem, where it is something else."""
+    """Return the mapping that a file is, as YAML's nodes and as values; None, and a problem, where it is something
+    else."""
 
     def refuse(wrong: str, remedy: str) -> _Document | None:
         problems.append(Problem(field, str(path), wrong, remedy))
@@ -312,8 +315,8 @@ _FORBIDS = (yaml.YAMLError, RecursionError, ArithmeticError, AttributeError, Loo
 
 
 def _is_small(content: Any) -> bool:
-    """Whether a document stands for no more than :data:`LARGEST` values once its aliases are followed. A few lines of
-    aliases of aliases can stand for billions."""
+    """Return whether a document stands for no more than :data:`LARGEST` values once its aliases are followed. A few
+    lines of aliases of aliases can stand for billions."""
     waiting, count = [content], 0
     while waiting and count <= LARGEST:
         value = waiting.pop()

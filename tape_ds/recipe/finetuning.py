@@ -124,7 +124,7 @@ class FinetuningRecipe(Recipe):
 
 
 def data_origin(dataset: str) -> str:
-    """Where a data set comes from if no ``data_dir`` is given."""
+    """Return where a data set comes from if no ``data_dir`` is given."""
     return "Python's own sources" if dataset == datasets.MADE.name else f"the hub's {datasets.HUB_REPOSITORY}"
 
 

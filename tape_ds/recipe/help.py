@@ -44,7 +44,7 @@ OURS = {
 
 
 def answered(argv: list[str], kind: type[Recipe]) -> bool:
-    """Whether a command line asks for help or for the list of recipes; the main process then prints it.
+    """Return whether a command line asks for help or for the list of recipes; the main process then prints it.
 
     Raises:
         UserError: help is wanted with a field that there is not.
@@ -99,7 +99,7 @@ def _listed(kind: type[Recipe], sections: Sequence[type[Section]]) -> Iterator[s
 
 
 def _names(kind: type[Recipe], section: type[Section]) -> list[str]:
-    """The fields of a section that are described: all, but of the trainer's the usual ones."""
+    """Return the fields of a section that are described: all, but of the trainer's the usual ones."""
     if section is Trainer:
         return list(USUAL)
     inner = {field.annotation for field in section.model_fields.values()}
@@ -107,7 +107,7 @@ def _names(kind: type[Recipe], section: type[Section]) -> list[str]:
 
 
 def _one(kind: type[Recipe], name: str) -> Iterator[str]:
-    """A field in full."""
+    """Yield a field in full."""
     known = loading.table(kind)
     if name not in known:
         former = {**trainer.REMOVED, **kind.FORMER}.get(name)
@@ -133,7 +133,7 @@ def _title(section: type[Section]) -> str:
 
 
 def _described(section: type[Section], own: str) -> str:
-    """What a field is, and its default where the description does not say it."""
+    """Return what a field is, and its default where the description does not say it."""
     field = section.model_fields[own]
     text = _plain(OURS.get(own) or field.description or "")
     if field.is_required():

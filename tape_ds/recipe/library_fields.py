@@ -19,7 +19,7 @@ _NAMES = {"Annotated": Annotated, "Any": Any, "Field": Field, "Literal": Literal
 
 @functools.cache
 def read() -> dict[str, Any]:
-    """The file."""
+    """Return the file."""
     return json.loads(FILE.read_text(encoding="utf-8"))
 
 

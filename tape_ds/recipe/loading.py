@@ -29,7 +29,7 @@ IN_TOKENS = (
 
 
 def sections(kind: type[Recipe]) -> tuple[type[Section], ...]:
-    """Every section of a recipe of this kind, the trainer's last."""
+    """Return every section of a recipe of this kind, the trainer's last."""
     return (*kind.SECTIONS.values(), Trainer)
 
 
@@ -49,7 +49,7 @@ def field_hints(kind: type[Recipe]) -> dict[str, Any]:
 
 
 def required(kind: type[Recipe]) -> list[str]:
-    """Names of the fields that must be written."""
+    """Return names of the fields that must be written."""
     return [name for name, (section, own) in table(kind).items() if section.model_fields[own].is_required()]
 
 
@@ -109,7 +109,7 @@ def _recipe_name(kind: type[Recipe], flags: dict[str, list[str]], problems: list
 def _checked(
     kind: type[Recipe], collected: files.Collected, problems: list[Problem], broken: set[str]
 ) -> dict[str, Any]:
-    """The values that are right by themselves; the names of the others go to ``broken``."""
+    """Return the values that are right by themselves; the names of the others go to ``broken``."""
     known = table(kind)
     values: dict[str, Any] = {}
     for name, given in collected.items():
@@ -151,7 +151,7 @@ def _counted(value: Any) -> Any:
 def _build(
     kind: type[R], name: str, values: Mapping[str, Any], broken: set[str], world_size: int, problems: list[Problem]
 ) -> R:
-    """The recipe with every default resolved; broken fields have stand-ins."""
+    """Return the recipe with every default resolved; broken fields have stand-ins."""
     stand_ins = {key: value for key, value in kind.STAND_INS.items() if key in broken}
     flat = {"output_dir": f"runs/{name}"} | stand_ins | dict(values)
     chosen = flat.get("deepspeed", trainer.DEFAULTS["deepspeed"])

@@ -81,7 +81,7 @@ class MethodSection(Section):
 
 
 def with_trait(wanted: Callable[[Method], bool]) -> str:
-    """Names of the methods that ``wanted`` holds for, for a remedy."""
+    """Return names of the methods that ``wanted`` holds for, for a remedy."""
     return ", ".join(name for name, method in METHODS.items() if wanted(method))
 
 

@@ -64,7 +64,7 @@ class NewModel(Section):
     """Liger's kernels for norms, feed-forward and the loss of long batches; auto: on CUDA where it is installed."""
 
     def outline(self) -> dict[str, str]:
-        """Its sizes and its encoding, for ``--dry_run``."""
+        """Return its sizes and its encoding, for ``--dry_run``."""
         heads = f"{self.num_attention_heads} heads ({self.num_key_value_heads} key/value)"
         return {
             "model": f"{self.num_hidden_layers} layers, hidden {self.hidden_size:,}, {heads}, feed-forward "
@@ -82,7 +82,7 @@ _TAKEN_OVER = (*_SIZES, "tie_word_embeddings", "position_encoding", "state_dtype
 
 
 def derived(flat: Mapping[str, Any], window: int) -> dict[str, Any]:
-    """A key/value head for each query head, heads that share the width, and the encoding's RoPE parameters."""
+    """Return a key/value head for each query head, heads that share the width, and the encoding's RoPE parameters."""
     from tape_ds.model import positions
 
     heads, encoding = flat["num_attention_heads"], flat["position_encoding"]
@@ -116,7 +116,7 @@ class Words:
         return {token: number for number, token in enumerate(self.tokens)}
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
         return "".join(tokens)
 
 
@@ -128,7 +128,7 @@ def configuration(
     options: Mapping[str, Any],
     pad_token_id: int | None = None,
 ) -> dict[str, Any]:
-    """The fields of a new model's ``TapeConfig``.
+    """Return the fields of a new model's ``TapeConfig``.
 
     Args:
         model: its section.
@@ -171,7 +171,7 @@ class NewModelRecipe(Recipe):
 
     @abstractmethod
     def configuration(self) -> dict[str, Any]:
-        """The fields of the model's configuration, with a stand-in for what is not known before the run."""
+        """Return the fields of the model's configuration, with a stand-in for what is not known before the run."""
 
     def checked_config(self) -> "TapeConfig":
         """:meth:`configuration` as the model's class has it."""

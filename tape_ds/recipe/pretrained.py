@@ -28,7 +28,7 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether ``name`` is written as the hub's names are, ``owner/name``."""
+    """Return whether ``name`` is written as the hub's names are, ``owner/name``."""
     return _HUB_ID.fullmatch(name) is not None
 
 
@@ -76,7 +76,7 @@ class Fetched:
 
 
 def check(name: str, *, online: bool) -> Iterator[Problem]:
-    """What is wrong with a model: no such thing, of another family, or files that are damaged or missing.
+    """Yield what is wrong with a model: no such thing, of another family, or files that are damaged or missing.
 
     Args:
         name: as recipes write it.
@@ -118,7 +118,8 @@ def known(name: str, *, online: bool) -> Mapping[str, Any] | None:
 
 
 def configuration(name: str, *, online: bool) -> Mapping[str, Any] | None:
-    """The content of a model's ``config.json``; None where it is not known before the model is unpacked or downloaded.
+    """Return the content of a model's ``config.json``; None where it is not known before the model is unpacked or
+    downloaded.
 
     Raises:
         OSError, ValueError, RecursionError: it cannot be read, or is no mapping.
@@ -133,7 +134,7 @@ def configuration(name: str, *, online: bool) -> Mapping[str, Any] | None:
 
 
 def config_file(name: str, *, online: bool) -> Path | None:
-    """A folder's ``config.json``, or the copy of a hub id's; None: there is none at hand."""
+    """Return a folder's ``config.json``, or the copy of a hub id's; None: there is none at hand."""
     if is_on_hub(name):
         return from_hub(name).file if online else None
     file = paths.of(name) / CONFIG
@@ -141,7 +142,7 @@ def config_file(name: str, *, online: bool) -> Path | None:
 
 
 def is_on_hub(name: str) -> bool:
-    """Whether an address can only mean a hub id."""
+    """Return whether an address can only mean a hub id."""
     return is_hub_id(name) and not name.endswith(".gguf") and not os.path.isdir(paths.of(name))
 
 
@@ -152,7 +153,7 @@ def not_read(name: str) -> str | None:
 
 @functools.cache
 def from_hub(name: str) -> Fetched:
-    """The ``config.json`` of a hub id: from the hub's cache on this machine, else from the hub, within
+    """Return the ``config.json`` of a hub id: from the hub's cache on this machine, else from the hub, within
     :data:`HUB_SECONDS` all in all."""
     from huggingface_hub import is_offline_mode, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError

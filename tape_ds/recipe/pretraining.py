@@ -84,15 +84,15 @@ class PretrainingRecipe(new_model.NewModelRecipe):
 
     @classmethod
     def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """A key/value head for each query head, heads that share the width, the encoding's RoPE parameters, 1 to 8
-        windows to score."""
+        """Return a key/value head for each query head, heads that share the width, the encoding's RoPE parameters, 1 to
+        8 windows to score."""
         lengths = [multiple * flat["window"] for multiple in EVAL_MULTIPLES]
         return new_model.derived(flat, flat["window"]) | {"eval_lengths": lengths}
 
     def model_config(
         self, tokenizer: "PreTrainedTokenizerBase | new_model.Words", vocab_size: int | None = None
     ) -> "TapeConfig":
-        """The configuration of the model for this tokenizer, see :func:`.new_model.configuration`.
+        """Return the configuration of the model for this tokenizer, see :func:`.new_model.configuration`.
 
         No padding token is set: rows are not padded.
 
@@ -108,7 +108,7 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         return TapeConfig(**self._fields(tokenizer, vocab_size or len(tokenizer)))
 
     def configuration(self) -> dict[str, Any]:
-        """The fields with a stand-in for the run's tokenizer, which no check loads."""
+        """Return the fields with a stand-in for the run's tokenizer, which no check loads."""
         return self._fields(NO_TOKENIZER, self.model.vocab_size or 2**31)
 
     def _fields(self, tokenizer: "PreTrainedTokenizerBase | new_model.Words", entries: int) -> dict[str, Any]:

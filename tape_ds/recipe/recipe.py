@@ -92,7 +92,7 @@ class Recipe(ABC):
     @classmethod
     @abstractmethod
     def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """Values of the :data:`tape_ds.fields.DERIVED` fields, from all fields of the sections by name."""
+        """Return values of the :data:`tape_ds.fields.DERIVED` fields, from all fields of the sections by name."""
 
     @property
     def window(self) -> int:
@@ -114,7 +114,7 @@ class Recipe(ABC):
         """What only this kind can say of its plan, as name -> text, for ``--dry_run``."""
 
     def trainer_value(self, name: str) -> Any:
-        """The value of a trainer's field, transformers' default where it is not set."""
+        """Return the value of a trainer's field, transformers' default where it is not set."""
         return getattr(self.trainer, name)
 
     @property
@@ -157,7 +157,7 @@ class Recipe(ABC):
         return self.global_batch_size // (self.trainer_value("per_device_train_batch_size") * layout.data)
 
     def training_arguments(self) -> "TrainingArguments":
-        """The trainer's arguments; transformers picks the device and starts the process group here.
+        """Return the trainer's arguments; transformers picks the device and starts the process group here.
 
         Raises:
             UserError: the batch does not divide, or transformers refuses a value on this machine.
@@ -183,7 +183,7 @@ class Recipe(ABC):
             raise UserError(problem) from error
 
     def as_dict(self) -> dict[str, Any]:
-        """The whole recipe flat and plain; written as YAML it is a recipe that loads to the same run.
+        """Return the whole recipe flat and plain; written as YAML it is a recipe that loads to the same run.
 
         What follows from other fields, such as the accumulation, is left out, and so are the trainer's fields that
         have transformers' own defaults.
@@ -261,7 +261,7 @@ class Recipe(ABC):
             yield lacking
 
     def _device(self) -> Any:
-        """Where the run will compute."""
+        """Return where the run will compute."""
         import torch
 
         return torch.device("cuda" if torch.cuda.is_available() and self.chosen_cpu is None else "cpu")

@@ -161,14 +161,14 @@ class Optimization(Section):
     """Weight decay of the encoding's own parameters; ``weight_decay`` does not reach them."""
 
     def position_rate(self, learning_rate: float) -> float:
-        """The learning rate of position parameters, where that of all others is ``learning_rate``."""
+        """Return the learning rate of position parameters, where that of all others is ``learning_rate``."""
         given = self.position_learning_rate
         if given is None:
             return learning_rate
         return learning_rate * (_factor(given) or 0.0) if isinstance(given, str) else given
 
     def outline(self, learning_rate: float) -> str:
-        """Both, for ``--dry_run``."""
+        """Return both, for ``--dry_run``."""
         factor = f" ({self.position_learning_rate})" if isinstance(self.position_learning_rate, str) else ""
         rate = f"learning rate {self.position_rate(learning_rate):g}{factor}"
         return f"{rate}, weight decay {self.position_weight_decay:g}"
@@ -206,7 +206,7 @@ def _factor(text: str) -> float | None:
 
 
 def learns(encoding: str, options: Mapping[str, Any]) -> bool:
-    """Whether this encoding has parameters of its own to train; no where its name or options are wrong."""
+    """Return whether this encoding has parameters of its own to train; no where its name or options are wrong."""
     from tape_ds.model import positions
 
     return not positions.check_options(encoding, options) and positions.learns(encoding, options)

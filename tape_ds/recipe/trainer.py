@@ -119,7 +119,7 @@ _BOUNDS: dict[str, dict[str, Any]] = {
 
 
 def library_default(name: str) -> Any:
-    """What transformers takes for a field that is not set."""
+    """Return what transformers takes for a field that is not set."""
     return _ENTRIES[name]["default"]
 
 

@@ -65,7 +65,7 @@ class Answered:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Answered":
-        """The inverse of :meth:`to_dict`."""
+        """Return the inverse of :meth:`to_dict`."""
         return cls(**{name: value for name, value in values.items() if name not in ("share", "interval")})
 
 
@@ -78,7 +78,7 @@ def ask(
     each: Each = in_turn,
     batch_tokens: int = exact_match.BATCH_TOKENS,
 ) -> Answered:
-    """What ``model`` makes of the first ``samples`` rows of a test.
+    """Return what ``model`` makes of the first ``samples`` rows of a test.
 
     Args:
         model: as :func:`tape_ds.scoring.exact_match.right` takes it.

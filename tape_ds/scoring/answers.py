@@ -42,12 +42,12 @@ class AnswerLoss:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AnswerLoss":
-        """The inverse of :meth:`to_dict`."""
+        """Return the inverse of :meth:`to_dict`."""
         return cls(**values)
 
 
 def score(model: nn.Module, asked: Sequence[Asked], *, each: Each = in_turn) -> AnswerLoss:
-    """The loss of ``model`` on the answers.
+    """Return the loss of ``model`` on the answers.
 
     Args:
         model: as :func:`tape_ds.scoring.loss_by_position.score` takes it.

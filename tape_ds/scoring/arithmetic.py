@@ -23,7 +23,8 @@ Pair = tuple[int, int]
 
 
 def check_sizes(field: str, given: Sequence[int] | None) -> list[Problem]:
-    """What is wrong with lengths as a user types them: one for both operands, or one for each; None: not given."""
+    """Return what is wrong with lengths as a user types them: one for both operands, or one for each; None: not
+    given."""
     if given is None or (1 <= len(given) <= 2 and min(given) >= 1):
         return []
     return [Problem(field, " ".join(map(str, given)), "not one or two lengths", "give for example 12, or 12 8")]
@@ -39,7 +40,8 @@ def check_reach(field: str, last: Pair, task: ArithmeticTask) -> list[Problem]:
 
 
 def check_counts(dashes: str, samples: int, batch_size: int) -> list[Problem]:
-    """What is wrong with how many are asked, of each cell and at once; ``dashes`` stand before a field's name."""
+    """Return what is wrong with how many are asked, of each cell and at once; ``dashes`` stand before a field's
+    name."""
     problems = []
     if not 1 <= samples <= split.MOST:
         problems.append(Problem(f"{dashes}samples", samples, "out of range", f"give 1 to {split.MOST:,}"))
@@ -49,8 +51,8 @@ def check_counts(dashes: str, samples: int, batch_size: int) -> list[Problem]:
 
 
 def drawn_too_short(config: Any, task: ArithmeticTask, last: Pair) -> str | None:
-    """What to know of a model that spreads its positions over texts of a length of their own (``randpe``), where the
-    grid's are longer; None: nothing."""
+    """Return what to know of a model that spreads its positions over texts of a length of their own (``randpe``), where
+    the grid's are longer; None: nothing."""
     spread = (getattr(config, "position_options", None) or {}).get("evaluation_length")
     longest = task.longest(*last)
     if spread is None or spread >= longest:
@@ -62,7 +64,7 @@ def drawn_too_short(config: Any, task: ArithmeticTask, last: Pair) -> str | None
 
 
 def both(given: Sequence[int]) -> Pair:
-    """One length for each operand, from what :func:`check_sizes` lets pass."""
+    """Return one length for each operand, from what :func:`check_sizes` lets pass."""
     return given[0], given[-1]
 
 
@@ -93,7 +95,7 @@ class Cell:
 def replies(
     model: "nn.Module", questions: Sequence[ArithmeticQuestion], *, end: int, batch_size: int, use_cache: bool = True
 ) -> list[tuple[int, ...]]:
-    """What ``model`` writes behind each prompt, up to the end of text.
+    """Return what ``model`` writes behind each prompt, up to the end of text.
 
     Args:
         model: as :func:`tape_ds.scoring.generation.continue_prompts` takes it.
@@ -133,7 +135,7 @@ class Mean:
 
 
 def means(cells: Iterable[Cell], trained: Pair) -> dict[str, Mean]:
-    """The means of a grid whose training rows had operands of up to ``trained`` tokens.
+    """Return the means of a grid whose training rows had operands of up to ``trained`` tokens.
 
     ``whole``: of every cell. ``trained``: neither operand longer than trained. ``beyond``: either longer, the grid
     without its trained part. ``both_beyond``: both longer. ``twice``: the published convention, up to twice the trained
@@ -160,5 +162,5 @@ def _mean(cells: Sequence[Cell]) -> Mean:
 
 
 def as_cell(values: Mapping[str, Any]) -> Cell:
-    """A cell of a stored result."""
+    """Return a cell of a stored result."""
     return Cell(**{name: values[name] for name in ("first", "second", "samples", "correct")})

@@ -8,7 +8,8 @@ from torch import nn
 
 
 def bare(wrapped: nn.Module) -> Any:
-    """The causal LM inside the wrappers of DeepSpeed, DistributedDataParallel and peft (its adapters stay active).
+    """Return the causal LM inside the wrappers of DeepSpeed, DistributedDataParallel and peft (its adapters stay
+    active).
 
     Raises:
         ValueError: peft's learned prompts, which shift every position.

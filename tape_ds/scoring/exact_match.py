@@ -53,14 +53,15 @@ class ExactMatch:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ExactMatch":
-        """The inverse of :meth:`to_dict`."""
+        """Return the inverse of :meth:`to_dict`."""
         return cls(values["correct"], values["answers"])
 
 
 def right(
     model: nn.Module, asked: Sequence[Asked], *, each: Each = in_turn, batch_tokens: int = BATCH_TOKENS
 ) -> list[bool]:
-    """Whether ``model`` would answer each of ``asked`` exactly so, in their order; the rest as in :func:`foreseen`."""
+    """Return whether ``model`` would answer each of ``asked`` exactly so, in their order; the rest as in
+    :func:`foreseen`."""
     marked = [Marked(one.input_ids_1T[0], _last(one)) for one in asked]
     return [all(found) for found in foreseen(model, marked, each=each, batch_tokens=batch_tokens)]
 
@@ -68,7 +69,7 @@ def right(
 def foreseen(
     model: nn.Module, marked: Sequence[Marked], *, each: Each = in_turn, batch_tokens: int = BATCH_TOKENS
 ) -> list[list[bool]]:
-    """Whether each target of each row is the most likely token behind those before it, in their order.
+    """Return whether each target of each row is the most likely token behind those before it, in their order.
 
     Args:
         model: as :func:`tape_ds.scoring.loss_by_position.score` takes it; causal, so that the padding behind shorter
@@ -94,7 +95,7 @@ def foreseen(
 
 
 def _batches(ordered: Sequence[Marked], batch_tokens: int) -> list[Batch]:
-    """Rows of rising length in batches of at most so many tokens."""
+    """Return rows of rising length in batches of at most so many tokens."""
     batches: list[list[Marked]] = []
     for one in ordered:
         if not batches or (len(batches[-1]) + 1) * len(one.ids_T) > batch_tokens:
@@ -119,6 +120,6 @@ def _foreseen(causal_lm: Any, batch: Batch) -> list[list[bool]]:
 
 
 def _last(one: Asked) -> Tensor:
-    """Which tokens of a prompt with its answer are the answer's, bool [T]."""
+    """Return which tokens of a prompt with its answer are the answer's, bool [T]."""
     length = one.input_ids_1T.shape[1]
     return torch.arange(length) >= length - one.targets

@@ -33,7 +33,7 @@ def continue_prompts(
     settings: Mapping[str, Any] | None = None,
     streamer: Any = None,
 ) -> list[list[int]]:
-    """The tokens that ``model`` writes behind each prompt; an end of text is none of them.
+    """Return the tokens that ``model`` writes behind each prompt; an end of text is none of them.
 
     Args:
         model: a causal LM of transformers or of this project, bare or wrapped; it is asked in evaluation mode.
@@ -79,7 +79,7 @@ def continue_prompts(
 
 
 def ends_of(model: nn.Module, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
-    """Ids that end a text: the tokenizer's, and those that the checkpoint's generation settings name."""
+    """Return ids that end a text: the tokenizer's, and those that the checkpoint's generation settings name."""
     settings = getattr(bare(model), "generation_config", None)
     named = getattr(settings, "eos_token_id", None)
     known = [tokenizer.eos_token_id, *(named if isinstance(named, (list, tuple)) else [named])]

@@ -110,7 +110,7 @@ def check(config: PreTrainedConfig) -> list[Problem]:
 
 
 def as_own(model: PreTrainedModel) -> extendable.Model:
-    """The same weights in this project's model, whose blocks can be inspected; the model itself where it is one.
+    """Return the same weights in this project's model, whose blocks can be inspected; the model itself where it is one.
 
     Raises:
         UserError: it is of another family.
@@ -132,7 +132,7 @@ def as_own(model: PreTrainedModel) -> extendable.Model:
 def inspect(
     model: extendable.Model, ids_T: Tensor, layers: Sequence[int], visit: Visit, positions_T: Tensor | None = None
 ) -> Tensor:
-    """One forward over one text; ``visit`` is called with each of ``layers`` (1 is the first) as it is computed.
+    """Return one forward over one text; ``visit`` is called with each of ``layers`` (1 is the first) as it is computed.
 
     Args:
         model: in evaluation mode.
@@ -161,7 +161,7 @@ def inspect(
 
 
 def blocks(model: extendable.Model) -> nn.ModuleList:
-    """The decoder's blocks, first to last."""
+    """Return the decoder's blocks, first to last."""
     decoder: Any = model.base_model
     return decoder.layers if isinstance(model, TapeForCausalLM) else decoder.h
 
@@ -205,8 +205,8 @@ def _watched(block: Any, number: int, config: Any, visit: Visit) -> Iterator[Non
 def _positions(
     layer: PositionLayer, hidden_BTD: Tensor, state: Tensor | None, named: Mapping[str, Any], config: TapeConfig
 ) -> PositionMap | None:
-    """What a layer that reads this start and this state does with positions: asked of the layer itself, which is all
-    that is known of an encoding here."""
+    """Return what a layer that reads this start and this state does with positions: asked of the layer itself, which is
+    all that is known of an encoding here."""
     start, places = named["start"], (named["query_positions"], named["key_positions"])
     groups = config.num_key_value_heads
     like_BGTK = hidden_BTD.new_zeros(1, groups, hidden_BTD.shape[1], config.head_dim)

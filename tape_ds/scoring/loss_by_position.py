@@ -19,7 +19,7 @@ from tape_ds.scoring.span_losses import SpanLosses
 
 @torch.no_grad()
 def score(model: nn.Module, input_ids_1T: torch.Tensor, span: int, chunk: int = 1024) -> SpanLosses:
-    """Loss by position of one document under ``model``.
+    """Return loss by position of one document under ``model``.
 
     Args:
         model: a causal LM of transformers or of the same form (base model, ``get_output_embeddings``); bare, wrapped by
@@ -46,7 +46,8 @@ def score(model: nn.Module, input_ids_1T: torch.Tensor, span: int, chunk: int = 
 def target_losses(
     model: nn.Module, input_ids_BT: torch.Tensor, *, first: int = 1, chunk: int = 1024
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of every target from position ``first`` on, N = T - first of them a row, and whether it was foreseen.
+    """Return the loss of every target from position ``first`` on, N = T - first of them a row, and whether it was
+    foreseen.
 
     Args:
         model: as for :func:`score`.
@@ -78,7 +79,7 @@ def target_losses(
 def _head_losses(
     head: nn.Module, hidden_MD: torch.Tensor, targets_BN: torch.Tensor, chunk: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss [M] fp64 and foreseen [M] bool, with [chunk, vocabulary] logits at a time.
+    """Return loss [M] fp64 and foreseen [M] bool, with [chunk, vocabulary] logits at a time.
 
     Both are allocated once: small results left between the chunks' logits would keep the system's allocator from giving
     the same memory to the next chunk, and the peak would grow with the length after all.

@@ -84,14 +84,14 @@ class Passkey:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Passkey":
-        """The inverse of :meth:`to_dict`; what is right is derived again."""
+        """Return the inverse of :meth:`to_dict`; what is right is derived again."""
         fields = [{name: value for name, value in each.items() if name != "right"} for each in values["replies"]]
         # a stored result gives back the words nan and inf as numbers
         return cls(values["length"], tuple(Reply(**{**each, "reply": str(each["reply"])}) for each in fields))
 
 
 def first_integer(reply: str) -> int | None:
-    """The first run of digits 0 to 9 in a reply; None where there is none."""
+    """Return the first run of digits 0 to 9 in a reply; None where there is none."""
     found = re.search(r"\d+", reply, re.ASCII)
     return int(found.group()) if found is not None else None
 
@@ -106,7 +106,7 @@ def score(
     use_cache: bool = True,
     each: Each = in_turn,
 ) -> list[Passkey]:
-    """What ``model`` replies to ``prompts``, by length, ascending.
+    """Return what ``model`` replies to ``prompts``, by length, ascending.
 
     Args:
         model: a causal LM of transformers or of this project; bare, wrapped by peft, by DistributedDataParallel or by
@@ -135,7 +135,7 @@ def score(
 
 
 def reads_in_pieces(causal_lm: Any) -> bool:
-    """Whether the model promises that a text read in pieces, from a cache, gives what it gives in one.
+    """Return whether the model promises that a text read in pieces, from a cache, gives what it gives in one.
 
     Encodings of this project say so by ``cache_exact``; transformers' own models promise nothing.
     """
@@ -143,7 +143,7 @@ def reads_in_pieces(causal_lm: Any) -> bool:
 
 
 def _reply(prompt: PasskeyPrompt, ids: list[int], tokenizer: "PreTrainedTokenizerBase") -> Reply:
-    """The text of the new tokens, up to the end of text if the model wrote one."""
+    """Return the text of the new tokens, up to the end of text if the model wrote one."""
     end = ids.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in ids else len(ids)
     answer = answer_ids(tokenizer, prompt.key)
     same = None if answer is None else tuple(ids[: len(answer)]) == answer
@@ -152,7 +152,7 @@ def _reply(prompt: PasskeyPrompt, ids: list[int], tokenizer: "PreTrainedTokenize
 
 @torch.no_grad()
 def _continue(causal_lm: Any, prompt: PasskeyPrompt, chunk: int, new_tokens: int, use_cache: bool) -> list[int]:
-    """The most likely tokens, one after another; logits of the last token alone are computed."""
+    """Return the most likely tokens, one after another; logits of the last token alone are computed."""
     ids_1T = torch.tensor([prompt.ids], device=causal_lm.get_input_embeddings().weight.device)
     if not use_cache:
         for _ in range(new_tokens):
@@ -169,13 +169,14 @@ def _continue(causal_lm: Any, prompt: PasskeyPrompt, chunk: int, new_tokens: int
 
 
 def _next(causal_lm: Any, ids_1T: Tensor, cache: DynamicCache | None) -> Tensor:
-    """The most likely token [1] behind the cache's tokens and these."""
+    """Return the most likely token [1] behind the cache's tokens and these."""
     use_cache = cache is not None
     output = causal_lm(input_ids=ids_1T, past_key_values=cache, use_cache=use_cache, logits_to_keep=1)
     return output.logits[:, -1].argmax(dim=-1)
 
 
 def _pieces(causal_lm: Any, ids_1T: Tensor, length: int, chunk: int) -> Sequence[Tensor]:
-    """The prompt in as many pieces as any prompt of ``length`` tokens, or in one where pieces would change it."""
+    """Return the prompt in as many pieces as any prompt of ``length`` tokens, or in one where pieces would change
+    it."""
     count = min(-(-length // chunk), ids_1T.shape[1]) if reads_in_pieces(causal_lm) else 1
     return ids_1T.tensor_split(count, dim=1)

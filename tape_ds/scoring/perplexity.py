@@ -51,14 +51,14 @@ class Perplexity:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Perplexity":
-        """The inverse of :meth:`to_dict`; ``perplexity`` is derived again."""
+        """Return the inverse of :meth:`to_dict`; ``perplexity`` is derived again."""
         return cls(values["length"], values["nll"], values["targets"], values["blocks"])
 
 
 def score(
     model: nn.Module, documents_1T: Sequence[Tensor], length: int, *, chunk: int = 1024, each: Each = in_turn
 ) -> Perplexity:
-    """Perplexity of ``model`` on ``documents_1T`` in blocks of ``length`` tokens.
+    """Return perplexity of ``model`` on ``documents_1T`` in blocks of ``length`` tokens.
 
     Args:
         model: as :func:`tape_ds.scoring.loss_by_position.score` takes it.
@@ -109,7 +109,7 @@ def score_windows(
     batch: int = 1,
     chunk: int = 1024,
 ) -> list[WindowLoss]:
-    """The losses of ``windows``, in their order.
+    """Return the losses of ``windows``, in their order.
 
     Args:
         model: as :func:`tape_ds.scoring.loss_by_position.target_losses` takes it.
@@ -171,7 +171,7 @@ class Pooled:
 
 
 def pool(documents: Iterable[Sequence[WindowLoss]]) -> Pooled:
-    """The windows of each document as one figure. The sums are exact, so neither order nor grouping matters.
+    """Return the windows of each document as one figure. The sums are exact, so neither order nor grouping matters.
 
     The standard error takes documents as what is drawn, since windows of one document are alike, and the mean as a
     ratio of two sums over them (Cochran, Sampling Techniques, 1977, section 2.11, with n - 1 degrees of freedom).

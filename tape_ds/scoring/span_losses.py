@@ -25,7 +25,7 @@ class SpanLosses:
         return self.mean_between(0)
 
     def mean_between(self, first: int, last: int | None = None) -> float:
-        """Mean over the targets of the spans that start in ``first .. last - 1`` (``last`` None: to the end).
+        """Return mean over the targets of the spans that start in ``first .. last - 1`` (``last`` None: to the end).
 
         Raises:
             ValueError: no span starts there.
@@ -51,7 +51,7 @@ class SpanLosses:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SpanLosses":
-        """The inverse of :meth:`to_dict`; ``mean`` is derived again."""
+        """Return the inverse of :meth:`to_dict`; ``mean`` is derived again."""
         return cls(values["span"], tuple(values["starts"]), tuple(values["nll"]), tuple(values["counts"]))
 
     @classmethod

@@ -53,7 +53,7 @@ def treatments(shift: int) -> tuple[Treatment, Treatment]:
 def measure(
     model: extendable.Model, ids_T: Tensor, layers: Sequence[int], shift: int, token: int
 ) -> dict[str, dict[str, Any]]:
-    """What changes of one text.
+    """Return what changes of one text.
 
     Args:
         model: in evaluation mode.
@@ -98,7 +98,7 @@ def _compare(
 
 
 def layer_changes(before: LayerView, after: LayerView, added: int) -> Figures:
-    """The figures of one layer, of which ``after`` saw ``added`` tokens more in front."""
+    """Return the figures of one layer, of which ``after`` saw ``added`` tokens more in front."""
     kept_HTT = renormalised_HTT = after.weights_HTS[:, added:, added:]
     if added:
         renormalised_HTT = kept_HTT / kept_HTT.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(kept_HTT.dtype).tiny)
@@ -121,7 +121,7 @@ def _position_change(before: PositionMap | None, after: PositionMap | None, adde
 
 
 def logit_changes(before_TV: Tensor, after_TV: Tensor) -> Figures:
-    """The figures of logits."""
+    """Return the figures of logits."""
     difference_TV = after_TV - before_TV
     return {
         "mean": float(difference_TV.abs().mean(dtype=torch.float64)),
@@ -131,7 +131,7 @@ def logit_changes(before_TV: Tensor, after_TV: Tensor) -> Figures:
 
 
 def relative_percent(difference: Tensor, whole: Tensor) -> float:
-    """One Frobenius norm as a share of another; 0 where nothing changes, infinite where there was nothing."""
+    """Return one Frobenius norm as a share of another; 0 where nothing changes, infinite where there was nothing."""
     changed, size = (float(torch.linalg.vector_norm(each, dtype=torch.float64)) for each in (difference, whole))
     if changed == 0:
         return 0.0
@@ -139,7 +139,7 @@ def relative_percent(difference: Tensor, whole: Tensor) -> float:
 
 
 def mean(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The mean over texts of what :func:`measure` found of each; of ``largest``, the largest."""
+    """Return the mean over texts of what :func:`measure` found of each; of ``largest``, the largest."""
     texts = list(found)
     means: dict[str, Any] = {}
     for key, value in texts[0].items():

@@ -36,7 +36,7 @@ class Sample:
 
 
 def sample(values: Sequence[float]) -> Sample:
-    """Mean, standard deviation and the 95 % interval of the mean.
+    """Return mean, standard deviation and the 95 % interval of the mean.
 
     Raises:
         ValueError: there are no values.
@@ -81,8 +81,8 @@ def sign_flip(differences: Sequence[float]) -> float:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Each p adjusted for there being several (Holm 1979), in the given order: those at most 0.05 hold together with
-    95 % confidence."""
+    """Return each p adjusted for there being several (Holm 1979), in the given order: those at most 0.05 hold together
+    with 95 % confidence."""
     adjusted, least = [0.0] * len(ps), 0.0
     for rank, at in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
         least = max(least, min(1.0, (len(ps) - rank) * ps[at]))

@@ -28,7 +28,7 @@ ROUGE = ("rouge1", "rouge2", "rougeL")
 
 
 def normalised(text: str) -> str:
-    """The text as SQuAD compares it; only ASCII punctuation is dropped."""
+    """Return the text as SQuAD compares it; only ASCII punctuation is dropped."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
@@ -68,7 +68,7 @@ class Metric:
     """The parts for one text and one reference."""
 
     def best(self, text: str, references: Sequence[str]) -> tuple[float, ...]:
-        """The parts for one text, each against the reference that suits it best; 0 to 1.
+        """Return the parts for one text, each against the reference that suits it best; 0 to 1.
 
         Raises:
             ValueError: no reference.
@@ -79,7 +79,7 @@ class Metric:
         return tuple(max(values) for values in zip(*pairs, strict=True))
 
     def score(self, examples: Sequence[Sequence[float]]) -> float:
-        """The score, 0 to 1, of examples whose parts are given: the geometric mean of the parts' averages."""
+        """Return the score, 0 to 1, of examples whose parts are given: the geometric mean of the parts' averages."""
         return float(_geometric_mean(np.asarray(examples, np.float64).mean(axis=0)))
 
 

@@ -77,7 +77,7 @@ def blocks(tokens: int, length: int, stride: int | None = None, begin: bool = Fa
 
 
 def _size(length: int, stride: int, begin: bool) -> int:
-    """Tokens of the text in a full window.
+    """Return tokens of the text in a full window.
 
     Raises:
         ValueError: a window without a target, a stride that leaves tokens out.

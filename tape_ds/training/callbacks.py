@@ -180,11 +180,11 @@ class ScoredAround(TrainerCallback, ABC, Generic[Measured]):
 
     @abstractmethod
     def announcement(self, variants: Variants) -> str:
-        """What is about to be done, in words."""
+        """Return what is about to be done, in words."""
 
     @abstractmethod
     def tokens(self, model: Any, variants: Variants) -> int:
-        """How many of them this rank is about to read."""
+        """Return how many of them this rank is about to read."""
 
     @abstractmethod
     def measure(self, model: Any, variants: Variants) -> dict[str, Measured]:
@@ -192,7 +192,7 @@ class ScoredAround(TrainerCallback, ABC, Generic[Measured]):
 
     @abstractmethod
     def asked(self, found: Measured) -> Any:
-        """What was asked, whatever the answers: results of different questions do not belong in one table."""
+        """Return what was asked, whatever the answers: results of different questions do not belong in one table."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Score the variants that need no training; results of an earlier run in this folder go."""
@@ -233,7 +233,7 @@ class LossByPosition(ScoredAround[dict[str, SpanLosses]]):
         return f"scoring {', '.join(variants)} on {names} ({self.documents[0].input_ids_1T.shape[1]} tokens)"
 
     def tokens(self, model: Any, variants: Variants) -> int:
-        """Those of the documents."""
+        """Return those of the documents."""
         return tokens_to_score(model, self.documents, variants)
 
     def measure(self, model: Any, variants: Variants) -> Scores:
@@ -241,7 +241,7 @@ class LossByPosition(ScoredAround[dict[str, SpanLosses]]):
         return score_variants(model, self.documents, variants, self.span)
 
     def asked(self, found: dict[str, SpanLosses]) -> Any:
-        """The documents and their spans."""
+        """Return the documents and their spans."""
         return {name: losses.counts for name, losses in found.items()}
 
 
@@ -266,15 +266,15 @@ class PasskeyRetrieval(ScoredAround[list[Passkey]]):
         return f"asking {', '.join(variants)} for {len(self.prompts)} passkeys in prompts of {lengths} tokens"
 
     def tokens(self, model: Any, variants: Variants) -> int:
-        """Those of the prompts and replies."""
+        """Return those of the prompts and replies."""
         return tokens_to_ask(self.prompts, variants)
 
     def measure(self, model: Any, variants: Variants) -> Found:
-        """Replies by variant and length."""
+        """Return replies by variant and length."""
         return passkeys(model, self.tokenizer, self.prompts, variants)
 
     def asked(self, found: list[Passkey]) -> Any:
-        """The keys and where they stood."""
+        """Return the keys and where they stood."""
         return [(part.length, [(each.trial, each.key, each.depth) for each in part.replies]) for part in found]
 
 

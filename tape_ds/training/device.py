@@ -18,7 +18,7 @@ LARGEST = 1e9
 
 
 def why_cpu(recipe: Recipe) -> str | None:
-    """What puts a run on the CPU, in words; None: nothing does, it has an accelerator."""
+    """Return what puts a run on the CPU, in words; None: nothing does, it has an accelerator."""
     import torch
 
     if installation.FOUND_NO_GPU in os.environ and not recipe.trainer_value("use_cpu"):

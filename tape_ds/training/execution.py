@@ -131,7 +131,8 @@ def _end_early(prepared: run.Run, rank_sync: RankSync, stopped: Stopped) -> int:
 
 
 def _lost_peer(error: RuntimeError) -> str | None:
-    """What a collective says when a rank it waits for has died; that one's own words are what there is to read."""
+    """Return what a collective says when a rank it waits for has died; that one's own words are what there is to
+    read."""
     messages = ("Connection closed by peer", "Connection reset by peer")
     return next((words for words in messages if words in str(error)), None)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def here(recipe: Recipe, config: Config, world: int) -> Plan:
-    """What a run needs on the GPU at hand, or on a CPU.
+    """Return what a run needs on the GPU at hand, or on a CPU.
 
     Args:
         recipe: checked.
@@ -34,7 +34,7 @@ def here(recipe: Recipe, config: Config, world: int) -> Plan:
 
 
 def outlook(recipe: Recipe) -> str:
-    """The memory of a run that is only looked at, in one line.
+    """Return the memory of a run that is only looked at, in one line.
 
     Raises:
         UserError: as :func:`.model_config.beforehand`.
@@ -52,7 +52,7 @@ def outlook(recipe: Recipe) -> str:
 
 
 def job(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
-    """The question that a recipe asks.
+    """Return the question that a recipe asks.
 
     Args:
         recipe: checked.
@@ -95,7 +95,7 @@ def job(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
 
 
 def trained_of(recipe: Recipe) -> TrainedShape:
-    """Which parameters a recipe's method trains."""
+    """Return which parameters a recipe's method trains."""
     if not isinstance(recipe, ExtensionRecipe) or recipe.chosen.trains == "everything":
         return TrainedShape.everything()
     if not recipe.trains:
@@ -131,7 +131,7 @@ def _layout(recipe: Recipe, config: Config, world: int) -> PlannedLayout:
 
 
 def _engine(of_zero: Callable[[str], Any], hidden: int) -> Engine:
-    """The JSON's sizes: what is "auto" is filled in by transformers, what is left out by DeepSpeed."""
+    """Return the JSON's sizes: what is "auto" is filled in by transformers, what is left out by DeepSpeed."""
     filled_in = Engine.zero_3(hidden)
     left_out = Engine(reduce_bucket=500_000_000)
     names = {

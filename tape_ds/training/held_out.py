@@ -73,14 +73,14 @@ def score_variants(model: Model, documents: Sequence[HeldOut], variants: Variant
 
 
 def tokens_to_score(model: Model, documents: Sequence[HeldOut], variants: Variants) -> int:
-    """How many tokens this rank reads in :func:`score_variants`."""
+    """Return how many tokens this rank reads in :func:`score_variants`."""
     groups = [len(names) * len(documents) for names in _side_by_side(model, variants)]
     return sum(map(rounds, groups)) * documents[0].input_ids_1T.shape[1]
 
 
 def _side_by_side(model: Model, variants: Variants) -> list[list[str]]:
-    """Names of the variants that ranks may score at the same time: under ZeRO-3 those that call the same modules, since
-    a layer with its updates and one without would wait for different weights; else all."""
+    """Return names of the variants that ranks may score at the same time: under ZeRO-3 those that call the same
+    modules, since a layer with its updates and one without would wait for different weights; else all."""
     sharded = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
     groups: dict[object, list[str]] = {}
     for name, variant in variants.items():
@@ -108,7 +108,7 @@ def write_scores(path: Path, scores: Scores) -> None:
 
 
 def read_scores(path: Path) -> Scores:
-    """Scores stored by :func:`write_scores`; empty when there are none."""
+    """Return scores stored by :func:`write_scores`; empty when there are none."""
     plain = json.loads(path.read_text()) if path.exists() else {}
     return {
         variant: {name: SpanLosses.from_dict(losses) for name, losses in part.items()}
@@ -117,7 +117,7 @@ def read_scores(path: Path) -> Scores:
 
 
 def perplexities(model: TapeForCausalLM, documents: Sequence[HeldOut], lengths: Sequence[int]) -> dict[int, Perplexity]:
-    """Perplexity on the same documents at every length; every rank must call it and gets all results.
+    """Return perplexity on the same documents at every length; every rank must call it and gets all results.
 
     An encoding that is used differently at other lengths than it was trained at is so used here.
     """
@@ -138,7 +138,7 @@ def read_perplexities(path: Path) -> dict[int, Perplexity]:
 def passkeys(
     model: Model, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[PasskeyPrompt], variants: Variants
 ) -> Found:
-    """What each variant replies to ``prompts``, by length; every rank must call it and gets all results."""
+    """Return what each variant replies to ``prompts``, by length; every rank must call it and gets all results."""
     found: Found = {}
     for name, variant in variants.items():
         with _computing_as(model, variant):
@@ -147,7 +147,7 @@ def passkeys(
 
 
 def tokens_to_ask(prompts: Sequence[PasskeyPrompt], variants: Variants) -> int:
-    """How many tokens this rank reads in :func:`passkeys`, prompts taken for as long as they may be."""
+    """Return how many tokens this rank reads in :func:`passkeys`, prompts taken for as long as they may be."""
     asked = Counter(prompt.length for prompt in prompts)
     replied = passkey.NEW_TOKENS - 1  # the last token of a reply is not read
     return len(variants) * sum(rounds(trials) * (length + replied) for length, trials in asked.items())
@@ -164,8 +164,8 @@ def write_passkeys(path: Path, found: Found) -> None:
 
 
 def read_passkeys(path: Path) -> Found:
-    """Replies stored by :func:`write_passkeys`; empty when there are none, or when they name no variant (as runs stored
-    them that asked the trained model alone)."""
+    """Return replies stored by :func:`write_passkeys`; empty when there are none, or when they name no variant (as runs
+    stored them that asked the trained model alone)."""
     found: Found = {}
     for row in json.loads(path.read_text()) if path.exists() else []:
         if "variant" in row:

@@ -79,7 +79,7 @@ class Difference:
 def of(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, fingerprints: Mapping[str, str], base: str | Path | None = None
 ) -> dict[str, Any]:
-    """The identity of a run; plain values that JSON keeps.
+    """Return the identity of a run; plain values that JSON keeps.
 
     Args:
         recipe: checked.
@@ -100,7 +100,7 @@ def of(
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """Where two identities differ; a trainer's field that one does not mention has transformers' default there.
+    """Return where two identities differ; a trainer's field that one does not mention has transformers' default there.
 
     Data are compared by what they are, whatever their addresses.
     """

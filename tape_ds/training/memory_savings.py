@@ -119,7 +119,7 @@ class MemorySavings:
         self.recompute = use_recompute(model, memory.checkpoint_layers, self.offload or nullcontext)
 
     def outline(self) -> list[str]:
-        """What was done, in words, before the first step."""
+        """Return what was done, in words, before the first step."""
         lines = [f"in {self.memory.mlp_tiles} tiles: {', '.join(self.tiled)}"] if self.tiled else []
         if self.recompute is not None:
             kept = f", {self.memory.checkpoint_layers}" if self.recompute.selective else ""
@@ -127,7 +127,7 @@ class MemorySavings:
         return lines
 
     def account(self) -> list[str]:
-        """What came of it, in words, after the first step.
+        """Return what came of it, in words, after the first step.
 
         Raises:
             UserError: a saving that did nothing.

@@ -58,7 +58,7 @@ def device_peak_flops(device: torch.device) -> float | None:
 
 
 def tokens_per_second(tokens: int, seconds: float) -> float:
-    """Tokens trained on in ``seconds``, all processes together; NaN when no time has passed."""
+    """Return tokens trained on in ``seconds``, all processes together; NaN when no time has passed."""
     return tokens / seconds if seconds > 0 else math.nan
 
 
@@ -92,8 +92,8 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory of this process at any time since :func:`reset_peak_memory` (where the system has no such thing:
-    since it began): allocated by torch on a CUDA device, resident on a CPU."""
+    """Return the most memory of this process at any time since :func:`reset_peak_memory` (where the system has no such
+    thing: since it began): allocated by torch on a CUDA device, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) of either system
@@ -101,7 +101,8 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def eta_seconds(done: int, total: int, seconds: float) -> float | None:
-    """Seconds that remain at the pace of the ``done`` steps that took ``seconds``; None before the first step."""
+    """Return seconds that remain at the pace of the ``done`` steps that took ``seconds``; None before the first
+    step."""
     return seconds / done * (total - done) if done > 0 else None
 
 
@@ -119,7 +120,7 @@ class MetricsLine:
         self.total_steps = total_steps
 
     def format(self, metrics: Mapping[str, Any]) -> str:
-        """The line for ``metrics``."""
+        """Return the line for ``metrics``."""
         width = len(str(self.total_steps))
         step = metrics.get("step")
         parts = [

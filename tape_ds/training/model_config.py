@@ -29,7 +29,7 @@ PLAIN = "rope"
 
 
 def extended(recipe: ExtensionRecipe, native: PreTrainedConfig, tokenizer: Any = NO_TOKENIZER) -> Config:
-    """The configuration of what a recipe makes of a base model.
+    """Return the configuration of what a recipe makes of a base model.
 
     Raises:
         UserError: options or RoPE parameters that the model cannot have.
@@ -52,7 +52,7 @@ def extended(recipe: ExtensionRecipe, native: PreTrainedConfig, tokenizer: Any =
 
 
 def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[str, Any]:
-    """The recipe's options; where it gives none, those of a base that has this very encoding."""
+    """Return the recipe's options; where it gives none, those of a base that has this very encoding."""
     model = recipe.model
     if not model.position_options and getattr(native, "position_encoding", None) == model.position_encoding:
         return dict(getattr(native, "position_options", None) or {})
@@ -60,7 +60,7 @@ def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[
 
 
 def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig) -> Config:
-    """The model as it is, for rows that may be longer than it was made for.
+    """Return the model as it is, for rows that may be longer than it was made for.
 
     It keeps its encoding and its RoPE parameters. ``max_position_embeddings`` becomes the rows' length where that is
     longer, which is what it addresses from then on (randpe draws positions for so many); an encoding that is used
@@ -79,7 +79,7 @@ def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig) -> Config:
 
 
 def beforehand(recipe: Recipe, base: str | None = None) -> Config:
-    """The configuration of the model that a recipe will train.
+    """Return the configuration of the model that a recipe will train.
 
     Args:
         recipe: checked.
@@ -103,8 +103,8 @@ def beforehand(recipe: Recipe, base: str | None = None) -> Config:
 
 
 def at_hand(recipe: Recipe) -> Config | None:
-    """The same where neither a network, nor a tokenizer, nor unpacking is needed for it: of a published model, of a
-    folder, of a new model whose vocabulary is known. Else None. A dry run asks the hub for a configuration.
+    """Return the same where neither a network, nor a tokenizer, nor unpacking is needed for it: of a published model,
+    of a folder, of a new model whose vocabulary is known. Else None. A dry run asks the hub for a configuration.
 
     Raises:
         UserError: as :func:`beforehand`.
@@ -119,15 +119,16 @@ def at_hand(recipe: Recipe) -> Config | None:
 
 
 def _entries(recipe: PretrainingRecipe) -> int:
-    """Rows of the embedding: the recipe's, or those of the published model whose tokenizer it takes; 0: not known."""
+    """Return rows of the embedding: the recipe's, or those of the published model whose tokenizer it takes; 0: not
+    known."""
     tokenizer = str(recipe.data.tokenizer)
     published = shape.published(tokenizer).vocab_size if shape.known(tokenizer) else 0
     return recipe.model.vocab_size or published
 
 
 def native_config(model: str) -> PreTrainedConfig:
-    """The configuration of a base model: its own where it is at hand or can be fetched, else as published. Weights are
-    touched in a GGUF file alone, which holds both.
+    """Return the configuration of a base model: its own where it is at hand or can be fetched, else as published.
+    Weights are touched in a GGUF file alone, which holds both.
 
     Raises:
         UserError: there is none.

@@ -38,7 +38,7 @@ class ParameterGroup:
 
 
 def divide(model: nn.Module, arguments: TrainingArguments, optimization: Optimization) -> list[ParameterGroup]:
-    """The groups of what ``model`` trains, position parameters last; none is empty."""
+    """Return the groups of what ``model`` trains, position parameters last; none is empty."""
     found: dict[str, dict[str, nn.Parameter]] = {MATRICES: {}, VECTORS: {}, POSITIONS: {}}
     positions, rate = position_parameters(model), arguments.learning_rate
     for name, parameter in model.named_parameters():

@@ -8,7 +8,7 @@ from tape_ds.recipe.recipe import Recipe
 
 
 def shown(recipe: Recipe) -> bool:
-    """Whether this command line asked to look only; the main process then prints what it asked for."""
+    """Return whether this command line asked to look only; the main process then prints what it asked for."""
     if not (recipe.print_config or recipe.dry_run):
         return False
     if is_main_process():
@@ -26,7 +26,7 @@ def _memory(recipe: Recipe) -> str:
 
 
 def describe(recipe: Recipe) -> str:
-    """The plan as lines of ``name: value``, for ``--dry_run``."""
+    """Return the plan as lines of ``name: value``, for ``--dry_run``."""
     from tape_ds.training import device
 
     name = getattr(recipe.model, "model", None)  # a new model has none

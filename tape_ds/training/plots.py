@@ -102,7 +102,7 @@ def loss_by_position(
 
 
 def _apart(variants: Mapping[str, SpanLosses], reference: str | None) -> dict[str, SpanLosses]:
-    """Each less the reference, or less the median of each span."""
+    """Return each less the reference, or less the median of each span."""
     if reference is None:
         spans = zip(*(each.nll for each in variants.values()), strict=True)
         finite = [[nll for nll in span if math.isfinite(nll)] for span in spans]
@@ -228,7 +228,8 @@ def coverage(bins: Sequence[Mapping[str, Any]], path: str | Path, *, label: str,
 
 
 def _figure() -> tuple[Figure, Axes]:
-    """An empty figure of 8 by 4.5 inches with one pair of axes; no global state, so threads and tests cannot mix."""
+    """Return an empty figure of 8 by 4.5 inches with one pair of axes; no global state, so threads and tests cannot
+    mix."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     _tidy(axes)

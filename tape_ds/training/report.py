@@ -78,6 +78,7 @@ def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
 
 
 def mean_speed(history: Sequence[Mapping[str, Any]]) -> float | None:
-    """Mean tokens per second over the logging steps but the first, which warms caches up; None without a second."""
+    """Return mean tokens per second over the logging steps but the first, which warms caches up; None without a
+    second."""
     speeds = [entry["tokens_per_second"] for entry in history if "tokens_per_second" in entry][1:]
     return sum(speeds) / len(speeds) if speeds else None

@@ -96,7 +96,7 @@ class Run(ABC):
 
     @abstractmethod
     def figures(self) -> dict[str, Any]:
-        """What the scoring found, for ``run.json``."""
+        """Return what the scoring found, for ``run.json``."""
 
     @abstractmethod
     def show(self) -> None:
@@ -181,8 +181,8 @@ class RunOfVariedRows(Run):
 
 
 def _numel(parameter: nn.Parameter) -> int:
-    """Numbers that a parameter stands for, however they are held: sharded by ZeRO-3, a piece of it in each process, or
-    two to a byte in 4 bits."""
+    """Return numbers that a parameter stands for, however they are held: sharded by ZeRO-3, a piece of it in each
+    process, or two to a byte in 4 bits."""
     packed = getattr(parameter, "quant_state", None)
     return packed.shape.numel() if packed is not None else whole_numel(parameter)
 
@@ -235,7 +235,7 @@ def _claim(output: Path, rank_sync: RankSync) -> None:
 
 
 def _everyones(own: list[Problem], rank_sync: RankSync) -> list[Problem]:
-    """The problems of all ranks, each once: a rank that refused alone would leave the others waiting for it."""
+    """Return the problems of all ranks, each once: a rank that refused alone would leave the others waiting for it."""
     return list({str(problem): problem for problems in rank_sync.objects(own) for problem in problems}.values())
 
 
@@ -294,8 +294,8 @@ def fingerprints(specs: Sequence[str]) -> dict[str, str]:
 
 
 def weights_dtype(arguments: TrainingArguments, trains: bool = True) -> torch.dtype:
-    """What the weights are loaded in: 16 bit only under an engine, which keeps fp32 masters of what it trains, or where
-    nothing is trained, so that it is scored in the precision of what is.
+    """Return what the weights are loaded in: 16 bit only under an engine, which keeps fp32 masters of what it trains,
+    or where nothing is trained, so that it is scored in the precision of what is.
 
     Without an engine the optimizer steps on the weights themselves: small steps would vanish in bf16, and a gradient
     scaler refuses fp16; autocast computes in 16 bit there.
@@ -314,7 +314,8 @@ def sample_count(recipe: Recipe, rows: int) -> int:
 
 
 def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
-    """The trainer with this project's callbacks instead of transformers' printing ones; ``stop`` asks it to stop."""
+    """Return the trainer with this project's callbacks instead of transformers' printing ones; ``stop`` asks it to
+    stop."""
     keep_trackers_in(run.output, resumed=run.resumed is not None)
     _use_liger(run)
     # the rows hold every epoch already; the trainer would otherwise run its epochs over all of them

@@ -38,7 +38,7 @@ class WriteSamples(TrainerCallback):
             self._hand_on(state.global_step, pairs)
 
     def write(self, model: Any) -> list[str]:
-        """What the model writes behind each prompt."""
+        """Return what the model writes behind each prompt."""
         ends, texts = ends_of(model, self.tokenizer), []
         devices = [self.trainer.args.device] if self.trainer.args.device.type == "cuda" else []
         with torch.random.fork_rng(devices):

@@ -69,7 +69,7 @@ def print_passkeys(found: Mapping[str, Iterable[Passkey]], native_length: int) -
 
 
 def _place(position: int) -> str:
-    """A position as this field writes lengths: 512, 2k, 16k."""
+    """Return a position as this field writes lengths: 512, 2k, 16k."""
     return f"{position / 1024:g}k" if position >= 1024 else str(position)
 
 

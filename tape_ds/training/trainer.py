@@ -249,8 +249,8 @@ class TapeTrainer(Trainer):
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
     ) -> tuple[Any, Any]:
-        """An engine saves and loads by our files, and is resumed without frozen weights: the base class would ask for
-        every weight of the model."""
+        """Return an engine saves and loads by our files, and is resumed without frozen weights: the base class would
+        ask for every weight of the model."""
         self._resumed = folder = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
         if folder is not None:
             _refuse_functions(folder, self._rng_file, OPTIMIZER_NAME, SCHEDULER_NAME, SCALER_NAME)
@@ -306,7 +306,7 @@ class TapeTrainer(Trainer):
         self._skipped = self.skipped_steps
 
     def _rank_state(self) -> dict[str, Any]:
-        """What :meth:`load_rank_state` loads; numbers to the last digit."""
+        """Return what :meth:`load_rank_state` loads; numbers to the last digit."""
         logged = self._globalstep_last_logged == self.state.global_step
         return {
             "loss": (0.0 if logged else self._tr_loss.item()).hex(),
@@ -374,7 +374,7 @@ class TapeTrainer(Trainer):
             self.saved = self.saver.finish()
 
     def _small_files(self) -> dict[str, Callable[[Path], Any]]:
-        """What this rank writes of a checkpoint beside the folder of trained weights and the engine's files, by
+        """Return what this rank writes of a checkpoint beside the folder of trained weights and the engine's files, by
         name."""
         files: dict[str, Callable[[Path], Any]] = {
             self._rng_file: lambda path: self._save_rng_state(str(path.parent)),
@@ -419,7 +419,7 @@ class TapeTrainer(Trainer):
         return samples, targets if targets is None else targets / self.layout.sequence
 
     def get_total_train_batch_size(self, args: Any) -> int:
-        """Rows of an optimizer step, each counted once; the base class knows of tensor parallelism."""
+        """Return rows of an optimizer step, each counted once; the base class knows of tensor parallelism."""
         return super().get_total_train_batch_size(args) // self.layout.sequence
 
     def floating_point_ops(self, inputs: Any) -> float:
@@ -542,7 +542,7 @@ class TapeTrainer(Trainer):
         super().log(logs, start_time)
 
     def _measure(self) -> dict[str, Any]:
-        """Figures since the last logging step; the first ones start with training, model set-up excluded."""
+        """Return figures since the last logging step; the first ones start with training, model set-up excluded."""
         step, now = self.state.global_step, time.perf_counter()
         before = self._clock or (step, now)
         self._clock = (step, now)

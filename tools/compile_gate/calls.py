@@ -73,7 +73,7 @@ def differentiate(call: Callable[..., Tensor | tuple[Tensor, ...]], *inputs: Ten
 
 
 def attention(model: ModelShape, dtype: torch.dtype, queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries, keys, values and position states, which lie as the layers' updates leave them."""
+    """Return queries, keys, values and position states, which lie as the layers' updates leave them."""
     k_BGSK, v_BGSK = (heads(keys, model.groups, model.width, dtype) for _ in range(2))
     e_BGSK = torch.empty(1, model.groups, keys, model.width, dtype=dtype, device=DEVICE, requires_grad=True)
     return heads(queries, model.heads, model.width, dtype), k_BGSK, v_BGSK, e_BGSK
@@ -113,7 +113,7 @@ def tape_attention_calls(dtype: torch.dtype) -> Calls:
 
 
 def decode_attention_calls(dtype: torch.dtype) -> Calls:
-    """One token, or a few, over a cache that is a slice of a larger one; the value wide (TAPE) or not (RoPE)."""
+    """Return one token, or a few, over a cache that is a slice of a larger one; the value wide (TAPE) or not (RoPE)."""
     cases = list(itertools.product(((1, WHOLE, 1), (1, ODD, 4), (4, ODD, 1), (1, 128, 1)), ((2, 0), (2, 1), (1, 0))))
     for model in (LLAMA_7B, LLAMA_8B, *LARGE[:1], *OTHERS) if dtype == torch.bfloat16 else (LLAMA_7B,):
         full = dtype == torch.bfloat16 and model in (LLAMA_7B, LLAMA_8B)
@@ -128,7 +128,7 @@ def decode_attention_calls(dtype: torch.dtype) -> Calls:
 
 
 def position_mix_calls(dtype: torch.dtype) -> Calls:
-    """Both updates or one of them, in the first layer (no state yet) or behind it, trained or decoding."""
+    """Return both updates or one of them, in the first layer (no state yet) or behind it, trained or decoding."""
 
     def mixed(
         model: ModelShape, tokens: int, batch: int = 1, without: str = "", unit: bool = False
@@ -165,7 +165,7 @@ def position_mix_calls(dtype: torch.dtype) -> Calls:
 
 
 def rotate_calls(dtype: torch.dtype) -> Calls:
-    """Queries and keys, by the start alone (RoPE, TAPE's first layer) or by a state that is trained."""
+    """Return queries and keys, by the start alone (RoPE, TAPE's first layer) or by a state that is trained."""
 
     def rotated(repeats: int, width: int, tokens: int, state: bool, batch: int = 1) -> tuple[str, Callable[[], object]]:
         start = torch.empty(1, 1, tokens, width, device=DEVICE)

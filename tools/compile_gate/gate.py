@@ -120,7 +120,8 @@ def maker(name: str) -> Maker | None:
 
 
 def collect(options: argparse.Namespace, makers: list[Maker]) -> tuple[list[Build], list[str]]:
-    """What there is to compile, and the kernels and rows of tables that no call reaches, of all or of named modules.
+    """Return what there is to compile, and the kernels and rows of tables that no call reaches, of all or of named
+    modules.
 
     Raises:
         UserError: nothing to compile.
@@ -209,7 +210,7 @@ def attempt(build: Build) -> Outcome:
 
 
 def judge(built: Built, capability: int) -> list[str]:
-    """Everything that is wrong with a kernel."""
+    """Return everything that is wrong with a kernel."""
     faults = []
     inside, _ = built.code.spills()
     if inside:
@@ -231,7 +232,7 @@ def judge(built: Built, capability: int) -> list[str]:
 
 
 def row(outcome: Outcome) -> list[str]:
-    """The cells under the names of :data:`COLUMNS`."""
+    """Return the cells under the names of :data:`COLUMNS`."""
     build, built = outcome.build, outcome.built
     launch, failed = build.launch, " FAILED" * bool(outcome.faults)
     cells = [build.title, str(build.capability), build.dtype, "x".join(map(str, launch))]

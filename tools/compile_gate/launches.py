@@ -50,17 +50,17 @@ class Driver:
         self.capability = capability
 
     def get_current_target(self) -> Any:
-        """What code is made for."""
+        """Return what code is made for."""
         from triton.backends.compiler import GPUTarget
 
         return GPUTarget("cuda", self.capability, WARP)
 
     def get_current_device(self) -> int:
-        """The number of the GPU."""
+        """Return the number of the GPU."""
         return self.capability
 
     def get_current_stream(self, device: int) -> int:
-        """The default one."""
+        """Return the default one."""
         return 0
 
 

@@ -58,7 +58,7 @@ def read(binary: bytes) -> Code:
 
 
 def looped(instructions: list[Instruction], places: dict[int, int]) -> frozenset[int]:
-    """The places that lead back to themselves.
+    """Return the places that lead back to themselves.
 
     A block that was moved behind the end jumps backwards too; where its target does not lead to it, it is in no loop.
     """

@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line before ``--``."""
+    """Return the command line before ``--``."""
     parser = Parser(
         prog=f"python -m {NAME}",
         description=__doc__,
@@ -87,7 +87,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def check(options: argparse.Namespace) -> "runs.ExperimentWork":
-    """The experiment with what the command line changes in it.
+    """Return the experiment with what the command line changes in it.
 
     Raises:
         UserError: everything wrong with either.
@@ -126,7 +126,7 @@ def check_launcher(launcher: str) -> list[Problem]:
 
 
 def outline(work: "runs.ExperimentWork", planned: Sequence["runs.PlannedRun"]) -> str:
-    """What will be run."""
+    """Return what will be run."""
     found, shown = work.experiment, work.starting.shown
     lines = [f"{found.label}: {found.about}" if found.label else found.about]
     lines += [f"  ours: {found.setting}"] if found.setting else []
@@ -142,7 +142,7 @@ def outline(work: "runs.ExperimentWork", planned: Sequence["runs.PlannedRun"]) -
 
 
 def listing() -> str:
-    """A line for each experiment."""
+    """Return a line for each experiment."""
     from tools.experiment import overview
 
     rows = []

@@ -24,7 +24,7 @@ NOT_MEASURED = "not measured"
 
 
 def stored(name: str, root: Path = ROOT) -> list[Measured]:
-    """Everything that is stored of an experiment, what its own commands made first.
+    """Return everything that is stored of an experiment, what its own commands made first.
 
     Raises:
         UserError: a file that is no result.
@@ -37,7 +37,7 @@ def stored(name: str, root: Path = ROOT) -> list[Measured]:
 
 
 def build(root: Path = ROOT) -> str:
-    """The whole page.
+    """Return the whole page.
 
     Raises:
         UserError: a stored file that is no result.
@@ -64,12 +64,12 @@ def build(root: Path = ROOT) -> str:
 
 
 def _title(path: Path) -> str:
-    """A page's first line."""
+    """Return a page's first line."""
     return path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 def _table(labelled: dict[str, Experiment], found: dict[str, list[Measured]]) -> str:
-    """A row for every measurement, and one for what was not measured."""
+    """Return a row for every measurement, and one for what was not measured."""
     rows = []
     for name, asked in labelled.items():
         first = f"[{asked.label}](#{anchor(asked)}): {asked.about}"
@@ -87,7 +87,7 @@ def anchor(asked: Experiment) -> str:
 
 
 def _section(name: str, asked: Experiment, found: list[Measured]) -> Iterator[str]:
-    """Everything about one experiment."""
+    """Yield everything about one experiment."""
     yield f"## {asked.label}: {asked.about}"
     for ours in found or [Measured(name, "", {})]:
         yield page.beside(asked.label, ours, ROOT / RESULTS)

@@ -34,7 +34,7 @@ class StoredSource:
 
     @classmethod
     def of(cls, path: Path, result: results.Result | None) -> "StoredSource":
-        """What a result says of itself; the first row of a benchmark's table says what holds for all of them."""
+        """Return what a result says of itself; the first row of a benchmark's table says what holds for all of them."""
         if result is not None:
             commit = (
                 (result.commit["hash"][:12] + ("-dirty" if result.commit["dirty"] else "")) if result.commit else ""
@@ -48,7 +48,7 @@ class StoredSource:
 
 
 def typed(command: Sequence[str]) -> str:
-    """A stored command line as a user types it: results hold the script without what starts it."""
+    """Return a stored command line as a user types it: results hold the script without what starts it."""
     first, *rest = command or [""]
     if not first.endswith(".py"):
         return shlex.join(command)
@@ -59,7 +59,7 @@ def typed(command: Sequence[str]) -> str:
 
 
 def machine(hardware: Mapping[str, Any]) -> str:
-    """A machine in a few words: its GPUs, else its cores."""
+    """Return a machine in a few words: its GPUs, else its cores."""
     gpus = [str(gpu["name"]) for gpu in hardware.get("gpus") or []]
     if gpus:
         return " + ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
@@ -100,7 +100,7 @@ class Measured:
 
     @classmethod
     def of(cls, result: results.Result, page: str = "") -> "Measured":
-        """What :meth:`figures` stored; ``page`` explains it where it names none."""
+        """Return what :meth:`figures` stored; ``page`` explains it where it names none."""
         data = result.figures
         rows = {
             method: {Quantity(each["task"], each["metric"], each["length"]): each["value"] for each in numbers}
@@ -112,7 +112,7 @@ class Measured:
 
 
 def tables_of(label: str) -> list[PublishedTable]:
-    """What is published under a label."""
+    """Return what is published under a label."""
     return [table for table in published.TABLES if table.name.split(",")[0] == label]
 
 
@@ -136,7 +136,7 @@ def beside(label: str, ours: Measured, base: Path) -> str:
 
 
 def _numbers(whose: str, rows: Mapping[str, Mapping[Quantity, Number]], tables: Sequence[PublishedTable]) -> str:
-    """A row for each method, with the decimals of the published tables; without one, three."""
+    """Return a row for each method, with the decimals of the published tables; without one, three."""
 
     def places(quantity: Quantity) -> int:
         having = [table for table in tables if quantity in table.quantities] or tables[:1]
@@ -157,13 +157,13 @@ def decimal(value: Number, decimals: int) -> str:
 
 
 def listed(heading: str, lines: Iterable[str]) -> str:
-    """A list under a word; nothing where there is nothing to say."""
+    """Return a list under a word; nothing where there is nothing to say."""
     found = [f"- {line}" for line in lines]
     return "\n".join([f"{heading}:", "", *found]) if found else ""
 
 
 def origin(sources: Sequence[StoredSource], commands: Iterable[str] = ()) -> str:
-    """Which commands made the numbers (none: those of the sources), on what, and when."""
+    """Return which commands made the numbers (none: those of the sources), on what, and when."""
     if not sources:
         return ""
     lines = dict.fromkeys(f"    {command}" for command in commands or [each.command for each in sources] if command)
@@ -174,7 +174,7 @@ def origin(sources: Sequence[StoredSource], commands: Iterable[str] = ()) -> str
 
 
 def hardware(sources: Sequence[StoredSource]) -> str:
-    """The machines of the sources."""
+    """Return the machines of the sources."""
     return "; ".join(dict.fromkeys(source.hardware for source in sources if source.hardware))
 
 
@@ -184,7 +184,7 @@ def link(path: str, base: Path) -> str:
 
 
 def shown(path: Path) -> str:
-    """A path from the repository's top, where it lies in it."""
+    """Return a path from the repository's top, where it lies in it."""
     whole = path.absolute()
     return str(whole.relative_to(ROOT)) if whole.is_relative_to(ROOT) else str(path)
 

@@ -25,7 +25,7 @@ BY_UPDATES = "loss_by_updates"
 
 
 def read(path: Path) -> tuple[Rows, results.Result | None]:
-    """The numbers of a file, and what it says of itself; nothing for a file that holds no numbers.
+    """Return the numbers of a file, and what it says of itself; nothing for a file that holds no numbers.
 
     Raises:
         UserError: a file that is no result.
@@ -39,14 +39,15 @@ def read(path: Path) -> tuple[Rows, results.Result | None]:
 
 
 def is_read(path: Path) -> bool:
-    """Whether a file holds numbers, by its name."""
+    """Return whether a file holds numbers, by its name."""
     if path.suffix == ".csv":
         return path.stem.startswith("table4_")
     return path.suffix == ".json" and path.stem in READERS
 
 
 def of_run(folder: Path) -> Iterator[tuple[Path, results.Result, Rows]]:
-    """A run's result and those of what was asked of it, with the numbers of each; a checkpoint's are not the run's."""
+    """Yield a run's result and those of what was asked of it, with the numbers of each; a checkpoint's are not the
+    run's."""
     for path in [folder / "results" / "run.json", *sorted(folder.glob("evaluation/**/*.json"))]:
         if any(part.startswith("checkpoint-") for part in path.relative_to(folder).parts):
             continue
@@ -98,7 +99,7 @@ def _addressed(task: str, tests: Sequence[Mapping[str, Any]]) -> Numbers:
 
 
 def _text(address: str) -> str:
-    """What a data source is called: as the published tables do, or by its kind."""
+    """Return what a data source is called: as the published tables do, or by its kind."""
     return published.text_of(address) or address.partition(":")[0]
 
 
@@ -112,8 +113,8 @@ def _losses(documents: Mapping[str, Mapping[str, Any]], native: int) -> Numbers:
 
 
 def _by_updates(on: Mapping[str, Any], off: Mapping[str, Any], native: int) -> Numbers:
-    """A trained model less itself with its updates off, past the native length: over all documents, and of each with
-    its standard error over spans."""
+    """Return a trained model less itself with its updates off, past the native length: over all documents, and of each
+    with its standard error over spans."""
     found = {}
     for name in on:
         spans = zip(on[name]["starts"], on[name]["nll"], off[name]["nll"], strict=True)
@@ -259,7 +260,7 @@ READERS: dict[str, Callable[[results.Result], Rows]] = {
 
 
 def ordered(rows: Mapping[str, Mapping[Quantity, Any]]) -> list[Quantity]:
-    """All there are numbers of: in the order in which they were found, lengths of one kind ascending."""
+    """Return all there are numbers of: in the order in which they were found, lengths of one kind ascending."""
     found = list(dict.fromkeys(quantity for numbers in rows.values() for quantity in numbers))
     kinds = list(dict.fromkeys((quantity.task, quantity.metric) for quantity in found))
     return sorted(found, key=lambda each: (kinds.index((each.task, each.metric)), each.length or 0))

@@ -63,7 +63,8 @@ def write(work: ExperimentWork, planned: Sequence[PlannedRun], folder: Path, typ
 def gather(
     work: ExperimentWork, complete: Sequence[PlannedRun], last: Path | None
 ) -> tuple[Rows, list[StudyRow], list[StoredSource]]:
-    """What stands beside published numbers, the mean of each row's runs; every run's own; and what they are from.
+    """Return what stands beside published numbers, the mean of each row's runs; every run's own; and what they are
+    from.
 
     Beside published numbers stands what the last commands wrote: ``then``, else ``score``, else the launchers.
 

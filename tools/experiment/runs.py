@@ -59,7 +59,7 @@ class PlannedRun:
         return Path(self.recipe.trainer_value("output_dir"))
 
     def result(self) -> results.Result | None:
-        """Its stored result; None where there is none, where it is unfinished, or of another recipe.
+        """Return its stored result; None where there is none, where it is unfinished, or of another recipe.
 
         Raises:
             UserError: the file is no result.
@@ -69,8 +69,8 @@ class PlannedRun:
         return found if found is not None and found.finished and self.is_same(found.config) else None
 
     def is_same(self, config: Mapping[str, Any]) -> bool:
-        """Whether a stored configuration is this run's, wherever it ran. A field that it lacks did not exist yet, which
-        is as good as the field's default."""
+        """Return whether a stored configuration is this run's, wherever it ran. A field that it lacks did not exist
+        yet, which is as good as the field's default."""
         from tape_ds.recipe.recipe import RENAMED
 
         mine, theirs = plain(self.recipe), {RENAMED.get(name, name): value for name, value in config.items()}
@@ -90,7 +90,8 @@ class PlannedRun:
         storage.write_json(self.folder / RECIPE, plain(self.recipe))
 
     def _is_begun(self) -> bool:
-        """Whether the folder says that this recipe's run was begun there; one that says nothing is somebody else's."""
+        """Return whether the folder says that this recipe's run was begun there; one that says nothing is somebody
+        else's."""
         try:
             return self.is_same(json.loads((self.folder / RECIPE).read_text(encoding="utf-8")))
         except (OSError, ValueError):
@@ -98,13 +99,13 @@ class PlannedRun:
 
 
 def plain(recipe: "Recipe") -> dict[str, Any]:
-    """A recipe as a stored result gives it back, without credentials."""
+    """Return a recipe as a stored result gives it back, without credentials."""
     found: dict[str, Any] = json.loads(json.dumps(recipe.as_dict(), default=str))
     return results.redact(found)
 
 
 def defaults(recipe: "Recipe", names: set[str]) -> dict[str, Any]:
-    """The defaults of some of a recipe's fields."""
+    """Return the defaults of some of a recipe's fields."""
     from tape_ds.recipe import loading
 
     known = loading.table(type(recipe))
@@ -125,7 +126,7 @@ class Starting:
     """What comes before a script: ``deepspeed --hostfile hosts``; none: this machine's processes."""
 
     def typed(self, words: Sequence[str]) -> list[str]:
-        """A command as a user types it."""
+        """Return a command as a user types it."""
         if words[0] != "launch":
             return list(words)
         own = self.launcher or ("python" if self.processes == 1 else f"deepspeed --num_accelerators {self.processes}")
@@ -133,11 +134,12 @@ class Starting:
         return [*shlex.split(own), *module, *words[2:]]
 
     def shown(self, words: Sequence[str]) -> str:
-        """The same as one text."""
+        """Return the same as one text."""
         return shlex.join(self.typed(words))
 
     def line(self, words: Sequence[str]) -> list[str]:
-        """A command as it is started here: by this Python, with the scripts of this installation, on a free port."""
+        """Return a command as it is started here: by this Python, with the scripts of this installation, on a free
+        port."""
         typed = self.typed(words)
         program, *rest = [str(ROOT / w) if w.split("/")[0] in ROOMS and w.endswith(".py") else w for w in typed]
         if program == "python":
@@ -177,7 +179,7 @@ def default_processes(jobs: int) -> int:
 
 
 def check_jobs(count: int) -> list[Problem]:
-    """What is wrong with a number of runs at a time."""
+    """Return what is wrong with a number of runs at a time."""
     import torch
 
     if count > 1 and torch.cuda.is_available():
@@ -186,7 +188,7 @@ def check_jobs(count: int) -> list[Problem]:
 
 
 def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: int) -> list[PlannedRun]:
-    """A run of each arm for each seed, each checked as the launcher would.
+    """Return a run of each arm for each seed, each checked as the launcher would.
 
     Seed by seed, over all arms: whatever stops the experiment, what is complete can be paired. A run lies in a folder
     of ``output`` called as its arm; where its seed is not the recipe's own, the name says it.
@@ -234,7 +236,7 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
 
 
 def flags(values: Mapping[str, Any]) -> list[str]:
-    """Fields as a launcher's arguments."""
+    """Return fields as a launcher's arguments."""
     return [
         word
         for name, value in values.items()
@@ -303,12 +305,12 @@ class ExperimentWork:
         return self.output / self.name
 
     def commands(self, texts: Sequence[str], run: PlannedRun | None = None) -> list[list[str]]:
-        """The words of the experiment's commands."""
+        """Return the words of the experiment's commands."""
         values = {"output": self.output, "own": self.own} | ({} if run is None else {"run": run.folder, "arm": run.arm})
         return [table.filled(text, values) for text in texts]
 
     def training(self, run: PlannedRun) -> list[str]:
-        """The command that trains a run."""
+        """Return the command that trains a run."""
         return ["launch", f"launchers/{run.recipe.LAUNCHER}.py", *run.arguments, "--resume", "auto"]
 
     def scored(self, run: PlannedRun) -> str | None:
@@ -324,7 +326,7 @@ class ExperimentWork:
         return max(when, default="") if len(when) == len(planned) else None
 
     def concluded(self, planned: Sequence[PlannedRun]) -> bool:
-        """Whether the commands that come last have ended since all runs were scored."""
+        """Return whether the commands that come last have ended since all runs were scored."""
         since = self.all_scored(planned)
         return since is not None and _all_ended(self.own, self.commands(self.experiment.then), since) is not None
 
@@ -388,12 +390,12 @@ class EndedStep:
     """The results that it wrote, from the folder."""
 
     def holds(self, folder: Path, since: str) -> bool:
-        """Whether it need not be repeated: it ended since then, and its results are still there."""
+        """Return whether it need not be repeated: it ended since then, and its results are still there."""
         return self.ended >= since and all((folder / name).is_file() for name in self.left)
 
 
 def _steps(folder: Path) -> dict[str, EndedStep]:
-    """The commands that have ended in a folder."""
+    """Return the commands that have ended in a folder."""
     try:
         found = json.loads((folder / STEPS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -414,7 +416,7 @@ def _all_ended(folder: Path, commands: Sequence[Sequence[str]], since: str) -> s
 
 
 def _results(folder: Path) -> set[tuple[str, int]]:
-    """The results that pages take from a folder, and when each was written."""
+    """Return the results that pages take from a folder, and when each was written."""
     found = (
         path for pattern in ("*.*", "evaluation/**/*.*") for path in folder.glob(pattern) if readings.is_read(path)
     )
@@ -422,7 +424,8 @@ def _results(folder: Path) -> set[tuple[str, int]]:
 
 
 def _called(words: Sequence[str]) -> str:
-    """What a command's log is called: after what it starts, and a digest that tells it from others of its kind."""
+    """Return what a command's log is called: after what it starts, and a digest that tells it from others of its
+    kind."""
     plain_words = [word for word in words[1:] if word not in ("--module", "-m")]
     named = itertools.takewhile(lambda word: not word.startswith("-"), plain_words)
     kind = "_".join(Path(word).stem for word in itertools.islice(named, 2))

@@ -55,23 +55,23 @@ class Measure:
         return self.quantity.metric.startswith(BY_UPDATES)
 
     def plain(self, value: float | None) -> str:
-        """The number alone."""
+        """Return the number alone."""
         metric = self.quantity.metric
         digits = 0 if metric in COSTS else 1 if self.is_share else 3 if "loss" in metric else 2
         return number(value, f",.{digits}f")
 
     def write(self, value: float | None) -> str:
-        """One value, as tables write it."""
+        """Return one value, as tables write it."""
         return self.plain(value) + "%" * (self.is_share and value is not None)
 
     def write_sample(self, found: Sample | None) -> str:
-        """A mean, with half the width of its interval where it has one."""
+        """Return a mean, with half the width of its interval where it has one."""
         if found is None or found.half_width is None or self.quantity.metric in COSTS:
             return self.write(None if found is None else found.mean)
         return f"{self.plain(found.mean)} ± {self.plain(found.half_width)}" + "%" * self.is_share
 
     def signed(self, value: float) -> str:
-        """A difference of two values."""
+        """Return a difference of two values."""
         return ("+" if value > 0 else "") + self.plain(value)
 
 
@@ -155,12 +155,12 @@ class Study:
         return sorted({row.seed for row in self.rows if row.seed is not None})
 
     def values(self, arm: str, measure: Measure) -> dict[int, float]:
-        """A figure of an arm by seed, where it has one."""
+        """Return a figure of an arm by seed, where it has one."""
         own = [row for row in self.arms.get(arm, []) if measure.quantity in row.figures]
         return {row.seed: row.figures[measure.quantity] for row in own if row.seed is not None}
 
     def sample(self, arm: str, measure: Measure) -> Sample | None:
-        """A figure of an arm over its runs; None where it has none."""
+        """Return a figure of an arm over its runs; None where it has none."""
         own = [row.figures[measure.quantity] for row in self.arms[arm] if measure.quantity in row.figures]
         return statistics.sample(own) if own else None
 
@@ -180,7 +180,7 @@ class Study:
         return [Claim(arm, paired[arm], found[arm], *adjusted.get(arm, (None, None))) for arm in others]
 
     def figures(self) -> dict[str, Any]:
-        """All of it, for the stored result; a spread or an interval is None for a single run."""
+        """Return all of it, for the stored result; a spread or an interval is None for a single run."""
         samples = {
             arm: {m.name: (m, found) for m in self.measures if (found := self.sample(arm, m))} for arm in self.arms
         }
@@ -205,7 +205,7 @@ class Study:
 
 
 def verdict(study: Study, claim: Claim) -> str:
-    """One plain sentence on one claim."""
+    """Return one plain sentence on one claim."""
     found, measure, reference = claim.found, study.primary, study.against
     if found is None:
         return f"{claim.arm}: shares no seed with {reference} in which both have this figure."
@@ -230,7 +230,7 @@ def verdict(study: Study, claim: Claim) -> str:
 
 
 def text(study: Study) -> str:
-    """The table of arms, what decides seed by seed, and every arm against the reference."""
+    """Return the table of arms, what decides seed by seed, and every arm against the reference."""
     parts = [_arms(study)]
     if len(study.seeds) > 1:
         parts += [_decides(study), _by_seed(study), *([_differences(study)] if study.claims else [])]
@@ -242,7 +242,7 @@ def text(study: Study) -> str:
 
 
 def _arms(study: Study) -> str:
-    """A line for each arm, means over its runs."""
+    """Return a line for each arm, means over its runs."""
     lines = [
         [arm, str(len(rows)), *(each.write_sample(study.sample(arm, each)) for each in study.measures)]
         for arm, rows in study.arms.items()

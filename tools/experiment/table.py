@@ -74,13 +74,13 @@ class Experiment(Section):
 
 
 def shipped() -> list[str]:
-    """Names of the experiments of ``tools/experiments``; figures and tables by their number."""
+    """Return names of the experiments of ``tools/experiments``; figures and tables by their number."""
     names = [path.stem for path in FOLDER.glob("*.yaml")]
     return sorted(names, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
 
 
 def read(name: str, scale: str = SMALL) -> Experiment:
-    """The experiment of a name or of a file.
+    """Return the experiment of a name or of a file.
 
     Raises:
         UserError: everything wrong with it by itself; what no recipe takes is found when the recipes are loaded.
@@ -111,7 +111,7 @@ def read(name: str, scale: str = SMALL) -> Experiment:
 
 
 def check(asked: Experiment) -> list[Problem]:
-    """What is wrong with an experiment beyond the types of its fields."""
+    """Return what is wrong with an experiment beyond the types of its fields."""
     problems = []
     for arm, own in asked.arms.items():
         problems += [
@@ -141,12 +141,13 @@ def check(asked: Experiment) -> list[Problem]:
 
 
 def folder_of(arm: str) -> str:
-    """What the names of an arm's folders begin with."""
+    """Return what the names of an arm's folders begin with."""
     return re.sub(r"[^A-Za-z0-9.=+-]+", "_", arm).strip("_")
 
 
 def filled(text: str, values: Mapping[str, object]) -> list[str]:
-    """The words of a command; ``{run}`` and the like stand for ``values``. Not ``str.format``: words may hold JSON."""
+    """Return the words of a command; ``{run}`` and the like stand for ``values``. Not ``str.format``: words may hold
+    JSON."""
     words = shlex.split(text)
     for name, value in values.items():
         words = [word.replace(f"{{{name}}}", str(value)) for word in words]
@@ -154,5 +155,5 @@ def filled(text: str, values: Mapping[str, object]) -> list[str]:
 
 
 def output_of(asked: Experiment, name: str, scale: str) -> Path:
-    """The folder of its runs, where the command line names none."""
+    """Return the folder of its runs, where the command line names none."""
     return Path(asked.output or f"runs/{Path(name).stem}{'' if scale == SMALL else f'_{scale}'}")

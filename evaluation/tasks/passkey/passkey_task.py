@@ -36,7 +36,7 @@ RULES = ("exact_match", "exact_ids")
 def documents(
     *, form: str, lengths: Sequence[int], depths: Sequence[float], trials: int, seed: int, **metadata: Any
 ) -> dict[str, datasets.Dataset]:
-    """The split ``test``: a row per prompt, with ``length``, ``depth``, ``trial``, ``key`` and ``prompt``.
+    """Return the split ``test``: a row per prompt, with ``length``, ``depth``, ``trial``, ``key`` and ``prompt``.
 
     Raises:
         UserError: no tokenizer is named or none can be read, lengths that are too short.
@@ -59,7 +59,7 @@ def documents(
 
 @cache
 def load(address: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a folder or a hub id, read once."""
+    """Return the tokenizer of a folder or a hub id, read once."""
     return tokenizer.load(address)
 
 
@@ -80,7 +80,7 @@ class PasskeyTask(ConfigurableTask):
         self.metrics = [*RULES, *(f"{rule}_{length}" for length in lengths for rule in RULES)]
 
     def aggregation(self) -> dict[str, Callable[[Sequence[float]], float]]:
-        """The mean, for every metric."""
+        """Return the mean, for every metric."""
         return dict.fromkeys(self.metrics, mean)
 
     def higher_is_better(self) -> dict[str, bool]:

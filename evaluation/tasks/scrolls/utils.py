@@ -38,7 +38,7 @@ def load(
     unanswered: bool = False,
     **_: Any,
 ) -> "dict[str, hf_datasets.Dataset]":
-    """The documents of a task, under the name of a split that its file gives.
+    """Return the documents of a task, under the name of a split that its file gives.
 
     Args:
         scrolls: name of the data set, from the task's file.
@@ -87,7 +87,7 @@ def load(
 
 
 def _whole_prompt(dataset: Dataset, text: str) -> tuple[str, int]:
-    """A prompt and how many tokens of it were cut."""
+    """Return a prompt and how many tokens of it were cut."""
     return (f"{prompts.BEFORE}{text}{prompts.REQUEST}" if dataset.kind == "summary" else text), 0
 
 
@@ -100,8 +100,8 @@ def _cut_prompt(
     reserve: int,
     reference_format: bool,
 ) -> tuple[str, int]:
-    """The same, cut as in fine-tuning where it is too long; shorter, where what was cut has more tokens as a text, as
-    when the end of the document met the request within a character."""
+    """Return the same, cut as in fine-tuning where it is too long; shorter, where what was cut has more tokens as a
+    text, as when the end of the document met the request within a character."""
     room = max_tokens - reserve
     while True:
         made = prompts.prompt_ids(
@@ -134,12 +134,13 @@ def _tokenizer(name: str | None, trust_remote_code: bool) -> "PreTrainedTokenize
 
 
 def process_results(document: Mapping[str, Any], results: Sequence[str]) -> dict[str, Any]:
-    """The values of one answer by the data set's metric, each against the reference that suits it best; 0 to 1."""
+    """Return the values of one answer by the data set's metric, each against the reference that suits it best; 0 to
+    1."""
     metric = METRICS[document["metric"]]
     best = metric.best(results[0], document["outputs"])
     return {metric.name: best[0] if len(best) == 1 else list(best)}
 
 
 def rouge(examples: Sequence[Sequence[float]]) -> float:
-    """The geometric mean of the averages of ROUGE-1, ROUGE-2 and ROUGE-L."""
+    """Return the geometric mean of the averages of ROUGE-1, ROUGE-2 and ROUGE-L."""
     return METRICS["rouge"].score(examples)

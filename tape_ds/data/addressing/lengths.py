@@ -23,18 +23,18 @@ class Test:
 
 
 def tests(task: AddressingTask, lengths: Sequence[int]) -> list[Test]:
-    """Every kind of rows that the task is tested on, at every length."""
+    """Return every kind of rows that the task is tested on, at every length."""
     return [Test(length, kind, tested) for kind, tested in task.tested().items() for length in lengths]
 
 
 def reached(task: AddressingTask, trained: int) -> list[int]:
-    """Lengths of tests for a model that is trained up to ``trained``, none longer than rows can be."""
+    """Return lengths of tests for a model that is trained up to ``trained``, none longer than rows can be."""
     step = task.step
     return sorted({min(int(trained * reach) // step * step, task.longest) for reach in REACHES})
 
 
 def wrong_length(task: AddressingTask, length: int) -> str | None:
-    """What to give instead of a length that the task does not have; None: it has it."""
+    """Return what to give instead of a length that the task does not have; None: it has it."""
     if task.shortest <= length <= task.longest and length % task.step == 0:
         return None
     even = "" if task.step == 1 else f", a multiple of {task.step}"

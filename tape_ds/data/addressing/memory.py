@@ -124,7 +124,7 @@ class SelectiveCopy(AddressingTask):
         return length + 1 + self.items
 
     def draw(self, generator: random.Random, length: int) -> AddressingRow:
-        """Places first, then items."""
+        """Return places first, then items."""
         places = sorted(generator.sample(range(length), self.items))
         copied = generator.choices(string.ascii_letters[: self.values], k=self.items)
         words = ["_"] * length

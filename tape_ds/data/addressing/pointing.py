@@ -55,7 +55,7 @@ class Pointing(AddressingTask):
         return max(16, self.most + 2 * self.markers)
 
     def tokens(self, length: int) -> int:
-        """The text, and for each question the marker's, k and the letter."""
+        """Return the text, and for each question the marker's, k and the letter."""
         return length + 3 * self.queries
 
     @abstractmethod
@@ -64,7 +64,7 @@ class Pointing(AddressingTask):
 
     @abstractmethod
     def target(self, place: int, k: int) -> int:
-        """The place that is asked for, of a marker's place and k."""
+        """Return the place that is asked for, of a marker's place and k."""
 
     def draw(self, generator: random.Random, length: int) -> AddressingRow:
         """No question is for a place that has a marker, and none is asked twice."""

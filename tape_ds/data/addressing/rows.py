@@ -57,7 +57,7 @@ def held_out(task: AddressingTask, length: int, count: int, seed: int) -> list[A
 
 
 def draw(task: AddressingTask, generator: random.Random, length: int, test: bool) -> AddressingRow:
-    """A row of this length, among those of the tests or among all others."""
+    """Return a row of this length, among those of the tests or among all others."""
     while True:
         row = task.draw(generator, length)
         if is_test(row.words) == test:
@@ -65,13 +65,13 @@ def draw(task: AddressingTask, generator: random.Random, length: int, test: bool
 
 
 def is_test(words: Sequence[str]) -> bool:
-    """Whether a row is never trained on."""
+    """Return whether a row is never trained on."""
     digest = hashlib.blake2b(" ".join(words).encode(), digest_size=8, key=KEY).digest()
     return int.from_bytes(digest, "little") < _LIMIT
 
 
 def ids_of(task: AddressingTask) -> dict[str, int]:
-    """The id of each word."""
+    """Return the id of each word."""
     return {word: number for number, word in enumerate(task.vocabulary)}
 
 

@@ -60,11 +60,11 @@ class AddressingTask(ABC):
 
     @abstractmethod
     def tokens(self, length: int) -> int:
-        """Tokens of a row of this length, all its answers among them."""
+        """Return tokens of a row of this length, all its answers among them."""
 
     @abstractmethod
     def draw(self, generator: random.Random, length: int) -> AddressingRow:
-        """A row of exactly this length."""
+        """Return a row of exactly this length."""
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -72,15 +72,15 @@ class AddressingTask(ABC):
         return (*SPECIAL, *self.words)
 
     def tested(self) -> Mapping[str, "AddressingTask"]:
-        """The kinds of rows that a model of this task is tested on, by what tells them apart."""
+        """Return the kinds of rows that a model of this task is tested on, by what tells them apart."""
         return {"": self}
 
     @abstractmethod
     def bounds(self) -> dict[str, tuple[float, float]]:
-        """The smallest and the largest value of each option."""
+        """Return the smallest and the largest value of each option."""
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong with the options, each of which has its type."""
+        """Yield what is wrong with the options, each of which has its type."""
         for option, (least, most) in self.bounds().items():
             value = getattr(self, option)
             if not least <= value <= most:

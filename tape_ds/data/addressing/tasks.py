@@ -16,7 +16,7 @@ TASKS: Mapping[str, AddressingTask] = {
 
 
 def make(name: str, options: Mapping[str, Any]) -> AddressingTask:
-    """A task with its options.
+    """Return a task with its options.
 
     Raises:
         KeyError: there is no such task.
@@ -27,7 +27,7 @@ def make(name: str, options: Mapping[str, Any]) -> AddressingTask:
 
 
 def check(name: str, options: Mapping[str, Any]) -> list[Problem]:
-    """What is wrong with the options of a task that there is."""
+    """Return what is wrong with the options of a task that there is."""
     hints = {option: get_type_hints(type(TASKS[name]))[option] for option in options_of(TASKS[name])}
     found = []
     for option, value in options.items():
@@ -40,7 +40,7 @@ def check(name: str, options: Mapping[str, Any]) -> list[Problem]:
 
 
 def options_of(task: AddressingTask) -> dict[str, Any]:
-    """Every option of a task, with its value."""
+    """Return every option of a task, with its value."""
     return {**vars(task)}
 
 

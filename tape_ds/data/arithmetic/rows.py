@@ -39,7 +39,7 @@ class ArithmeticRows(DrawnRows):
         self._ids = _ids(self.task)
 
     def sample(self, index: int) -> ArithmeticSample:
-        """The problem behind number ``index``."""
+        """Return the problem behind number ``index``."""
         generator = self.generator(index)
         i, j = (1 + generator.randrange(most) for most in self.largest)
         return split.draw(self.task, generator, i, j, test=False)
@@ -50,7 +50,7 @@ class ArithmeticRows(DrawnRows):
 
 
 def encode(sample: ArithmeticSample, tokenizer: "PreTrainedTokenizerBase") -> tuple[list[int], int]:
-    """The ids of a whole row (prompt, answer, EOS), and how many at its end are targets (answer and EOS)."""
+    """Return the ids of a whole row (prompt, answer, EOS), and how many at its end are targets (answer and EOS)."""
     return _encode(sample, tokenizer.get_vocab())
 
 

@@ -30,7 +30,7 @@ _CROWDED = 4 * ONE_IN
 
 
 def is_test(task_name: str, operands: Operands) -> bool:
-    """Whether a problem is never trained on.
+    """Return whether a problem is never trained on.
 
     Raises:
         KeyError: there is no such task.
@@ -42,7 +42,7 @@ def is_test(task_name: str, operands: Operands) -> bool:
 
 
 def draw(task: ArithmeticTask, generator: random.Random, i: int, j: int, test: bool) -> ArithmeticSample:
-    """A problem of exactly these sizes, uniform among those of the test (or among all others)."""
+    """Return a problem of exactly these sizes, uniform among those of the test (or among all others)."""
     while True:
         operands = task.draw_operands(generator, i, j)
         if is_test(task.name, operands) == test:
@@ -73,7 +73,8 @@ def _is_small(task_name: str, i: int, j: int) -> bool:
 
 @functools.cache
 def _small_tests(task_name: str, i: int, j: int) -> frozenset[Operands]:
-    """The test's sets of operands in a small cell, each sorted; the same for (j, i) where that has the same sets."""
+    """Return the test's sets of operands in a small cell, each sorted; the same for (j, i) where that has the same
+    sets."""
     sets = {tuple(sorted(operands)) for operands in TASKS[task_name].every(i, j)}
     ranked = sorted(sets, key=lambda operands: (_hash(task_name, operands), operands))
     return frozenset(ranked[: max(1, len(ranked) // SMALL_ONE_IN)])

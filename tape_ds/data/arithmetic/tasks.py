@@ -65,10 +65,10 @@ class ArithmeticTask(ABC):
 
     @abstractmethod
     def ranges(self, i: int, j: int) -> list[range]:
-        """The values that each operand has in problems of exactly these sizes, independently of the others."""
+        """Return the values that each operand has in problems of exactly these sizes, independently of the others."""
 
     def operand(self, value: int, among: range) -> str:
-        """One of these values as one reads it."""
+        """Return one of these values as one reads it."""
         return str(value)
 
     def draw_operands(self, generator: random.Random, i: int, j: int) -> Operands:
@@ -76,47 +76,47 @@ class ArithmeticTask(ABC):
         return tuple(self.operand(generator.randrange(each.start, each.stop), each) for each in self.ranges(i, j))
 
     def count(self, i: int, j: int) -> int:
-        """How many different operands of exactly these sizes there are."""
+        """Return how many different operands of exactly these sizes there are."""
         return math.prod(each.stop - each.start for each in self.ranges(i, j))
 
     def every(self, i: int, j: int) -> Iterator[Operands]:
-        """All :meth:`count` of them."""
+        """Return all :meth:`count` of them."""
         return itertools.product(*([self.operand(value, each) for value in each] for each in self.ranges(i, j)))
 
     def size_of(self, operands: Operands) -> tuple[int, int]:
-        """The two sizes of these operands."""
+        """Return the two sizes of these operands."""
         first, second = operands
         return len(first), len(second)
 
     @abstractmethod
     def prompt(self, operands: Operands) -> str:
-        """The question's text, with the equals sign."""
+        """Return the question's text, with the equals sign."""
 
     @abstractmethod
     def answer(self, operands: Operands) -> str:
-        """The right answer's text, without EOS."""
+        """Return the right answer's text, without EOS."""
 
     @abstractmethod
     def longest(self, i: int, j: int) -> int:
-        """Tokens of prompt, answer and EOS at most."""
+        """Return tokens of prompt, answer and EOS at most."""
 
     def tested(self, first: int, second: int, longest: int | None = None) -> tuple[int, int]:
-        """Sizes of the longest test of a model that is trained to these: in their proportion, so that the larger one is
-        ``longest`` (default: :data:`TESTED` times it), and neither larger than any there is."""
+        """Return sizes of the longest test of a model that is trained to these: in their proportion, so that the larger
+        one is ``longest`` (default: :data:`TESTED` times it), and neither larger than any there is."""
         longer = TESTED if longest is None else longest / max(first, second)
         return min(round(first * longer), self.largest[0]), min(round(second * longer), self.largest[1])
 
     def sample(self, operands: Operands) -> ArithmeticSample:
-        """The problem with these operands."""
+        """Return the problem with these operands."""
         return ArithmeticSample(self.prompt(operands), self.answer(operands), operands)
 
     def draw(self, generator: random.Random, i: int, j: int) -> ArithmeticSample:
-        """A problem of exactly these sizes, uniform among all of them."""
+        """Return a problem of exactly these sizes, uniform among all of them."""
         return self.sample(self.draw_operands(generator, i, j))
 
 
 def numbers_of(digits: int) -> range:
-    """All numbers of so many digits; of one digit, those from 1."""
+    """Return all numbers of so many digits; of one digit, those from 1."""
     return range(10 ** (digits - 1), 10**digits)
 
 
@@ -143,17 +143,17 @@ class TwoNumbers(ArithmeticTask):
         return [numbers_of(i), numbers_of(j)]
 
     def prompt(self, operands: Operands) -> str:
-        """Both reversed, the sign between them."""
+        """Return both reversed, the sign between them."""
         first, second = operands
         return f"{first[::-1]}{self.sign}{second[::-1]}="
 
     def answer(self, operands: Operands) -> str:
-        """The operation's result, reversed."""
+        """Return the operation's result, reversed."""
         first, second = operands
         return reversed_number(self.operation(int(first), int(second)))
 
     def longest(self, i: int, j: int) -> int:
-        """Both operands, two signs, the answer and EOS."""
+        """Return both operands, two signs, the answer and EOS."""
         return i + 1 + j + 1 + self.answer_digits(i, j) + 1
 
 
@@ -167,7 +167,7 @@ class Sorting(ArithmeticTask):
     largest = (LONGEST, len(LETTERS))
 
     def ranges(self, i: int, j: int) -> list[range]:
-        """A list."""
+        """Return a list."""
         return [numbers_of(i)] * j
 
     def size_of(self, operands: Operands) -> tuple[int, int]:
@@ -175,16 +175,16 @@ class Sorting(ArithmeticTask):
         return len(operands[0]), len(operands)
 
     def prompt(self, operands: Operands) -> str:
-        """The list, a letter before each number."""
+        """Return the list, a letter before each number."""
         named = (f"{letter}:{number[::-1]}" for letter, number in zip(LETTERS[: len(operands)], operands, strict=True))
         return ",".join(named) + "="
 
     def answer(self, operands: Operands) -> str:
-        """The letters, the smallest number's first."""
+        """Return the letters, the smallest number's first."""
         return "".join(LETTERS[place] for place in sorted(range(len(operands)), key=lambda place: int(operands[place])))
 
     def longest(self, i: int, j: int) -> int:
-        """A letter, a colon, a number and a comma (or the equals sign) each; a letter each; EOS."""
+        """Return a letter, a colon, a number and a comma (or the equals sign) each; a letter each; EOS."""
         return (i + 3) * j + j + 1
 
 
@@ -200,15 +200,15 @@ class BitwiseOr(ArithmeticTask):
     sizes = ("places of the first vector", "places of the second vector")
 
     def ranges(self, i: int, j: int) -> list[range]:
-        """The place of each vector's 1, or the place behind the last: none."""
+        """Return the place of each vector's 1, or the place behind the last: none."""
         return [range(i + 1), range(j + 1)]
 
     def operand(self, value: int, among: range) -> str:
-        """A vector with a 1 at this place."""
+        """Return a vector with a 1 at this place."""
         return "".join("1" if place == value else "0" for place in range(len(among) - 1))
 
     def prompt(self, operands: Operands) -> str:
-        """Both as they are: a vector's first place comes first."""
+        """Return both as they are: a vector's first place comes first."""
         first, second = operands
         return f"{first}+{second}="
 
@@ -218,7 +218,7 @@ class BitwiseOr(ArithmeticTask):
         return "".join("1" if "1" in pair else "0" for pair in pairs)
 
     def longest(self, i: int, j: int) -> int:
-        """Both vectors, two signs, the answer and EOS."""
+        """Return both vectors, two signs, the answer and EOS."""
         return i + 1 + j + 1 + max(i, j) + 1
 
 

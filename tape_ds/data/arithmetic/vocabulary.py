@@ -13,7 +13,7 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3
 
 
 def tokenizer(task_name: str) -> "PreTrainedTokenizerFast":
-    """The tokenizer of a task; ``AutoTokenizer`` reads the folder that it is saved in.
+    """Return the tokenizer of a task; ``AutoTokenizer`` reads the folder that it is saved in.
 
     It adds nothing to a text: the rows of training add EOS, and a prompt is encoded as it stands.
 
@@ -29,7 +29,7 @@ def tokenizer(task_name: str) -> "PreTrainedTokenizerFast":
 
 
 def of_words(vocabulary: Sequence[str]) -> "PreTrainedTokenizerFast":
-    """A tokenizer of texts whose tokens stand apart from one another by a space.
+    """Return a tokenizer of texts whose tokens stand apart from one another by a space.
 
     Args:
         vocabulary: the tokens in the order of their ids, :data:`tape_ds.data.arithmetic.tasks.SPECIAL` first.

@@ -52,12 +52,12 @@ MADE = Dataset("stdlib", "answer", "f1")
 
 
 def available() -> list[str]:
-    """Names that :func:`find` knows."""
+    """Return names that :func:`find` knows."""
     return [*DATASETS, MADE.name]
 
 
 def find(name: str, field: str = "dataset") -> Dataset:
-    """The data set of this name; ``field`` is what messages call it.
+    """Return the data set of this name; ``field`` is what messages call it.
 
     Raises:
         UserError: there is none.

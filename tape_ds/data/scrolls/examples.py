@@ -52,7 +52,7 @@ class Example:
 
 
 def read(name: str, split: str, data_dir: str | Path | None = None) -> list[Example]:
-    """The questions of a split in the file's order, each once.
+    """Return the questions of a split in the file's order, each once.
 
     Args:
         name: of :func:`tape_ds.data.scrolls.datasets.available`.
@@ -72,7 +72,7 @@ def read(name: str, split: str, data_dir: str | Path | None = None) -> list[Exam
 
 
 def rows(name: str, split: str, data_dir: str | Path | None = None) -> Iterator[ScrollsRow]:
-    """The lines of a split, one for each reference answer; a line at a time, since whole splits may take many GB.
+    """Yield the lines of a split, one for each reference answer; a line at a time, since whole splits may take many GB.
 
     Raises:
         UserError: as :func:`read`, as soon as it is met.
@@ -109,7 +109,7 @@ def fingerprint(name: str, split: str, data_dir: str | Path | None = None) -> st
 
 
 def check(name: str, splits: tuple[str, ...], data_dir: str | Path | None) -> list[Problem]:
-    """What is wrong with ``dataset`` and ``data_dir`` as far as the disk can tell; nothing is downloaded."""
+    """Return what is wrong with ``dataset`` and ``data_dir`` as far as the disk can tell; nothing is downloaded."""
     problems: list[Problem] = []
     try:
         dataset = find(name)
@@ -139,7 +139,7 @@ class _Location:
             yield io.TextIOWrapper(raw, encoding="utf-8-sig")
 
     def identity(self) -> str:
-        """What stands for the contents."""
+        """Return what stands for the contents."""
         member = self.file.filesystem.info(self.file.path)
         return f"{member['file_size']}:{member['CRC']:08x}" if "CRC" in member else file_identity(self.path)
 
@@ -156,7 +156,7 @@ def _checked(name: str, split: str) -> Dataset:
 
 
 def _locate(dataset: Dataset, split: str, data_dir: str | Path | None) -> _Location:
-    """The split's file, downloaded where no ``data_dir`` is given.
+    """Return the split's file, downloaded where no ``data_dir`` is given.
 
     Raises:
         UserError: there is none.
@@ -181,7 +181,7 @@ def _locate(dataset: Dataset, split: str, data_dir: str | Path | None) -> _Locat
 
 
 def _member(path: Path, dataset: Dataset, split: str) -> _Location:
-    """The member of an archive that is this split of this data set, by its whole name as it is published."""
+    """Return the member of an archive that is this split of this data set, by its whole name as it is published."""
     from fsspec.implementations.zip import ZipFileSystem
 
     member = f"{dataset.name}/{split}.jsonl"
@@ -196,7 +196,7 @@ def _member(path: Path, dataset: Dataset, split: str) -> _Location:
 
 
 def _download(dataset: Dataset) -> Path:
-    """The hub's archive, from huggingface_hub's cache where it is there."""
+    """Return the hub's archive, from huggingface_hub's cache where it is there."""
     from huggingface_hub import hf_hub_download
 
     file = f"{dataset.name}.zip"
@@ -210,7 +210,7 @@ def _download(dataset: Dataset) -> Path:
 
 
 def _row(line: str, location: _Location, number: int, split: str) -> ScrollsRow:
-    """One line as a row.
+    """Return one line as a row.
 
     Raises:
         UserError: it is none.

@@ -39,8 +39,8 @@ def fingerprint(split: str) -> str:
 
 
 def _questions(part: str) -> Iterator[tuple[str, str, str]]:
-    """Every function that takes an argument, whose name its file has once and whose head the excerpt holds whole, in
-    the order of the files."""
+    """Yield every function that takes an argument, whose name its file has once and whose head the excerpt holds whole,
+    in the order of the files."""
     for document in StandardLibrary("stdlib").documents(part):
         lines = document.text.split("\n")  # as ast counts them: a form feed ends none
         functions = [node for node in ast.walk(ast.parse(document.text)) if isinstance(node, ast.FunctionDef)]

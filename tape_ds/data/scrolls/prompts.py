@@ -49,7 +49,7 @@ def prompt_ids(
     reference_format: bool,
     words: int = REFERENCE_WORDS,
 ) -> ScrollsPrompt:
-    """The prompt of one example, at most ``max_tokens - reserve`` ids.
+    """Return the prompt of one example, at most ``max_tokens - reserve`` ids.
 
     Args:
         dataset: says whether it is an answer or a summary that is wanted.
@@ -86,7 +86,7 @@ def prompt_ids(
 def answer_ids(
     output: str, tokenizer: "PreTrainedTokenizerBase", *, max_tokens: int, reference_format: bool
 ) -> tuple[list[int], int]:
-    """The ids of a reference answer, at most ``max_tokens`` of them and EOS, and how many tokens did not fit.
+    """Return the ids of a reference answer, at most ``max_tokens`` of them and EOS, and how many tokens did not fit.
 
     Args:
         output: the answer's text.
@@ -100,20 +100,21 @@ def answer_ids(
 
 
 def reserved(answer_tokens: int) -> int:
-    """Tokens that a prompt leaves free for an answer of that many tokens and its EOS."""
+    """Return tokens that a prompt leaves free for an answer of that many tokens and its EOS."""
     return answer_tokens + 1
 
 
 def encode(text: str, tokenizer: "PreTrainedTokenizerBase", begin: bool = True) -> list[int]:
-    """The ids of ``text``, begun as the tokenizer begins a text or, without ``begin``, as the middle of one; never
-    ended, since something follows."""
+    """Return the ids of ``text``, begun as the tokenizer begins a text or, without ``begin``, as the middle of one;
+    never ended, since something follows."""
     # verbose=False: no advice about the native length, which a text may exceed
     ids: list[int] = tokenizer(text, add_special_tokens=begin, return_attention_mask=False, verbose=False)["input_ids"]
     return without_end(ids, tokenizer) if begin else ids
 
 
 def _request_tokens(tokenizer: "PreTrainedTokenizerBase") -> int:
-    """Ids that the request takes at the end of a text, its line break among them, which some join to a full stop."""
+    """Return ids that the request takes at the end of a text, its line break among them, which some join to a full
+    stop."""
     return max(
         len(encode(f"{end}{REQUEST}", tokenizer, begin=False)) - len(encode(end, tokenizer, begin=False))
         for end in (".", "a")

@@ -68,7 +68,7 @@ def tokenized(
     cache_dir: str | Path,
     questions: int | None = None,
 ) -> "datasets.Dataset":
-    """The rows of a split, a row for each reference answer, from the cache where they have been made before.
+    """Return the rows of a split, a row for each reference answer, from the cache where they have been made before.
 
     Args:
         name, split, data_dir: as for :func:`tape_ds.data.scrolls.examples.read`, with published answers.
@@ -107,7 +107,8 @@ def tokenized(
 
 
 def _spread(read: Callable[[], Iterator[examples.ScrollsRow]], count: int) -> Iterator[examples.ScrollsRow]:
-    """The first row of ``count`` questions, evenly spaced over all; read twice, since whole splits may take many GB."""
+    """Yield the first row of ``count`` questions, evenly spaced over all; read twice, since whole splits may take many
+    GB."""
     ids = list(dict.fromkeys(row.id for row in read()))
     wanted = {ids[len(ids) * place // count] for place in range(count)} if count < len(ids) else set(ids)
     for row in read():
@@ -138,7 +139,7 @@ def _row(name: str, row: examples.ScrollsRow, tokenizer: "PreTrainedTokenizerBas
 
 
 def cut(rows: "datasets.Dataset") -> CutText:
-    """What the rows of :func:`tokenized` have lost."""
+    """Return what the rows of :func:`tokenized` have lost."""
     prompts, answers = (rows.data.column(name).to_numpy().astype(np.int64) for name in ("cut_prompt", "cut_answer"))
     return CutText(
         len(rows), int((prompts > 0).sum()), int(prompts.sum()), int((answers > 0).sum()), int(answers.sum())
@@ -177,7 +178,7 @@ class AnswerRows(torch.utils.data.Dataset):
         return whole * int(self.lengths.sum()) + int(self.lengths[last].sum())
 
     def row_of(self, index: int) -> int:
-        """The row behind sample ``index``."""
+        """Return the row behind sample ``index``."""
         step, place = divmod(index, self.step_rows)
         if step != self._step:  # the rows of a step, the longest first; of equal ones the one drawn first
             count, indices = len(self.rows), range(step * self.step_rows, (step + 1) * self.step_rows)
@@ -194,7 +195,7 @@ class AnswerRows(torch.utils.data.Dataset):
 
 
 def item(input_ids: np.ndarray, answers: slice | list[int]) -> dict[str, torch.Tensor]:
-    """The tensors (see :class:`AnswerRows`) of a row whose tokens at the places ``answers`` are the targets."""
+    """Return the tensors (see :class:`AnswerRows`) of a row whose tokens at the places ``answers`` are the targets."""
     labels = np.full_like(input_ids, IGNORED)
     labels[answers] = input_ids[answers]
     return {

@@ -50,7 +50,7 @@ KINDS: dict[str, type[Source]] = {
 
 
 def parse(spec: str, field: str = "data") -> Source:
-    """The :class:`Source` of ``spec``; nothing is opened.
+    """Return the :class:`Source` of ``spec``; nothing is opened.
 
     Raises:
         UserError: the address is not a text or its kind is unknown.

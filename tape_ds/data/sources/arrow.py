@@ -88,12 +88,13 @@ class ArrowFolder(TokenSource):
         return hashlib.sha256("\0".join([self.kind, *parts]).encode()).hexdigest()
 
     def identities(self, split: str) -> set[str]:
-        """The folder, links resolved."""
+        """Return the folder, links resolved."""
         return {self.folder.resolve().as_posix()}
 
 
 def _is_integer_list(feature: Any) -> bool:
-    """Whether a feature of ``dataset_info.json`` is a list of integers (written as a list by older ``datasets``)."""
+    """Return whether a feature of ``dataset_info.json`` is a list of integers (written as a list by older
+    ``datasets``)."""
     inner = feature[0] if isinstance(feature, list) and feature else feature
     inner = inner.get("feature", inner) if isinstance(inner, dict) else {}
     listed = inner is not feature

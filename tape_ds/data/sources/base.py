@@ -61,18 +61,19 @@ class Source(ABC):
 
     @abstractmethod
     def check(self) -> list[Problem]:
-        """Everything wrong with the spec that can be seen without reading the data; no network."""
+        """Return everything wrong with the spec that can be seen without reading the data; no network."""
 
     @abstractmethod
     def shards(self, split: str) -> list[Shard]:
-        """The parts of ``split`` (``"train"`` or ``"heldout"``), in the order of :meth:`documents`; none is opened.
+        """Return the parts of ``split`` (``"train"`` or ``"heldout"``), in the order of :meth:`documents`; none is
+        opened.
 
         Raises:
             UserError: what has to be asked for them (the hub) does not answer.
         """
 
     def documents(self, split: str) -> Iterator[Document]:
-        """Documents of ``split`` in a fixed order: those of its shards, one after another.
+        """Return documents of ``split`` in a fixed order: those of its shards, one after another.
 
         Raises:
             UserError: naming the place, where the data are not what the spec promises.
@@ -85,7 +86,7 @@ class Source(ABC):
 
     @abstractmethod
     def identities(self, split: str) -> set[str]:
-        """Names of what ``split`` reads, comparable across sources: two that share one read the same data."""
+        """Return names of what ``split`` reads, comparable across sources: two that share one read the same data."""
 
     def reading(self, items: Iterator[Item], wrong: str, remedy: str) -> Iterator[Item]:
         """``items``; where a damaged file ends them, a :class:`UserError` of ``wrong``, the reason and ``remedy``."""
@@ -137,7 +138,7 @@ OTHER_TOKENIZER = (
 
 
 def file_identity(path: Path) -> str:
-    """What stands for a file's contents: their hash up to 64 MiB, size and time of change above."""
+    """Return what stands for a file's contents: their hash up to 64 MiB, size and time of change above."""
     status = path.stat()
     if status.st_size > _HASHED_WHOLE:
         return f"{status.st_size}@{status.st_mtime_ns}"

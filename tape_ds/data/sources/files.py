@@ -89,10 +89,10 @@ class _Files(Source):
 
     @abstractmethod
     def _read(self, name: str, file: File) -> Iterator[Document]:
-        """The documents of one file."""
+        """Return the documents of one file."""
 
     def shards(self, split: str) -> list[Shard]:
-        """A shard for each file."""
+        """Return a shard for each file."""
         return [Shard(name, partial(self._shard, name, file)) for name, file in self.files().items()]
 
     def _shard(self, name: str, file: File) -> Iterator[Document]:
@@ -100,7 +100,7 @@ class _Files(Source):
         return self.reading(self._read(name, file), f"{name} cannot be read", remedy)
 
     def fingerprint(self) -> str:
-        """Names, column and the identity of each file's contents (:func:`file_identity`).
+        """Return names, column and the identity of each file's contents (:func:`file_identity`).
 
         Of remote files the spec stands for the contents, as it does for a dataset of the hub: name a revision.
         """
@@ -108,7 +108,7 @@ class _Files(Source):
         return hashlib.sha256("\0".join([self.kind, self.column, *read]).encode()).hexdigest()
 
     def identities(self, split: str) -> set[str]:
-        """The files, links resolved; of remote ones the pattern."""
+        """Return the files, links resolved; of remote ones the pattern."""
         return {self.pattern} if self.remote else {path.resolve().as_posix() for _, path in self._paths()}
 
     def _paths(self) -> list[tuple[str, Path]]:
@@ -116,7 +116,7 @@ class _Files(Source):
         return [(name, Path(file.path)) for name, file in self.files().items()]
 
     def _document(self, place: str, value: Any) -> Document:
-        """The document ``place`` if ``value`` is a text, else an error that names it."""
+        """Return the document ``place`` if ``value`` is a text, else an error that names it."""
         if isinstance(value, str):
             return Document(place, value)
         wrong = f"{place}: {self.column!r} holds {type(value).__name__}, not text"
@@ -136,7 +136,7 @@ class TextFiles(_Files):
         return None
 
     def _read(self, name: str, file: File) -> Iterator[Document]:
-        """The whole file, decoded strictly: a replacement character would train on damaged text."""
+        """Yield the whole file, decoded strictly: a replacement character would train on damaged text."""
         with file.open() as stream:
             raw = stream.read()
         try:
@@ -178,7 +178,7 @@ class JsonLines(_Files):
         return next((list(record) for _, record in self._records(Path(file.path).name, file)), None)
 
     def _read(self, name: str, file: File) -> Iterator[Document]:
-        """One document per line, named ``file:line``."""
+        """Yield one document per line, named ``file:line``."""
         for place, record in self._records(name, file):
             if self._wanted(record, place):
                 yield self._document(place, record.get(self.column))
@@ -201,7 +201,7 @@ class JsonLines(_Files):
                 yield place, record
 
     def _wanted(self, record: dict, place: str) -> bool:
-        """Whether the conditions hold; a key that is not there is a mistake."""
+        """Return whether the conditions hold; a key that is not there is a mistake."""
         for key, _, value in self.where:
             found: Any = record
             for part in key.split("."):
@@ -226,7 +226,7 @@ class ParquetFiles(_Files):
             return list(pyarrow.parquet.read_schema(stream).names)
 
     def _read(self, name: str, file: File) -> Iterator[Document]:
-        """One document per row, named ``file:row`` (rows count from 0)."""
+        """Yield one document per row, named ``file:row`` (rows count from 0)."""
         import pyarrow.parquet
 
         with file.open() as stream, pyarrow.parquet.ParquetFile(stream) as table:

@@ -59,7 +59,7 @@ class HubDataset(Source):
         return []
 
     def shards(self, split: str) -> list[Shard]:
-        """The dataset's own shards (C4: 1,024 files), documents named ``dataset:split:shard:number``.
+        """Return the dataset's own shards (C4: 1,024 files), documents named ``dataset:split:shard:number``.
 
         With ``[:N]`` there is one, ``dataset:split``: where the N documents end is only known by reading.
         """
@@ -88,7 +88,7 @@ class HubDataset(Source):
             yield Document(f"{place}:{number}", value)
 
     def _values(self, rows: "IterableDataset") -> Iterator[object]:
-        """The text column, row by row; as Arrow, so that the other columns never become Python's.
+        """Yield the text column, row by row; as Arrow, so that the other columns never become Python's.
 
         Read by ``iter(batch_size)``: plain iteration inside a DataLoader's worker would hand each worker a part of the
         rows, and what a shard holds must not depend on who reads it.
@@ -100,7 +100,7 @@ class HubDataset(Source):
             yield from batch.column(self.column).to_pylist()
 
     def _open(self, split: str) -> tuple["IterableDataset", str]:
-        """The dataset and the place its documents are named by."""
+        """Return the dataset and the place its documents are named by."""
         import datasets
 
         wanted = self.split or self._SPLIT_OF[split]

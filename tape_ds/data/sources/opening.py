@@ -55,12 +55,12 @@ class File:
 
 
 def is_remote(pattern: str) -> bool:
-    """Whether fsspec has to find it."""
+    """Return whether fsspec has to find it."""
     return "://" in pattern
 
 
 def unknown_protocol(pattern: str) -> str | None:
-    """What is wrong with the protocols of a remote pattern; no network. None: nothing."""
+    """Return what is wrong with the protocols of a remote pattern; no network. None: nothing."""
     from fsspec import get_filesystem_class
 
     for link in pattern.split("::"):

@@ -66,7 +66,7 @@ class StandardLibrary(Source):
         return []
 
     def shards(self, split: str) -> list[Shard]:
-        """A shard for each file, of one document: none where the file is empty or cannot be read or decoded."""
+        """Return a shard for each file, of one document: none where the file is empty or cannot be read or decoded."""
         files = self.files()
         return [Shard(name, partial(_read, name, files[name])) for name in self._names(split)]
 
@@ -79,7 +79,7 @@ class StandardLibrary(Source):
         return digest.hexdigest()
 
     def identities(self, split: str) -> set[str]:
-        """One name per file."""
+        """Return one name per file."""
         return {f"stdlib:{name}" for name in self._names(split)}
 
 
@@ -93,5 +93,5 @@ def _read(name: str, path: Path) -> Iterator[Document]:
 
 
 def _wanted(name: str) -> bool:
-    """Whether a file or folder of the standard library belongs to the documents."""
+    """Return whether a file or folder of the standard library belongs to the documents."""
     return name not in _STDLIB_LEFT_OUT and not name.startswith(_STDLIB_LEFT_OUT_PREFIXES)

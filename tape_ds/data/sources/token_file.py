@@ -54,12 +54,12 @@ class TokenFileRecord:
 
 
 def record_path(path: Path) -> Path:
-    """Where the record of a file lies."""
+    """Return where the record of a file lies."""
     return path.with_name(f"{path.name}.json")
 
 
 def read_record(path: Path) -> TokenFileRecord | None:
-    """The record beside a file; None where there is none.
+    """Return the record beside a file; None where there is none.
 
     Raises:
         ValueError: it is not one.
@@ -77,7 +77,7 @@ def read_record(path: Path) -> TokenFileRecord | None:
 
 
 def width_for(vocabulary: int) -> str:
-    """The narrowest width that holds every id of a vocabulary."""
+    """Return the narrowest width that holds every id of a vocabulary."""
     return next(name for name, width in WIDTHS.items() if vocabulary - 1 <= np.iinfo(width).max)
 
 
@@ -167,7 +167,7 @@ class TokenFile(TokenSource):
         return []
 
     def token_rows(self) -> Iterator[tuple[str, np.ndarray]]:
-        """The one document, named after the file.
+        """Yield the one document, named after the file.
 
         Raises:
             UserError: the bytes are not those of the record.
@@ -190,5 +190,5 @@ class TokenFile(TokenSource):
         return hashlib.sha256("\0".join([self.kind, *parts]).encode()).hexdigest()
 
     def identities(self, split: str) -> set[str]:
-        """The file, links resolved."""
+        """Return the file, links resolved."""
         return {self.path.resolve().as_posix()}

@@ -47,12 +47,12 @@ _BACKENDS: dict[str, Callable[[AttentionCall], tuple[Tensor, ...]]] = {
 
 
 def run(name: str, call: AttentionCall) -> tuple[Tensor, ...]:
-    """The call's outputs [B, H, T, V], by the backend of that name."""
+    """Return the call's outputs [B, H, T, V], by the backend of that name."""
     return _BACKENDS[name](call)
 
 
 def choose(backend: str, call: AttentionCall) -> str:
-    """The backend that ``backend`` stands for in this call.
+    """Return the backend that ``backend`` stands for in this call.
 
     Raises:
         ValueError: it is unknown, or cannot compute the call.
@@ -93,7 +93,7 @@ _ROWS = tuple(StoredChoice(**row) for row in json.loads(TABLE.read_text(encoding
 
 
 def table() -> tuple[StoredChoice, ...]:
-    """The stored rows."""
+    """Return the stored rows."""
     return _ROWS
 
 
@@ -107,7 +107,7 @@ class Chip(NamedTuple):
 
 
 def chip_of(device: torch.device) -> Chip:
-    """The device's kind, and for CUDA its compute capability."""
+    """Return the device's kind, and for CUDA its compute capability."""
     if device.type != "cuda":
         return Chip(device.type, device.type)
     return Chip("cuda", "sm_{}{}".format(*torch.cuda.get_device_capability(device)))
@@ -136,7 +136,7 @@ def _auto(call: AttentionCall) -> str:
 
 
 def _unmeasured(call: AttentionCall, device: str) -> tuple[str, str]:
-    """What is taken without a measurement on this chip, and why."""
+    """Return what is taken without a measurement on this chip, and why."""
     if call.borders is not None and call.q.shape[2] > FEW_QUERIES and device in _GPUS:
         unfit = _why_not("varlen", call)
         if unfit is None:
@@ -153,7 +153,7 @@ def _unmeasured(call: AttentionCall, device: str) -> tuple[str, str]:
 
 
 def _measured(call: AttentionCall, chip: str) -> StoredChoice | None:
-    """The table's row for this call."""
+    """Return the table's row for this call."""
     columns, packed = sum(value.shape[-1] for value in call.values), call.borders is not None
     kind = (chip, str(call.q.dtype).removeprefix("torch."), call.q.shape[-1], columns, packed)
     queries = call.q.shape[2]
@@ -162,7 +162,7 @@ def _measured(call: AttentionCall, chip: str) -> StoredChoice | None:
 
 
 def missing(name: str, device_type: str) -> str | None:
-    """What this machine lacks for a backend, whatever the call."""
+    """Return what this machine lacks for a backend, whatever the call."""
     if NEEDS_CUDA[name] and device_type not in _GPUS:
         return "needs a CUDA device"
     if name == "flash":

@@ -87,7 +87,7 @@ def complete(
 def allowed_keys(
     queries: int, keys: int, causal: bool, document_ids: Tensor | None, offset: int | Tensor, device: torch.device
 ) -> Tensor:
-    """The mask that a call stands for: bool [B or 1, T, S], True where a query may see a key."""
+    """Return the mask that a call stands for: bool [B or 1, T, S], True where a query may see a key."""
     query_positions = torch.arange(queries, device=device) + offset
     key_positions = torch.arange(keys, device=device)
     if causal:

@@ -86,7 +86,7 @@ class Functions(NamedTuple):
 
 @functools.cache
 def flash_functions() -> Functions:
-    """Those of the fastest installed release for the current CUDA device; one that is broken is left out, aloud.
+    """Return those of the fastest installed release for the current CUDA device; one that is broken is left out, aloud.
 
     Raises:
         ModuleNotFoundError: none is installed that runs there.
@@ -106,7 +106,7 @@ def flash_functions() -> Functions:
 
 
 def missing() -> str | None:
-    """What the current CUDA device lacks for this backend."""
+    """Return what the current CUDA device lacks for this backend."""
     try:
         flash_functions()
     except ModuleNotFoundError:
@@ -115,7 +115,7 @@ def missing() -> str | None:
 
 
 def installed(release: Release) -> bool:
-    """Whether it is there, itself and not another that has a module of that name."""
+    """Return whether it is there, itself and not another that has a module of that name."""
     name = release.distribution
     try:
         return importlib.util.find_spec(release.module) is not None and (name is None or bool(version(name)))

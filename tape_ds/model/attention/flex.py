@@ -80,12 +80,12 @@ def flex_attend(
 
 
 def kernel_options(queries: int, columns: int) -> dict[str, int] | None:
-    """What FlexAttention is told of its blocks for keys and values that are so many columns wide together."""
+    """Return what FlexAttention is told of its blocks for keys and values that are so many columns wide together."""
     return SMALL_BLOCKS if columns > WIDE_COLUMNS and queries >= FLEX_QUERIES else None
 
 
 def score_mod(bias: ScoreBias) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The bias as FlexAttention's function of (score, batch, head, query, key)."""
+    """Return the bias as FlexAttention's function of (score, batch, head, query, key)."""
     element = bias.element
     assert element is not None
     queries_BT, keys_BS = bias.query_marks[:, 0, :, 0], bias.key_marks[:, 0, :, 0]

@@ -14,7 +14,7 @@ from tape_ds.model.attention.sdpa import attention_by_sdpa
 
 
 def attention_by_triton(call: AttentionCall) -> tuple[Tensor, ...]:
-    """A call for which :func:`why_not` gives None."""
+    """Return a call for which :func:`why_not` gives None."""
     assert isinstance(call.offset, int)
     halves = _halves(call)
     if _decodes(call):
@@ -46,12 +46,12 @@ def why_not(call: AttentionCall) -> str | None:
 
 
 def _halves(call: AttentionCall) -> tuple[Tensor, ...]:
-    """The value, and the position state where there is one: two tensors, or views of one that holds both."""
+    """Return the value, and the position state where there is one: two tensors, or views of one that holds both."""
     return call.v.split(call.q.shape[-1], dim=-1) if len(call.values) == 1 else call.values
 
 
 def _decodes(call: AttentionCall) -> bool:
-    """Whether this is a step of decoding: few queries, and nobody asks for a gradient."""
+    """Return whether this is a step of decoding: few queries, and nobody asks for a gradient."""
     halves = _halves(call)
     if call.trains or not call.causal or not call.scale > 0 or len(halves) > 2:
         return False

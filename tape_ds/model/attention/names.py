@@ -18,7 +18,7 @@ NEEDS_CUDA = {
 
 
 def available() -> list[str]:
-    """Names of the attention backends, without "auto"."""
+    """Return names of the attention backends, without "auto"."""
     return sorted(NEEDS_CUDA)
 
 

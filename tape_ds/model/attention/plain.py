@@ -17,7 +17,7 @@ def attention_by_reference(call: AttentionCall) -> Tensor:
 
 
 def attention_with_weights(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """The output [B, H, T, V] and the weights [B, H, T, S]."""
+    """Return the output [B, H, T, V] and the weights [B, H, T, S]."""
     call = blank_padding(call)
     q, k, v = call.q, call.k, call.v
     allowed_BTS = allowed_keys(q.shape[2], k.shape[2], call.causal, call.document_ids, call.offset, q.device)
@@ -52,8 +52,8 @@ def matrix_attention(
 
 
 def few_queries(q_BGXK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """A handful of queries to each key/value head: no key is copied, padded or repeated. Products are in the inputs'
-    own dtype, the softmax in fp32 at least. ``mask`` is as torch's attention takes it."""
+    """Return a handful of queries to each key/value head: no key is copied, padded or repeated. Products are in the
+    inputs' own dtype, the softmax in fp32 at least. ``mask`` is as torch's attention takes it."""
     scores_BGXS = (k_BGSK @ q_BGXK.mT).mT * scale  # keys on the left: their rows are read as they lie
     scores_BGXS = reference.upcast(scores_BGXS)
     if mask is not None:

@@ -36,7 +36,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def attention_by_sdpa(call: AttentionCall) -> tuple[Tensor, ...]:
-    """Every call of :func:`tape_ds.model.attention.attend_values`; the way depends on masks and lengths.
+    """Return every call of :func:`tape_ds.model.attention.attend_values`; the way depends on masks and lengths.
 
     Raises:
         ValueError: on CUDA and outside compiled graphs, a long input that none of torch's fused kernels takes.
@@ -62,13 +62,13 @@ def _of_one_value(call: AttentionCall) -> Tensor:
 
 
 def _is_small(call: AttentionCall, borders: Borders) -> bool:
-    """Whether one mask costs less than a call for every document."""
+    """Return whether one mask costs less than a call for every document."""
     scores = call.q.shape[0] * call.q.shape[2] * call.k.shape[2]
     return scores <= MASK_ENTRIES * len(borders.packed.cu_keys)
 
 
 def _unmasked(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float) -> Tensor:
-    """One document, no padding: no mask larger than QUERY_BLOCK x S."""
+    """Return one document, no padding: no mask larger than QUERY_BLOCK x S."""
     queries = q.shape[2]
     if not causal or queries == 1:
         return fused(q, k, v, None, False, scale)
@@ -93,7 +93,7 @@ def _masked(call: AttentionCall) -> Tensor:
 
 
 def _masked_block(call: AttentionCall, start: int, stop: int) -> Tensor:
-    """The queries ``start .. stop`` of a call whose padding is zeros."""
+    """Return the queries ``start .. stop`` of a call whose padding is zeros."""
     first = call.offset + start
     allowed_BTS = allowed_keys(stop - start, call.k.shape[2], call.causal, call.document_ids, first, call.q.device)
     # A row without any key is a softmax over nothing. It sees everything (zeros, mostly) and is then dropped, so that
@@ -104,7 +104,7 @@ def _masked_block(call: AttentionCall, start: int, stop: int) -> Tensor:
 
 
 def _by_document(call: AttentionCall, borders: Borders) -> Tensor:
-    """A call for every document; what the host needs for that is asked of the device once for all layers."""
+    """Return a call for every document; what the host needs for that is asked of the device once for all layers."""
     query_counts, key_counts = borders.once("lengths", _lengths)
 
     def attention(q_PHK: Tensor, k_PGK: Tensor, v_PGV: Tensor, packed: Packed) -> Tensor:
@@ -121,7 +121,7 @@ def _by_document(call: AttentionCall, borders: Borders) -> Tensor:
 
 
 def _lengths(borders: Borders) -> tuple[list[int], list[int]]:
-    """Queries and keys of each document."""
+    """Return queries and keys of each document."""
     queries, keys = (cu.diff().tolist() for cu in (borders.packed.cu_queries, borders.packed.cu_keys))
     return queries, keys
 
@@ -157,8 +157,8 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool,
 
 
 def _few(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """A step of decoding: a group's queries are so many queries of one head, so that its keys and values are read once
-    for all of them. Plain matrices where they are as exact as everything around them, else torch's kernel."""
+    """Return a step of decoding: a group's queries are so many queries of one head, so that its keys and values are
+    read once for all of them. Plain matrices where they are as exact as everything around them, else torch's kernel."""
     groups = k.shape[1]
     q_BGXK = q.unflatten(1, (groups, -1)).flatten(2, 3)
     if mask is not None:
@@ -177,8 +177,8 @@ def _few(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> 
 
 
 def _by_head_of_group(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
-    """One call for the first query heads of all groups, one for the second, ...: with a mask, or in fp32, torch's CUDA
-    kernels take no grouped queries, and it would fall back to matrices."""
+    """Return one call for the first query heads of all groups, one for the second, ...: with a mask, or in fp32,
+    torch's CUDA kernels take no grouped queries, and it would fall back to matrices."""
     q_BGXTK = q.unflatten(1, (k.shape[1], -1))
     masks: list[Tensor | None] = [mask] * q_BGXTK.shape[2]
     if mask is not None and mask.shape[1] > 1:

@@ -131,7 +131,7 @@ class _Piece(NamedTuple):
 
 
 def _pieces(tokens: int, group: int, shifted: bool) -> list[_Piece]:
-    """The groups of a row in their order: perhaps a half one, the full ones, perhaps a shorter last one."""
+    """Return the groups of a row in their order: perhaps a half one, the full ones, perhaps a shorter last one."""
     begin = min(group // 2, tokens) if shifted else 0
     full, rest = divmod(tokens - begin, group)
     pieces = (_Piece(0, begin, 1), _Piece(begin, group, full), _Piece(tokens - rest, rest, 1))

@@ -21,7 +21,7 @@ _WIDEST = 256
 
 
 def attention_by_varlen(call: AttentionCall) -> tuple[Tensor, ...]:
-    """A call for which :func:`why_not` gives None; a row without borders is one document."""
+    """Return a call for which :func:`why_not` gives None; a row without borders is one document."""
     packed = whole_rows(call) if call.borders is None else call.borders.packed
 
     def attention(q_PHK: Tensor, k_PGK: Tensor, v_PGV: Tensor, packed: Packed) -> Tensor:

@@ -49,28 +49,28 @@ _LLAMA = ("rope", "yarn")
 
 
 def available() -> list[str]:
-    """Names of the encodings, as ``position_encoding`` takes them."""
+    """Return names of the encodings, as ``position_encoding`` takes them."""
     return sorted(_OPTIONS)
 
 
 def learns(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether an encoding with these options has parameters of its own (TAPE's updates, T5's tables, ...)."""
+    """Return whether an encoding with these options has parameters of its own (TAPE's updates, T5's tables, ...)."""
     kind = _kind(name)(**given)
     return kind.learns() or kind.abacus
 
 
 def reads_tokens(name: str) -> bool:
-    """Whether an encoding's places follow from the token ids, so that position ids mean nothing to it."""
+    """Return whether an encoding's places follow from the token ids, so that position ids mean nothing to it."""
     return _kind(name)().reads_tokens()
 
 
 def biases_scores(name: str) -> bool:
-    """Whether an encoding may add to the scores of attention."""
+    """Return whether an encoding may add to the scores of attention."""
     return _kind(name)().biases_scores()
 
 
 def options_for(name: str, given: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
-    """The given options, and whatever this encoding takes from a tokenizer where nobody gave it."""
+    """Return the given options, and whatever this encoding takes from a tokenizer where nobody gave it."""
     kind = _kind(name)(**given)
     filled = abacus_options.for_tokenizer(kind.for_tokenizer(tokenizer), tokenizer)
     changed = {each.name for each in fields(kind) if getattr(filled, each.name) != getattr(kind, each.name)}
@@ -91,7 +91,8 @@ def plain(config: TapeConfig, rope_parameters: Mapping[str, Any]) -> TapeConfig:
 
 
 def is_plain(config: Any) -> bool:
-    """Whether :func:`plain` at its own RoPE parameters is what a model of ``config``, of any family, computes."""
+    """Return whether :func:`plain` at its own RoPE parameters is what a model of ``config``, of any family,
+    computes."""
     given = getattr(config, "position_options", None) or {}
     return getattr(config, "position_encoding", "rope") == "rope" and not given.get("abacus")
 
@@ -157,7 +158,7 @@ def options(config: TapeConfig) -> Options:
 
 
 def check_options(name: str, given: Mapping[str, Any]) -> list[Problem]:
-    """What is wrong with an encoding's name or its options; empty when all is well."""
+    """Return what is wrong with an encoding's name or its options; empty when all is well."""
     if name not in _OPTIONS:
         return [Problem("position_encoding", name, "unknown encoding", did_you_mean(name, _OPTIONS))]
     kind = _OPTIONS[name]

@@ -50,7 +50,7 @@ class AbacusEncoding(base.PositionEncoding):
         return self.shift > 0 or self.inner.draws
 
     def locate(self, positions_BT: Tensor, text: base.Text) -> Tensor:
-        """The inner encoding's places, and behind them those within numbers.
+        """Return the inner encoding's places, and behind them those within numbers.
 
         Raises:
             ValueError: embeddings were given instead of token ids.
@@ -69,7 +69,7 @@ class AbacusEncoding(base.PositionEncoding):
         return torch.cat((inner_BTN.expand(batch, -1, -1), places_BT1.expand(batch, -1, -1)), dim=-1)
 
     def embed(self, x_BTD: Tensor, positions_BTN: Tensor) -> Tensor:
-        """What the inner encoding makes of the embeddings, plus those of digits' places.
+        """Return what the inner encoding makes of the embeddings, plus those of digits' places.
 
         The offset is drawn here, not where places are counted: what a cache keeps is the count.
         """
@@ -82,11 +82,11 @@ class AbacusEncoding(base.PositionEncoding):
         return x_BTD + added_BTD.masked_fill((positions_BT == 0)[..., None], 0).to(x_BTD.dtype)
 
     def start(self, positions_BTN: Tensor) -> Tensor | None:
-        """The inner encoding's."""
+        """Return the inner encoding's."""
         return self.inner.start(self._inner_places(positions_BTN))
 
     def for_layers(self, positions_BTN: Tensor) -> Tensor | None:
-        """The inner encoding's."""
+        """Return the inner encoding's."""
         return self.inner.for_layers(self._inner_places(positions_BTN))
 
     @staticmethod

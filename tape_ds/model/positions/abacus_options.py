@@ -53,7 +53,7 @@ def problems_with(options: Options, config: Fields) -> list[Problem]:
 
 
 def for_tokenizer(options: Options, tokenizer: Any) -> Options:
-    """The options with the ids of the tokenizer's digits, where nobody gave any.
+    """Return the options with the ids of the tokenizer's digits, where nobody gave any.
 
     A tokenizer that also has tokens of several digits leaves them unknown: it would hide places within them.
     """

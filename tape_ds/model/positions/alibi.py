@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def slopes(heads: int) -> list[float]:
-    """The paper's geometric slopes for a power of two; else those of the next lower power, then every second one of
-    the next higher power (the authors' code).
+    """Return the paper's geometric slopes for a power of two; else those of the next lower power, then every second one
+    of the next higher power (the authors' code).
 
     >>> slopes(3)
     [0.0625, 0.00390625, 0.25]

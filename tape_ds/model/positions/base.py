@@ -42,7 +42,7 @@ class Text(NamedTuple):
     whose unused positions are 0. None without a cache, with an empty one, or for an encoding that remembers nothing."""
 
     def whole(self, new_BTN: Tensor) -> Tensor:
-        """The cached tokens' positions followed by those of this call, [B, S, N]."""
+        """Return the cached tokens' positions followed by those of this call, [B, S, N]."""
         if self.past_BSN is None:
             return new_BTN
         batch = max(self.past_BSN.shape[0], new_BTN.shape[0])
@@ -52,7 +52,7 @@ class Text(NamedTuple):
         return past.index_copy(1, torch.arange(new.shape[1], device=new.device) + self.offset, new)
 
     def of_this_call(self, whole_BSN: Tensor, tokens: int) -> Tensor:
-        """The part of a [B, S, ...] tensor that belongs to the ``tokens`` of this call."""
+        """Return the part of a [B, S, ...] tensor that belongs to the ``tokens`` of this call."""
         if self.past_BSN is None:
             return whole_BSN
         if not isinstance(self.offset, Tensor):
@@ -81,7 +81,7 @@ class PositionEncoding(nn.Module):
         return self.random_shift > 0
 
     def locate(self, positions_BT: Tensor, text: Text) -> Tensor:
-        """Where the tokens stand as this encoding counts: integers [B or 1, T, N], 0 or more.
+        """Return where the tokens stand as this encoding counts: integers [B or 1, T, N], 0 or more.
 
         Args:
             positions_BT: int64 position ids, any offsets and jumps; B may be 1.
@@ -90,21 +90,22 @@ class PositionEncoding(nn.Module):
         return self.shifted(positions_BT)[..., None]
 
     def shifted(self, positions_BT: Tensor) -> Tensor:
-        """The positions with the random offset of training, where one is asked for."""
+        """Return the positions with the random offset of training, where one is asked for."""
         if not self.training or not self.random_shift:
             return positions_BT
         return positions_BT + torch.randint(self.random_shift + 1, (), device="cpu").item()
 
     def for_layers(self, positions_BTN: Tensor) -> Tensor | None:
-        """What of the positions :meth:`PositionLayer.score_bias` is given; None for an encoding that remembers none."""
+        """Return what of the positions :meth:`PositionLayer.score_bias` is given; None for an encoding that remembers
+        none."""
         return positions_BTN if self.remembers else None
 
     def embed(self, x_BTD: Tensor, positions_BTN: Tensor) -> Tensor:
-        """The token embeddings as the first block sees them."""
+        """Return the token embeddings as the first block sees them."""
         return x_BTD
 
     def start(self, positions_BTN: Tensor) -> Tensor | None:
-        """What all layers share, from the positions alone."""
+        """Return what all layers share, from the positions alone."""
         return None
 
 
@@ -121,17 +122,17 @@ class PositionLayer(nn.Module):
     """The part of an encoding that runs in every block."""
 
     def in_attention(self) -> InAttention:
-        """What attention is given of this layer."""
+        """Return what attention is given of this layer."""
         return InAttention(self.rotate, self.carry, self.score_bias)
 
     def rotate(
         self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor | None, state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys as attention sees (and a cache keeps) them."""
+        """Return queries and keys as attention sees (and a cache keeps) them."""
         return q_BHTK, k_BGTK
 
     def carry(self, start: Tensor | None, state: Tensor | None, like: Tensor) -> Tensor | None:
-        """Columns [B, G, T, C] that ride along with the value through attention, in the dtype of ``like``."""
+        """Return columns [B, G, T, C] that ride along with the value through attention, in the dtype of ``like``."""
         return None
 
     def score_bias(
@@ -142,7 +143,7 @@ class PositionLayer(nn.Module):
         carried_BGSC: Tensor | None,
         heads: slice = EVERY_HEAD,
     ) -> ScoreBias | None:
-        """What is added to the scores.
+        """Return what is added to the scores.
 
         Args:
             query_positions_BTN: of the queries, see :meth:`PositionEncoding.for_layers`.
@@ -156,7 +157,7 @@ class PositionLayer(nn.Module):
     def next_state(
         self, start: Tensor | None, state: Tensor | None, moved_BHTC: Tensor | None, y_BTD: Tensor
     ) -> Tensor | None:
-        """The state as the next block reads it.
+        """Return the state as the next block reads it.
 
         Args:
             start: see :meth:`PositionEncoding.start`.
@@ -167,7 +168,7 @@ class PositionLayer(nn.Module):
         return state
 
     def state_columns(self) -> int:
-        """Numbers of state per token that this layer reads and hands on."""
+        """Return numbers of state per token that this layer reads and hands on."""
         return 0
 
     def multiplications_per_token(self, keys: float) -> float:

@@ -100,5 +100,5 @@ class FireLayer(base.PositionLayer):
         return ScoreBias(*marks, block, element, learned=True, inner=len(weight_in_J))
 
     def multiplications_per_token(self, keys: float) -> float:
-        """The network, for every key."""
+        """Return the network, for every key."""
         return keys * (self.network.weight_in.numel() + self.network.weight_out.numel())

@@ -52,19 +52,19 @@ class Options:
         return []
 
     def learns(self) -> bool:
-        """Whether an encoding with these options has parameters of its own."""
+        """Return whether an encoding with these options has parameters of its own."""
         return False
 
     def reads_tokens(self) -> bool:
-        """Whether places follow from the token ids, position ids being ignored."""
+        """Return whether places follow from the token ids, position ids being ignored."""
         return False
 
     def biases_scores(self) -> bool:
-        """Whether an encoding of this kind may add to the scores of attention."""
+        """Return whether an encoding of this kind may add to the scores of attention."""
         return False
 
     def without_updates(self) -> dict[str, Any] | None:
-        """Fields to change so that no layer updates the position state; None where none does."""
+        """Return fields to change so that no layer updates the position state; None where none does."""
         return None
 
     def for_tokenizer(self, tokenizer: Any) -> Options:
@@ -94,7 +94,7 @@ class YarnOptions(Options):
         return [Problem("position_encoding", "yarn", f"rope_type is {rope_type!r}", remedy)]
 
     def default_rope_parameters(self, window: int) -> dict[str, Any]:
-        """A factor of 1, from ``window`` on."""
+        """Return a factor of 1, from ``window`` on."""
         own = {"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": window}
         return {**super().default_rope_parameters(window), **own}
 
@@ -156,7 +156,7 @@ class BipeOptions(Options):
         return problems
 
     def learns(self) -> bool:
-        """The embedding of the place within a segment."""
+        """Return the embedding of the place within a segment."""
         return True
 
     def reads_tokens(self) -> bool:
@@ -164,7 +164,7 @@ class BipeOptions(Options):
         return True
 
     def for_tokenizer(self, tokenizer: Any) -> BipeOptions:
-        """Every token that spells a separator, with or without the mark of a word's beginning."""
+        """Return every token that spells a separator, with or without the mark of a word's beginning."""
         if self.separators is not None:
             return self
         spelled = {
@@ -204,7 +204,7 @@ class FireOptions(Options):
         ]
 
     def learns(self) -> bool:
-        """A network in every layer."""
+        """Return a network in every layer."""
         return True
 
     def biases_scores(self) -> bool:
@@ -270,7 +270,7 @@ class T5Options(Options):
         return problems
 
     def learns(self) -> bool:
-        """A table in every layer."""
+        """Return a table in every layer."""
         return True
 
     def biases_scores(self) -> bool:
@@ -354,7 +354,7 @@ class TapeOptions(Options):
         return reaching(rope_parameters, length) if is_plain_yarn else rope_parameters
 
     def without_updates(self) -> dict[str, Any] | None:
-        """Both off, and what sets them as it is by itself."""
+        """Return both off, and what sets them as it is by itself."""
         if not self.learns():
             return None
         return {"attention_update": "off", "feed_forward": False, "attention_norm": "none", "attention_init": "zero"}

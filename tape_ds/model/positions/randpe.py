@@ -36,7 +36,7 @@ class RandpeEncoding(RopeEncoding):
         self.fixed_draw = np.sort(generator.permutation(self.max_range)[:length])
 
     def locate(self, positions_BT: Tensor, text: base.Text) -> Tensor:
-        """The drawn position of each, and for dynamic scaling what RoPE adds.
+        """Return the drawn position of each, and for dynamic scaling what RoPE adds.
 
         Raises:
             ValueError: a position beyond ``max_position_embeddings`` in training.

@@ -46,18 +46,18 @@ _CLASSES = {
 
 
 def build(config: TapeConfig) -> PositionEncoding:
-    """The once-per-forward part of the encoding that ``config`` (a TapeConfig) names."""
+    """Return the once-per-forward part of the encoding that ``config`` (a TapeConfig) names."""
     chosen = positions.options(config)
     encoding = _CLASSES[config.position_encoding].encoding(config, chosen)
     return AbacusEncoding(config, chosen, encoding) if chosen.abacus else encoding
 
 
 def build_layer(config: TapeConfig, layer_idx: int) -> PositionLayer:
-    """The per-block part of the encoding that ``config`` names."""
+    """Return the per-block part of the encoding that ``config`` names."""
     return _CLASSES[config.position_encoding].layer(config, positions.options(config), layer_idx)
 
 
 def multiplications_per_token(config: TapeConfig, layer_idx: int, keys: float) -> float:
-    """What the encoding adds to block ``layer_idx``, see :meth:`PositionLayer.multiplications_per_token`."""
+    """Return what the encoding adds to block ``layer_idx``, see :meth:`PositionLayer.multiplications_per_token`."""
     with torch.device("meta"):
         return build_layer(config, layer_idx).multiplications_per_token(keys)

@@ -44,7 +44,7 @@ class RopeEncoding(base.PositionEncoding):
         return {**self.__dict__, "placed": {}}
 
     def locate(self, positions_BT: Tensor, text: base.Text) -> Tensor:
-        """The positions, and for dynamic scaling the length that decides each row's base."""
+        """Return the positions, and for dynamic scaling the length that decides each row's base."""
         places_BT1 = self.shifted(positions_BT)[..., None]
         if not self.dynamic:
             return places_BT1

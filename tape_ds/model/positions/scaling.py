@@ -18,7 +18,7 @@ Parameters = Mapping[str, Any]
 
 
 def available() -> list[str]:
-    """Names for ``rope_parameters["rope_type"]``."""
+    """Return names for ``rope_parameters["rope_type"]``."""
     return sorted(_TYPES)
 
 
@@ -34,7 +34,7 @@ def frequencies(parameters: Parameters, head_size: int) -> tuple[np.ndarray, flo
 
 
 def same(one: Parameters, other: Parameters, head_size: int) -> bool:
-    """Whether both give the same angles at every position and length."""
+    """Return whether both give the same angles at every position and length."""
     if is_dynamic(one) or is_dynamic(other):
         return dict(one) == dict(other)
     (mine, my_factor), (theirs, their_factor) = (frequencies(each, head_size) for each in (one, other))
@@ -42,13 +42,13 @@ def same(one: Parameters, other: Parameters, head_size: int) -> bool:
 
 
 def is_dynamic(parameters: Parameters) -> bool:
-    """Whether the frequencies follow from the length of a text, see ``rope.dynamic_frequencies``."""
+    """Return whether the frequencies follow from the length of a text, see ``rope.dynamic_frequencies``."""
     return parameters.get("rope_type") == _DYNAMIC
 
 
 def as_llama(parameters: Parameters, head_size: int) -> dict[str, Any] | None:
-    """The same angles as transformers' own Llama can compute them; None where it cannot (its ``dynamic`` changes the
-    base during generation)."""
+    """Return the same angles as transformers' own Llama can compute them; None where it cannot (its ``dynamic`` changes
+    the base during generation)."""
     name = parameters["rope_type"]
     if name == "ntk":
         return {"rope_type": "default", "rope_theta": _ntk_base(parameters, head_size)}
@@ -76,9 +76,9 @@ def extended(own: Parameters, change: Parameters, native_length: int, target_len
 
 
 def window_of(own: Parameters, change: Parameters, native_length: int) -> float:
-    """The context that factors count from, arguments as for :func:`extended`: the window that the change names, or the
-    native length. A model whose scaling is of this type has its own window; where its factor times that is less than
-    its native length (Llama 3.1), so much of the native length as one times the factor is."""
+    """Return the context that factors count from, arguments as for :func:`extended`: the window that the change names,
+    or the native length. A model whose scaling is of this type has its own window; where its factor times that is less
+    than its native length (Llama 3.1), so much of the native length as one times the factor is."""
     if change.get(_WINDOW) is not None:
         return float(change[_WINDOW])
     if not _same_type(own, change):
@@ -91,7 +91,7 @@ def _same_type(own: Parameters, change: Parameters) -> bool:
 
 
 def filled_in(rope_type: str) -> set[str]:
-    """Parameters of a type that :func:`extended` fills in where nobody gives them."""
+    """Return parameters of a type that :func:`extended` fills in where nobody gives them."""
     _, required, optional = _TYPES.get(rope_type, (None, (), ()))
     return ({"factor"} & set(required)) | ({_WINDOW} & {*required, *optional})
 
@@ -114,7 +114,7 @@ def of_transformers(parameters: Parameters, native_length: int) -> dict[str, Any
 
 
 def check(parameters: Parameters) -> list[Problem]:
-    """What is wrong with ``rope_parameters``: an unknown type or key, a missing or impossible value."""
+    """Return what is wrong with ``rope_parameters``: an unknown type or key, a missing or impossible value."""
     name = parameters.get("rope_type", "default")
     if name not in _TYPES:
         return [Problem("rope_parameters.rope_type", name, "unknown", did_you_mean(name, _TYPES))]
@@ -217,7 +217,7 @@ def _yarn_attention_factor(parameters: Parameters) -> float:
 
 
 def _dynamic(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
-    """What texts within the original window get; ``rope.dynamic_frequencies`` for longer ones."""
+    """Return what texts within the original window get; ``rope.dynamic_frequencies`` for longer ones."""
     return _plain(parameters, head_size), 1.0
 
 

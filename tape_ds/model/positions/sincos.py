@@ -18,7 +18,7 @@ class SincosEncoding(base.PositionEncoding):
     translation_invariant = False
 
     def embed(self, x_BTD: Tensor, positions_BTN: Tensor) -> Tensor:
-        """Embeddings plus waves; angles in fp64, the sum rounded once."""
+        """Return embeddings plus waves; angles in fp64, the sum rounded once."""
         width = x_BTD.shape[-1]
         exponents_C = torch.arange(0, width, 2, dtype=torch.float64, device=x_BTD.device) / width
         angles_BTC = positions_BTN.double() * BASE**-exponents_C

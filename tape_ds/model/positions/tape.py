@@ -108,7 +108,7 @@ class TapeLayer(base.PositionLayer):
         return rotate(q_BHTK, start, state), rotate(k_BGTK, start, state)
 
     def carry(self, start: Tensor, state: Tensor | None, like: Tensor) -> Tensor | None:
-        """The state itself, so that one softmax gives ``A v`` and ``A e``."""
+        """Return the state itself, so that one softmax gives ``A v`` and ``A e``."""
         if self.attend is None and not self.from_alibi:
             return None
         formed = start.to(like.dtype) if state is None else position_state(start, state, like.dtype)
@@ -149,12 +149,12 @@ class TapeLayer(base.PositionLayer):
         return self.form.update(of)
 
     def state_columns(self) -> int:
-        """One state per key/value head."""
+        """Return one state per key/value head."""
         return self.groups * self.columns
 
     def multiplications_per_token(self, keys: float) -> float:
-        """A second value in attention (and a second product of scores, where the state is a bias); the gate and the
-        pair of matrices around it."""
+        """Return a second value in attention (and a second product of scores, where the state is a bias); the gate and
+        the pair of matrices around it."""
         count = 0.0
         if self.attend is not None or self.from_alibi:
             count += self.columns * self.heads * keys * (2 if self.from_alibi else 1)

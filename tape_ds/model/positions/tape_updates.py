@@ -47,7 +47,7 @@ class Matrix(Weight):
     """A small matrix that an operator takes as an argument."""
 
     def forward(self) -> Tensor:
-        """A copy: where an engine shards parameters, only a module that is being called holds its own."""
+        """Return a copy: where an engine shards parameters, only a module that is being called holds its own."""
         return self.weight.clone()
 
 
@@ -164,7 +164,7 @@ class Update(NamedTuple):
     """Whether every pair (cos_j, sin_j) of the new state gets the modulus of its start back."""
 
     def halves(self) -> tuple[Update, Update]:
-        """The same for cosines and sines alone, each with its modules."""
+        """Return the same for cosines and sines alone, each with its modules."""
         return self._half(0, "cos"), self._half(1, "sin")
 
     def _half(self, at: int, name: str) -> Update:
@@ -221,7 +221,7 @@ def across_both(of: Update) -> Tensor:
 
 
 def _step_by_step(of: Update, feed_forward: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """An ablation's two updates, each in plain operations and rounded on its own."""
+    """Return an ablation's two updates, each in plain operations and rounded on its own."""
     state = of.state
     if of.moved is not None:
         state = _added(state, of.attend(of.moved), of.dtype)
@@ -234,7 +234,7 @@ def _step_by_step(of: Update, feed_forward: Callable[[Tensor, Tensor], Tensor]) 
 
 
 def _finished(of: Update, state: Tensor) -> Tensor:
-    """An ablation's new deviation, with its moduli restored where they are to be."""
+    """Return an ablation's new deviation, with its moduli restored where they are to be."""
     if not of.unit:
         return state
     return restore_modulus(of.start, state.to(torch.promote_types(state.dtype, of.start.dtype))).to(of.dtype)

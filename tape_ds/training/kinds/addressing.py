@@ -40,7 +40,7 @@ class AddressingRun(DrawnRun):
 
     @staticmethod
     def held_out_of(recipe: ArithmeticRecipe) -> list[Test]:
-        """Every test of the recipe."""
+        """Return every test of the recipe."""
         return _asked(recipe).tests if recipe.data.held_out_samples else []
 
     @staticmethod
@@ -50,7 +50,7 @@ class AddressingRun(DrawnRun):
         return {f"addressing:{asked.task.name}": rows.fingerprint(asked.task, asked.trained)}
 
     def describe_held_out(self) -> str:
-        """Rows of each test."""
+        """Return rows of each test."""
         each = f"{self.recipe.data.held_out_samples:,} rows of each that no row of training is"
         return f"{'; '.join(map(str, self.held_out))}: {each}"
 
@@ -71,7 +71,7 @@ class AddressingRun(DrawnRun):
         return [ScoredAfter(announcement, ask, self.output / SCORES)]
 
     def figures(self) -> dict[str, Any]:
-        """How many answers were right in each test."""
+        """Return how many answers were right in each test."""
         found = read(self.output / SCORES) if self.held_out else []
         return {"addressing": [each.to_dict() for each in found]} if found else {}
 

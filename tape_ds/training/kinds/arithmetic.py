@@ -70,7 +70,7 @@ class Arithmetic(DrawnRun):
         return {f"arithmetic:{data.task}": rows.fingerprint(data.task, data.max_digits, data.max_digits_second)}
 
     def describe_held_out(self) -> str:
-        """How many problems."""
+        """Return how many problems."""
         return f"{len(self.held_out):,} problems of these lengths that no row has"
 
     def scoring(self) -> list[TrainerCallback]:
@@ -128,7 +128,7 @@ def assemble(recipe: ArithmeticRecipe) -> DrawnRun:
 
 
 def by_longest(problems: Sequence[HeldOutProblem], right: Sequence[bool]) -> dict[int, ExactMatch]:
-    """The scores of problems by the larger of their two sizes."""
+    """Return the scores of problems by the larger of their two sizes."""
     found: dict[int, list[bool]] = {}
     for problem, correct in zip(problems, right, strict=True):
         found.setdefault(problem.longest, []).append(correct)
@@ -136,7 +136,7 @@ def by_longest(problems: Sequence[HeldOutProblem], right: Sequence[bool]) -> dic
 
 
 def total(found: dict[int, ExactMatch]) -> ExactMatch:
-    """All of them as one."""
+    """Return all of them as one."""
     return ExactMatch(sum(one.correct for one in found.values()), sum(one.answers for one in found.values()))
 
 

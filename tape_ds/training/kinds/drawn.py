@@ -23,12 +23,12 @@ class DrawnRun(RunOfVariedRows):
     @staticmethod
     @abstractmethod
     def rows_of(recipe: ArithmeticRecipe, samples: int, seed: int) -> DrawnRows:
-        """The rows that a recipe asks for."""
+        """Return the rows that a recipe asks for."""
 
     @staticmethod
     @abstractmethod
     def held_out_of(recipe: ArithmeticRecipe) -> Sequence[Any]:
-        """What a recipe has the trained model asked."""
+        """Return what a recipe has the trained model asked."""
 
     @staticmethod
     @abstractmethod
@@ -37,7 +37,7 @@ class DrawnRun(RunOfVariedRows):
 
     @abstractmethod
     def describe_held_out(self) -> str:
-        """What is asked, in words, where anything is."""
+        """Return what is asked, in words, where anything is."""
 
     @property
     def mean_tokens(self) -> int:

@@ -115,7 +115,7 @@ class Extension(Run):
         }
 
     def scoring(self) -> list[TrainerCallback]:
-        """Loss by position, where there is text to score; passkeys, where the recipe has lengths for them."""
+        """Return loss by position, where there is text to score; passkeys, where the recipe has lengths for them."""
         trained = f"{self.recipe.method.method}, trained"
         made: dict[str, Variant] = {trained if self.recipe.trains else untrained_name(self.rope_parameters): None}
         callbacks: list[TrainerCallback] = []
@@ -159,7 +159,8 @@ class Extension(Run):
 
 
 def untrained_name(rope_parameters: dict[str, Any]) -> str:
-    """How the scaled but untrained start is called in tables: ``yarn x2, untrained``, or ``theta 1e+06, untrained``."""
+    """Return how the scaled but untrained start is called in tables: ``yarn x2, untrained``, or ``theta 1e+06,
+    untrained``."""
     name, factor = rope_parameters["rope_type"], rope_parameters.get("factor")
     name = f"theta {rope_parameters['rope_theta']:g}" if name == "default" else name
     return f"{name} x{factor:g}, untrained" if factor else f"{name}, untrained"
@@ -230,13 +231,13 @@ def quantisation(recipe: ExtensionRecipe, arguments: TrainingArguments) -> dict[
 
 
 def base_address(model: str) -> str:
-    """The recipe's model so that it is found from any folder: a path absolute, anything else as it is."""
+    """Return the recipe's model so that it is found from any folder: a path absolute, anything else as it is."""
     path = Path(model).expanduser()
     return str(path.absolute()) if model != convert.SMOLLM2 and path.exists() else model
 
 
 def training_rows(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase) -> TrainingRows:
-    """The run's samples: as many as its steps (or epochs) consume.
+    """Return the run's samples: as many as its steps (or epochs) consume.
 
     Raises:
         UserError: the data, or ``append_eos`` where the tokenizer has no EOS.
@@ -264,7 +265,7 @@ def training_rows(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase) -
 
 
 def held_out_documents(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase) -> list[HeldOut]:
-    """The evaluation documents, each cut to ``eval_length`` tokens.
+    """Return the evaluation documents, each cut to ``eval_length`` tokens.
 
     Raises:
         UserError: a document is shorter; all are scored at one length, so that positions compare.

@@ -105,11 +105,11 @@ class Finetuning(RunOfVariedRows):
         }
 
     def scoring(self) -> list[TrainerCallback]:
-        """The loss on held-out answers, where there are any."""
+        """Return the loss on held-out answers, where there are any."""
         return [AnswerScores(self.asked, self.output / SCORES)] if self.asked else []
 
     def figures(self) -> dict[str, Any]:
-        """The loss on held-out answers, what was cut, and the tokens that were read, padding left out."""
+        """Return the loss on held-out answers, what was cut, and the tokens that were read, padding left out."""
         found = read_scores(self.output / SCORES) if self.asked else {}
         return {
             "tokens": self.rows.tokens,
@@ -185,7 +185,7 @@ def check_end(recipe: FinetuningRecipe, tokenizer: PreTrainedTokenizerBase) -> l
 def tokenized(
     recipe: FinetuningRecipe, tokenizer: PreTrainedTokenizerBase, split: str, questions: int | None = None
 ) -> datasets.Dataset:
-    """The rows of a split, one for each reference answer; or of so many questions, one for each.
+    """Return the rows of a split, one for each reference answer; or of so many questions, one for each.
 
     Raises:
         UserError: the data.

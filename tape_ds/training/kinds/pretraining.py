@@ -50,7 +50,7 @@ class Pretraining(Run):
         }
 
     def scoring(self) -> list[TrainerCallback]:
-        """Perplexity by length, where there is text to score."""
+        """Return perplexity by length, where there is text to score."""
         if not self.held_out:
             return []
         lengths = self.recipe.evaluation.eval_lengths
@@ -63,7 +63,7 @@ class Pretraining(Run):
         return [ScoredAfter(announcement, measure, self.output / SCORES)]
 
     def figures(self) -> dict[str, Any]:
-        """Perplexity, by length."""
+        """Return perplexity, by length."""
         found = read_perplexities(self.output / SCORES) if self.held_out else {}
         return {"perplexity": {str(length): one.to_dict() for length, one in found.items()}}
 
@@ -107,7 +107,7 @@ def assemble(recipe: PretrainingRecipe) -> Pretraining:
 
 
 def choose_tokenizer(recipe: PretrainingRecipe) -> PreTrainedTokenizerBase:
-    """The recipe's tokenizer; where it names none, one trained on its data, by whichever run comes first.
+    """Return the recipe's tokenizer; where it names none, one trained on its data, by whichever run comes first.
 
     Raises:
         UserError: it cannot be read or trained, or has another number of entries than the recipe says.
@@ -124,7 +124,7 @@ def choose_tokenizer(recipe: PretrainingRecipe) -> PreTrainedTokenizerBase:
 
 
 def training_rows(recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase) -> TrainingRows | StreamedRows:
-    """The run's samples: as many as its steps (or epochs) consume."""
+    """Return the run's samples: as many as its steps (or epochs) consume."""
     data, seed, cache = recipe.data, recipe.trainer_value("seed"), paths.data_cache(recipe.data.data_cache)
     if data.streaming:
         return StreamedRows(
@@ -140,7 +140,8 @@ def training_rows(recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase)
 
 
 def held_out_documents(recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase) -> tuple[list[HeldOut], int]:
-    """Documents for perplexity, and how many were too short for the longest length; ``eval_tokens`` ends the list.
+    """Return documents for perplexity, and how many were too short for the longest length; ``eval_tokens`` ends the
+    list.
 
     Each is cut to whole blocks of the longest length, so that all lengths which divide it read the same tokens.
 
