@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from scipy.signal import fftconvolve
 
 
 @dataclass(frozen=True)
@@ -101,6 +100,8 @@ def measure(rows: Iterable[tuple[np.ndarray, np.ndarray]], target: int) -> Cover
     Raises:
         ValueError: a position outside, or one that does not rise.
     """
+    from scipy.signal import fftconvolve  # here: asking a command for help does not take so long
+
     pairs = np.zeros(target, np.int64)
     count = 0
     for position_ids, document_ids in rows:

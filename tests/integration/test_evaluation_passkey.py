@@ -22,6 +22,7 @@ def evaluated(folder):
     return {name: result[name] for name in ("figures", "config", "model", "data", "seed")}
 
 
+@pytest.mark.slow
 def test_two_processes_give_what_one_gives(tiny, tmp_path, capsys):
     """Six prompts, three for each process of DeepSpeed's launcher; then all of them in this one."""
     words = [str(tiny / "model"), *ASKED, "--output"]

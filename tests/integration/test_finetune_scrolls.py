@@ -94,6 +94,7 @@ def test_one_process_learns_what_two_do(two, tiny, data, tmp_path):
     assert mine[0][2] == pytest.approx(theirs[0][2], rel=1e-4), "the same gradient"
 
 
+@pytest.mark.slow
 def test_resumed_equals_uninterrupted_to_the_last_digit(two, tiny, data, tmp_path):
     """From the first half's checkpoint, in a folder of its own."""
     start = str(two[0] / f"checkpoint-{SAVED}")
@@ -105,6 +106,7 @@ def test_resumed_equals_uninterrupted_to_the_last_digit(two, tiny, data, tmp_pat
         assert torch.equal(a, b), name
 
 
+@pytest.mark.slow
 def test_sharded_weights_are_scored_and_learn_alike(two, tiny, data, tmp_path):
     """ZeRO-3: all ranks gather the weights of every answer that is scored, nine on two ranks."""
     ended = forked(SCRIPT, *arguments(tiny, data, tmp_path, "zero3"), "--max_steps", "2")

@@ -23,7 +23,7 @@ from tape_ds import checkpoint, run_folder
 from tape_ds.health import run_lock
 from tests.integration.conftest import ROOT
 
-STEPS, SAVED = 100, 10
+STEPS, SAVED = 60, 5
 
 
 @dataclass

@@ -131,6 +131,7 @@ def reached(file, step) -> bool:
     return any(json.loads(line)["step"] >= step for line in lines)
 
 
+@pytest.mark.slow
 def test_sharded_weights_start_alike_and_learn_alike(two, texts, tmp_path):
     """ZeRO-3 makes the model in pieces; initial weights, data and what decays are those of ZeRO-1 all the same."""
     ended = forked(SCRIPT, *arguments(texts, tmp_path, "zero3"), "--max_steps", "12")

@@ -101,6 +101,7 @@ def test_two_machines_train_together(tmp_path, folder):
     assert [each.name for each in checkpoint.committed(tmp_path / "run")] == ["checkpoint-2", "checkpoint-4"]
 
 
+@pytest.mark.slow
 def test_a_machine_that_differs_is_named_and_both_end(tmp_path, folder):
     """Another recipe and another version of the code on the second one."""
     for name in ("tape_ds", "launchers", "ds_configs"):

@@ -274,6 +274,7 @@ def test_a_stop_on_a_full_disk_is_no_error_of_another_kind(train, monkeypatch, c
     assert "stopped cannot be written: the disk" in printed
 
 
+@pytest.mark.slow
 def test_another_commit_is_no_reason_to_begin_a_finished_run_again(train, monkeypatch):
     assert train() == 0
     monkeypatch.setattr("tape_ds.results.commit", lambda: {"hash": "another"})

@@ -6,8 +6,6 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-import networkx as nx
-
 from tape_ds.kernels.jit import triton
 
 _INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][\w.]*)\s*([^;]*);", re.MULTILINE)
@@ -62,12 +60,22 @@ def looped(instructions: list[Instruction], places: dict[int, int]) -> frozenset
 
     A block that was moved behind the end jumps backwards too; where its target does not lead to it, it is in no loop.
     """
-    ways: nx.DiGraph[int] = nx.DiGraph()
+    from scipy.sparse import coo_array  # here: half a second that asking for help does not take
+    from scipy.sparse.csgraph import connected_components
+
+    ways = []
     for place, (predicate, name, operands) in enumerate(instructions):
         ends = name.startswith(("EXIT", "RET", "BRA")) and not predicate
         if not ends and place + 1 < len(instructions):
-            ways.add_edge(place, place + 1)
+            ways.append((place, place + 1))
         if name.startswith("BRA") and (jumped := _JUMP.search(operands)):
-            ways.add_edge(place, places[int(jumped[1], 16)])
-    together = (found for found in nx.strongly_connected_components(ways) if len(found) > 1)
-    return frozenset(nx.nodes_with_selfloops(ways)).union(*together)
+            ways.append((place, places[int(jumped[1], 16)]))
+    if not ways:
+        return frozenset()
+    graph = coo_array(([1] * len(ways), tuple(zip(*ways, strict=True))), shape=(len(instructions), len(instructions)))
+    count, component = connected_components(graph, connection="strong")
+    sizes = [0] * count
+    for own in component:
+        sizes[own] += 1
+    themselves = {start for start, end in ways if start == end}
+    return frozenset(place for place, own in enumerate(component) if sizes[own] > 1 or place in themselves)
