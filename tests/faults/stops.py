@@ -85,7 +85,7 @@ def _lose_the_launcher(attempt: Attempt) -> None:
 SIGTERM = Campaign(
     "sigterm",
     count=10,
-    daily=1,
+    daily=0,  # tests/integration/test_keep_alive.py stops a run so
     means="SIGTERM, SIGUSR1 or SIGINT to one rank, to all, or to keep_alive at a random moment, loader workers "
     "running: a checkpoint of the very step is committed and all processes are gone within 30 s, exit code 0; the "
     "resume is exact.",

@@ -82,6 +82,7 @@ def test_the_learning_rate_rises_and_decays_to_its_end(two):
     )
 
 
+@pytest.mark.slow
 def test_one_process_learns_what_two_do(two, tiny, data, tmp_path):
     """And without an engine: rows have different numbers of targets, and each target weighs the same all the same. In
     fp32, sums taken in another order."""
