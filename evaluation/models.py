@@ -332,9 +332,8 @@ def _local(name_or_path: str) -> Path:
     resolved = convert.resolve(name_or_path)
     if Path(resolved).is_dir():
         return Path(resolved)
-    local = (
-        resolved.startswith((".", "/", "~", "runs/")) or resolved.count("/") > 1
-    )  # runs/x: the hub is slow to say no
+    # runs/x is a folder of ours, which the hub takes half a minute to deny
+    local = resolved.startswith((".", "/", "~", "runs/")) or resolved.count("/") > 1
     if Path(resolved).exists() or local:
         raise UserError(Problem("model", name_or_path, "no such folder", _REMEDY))
     return _download(resolved)
@@ -369,9 +368,12 @@ def _find_adapter(name_or_path: str, folder: Path, held: Held) -> FoundModel:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(Problem("model", name_or_path, f"{ADAPTER} cannot be read ({error})", _REMEDY)) from error
     named = config.base_model_name_or_path
-    if config.is_prompt_learning or not named:
-        wrong = "is of a kind that is not merged into weights" if named else "names no base (base_model_name_or_path)"
-        raise UserError(Problem("model", name_or_path, f"{ADAPTER} {wrong}", "give an adapter such as LoRA"))
+    if config.is_prompt_learning:
+        wrong = f"{ADAPTER} is of the kind {config.peft_type}, which is not merged into weights"
+        raise UserError(Problem("model", name_or_path, wrong, "give an adapter such as LoRA"))
+    if not named:
+        wrong = f"{ADAPTER} names no base"
+        raise UserError(Problem("model", name_or_path, wrong, "write base_model_name_or_path into it"))
     own = str(folder) if (folder / "tokenizer_config.json").is_file() else None
     base = _find(named, held._replace(tokenizer=held.tokenizer or own))
     return replace(

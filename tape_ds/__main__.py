@@ -85,7 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(installation.ROOT)
         return 0
     if words[0] == "--version":
-        print(sys.modules["tape_ds"].__version__)
+        from tape_ds import __version__
+
+        print(__version__)
         return 0
     if words[0] not in COMMANDS:
         remedy = f"{did_you_mean(words[0], COMMANDS)} (tape-ds --help)"
