@@ -23,7 +23,7 @@ R = TypeVar("R", bound=Recipe)
 
 IN_TOKENS = (
     *("target_length", "window", "eval_length", "eval_lengths", "eval_span", "eval_tokens", "passkey_lengths"),
-    *("max_tokens", "min_document_tokens", "group_tokens", "pose_max_skip", "answer_tokens", "sample_tokens"),
+    *("max_tokens", "min_document_tokens", "group_tokens", "answer_tokens", "sample_tokens"),
 )
 """Fields whose numbers may be written as the evaluation's commands take them: ``32k`` is 32,768."""
 
