@@ -152,7 +152,7 @@ class Evaluation:
         assert len(set(keys)) == len(keys), "every job has a key of its own"
         ranks = RankSync()
         with contextlib.ExitStack() as held:
-            known = job.from_first(lambda: self._take_up(held))
+            known = job.from_first(lambda: self._load(held))
             pending = [(key, each) for key, each in jobs if key not in known]
             if len(pending) < len(keys) and ranks.rank == 0:
                 print(f"{self.name}: {len(keys) - len(pending):,} of {len(keys):,} pieces are known", flush=True)
@@ -181,7 +181,7 @@ class Evaluation:
             shutil.rmtree(self.journal, ignore_errors=True)
         return self.path
 
-    def _take_up(self, held: contextlib.ExitStack) -> dict[str, Any]:
+    def _load(self, held: contextlib.ExitStack) -> dict[str, Any]:
         """Return what earlier starts found; the journal is this job's until ``held`` is left.
 
         A line that was being written when its process was killed counts for nothing.

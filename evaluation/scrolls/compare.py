@@ -193,7 +193,7 @@ def compare(
 
 
 def _answer(text: str, example: Example, metrics: Sequence[str]) -> dict[str, Any]:
-    """Return a text, and what it is worth by itself, in percent."""
+    """Return a text and its own scores, in percent."""
     rules = {metric: text_overlap.METRICS[metric] for metric in metrics}
     return {"text": text} | {m: 100 * rule.score([rule.best(text, example.outputs)]) for m, rule in rules.items()}
 

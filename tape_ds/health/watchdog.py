@@ -168,19 +168,19 @@ class Watchdog:
         head = f"no progress for {stalled:.0f} s at step {beat.step} in {beat.phase}"
         stacks = self._write_stacks(f"rank {self.rank} ({self._name}): {head}")
         if self.world == 1:
-            verdict: str | None = "there is no other rank"
+            who_waits: str | None = "there is no other rank"
         else:
-            verdict = who_is_behind(self.rank, _within(2 * GRACE_SECONDS, lambda: self._confer(beat)) or [])
-        if verdict is not None:
+            who_waits = who_is_behind(self.rank, _within(2 * GRACE_SECONDS, lambda: self._collect(beat)) or [])
+        if who_waits is not None:
             who = f"watchdog on rank {self.rank}" if self.world > 1 else "watchdog"
             # past the locks and buffers that a stuck thread may hold; then what was printed before
             with contextlib.suppress(OSError):
-                os.write(2, f"\n{who}: {head}; {verdict}; stacks: {stacks}\n".encode())
+                os.write(2, f"\n{who}: {head}; {who_waits}; stacks: {stacks}\n".encode())
             _within(1.0, sys.stdout.flush)
         _within(2.0, lambda: self._meet("leaving", 1.0))  # the store goes with rank 0
         os._exit(EXIT_CODE)
 
-    def _confer(self, beat: Beat) -> list[Beat | None]:
+    def _collect(self, beat: Beat) -> list[Beat | None]:
         """Have every rank end, and return the notes they end with, of those that can still write one."""
         store = self._joined
         if store is None:

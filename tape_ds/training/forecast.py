@@ -33,7 +33,7 @@ def here(recipe: Recipe, config: Config, world: int) -> Plan:
     return Plan(job(recipe, config, world, gpu_at_hand()))
 
 
-def outlook(recipe: Recipe) -> str:
+def memory_line(recipe: Recipe) -> str:
     """Return the memory of a run that is only looked at, in one line.
 
     Raises:

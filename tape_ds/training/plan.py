@@ -20,7 +20,7 @@ def _memory(recipe: Recipe) -> str:
     from tape_ds.training import forecast  # torch and transformers, which nothing else here needs
 
     try:
-        return forecast.outlook(recipe)
+        return forecast.memory_line(recipe)
     except (RuntimeError, TypeError) as error:  # torch's words for a tensor of more numbers than it can count
         return f"beyond counting ({str(error).splitlines()[0]})"
 

@@ -43,7 +43,7 @@ from tape_ds.training.environment import join_process_group, keep_trackers_in, s
 from tape_ds.training.memory_savings import ApplyMemorySavings
 from tape_ds.training.profiling import StepProfiler
 from tape_ds.training.samples import WriteSamples
-from tape_ds.training.trackers import make_expendable
+from tape_ds.training.trackers import use_safe_trackers
 from tape_ds.training.trainer import TapeTrainer
 
 logger = logging.getLogger(__name__)
@@ -337,7 +337,7 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     )
     for callback in [c for c in trainer.callback_handler.callbacks if type(c).__name__ in _REPLACED]:
         trainer.remove_callback(callback)
-    make_expendable(trainer, run.output)
+    use_safe_trackers(trainer, run.output)
     if run.names:
         trainer.add_callback(ApplyMemorySavings(run.recipe.memory))
     if run.recipe.profile.profile:

@@ -45,8 +45,8 @@ class SafeTracker:
             return None
 
 
-def make_expendable(trainer: Trainer, folder: Path) -> None:
-    """Put an :class:`SafeTracker` in the place of each tracker's callback that the trainer has."""
+def use_safe_trackers(trainer: Trainer, folder: Path) -> None:
+    """Put a :class:`SafeTracker` in the place of each tracker's callback that the trainer has."""
     kinds = tuple(get_reporting_integration_callbacks(trainer.args.report_to))
     handler = trainer.callback_handler
     handler.callbacks = [

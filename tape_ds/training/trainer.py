@@ -232,7 +232,7 @@ class TapeTrainer(Trainer):
             engine.defaults = engine.optimizer.defaults
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         if not self.is_deepspeed_enabled:  # before the base class loads a checkpoint's; an engine's are made elsewhere
-            self._own_settings = RestoredHparams.of(self.optimizer, self.lr_scheduler)
+            self._restored_hparams = RestoredHparams.of(self.optimizer, self.lr_scheduler)
         return scheduler
 
     def get_train_dataloader(self) -> Any:
@@ -268,13 +268,13 @@ class TapeTrainer(Trainer):
             if not guards.protects_itself(self.model_wrapped):
                 self._protection = guards.protect(self.model_wrapped.optimizer)
             if folder is not None:
-                self._own_settings = RestoredHparams.of(self.optimizer, self.lr_scheduler)
+                self._restored_hparams = RestoredHparams.of(self.optimizer, self.lr_scheduler)
                 job = {name: self.saver.about[name] for name in ("processes", "stage")}
                 load_engine(self.model_wrapped, folder, self.state.global_step, **job)
                 self._load_optimizer_and_scheduler(str(folder))
                 self._load_scaler(str(folder))
         if folder is not None:
-            self._own_settings.put_back(self.optimizer, self.lr_scheduler)
+            self._restored_hparams.put_back(self.optimizer, self.lr_scheduler)
         return prepared
 
     def load_rank_state(self) -> None:

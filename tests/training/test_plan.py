@@ -81,5 +81,5 @@ def test_sizes_that_cannot_be_counted_are_said(monkeypatch):
     def refuse(_):
         raise RuntimeError("Storage size calculation overflowed with sizes=[...]\nmore")
 
-    monkeypatch.setattr(forecast, "outlook", refuse)
+    monkeypatch.setattr(forecast, "memory_line", refuse)
     assert "beyond counting (Storage size" in line(load([], world_size=1))

@@ -9,7 +9,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import CallbackHandler
 
-from tape_ds.training.trackers import SafeTracker, make_expendable
+from tape_ds.training.trackers import SafeTracker, use_safe_trackers
 
 
 class Failing(TrainerCallback):
@@ -51,7 +51,7 @@ def test_trackers_alone_are_expendable(tmp_path):
     """TensorBoard's callback is; one of our own beside it stays what it is."""
     own = Failing(ValueError())
     handler = SimpleNamespace(callbacks=[own, TensorBoardCallback()])
-    make_expendable(
+    use_safe_trackers(
         SimpleNamespace(args=SimpleNamespace(report_to=["tensorboard"]), callback_handler=handler), tmp_path
     )
     first, second = handler.callbacks
