@@ -67,7 +67,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def report(entry: "ShardEntry") -> None:
     """A line for a new shard."""
-    print(f"{entry.file}: {entry.documents:,} documents, {entry.tokens:,} tokens", flush=True)
+    # The end of the line goes with it in one write: workers share an output that may have no buffer.
+    print(f"{entry.file}: {entry.documents:,} documents, {entry.tokens:,} tokens\n", end="", flush=True)
 
 
 def check_options(options: argparse.Namespace) -> None:
