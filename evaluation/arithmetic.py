@@ -106,12 +106,14 @@ def fingerprints(options: argparse.Namespace) -> dict[str, str]:
 
 def scale_of(found: FoundModel) -> Callable[[int], str]:
     """Return a function that says what the model makes of texts of so many tokens, alike for all unless its encoding
-    follows from their length (``yarn``)."""
+    follows from their length (``yarn``, ``nope`` with a ``score_scale``)."""
 
     @cache
     def scale(length: int) -> str:
-        ours = isinstance(found.config, TapeConfig)
-        return json.dumps(positions.config_at(found.config, length).rope_parameters, sort_keys=True) if ours else ""
+        if not isinstance(found.config, TapeConfig):
+            return ""
+        used = positions.config_at(found.config, length)
+        return json.dumps([used.rope_parameters, used.position_options], sort_keys=True)
 
     return scale
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from evaluation.models import FoundModel
 
 NOWHERE = (
-    "no layer turns queries and keys or adds to their scores: positions enter with the embeddings, or not at all, "
-    "and there is nothing to take dot products of"
+    "no layer turns queries and keys as they are or adds a bias to their scores: positions enter with the embeddings, "
+    "in more columns of the keys, or not at all, and there is nothing to take dot products of"
 )
 """Said of a model without a map of positions."""
 DTYPES = ("float32", "float64", "bfloat16")

@@ -47,7 +47,7 @@ def _launcher(name: str, summary: str) -> Command:
 COMMANDS = {
     "extend": _launcher("extend_llama", "extend the context of a pretrained model"),
     "pretrain": _launcher("pretrain_c4", "train a model from scratch, with any positional encoding"),
-    "finetune": _launcher("finetune_scrolls", "fine-tune a model on long questions (SCROLLS)"),
+    "finetune": _launcher("finetune", "fine-tune a model on conversations, or on long questions (SCROLLS)"),
     "arithmetic": _launcher("train_arithmetic", "train a model from nothing to calculate"),
     "evaluate": Command("evaluation", "perplexity, passkeys, SCROLLS, lm-eval's tasks, reports", spreads=True),
     "plan": Command("tools/plan.py", "memory, time and cost of a run before it starts"),

@@ -13,7 +13,8 @@ EVALUATION = (
 )
 TOOLS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tools").glob("*.py"))
 LAUNCHERS = tuple(
-    f"launchers/{name}.py" for name in ("extend_llama", "pretrain_c4", "finetune_scrolls", "train_arithmetic")
+    f"launchers/{name}.py"
+    for name in ("extend_llama", "pretrain_c4", "finetune", "finetune_scrolls", "train_arithmetic")
 )
 HEAVY = ("torch", "transformers", "datasets", "deepspeed", "matplotlib", "peft", "accelerate", "scipy", "triton")
 # One process for all: each program starts where nothing heavy has been imported, or the one before it is named.

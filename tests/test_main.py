@@ -23,7 +23,8 @@ RUNNER = [sys.executable, "-m", "deepspeed.launcher.runner"]
 RECIPES = (
     arithmetic.ArithmeticRecipe,
     extension.ExtensionRecipe,
-    finetuning.FinetuningRecipe,
+    finetuning.ChatRecipe,
+    finetuning.ScrollsRecipe,
     pretraining.PretrainingRecipe,
 )
 

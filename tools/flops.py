@@ -41,6 +41,7 @@ PLACEHOLDERS: dict[str, dict[str, Any]] = {
     "yarn": {"rope_parameters": YARN},
     "bipe_rope": {"position_options": {"separators": [0, 1]}},
     "bipe_alibi": {"position_options": {"separators": [0, 1]}},
+    "cope": {"attention_backend": "sdpa"},
 }
 """What some encodings cannot be built without; none of it changes a count."""
 TOKENS = 1_024

@@ -24,9 +24,8 @@ from tape_ds.errors import Problem, UserError, command, raise_if_any
 from tape_ds.planning import hardware, roofline, search
 from tape_ds.planning.job import Job
 from tape_ds.planning.plan import GIB, Plan
-from tape_ds.recipe import files, loading
+from tape_ds.recipe import kinds, loading
 from tape_ds.recipe.extension import ExtensionRecipe
-from tape_ds.recipe.kinds import KINDS
 from tape_ds.recipe.recipe import Recipe
 from tape_ds.recipe.scale import check_model
 from tape_ds.training import forecast, model_config
@@ -103,9 +102,7 @@ def load(name: str, fields: list[str], world: int) -> Recipe:
     Raises:
         UserError: it does not exist, or is wrong.
     """
-    wrong: list[Problem] = []
-    declared = files.read_recipe(name, ExtensionRecipe.LAUNCHER, wrong).get("launcher")
-    kind = KINDS.get(str(declared.value) if declared is not None else "", ExtensionRecipe)
+    kind = kinds.of(name, ExtensionRecipe)
     return loading.load(["--recipe", name, *fields], world, kind=kind, elsewhere=True)
 
 

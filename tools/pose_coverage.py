@@ -30,12 +30,14 @@ from tape_ds import results, storage
 from tape_ds.arguments import Parser, below_one
 from tape_ds.data import coverage, sources
 from tape_ds.data.rows import FILL
+from tape_ds.data.sources import weights
 from tape_ds.errors import Problem, command, raise_if_any
 from tape_ds.recipe import loading
 from tape_ds.recipe.extension import ExtensionRecipe
 
 if TYPE_CHECKING:
     from tape_ds.data.dataset import TrainingRows
+    from tape_ds.data.mixing import MixedRows
 
 NAME = "coverage"
 
@@ -54,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     own, fields = parser.parse_known_args(given)
     recipe = loading.load(fields, world_size=1, kind=ExtensionRecipe)
     raise_if_any(problems(own, recipe))
-    addresses = [] if own.document_tokens else recipe.data.train_data
+    addresses = [] if own.document_tokens else weights.specs_of(recipe.data.train_data)
     started = results.collect(
         command=[Path(__file__).name, *given],
         seed=recipe.trainer_value("seed"),
@@ -81,7 +83,7 @@ def problems(own: argparse.Namespace, recipe: ExtensionRecipe) -> list[Problem]:
     return found
 
 
-def real_rows(recipe: ExtensionRecipe) -> TrainingRows:
+def real_rows(recipe: ExtensionRecipe) -> TrainingRows | MixedRows:
     """Return the rows of the run."""
     from tape_ds.data import tokenizer
     from tape_ds.model import convert

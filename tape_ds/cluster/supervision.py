@@ -37,7 +37,7 @@ STARTING_SECONDS = 5.0
 """How long ranks that have not yet taken hold of the run's folder may take to stop: they have nothing to lose."""
 
 _POLL_SECONDS = 0.2
-_SCRIPTS = ("extend_llama.py", "finetune_scrolls.py", "pretrain_c4.py", "train_arithmetic.py")
+_SCRIPTS = ("extend_llama.py", "finetune.py", "finetune_scrolls.py", "pretrain_c4.py", "train_arithmetic.py")
 _RESUME = ("resume", "resume_from_checkpoint")
 _ANEW = "start_anew"
 _LOOKS = ("dry_run", "print_config")
@@ -140,13 +140,12 @@ def _read(launcher: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
     Raises:
         UserError: there is no such recipe, it is another launcher's, or it is no YAML.
     """
-    from tape_ds.recipe import command_line, files, loading
-    from tape_ds.recipe.kinds import KINDS
+    from tape_ds.recipe import command_line, files, kinds, loading
 
-    kind = KINDS[launcher]
     problems: list[Problem] = []
     flags = command_line.read(arguments, problems)
-    name = (flags.pop("recipe", []) or [kind.DEFAULT])[0]
+    name = (flags.pop("recipe", []) or [kinds.KINDS[launcher].DEFAULT])[0]
+    kind = kinds.taken(launcher, name)
     collected = files.read_recipe(name, kind.LAUNCHER, problems)
     files.require_launcher(name, collected, kind.LAUNCHER)
     raise_if_any(problems)

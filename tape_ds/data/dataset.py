@@ -8,7 +8,7 @@ the loader is the number of samples consumed, a run resumes at any sample on any
 import functools
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ PADDING = -1
 """Document id of padding."""
 
 # Independent streams of one seed.
-ORDER_OF_ROWS, POSE_DRAWS, ORDER_OF_SHARDS, SHUFFLE_IN_SHARD = range(4)
+ORDER_OF_ROWS, POSE_DRAWS, ORDER_OF_SHARDS, SHUFFLE_IN_SHARD, SOURCE_OF_SAMPLE, SEED_OF_SOURCE = range(6)
 
 
 def generator(seed: int, stream: int, *index: int) -> np.random.Generator:
@@ -88,9 +88,14 @@ class TrainingRows(torch.utils.data.Dataset):
         self.pose = pose
         self.attend_across = attend_across
         self.origin = origin
+        # For speed only, and its own: sources that are mixed would take each other's place in a common cache.
+        self._orders: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
         return self.samples
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_orders": {}}
 
     @property
     def fingerprint(self) -> str:
@@ -101,7 +106,15 @@ class TrainingRows(torch.utils.data.Dataset):
     def row_of(self, index: int) -> int:
         """Return the row behind sample ``index``."""
         epoch, at = divmod(index, len(self.rows))
-        return int(order_of_rows(self.seed, epoch, len(self.rows))[at])
+        return int(self.order(epoch)[at])
+
+    def order(self, epoch: int) -> np.ndarray:
+        """Return the order in which an epoch reads the rows, int64 [rows]; the last two are kept, since a step may
+        reach over their border."""
+        if epoch not in self._orders:
+            kept = list(self._orders.items())[-1:]
+            self._orders = dict([*kept, (epoch, order_of_rows(self.seed, epoch, len(self.rows)))])
+        return self._orders[epoch]
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         if not 0 <= index < self.samples:

@@ -67,7 +67,13 @@ def tokenize(
 
 
 def pack(
-    documents: "Dataset", length: int, cache_dir: str | Path, packing: Packing = "cut", end: int | None = None
+    documents: "Dataset",
+    length: int,
+    cache_dir: str | Path,
+    packing: Packing = "cut",
+    end: int | None = None,
+    *,
+    specs: Sequence[str] = (),
 ) -> "Dataset":
     """Return rows of at most ``length`` tokens, filled with ``documents`` as :mod:`tape_ds.data.rows` has it.
 
@@ -77,6 +83,7 @@ def pack(
         cache_dir: as for :func:`tokenize`; keyed by the dataset's own fingerprint and the other arguments.
         packing: a name of :data:`tape_ds.data.rows.FILL`. Only the rows of ``whole`` may be shorter than ``length``.
         end: a token put behind each document; None: no token.
+        specs: what the documents are of, for messages.
 
     Returns:
         Rows ``{input_ids: list<int32>, document_ids: list<int32>}``.
@@ -89,7 +96,8 @@ def pack(
     column = List(Value("int32"), -1 if packing == "whole" else length)
     features = Features({"input_ids": column, "document_ids": column})
     key = cache.key("rows", format=FORMAT, documents=documents._fingerprint, length=length, packing=packing, end=end)
-    wrong = "no document alone fills" if packing == "single" else "not even all documents together fill"
+    of = f" of {', '.join(specs)}" * bool(specs)
+    wrong = f"no document{of} alone fills" if packing == "single" else f"not even all documents{of} together fill"
     too_few = Problem("window", length, f"{wrong} a row", "name more data, or make the window smaller")
 
     def rows() -> Iterator[dict[str, Any]]:

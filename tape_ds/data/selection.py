@@ -98,11 +98,12 @@ def _long_enough(documents: "Dataset", min_tokens: int, count: int | None) -> Se
 
 
 def token_counts(rows: "Dataset") -> np.ndarray:
-    """Return tokens of each row, int64 [rows]; no token is read. For a dataset as it is stored, not a selection from
-    one."""
+    """Return tokens of each row, int64 [rows]; no token is read."""
     import pyarrow.compute
 
-    return pyarrow.compute.list_value_length(rows.data.column("input_ids")).to_numpy().astype(np.int64)
+    stored = pyarrow.compute.list_value_length(rows.data.column("input_ids")).to_numpy().astype(np.int64)
+    chosen = rows._indices  # of a selection: which of the stored rows it has
+    return stored if chosen is None else stored[chosen.column(0).to_numpy()]
 
 
 def _first(

@@ -15,6 +15,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedConfig, PreTrainedModel
 
 import tape_ds
+from tape_ds.data.sources.weights import specs_of
 from tape_ds.errors import redacted
 from tape_ds.export import card_results
 from tape_ds.export.addresses import command_line, hub_names, shown
@@ -122,8 +123,7 @@ def _training_data(source: SourceModel) -> list[str]:
         return []
     if (dataset := _answered(source)) is not None:
         return [f"scrolls:{dataset}"]
-    found: list[str] = source.result.config.get("train_data", [])
-    return found
+    return specs_of(source.result.config.get("train_data", []))
 
 
 def _answered(source: SourceModel) -> str | None:

@@ -4,6 +4,8 @@ Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K h
 rank, D hidden size.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -20,7 +22,7 @@ def attention(
     v_BGSV: Tensor,
     allowed_BTS: Tensor,
     scale: float,
-    bias_BHTS: Tensor | None = None,
+    bias_BHTS: Tensor | Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention whose value may be wider than its key.
 
@@ -30,7 +32,7 @@ def attention(
         v_BGSV: values, any width V.
         allowed_BTS: True where a query may see a key; a query without any such key yields 0.
         scale: factor on the scores.
-        bias_BHTS: added to the scaled scores; B and H may be 1.
+        bias_BHTS: added to the scaled scores; B and H may be 1. Or a function of these that gives it.
 
     Returns:
         The output [B, H, T, V] in the value's dtype, and the weights [B, H, T, S] in fp32 (fp64 for fp64 input).
@@ -41,7 +43,7 @@ def attention(
     allowed_B1TS = allowed_BTS[:, None]
     scores_BHTS = (q @ k_BHSK.transpose(-1, -2)) * scale
     if bias_BHTS is not None:
-        scores_BHTS = scores_BHTS + upcast(bias_BHTS)
+        scores_BHTS = scores_BHTS + upcast(bias_BHTS if isinstance(bias_BHTS, Tensor) else bias_BHTS(scores_BHTS))
     scores_BHTS = scores_BHTS.masked_fill(~allowed_B1TS, torch.finfo(scores_BHTS.dtype).min)
     weights_BHTS = torch.softmax(scores_BHTS, dim=-1).masked_fill(~allowed_B1TS, 0.0)
     return (weights_BHTS @ v_BHSV).to(v_BGSV.dtype), weights_BHTS

@@ -31,6 +31,11 @@ class Method:
     """``rope_parameters`` that make the method what it is; the recipe may add to them."""
     grouped: bool = False
     """Whether attention is cut into shifted groups while it trains (S2-Attn)."""
+    drops_rope: bool = False
+    """Whether ``encoding`` takes the place of the model's RoPE, at the model's own length: rows are no longer, and
+    scores are scaled from there on, by ``score_scale``."""
+    position_options: Mapping[str, Any] = field(default_factory=dict)
+    """``position_options`` that the recipe may change."""
 
 
 METHODS: Mapping[str, Method] = {
@@ -42,6 +47,10 @@ METHODS: Mapping[str, Method] = {
     # a larger base instead of interpolation (Roziere et al. 2023, arXiv:2308.12950, section 2.4)
     "theta": Method("adapters", embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
     "full": Method("everything", embeddings=True),
+    # Gelberg et al. 2025, arXiv:2512.12167; 0.103 is their scale for SmolLM
+    "drope": Method(
+        "everything", encoding="nope", embeddings=True, drops_rope=True, position_options={"score_scale": 0.103}
+    ),
     "norms": Method("groups"),
     "linear": Method("nothing", rope_parameters={"rope_type": "linear"}),
     "ntk": Method("nothing", rope_parameters={"rope_type": "ntk"}),

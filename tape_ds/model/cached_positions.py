@@ -55,6 +55,23 @@ def require_own(cached_BGSC: Tensor, columns: int) -> None:
         )
 
 
+def keys_before(cache: Cache | None, layer_idx: int, offset: int | Tensor) -> Tensor | None:
+    """Return a layer's cached keys [B, G, S, ...]; at a tensor offset its whole buffer. None where there are none, and
+    where the cache does not keep them as they are (a quantised one)."""
+    if cache is None or layer_idx >= len(cache.layers) or not cache.layers[layer_idx].is_initialized:
+        return None
+    keys = cache.layers[layer_idx].keys
+    if keys is None or keys.dim() != 4:
+        return None
+    if not isinstance(offset, Tensor):
+        if offset == 0 or keys.shape[2] < offset:
+            return None
+        keys = keys[:, :, :offset]
+    if cache.offloading:  # they are on their way back to the device, on a stream of their own
+        torch.cuda.current_stream(keys.device).wait_stream(cache.prefetch_stream)
+    return keys
+
+
 def recall(cache: Cache | None, offset: int | Tensor, integers: int, head_dim: int) -> Tensor | None:
     """Return the positions int64 [B, S, N] of the tokens in a cache; of its whole buffer at a tensor offset.
 
@@ -65,19 +82,16 @@ def recall(cache: Cache | None, offset: int | Tensor, integers: int, head_dim: i
     """
     if cache is None or integers == 0 or not cache.layers or not cache.layers[0].is_initialized:
         return None
-    keys = cache.layers[0].keys
-    if not isinstance(offset, Tensor):
-        if offset == 0:
-            return None
-        if keys is None or keys.dim() != 4 or keys.shape[2] < offset:
-            raise ValueError(
-                f"a {type(cache.layers[0]).__name__} does not keep keys as they are, and this encoding's positions are "
-                "among them: use a dynamic or a static cache"
-            )
-        keys = keys[:, :, :offset]
-    require_own(keys, head_dim + DIGITS * integers)
-    if cache.offloading:  # they are on their way back to the device, on a stream of their own
-        torch.cuda.current_stream(keys.device).wait_stream(cache.prefetch_stream)
-    digits = keys[:, 0, :, head_dim:].round().long().unflatten(-1, (DIGITS, integers))
+    if not isinstance(offset, Tensor) and offset == 0:
+        return None
+    keys, columns = keys_before(cache, 0, offset), DIGITS * integers
+    if keys is None:
+        raise ValueError(
+            f"a {type(cache.layers[0]).__name__} does not keep keys as they are, and this encoding's positions are "
+            "among them: use a dynamic or a static cache"
+        )
+    if keys.shape[-1] < head_dim + columns:
+        require_own(keys, head_dim + columns)
+    digits = keys[:, 0, :, -columns:].round().long().unflatten(-1, (DIGITS, integers))
     powers = BASE ** torch.arange(DIGITS, device=digits.device)
     return (digits * powers[:, None]).sum(dim=-2)

@@ -22,6 +22,7 @@ class TapeConfig(LlamaConfig):
         state_dtype: dtype of the position state between layers; None: that of the hidden states.
         attention_backend: "auto" or a name of :func:`tape_ds.model.attention.available`; the environment variable
             ``TAPE_DS_ATTENTION`` overrides it.
+        qk_norm: an RMSNorm on each head of queries and keys before they are rotated, as Qwen3 has them.
         qkv_bias: biases on queries, keys and values, none on outputs, as Qwen2 has them (``attention_bias``: on all
             four).
 
@@ -44,6 +45,7 @@ class TapeConfig(LlamaConfig):
     position_options: dict | None = None
     state_dtype: str | None = None
     attention_backend: str = "auto"
+    qk_norm: bool = False
     qkv_bias: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:

@@ -18,7 +18,15 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import positions, weights
@@ -26,7 +34,7 @@ from tape_ds.model.addresses import SMOLLM2 as SMOLLM2
 from tape_ds.model.addresses import resolve as resolve
 from tape_ds.model.addresses import unpack_gguf as unpack_gguf
 from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.families import BAICHUAN, QWEN2, check_llama_shaped, read_config, rope_parameters_of
+from tape_ds.model.families import BAICHUAN, QWEN2, QWEN3, check_llama_shaped, read_config, rope_parameters_of
 from tape_ds.model.families import SHAPES as SHAPES
 from tape_ds.model.filling import fill, require_exact
 from tape_ds.model.llama import TapeForCausalLM
@@ -41,6 +49,7 @@ _HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", 
 _CLASS_FIELDS = {"architectures", "model_type", "transformers_version"}
 _LLAMA_FIELDS = set(LlamaConfig.__dataclass_fields__) - _CLASS_FIELDS
 _QWEN2_FIELDS = set(Qwen2Config.__dataclass_fields__) - _CLASS_FIELDS
+_QWEN3_FIELDS = set(Qwen3Config.__dataclass_fields__) - _CLASS_FIELDS
 
 
 def tape_config(source: PreTrainedConfig, **changes: Any) -> TapeConfig:
@@ -53,8 +62,9 @@ def tape_config(source: PreTrainedConfig, **changes: Any) -> TapeConfig:
     fields = {name: copy.deepcopy(value) for name, value in source.to_dict().items() if name in _LLAMA_FIELDS}
     fields["rope_parameters"] = rope_parameters_of(source)
     fields["qkv_bias"] = source.model_type == QWEN2
+    fields["qk_norm"] = source.model_type == QWEN3
     if source.model_type == TapeConfig.model_type:
-        own = ("position_encoding", "position_options", "state_dtype", "attention_backend", "qkv_bias")
+        own = ("position_encoding", "position_options", "state_dtype", "attention_backend", "qkv_bias", "qk_norm")
         fields |= {name: copy.deepcopy(getattr(source, name)) for name in own}
     known = set(TapeConfig.__dataclass_fields__)
     raise_if_any(
@@ -96,9 +106,9 @@ def _position_kind(name: str) -> str:
     return next((name.partition(own)[2] for own in _OWN if own in name), "")
 
 
-def to_plain(model: TapeForCausalLM) -> LlamaForCausalLM | Qwen2ForCausalLM:
-    """transformers' own model with the same weights and RoPE parameters: a Llama, or a Qwen2 where queries, keys and
-    values have biases and outputs none.
+def to_plain(model: TapeForCausalLM) -> LlamaForCausalLM | Qwen2ForCausalLM | Qwen3ForCausalLM:
+    """transformers' own model with the same weights and RoPE parameters: a Llama, a Qwen2 where queries, keys and
+    values have biases and outputs none, or a Qwen3 where queries and keys have norms.
 
     Raises:
         UserError: the model's encoding is not ``rope``: a plain Llama could not compute it.
@@ -110,9 +120,8 @@ def to_plain(model: TapeForCausalLM) -> LlamaForCausalLM | Qwen2ForCausalLM:
         encoding = f"{config.position_encoding}, {config.rope_parameters['rope_type']} RoPE"
         encoding += f", {config.position_options}" if config.position_options else ""
         raise UserError(Problem("position_encoding", encoding, "not expressible as a Llama", remedy))
-    family = Qwen2ForCausalLM if config.qkv_bias else LlamaForCausalLM
     with torch.device("meta"):
-        plain = family(_plain_config(config, rope_parameters))
+        plain = _plain_model(config, rope_parameters)
     plain = fill(plain, model.state_dict(), "state dict")
     # its frequencies are a buffer outside the state dict, still on the meta device
     plain.model.rotary_emb = type(plain.model.rotary_emb)(plain.config).to(model.device)
@@ -120,16 +129,20 @@ def to_plain(model: TapeForCausalLM) -> LlamaForCausalLM | Qwen2ForCausalLM:
     return plain
 
 
-def _plain_config(config: TapeConfig, rope_parameters: dict[str, Any]) -> LlamaConfig | Qwen2Config:
-    known = _QWEN2_FIELDS if config.qkv_bias else _LLAMA_FIELDS
+def _plain_model(
+    config: TapeConfig, rope_parameters: dict[str, Any]
+) -> LlamaForCausalLM | Qwen2ForCausalLM | Qwen3ForCausalLM:
+    known = _QWEN2_FIELDS if config.qkv_bias else _QWEN3_FIELDS if config.qk_norm else _LLAMA_FIELDS
     fields = {name: value for name, value in config.to_dict().items() if name in known} | {
         "rope_parameters": rope_parameters
     }
+    if config.qk_norm:
+        return Qwen3ForCausalLM(Qwen3Config(**fields))
     if not config.qkv_bias:
-        return LlamaConfig(**fields)
+        return LlamaForCausalLM(LlamaConfig(**fields))
     if config.head_dim * config.num_attention_heads != config.hidden_size:
         fields["head_dim"] = config.head_dim  # no field of Qwen2's, but its attention reads it
-    return Qwen2Config(**fields)
+    return Qwen2ForCausalLM(Qwen2Config(**fields))
 
 
 @contextlib.contextmanager

@@ -24,8 +24,11 @@ BAICHUAN = "baichuan"
 QWEN2 = "qwen2"
 """A Llama with biases on queries, keys and values: ``TapeConfig.qkv_bias``."""
 
-SHAPES = ("llama", "mistral", QWEN2, TAPE)
-"""Model types whose parameters are Llama's, name for name."""
+QWEN3 = "qwen3"
+"""A Llama with a norm on each head of queries and keys: ``TapeConfig.qk_norm``."""
+
+SHAPES = ("llama", "mistral", QWEN2, QWEN3, TAPE)
+"""Model types whose parameters are Llama's, name for name; Qwen3's has two more in each block."""
 TAKEN = (*SHAPES, BAICHUAN, "gptj", "tape_gptj")
 """Every model type that can be extended or fine-tuned."""
 
@@ -55,7 +58,6 @@ REASONS = {
     "phi": "it runs attention and feed-forward side by side, and rotates a part of each head",
     "phi3": "its queries, keys and values are one projection, its gate and up projections another",
     "qwen2_moe": _EXPERTS,
-    "qwen3": _NORMED_HEADS,
     "qwen3_moe": f"{_EXPERTS}; {_NORMED_HEADS}",
     "stablelm": "it rotates a part of each head",
 }

@@ -38,6 +38,7 @@ def parameters(config: TapeConfig) -> int:
     attention = hidden * (2 * query + 2 * key) + config.attention_bias * hidden
     if config.attention_bias or config.qkv_bias:
         attention += query + 2 * key
+    attention += 2 * config.head_dim * config.qk_norm
     feed_forward = 3 * hidden * config.intermediate_size
     if config.mlp_bias:
         feed_forward += 2 * config.intermediate_size + hidden

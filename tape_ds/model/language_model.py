@@ -3,6 +3,7 @@
 Shape letters: B batch, T tokens of this call, S keys (cached ones included), D hidden size, V vocabulary entries.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,8 +14,16 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 
-from tape_ds.model.output_head import OutputHead, causal_lm_loss, own_targets
+from tape_ds.model.output_head import OutputHead, causal_lm_loss, divergence, own_targets
 from tape_ds.model.sharding import UNSHARED, shards_of
+
+
+@dataclass
+class DistilledOutput(CausalLMOutputWithPast):
+    """A loss that is the sum of two, and the two."""
+
+    cross_entropy: Tensor | None = None
+    divergence: Tensor | None = None
 
 
 class LanguageModel:
@@ -47,6 +56,7 @@ class LanguageModel:
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         skip_logits: bool | None = None,
+        teacher: Any = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """As the decoder's forward, and:
@@ -62,9 +72,12 @@ class LanguageModel:
             skip_logits: return ``logits=None``, the loss computed a chunk of tokens at a time. Default: yes in training
                 with labels, wherever the loss is transformers' own and no ``logits_to_keep`` asks for logits. A head
                 that can only give logits (see :func:`tape_ds.model.output_head.why_not`) returns them all the same.
+            teacher: what another model predicts (:class:`tape_ds.model.distillation.TeacherTokens`); the loss is then
+                the weighed sum of cross-entropy and divergence, which are returned beside it.
 
         Raises:
-            ValueError: as there; ``skip_logits`` without labels; ``logits_to_keep`` under sequence parallelism.
+            ValueError: as there; ``skip_logits`` without labels; a teacher where the loss takes logits;
+                ``logits_to_keep`` under sequence parallelism.
         """
         given = input_ids if inputs_embeds is None else inputs_embeds
         shards = UNSHARED if given is None else shards_of(self.base_model, given.shape[1])
@@ -99,6 +112,12 @@ class LanguageModel:
             logits_BTV = self.lm_head(hidden_BTD[:, kept])
             if labels is not None:
                 loss = self.loss_function(logits=logits_BTV, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        if teacher is not None:
+            if loss is None or labels is None or logits_BTV is not None:
+                raise ValueError("a teacher needs labels, training mode, and a head that gives the loss itself")
+            apart = divergence(self.lm_head, hidden_BTD, labels, teacher, **kwargs)
+            mixed = (1 - teacher.share) * loss + teacher.share * apart
+            return DistilledOutput(loss=mixed, cross_entropy=loss.detach(), divergence=apart.detach())
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits_BTV,

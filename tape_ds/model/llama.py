@@ -38,13 +38,15 @@ from tape_ds.model.inputs import (
 )
 from tape_ds.model.language_model import LanguageModel
 from tape_ds.model.output_head import OutputHead
-from tape_ds.model.positions import base, registry
+from tape_ds.model.positions import base, log_scale, registry
 from tape_ds.model.sharding import UNSHARED, Shards, ShareRows, shards_of
 
 
 class TapeAttention(nn.Module):
     """Projections, the encoding's rotation, the cache and one softmax over a value that may be wider than its key."""
 
+    q_norm: LlamaRMSNorm | None
+    k_norm: LlamaRMSNorm | None
     group_tokens: int | None = None
     """In training mode attention is within groups of so many tokens, see
     :func:`tape_ds.model.attention.shifted_groups.use_groups`; None: over everything."""
@@ -60,6 +62,10 @@ class TapeAttention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, key_width, bias=biased)
         self.v_proj = nn.Linear(config.hidden_size, key_width, bias=biased)
         self.o_proj = nn.Linear(query_width, config.hidden_size, bias=config.attention_bias)
+        self.q_norm, self.k_norm = None, None
+        if config.qk_norm:
+            self.q_norm = LlamaRMSNorm(config.head_dim, eps=config.rms_norm_eps)
+            self.k_norm = LlamaRMSNorm(config.head_dim, eps=config.rms_norm_eps)
 
     def forward(
         self,
@@ -74,12 +80,13 @@ class TapeAttention(nn.Module):
         past_key_values: Cache | None,
         remembered: Tensor | None,
         shards: Shards,
+        query_scale: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Returns the output [B, T, D], the weights [B, H, T, S] (``reference`` backend only, not within groups,
         else None) and what became of the carried columns [B, H, T, C].
 
         Where rows are shared, inputs and outputs are of this process's tokens, and the weights of its heads; masks, the
-        queries' places and the keys' are of whole rows, and ``start`` is of the tokens it rotates.
+        queries' places and the keys' are of whole rows, and ``start`` and ``query_scale`` are of the tokens it rotates.
 
         Raises:
             ValueError: attention within groups with a bias on the scores, with a cache that is not empty, or where
@@ -88,12 +95,19 @@ class TapeAttention(nn.Module):
         x_BTD = shards.gather(x_BTD)
         start, state = shards.to_rotate(start, state)
         heads = (*x_BTD.shape[:2], -1, self.config.head_dim)
-        q_BHTK = self.q_proj(x_BTD).view(heads).transpose(1, 2)
-        k_BGTK = shards.key_heads(self.k_proj(x_BTD).view(heads).transpose(1, 2))
+        q_BTHK, k_BTGK = self.q_proj(x_BTD).view(heads), self.k_proj(x_BTD).view(heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
+        q_BHTK, k_BGTK = q_BTHK.transpose(1, 2), shards.key_heads(k_BTGK.transpose(1, 2))
         v_BGTV = shards.key_heads(self.v_proj(x_BTD).view(heads).transpose(1, 2))
-        q_BHTK, k_BGTK = position.rotate(q_BHTK, k_BGTK, start, state)
+        heads_read = shards.heads(self.config.num_attention_heads)
+        every_head = q_BHTK.shape[1] == self.config.num_attention_heads  # also where they are exchanged below
+        observed = position.observe(x_BTD, base.EVERY_HEAD if every_head else heads_read)
+        q_BHTK, k_BGTK = position.rotate(q_BHTK, k_BGTK, start, state, observed)
+        if query_scale is not None:
+            q_BHTK = position.scaled(q_BHTK, query_scale)
         carried_BGTC = position.carry(start, state, v_BGTV)
-        width, heads_read = self.config.head_dim, shards.heads(self.config.num_attention_heads)
+        width = self.config.head_dim
         grouped = self.training and self.group_tokens is not None
         # One wide value where it is kept, sent or cut as a whole; else kernels read the two where they lie.
         wide = past_key_values is not None or shards.splits_rows or grouped
@@ -103,14 +117,18 @@ class TapeAttention(nn.Module):
         if shards.splits_rows and carried_BGTC is not None:
             carried_BGTC = v_BGTV[..., width:]
 
+        key_width = k_BGTK.shape[-1]
+        past_BGSX = cached_positions.keys_before(past_key_values, self.layer_idx, offset)
+        k_BGTK = position.accumulate(k_BGTK, past_BGSX, None if borders is None else borders.ids_BS, offset)
         k_BGSK, v_BGSV = k_BGTK, v_BGTV
         if past_key_values is not None:
             k_BGTK = k_BGTK if remembered is None else cached_positions.attach(k_BGTK, remembered)
             k_BGSK, v_BGSV = cached_positions.extend(past_key_values, k_BGTK, v_BGTV, self.layer_idx)
-            k_BGSK = k_BGSK[..., :width]
+            k_BGSK = k_BGSK[..., :key_width]
         carried_BGSC = v_BGSV[..., width:] if wide and carried_BGTC is not None else carried_BGTC
         score_bias = position.score_bias(query_positions, carried_BGTC, key_positions, carried_BGSC, heads_read)
         arguments: dict[str, Any] = {"borders": borders, "offset": offset, "score_bias": score_bias}
+        arguments["scale"] = width**-0.5  # whatever columns the encoding added to queries and keys
         values = [v_BGSV] if wide or carried_BGSC is None else [v_BGSV, carried_BGSC]
         backend = resolve_backend(self.config)
         weights = None
@@ -123,7 +141,7 @@ class TapeAttention(nn.Module):
                     "train with an encoding that rotates queries and keys, or with attention over everything"
                 )
             groups: dict[str, Any] = {"group": self.group_tokens, "borders": borders, "backend": backend}
-            outs = (attend_in_groups(q_BHTK, k_BGSK, v_BGSV, **groups),)
+            outs = (attend_in_groups(q_BHTK, k_BGSK, v_BGSV, scale=arguments["scale"], **groups),)
         elif backend == "reference":
             outs, weights = attend_with_weights(q_BHTK, k_BGSK, values, **arguments)
         else:
@@ -160,13 +178,16 @@ class TapeDecoderLayer(GradientCheckpointingLayer):
         remembered: Tensor | None = None,
         use_cache: bool = False,
         shards: Shards = UNSHARED,
+        query_scale: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the hidden states and the position state; both are flat tensors, so checkpointing tracks both."""
         x_BTD = self.input_layernorm(hidden_BTD)
         past_key_values = past_key_values if use_cache else None
         places = (borders, offset, query_positions, key_positions)
+        kept = (past_key_values, remembered)
+        query_scale = query_scale if self.position.log_scaled else None
         attended_BTD, _, moved_BHTC = self.self_attn(
-            x_BTD, self.position.in_attention(), start, state, *places, past_key_values, remembered, shards
+            x_BTD, self.position.in_attention(), start, state, *places, *kept, shards, query_scale
         )
         hidden_BTD = hidden_BTD + attended_BTD
         y_BTD = shards.scatter(self.mlp(shards.gather(self.post_attention_layernorm(hidden_BTD))))
@@ -282,6 +303,10 @@ class TapeModel(TapePreTrainedModel):
         hidden_BTD = own_embeddings(shards, embedding, input_ids, inputs_embeds, borders)
         hidden_BTD = self.encoding.embed(hidden_BTD, shards.mine(positions_BTN))
         start = self.encoding.start(shards.rotated(positions_BTN))
+        query_scale = None
+        if self.encoding.log_window is not None:
+            seen_BT = log_scale.keys_seen(text, tokens, given.device)
+            query_scale = log_scale.factors(shards.rotated(seen_BT), self.encoding.log_window)
         state = None
         for layer in self.layers:
             hidden_BTD, state = layer(
@@ -296,6 +321,7 @@ class TapeModel(TapePreTrainedModel):
                 remembered=positions_BTN if remembers and layer is self.layers[0] else None,
                 use_cache=past_key_values is not None,
                 shards=shards,
+                query_scale=query_scale,
             )
         hidden_BTD = shards.gather(self.norm(hidden_BTD))
         return BaseModelOutputWithPast(last_hidden_state=hidden_BTD, past_key_values=past_key_values)
@@ -332,8 +358,7 @@ def change_positions(model: "TapeForCausalLM", config: TapeConfig) -> nn.ModuleL
     others = [registry.build(config), *(registry.build_layer(config, index) for index in range(len(decoder.layers)))]
     borrowed = nn.ModuleList(others).train(decoder.training)
     own, off = model.config, positions.without_updates(model.config)
-    alike = [own.position_options, None if off is None else off.position_options]
-    if config.position_encoding == own.position_encoding and config.position_options in alike:
+    if any(positions.same_parameters(config, each) for each in (own, off) if each is not None):
         _take_over(kept, borrowed)
     present = {id(weight) for weight in kept.parameters()}
     if any(id(weight) not in present for weight in borrowed.parameters()):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tape_ds.kernels.linear_cross_entropy import linear_cross_entropy
+from tape_ds.kernels.linear_kl import linear_kl
 from tape_ds.model.sharding import Shards, VocabularyPart
 
 logger = logging.getLogger(__name__)
@@ -56,29 +57,42 @@ class OutputHead(nn.Linear):
             linear.__class__ = cls
         return linear
 
-    def forward(self, hidden: Tensor, targets: Tensor | None = None, ignore_index: int = -100) -> Tensor:
-        """Return logits [..., V] of hidden states [..., D]; with ``targets``, the loss instead.
+    def forward(
+        self,
+        hidden: Tensor,
+        targets: Tensor | None = None,
+        ignore_index: int = -100,
+        teacher: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Return logits [..., V] of hidden states [..., D]; with ``targets`` or ``teacher``, the loss instead.
 
         Args:
             hidden: hidden states after the final norm.
             targets: int64 [...], what each hidden state predicts (already shifted), or ``ignore_index``.
             ignore_index: target of what predicts nothing.
+            teacher: :meth:`operands` of another head, for as many hidden states.
 
         Returns:
-            The logits; or the sum of cross-entropies as an fp32 scalar, in nats.
+            The logits; or the sum of cross-entropies, or of the divergences KL(teacher || this head), as an fp32
+            scalar, in nats.
         """
+        if teacher is not None:
+            return linear_kl(*self.operands(hidden.reshape(-1, hidden.shape[-1])), *teacher)
         if targets is None:
             own = super().forward(hidden)
             return own if self.part is None else self.part.logits(own)
-        hidden_ND, targets_N = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-        weight_VD = self.weight
-        if self.bias is not None:
-            hidden_ND, weight_VD = _with_bias(hidden_ND, weight_VD, self.bias)
+        targets_N = targets.reshape(-1)
+        hidden_ND, weight_VD = self.operands(hidden.reshape(-1, hidden.shape[-1]))
         if self.part is not None:
             return self.part.loss(hidden_ND, weight_VD, targets_N, ignore_index)
         if self.fused_loss is not None and len(targets_N) >= self.fused_from and self._fused_is_right(hidden):
             return self.fused_loss(hidden_ND, weight_VD, targets_N, ignore_index)
         return linear_cross_entropy(hidden_ND, weight_VD, targets_N, ignore_index=ignore_index)
+
+    def operands(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the two matrices whose product is the logits: hidden states [N, D] and the weight, the bias a column
+        of both."""
+        return (hidden_ND, self.weight) if self.bias is None else _with_bias(hidden_ND, self.weight, self.bias)
 
     def _fused_is_right(self, hidden: Tensor) -> bool:
         """The fused kernel gives the weight no gradient where the hidden states need none, and rounds the sum over
@@ -126,6 +140,29 @@ def causal_lm_loss(
     loss = head(hidden_BTD, targets=targets_BT, ignore_index=ignore_index)
     items = (targets_BT != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
     return loss / (items.to(loss.device) if isinstance(items, Tensor) else items)
+
+
+def divergence(
+    head: nn.Module,
+    hidden_BTD: Tensor,
+    labels_BT: Tensor,
+    teacher: Any,
+    num_items_in_batch: Tensor | int | None = None,
+    **_: Any,
+) -> Tensor:
+    """Return the divergence from what a teacher predicts, summed over its tokens and divided by the targets of the
+    whole batch, as :func:`causal_lm_loss` divides.
+
+    Args:
+        head: of the student, maybe wrapped.
+        hidden_BTD: what it reads.
+        labels_BT: as there.
+        teacher: see :class:`tape_ds.model.distillation.TeacherTokens`.
+        num_items_in_batch: as there.
+    """
+    found: Tensor = head(hidden_BTD[teacher.counts_BT], teacher=(teacher.hidden_ND, teacher.weight_VD))
+    items = (shifted(labels_BT) != -100).sum() if num_items_in_batch is None else num_items_in_batch
+    return found / (items.to(found.device) if isinstance(items, Tensor) else items)
 
 
 def shifted(labels_BT: Tensor, ignore_index: int = -100) -> Tensor:

@@ -2,10 +2,13 @@
 
 ALiBi, T5 and FIRE add a number to every score that depends on the two tokens' positions (and on learned parameters).
 As one fp32 [B, H, T, S] tensor that is 48 GiB for 12 heads at 32,768 tokens. Here an encoding hands over *marks*, what
-has to be known of each query and of each key, and a function from two blocks of marks to a block of the bias.
+has to be known of each query and of each key, and a function from two blocks of marks to a block of the bias. CoPE's
+number depends on the scores of the keys between the two tokens: it hands over a function from a block of scores.
 
-Shape letters: B batch, T queries, S keys, t and s blocks of them, H query heads, N numbers in a mark.
+Shape letters: B batch, T queries, S keys, t and s blocks of them, H query heads, K head size, N numbers in a mark.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -37,9 +40,25 @@ class ScoreBias(NamedTuple):
         """Return the bias of a block of queries and keys, fp32 [B or 1, H or 1, t, s]."""
         return self.block(self.query_marks[:, :, queries], self.key_marks[:, :, keys])
 
-    def until(self, keys: int) -> "ScoreBias":
+    def until(self, keys: int) -> ScoreBias:
         """Return the same over the first ``keys`` keys only."""
         return self._replace(key_marks=self.key_marks[:, :, :keys])
+
+
+class ContentBias(NamedTuple):
+    """What is added to ``scale * q k`` where it follows from these scores themselves: only attention that holds them,
+    of a block of queries and all their keys, can compute it."""
+
+    block: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """(queries [B, H, t, K], which keys each may see, bool [B or 1, 1, t, s], scaled scores [B, H, t, s], at least
+    fp32) -> bias [B, H, t, s], differentiable. The keys are all up to the last query's; scores of keys that are not
+    seen are finite, and mean nothing."""
+    element: None = None
+    """There is none."""
+
+    def until(self, keys: int) -> ContentBias:
+        """Return the same over the first ``keys`` keys only."""
+        return self
 
 
 def elementwise(function: ElementFunction, query_marks: Tensor, key_marks: Tensor, heads: Tensor) -> Tensor:

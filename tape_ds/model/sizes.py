@@ -49,6 +49,7 @@ class Fields:
     attention_backend: str = "auto"
     attention_bias: bool = False
     mlp_bias: bool = False
+    qk_norm: bool = False
     qkv_bias: bool = False
     attention_dropout: float | None = 0.0
 
@@ -66,7 +67,9 @@ def problems(of: Fields | TapeConfig) -> list[Problem]:
     found += attention.problems(of.attention_backend)
     if not isinstance(of.initializer_range, int | float) or not 0 <= of.initializer_range <= 1:
         found.append(Problem("initializer_range", of.initializer_range, "out of range", "give a number from 0 to 1"))
-    for name in ("attention_bias", "mlp_bias"):
+    if of.qk_norm and of.mlp_bias:
+        found.append(Problem("qk_norm", True, "together with mlp_bias it is no known family's", "mlp_bias: false"))
+    for name in ("attention_bias", "mlp_bias", "qk_norm"):
         if of.qkv_bias and getattr(of, name):
             remedy = f"{name}: false, or attention_bias without qkv_bias"
             found.append(Problem("qkv_bias", True, f"together with {name} it is no known family's", remedy))

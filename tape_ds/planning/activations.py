@@ -25,6 +25,8 @@ class SavedTensor:
     """"attention" or "product" where that gave it: what selective checkpointing keeps as well."""
     carried: bool = False
     """Whether the last block does without: it carries no state, since no layer reads an update of it."""
+    placed: bool = False
+    """Whether blocks without positions do without; they do without what is carried, too."""
 
 
 def inside(job: Job) -> list[SavedTensor]:
@@ -35,18 +37,22 @@ def inside(job: Job) -> list[SavedTensor]:
     hidden, wide, sums = model.hidden * element, model.carried / model.head_size, model.heads / ways * 4
     tiled, positions = job.layout.mlp_tiles > 1, bool(model.state)
     exchanged = max(ways, job.layout.sequence) > 1
+    turned = 1 + model.added / model.head_size
+    padded = 1.0 if job.gpu is None else turned  # a GPU's kernels take one width for queries, keys and values
     found = [
         *_norm(job, "input norm"),
         SavedTensor("input of q, k, v", _reads(job, "q_proj", "k_proj", "v_proj") * hidden),
         SavedTensor("q and k as rotated", query + key),
-        SavedTensor("q and k before", positions * (query + key), "product"),
-        SavedTensor("value", key, "" if wide else "product"),
+        SavedTensor("columns added to q and k", (query + key) * (turned - 1), placed=True),
+        *(_norm(job, "norms of q and k", (query + key) / element) if model.normed_heads else ()),
+        SavedTensor("q and k before", model.keeps_unrotated * (query + key), "product", placed=True),
+        SavedTensor("value", key * padded, "" if wide or padded > 1 else "product"),
         SavedTensor("state beside the value", key * wide, carried=True),
-        SavedTensor("attention's output", query, "attention"),
+        SavedTensor("attention's output", query * padded, "attention"),
         SavedTensor("what became of the state", query * wide, "attention", carried=True),
         SavedTensor("what became of it, of own tokens", (exchanged and trained.positions) * query * wide, carried=True),
         SavedTensor("attention's sums", sums, "attention"),
-        SavedTensor("input of o", (_reads(job, "o_proj") and (bool(wide) or job.layout.sequence > 1)) * query),
+        SavedTensor("input of o", (_reads(job, "o_proj") and (wide or padded > 1 or job.layout.sequence > 1)) * query),
         *_norm(job, "norm after attention"),
         SavedTensor("input of gate and up", (tiled or _reads(job, "gate_proj", "up_proj", "fc_in")) * hidden),
         SavedTensor("gate of the state", positions * model.rank / ways * element, "product", carried=True),
@@ -59,7 +65,7 @@ def inside(job: Job) -> list[SavedTensor]:
         *(SavedTensor(f"inside the adapter of {name}", rank * element, "product") for name, rank in trained.adapters),
     ]
     if model.biased and job.gpu is None:  # inside the kernel on a GPU; on a CPU a mask, of which half a row's are held
-        found.append(SavedTensor("bias", model.heads / ways * job.length / 2 * 4, "attention"))
+        found.append(SavedTensor("bias", model.heads / ways * job.length / 2 * 4, "attention", placed=True))
     if not tiled:
         found += [
             SavedTensor("gate, up" if model.gated else "inner columns", (2 if model.gated else 1) * inner, "product"),
@@ -90,10 +96,10 @@ def _reads(job: Job, *names: str) -> bool:
     return job.layout.zero == 3 or job.trained.linears or any(name in names for name, _ in job.trained.adapters)
 
 
-def _norm(job: Job, name: str) -> list[SavedTensor]:
-    """Of an RMSNorm: its input (by torch in fp32, unless a fused kernel reads it as it is), and what its weight
-    multiplies."""
-    hidden = job.model.hidden / job.layout.tensor
+def _norm(job: Job, name: str, columns: float | None = None) -> list[SavedTensor]:
+    """Of an RMSNorm over so many columns (None: of the hidden states): its input (by torch in fp32, unless a fused
+    kernel reads it as it is), and what its weight multiplies."""
+    hidden = job.model.hidden / job.layout.tensor if columns is None else columns
     if job.fused:
         return [SavedTensor(name, hidden * job.element + 4)]
     return [SavedTensor(name, hidden * 4 + 4), SavedTensor(f"{name}, scaled", job.trained.norms * hidden * job.element)]
@@ -132,6 +138,12 @@ def of(job: Job) -> Activations:
     last = sum(each.bytes for each in parts if each.carried)
     whole = sum(each.bytes for each in parts)
     again, extra = _kept_again(job, parts)
+    remembered = model.layers - checkpointed
+    of_blocks = remembered * whole + checkpointed * again
+    if bare := model.layers - model.placed:  # blocks without positions, taken to be spread evenly
+        plain = [each for each in parts if not each.placed and not each.carried]
+        less, less_again = whole - sum(each.bytes for each in plain), again - _kept_again(job, plain)[0]
+        of_blocks -= (remembered * less + checkpointed * less_again) * bare / model.layers
     hidden = model.hidden / layout.tensor * job.element
     state = state_bytes(job)
     moved = max(0, checkpointed - 1) * layout.offload_checkpoints
@@ -139,10 +151,10 @@ def of(job: Job) -> Activations:
     read = model.hidden * job.element * (1 + (layout.tensor > 1)) + sum(each.bytes for each in _norm(job, "final"))
     return Activations(
         checkpoints=tokens * hidden * (checkpointed - moved),
-        states=tokens * state * (model.layers - 1 - moved),
+        states=tokens * state * max(0, model.placed - 1 - moved),
         offloaded=tokens * (hidden + state) * moved,
-        inside=tokens * ((model.layers - checkpointed) * whole - last * (layout.every != 1) + checkpointed * again),
-        recomputed=tokens * (whole - again + extra - last * (model.layers == 1)) * bool(checkpointed),
+        inside=tokens * (of_blocks - last * (layout.every != 1)),
+        recomputed=tokens * (whole - again + extra - last * (model.placed == 1)) * bool(checkpointed),
         working=tokens * _working(job),
         head=tokens * read,
         head_weight=job.trains_head * model.vocabulary / layout.tensor * model.hidden * job.element,
@@ -165,7 +177,7 @@ def _kept_again(job: Job, parts: list[SavedTensor]) -> tuple[float, float]:
     extra: float = model.hidden * element * (2 - read)  # of o and down, of all tokens
     if "q and k before" not in given:
         extra += (model.query / job.layout.tensor + key_columns(job)) * element
-    if model.carried:
+    if "value" not in {each.name for each in parts if each.by == "product"}:
         extra += key_columns(job) * element
     if job.layout.mlp_tiles > 1:
         extra -= model.hidden * element

@@ -41,6 +41,9 @@ class Job:
     quantised: bool = False
     """The frozen linear layers of blocks are held in 4 bits."""
 
+    distilled: bool = False
+    """An untouched copy of the base is held beside the model, whole."""
+
     @functools.cached_property
     def tensors(self) -> tuple[Tensors, ...]:
         """All parameters."""
@@ -73,7 +76,8 @@ class Job:
 
     @property
     def attention_calls(self) -> int:
-        """Of a layer's forward: one for each width of the key that the value has, or one fused one."""
+        """Of a layer's forward, where it has positions: one for each width of the key that the value has, or one fused
+        one."""
         return 2 if self.model.carried and not self.wide_attention else 1
 
     @property
@@ -107,7 +111,9 @@ def possible(job: Job) -> bool:
         return False
     if any(model.heads % size or (model.groups % size and size % model.groups) for size in (tensor, sequence)):
         return False
-    if max(tensor, sequence) > 1 and job.attention_span is not None:
+    if max(tensor, sequence) > 1 and (job.attention_span is not None or job.distilled):
+        return False
+    if job.distilled and layout.zero == 3:
         return False
     cut = sequence == 1 and layout.zero in (1, 2) and model.gated and not job.quantised
     return tensor == 1 or cut

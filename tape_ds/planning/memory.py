@@ -10,9 +10,9 @@ import functools
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
-from tape_ds.planning import activations
+from tape_ds.planning import activations, shape
 from tape_ds.planning.job import Job
-from tape_ds.planning.shape import total
+from tape_ds.planning.shape import TrainedShape, total
 
 CUDA_BYTES = 1.5e9
 """Of a process before it allocates anything: CUDA's context, NCCL's channels, cuBLAS's workspaces."""
@@ -134,6 +134,9 @@ def _states(job: Job) -> tuple[dict[str, float], dict[str, float]]:
         buckets = engine.reduce_bucket * element
     elif layout.zero:
         buckets = (1 + engine.overlap) * engine.reduce_bucket * element
+    if job.distilled:
+        base = (each for each in shape.tensors(job.model, TrainedShape()) if each.kind != "position")
+        weights += total(base) * element
     optimizer = shared * (OPTIMIZER_BYTES + MASTER_BYTES * job.masters)
     away = {"none": 0.0, "cpu": 0.0, "nvme": 0.0}
     if layout.offload_optimizer != "none":

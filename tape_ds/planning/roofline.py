@@ -50,13 +50,16 @@ def work(job: Job) -> Work:
         products += sum(blocks[name] for name in FEED_FORWARD if name in blocks)
     products += head * (1 + trains * (1 + job.trains_head))
 
-    unit, wide = model.layers * model.query * job.attended, per_key * job.attended
-    calls = 1 if wide and job.wide_attention else job.attention_calls  # each half of a wide value has its own scores
-    extra = wide if wide and job.wide_attention else 0.0
-    forward, backward = calls * 2 * unit + extra, calls * 5 * unit + 2 * extra  # scores, values; scores, dP, dV, dK, dQ
+    block, seen = model.query * job.attended, per_key * job.attended
+    calls = model.layers + (job.attention_calls - 1) * model.placed  # each half of a wide value has its own scores
+    # a GPU's kernels take one width for queries, keys and values
+    products_of_heads = (calls + model.placed * model.added / model.head_size) * block
+    extra = seen if job.attention_calls == 1 and not model.added else 0.0
+    # scores, values; scores, dP, dV, dK, dQ
+    forward, backward = 2 * products_of_heads + extra, 5 * products_of_heads + 2 * extra
     kept = isinstance(layout.checkpoint_layers, str)
     whole = (job.length if job.attention_span is None else job.attention_span) / job.attended
-    plain = linear + head + (2 * unit + wide) * whole
+    plain = linear + head + (2 * model.layers * block + seen) * whole
     return Work(
         linear=products,
         attention=forward * (1 + again * (not kept)) + backward * trains,
@@ -137,19 +140,20 @@ def _tensor(job: Job, group: _Group) -> list[Traffic]:
     model, times, element, passes = job.model, job.accumulation, job.element, _passes(job)
     rings = 4 * model.layers * passes + 2 * (1 + job.trained.anything) * times
     # the first block has no state yet, and the last makes nothing of it
-    state = activations.state_bytes(job, of_own_heads=True) + model.heads * model.carried / group.size * element
+    state = (model.layers - 1) * activations.state_bytes(job, of_own_heads=True)
+    state += (model.placed - 1) * model.heads * model.carried / group.size * element
     return [
         group.sends("hidden states gathered, added up", rings * job.tokens * model.hidden * element),
-        group.sends("position states exchanged", (model.layers - 1) * passes * job.tokens * state, exchange=True),
+        group.sends("position states exchanged", passes * job.tokens * state, exchange=True),
     ]
 
 
 def _sequence(job: Job, group: _Group) -> Traffic:
-    """Return queries, keys and the wide value in, the wide output back: all-to-all."""
+    """Return queries and keys as turned and the wide value in, the wide output back: all-to-all."""
     model = job.model
-    wide = 1 + model.carried / model.head_size
-    columns = (model.query + max(model.groups, group.size) * model.head_size) * (1 + wide)
-    sent = job.tokens * columns * job.element * model.layers * _passes(job)
+    wide = 2 * model.layers + model.placed * (model.added + model.carried) / model.head_size
+    columns = (model.query + max(model.groups, group.size) * model.head_size) * wide
+    sent = job.tokens * columns * job.element * _passes(job)
     return group.sends("heads for tokens", sent, exchange=True)
 
 
@@ -180,9 +184,11 @@ def memory_bound(job: Job) -> float:
     model, again, trains = job.model, job.layout.again, job.trained.anything
     hidden, inner = (10, 3) if job.fused else (38, 5)
     columns = hidden * model.hidden + 2 * (model.query + model.key) + inner * model.inner
-    passes = columns * (1 + 2 * trains + again) + model.state * (7 * (1 + again) + 9 * trains)
-    passes += (job.attention_calls - 1) * 3 * (model.query + model.key) * trains
-    return model.layers * passes / job.layout.tensor * job.element
+    added = model.placed * model.added / model.head_size * (model.query + model.key)
+    passes = (model.layers * columns + added) * (1 + 2 * trains + again)
+    passes += model.placed * model.state * (7 * (1 + again) + 9 * trains)
+    passes += model.placed * (job.attention_calls - 1) * 3 * (model.query + model.key) * trains
+    return passes / job.layout.tensor * job.element
 
 
 @dataclass(frozen=True)

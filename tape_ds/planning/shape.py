@@ -126,12 +126,20 @@ class Sizes:
     """Whether the feed-forward has a gate (three matrices) or not (two)."""
     state: int
     """Numbers of position state per token between blocks."""
+    placed: int
+    """Blocks that have positions."""
     carried: int
-    """Columns for each head that ride along with the value through attention, in every block but the last."""
+    """Columns for each head that ride along with the value through attention, in each of these but the last."""
+    added: int
+    """Columns that the encoding adds to every query and key."""
+    keeps_unrotated: bool
+    """Whether a backward reads queries and keys as they were before the encoding turned them."""
     rank: int
     """Inner width of the position feed-forward."""
     biased: bool
     """Whether the encoding adds to the scores of attention."""
+    normed_heads: bool
+    """Whether each head of queries and keys has a norm."""
     position_weights: tuple[tuple[int, int], ...]
     """(numbers in one, how many) of the encoding's own parameters."""
     position_work: tuple[float, float]
@@ -161,18 +169,20 @@ class Sizes:
 
 def sizes(config: Config) -> Sizes:
     """Return the numbers of a configuration."""
-    state, carried, rank, biased, work = 0, 0, 0, False, (0.0, 0.0)
+    state, carried, added, rank, biased, unrotated, work = 0, 0, 0, 0, False, False, (0.0, 0.0)
+    placed = config.num_hidden_layers
     weights: tuple[tuple[int, int], ...] = ()
     if config.model_type == TAPE:
         import torch
 
-        from tape_ds.model.positions import registry
+        from tape_ds.model.positions import layer_options, registry
 
+        ends = layer_options.placed_layers(positions.options(config), config.num_hidden_layers)
+        placed = ends.total
         with torch.device("meta"):
             encoding = registry.build(config)
-            layers = {index: registry.build_layer(config, index) for index in (config.num_hidden_layers - 1, 0)}
-        # all blocks but the last are like the first
-        times = {index: config.num_hidden_layers - 1 if index == 0 and len(layers) > 1 else 1 for index in layers}
+            times = layer_options.alike(positions.options(config), config.num_hidden_layers)
+            layers = {index: registry.build_layer(config, index) for index in times}
         counted = Counter(weight.numel() for weight in encoding.parameters())
         for index, layer in layers.items():
             for weight in layer.parameters():
@@ -181,9 +191,11 @@ def sizes(config: Config) -> Sizes:
         fixed = sum(times[index] * layer.multiplications_per_token(0.0) for index, layer in layers.items())
         seen = sum(times[index] * layer.multiplications_per_token(1.0) for index, layer in layers.items())
         work = (fixed, seen - fixed)
-        first = layers[0]
+        first = layers[ends.first]
         per_key = first.multiplications_per_token(1.0) - first.multiplications_per_token(0.0)
-        state, carried = first.state_columns(), round(per_key / config.num_attention_heads)
+        state = first.state_columns()
+        carried = round(per_key / config.num_attention_heads) if state else 0
+        added, unrotated = first.added_columns(), first.keeps_unrotated
         rank, biased = getattr(first, "rank", 0), positions.biases_scores(config.position_encoding)
     return Sizes(
         hidden=config.hidden_size,
@@ -196,9 +208,13 @@ def sizes(config: Config) -> Sizes:
         tied=config.tie_word_embeddings,
         gated=config.feed_forward_matrices == 3,
         state=state,
+        placed=placed,
         carried=carried,
+        added=added,
+        keeps_unrotated=unrotated,
         rank=rank,
         biased=biased and not state,
+        normed_heads=getattr(config, "qk_norm", False),
         position_weights=weights,
         position_work=work,
     )
@@ -215,6 +231,7 @@ def tensors(model: Sizes, trained: TrainedShape) -> tuple[Tensors, ...]:
     found = [Tensors("linear", a * b, model.layers, trained.linears, True) for a, b in model.linears.values()]
     whole = [
         (trained.norms, Tensors("norm", model.hidden, (2 if model.gated else 1) * model.layers + 1, False, False)),
+        (trained.norms, Tensors("norm", model.head_size, 2 * model.layers * model.normed_heads, False, False)),
         (trained.embeddings, Tensors("embedding", model.vocabulary * model.hidden, 1, False, True)),
         *((trained.positions, Tensors("position", *each, False, False)) for each in model.position_weights),
     ]

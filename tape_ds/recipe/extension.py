@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -41,9 +42,10 @@ class ExtensionModel(Section):
     """Tokens of context that the model shall address after training; at least its native length."""
     position_encoding: str = DERIVED
     """Name of a positional encoding (docs/encodings.md); default the method's: ``tape`` for ``tape`` and ``tape+lora``,
-    ``rope`` for all others."""
+    ``nope`` for ``drope``, ``rope`` for all others."""
     position_options: dict[str, Any] = {}
-    """Options of that encoding; empty: those of a model that has this encoding already, else its defaults."""
+    """Options of that encoding; empty: those of a model that has this encoding already, else the method's, else its
+    defaults."""
     rope_parameters: dict[str, Any] = {}
     """RoPE scaling to start from, in transformers' terms; empty: the model's own. A ``factor`` that is left
     out, or null, is what reaches target_length. ``theta`` and the methods that train nothing set their own type."""
@@ -58,12 +60,12 @@ class ExtensionModel(Section):
 class ExtensionData(Section):
     """What is trained on and scored."""
 
-    train_data: list[str]
-    """Data specs (docs/data.md)."""
+    train_data: list[str | dict[str, Any]]
+    """Data specs, or ``{source: SPEC, weight: NUMBER}`` for each: shares of the tokens (docs/data.md)."""
     eval_data: list[str] = []
     """Data specs of held-out text for loss by position; empty: nothing is scored."""
     window: int = Field(DERIVED, ge=2)
-    """Tokens per training sequence (row); default target_length."""
+    """Tokens per training sequence (row); default target_length, and for ``drope`` the model's native length."""
     pose: Pose = Pose()
     packing: Packing = "cut"
     """Without PoSE: ``cut`` (documents one after another, cut at every window), ``single`` (rows of one document; what
@@ -138,13 +140,15 @@ class ExtensionRecipe(Recipe):
     @classmethod
     def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
         """The window is the target; a method has its encoding, and trains that encoding's parameters if it has any."""
-        target, window = flat["target_length"], flat["window"] or flat["target_length"]
-        method = METHODS[flat["method"]]
+        target, method = flat["target_length"], METHODS[flat["method"]]
+        rows = native_length(at_hand(flat["model"], online=False) or {}) if method.drops_rope else None
+        rows = min(target, rows or target)
+        window = flat["window"] or rows
         encoding = flat["position_encoding"] or method.encoding
         can = learns(encoding, flat["position_options"])
         return {
             "position_encoding": method.encoding,
-            "window": target,
+            "window": rows,
             "min_document_tokens": window if flat["pose_chunks"] > 1 or flat["packing"] == "single" else 1,
             "train_position": method.trains == "everything" or (method.learns_positions and can),
             "train_embeddings": method.embeddings,
@@ -176,17 +180,24 @@ class ExtensionRecipe(Recipe):
             own["rope_type"] = "linear"
         return own | {name: value for name, value in self.model.rope_parameters.items() if value is not None}
 
+    @property
+    def position_options(self) -> dict[str, Any]:
+        """``position_options``, the method's own included; the model's length is still to be filled in."""
+        return dict(self.chosen.position_options) | self.model.position_options
+
     def as_dict(self) -> dict[str, Any]:
         """As every recipe's; settings of other methods are left out."""
         return {name: value for name, value in super().as_dict().items() if name not in self.method.idle}
 
     def outline(self) -> dict[str, str]:
         """Model, encoding, method and data."""
+        from tape_ds.data.sources import weights
+
         model, data, method = self.model, self.data, self.method
         trains = self.chosen.trains
         groups = [name for name in ("position", "norms", "embeddings") if getattr(method, f"train_{name}")]
         trained = {"groups": groups, "adapters": ["adapters", *groups]}.get(trains, [trains])
-        options = f" {model.position_options}" if model.position_options else ""
+        options = f" {self.position_options}" if self.position_options else ""
         rope_parameters = self.rope_parameters or "the model's own RoPE parameters"
         packed = f"packed documents, {data.packing}" + ", attending across" * data.attend_across
         rows = f"PoSE, {data.pose.chunks} chunks of one document" if data.pose.chunks > 1 else packed
@@ -195,7 +206,7 @@ class ExtensionRecipe(Recipe):
             "model": f"{model.model}, {self._lengths()}",
             "encoding": f"{model.position_encoding}{options} from {rope_parameters}",
             "method": f"{method.method}, training {', '.join(trained)}",
-            "data": f"{', '.join(data.train_data)}: rows of {data.window:,} tokens ({rows})"
+            "data": f"{weights.described(data.train_data)}: rows of {data.window:,} tokens ({rows})"
             if self.trains
             else "none is read: nothing is trained",
             "held out": ", ".join([*data.eval_data, *self._too_short()]) or "nothing",
@@ -213,9 +224,7 @@ class ExtensionRecipe(Recipe):
 
     def native_config(self) -> Mapping[str, Any] | None:
         """Return what is known of the model's configuration without loading or unpacking anything."""
-        if self.model.model == pretrained.SMOLLM2:
-            return {"max_position_embeddings": SMOLLM2_LENGTH}
-        return pretrained.known(self.model.model, online=self.dry_run)
+        return at_hand(self.model.model, online=self.dry_run)
 
     @rule("model", "method", "target_length", "rope_parameters")
     def _model_has_the_length(self) -> Iterator[Problem]:
@@ -301,6 +310,18 @@ class ExtensionRecipe(Recipe):
 
         yield from sources.check_lists(self.data.train_data, self.data.eval_data)
 
+    @rule("train_data", "max_documents", "max_steps", "method")
+    def _weights(self) -> Iterator[Problem]:
+        from tape_ds.data.sources import weights
+
+        entries, most = self.data.train_data, self.data.max_documents
+        if self.trains:
+            yield from weights.check_steps(entries, self.trainer_value("max_steps"))
+        if most is not None and any(isinstance(entry, Mapping) for entry in entries):
+            wrong = "ends the reading of all sources together, and each one in train_data has a weight"
+            remedy = "remove it (null), or cut off a source by itself: hub:NAME:SPLIT[:N]"
+            yield Problem("max_documents", most, wrong, remedy)
+
     @rule("target_length", "window")
     def _window(self) -> Iterator[Problem]:
         if self.window > self.model.target_length:
@@ -335,12 +356,28 @@ class ExtensionRecipe(Recipe):
             wrong = "packing = 'single' makes rows of one document, there is nothing to attend across"
             yield Problem("attend_across", True, wrong, "remove it, or packing: cut or whole")
 
-    @rule("method", *ADAPTERS, "group_tokens", "theta_linear", *GROUPS)
+    @rule("method", "distill", "deepspeed", SEQUENCE, TENSOR, "torch_compile")
+    def _distillation(self) -> Iterator[Problem]:
+        """The untouched model is whole in every process, beside the engine."""
+        if not self.method.distill:
+            return
+        reasons = {
+            f"method = {self.method.method!r} trains nothing": not self.trains,
+            "ZeRO-3 would shard the untouched model too (use deepspeed: zero1 or zero2)": self.trains
+            and deepspeed_config.stage(self.deepspeed or {}) == 3,
+            "processes that share a row have parts of its tokens": self.scale.sequence_parallel_size > 1,
+            "processes that share layers have parts of the vocabulary": self.scale.tensor_parallel_size > 1,
+            "torch_compile does not take a second model's tokens": bool(self.trainer_value("torch_compile")),
+        }
+        if wrong := "; ".join(reason for reason, holds in reasons.items() if holds):
+            yield Problem("distill", True, wrong, "mend that, or distill: false")
+
+    @rule("method", *ADAPTERS, "group_tokens", "theta_linear", "distill", "distill_weight", *GROUPS)
     def _idle_fields(self) -> Iterator[Problem]:
         """A setting that the method does not read is a mistake, unless it says what is so anyway."""
         name = self.method.method
         trains = self.chosen.trains
-        so_anyway = {"load_in_4bit": False, "theta_linear": False, "group_tokens": None}
+        so_anyway = {"load_in_4bit": False, "theta_linear": False, "group_tokens": None, "distill": False}
         so_anyway |= dict.fromkeys(GROUPS, trains == "everything")
         for field in sorted(self.given & self.method.idle):
             value = getattr(self.method, field)
@@ -352,6 +389,9 @@ class ExtensionRecipe(Recipe):
             elif field == "group_tokens":
                 wrong, others = "does not group attention", with_trait(lambda m: m.grouped)
                 remedy = f"remove it (where a base has it: group_tokens: null), or method: {others}"
+            elif field == "distill_weight":
+                yield Problem(field, value, "there is no distillation that it weighs", "distill: true, or remove it")
+                continue
             elif field == "theta_linear":
                 wrong, others = "leaves rope_theta as it is", with_trait(lambda m: "rope_theta" in m.rope_parameters)
                 remedy = f"remove it (or give false), or method: {others}"
@@ -396,6 +436,25 @@ class ExtensionRecipe(Recipe):
         if None not in (own, given) and given != own:
             remedy = "remove rope_parameters (where a base has them: rope_parameters: {}), or choose another method"
             yield Problem("rope_parameters.rope_type", given, f"method = {name!r} is RoPE scaling {own!r}", remedy)
+
+    @rule("method", "position_encoding", "rope_parameters", "pose_chunks")
+    def _dropped(self) -> Iterator[Problem]:
+        """Without RoPE there are no angles to scale and no positions to skip."""
+        name, model, data = self.method.method, self.model, self.data
+        if not self.chosen.drops_rope:
+            return
+        if model.position_encoding != self.chosen.encoding:
+            wrong, remedy = (
+                f"method = {name!r} puts {self.chosen.encoding!r} in RoPE's place",
+                "remove it, or method: full",
+            )
+            yield Problem("position_encoding", model.position_encoding, wrong, remedy)
+        if model.rope_parameters:
+            remedy = "remove it (where a base has it: rope_parameters: {}), or method: full"
+            yield Problem("rope_parameters", model.rope_parameters, f"method = {name!r} drops RoPE", remedy)
+        if data.pose.chunks >= 2:
+            wrong = f"method = {name!r} drops RoPE: positions that skip ahead are seen by nothing"
+            yield Problem("pose_chunks", data.pose.chunks, wrong, "give pose_chunks: 1")
 
     @rule("method", "resume_from_checkpoint")
     def _nothing_to_resume(self) -> Iterator[Problem]:
@@ -465,6 +524,8 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
     if target < native:
         wrong = f"shorter than the {native} tokens that {recipe.model.model} has natively"
         problems.append(Problem("target_length", target, wrong, f"give {native} or more"))
+    if recipe.chosen.drops_rope:
+        problems += _check_dropped(recipe, config, native)
     window = recipe.rope_parameters.get("original_max_position_embeddings")
     if isinstance(window, int) and window > native:
         wrong = f"longer than the {native} tokens that {recipe.model.model} has natively"
@@ -484,6 +545,19 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
     return problems
 
 
+def _check_dropped(recipe: ExtensionRecipe, config: Mapping[str, Any], native: int) -> Iterator[Problem]:
+    """RoPE is there to be dropped, and rows are no longer than the model knows."""
+    from tape_ds.model import positions
+
+    name = recipe.method.method
+    if not positions.is_plain(SimpleNamespace(**config)):
+        wrong = f"{recipe.model.model} has position_encoding = {config['position_encoding']!r}, no plain RoPE to drop"
+        yield Problem("method", name, wrong, "give a model with RoPE, or method: full")
+    if recipe.window > native:
+        wrong = f"method = {name!r} trains at the {native} tokens that {recipe.model.model} has natively"
+        yield Problem("window", recipe.window, wrong, f"give {native}, or less")
+
+
 def _check_factor(recipe: ExtensionRecipe, base: int) -> list[Problem]:
     """A factor that does not reach the target from ``base`` tokens."""
     factor, target = recipe.rope_parameters.get("factor"), recipe.model.target_length
@@ -493,6 +567,14 @@ def _check_factor(recipe: ExtensionRecipe, base: int) -> list[Problem]:
     enough = math.ceil(target / base * 1000) / 1000  # rounded down it would not reach either
     remedy = f"give {enough:.10g} or more ({target:,} / {base:,}), or leave factor out (factor: null): it follows"
     return [Problem("rope_parameters.factor", factor, wrong, f"{remedy} from target_length")]
+
+
+def at_hand(model: str, *, online: bool) -> Mapping[str, Any] | None:
+    """Return what is known of a model's configuration without loading or unpacking anything; ``online`` asks the
+    hub."""
+    if model == pretrained.SMOLLM2:
+        return {"max_position_embeddings": SMOLLM2_LENGTH}
+    return pretrained.known(model, online=online)
 
 
 def native_length(config: Mapping[str, Any]) -> int | None:

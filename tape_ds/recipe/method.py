@@ -44,6 +44,12 @@ class MethodSection(Section):
     theta_linear: bool = False
     """``theta``: interpolate linearly on top, by target_length / native length, as the TAPE paper's code did."""
 
+    distill: bool = False
+    """Keep what the model predicts within its native window: the loss is in part the divergence from the untouched
+    model, of which a frozen copy is held (docs/methods.md)."""
+    distill_weight: float = Field(0.5, gt=0, lt=1)
+    """The divergence's part of the loss; the rest is the cross-entropy's."""
+
     @field_validator("method")
     @classmethod
     def _known(cls, name: str) -> str:
@@ -77,6 +83,8 @@ class MethodSection(Section):
             fields.add("theta_linear")
         if method.trains in ("everything", "nothing"):
             fields |= set(GROUPS)
+        if not self.distill:  # nor in a checkpoint's identity: runs before there was distillation go on
+            fields |= {"distill", "distill_weight"}
         return fields
 
 

@@ -32,8 +32,8 @@ class PretrainingModel(new_model.NewModel):
 class PretrainingData(Section):
     """What is trained on and scored, and with which tokenizer."""
 
-    train_data: list[str]
-    """Data specs (docs/data.md)."""
+    train_data: list[str | dict[str, Any]]
+    """Data specs, or ``{source: SPEC, weight: NUMBER}`` for each: shares of the tokens (docs/data.md)."""
     window: int = Field(ge=2)
     """Tokens per training row, and the length the model is made for (max_position_embeddings)."""
     eval_data: list[str] = []
@@ -116,6 +116,8 @@ class PretrainingRecipe(new_model.NewModelRecipe):
 
     def outline(self) -> dict[str, str]:
         """Model, encoding, tokenizer and data."""
+        from tape_ds.data.sources import weights
+
         model, data, lengths = self.model, self.data, self.evaluation.eval_lengths
         scored = f", at lengths {', '.join(f'{length:,}' for length in lengths)}"
         trained = f"sentencepiece, {model.vocab_size or 0:,} entries, trained on train_data"
@@ -123,7 +125,7 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         return {
             **model.outline(),
             "tokenizer": data.tokenizer or trained,
-            "data": f"{', '.join(data.train_data)}: rows of {data.window:,} tokens ({rows})",
+            "data": f"{weights.described(data.train_data)}: rows of {data.window:,} tokens ({rows})",
             "held out": f"{', '.join(data.eval_data)}{scored}" if data.eval_data else "nothing",
         }
 
@@ -151,12 +153,13 @@ class PretrainingRecipe(new_model.NewModelRecipe):
 
     @rule("streaming", "train_data", "max_steps", "dataloader_num_workers")
     def _streaming(self) -> Iterator[Problem]:
+        from tape_ds.data.sources import KINDS, weights
+
         data = self.data
         if not data.streaming:
+            yield from weights.check_steps(data.train_data, self.trainer_value("max_steps"))
             return
-        from tape_ds.data.sources import KINDS
-
-        for address in data.train_data:
+        for address in weights.specs_of(data.train_data):
             kind = KINDS.get(address.partition(":")[0])
             if kind is not None and kind.tokenised:
                 wrong = "holds token ids already, and is read from disk as it is needed"

@@ -88,9 +88,9 @@ class LayerView:
     """Attention weights, fp32 at least; 0 behind the query's own place."""
     positions: PositionMap | None
     """As this layer read them, before its own update; None: positions enter with the
-    embeddings, or not at all."""
+    embeddings, in more columns of queries and keys, follow from both, or enter not at all in this layer."""
     start: Tensor | None = None
-    """What the state started from, [1, G or 1, T, C], where there is one."""
+    """What the state started from, [1, G or 1, T, C], where this layer reads one."""
     deviation: Tensor | None = None
     """From it, as this layer read it, [1, G, T, C]; None until a layer has updated it."""
 
@@ -186,7 +186,8 @@ def _watched(block: Any, number: int, config: Any, visit: Visit) -> Iterator[Non
     def before(_: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         hidden_BTD, state = arguments
         if isinstance(config, TapeConfig):
-            read[:] = [(_positions(block.position, hidden_BTD, state, named, config), named["start"], state)]
+            found = _positions(block.position, hidden_BTD, state, named, config)
+            read[:] = [(None, None, None) if found is None else (found, named["start"], state)]
         else:
             read[:] = [(DotProducts(state[0], state[0]), None, None)]  # a GPT-J's only argument beside: the rotation
 
@@ -212,9 +213,14 @@ def _positions(
     like_BGTK = hidden_BTD.new_zeros(1, groups, hidden_BTD.shape[1], config.head_dim)
     carried = layer.carry(start, state, like_BGTK)
     bias = layer.score_bias(places[0], carried, places[1], carried)
-    if bias is not None:
+    if isinstance(bias, ScoreBias):
         return Biases(bias)
-    if start is None:
+    # of the layer itself, around which peft may stand; a rotation by what is seen of content has no state to show
+    turns, reads = (
+        getattr(getattr(layer, name), "__func__", None) is not getattr(PositionLayer, name)
+        for name in ("rotate", "observe")
+    )
+    if start is None or reads or not turns:
         return None
     heads = groups if state is not None else start.shape[1]
     return _turned(lambda probe: layer.rotate(probe, probe, start, state), hidden_BTD, heads, config.head_dim)

@@ -14,7 +14,9 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
 from tape_ds import storage
 from tape_ds.checkpoint.trained import replace_trained
+from tape_ds.data.mixing import MixedRows
 from tape_ds.data.passkey import PasskeyPrompt
+from tape_ds.errors import redacted
 from tape_ds.scoring import inspection, update_statistics
 from tape_ds.scoring.causal_lm import bare
 from tape_ds.scoring.loss_by_position import SpanLosses
@@ -73,7 +75,7 @@ class Progress(TrainerCallback):
         self._store(entry)
         short = {"learning_rate": "lr", "position_learning_rate": "position lr"}
         shown = {short.get(key, key): value for key, value in entry.items()}
-        hidden = ("epoch", "tokens", PositionUpdates.NAME)
+        hidden = ("epoch", "tokens", PositionUpdates.NAME, TokensBySource.NAME)
         self._say(self.line.format({key: value for key, value in shown.items() if key not in hidden}))
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -107,6 +109,24 @@ class Progress(TrainerCallback):
     def _say(self, text: str) -> None:
         self.bar.write(text, file=sys.stdout) if self.bar is not None else None
         sys.stdout.flush()
+
+
+class TokensBySource(TrainerCallback):
+    """Puts the tokens that each source of mixed data has given so far into the metrics of a logging step."""
+
+    NAME = "tokens_by_source"
+
+    def __init__(self, rows: MixedRows, step_rows: int):
+        self.rows = rows
+        self.step_rows = step_rows
+
+    def on_log(
+        self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """Count them: they follow from the step alone."""
+        if logs and "loss" in logs and state.is_world_process_zero:
+            found = self.rows.tokens(state.global_step * self.step_rows)
+            logs[self.NAME] = {redacted(spec): tokens for spec, tokens in found.items()}
 
 
 class PositionUpdates(TrainerCallback):

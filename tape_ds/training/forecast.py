@@ -91,6 +91,7 @@ def job(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
         attention_span=span,
         documents=1 if has_borders else None,
         quantised=own is not None and own.method.load_in_4bit,
+        distilled=own is not None and own.method.distill,
     )
 
 

@@ -61,7 +61,7 @@ def score_variants(model: Model, documents: Sequence[HeldOut], variants: Variant
 
     def score_one(job: tuple[str, HeldOut]) -> SpanLosses:
         variant, document = job
-        with _computing_as(model, variants[variant]):
+        with _computing_as(model, variants[variant], document.input_ids_1T.shape[1]):
             return score(model, document.input_ids_1T, span)
 
     results: Scores = {variant: {} for variant in variants}
@@ -89,15 +89,18 @@ def _side_by_side(model: Model, variants: Variants) -> list[list[str]]:
 
 
 @contextlib.contextmanager
-def _computing_as(model: Model, variant: Variant) -> Iterator[None]:
-    """Within the block, ``model`` is the variant."""
+def _computing_as(model: Model, variant: Variant, length: int) -> Iterator[None]:
+    """Within the block, ``model`` is the variant; the model as it is, as its encoding is used on ``length`` tokens."""
+    own = bare(model)
     with contextlib.ExitStack() as stack:
         if isinstance(variant, str):
-            stack.enter_context(bare(model).without_updates())
+            stack.enter_context(own.without_updates())
+        elif variant is None and isinstance(own, TapeForCausalLM):
+            stack.enter_context(evaluated_at(own, length))
         elif variant is not None:
             if isinstance(model, PeftModel):
                 stack.enter_context(model.disable_adapter())
-            stack.enter_context(bare(model).with_rope_parameters(variant))
+            stack.enter_context(own.with_rope_parameters(variant))
         yield
 
 
@@ -139,10 +142,12 @@ def passkeys(
     model: Model, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[PasskeyPrompt], variants: Variants
 ) -> Found:
     """Return what each variant replies to ``prompts``, by length; every rank must call it and gets all results."""
-    found: Found = {}
+    found: Found = {name: [] for name in variants}
     for name, variant in variants.items():
-        with _computing_as(model, variant):
-            found[name] = passkey.score(model, tokenizer, prompts, each=share_out)
+        for length in sorted({prompt.length for prompt in prompts}):
+            asked = [prompt for prompt in prompts if prompt.length == length]
+            with _computing_as(model, variant, length):
+                found[name] += passkey.score(model, tokenizer, asked, each=share_out)
     return found
 
 

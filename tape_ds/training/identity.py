@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tape_ds import results, storage
 from tape_ds.data.packing import tokenizer_fingerprint
+from tape_ds.data.sources.weights import shares_of
 from tape_ds.errors import Problem, redacted
 from tape_ds.recipe import trainer
 from tape_ds.recipe.recipe import RENAMED, Recipe
@@ -35,7 +36,7 @@ RISKLESS = (
 )
 """Fields that may change on the way with ``resume_anyway``: the numbers change from there on, and nothing breaks."""
 FREE = (
-    *("data_cache", "data_dir", "train_data", "eval_data", "model", "tokenizer"),
+    *("chat_template", "data_cache", "data_dir", "train_data", "eval_data", "model", "tokenizer"),
     *("eval_before", "eval_length", "eval_lengths", "eval_span", "eval_tokens", "eval_examples"),
     *("held_out_samples", "test_lengths"),
     *("passkey_lengths", "passkey_trials", "passkey_form"),
@@ -44,8 +45,8 @@ FREE = (
     *("profile", "profile_start", "profile_steps", "profile_ranks"),
     *("sample_prompts", "sample_steps", "sample_tokens"),
 )
-"""This stack's own fields that change no number, and those for which a fingerprint stands (of data, tokenizer, base);
-for ``deepspeed`` its stage does. All its other fields must stay as they are, but for the riskless."""
+"""This stack's own fields that change no number, and those for which a fingerprint stands (of data, tokenizer, base,
+chat template); for ``deepspeed`` its stage does. All its other fields must stay as they are, but for the riskless."""
 COMPUTING = (
     *("accelerate", "deepspeed", "flash-attn", "liger-kernel", "peft", "python", "tape_ds", "torch", "transformers"),
     *("bitsandbytes", "triton"),
@@ -92,6 +93,8 @@ def of(
     fields = {name: value for name, value in recipe.as_dict().items() if name not in free and name not in idle}
     found: dict[str, Any] = {f"recipe.{name}": _plain(value) for name, value in sorted(fields.items())}
     found |= {f"data.{redacted(address)}": value for address, value in fingerprints.items()}
+    if (shares := shares_of(recipe.as_dict().get("train_data", []))) is not None:
+        found["recipe.train_data.weight"] = shares
     found["tokenizer"] = tokenizer_fingerprint(tokenizer)
     found |= {f"base.{name}": value for name, value in _weights(base)} if base is not None else {}
     versions = {name: version for name, version in sorted(results.versions().items()) if name in COMPUTING}

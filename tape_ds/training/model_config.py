@@ -52,11 +52,21 @@ def extended(recipe: ExtensionRecipe, native: PreTrainedConfig, tokenizer: Any =
 
 
 def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[str, Any]:
-    """Return the recipe's options; where it gives none, those of a base that has this very encoding."""
+    """Return the recipe's options, the method's among them; where it gives none, those of a base that has this very
+    encoding."""
     model = recipe.model
     if not model.position_options and getattr(native, "position_encoding", None) == model.position_encoding:
         return dict(getattr(native, "position_options", None) or {})
-    return model.position_options
+    trained = {"trained_length": native.max_position_embeddings} if recipe.chosen.drops_rope else {}
+    return trained | recipe.position_options
+
+
+def untouched(native: PreTrainedConfig, attention_backend: str) -> Config:
+    """Return the configuration of a base model as it is."""
+    from tape_ds.model import extendable
+
+    encoding = {} if native.model_type == TAPE else {"position_encoding": PLAIN}
+    return extendable.configure(native, attention_backend=attention_backend, **encoding)
 
 
 def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig) -> Config:

@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tape_ds import results
+from tape_ds.data.mixing import MixedRows
+from tape_ds.data.sources.weights import percent
 from tape_ds.numbers import summarise
 from tape_ds.recipe import deepspeed_config
 from tape_ds.run_folder import RESULTS, TRAINED
 from tape_ds.training import device, forecast, plots, tables
-from tape_ds.training.callbacks import PositionUpdates
+from tape_ds.training.callbacks import PositionUpdates, TokensBySource
 from tape_ds.training.run import Run
 from tape_ds.training.trainer import TapeTrainer
 
@@ -65,6 +67,11 @@ def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
         "parameters": dict(zip(("all", "trained"), run.parameter_counts, strict=True)),
         **run.figures(),
     }
+    if isinstance(run.rows, MixedRows):
+        found = run.rows.tokens(trainer.state.global_step * run.recipe.global_batch_size)
+        figures[TokensBySource.NAME] = found
+        whole = sum(found.values())
+        print("tokens of each source: " + "; ".join(f"{s} {n:,} ({percent(n / whole)})" for s, n in found.items()))
     results.save(started.finish(figures), folder / "run.json")
     if history:
         plots.loss_curve(history, folder / "loss.png")

@@ -25,10 +25,13 @@ from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.cluster import comparison
 from tape_ds.data import sources
 from tape_ds.data.dataset import collate
+from tape_ds.data.mixing import MixedRows
+from tape_ds.data.sources import weights
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.health import run_lock
 from tape_ds.health.stopping import StopRequest
 from tape_ds.model import extendable, liger, liger_forwards, positions
+from tape_ds.model.distillation import Teacher
 from tape_ds.model.flops import training_flops_per_token
 from tape_ds.parallel.cuts import whole_numel
 from tape_ds.parallel.rank_sync import RankSync
@@ -38,7 +41,7 @@ from tape_ds.recipe.recipe import Recipe
 from tape_ds.run_folder import METRICS, RESULTS, TRAINED, finished
 from tape_ds.scoring import inspection
 from tape_ds.training import device, forecast, identity, parameter_groups
-from tape_ds.training.callbacks import PositionUpdates, Progress, SaveTrained
+from tape_ds.training.callbacks import PositionUpdates, Progress, SaveTrained, TokensBySource
 from tape_ds.training.environment import join_process_group, keep_trackers_in, say
 from tape_ds.training.memory_savings import ApplyMemorySavings
 from tape_ds.training.profiling import StepProfiler
@@ -76,6 +79,8 @@ class Run(ABC):
     tokenizer: PreTrainedTokenizerBase
     rows: Any
     """The run's samples by number, as :class:`tape_ds.data.dataset.TrainingRows` serves them."""
+    teacher: Teacher | None = None
+    """What the model is kept near, see :mod:`tape_ds.model.distillation`."""
     identity: Mapping[str, Any] = field(default_factory=dict)
     """All that decides its numbers, see :mod:`.identity`."""
     resumed: Resumed | None = None
@@ -104,7 +109,7 @@ class Run(ABC):
 
     def fingerprints(self) -> dict[str, str]:
         """Fingerprint of each data source, by its spec, for the record of the run."""
-        return fingerprints([*self.recipe.data.train_data, *self.recipe.data.eval_data])
+        return fingerprints([*weights.specs_of(self.recipe.data.train_data), *self.recipe.data.eval_data])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -327,6 +332,7 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
         flops_per_token=run.flops_per_token,
         safety=run.recipe.safety,
         optimization=run.recipe.optimization,
+        teacher=run.teacher,
         identity=run.identity,
         stop=stop,
         model=run.model,
@@ -351,6 +357,8 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
             logger.info("position updates are not measured: %s", reasons[0])
         else:
             trainer.add_callback(PositionUpdates(run.rows[0]))
+    if isinstance(run.rows, MixedRows):
+        trainer.add_callback(TokensBySource(run.rows, run.recipe.global_batch_size))
     for callback in run.scoring():
         trainer.add_callback(callback)
     trainer.add_callback(Progress(trainer, run.output / METRICS))

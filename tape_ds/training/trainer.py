@@ -43,6 +43,7 @@ from tape_ds.health.spikes import Spike, SpikeDetector
 from tape_ds.health.stopping import StopRequest, answered, asked_to_save, shield_worker
 from tape_ds.health.watchdog import Watchdog
 from tape_ds.methods import assert_trainable
+from tape_ds.model.distillation import Teacher
 from tape_ds.parallel import cuts, distributed_map
 from tape_ds.parallel.layout import Layout
 from tape_ds.parallel.rank_sync import RankSync
@@ -121,6 +122,7 @@ class TapeTrainer(Trainer):
         layout: which ranks work on the same rows; default none do.
         safety: which checkpoints are kept, and what ends a run.
         optimization: how position parameters are stepped.
+        teacher: adds to the loss how far the model is from it within its window; None: nothing does.
         identity: of the run, for its checkpoints (see :mod:`.identity`).
         stop: what asks this process to stop; without one nothing does.
         arguments: for ``Trainer``; the training set serves samples in order (see ``tape_ds.data.dataset``).
@@ -135,6 +137,7 @@ class TapeTrainer(Trainer):
         layout: Layout | None = None,
         safety: Safety | None = None,
         optimization: Optimization | None = None,
+        teacher: Teacher | None = None,
         identity: Mapping[str, Any] | None = None,
         stop: StopRequest | None = None,
         **arguments: Any,
@@ -153,6 +156,11 @@ class TapeTrainer(Trainer):
         """The most that any rank needed while it trained; known when training has ended."""
         self.safety = Safety() if safety is None else safety
         self.optimization = Optimization() if optimization is None else optimization
+        self.teacher = teacher
+        self._parts = torch.zeros(2, device=self.args.device)
+        """This rank's cross-entropy and divergence since the last logging step, where there is a teacher."""
+        self._logged_before = 0
+        """The logging step before the one that is being logged."""
         self._position_rate: float | None = None
         """Learning rate of position parameters in the step that was taken last."""
         self.saver = self._make_saver(identity or {})
@@ -297,6 +305,9 @@ class TapeTrainer(Trainer):
         left = states[0]
         own = [states[self.rank_sync.rank]] if len(states) == self.rank_sync.world else states
         self._tr_loss.fill_(sum(float.fromhex(state["loss"]) for state in own) / len(own))
+        parts = [[float.fromhex(part) for part in state.get("parts", ())] for state in own]
+        if self.teacher is not None:
+            self._parts = torch.tensor(parts).mean(dim=0).to(self._parts)
         self._total_loss_scalar = float.fromhex(left["total_loss"])
         self._globalstep_last_logged = left["last_logged"]
         self.nonfinite.load_state(left["nonfinite"])
@@ -315,6 +326,7 @@ class TapeTrainer(Trainer):
             "nonfinite": self.nonfinite.state(),
             "spikes": self.spikes.state(),
             "protection": None if self._protection is None else self._protection.state(),
+            "parts": [part.hex() for part in self._parts.tolist()],
         }
 
     @property
@@ -426,11 +438,18 @@ class TapeTrainer(Trainer):
         """This rank's share of them."""
         return super().floating_point_ops(inputs) * self._share_of_flops
 
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As the base class's. Where spikes are left out, all ranks look at the step's loss before the last backward
         pass of it; a loss times NaN is what every engine leaves out."""
         self.beat("forward")
-        loss = super().compute_loss(*args, **kwargs)
+        if self.teacher is None:
+            loss = super().compute_loss(model, inputs, *args, **kwargs)
+        else:
+            taught = {**inputs, "teacher": self.teacher.tokens(inputs)}
+            loss, found = super().compute_loss(model, taught, return_outputs=True, **kwargs)
+            # as the base class's, the loss of a rank is its sum over the targets of all ranks, times their number
+            ranks = self.rank_sync.world if self.args.average_tokens_across_devices else 1
+            self._parts += ranks * torch.stack((found.cross_entropy, found.divergence)).to(self._parts)
         self.beat("backward")
         if self.safety.spike_action != "skip" or not self.accelerator.gradient_state.sync_gradients:
             return loss
@@ -449,7 +468,7 @@ class TapeTrainer(Trainer):
         if self.state.global_step > self._agreed:
             self._agreed = self.state.global_step
             self._agree(grad_norm)
-        logged = self._globalstep_last_logged
+        logged = self._logged_before = self._globalstep_last_logged
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
         if self._globalstep_last_logged != logged:
             tr_loss.zero_()
@@ -537,9 +556,19 @@ class TapeTrainer(Trainer):
         if "loss" in logs:  # trackers warn of a None each time, so what is not available is left out
             logs = logs | {name: value for name, value in self._measure().items() if value is not None}
             logs = logs | ({} if self._position_rate is None else {"position_learning_rate": self._position_rate})
+            logs = logs | ({} if self.teacher is None else self._both_parts())
         if "train_loss" in logs:  # the base class divides the sum over all steps by those since the resume
             logs = logs | {"train_loss": self._total_loss_scalar / max(self.state.global_step, 1)}
         super().log(logs, start_time)
+
+    def _both_parts(self) -> dict[str, float]:
+        """Return the parts of the loss since the last logging step, before they are weighed; every rank calls it."""
+        steps = self.state.global_step - self._logged_before
+        means = [
+            sum(each) / len(each) / steps for each in zip(*self.rank_sync.numbers(self._parts.tolist()), strict=True)
+        ]
+        self._parts.zero_()
+        return dict(zip(("cross_entropy", "divergence"), means, strict=True))
 
     def _measure(self) -> dict[str, Any]:
         """Return figures since the last logging step; the first ones start with training, model set-up excluded."""

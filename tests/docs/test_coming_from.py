@@ -10,7 +10,8 @@ from tests.docs import pages
 PAGE = pages.ROOT / "docs" / "coming_from.md"
 KINDS = (
     extension.ExtensionRecipe,
-    finetuning.FinetuningRecipe,
+    finetuning.ChatRecipe,
+    finetuning.ScrollsRecipe,
     pretraining.PretrainingRecipe,
     arithmetic.ArithmeticRecipe,
 )
@@ -53,7 +54,7 @@ def test_the_file_exists_here(file):
         (extension.ExtensionRecipe, "rope_scaling_factor inference_length train_data_file low_rank_training peft_type"),
         (extension.ExtensionRecipe, "model_max_position_embeddings evaluation_strategy warmup_ratio dataset_cache_dir"),
         (pretraining.PretrainingRecipe, "model_max_position_embeddings use_flash_attention_2 dataset_cache_dir"),
-        (finetuning.FinetuningRecipe, "block_size model_name_or_path use_flash_attention_2 preprocessing_num_workers"),
+        (finetuning.ScrollsRecipe, "block_size model_name_or_path use_flash_attention_2 preprocessing_num_workers"),
     ],
 )
 def test_an_old_flag_is_answered_with_the_new_one(kind, old):

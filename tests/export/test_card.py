@@ -130,6 +130,19 @@ def test_the_snippet_of_the_card_runs(run, tmp_path, monkeypatch, capsys):
     assert json.loads((tmp_path / "tiny" / "config.json").read_text())["max_position_embeddings"] == 128
 
 
+def test_mixed_data_are_named_as_any(run, tmp_path):
+    run_folder = run()
+    path = run_folder / "results" / "run.json"
+    stored = json.loads(path.read_text())
+    specs = ["text:text.txt", "hub:allenai/c4:en"]
+    stored["config"]["train_data"] = [{"source": spec, "weight": 1} for spec in specs]
+    path.write_text(json.dumps(stored))
+    folder.write(source_model.find(str(run_folder)), tmp_path / "out", card.Wishes("Asked"))
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "| data | `text:text.txt`, `hub:allenai/c4:en` |" in text
+    assert front_matter(text)["datasets"] == ["allenai/c4"]
+
+
 def test_a_fine_tuned_model_is_said_to_be_one(run, tmp_path):
     """Not "its context extended": its length is that of the texts it learnt from."""
     run_folder = run(

@@ -34,7 +34,8 @@ from tests.processes import ROOT
 KINDS: dict[str, tuple[Any, Callable[..., Any]]] = {
     "extend_llama": (extension.ExtensionRecipe, extension.load),
     "pretrain_c4": (pretraining.PretrainingRecipe, pretraining.load),
-    "finetune_scrolls": (finetuning.FinetuningRecipe, finetuning.load),
+    "finetune": (finetuning.ChatRecipe, finetuning.load_chat),
+    "finetune_scrolls": (finetuning.ScrollsRecipe, finetuning.load),
     "train_arithmetic": (arithmetic.ArithmeticRecipe, arithmetic.load),
 }
 SECONDS = 120

@@ -22,6 +22,7 @@ def config(encoding="tape", **changes):
     own = {
         "bipe_rope": {"position_options": {"separators": [3]}},
         "bipe_alibi": {"position_options": {"separators": [3]}},
+        "cope": {"attention_backend": "sdpa"},
     }
     own["yarn"] = {
         "rope_parameters": {

@@ -1,6 +1,8 @@
 """Tiny models for the model room's tests, and the one way to give every parameter an effect."""
 
 import torch
+from torch.nn import functional as F
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tape_ds import TapeConfig, TapeForCausalLM
 from tape_ds.model import positions
@@ -39,6 +41,7 @@ _NEEDED = {
     "bipe_alibi": {"position_options": {"separators": [7, 11], "segment_length": 6}},
     "t5": {"position_options": {"buckets": 8, "max_distance": 20}},
     "fire": {"position_options": {"threshold": 8.0, "width": 12}},
+    "cope": {"position_options": {"positions": 5}, "attention_backend": "sdpa"},
 }
 
 
@@ -50,11 +53,14 @@ def _angles(**parameters):
     return {"position_encoding": "rope", "rope_parameters": {"rope_theta": 10_000.0, **parameters}}
 
 
-def _abacus(name, **changes):
-    """Half of the ids are digits; no offset is drawn, so that what is promised of positions can be seen."""
+def _with(name, **own):
+    """An encoding with options that every encoding has."""
     needed = _NEEDED.get(name, {})
-    own = {"abacus": True, "abacus_digits": list(range(20, 50)), "abacus_places": 7, "abacus_shift": 0, **changes}
     return {"position_encoding": name, **needed, "position_options": {**needed.get("position_options", {}), **own}}
+
+
+# Half of the ids are digits; no offset is drawn, so that what is promised of positions can be seen.
+_ABACUS = {"abacus": True, "abacus_digits": list(range(20, 50)), "abacus_places": 7, "abacus_shift": 0}
 
 
 # Every encoding, and TAPE's and the angles' variants: what a property of the whole model is tested for. A new encoding
@@ -73,13 +79,23 @@ ENCODINGS = {
     "tape unit": _tape(state_norm="unit"),
     "tape unit identity": _tape(state_norm="unit", attention_norm="unit", attention_init="identity"),
     "tape from alibi": _tape(start="alibi"),
+    "repo everywhere": {"position_encoding": "repo", "position_options": {"start_layer": 0}},
+    "nope scaled": {
+        "position_encoding": "nope",
+        "position_options": {"score_scale": 0.4, "trained_length": 8, "text_length": 40},
+    },
     "rope dynamic": _angles(rope_type="dynamic", factor=2.0, original_max_position_embeddings=8),
-    **{f"{name} abacus": _abacus(name) for name in ("rope", "tape", "alibi")},
+    **{f"{name} abacus": _with(name, **_ABACUS) for name in ("rope", "tape", "alibi")},
+    **{f"{name} nope layers": _with(name, nope_layers=2) for name in ("rope", "tape", "alibi")},
+    # a window below every length of a test, so that factors are above 1
+    **{
+        f"{name} log scale": {**_with(name, log_scale="all"), "max_position_embeddings": 5} for name in ("rope", "tape")
+    },
 }
 
 
 # With every kind of heads where the product of all would take minutes: one of each way an encoding enters the model.
-WITH_EVERY_HEADS = ("rope", "tape", "alibi", "tape from alibi", "bipe_rope")
+WITH_EVERY_HEADS = ("rope", "tape", "alibi", "tape from alibi", "bipe_rope", "cope", "repo")
 MODELS = [("gqa", name) for name in ENCODINGS] + [
     (heads, name) for heads in HEADS if heads != "gqa" for name in WITH_EVERY_HEADS
 ]
@@ -117,6 +133,15 @@ def randomised(model: TapeForCausalLM, seed: int = 1) -> TapeForCausalLM:
 def tiny_model(heads: str = "gqa", encoding: str = "tape", **changes) -> TapeForCausalLM:
     """A randomised model in evaluation mode."""
     return randomised(TapeForCausalLM(tiny_config(heads, encoding, **changes))).eval()
+
+
+def norms_in_own_dtype(monkeypatch) -> None:
+    """In an fp64 model norms are then fp64 too; transformers' own compute in fp32."""
+
+    def rms(norm, x):
+        return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
+
+    monkeypatch.setattr(LlamaRMSNorm, "forward", rms)
 
 
 def needs_ids(model: TapeForCausalLM) -> bool:

@@ -41,7 +41,7 @@ def test_a_folder_gives_back_every_field(tmp_path):
         ({"position_encoding": "tap"}, "did you mean 'tape'"),
         ({"position_options": {"rnk": 3}}, "did you mean 'rank'"),
         ({"position_options": {"attention_update": "mixed"}}, "mix, scale, off"),
-        ({"position_encoding": "rope", "position_options": {"rank": 3}}, "abacus_shift, random_shift"),
+        ({"position_encoding": "rope", "position_options": {"rank": 3}}, "log_scale, nope_layers, random_shift"),
         ({"position_encoding": "bipe_rope"}, "separators = None: not known"),
         ({"position_encoding": "randpe", "position_options": {"max_range": 10}}, "give that or more"),
         ({"position_encoding": "yarn"}, "set rope_parameters.rope_type to yarn or yarn_revised"),
@@ -57,6 +57,8 @@ def test_a_folder_gives_back_every_field(tmp_path):
         ({"attention_dropout": 0.1}, "set it to 0"),
         ({"qkv_bias": True, "attention_bias": True}, "together with attention_bias"),
         ({"qkv_bias": True, "mlp_bias": True}, "together with mlp_bias"),
+        ({"qkv_bias": True, "qk_norm": True}, "together with qk_norm"),
+        ({"qk_norm": True, "mlp_bias": True}, "together with mlp_bias"),
     ],
 )
 def test_a_mistake_is_a_user_error(changes, words):

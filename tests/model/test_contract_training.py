@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tape_ds import TapeForCausalLM
 from tests.model.helpers import (
@@ -11,6 +10,7 @@ from tests.model.helpers import (
     MODELS,
     gradients,
     largest_difference,
+    norms_in_own_dtype,
     tiny_config,
     tiny_model,
     tokens,
@@ -43,11 +43,7 @@ def test_checkpointing_gives_the_same_gradients(heads, encoding):
 def test_gradients_are_the_slopes_of_the_loss(heads, encoding, monkeypatch):
     """Finite differences in fp64, one kind of parameter at a time: a path cut anywhere (a detached state) shows here
     alone."""
-
-    def rms(norm, x):  # transformers' own computes in fp32
-        return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
-
-    monkeypatch.setattr(LlamaRMSNorm, "forward", rms)
+    norms_in_own_dtype(monkeypatch)
     model, ids = tiny_model(heads, encoding).double(), tokens(2, 12)
 
     def loss():
@@ -124,7 +120,7 @@ def test_bf16_is_finite_and_close(encoding):
         assert error < (0.25 if few else 0.1) * exact[2][name].abs().mean() + 1e-4, name
 
 
-@pytest.mark.parametrize("encoding", ["tape", "alibi", "fire", "bipe_rope", "tape from alibi"])
+@pytest.mark.parametrize("encoding", ["tape", "alibi", "fire", "cope", "bipe_rope", "tape from alibi"])
 def test_autocast_trains(encoding):
     model, ids = tiny_model(encoding=encoding).train(), tokens(2, 16)
     with torch.autocast("cpu", torch.bfloat16):

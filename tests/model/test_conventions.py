@@ -83,7 +83,9 @@ class OneToken(torch.nn.Module):
         return self.model(ids, past_key_values=past).logits
 
 
-@pytest.mark.parametrize("encoding", ["rope", "tape", "tape from alibi", "alibi", "t5", "fire", "bipe_rope"])
+@pytest.mark.parametrize(
+    "encoding", ["rope", "tape", "tape from alibi", "alibi", "t5", "fire", "bipe_rope", "rope log scale"]
+)
 def test_an_exported_step_counts_any_cache(encoding):
     """Its length is a symbol there, no int: encodings that remember places took it for a tensor, and grids that a
     generator draws were others in the second call."""

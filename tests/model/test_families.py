@@ -38,6 +38,19 @@ QWEN2 = {
     "sliding_window": 64,
     "max_window_layers": 2,
 }
+QWEN3 = {
+    "model_type": "qwen3",
+    **SIZES,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rope_theta": 1e6,
+    "rope_scaling": None,
+    "max_position_embeddings": 64,
+    "attention_bias": False,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "max_window_layers": 3,
+}
 MISTRAL = {"model_type": "mistral", **SIZES, "num_key_value_heads": 2, "max_position_embeddings": 64}
 PUBLISHED = {
     "llama 1": LLAMA | {"max_position_embeddings": 64, "pad_token_id": 0},
@@ -59,6 +72,8 @@ PUBLISHED = {
     "qwen2, tied": QWEN2 | {"tie_word_embeddings": True},
     "qwen2 with yarn": QWEN2
     | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
+    "qwen3": QWEN3,
+    "qwen3, tied, with biases": QWEN3 | {"tie_word_embeddings": True, "attention_bias": True},
     "qwen2, a window no layer uses": QWEN2 | {"use_sliding_window": True, "max_window_layers": 3},
 }
 
@@ -106,7 +121,8 @@ def test_a_family_leaves_as_it_came(tmp_path, name):
     config = convert.tape_config(convert.read_config(tmp_path / "model"), position_encoding="rope")
     convert.to_plain(convert.load(tmp_path / "model", config)).save_pretrained(tmp_path / "plain")
     back = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
-    assert back.config.model_type == ("qwen2" if name.startswith("qwen2") else "llama")
+    family = name.split(",")[0].split(" ")[0]
+    assert back.config.model_type == (family if family.startswith("qwen") else "llama")
     assert theirs.state_dict().keys() == back.state_dict().keys()
     assert all(torch.equal(weight, back.state_dict()[key]) for key, weight in theirs.state_dict().items())
     ids = tokens(2, 40)
@@ -138,7 +154,11 @@ FOREIGN = {
     "gpt_neox": (SIZES | {"hidden_act": "gelu"}, ["side by side", "activation is 'gelu'"]),
     "mixtral": (SIZES | HEADS | {"num_local_experts": 2, "sliding_window": None}, ["a mixture of experts"]),
     "phi3": (SIZES | HEADS | {"pad_token_id": 0}, ["queries, keys and values are one projection"]),
-    "qwen3": (SIZES | HEADS, ["normalises queries and keys"]),
+    "qwen3": (
+        SIZES | HEADS | {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0},
+        ["a sliding window of 16"],
+    ),
+    "olmo2": (SIZES | HEADS, ["normalises queries and keys"]),
     "mistral": (SIZES | HEADS | {"sliding_window": 16}, ["a sliding window of 16"]),
     "qwen2": (QWEN2 | {"use_sliding_window": True}, ["a sliding window of 64"]),
     "llama": (SIZES | {"hidden_act": "gelu"}, ["activation is 'gelu'"]),

@@ -39,6 +39,12 @@ def test_biases_without_one_on_the_output_are_counted():
     assert flops.parameters(model.config) == model.num_parameters()
 
 
+def test_norms_of_heads_are_counted():
+    model = tiny_model(qk_norm=True)
+    assert "model.layers.0.self_attn.q_norm.weight" in model.state_dict()
+    assert flops.parameters(model.config) == model.num_parameters()
+
+
 def test_training_counts_the_backward_by_what_is_trained():
     config = tiny_model().config
     forward = flops.forward_flops_per_token(config, 100)

@@ -97,8 +97,9 @@ def test_cached_logits_of_a_padded_batch(model, cache, side):
                 ).logits
             )
     cached = torch.cat(parts, dim=1)
-    torch.testing.assert_close(cached[mask == 1], whole[mask == 1], rtol=0, atol=5e-6)
-    torch.testing.assert_close(cached[:1, mask[0] == 1], alone, rtol=0, atol=5e-6)
+    # twice the others' tolerance: FoX's sums of order 10 are rounded to fp32 when they go into a cache
+    torch.testing.assert_close(cached[mask == 1], whole[mask == 1], rtol=0, atol=1e-5)
+    torch.testing.assert_close(cached[:1, mask[0] == 1], alone, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -114,7 +115,7 @@ def test_packed_documents_continue_in_a_cache(model, cache):
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call")
-@pytest.mark.parametrize("encoding", ["tape", "bipe_alibi", "rope abacus"])
+@pytest.mark.parametrize("encoding", ["tape", "bipe_alibi", "cope", "fox", "rope abacus", "rope log scale"])
 def test_a_compiled_model_counts_a_static_cache_in_a_tensor(encoding):
     """Inside a graph the cache's length is a tensor and no shape may follow it, so ``generate`` pads the mask to the
     cache's length; the logits stay those of the full pass. (BiPE and Abacus read the places of their cache there, and

@@ -28,7 +28,7 @@ def prefixed(encoding):
     return peft.get_peft_model(tiny_model(encoding=encoding), config).eval(), tokens(2, 9)
 
 
-@pytest.mark.parametrize("encoding", ["rope", "yarn", "nope", "xpos", "sincos", "randpe"])
+@pytest.mark.parametrize("encoding", ["rope", "yarn", "nope", "xpos", "sincos", "randpe", "repo"])
 def test_a_prefix_is_seen(encoding):
     """Keys and values from elsewhere are all that a plain cache holds: every number of the prefix gets a gradient."""
     model, ids = prefixed(encoding)

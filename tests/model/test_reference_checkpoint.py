@@ -122,7 +122,7 @@ def test_the_published_randpe_but_for_its_draws():
             for name in ("cos", "sin")
         ]
         state = torch.cat(tables, dim=-1)
-        layer.position.rotate = lambda q, k, start, _, state=state: (
+        layer.position.rotate = lambda q, k, start, *_, state=state: (
             reference.rotate(q, state),
             reference.rotate(k, state),
         )

@@ -9,10 +9,11 @@ from torch.utils.checkpoint import checkpoint
 from tape_ds.model.attention import biased as attention_in_blocks
 from tape_ds.model.attention import sdpa
 from tape_ds.model.attention.attend import attend
+from tape_ds.model.score_bias import ContentBias
 from tests.model.helpers import tiny_model, tokens
 
 B, S, K, V = 2, 9, 8, 16
-BIASED = ["alibi", "t5", "fire", "tape from alibi", "tape from alibi, first layer"]
+BIASED = ["alibi", "t5", "fire", "cope", "tape from alibi", "tape from alibi, first layer"]
 SCATTERED = [[0, 1, 0, 1, 1, 0, 2, 0, 2], [3, 3, -1, 3, 4, -1, 3, 4, 4]]
 LEFT = [[-1, -1, -1, 0, 0, 0, 0, 0, 0], [0] * 9]
 HOLES = [[0, -1, 0, 0, -1, -1, 0, 0, -1], [-1] * 9]
@@ -55,12 +56,14 @@ def oracle(q, k, v, bias, documents, offset):
     """The whole matrix in fp64."""
     group, T, keys = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
     scores = q.double() @ k.double().repeat_interleave(group, 1).mT * K**-0.5
-    scores = scores + bias.of(slice(None), slice(None)).double()
     seen = torch.arange(keys)[None] <= torch.arange(T)[:, None] + offset
     if documents is not None:
         ids = torch.tensor(documents)
         own = ids[:, offset : offset + T, None]
         seen = (seen & (own == ids[:, None]) & (own >= 0))[:, None]
+    content = isinstance(bias, ContentBias)
+    added = bias.block(q.double(), seen, scores) if content else bias.of(slice(None), slice(None))
+    scores = scores + added.double()
     weights = scores.masked_fill(~seen, -1e30).softmax(-1) * seen
     return weights @ v.double().repeat_interleave(group, 1)
 
@@ -130,7 +133,7 @@ def test_blocks_inside_a_checkpointed_layer(name, blocks):
 
 
 @pytest.mark.parametrize("documents", ["left", "holes", "scattered"])
-@pytest.mark.parametrize("name", ["alibi", "t5"])
+@pytest.mark.parametrize("name", ["alibi", "t5", "cope"])
 def test_nothing_leaves_padding(name, documents, blocks):
     ids = torch.tensor(DOCUMENTS[documents])
     padding = (ids < 0)[:, None, :, None]
@@ -231,7 +234,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("encoding", ["alibi", "t5", "fire", "tape from alibi"])
+@pytest.mark.parametrize("encoding", ["alibi", "t5", "fire", "cope", "tape from alibi"])
 def test_no_tensor_grows_with_the_square_of_the_length(encoding, monkeypatch):
     """At 32,768 tokens and 12 heads the whole bias is 48 GiB: it exists a block at a time, in the backward too."""
     T, H, allowed = 3000, 4, 1 << 19

@@ -85,8 +85,9 @@ ROWS = {"plain": _plain, "packed": _packed, "pose": _pose, "masked": _masked}
 
 TOLERANCE = 1e-12
 """In fp64, relative to the largest entry of each tensor; sums in another order leave some 1e-15."""
-ENTRIES = ("rope", "tape", "tape scale", "alibi", "t5", "fire")
-"""Each way that an encoding enters a model: turned queries and keys, a state that moves, a bias, a learned one."""
+ENTRIES = ("rope", "tape", "tape scale", "alibi", "t5", "fire", "fox", "pope", "repo", "cope")
+"""Each way that an encoding enters a model: turned queries and keys, a state that moves, a bias, a learned one, more
+columns of keys, from attention's input or from parameters, and a bias that follows from the scores."""
 DIMENSIONS: dict[str, Sequence[Any]] = {
     "size": (2, 4),
     "kind": ("sequence", "tensor"),

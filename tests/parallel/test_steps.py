@@ -35,9 +35,12 @@ SPECIAL = {
         tokens=13,
         options={"position_options": {"abacus": True, "abacus_digits": list(range(20, 50)), "abacus_shift": 40}},
     ),
+    "scores by the keys seen": Case(4, encoding="tape log scale", rows="packed", tokens=13),
     "loss from logits": Case(2, encoding="rope", rows="masked", tokens=13, logits=True),
     "tied embeddings": Case(2, encoding="tape", rows="packed", options={"tie_word_embeddings": True}),
     "biased projections": Case(2, encoding="tape", options={"qkv_bias": True}),
+    # in fp32, as the norms are whatever the model is
+    "normed heads": Case(2, encoding="tape", heads="mqa", dtype="float32", options={"qk_norm": True}),
     "GPT-J": Case(4, encoding="gptj", rows="packed", tokens=13),
     "GPT-J, recomputed": Case(2, encoding="gptj", rows="pose", checkpointing=True),
     "fp32": Case(4, encoding="tape", rows="packed", tokens=13, dtype="float32"),

@@ -38,6 +38,8 @@ class Case:
     tiles: int = 1
     sequence: int = 1
     tensor: int = 1
+    normed_heads: bool = False
+    nope_layers: int | None = None
 
     @property
     def name(self) -> str:
@@ -51,6 +53,8 @@ class Case:
             + "-tiles" * (self.tiles > 1)
             + "-sequence" * (self.sequence > 1)
             + "-tensor" * (self.tensor > 1)
+            + "-normed" * self.normed_heads
+            + "-nope" * (self.nope_layers is not None)
             + f"-{self.accumulation}x" * (self.accumulation > 1)
         )
 
@@ -64,7 +68,9 @@ class Case:
             num_key_value_heads=self.groups,
             vocab_size=1_000,
             position_encoding=self.encoding,
+            position_options={"nope_layers": self.nope_layers},
             max_position_embeddings=4096,
+            qk_norm=self.normed_heads,
         )
 
     def job(self) -> Job:
@@ -113,6 +119,12 @@ CASES = (
     Case(1, "tape", "full", length=1024, tensor=2),
     Case(2, "tape", "frozen", length=1024, tensor=2, groups=2),
     Case(1, "rope", "full", layers_again=1, length=2048, tensor=2),
+    Case(2, "rope", "frozen", length=1024, normed_heads=True),
+    Case(1, "tape", "full", length=1024, nope_layers=2),
+    Case(2, "tape", "full", layers_again="selective", length=1024, nope_layers=2),
+    Case(1, "pope", "full", length=1024),
+    Case(2, "pope", "frozen", layers_again="selective_matmuls", length=1024, groups=2),
+    Case(1, "fox", "full", length=1024),
 )
 QUICK = CASES[:6:2]
 """Of these, what every run of the suite looks at."""

@@ -3,6 +3,7 @@
 import pytest
 
 from tape_ds.planning import activations, memory
+from tape_ds.planning.job import possible
 from tape_ds.planning.layout import Engine
 from tests.planning.helpers import FROZEN, job
 
@@ -27,6 +28,14 @@ def test_zero_shards_one_thing_after_another():
 def test_without_an_engine_weights_are_fp32_and_their_own_masters():
     found = at("optimizer step", zero=None)
     assert found.weights == 4 * job().parameters and found.optimizer == 8 * job().parameters
+
+
+def test_an_untouched_copy_is_one_model_s_weights_in_every_process():
+    """Of the base: without the position updates that are trained beside it."""
+    for stage in (1, 2):
+        more = at("loss", zero=stage, distilled=True).weights - at("loss", zero=stage).weights
+        assert more == 2 * job("rope").parameters
+    assert not possible(job(zero=3, distilled=True)) and possible(job(zero=2, distilled=True))
 
 
 def test_a_checkpointed_block_keeps_its_hidden_and_position_state():
@@ -85,13 +94,14 @@ def test_a_rank_has_a_whole_key_head_at_least():
     assert found["value"] == 128 * 2
 
 
-@pytest.mark.parametrize(("encoding", "bytes_"), [("rope", 131_720), ("tape", 181_256)])
+@pytest.mark.parametrize(("encoding", "bytes_"), [("rope", 131_720), ("tape", 181_256), ("pope", 189_064)])
 def test_what_a_block_of_7b_keeps_of_a_token(encoding, bytes_):
     """Summed by hand: 4,096 columns, 11,008 inside, 32 heads, 128 of the gate; all trained, fused norms, bf16.
 
     RoPE: norms 2 x 8,196; input of q, k, v and of gate and up 2 x 8,192; q, k, v and output 4 x 8,192; sums 128; gate,
     up and input of down 3 x 22,016. TAPE beside it: q and k before, the state beside the value; what became of it,
-    input of o, output of the feed-forward, gate 256, sums 128.
+    input of o, output of the feed-forward, gate 256, sums 128. PoPE beside RoPE: q and k before, and twice as
+    wide, value and output as wide as they, input of o.
     """
     assert sum(each.bytes for each in activations.inside(job(encoding, zero=2))) == bytes_
 

@@ -26,7 +26,7 @@ def sent(asked):
     return {each.kind: each for each in roofline.traffic(asked, asked.gpu)}
 
 
-@pytest.mark.parametrize("encoding", ["rope", "tape", "fire"])
+@pytest.mark.parametrize("encoding", ["rope", "tape", "fire", "fox", "pope"])
 @pytest.mark.parametrize("trained", [TrainedShape.everything(), TrainedShape(norms=True)], ids=["full", "norms"])
 def test_model_flops_are_those_that_utilisation_goes_by(encoding, trained):
     asked = job(encoding, trained)
@@ -37,8 +37,8 @@ def test_model_flops_are_those_that_utilisation_goes_by(encoding, trained):
 
 def test_attention_of_a_wide_value():
     """Rotary: 2 and 5 products; by halves twice as many; by one kernel 3 and 7 (docs/kernels.md). The last layer
-    carries nothing by one kernel."""
-    assert work("rope").attention == 7 * UNIT and work().attention == 14 * UNIT
+    carries nothing by one kernel. PoPE's queries and keys are twice as wide, and values padded to them."""
+    assert work("rope").attention == 7 * UNIT and work().attention == work("pope").attention == 14 * UNIT
     assert work(wide_attention=True).attention == pytest.approx((7 + 3 * 31 / 32) * UNIT)
 
 

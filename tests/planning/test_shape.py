@@ -5,6 +5,7 @@ import pytest
 from tape_ds import TapeConfig, TapeForCausalLM, methods
 from tape_ds.errors import UserError
 from tape_ds.model import flops, positions
+from tape_ds.model.positions import registry
 from tape_ds.planning import shape
 from tape_ds.planning.shape import TrainedShape
 from tests.planning.helpers import published
@@ -14,6 +15,7 @@ OWN = {
     "yarn": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 1.0}},
     "bipe_rope": {"position_options": {"separators": [1]}},
     "bipe_alibi": {"position_options": {"separators": [1]}},
+    "cope": {"attention_backend": "sdpa"},
 }
 
 
@@ -91,6 +93,19 @@ def test_many_layers_take_no_longer_to_count_than_few():
     """A look at a recipe with a number too much must end."""
     model = shape.sizes(small(num_hidden_layers=10**9))
     assert shape.total(shape.tensors(model, TrainedShape())) > 10**13
+
+
+@pytest.mark.parametrize("nope_layers", [None, 2, [0, 4], [5]])
+@pytest.mark.parametrize("encoding", ["tape", "repo", "fox"])
+def test_layers_of_every_kind_are_counted(encoding, nope_layers):
+    """Only one of each kind is built: those without positions, the last one, and those below RePo's first."""
+    options = {} if nope_layers is None else {"nope_layers": nope_layers}
+    config = small(encoding, position_options=options, num_hidden_layers=6)
+    found = shape.sizes(config)
+    assert shape.total(shape.tensors(found, TrainedShape())) == flops.parameters(config)
+    fixed, for_each_key = found.position_work
+    counted = [registry.multiplications_per_token(config, layer, 7.0) for layer in range(6)]
+    assert sum(counted) == pytest.approx(fixed + 7 * for_each_key)
 
 
 def test_an_unknown_model_says_what_to_do():

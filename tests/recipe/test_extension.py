@@ -15,6 +15,7 @@ RECIPES = files.recipes_of("extend_llama")
 
 # (what to change, expected field, part of the value shown, part of the remedy)
 POSITIONS = ("train_position", "True", "method: tape, tape+lora")
+WEIGHTED = [{"source": "stdlib:ast.py", "weight": 1}, {"source": "stdlib:ssl.py", "weight": 2}]
 MALFORMED = {
     "no such folder": ({"model": "./nowhere"}, "model", "./nowhere", "hub id"),
     "close to smollm2": ({"model": "smolm2"}, "model", "smolm2", "did you mean 'smollm2'"),
@@ -51,6 +52,25 @@ MALFORMED = {
     "unknown address": ({"train_data": ["sdtlib"]}, "train_data", "sdtlib", "stdlib"),
     "no such text": ({"train_data": ["text:none/*.txt"]}, "train_data", "text:none/*.txt", "check the path"),
     "no data": ({"train_data": []}, "train_data", "[]", "stdlib"),
+    "a mapping that is no list": ({"train_data": {"source": "stdlib", "weight": 1}}, "train_data", "source", "a list"),
+    "a weight for held-out text": (
+        {"eval_data": [{"source": "stdlib", "weight": 1}]},
+        "eval_data",
+        "weight",
+        "each item a text",
+    ),
+    "max_documents with weights": (
+        {"train_data": WEIGHTED, "max_documents": 100},
+        "max_documents",
+        "100",
+        "hub:NAME:SPLIT[:N]",
+    ),
+    "epochs with weights": (
+        {"train_data": WEIGHTED, "max_steps": -1, "num_train_epochs": 2.0},
+        "max_steps",
+        "-1",
+        "say how many steps",
+    ),
     "same document": (
         {"train_data": ["stdlib:ast.py"], "eval_data": ["stdlib:ast.py"]},
         "eval_data",
@@ -83,6 +103,41 @@ MALFORMED = {
         "an update on",
     ),
     "nothing trained": ({"train_position": False, "train_norms": False}, "method", "tape", "train_norms"),
+    "rows longer than native": (
+        {"method": "drope", "rope_parameters": {}, "pose_chunks": 1, "window": 9000},
+        "window",
+        "9000",
+        "give 8192, or less",
+    ),
+    "no RoPE to scale": ({"method": "drope", "pose_chunks": 1}, "rope_parameters", "yarn", "rope_parameters: {}"),
+    "no positions to skip": ({"method": "drope", "rope_parameters": {}}, "pose_chunks", "2", "pose_chunks: 1"),
+    "dropped but there": (
+        {"method": "drope", "rope_parameters": {}, "pose_chunks": 1, "position_encoding": "rope"},
+        "position_encoding",
+        "rope",
+        "method: full",
+    ),
+    "an option of another encoding": (
+        {"method": "drope", "rope_parameters": {}, "pose_chunks": 1, "position_options": {"rank": 4}},
+        "position_options.rank",
+        "4",
+        "position_options: {}",
+    ),
+    "a weight of nothing": ({"distill_weight": 0.3}, "distill_weight", "0.3", "distill: true"),
+    "no weight": ({"distill": True, "deepspeed": "zero2", "distill_weight": 0}, "distill_weight", "0", "above 0"),
+    "distilled and sharded": ({"distill": True}, "distill", "ZeRO-3", "distill: false"),
+    "distilled but not trained": (
+        {"method": "yarn", "distill": True},
+        "distill",
+        "'yarn' trains nothing",
+        "distill: false",
+    ),
+    "distilled and compiled": (
+        {"distill": True, "deepspeed": "zero2", "torch_compile": True},
+        "distill",
+        "torch_compile",
+        "distill: false",
+    ),
     "full but not": ({"method": "full", "train_norms": False}, "train_norms", "False", "remove it"),
     "no rank": ({"method": "lora", "lora_r": 0}, "lora_r", "0", "1 or more"),
     "unknown target": ({"method": "lora", "lora_targets": ["q_prj"]}, "lora_targets", "q_prj", "q_proj"),
@@ -247,8 +302,10 @@ def test_theta_may_interpolate_too_as_the_published_code_did():
 def test_a_recipe_written_out_loads_to_itself(name, monkeypatch):
     has_bitsandbytes(monkeypatch)
     argv = ["--recipe", "demo", "--method", name] if name in METHODS else ["--recipe", name]
-    if name in METHODS and METHODS[name].rope_parameters:
+    if name in METHODS and (METHODS[name].rope_parameters or METHODS[name].drops_rope):
         argv += ["--rope_parameters", "{}"]
+    if name in METHODS and METHODS[name].drops_rope:
+        argv += ["--pose_chunks", "1"]
     recipe = load(argv, world_size=2)
     Path("again.yaml").write_text(recipe.to_yaml())
     assert load(["--recipe", "again.yaml"], world_size=2).to_yaml() == Path("again.yaml").read_text()
@@ -337,3 +394,35 @@ def test_the_plan_says_what_factor_a_target_means():
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
     shown = load(["--recipe", write(rope_parameters=rope)]).outline()["model"]
     assert shown == "smollm2, 8,192 -> 16,384 positions, x2: a factor of 4 from 4,096"
+
+
+def test_drope_trains_rows_of_the_native_length():
+    """The target is only for use; a model that nobody has read yet has to be given the window."""
+    fields = {"method": "drope", "rope_parameters": {}, "pose_chunks": 1}
+    recipe = load(["--recipe", write(**fields, without=("window",))])
+    assert (recipe.window, recipe.model.target_length, recipe.evaluation.eval_length) == (8192, 16384, 16384)
+    assert (recipe.model.position_encoding, recipe.position_options) == ("nope", {"score_scale": 0.103})
+    assert load(["--recipe", write(**fields, packing="single")]).data.min_document_tokens == 1024
+    changed = load(["--recipe", write(**fields, position_options={"score_scale": 0.412})])
+    assert changed.position_options == {"score_scale": 0.412}
+    unread = load(["--recipe", write(**fields, without=("window",), model="owner/name")])
+    (problem,) = check_against_model(unread, SimpleNamespace(max_position_embeddings=4096))
+    assert (problem.field, problem.value) == ("window", 16384) and "give 4096, or less" in problem.remedy
+    nowhere = SimpleNamespace(max_position_embeddings=8192, position_encoding="nope")
+    (problem,) = check_against_model(recipe, nowhere)
+    assert problem.field == "method" and "no plain RoPE to drop" in problem.wrong
+
+
+@pytest.mark.parametrize("shared", ["sequence_parallel_size", "tensor_parallel_size"])
+def test_a_teacher_is_whole_in_every_process(shared):
+    recipe = write(distill=True, deepspeed="zero2", train_norms=True, **{shared: 2})
+    found, message = problems_of("--recipe", recipe, world_size=2)
+    assert "processes that share" in found["distill"].wrong, message
+
+
+def test_what_is_not_distilled_says_nothing_of_it():
+    """So a checkpoint from before there was distillation is of the same run."""
+    assert not {"distill", "distill_weight"} & load(["--recipe", write()]).as_dict().keys()
+    assert not {"distill", "distill_weight"} & load(["--recipe", write(distill=False)]).as_dict().keys()
+    said = load(["--recipe", write(distill=True, deepspeed="zero2")]).as_dict()
+    assert (said["distill"], said["distill_weight"]) == (True, 0.5)

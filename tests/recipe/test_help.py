@@ -7,10 +7,12 @@ from tape_ds.installation import ROOT
 from tape_ds.recipe import files, help, loading, trainer
 from tape_ds.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.recipe.extension import ExtensionRecipe
-from tape_ds.recipe.finetuning import FinetuningRecipe
+from tape_ds.recipe.finetuning import ChatRecipe, ScrollsRecipe
 from tape_ds.recipe.pretraining import PretrainingRecipe
 
-KINDS = {kind.LAUNCHER: kind for kind in (ExtensionRecipe, PretrainingRecipe, FinetuningRecipe, ArithmeticRecipe)}
+KINDS = {
+    kind.LAUNCHER: kind for kind in (ExtensionRecipe, PretrainingRecipe, ChatRecipe, ScrollsRecipe, ArithmeticRecipe)
+}
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 

@@ -14,7 +14,23 @@ from tape_ds.training import plan
 from tests.recipe import helpers
 
 ENCODINGS = (
-    *("alibi", "bipe_alibi", "bipe_rope", "fire", "nope", "randpe", "rope", "sincos", "t5", "tape", "xpos", "yarn"),
+    *(
+        "alibi",
+        "bipe_alibi",
+        "bipe_rope",
+        "cope",
+        "fire",
+        "fox",
+        "nope",
+        "pope",
+        "prope",
+        "randpe",
+        "repo",
+        "rope",
+        "sincos",
+        "t5",
+    ),
+    *("tape", "xpos", "yarn"),
 )
 ABLATIONS = helpers.in_folder("ablations")
 RECIPES = (*(f"c4_155m_{encoding}" for encoding in ENCODINGS), "c4_7b", "tiny", *ABLATIONS)
@@ -71,6 +87,16 @@ MALFORMED = {
     # data
     "no row": ({"window": 1}, "window", "1", "2 or more"),
     "no data": ({"train_data": []}, "train_data", "[]", "stdlib"),
+    "epochs with weights": (
+        {
+            "train_data": [{"source": "stdlib", "weight": 1}, {"source": "stdlib:ast.py", "weight": 1}],
+            "max_steps": -1,
+            "num_train_epochs": 2.0,
+        },
+        "max_steps",
+        "-1",
+        "say how many steps",
+    ),
     "no stream workers": ({"streaming": True, "stream_workers": 0}, "stream_workers", "0", "1 or more"),
     "stream by epochs": (
         {"streaming": True, "max_steps": -1, "num_train_epochs": 2},
@@ -144,7 +170,7 @@ def test_a_recipe_that_names_no_launcher_fits_the_one_that_reads_it():
 
 
 def test_every_shipped_recipe_is_of_one_launcher():
-    launchers = ("extend_llama", "finetune_scrolls", "pretrain_c4", "train_arithmetic")
+    launchers = ("extend_llama", "finetune", "finetune_scrolls", "pretrain_c4", "train_arithmetic")
     shipped = {launcher: files.recipes_of(launcher) for launcher in launchers}
     assert shipped["pretrain_c4"] == sorted([*RECIPES, "c4_155m"])
     assert sorted(name for names in shipped.values() for name in names) == list(files.shipped())
@@ -173,7 +199,7 @@ def test_there_is_a_recipe_for_every_encoding():
 
 def test_the_family_differs_in_the_encoding_alone():
     """Derived from one base, not copied: what a comparison must not vary stands once."""
-    own = {"position_encoding", "position_options", "rope_parameters"}
+    own = {"position_encoding", "position_options", "rope_parameters", "attention_backend"}
     for encoding in ENCODINGS:
         said = helpers.said(f"c4_155m_{encoding}")
         assert said.pop("base") == "c4_155m" and set(said) <= own and said["position_encoding"] == encoding
@@ -195,8 +221,19 @@ def tokenizer():
 
 
 # Beyond the 162,417,408 that all share: FIRE 12 x (32 + 32 + 384 + 12 + 2) (the code counts a frozen number more), T5
-# 12 x 64 x 12, BiPE 1,024 x 768, TAPE 11 x (768 x 48 + 2 x 48 x 12 + 12 x 12), of which the code has a twelfth layer.
-PARAMETERS = {"fire": 5544, "t5": 9216, "bipe_rope": 786432, "bipe_alibi": 786432, "tape": 419760}
+# 12 x 64 x 12, CoPE 12 x 64 x 64, FoX 12 x (768 + 1) x 12, PoPE 12 x 12 x 64, RePo 8 x (2 x 768 x 96 + 96 x 12), BiPE
+# 1,024 x 768, TAPE 11 x (768 x 48 + 2 x 48 x 12 + 12 x 12), of which the code has a twelfth layer.
+PARAMETERS = {
+    "fire": 5544,
+    "t5": 9216,
+    "cope": 49152,
+    "fox": 110736,
+    "pope": 9216,
+    "repo": 1188864,
+    "bipe_rope": 786432,
+    "bipe_alibi": 786432,
+    "tape": 419760,
+}
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

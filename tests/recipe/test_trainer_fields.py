@@ -6,11 +6,13 @@ from tape_ds import fields
 from tape_ds.recipe import library_fields, loading, trainer
 from tape_ds.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.recipe.extension import ExtensionRecipe
-from tape_ds.recipe.finetuning import FinetuningRecipe
+from tape_ds.recipe.finetuning import ChatRecipe, ScrollsRecipe
 from tape_ds.recipe.pretraining import PretrainingRecipe
 from tools.library_fields import collect
 
-KINDS = pytest.mark.parametrize("kind", [ExtensionRecipe, PretrainingRecipe, FinetuningRecipe, ArithmeticRecipe])
+KINDS = pytest.mark.parametrize(
+    "kind", [ExtensionRecipe, PretrainingRecipe, ChatRecipe, ScrollsRecipe, ArithmeticRecipe]
+)
 
 
 def test_the_file_is_that_of_the_installed_libraries():

@@ -10,8 +10,8 @@ from tape_ds.model.positions.tape import current
 from tape_ds.scoring import inspection
 from tests.model.helpers import ENCODINGS, MODELS, tiny_model, tokens
 
-NOWHERE = ("nope", "sincos")
-BIASED = ("alibi", "bipe_alibi", "fire", "t5", "tape from alibi", "alibi abacus")
+NOWHERE = ("cope", "fox", "nope", "nope scaled", "pope", "repo", "repo everywhere", "sincos")
+BIASED = ("alibi", "bipe_alibi", "fire", "t5", "tape from alibi", "alibi abacus", "alibi nope layers")
 
 
 def views(model, ids, layers=(1, 2, 3), positions=None):

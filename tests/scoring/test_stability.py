@@ -29,8 +29,8 @@ def largest_change(figures):
 
 def exact_start(self, positions_BTN):
     """RoPE's start without the rounding to fp32 at its end."""
-    angles_BTC = positions_BTN[..., :1].double() * torch.from_numpy(self.frequencies)
-    return torch.cat((angles_BTC.cos(), angles_BTC.sin()), dim=-1)[:, None] * self.factor
+    angles_BTC = positions_BTN[..., :1].double() * torch.from_numpy(self.frequencies.array)
+    return torch.cat((angles_BTC.cos(), angles_BTC.sin()), dim=-1)[:, None] * self.frequencies.factor
 
 
 @pytest.mark.parametrize("encoding", ["rope", "tape", "tape scale", "tape unit"])

@@ -70,6 +70,22 @@ def test_data_are_what_they_hold_and_not_where_they_lie():
     assert named(of(data={"text:b": "2", "text:a": "1"}), anyway=True) == ["data"]
 
 
+def test_weights_may_not_change():
+    """Other weights would count other rows as read already. Only their proportions matter."""
+
+    def weighted(*weights):
+        names = ("stdlib:ast.py", "stdlib:ssl.py")
+        entries = [{"source": name, "weight": weight} for name, weight in zip(names, weights, strict=True)]
+        return of("--train_data", json.dumps(entries))
+
+    saved = weighted(1, 3)
+    assert identity.differences(saved, weighted(2, 6)) == []
+    for now in (weighted(1, 2), of()):
+        found = identity.differences(saved, now)
+        assert [each.field for each in identity.problems(FOLDER, found, anyway=True)] == ["train_data.weight"]
+    assert not [name for name in of() if "weight" in name and "decay" not in name], "as before, without weights"
+
+
 def test_another_tokenizer_is_named():
     other = of() | {"tokenizer": "another"}
     assert named(other, anyway=True) == ["tokenizer"]
@@ -111,7 +127,7 @@ def test_every_field_of_every_kind_is_known():
     from tape_ds.recipe import arithmetic, finetuning, trainer
     from tape_ds.recipe.loading import field_hints
 
-    kinds = (arithmetic.ArithmeticRecipe, finetuning.FinetuningRecipe)
+    kinds = (arithmetic.ArithmeticRecipe, finetuning.ScrollsRecipe, finetuning.ChatRecipe)
     known = {name for kind in kinds for name in field_hints(kind)} | fields | set(trainer.FIELDS)
     assert {*identity.FIXED, *identity.RISKLESS, *identity.FREE} <= known
 

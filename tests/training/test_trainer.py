@@ -15,6 +15,7 @@ from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data.dataset import collate
 from tape_ds.data.passkey import PasskeyPrompt
 from tape_ds.errors import UserError
+from tape_ds.model.distillation import Teacher
 from tape_ds.parallel import distributed_map
 from tape_ds.recipe.sections import Optimization
 from tape_ds.results import WITHOUT_UPDATES
@@ -46,7 +47,7 @@ class Rows(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": ids.clone(), "position_ids": places, "document_ids": 0 * places}
 
 
-def build(folder, rows=None, method="tape", lora_alpha=4, optimization=None, **changes) -> TapeTrainer:
+def build(folder, rows=None, method="tape", lora_alpha=4, optimization=None, teacher=None, **changes) -> TapeTrainer:
     """A trainer on a tiny model; the same weights each time."""
     torch.manual_seed(5)
     model = TapeForCausalLM(tiny_config(tie_word_embeddings=True, attention_dropout=0.0))
@@ -71,6 +72,7 @@ def build(folder, rows=None, method="tape", lora_alpha=4, optimization=None, **c
     return TapeTrainer(
         record=TrainedRecord(base="base", method=method, names=prepared.names),
         optimization=optimization,
+        teacher=teacher,
         tokens_per_step=2 * LENGTH,
         flops_per_token=1.0,
         model=prepared.model,
@@ -78,6 +80,13 @@ def build(folder, rows=None, method="tape", lora_alpha=4, optimization=None, **c
         train_dataset=rows or Rows(),
         data_collator=collate,
     )
+
+
+def teacher() -> Teacher:
+    """The model that :func:`build` starts from, with plain RoPE and fewer native tokens than a row has."""
+    torch.manual_seed(5)
+    config = tiny_config(encoding="rope", tie_word_embeddings=True, attention_dropout=0.0)
+    return Teacher(TapeForCausalLM(config), LENGTH // 2, 0.25)
 
 
 def losses(trainer) -> list[float]:
@@ -105,6 +114,29 @@ def test_resumed_equals_uninterrupted_to_the_last_digit(tmp_path, method):
     assert rows.asked == list(range(6, 12)), "rows of the first half were read again"
     for (name, mine), other in zip(rest.model.named_parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(mine, other), name
+
+
+@pytest.mark.parametrize("method", ["tape", "lora", "full"])
+def test_a_distilled_run_goes_on_to_the_last_digit(tmp_path, method):
+    """Its checkpoint stands between two logging steps: the sums of both parts are in it."""
+    changes = {"method": method, "logging_steps": 2, "gradient_accumulation_steps": 2}
+    whole, alone = (build(tmp_path / name, teacher=each, **changes) for name, each in [("a", teacher()), ("b", None)])
+    names = set(whole.model.state_dict())
+    for each in (whole, alone):
+        each.train()
+    rest = build(tmp_path / "rest", teacher=teacher(), **changes)
+    rest.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
+    kept = ("loss", "cross_entropy", "divergence")
+    found = [
+        [{name: each[name] for name in kept} for each in run.state.log_history if "loss" in each]
+        for run in (whole, rest)
+    ]
+    assert found[0] == found[1] and len(found[0]) == 3 and losses(whole) != losses(alone)
+    for each in found[0]:
+        assert each["loss"] == pytest.approx(0.75 * each["cross_entropy"] + 0.25 * each["divergence"], rel=1e-5)
+    for (name, mine), other in zip(rest.model.named_parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(mine, other), name
+    assert set(whole.model.state_dict()) == names, "the teacher is no part of the model"
 
 
 def test_a_checkpoint_of_another_method_is_refused(tmp_path):

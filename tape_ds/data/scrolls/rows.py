@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -157,9 +157,12 @@ class AnswerRows(torch.utils.data.Dataset):
     (-100 but for the answer and its EOS, aligned with ``input_ids``), all int64, and ``document_ids`` int32 (0).
     """
 
+    COLUMNS: ClassVar[tuple[str, ...]] = ("input_ids", "targets")
+    """Of ``rows``, those that :meth:`item` reads."""
+
     def __init__(self, rows: "datasets.Dataset", *, samples: int, seed: int, step_rows: int):
         """Serve ``samples`` samples of ``rows`` (of :func:`tokenized`), ``step_rows`` to a step."""
-        self.rows = rows.with_format("numpy", columns=["input_ids", "targets"], dtype=np.int64)
+        self.rows = rows.with_format("numpy", columns=list(self.COLUMNS), dtype=np.int64)
         self.samples = samples
         self.seed = seed
         self.step_rows = step_rows
@@ -190,11 +193,14 @@ class AnswerRows(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         if not 0 <= index < self.samples:
             raise IndexError(f"sample {index} of {self.samples}")
-        row = self.rows[self.row_of(index)]
+        return self.item(self.rows[self.row_of(index)])
+
+    def item(self, row: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the tensors of a stored row."""
         return item(row["input_ids"], slice(len(row["input_ids"]) - int(row["targets"]), None))
 
 
-def item(input_ids: np.ndarray, answers: slice | list[int]) -> dict[str, torch.Tensor]:
+def item(input_ids: np.ndarray, answers: slice | list[int] | np.ndarray) -> dict[str, torch.Tensor]:
     """Return the tensors (see :class:`AnswerRows`) of a row whose tokens at the places ``answers`` are the targets."""
     labels = np.full_like(input_ids, IGNORED)
     labels[answers] = input_ids[answers]

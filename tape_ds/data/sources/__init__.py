@@ -11,8 +11,9 @@ address stands (training or evaluation) says what it is for, and both splits yie
 
 from collections.abc import Sequence
 
+from tape_ds.data.sources import weights
 from tape_ds.data.sources.arrow import ArrowFolder
-from tape_ds.data.sources.base import SPLITS, Document, Shard, Source, TokenSource
+from tape_ds.data.sources.base import SPLITS, Document, RowSource, Shard, Source, TokenSource
 from tape_ds.data.sources.files import JsonLines, ParquetFiles, TextFiles
 from tape_ds.data.sources.hub import HubDataset
 from tape_ds.data.sources.standard_library import HELD_OUT, StandardLibrary
@@ -25,6 +26,7 @@ __all__ = [
     "SPLITS",
     "ArrowFolder",
     "Document",
+    "RowSource",
     "Shard",
     "Source",
     "TokenFile",
@@ -59,6 +61,9 @@ def parse(spec: str, field: str = "data") -> Source:
     if not isinstance(spec, str) or not spec.strip():
         raise UserError(Problem(field, spec, "not an address of data", f"one of: {forms}"))
     kind = spec.partition(":")[0]
+    if spec[0] in "[{":
+        remedy = "weights are given in train_data of a recipe, and nowhere else: [{source: SPEC, weight: NUMBER}, ...]"
+        raise UserError(Problem(field, spec, f"no address of data, which is one of: {forms}", remedy))
     if kind not in KINDS:
         raise UserError(
             Problem(field, spec, f"unknown kind of data {kind!r}", f"{did_you_mean(kind, KINDS)} Forms: {forms}")
@@ -89,14 +94,14 @@ def parse_all(specs: Sequence[str], field: str = "data") -> list[Source]:
     return found
 
 
-def check_lists(train: Sequence[str], evaluation: Sequence[str]) -> list[Problem]:
-    """Problems of ``train_data`` and ``eval_data`` together: each address, and documents that stand in both; only the
-    latter may be empty."""
-    problems: list[Problem] = []
+def check_lists(train: Sequence[weights.Entry], evaluation: Sequence[str]) -> list[Problem]:
+    """Problems of ``train_data`` and ``eval_data`` together: weights, each address, and documents that stand in both;
+    only the latter may be empty."""
+    problems = list(weights.check(train, "train_data"))
     lists: list[list[Source]] = []
-    for field, specs in (("train_data", train), ("eval_data", evaluation)):
+    for field, specs in (("train_data", weights.specs_of(train)), ("eval_data", evaluation)):
         try:
-            lists.append(parse_all(specs, field) if specs or field == "train_data" else [])
+            lists.append(parse_all(specs, field) if specs or (field == "train_data" and not train) else [])
         except UserError as error:
             problems += error.problems
     if problems:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from huggingface_hub.errors import HTTPError  # of the library that the hub's client is made with
@@ -105,6 +105,20 @@ class Source(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.spec!r})"
+
+
+class RowSource(Source):
+    """What holds rows with a column for the documents, which other readers may want of another kind than text."""
+
+    column: str
+
+    @abstractmethod
+    def values(self, split: str) -> Iterator[tuple[str, Any]]:
+        """(name of the row, what stands in the column) of every row, in a fixed order.
+
+        Raises:
+            UserError: the data cannot be read.
+        """
 
 
 class TokenSource(Source):

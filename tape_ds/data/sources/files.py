@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tape_ds.data.sources import opening
-from tape_ds.data.sources.base import UNREADABLE, Document, Shard, Source, file_identity
+from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard, file_identity
 from tape_ds.data.sources.opening import File
 from tape_ds.errors import Problem, UserError, did_you_mean
 
@@ -25,7 +25,7 @@ _REPAIR = "repair the file, or leave it out of the glob"
 _CONNECT = "check the address and the network"
 
 
-class _Files(Source):
+class _Files(RowSource):
     """What the kinds over a glob of files share; a name is the path below the glob's fixed part."""
 
     needs_column: ClassVar[bool] = True
@@ -88,16 +88,24 @@ class _Files(Source):
         """Column names from the head of ``file``; None where the kind has none or the file is empty."""
 
     @abstractmethod
-    def _read(self, name: str, file: File) -> Iterator[Document]:
-        """Return the documents of one file."""
+    def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
+        """(name, value of the column) of every row of one file."""
+
+    def values(self, split: str) -> Iterator[tuple[str, Any]]:
+        """Of all files, whatever the values are."""
+        for name, file in self.files().items():
+            yield from self._guarded(self._values(name, file), name)
 
     def shards(self, split: str) -> list[Shard]:
         """Return a shard for each file."""
         return [Shard(name, partial(self._shard, name, file)) for name, file in self.files().items()]
 
     def _shard(self, name: str, file: File) -> Iterator[Document]:
-        remedy = _CONNECT if self.remote else _REPAIR
-        return self.reading(self._read(name, file), f"{name} cannot be read", remedy)
+        values = self._guarded(self._values(name, file), name)
+        return (self._document(place, value) for place, value in values)
+
+    def _guarded(self, values: Iterator[tuple[str, Any]], name: str) -> Iterator[tuple[str, Any]]:
+        return self.reading(values, f"{name} cannot be read", _CONNECT if self.remote else _REPAIR)
 
     def fingerprint(self) -> str:
         """Return names, column and the identity of each file's contents (:func:`file_identity`).
@@ -135,7 +143,7 @@ class TextFiles(_Files):
             stream.read(1)
         return None
 
-    def _read(self, name: str, file: File) -> Iterator[Document]:
+    def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
         """Yield the whole file, decoded strictly: a replacement character would train on damaged text."""
         with file.open() as stream:
             raw = stream.read()
@@ -144,7 +152,7 @@ class TextFiles(_Files):
         except UnicodeDecodeError as error:
             wrong = f"{name} is not UTF-8 (byte {error.start})"
             raise UserError(self.problem(wrong, "convert it, for example with iconv -t utf-8")) from error
-        yield Document(name, text)
+        yield name, text
 
 
 class JsonLines(_Files):
@@ -177,11 +185,11 @@ class JsonLines(_Files):
     def _columns(self, file: File) -> list[str] | None:
         return next((list(record) for _, record in self._records(Path(file.path).name, file)), None)
 
-    def _read(self, name: str, file: File) -> Iterator[Document]:
+    def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
         """Yield one document per line, named ``file:line``."""
         for place, record in self._records(name, file):
             if self._wanted(record, place):
-                yield self._document(place, record.get(self.column))
+                yield place, record.get(self.column)
 
     def _records(self, name: str, file: File) -> Iterator[tuple[str, dict]]:
         """(place, object) of every line that is not blank."""
@@ -225,7 +233,7 @@ class ParquetFiles(_Files):
         with file.open() as stream:
             return list(pyarrow.parquet.read_schema(stream).names)
 
-    def _read(self, name: str, file: File) -> Iterator[Document]:
+    def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
         """Yield one document per row, named ``file:row`` (rows count from 0)."""
         import pyarrow.parquet
 
@@ -233,4 +241,4 @@ class ParquetFiles(_Files):
             batches = table.iter_batches(batch_size=256, columns=[self.column])
             values = (value for batch in batches for value in batch.column(0).to_pylist())
             for row, value in enumerate(values):
-                yield self._document(f"{name}:{row}", value)
+                yield f"{name}:{row}", value

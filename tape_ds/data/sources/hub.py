@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from tape_ds.data.sources.base import Document, Shard, Source
+from tape_ds.data.sources.base import Document, RowSource, Shard
 from tape_ds.errors import Problem, UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _BATCH = 256
 
 
-class HubDataset(Source):
+class HubDataset(RowSource):
     """``hub:NAME[@REV][:CONFIG][:SPLIT]``: streamed from the hub; its code is never run.
 
     Without SPLIT, training reads ``train`` and evaluation ``validation``. ``SPLIT[:N]`` stops after N documents, which
@@ -75,17 +75,27 @@ class HubDataset(Source):
         whole, place = self._open(split)
         return self._read(whole, 1, 0, place)
 
+    def values(self, split: str) -> Iterator[tuple[str, Any]]:
+        """Of the streamed rows, named as the documents are."""
+        whole, place = self._open(split)
+        return self._rows(whole, 1, 0, place)
+
     def _read(self, whole: "IterableDataset", count: int, index: int, place: str) -> Iterator[Document]:
-        """Part ``index`` of ``count`` of the dataset, at most ``[:N]`` documents of it."""
+        """As :meth:`_rows`, each a text."""
+        for name, value in self._rows(whole, count, index, place):
+            if not isinstance(value, str):
+                wrong = f"{name}: {self.column!r} holds {type(value).__name__}, not text"
+                raise UserError(self.problem(wrong, "add the #field of a column of texts"))
+            yield Document(name, value)
+
+    def _rows(self, whole: "IterableDataset", count: int, index: int, place: str) -> Iterator[tuple[str, Any]]:
+        """Part ``index`` of ``count`` of the dataset, at most ``[:N]`` rows of it."""
         # a new object for each reading: one of the library's holds its place, which two readings would share
         rows = whole.shard(num_shards=count, index=index)
         remedy = "check the network; a run resumes from its newest checkpoint"
         values = self.reading(self._values(rows), f"{place}: the stream broke off", remedy)
         for number, value in enumerate(islice(values, self.first)):
-            if not isinstance(value, str):
-                wrong = f"{place}:{number}: {self.column!r} holds {type(value).__name__}, not text"
-                raise UserError(self.problem(wrong, "add the #field of a column of texts"))
-            yield Document(f"{place}:{number}", value)
+            yield f"{place}:{number}", value
 
     def _values(self, rows: "IterableDataset") -> Iterator[object]:
         """Yield the text column, row by row; as Arrow, so that the other columns never become Python's.

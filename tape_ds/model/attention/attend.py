@@ -15,7 +15,7 @@ from tape_ds.model.attention import backends
 from tape_ds.model.attention.borders import Borders, borders_of
 from tape_ds.model.attention.call import complete
 from tape_ds.model.attention.plain import attention_with_weights
-from tape_ds.model.score_bias import ScoreBias
+from tape_ds.model.score_bias import ContentBias, ScoreBias
 
 
 def attend(
@@ -27,7 +27,7 @@ def attend(
     document_ids: Tensor | None = None,
     offset: int | Tensor | None = None,
     scale: float | None = None,
-    score_bias: ScoreBias | None = None,
+    score_bias: ScoreBias | ContentBias | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """:func:`attend_values` of one value, with documents told by their ids.
@@ -59,7 +59,7 @@ def attend_values(
     borders: Borders | None = None,
     offset: int | Tensor | None = None,
     scale: float | None = None,
-    score_bias: ScoreBias | None = None,
+    score_bias: ScoreBias | ContentBias | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, ...]:
     """Attention of T queries over S keys; without dropout.
@@ -95,9 +95,10 @@ def attend_with_weights(
     *,
     borders: Borders | None = None,
     offset: int | Tensor | None = None,
-    score_bias: ScoreBias | None = None,
+    scale: float | None = None,
+    score_bias: ScoreBias | ContentBias | None = None,
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """:func:`attend_values` by the ``reference`` backend, together with its weights [B, H, T, S] (fp32)."""
     wide = torch.cat(list(values), dim=-1)
-    out, weights = attention_with_weights(complete(q_BHTK, k_BGSK, (wide,), True, borders, offset, None, score_bias))
+    out, weights = attention_with_weights(complete(q_BHTK, k_BGSK, (wide,), True, borders, offset, scale, score_bias))
     return out.split([value.shape[-1] for value in values], dim=-1), weights

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tape_ds.model.attention.borders import Borders
-from tape_ds.model.score_bias import ScoreBias
+from tape_ds.model.score_bias import ContentBias, ScoreBias
 
 
 class AttentionCall(NamedTuple):
@@ -24,7 +24,7 @@ class AttentionCall(NamedTuple):
     borders: Borders | None
     offset: int | Tensor
     scale: float
-    bias: ScoreBias | None
+    bias: ScoreBias | ContentBias | None
 
     @property
     def document_ids(self) -> Tensor | None:
@@ -59,7 +59,7 @@ def complete(
     borders: Borders | None,
     offset: int | Tensor | None,
     scale: float | None,
-    bias: ScoreBias | None,
+    bias: ScoreBias | ContentBias | None,
 ) -> AttentionCall:
     """Fill the defaults in, and drop the keys behind the last query: they play no part.
 

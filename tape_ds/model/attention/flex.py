@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from tape_ds.model.attention.call import AttentionCall, blank_padding
-from tape_ds.model.score_bias import ScoreBias
+from tape_ds.model.score_bias import ContentBias, ScoreBias
 
 # FlexAttention chooses its blocks by the key's width alone: beside a value of 256 columns they exceed the shared
 # memory of sm_80 and sm_90. These need about 74 KB by their sizes.
@@ -52,7 +52,7 @@ def flex_attend(
     document_ids: Tensor | None,
     offset: int | Tensor,
     scale: float,
-    bias: ScoreBias | None,
+    bias: ScoreBias | ContentBias | None,
     *,
     compiled: bool,
 ) -> Tensor:
@@ -63,7 +63,7 @@ def flex_attend(
     Raises:
         ValueError: a bias without an elementwise form.
     """
-    if bias is not None and bias.element is None:
+    if isinstance(bias, ContentBias) or (bias is not None and bias.element is None):
         raise ValueError("FlexAttention needs a bias that is a function of one query and one key")
     mask = _block_mask(q_BHTK, k_BGSK.shape[2], causal, document_ids, offset, compiled)
     function: Any = _compiled() if compiled else flex_attention

@@ -4,11 +4,15 @@ Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, X q
 value width.
 """
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from tape_ds.kernels import reference
 from tape_ds.model.attention.call import AttentionCall, allowed_keys, blank_padding, fp32_kept
+from tape_ds.model.score_bias import ContentBias
 
 
 def attention_by_reference(call: AttentionCall) -> Tensor:
@@ -22,6 +26,9 @@ def attention_with_weights(call: AttentionCall) -> tuple[Tensor, Tensor]:
     q, k, v = call.q, call.k, call.v
     allowed_BTS = allowed_keys(q.shape[2], k.shape[2], call.causal, call.document_ids, call.offset, q.device)
     with fp32_kept(q):
+        if isinstance(call.bias, ContentBias):
+            bias = functools.partial(call.bias.block, q, allowed_BTS[:, None])
+            return reference.attention(q, k, v, allowed_BTS, call.scale, bias)
         bias_BHTS = None if call.bias is None else call.bias.of(slice(None), slice(None))
         return reference.attention(q, k, v, allowed_BTS, call.scale, bias_BHTS)
 
@@ -32,16 +39,16 @@ def matrix_attention(
     v_BGSV: Tensor,
     allowed_B1TS: Tensor | None,
     scale: float,
-    bias_BHTS: Tensor | None = None,
+    bias_BHTS: Tensor | Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Three plain steps in the dtype of k and v, which must be fp32 or wider; grouped queries lie side by side instead
-    of repeated keys; 0 for a query that may see no key."""
+    of repeated keys; 0 for a query that may see no key. The bias may be a function of the scaled scores."""
     groups, queries = k_BGSK.shape[1], q_BHTK.shape[2]
     q_BGXK = reference.upcast(q_BHTK).unflatten(1, (groups, -1)).flatten(2, 3)
     scores_BGXS = q_BGXK @ k_BGSK.transpose(-1, -2) * scale
     scores_BHTS = scores_BGXS.unflatten(2, (-1, queries)).flatten(1, 2)
     if bias_BHTS is not None:
-        scores_BHTS = scores_BHTS + bias_BHTS
+        scores_BHTS = scores_BHTS + (bias_BHTS if isinstance(bias_BHTS, Tensor) else bias_BHTS(scores_BHTS))
     if allowed_B1TS is not None:
         scores_BHTS = scores_BHTS.masked_fill(~allowed_B1TS, torch.finfo(scores_BHTS.dtype).min)
     weights_BHTS = scores_BHTS.softmax(dim=-1)

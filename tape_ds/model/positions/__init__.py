@@ -13,14 +13,20 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from tape_ds.errors import Problem, did_you_mean, raise_if_any
-from tape_ds.model.positions import abacus_options, scaling
+from tape_ds.model.positions import abacus_options, layer_options, scaling
 from tape_ds.model.positions.options import (
     AlibiOptions,
     BipeAlibiOptions,
     BipeOptions,
+    CopeOptions,
     FireOptions,
+    FoxOptions,
+    NopeOptions,
     Options,
+    PopeOptions,
+    PropeOptions,
     RandpeOptions,
+    RepoOptions,
     T5Options,
     TapeOptions,
     YarnOptions,
@@ -34,9 +40,14 @@ _OPTIONS: dict[str, type[Options]] = {
     "alibi": AlibiOptions,
     "bipe_alibi": BipeAlibiOptions,
     "bipe_rope": BipeOptions,
+    "cope": CopeOptions,
     "fire": FireOptions,
-    "nope": Options,
+    "fox": FoxOptions,
+    "nope": NopeOptions,
+    "pope": PopeOptions,
+    "prope": PropeOptions,
     "randpe": RandpeOptions,
+    "repo": RepoOptions,
     "rope": Options,
     "sincos": Options,
     "t5": T5Options,
@@ -93,19 +104,29 @@ def plain(config: TapeConfig, rope_parameters: Mapping[str, Any]) -> TapeConfig:
 def is_plain(config: Any) -> bool:
     """Return whether :func:`plain` at its own RoPE parameters is what a model of ``config``, of any family,
     computes."""
-    given = getattr(config, "position_options", None) or {}
-    return getattr(config, "position_encoding", "rope") == "rope" and not given.get("abacus")
+    if not hasattr(config, "position_encoding"):
+        return True
+    return config.position_encoding == "rope" and options(config).is_alone()
 
 
 def config_at(config: TapeConfig, length: int) -> TapeConfig:
     """``config`` as its encoding is used on ``length`` tokens; ``config`` itself where that changes nothing."""
-    own = dict(config.rope_parameters or {})
-    rope_parameters = dict(options(config).rope_parameters_at(own, length))
-    if rope_parameters == own:
+    chosen, own = options(config), dict(config.rope_parameters or {})
+    rope_parameters = dict(chosen.rope_parameters_at(own, length))
+    changes = chosen.changes_at(length, config.max_position_embeddings)
+    if rope_parameters == own and not changes:
         return config
     changed = copy.deepcopy(config)
     changed.rope_parameters = rope_parameters
+    if changes:
+        changed.position_options = {**(config.position_options or {}), **changes}
     return changed
+
+
+def same_parameters(one: TapeConfig, other: TapeConfig) -> bool:
+    """Return whether both mean the same by the parameters of their encoding: at most the length of texts differs."""
+    alike = options(one).at_any_length() == options(other).at_any_length()
+    return one.position_encoding == other.position_encoding and alike
 
 
 def without_updates(config: Any) -> TapeConfig | None:
@@ -134,7 +155,7 @@ def with_yarn(config: TapeConfig) -> TapeConfig | None:
 
 def llama_rope_parameters(config: TapeConfig) -> dict[str, Any] | None:
     """``rope_parameters`` of the plain Llama that computes the same; None where there is none."""
-    if config.position_encoding not in _LLAMA or options(config).abacus:
+    if config.position_encoding not in _LLAMA or not options(config).is_alone():
         return None
     return scaling.as_llama(config.rope_parameters, config.head_dim)
 
@@ -147,7 +168,8 @@ def problems_with(config: Fields) -> list[Problem]:
     if problems:
         return problems
     chosen = _kind(config.position_encoding)(**given)
-    return chosen.problems_with(config) + abacus_options.problems_with(chosen, config)
+    beside = abacus_options.problems_with(chosen, config) + layer_options.problems_with(chosen, config)
+    return chosen.problems_with(config) + beside
 
 
 def options(config: TapeConfig) -> Options:
@@ -173,7 +195,7 @@ def check_options(name: str, given: Mapping[str, Any]) -> list[Problem]:
     if problems:
         return problems
     chosen = kind(**given)
-    return chosen.problems() + abacus_options.problems(chosen)
+    return chosen.problems() + abacus_options.problems(chosen) + layer_options.problems(chosen)
 
 
 def _kind(name: str) -> type[Options]:

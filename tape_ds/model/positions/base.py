@@ -18,14 +18,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tape_ds.kernels.reference import upcast
 from tape_ds.model.positions.options import Options
-from tape_ds.model.score_bias import ScoreBias
+from tape_ds.model.score_bias import ContentBias, ScoreBias
 
 if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
 
 
 EVERY_HEAD = slice(None)
+
+
+def groups_read(heads: slice, query_heads: int, groups: int) -> slice:
+    """Return the key/value heads, of ``groups``, that some of a model's query heads read."""
+    read, of_group = range(query_heads)[heads], query_heads // groups
+    return slice(read[0] // of_group, read[-1] // of_group + 1)
 
 
 class Text(NamedTuple):
@@ -74,6 +81,7 @@ class PositionEncoding(nn.Module):
         super().__init__()
         self.random_shift = options.random_shift
         self.reads_tokens = options.reads_tokens()
+        self.log_window = None if options.log_scale == "none" else config.max_position_embeddings
 
     @property
     def draws(self) -> bool:
@@ -113,23 +121,63 @@ class InAttention(NamedTuple):
     """The hooks of a :class:`PositionLayer` that attention calls: not the module itself, which accelerate, finding it
     among a block's arguments, would move to the arguments' device, weights on disk and all."""
 
+    observe: Callable[..., Tensor | None]
     rotate: Callable[..., tuple[Tensor, Tensor]]
+    scaled: Callable[..., Tensor]
+    accumulate: Callable[..., Tensor]
     carry: Callable[..., Tensor | None]
-    score_bias: Callable[..., ScoreBias | None]
+    score_bias: Callable[..., ScoreBias | ContentBias | None]
 
 
 class PositionLayer(nn.Module):
     """The part of an encoding that runs in every block."""
 
+    log_scaled = False
+    """Whether ``log_scale`` is of this layer."""
+    keeps_unrotated = False
+    """Whether a backward through :meth:`rotate` reads queries and keys as they were."""
+
     def in_attention(self) -> InAttention:
         """Return what attention is given of this layer."""
-        return InAttention(self.rotate, self.carry, self.score_bias)
+        return InAttention(self.observe, self.rotate, self.scaled, self.accumulate, self.carry, self.score_bias)
+
+    def observe(self, x_BTD: Tensor, heads: slice = EVERY_HEAD) -> Tensor | None:
+        """Return what :meth:`rotate` needs for the query heads ``heads``: of attention's input, a token at a time, or
+        of parameters."""
+        return None
 
     def rotate(
-        self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor | None, state: Tensor | None
+        self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor | None, state: Tensor | None, observed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return queries and keys as attention sees (and a cache keeps) them."""
+        """Return queries and keys as attention sees them; columns may be added to both, and never count in the scale.
+
+        Args:
+            q_BHTK: queries; under sequence and tensor parallelism those of this process, as the keys.
+            k_BGTK: keys.
+            start: see :meth:`PositionEncoding.start`.
+            state: as this block reads it.
+            observed: what :meth:`observe` returned.
+        """
         return q_BHTK, k_BGTK
+
+    def scaled(self, q_BHTX: Tensor, factors_B1T1: Tensor) -> Tensor:
+        """Return queries, as :meth:`rotate` returned them, whose products with keys are multiplied by these factors;
+        what the encoding adds to the scores is not."""
+        return (upcast(q_BHTX) * factors_B1T1).to(q_BHTX.dtype)
+
+    def accumulate(
+        self, k_BGTX: Tensor, past_BGSX: Tensor | None, documents_BS: Tensor | None, offset: int | Tensor
+    ) -> Tensor:
+        """Return the keys as a cache keeps them: here a key may take in what is known of the keys before it.
+
+        Args:
+            k_BGTX: keys of whole rows, as :meth:`rotate` returned them.
+            past_BGSX: cached keys; at a tensor offset the whole buffer. None: no cache, an empty one, or one that does
+                not keep its keys as they are.
+            documents_BS: document of every key, -1 = padding; None: one document without padding.
+            offset: place of the first token of this call on the key axis.
+        """
+        return k_BGTX
 
     def carry(self, start: Tensor | None, state: Tensor | None, like: Tensor) -> Tensor | None:
         """Return columns [B, G, T, C] that ride along with the value through attention, in the dtype of ``like``."""
@@ -142,7 +190,7 @@ class PositionLayer(nn.Module):
         key_positions_BSN: Tensor | None,
         carried_BGSC: Tensor | None,
         heads: slice = EVERY_HEAD,
-    ) -> ScoreBias | None:
+    ) -> ScoreBias | ContentBias | None:
         """Return what is added to the scores.
 
         Args:
@@ -169,6 +217,10 @@ class PositionLayer(nn.Module):
 
     def state_columns(self) -> int:
         """Return numbers of state per token that this layer reads and hands on."""
+        return 0
+
+    def added_columns(self) -> int:
+        """Return columns that :meth:`rotate` adds to every query and key."""
         return 0
 
     def multiplications_per_token(self, keys: float) -> float:

@@ -40,6 +40,12 @@ class Options:
     """Places that have an embedding of their own, those of ``abacus_shift`` included; later ones share the last."""
     abacus_shift: int = 100
     """In training, each forward counts places from a common offset drawn from 0 .. this (torch's CPU generator)."""
+    nope_layers: list[int] | int | None = None
+    """Layers without positions: nothing is rotated, biased or updated there, and a position state passes through. A
+    list counts from 0; n is every n-th layer, see :mod:`tape_ds.model.positions.layer_options`."""
+    log_scale: Literal["none", "all", "nope_layers"] = "none"
+    """In which layers queries that see more than ``max_position_embeddings`` keys are scaled up, see
+    :mod:`tape_ds.model.positions.log_scale`."""
 
     def problems(self) -> list[Problem]:
         """What contradicts itself among the fields (types and names are checked before)."""
@@ -50,6 +56,10 @@ class Options:
     def problems_with(self, config: Fields) -> list[Problem]:
         """What contradicts the model's other fields."""
         return []
+
+    def is_alone(self) -> bool:
+        """Return whether none of the options that every encoding has changes what a model computes."""
+        return not self.abacus and self.nope_layers is None and self.log_scale == "none"
 
     def learns(self) -> bool:
         """Return whether an encoding with these options has parameters of its own."""
@@ -62,6 +72,11 @@ class Options:
     def biases_scores(self) -> bool:
         """Return whether an encoding of this kind may add to the scores of attention."""
         return False
+
+    def stretches(self, layers: int, last: int) -> list[int]:
+        """Return the first layers of stretches whose layers are alike, of so many; ``last``: the last one that has
+        positions, which may be of its own kind."""
+        return sorted({0, last})
 
     def without_updates(self) -> dict[str, Any] | None:
         """Return fields to change so that no layer updates the position state; None where none does."""
@@ -78,6 +93,14 @@ class Options:
     def rope_parameters_at(self, rope_parameters: Mapping[str, Any], length: int) -> Mapping[str, Any]:
         """Return ``rope_parameters`` as they are used on texts of ``length`` tokens."""
         return rope_parameters
+
+    def changes_at(self, length: int, window: int) -> dict[str, Any]:
+        """Return options to change for texts of ``length`` tokens; ``window``: ``max_position_embeddings``."""
+        return {}
+
+    def at_any_length(self) -> Options:
+        """These options without what :meth:`changes_at` changes."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -107,6 +130,54 @@ def reaching(rope_parameters: Mapping[str, Any], length: int) -> Mapping[str, An
     """YaRN's parameters with the factor that reaches ``length``; never less than the model's own."""
     factor = max(float(rope_parameters["factor"]), length / rope_parameters["original_max_position_embeddings"])
     return {**rope_parameters, "factor": factor}
+
+
+@dataclass(frozen=True)
+class NopeOptions(Options):
+    """``nope``: scores that grow on texts longer than those of training (DroPE, Gelberg et al. 2025,
+    arXiv:2512.12167): they are multiplied by ``1 + score_scale ln(length / trained_length)``, which is 1 up to
+    ``trained_length``."""
+
+    score_scale: float | None = None
+    """c of that factor. Published: 0.103 for SmolLM without its RoPE, 0.412 for their model from scratch. None: scores
+    stay as they are."""
+    trained_length: int | None = None
+    """Tokens of the texts that the model is trained on; None: ``max_position_embeddings``."""
+    text_length: int | None = None
+    """Tokens of the texts it is used on, at least. Scoring commands raise it to the length that they score; whatever
+    else computes with the model takes it as it is. None: ``trained_length``."""
+
+    def problems(self) -> list[Problem]:
+        """Numbers are above 0, lengths say nothing without the scale, and no layer has positions to leave out."""
+        problems = super().problems()
+        if self.nope_layers is not None:
+            wrong = "no layer of nope has positions"
+            problems.append(Problem("position_options.nope_layers", self.nope_layers, wrong, "remove it"))
+        for name in ("score_scale", "trained_length", "text_length"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                remedy = "give a finite number above 0, or null"
+                problems.append(Problem(f"position_options.{name}", value, "impossible", remedy))
+            if value is not None and self.score_scale is None:
+                remedy = "give score_scale as well, or remove it"
+                problems.append(Problem(f"position_options.{name}", value, "there is no score_scale", remedy))
+        return problems
+
+    def changes_at(self, length: int, window: int) -> dict[str, Any]:
+        """A longer text than the factor counts for; one that was chosen for longer texts stays."""
+        covered = max(self.trained_length or window, self.text_length or 0)
+        return {} if self.score_scale is None or length <= covered else {"text_length": length}
+
+    def at_any_length(self) -> Options:
+        """See :meth:`Options.at_any_length`."""
+        return replace(self, text_length=None)
+
+    def score_factor(self, window: int) -> float:
+        """Return what scores are multiplied by; ``window``: ``max_position_embeddings``."""
+        trained = self.trained_length or window
+        if self.score_scale is None or self.text_length is None or self.text_length <= trained:
+            return 1.0
+        return 1.0 + self.score_scale * math.log(self.text_length / trained)
 
 
 @dataclass(frozen=True)
@@ -185,6 +256,40 @@ class BipeAlibiOptions(BipeOptions):
 
 
 @dataclass(frozen=True)
+class CopeOptions(Options):
+    """How far tokens are counted."""
+
+    positions: int = 64
+    """Learned embeddings, of 0, 1, 2, ... counted tokens; who counts further reads the last. The published code has one
+    for every count that its window allows."""
+
+    def problems(self) -> list[Problem]:
+        """One embedding for all would tell nothing apart."""
+        if self.positions < 2:
+            return [Problem("position_options.positions", self.positions, "too few", "give 2 or more")]
+        return super().problems()
+
+    def problems_with(self, config: Fields) -> list[Problem]:
+        """Whoever gives fused kernels up says so."""
+        if config.attention_backend in ("sdpa", "reference"):
+            return []
+        wrong = "cope counts by the scores, and a fused kernel never holds them"
+        remedy = (
+            "give sdpa (a block of queries at a time, computed twice in training: slower than a fused kernel, the more "
+            "the longer the text), or reference (all scores at once: memory by the square of the length)"
+        )
+        return [Problem("attention_backend", config.attention_backend, wrong, remedy)]
+
+    def learns(self) -> bool:
+        """Return the embeddings of every layer."""
+        return True
+
+    def biases_scores(self) -> bool:
+        """By the embeddings."""
+        return True
+
+
+@dataclass(frozen=True)
 class FireOptions(Options):
     """The paper's settings."""
 
@@ -210,6 +315,67 @@ class FireOptions(Options):
     def biases_scores(self) -> bool:
         """By the network."""
         return True
+
+
+@dataclass(frozen=True)
+class FoxOptions(Options):
+    """``fox``: nothing of its own to set."""
+
+    def learns(self) -> bool:
+        """Return the gates of every layer."""
+        return True
+
+
+@dataclass(frozen=True)
+class PopeOptions(Options):
+    """Where what is learned of the phases starts."""
+
+    delta_init: Literal["zero", "uniform"] = "zero"
+    """``uniform``: drawn from -2 pi .. 0; in the paper slightly better within the window, worse beyond it."""
+
+    def problems_with(self, config: Fields) -> list[Problem]:
+        """Scaling is said of RoPE's pairs, but for positions that are divided."""
+        rope_type = (config.rope_parameters or {}).get("rope_type", "default")
+        if rope_type in ("default", "linear"):
+            return []
+        wrong = "scales the frequencies of pairs of channels, and pope has one for each channel"
+        return [Problem("rope_parameters.rope_type", rope_type, wrong, "choose default or linear")]
+
+    def learns(self) -> bool:
+        """Return the biases of the phases, in every layer."""
+        return True
+
+
+@dataclass(frozen=True)
+class PropeOptions(Options):
+    """How many of RoPE's frequencies turn."""
+
+    share: float = 0.75
+    """Of the K/2 frequencies, the highest floor(share K/2) turn; 1 is RoPE."""
+
+    def kept(self, head_size: int) -> int:
+        """Return how many frequencies turn."""
+        return math.floor(self.share * head_size / 2)
+
+    def problems(self) -> list[Problem]:
+        """It is a share."""
+        problems = super().problems()
+        if not 0 < self.share <= 1:
+            wrong = "not above 0 and at most 1"
+            problems.append(Problem("position_options.share", self.share, wrong, "give a share such as 0.75"))
+        return problems
+
+    def problems_with(self, config: Fields) -> list[Problem]:
+        """At least one frequency turns, and none follows the length of a text."""
+        problems = []
+        if not self.kept(config.head_dim):
+            wrong = f"leaves none of the {config.head_dim // 2} frequencies of a head"
+            remedy = f"give at least {2 / config.head_dim:g}, or position_encoding: nope"
+            problems.append(Problem("position_options.share", self.share, wrong, remedy))
+        if scaling.is_dynamic(config.rope_parameters or {}):
+            wrong = "its frequencies follow from each text, and prope leaves fixed ones out"
+            problems.append(Problem("rope_parameters.rope_type", "dynamic", wrong, "choose another rope_type"))
+        return problems
 
 
 @dataclass(frozen=True)
@@ -248,6 +414,57 @@ class RandpeOptions(Options):
             wrong = "negative"
             problems.append(Problem("position_options.evaluation_seed", self.evaluation_seed, wrong, "give 0 or more"))
         return problems
+
+
+@dataclass(frozen=True)
+class RepoOptions(Options):
+    """Which layers predict positions, and the size of the network that does."""
+
+    start_layer: int | None = None
+    """Layers below it, counted from 0, rotate by the index; None: a third of the layers (published: 5 of 16, 10 of
+    32)."""
+    width: int | None = None
+    """Inner width of the network; None: an eighth of the hidden size."""
+
+    def first_predicted(self, layers: int) -> int:
+        """Return the first of a model's ``layers`` that predicts."""
+        return layers // 3 if self.start_layer is None else self.start_layer
+
+    def stretches(self, layers: int, last: int) -> list[int]:
+        """Those that count, and those that predict."""
+        return sorted({0, self.first_predicted(layers)})
+
+    def inner_width(self, hidden: int) -> int:
+        """Return the inner width, of a model of this hidden size."""
+        return hidden // 8 if self.width is None else self.width
+
+    def problems(self) -> list[Problem]:
+        """Layers count from 0, and a network has a width."""
+        problems = super().problems()
+        for name, least in (("start_layer", 0), ("width", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                problems.append(Problem(f"position_options.{name}", value, "too small", f"give {least} or more"))
+        return problems
+
+    def problems_with(self, config: Fields) -> list[Problem]:
+        """Some layer predicts, the default width is one, and the frequencies are the same at every length."""
+        problems, layers = [], config.num_hidden_layers
+        if self.first_predicted(layers) >= layers:
+            wrong = f"leaves none of the {layers} layers to predict positions"
+            remedy = f"give 0 .. {layers - 1}; without predicted positions it is position_encoding: rope"
+            problems.append(Problem("position_options.start_layer", self.start_layer, wrong, remedy))
+        if self.inner_width(config.hidden_size) < 1:
+            wrong = f"an eighth of hidden_size = {config.hidden_size} is less than 1"
+            problems.append(Problem("position_options.width", self.width, wrong, "give 1 or more"))
+        if scaling.is_dynamic(config.rope_parameters or {}):
+            wrong = "dynamic scaling follows the length in tokens, these positions are predicted"
+            problems.append(Problem("rope_parameters.rope_type", "dynamic", wrong, "choose another rope_type"))
+        return problems
+
+    def learns(self) -> bool:
+        """Return the network of every layer that predicts."""
+        return True
 
 
 @dataclass(frozen=True)

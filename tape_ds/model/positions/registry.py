@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from tape_ds.model import positions
+from tape_ds.model.positions import layer_options
 from tape_ds.model.positions.abacus import AbacusEncoding
 from tape_ds.model.positions.alibi import AlibiEncoding, AlibiLayer
 from tape_ds.model.positions.base import PositionEncoding, PositionLayer
 from tape_ds.model.positions.bipe import BipeAlibiEncoding, BipeAlibiLayer, BipeRopeEncoding
+from tape_ds.model.positions.cope import CopeEncoding, CopeLayer
 from tape_ds.model.positions.fire import FireEncoding, FireLayer
+from tape_ds.model.positions.fox import FoxEncoding, FoxLayer
 from tape_ds.model.positions.nope import NopeEncoding, NopeLayer
+from tape_ds.model.positions.pope import PopeEncoding, PopeLayer
+from tape_ds.model.positions.prope import PropeEncoding
 from tape_ds.model.positions.randpe import RandpeEncoding
+from tape_ds.model.positions.repo import RepoEncoding, RepoLayer
 from tape_ds.model.positions.rope import RopeEncoding, RopeLayer
 from tape_ds.model.positions.sincos import SincosEncoding, SincosLayer
 from tape_ds.model.positions.t5 import T5Encoding, T5Layer
@@ -33,9 +39,14 @@ _CLASSES = {
     "alibi": _Classes(AlibiEncoding, AlibiLayer),
     "bipe_alibi": _Classes(BipeAlibiEncoding, BipeAlibiLayer),
     "bipe_rope": _Classes(BipeRopeEncoding, RopeLayer),
+    "cope": _Classes(CopeEncoding, CopeLayer),
     "fire": _Classes(FireEncoding, FireLayer),
+    "fox": _Classes(FoxEncoding, FoxLayer),
     "nope": _Classes(NopeEncoding, NopeLayer),
+    "pope": _Classes(PopeEncoding, PopeLayer),
+    "prope": _Classes(PropeEncoding, RopeLayer),
     "randpe": _Classes(RandpeEncoding, RopeLayer),
+    "repo": _Classes(RepoEncoding, RepoLayer),
     "rope": _Classes(RopeEncoding, RopeLayer),
     "sincos": _Classes(SincosEncoding, SincosLayer),
     "t5": _Classes(T5Encoding, T5Layer),
@@ -53,8 +64,13 @@ def build(config: TapeConfig) -> PositionEncoding:
 
 
 def build_layer(config: TapeConfig, layer_idx: int) -> PositionLayer:
-    """Return the per-block part of the encoding that ``config`` names."""
-    return _CLASSES[config.position_encoding].layer(config, positions.options(config), layer_idx)
+    """Return the per-block part of the encoding that ``config`` names; in a layer without positions, one that does
+    nothing."""
+    chosen = positions.options(config)
+    placed = layer_options.has_positions(chosen, layer_idx)
+    layer = _CLASSES[config.position_encoding].layer(config, chosen, layer_idx) if placed else PositionLayer()
+    layer.log_scaled = layer_options.scales_queries(chosen, layer_idx)
+    return layer
 
 
 def multiplications_per_token(config: TapeConfig, layer_idx: int, keys: float) -> float:

@@ -19,6 +19,34 @@ if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
 
 
+class Frequencies:
+    """Angular frequencies of ``rope_parameters`` (static ones), for any device, and the factor on cosine and sine.
+
+    No module: numpy, not tensors, so that no module cast, meta device or zero.Init can touch them.
+    """
+
+    def __init__(self, parameters: Mapping[str, Any], head_size: int):
+        self.array, self.factor = scaling.frequencies(parameters, head_size)
+        self.placed: dict[torch.device, Tensor] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the copies: a model that is loaded elsewhere has its tensors there, but their keys would say here."""
+        return {**self.__dict__, "placed": {}}
+
+    def on(self, device: torch.device) -> Tensor:
+        """Return fp64 [K / 2], copied to a GPU once: a copy in every forward would wait for it, and no CUDA graph could
+        hold it.
+
+        A compiled forward keeps no copy: it would lie in memory of the graph, and have the model compiled again.
+        """
+        if device in self.placed:
+            return self.placed[device]
+        frequencies = torch.from_numpy(self.array).to(device)
+        if device.type == "cuda" and not torch.compiler.is_compiling():
+            self.placed[device] = frequencies
+        return frequencies
+
+
 class RopeEncoding(base.PositionEncoding):
     """Cosines and sines of the places' angles: the start of ``tape`` too.
 
@@ -35,13 +63,7 @@ class RopeEncoding(base.PositionEncoding):
         if self.dynamic:
             self.translation_invariant, self.cache_exact, self.remembers = False, False, 2
         else:
-            # numpy, not tensors: no module cast, meta device or zero.Init can touch them
-            self.frequencies, self.factor = scaling.frequencies(self.rope_parameters, self.head_dim)
-        self.placed: dict[torch.device, Tensor] = {}  # their copies; no module cast reaches into a dict
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the copies: a model that is loaded elsewhere has its tensors there, but their keys would say here."""
-        return {**self.__dict__, "placed": {}}
+            self.frequencies = Frequencies(self.rope_parameters, self.head_dim)
 
     def locate(self, positions_BT: Tensor, text: base.Text) -> Tensor:
         """Return the positions, and for dynamic scaling the length that decides each row's base."""
@@ -62,21 +84,9 @@ class RopeEncoding(base.PositionEncoding):
             frequencies = dynamic_frequencies(self.rope_parameters, self.head_dim, positions_BTN[..., 1])
             factor = 1.0
         else:
-            frequencies, factor = self._frequencies_on(positions_BTN.device), self.factor
+            frequencies, factor = self.frequencies.on(positions_BTN.device), self.frequencies.factor
         angles_BTC = positions_BTN[..., :1].double() * frequencies
         return (torch.cat((angles_BTC.cos(), angles_BTC.sin()), dim=-1) * factor).float()[:, None]
-
-    def _frequencies_on(self, device: torch.device) -> Tensor:
-        """Copied to a GPU once: a copy in every forward would wait for it, and no CUDA graph could hold it.
-
-        A compiled forward keeps no copy: it would lie in memory of the graph, and have the model compiled again.
-        """
-        if device in self.placed:
-            return self.placed[device]
-        frequencies = torch.from_numpy(self.frequencies).to(device)
-        if device.type == "cuda" and not torch.compiler.is_compiling():
-            self.placed[device] = frequencies
-        return frequencies
 
 
 def dynamic_frequencies(parameters: Mapping[str, Any], head_size: int, length: Tensor) -> Tensor:
@@ -105,6 +115,8 @@ class RopeLayer(base.PositionLayer):
     def __init__(self, config: TapeConfig, options: Options, layer_idx: int):
         super().__init__()
 
-    def rotate(self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: None) -> tuple[Tensor, Tensor]:
+    def rotate(
+        self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: None, observed: None = None
+    ) -> tuple[Tensor, Tensor]:
         """Rotate both by the same angles."""
         return rotate(q_BHTK, start), rotate(k_BGTK, start)

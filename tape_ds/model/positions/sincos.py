@@ -3,11 +3,16 @@ arXiv:1706.03762, Section 3.5)."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from tape_ds.model.positions import base
-from tape_ds.model.positions.nope import NopeLayer
+from tape_ds.model.positions.options import Options
+
+if TYPE_CHECKING:
+    from tape_ds.model.configuration import TapeConfig
 
 BASE = 10_000.0
 
@@ -26,5 +31,8 @@ class SincosEncoding(base.PositionEncoding):
         return (x_BTD + waves_BTD.float()).to(x_BTD.dtype)
 
 
-class SincosLayer(NopeLayer):
+class SincosLayer(base.PositionLayer):
     """Does nothing: positions entered with the embeddings."""
+
+    def __init__(self, config: TapeConfig, options: Options, layer_idx: int):
+        super().__init__()

@@ -21,7 +21,7 @@ from tape_ds.kernels.pair_modulus import scaled_to
 from tape_ds.kernels.position_state import position_state
 from tape_ds.kernels.reference import rotate_whole
 from tape_ds.kernels.rotate import rotate
-from tape_ds.model.positions import base
+from tape_ds.model.positions import base, layer_options
 from tape_ds.model.positions.alibi import slopes
 from tape_ds.model.positions.kernel_features import draw_grids, features, log_kernel
 from tape_ds.model.positions.options import TapeOptions
@@ -67,9 +67,11 @@ class TapeEncoding(RopeEncoding):
 class TapeLayer(base.PositionLayer):
     """Rotation by the current state, and its two updates.
 
-    The last layer's update would never be read: it has no parameters, and carries nothing but what its own scores need.
+    The update of the last layer that has positions would never be read: it has no parameters, and carries nothing but
+    what its own scores need.
     """
 
+    keeps_unrotated = True
     attend: nn.Module | None
     gate: Projection | None
 
@@ -83,7 +85,7 @@ class TapeLayer(base.PositionLayer):
         self.state_dtype = getattr(torch, config.state_dtype) if config.state_dtype else None
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
         self.columns = config.head_dim * (2 if self.form.whole_halves else 1)
-        last = layer_idx == config.num_hidden_layers - 1
+        last = layer_idx == layer_options.placed_layers(options, config.num_hidden_layers).last
         self.attend = None
         self.gate = None
         if not last and options.attention_update != "off":
@@ -98,7 +100,9 @@ class TapeLayer(base.PositionLayer):
         """Looked up rather than kept: a model can then be pickled, functions of the table and all."""
         return FORMS[self.form_name]
 
-    def rotate(self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def rotate(
+        self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: Tensor | None, observed: None = None
+    ) -> tuple[Tensor, Tensor]:
         """Query head h and key head g by the state of their group."""
         if self.from_alibi:
             return q_BHTK, k_BGTK

@@ -63,7 +63,9 @@ class XposLayer(base.PositionLayer):
         super().__init__()
         self.width = config.head_dim
 
-    def rotate(self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: None) -> tuple[Tensor, Tensor]:
+    def rotate(
+        self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: None, observed: None = None
+    ) -> tuple[Tensor, Tensor]:
         """Rotate in fp32, scale, and round once.
 
         Raises:

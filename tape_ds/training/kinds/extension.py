@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
 
@@ -12,13 +13,16 @@ from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data import passkey
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.dataset import TrainingRows
+from tape_ds.data.mixing import MixedRows, mix
 from tape_ds.data.packing import pack, tokenize
 from tape_ds.data.pose import PoseRows
 from tape_ds.data.selection import select, token_counts
+from tape_ds.data.sources import weights
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import convert, extendable, positions
 from tape_ds.model import rows as rows_of_vocabulary
 from tape_ds.model.attention.shifted_groups import attention_span
+from tape_ds.model.distillation import Teacher
 from tape_ds.model.flops import training_flops_per_token
 from tape_ds.model.positions import scaling
 from tape_ds.recipe.extension import ExtensionRecipe, check_against_model
@@ -98,14 +102,15 @@ class Extension(Run):
     def outline(self) -> dict[str, str]:
         """Model with its lengths, encoding, rows and documents."""
         recipe, config, rope = self.recipe, self.config, self.rope_parameters
-        chunks = recipe.data.pose.chunks
+        chunks, mixed = recipe.data.pose.chunks, isinstance(self.rows, MixedRows)
         factor = f" x{rope['factor']:g}" if rope.get("factor") else ""
         return {
             "model": f"{recipe.model.model}, {self.parameter_counts[0] / 1e6:,.1f} M parameters, native context "
             f"{self.native.max_position_embeddings:,} -> {recipe.model.target_length:,}",
             "encoding": f"{config.position_encoding} {config.position_options or ''} from {rope['rope_type']} "
             f"RoPE{factor}, theta {rope['rope_theta']:g}",
-            "data": f"{', '.join(recipe.data.train_data)}: {self.rows.origin}, "
+            "data": ("" if mixed else f"{weights.described(recipe.data.train_data)}: ")
+            + f"{self.rows.origin}, "
             + (f"PoSE with {chunks} chunks" if chunks > 1 else f"packing {recipe.data.packing}")
             if recipe.trains
             else "none is read: nothing is trained",
@@ -180,7 +185,7 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
     )
     fitting += check_trained(recipe.optimization, learned)
     raise_if_any([*extendable.check(native), *fitting, *check_model(recipe.scale, native)])
-    read = fingerprints(recipe.data.train_data if recipe.trains else [])
+    read = fingerprints(weights.specs_of(recipe.data.train_data) if recipe.trains else [])
     started = start(recipe, read)
     arguments = started.arguments
     tokenizer = tokenizers.load(base, "model")
@@ -205,11 +210,23 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
         names=prepared.names,
         tokenizer=tokenizer,
         rows=rows,
+        teacher=teacher_of(recipe, base, native, arguments),
         held_out=held_out,
         prompts=prompts,
         identity=decides,
         resumed=started.resumed,
     )
+
+
+def teacher_of(
+    recipe: ExtensionRecipe, base: str | Path, native: PreTrainedConfig, arguments: TrainingArguments
+) -> Teacher | None:
+    """Return the base model as it is, in the precision that the run computes in; None where nothing is distilled."""
+    if not recipe.method.distill:
+        return None
+    config = model_config.untouched(native, recipe.model.attention_backend)
+    model = extendable.load(base, config, dtype=weights_dtype(arguments, trains=False))
+    return Teacher(model.to(arguments.device), native.max_position_embeddings, recipe.method.distill_weight)
 
 
 def quantisation(recipe: ExtensionRecipe, arguments: TrainingArguments) -> dict[str, Any]:
@@ -236,28 +253,42 @@ def base_address(model: str) -> str:
     return str(path.absolute()) if model != convert.SMOLLM2 and path.exists() else model
 
 
-def training_rows(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase) -> TrainingRows:
+def training_rows(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase) -> TrainingRows | MixedRows:
     """Return the run's samples: as many as its steps (or epochs) consume.
 
     Raises:
         UserError: the data, or ``append_eos`` where the tokenizer has no EOS.
     """
-    data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
+    data, seed = recipe.data, recipe.trainer_value("seed")
     if data.append_eos and tokenizer.eos_token_id is None:
         wrong = "the model's tokenizer has no EOS token"
         raise UserError(Problem("append_eos", True, wrong, "remove it; borders are kept in document_ids anyway"))
+    specs, shares = weights.specs_of(data.train_data), weights.shares_of(data.train_data)
+    if shares is None:
+        return _rows_of(recipe, tokenizer, specs, seed)
+
+    def build(spec: str, own_seed: int) -> tuple[TrainingRows, np.ndarray]:
+        rows = _rows_of(recipe, tokenizer, [spec], own_seed)
+        return rows, np.minimum(token_counts(rows.rows), data.window)  # PoSE's are whole documents
+
+    return mix(specs, shares, build, samples=sample_count(recipe, rows=0), seed=seed)
+
+
+def _rows_of(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase, specs: list[str], seed: int) -> TrainingRows:
+    """Return samples of these sources together, with this seed."""
+    data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
     end = int(tokenizer.eos_token_id) if data.append_eos else None
-    found = select(data.train_data, tokenizer, "train", cache, data.min_document_tokens, data.max_documents)
+    found = select(specs, tokenizer, "train", cache, data.min_document_tokens, data.max_documents)
     origin = f"{found}" + f", none below {data.min_document_tokens:,}" * (data.min_document_tokens > 1)
     if data.pose.chunks > 1:
         rows, pose = found.documents, PoseRows(data.window, recipe.model.target_length, data.pose)
     else:
-        rows, pose = pack(found.documents, data.window, cache, data.packing, end), None
+        rows, pose = pack(found.documents, data.window, cache, data.packing, end, specs=specs), None
         origin += f"; {int(token_counts(rows).sum()):,} in {len(rows):,} rows"
     return TrainingRows(
         rows,
         samples=sample_count(recipe, len(rows)),
-        seed=recipe.trainer_value("seed"),
+        seed=seed,
         pose=pose,
         attend_across=data.attend_across,
         origin=origin,

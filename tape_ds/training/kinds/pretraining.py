@@ -3,13 +3,16 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from tape_ds import methods, paths
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.dataset import TrainingRows
+from tape_ds.data.mixing import MixedRows, mix
 from tape_ds.data.packing import pack, tokenize
+from tape_ds.data.sources import weights
 from tape_ds.data.streaming import StreamedRows
 from tape_ds.errors import Problem, UserError
 from tape_ds.methods import init_weights
@@ -34,10 +37,12 @@ class Pretraining(Run):
     def outline(self) -> dict[str, str]:
         """Model, encoding, tokenizer, rows and documents."""
         data, config = self.recipe.data, self.config
-        if isinstance(self.rows, StreamedRows):
-            rows = f"streamed by {self.rows.stream.workers} workers"
+        if isinstance(self.rows, MixedRows):
+            read = self.rows.origin
+        elif isinstance(self.rows, StreamedRows):
+            read = f"{', '.join(self.rows.specs)}: streamed by {self.rows.stream.workers} workers"
         else:
-            rows = f"{len(self.rows.rows):,} packed rows"
+            read = f"{weights.described(data.train_data)}: {len(self.rows.rows):,} packed rows"
         tokens = sum(document.input_ids_1T.shape[1] for document in self.held_out)
         skipped = f" ({self.left_out} shorter than the longest length left out)" if self.left_out else ""
         return {
@@ -45,7 +50,7 @@ class Pretraining(Run):
             f"{config.hidden_size:,}, {config.num_attention_heads} heads",
             "encoding": f"{config.position_encoding} {config.position_options or ''}".rstrip(),
             "tokenizer": f"{data.tokenizer or 'trained on train_data'}, {config.vocab_size:,} entries",
-            "data": f"{', '.join(data.train_data)}: {rows}",
+            "data": read,
             "held out": f"{len(self.held_out)} documents, {tokens:,} tokens{skipped}" if self.held_out else "nothing",
         }
 
@@ -81,7 +86,7 @@ def assemble(recipe: PretrainingRecipe) -> Pretraining:
     """
     tokenizer = choose_tokenizer(recipe)
     config = recipe.model_config(tokenizer)
-    read = fingerprints(recipe.data.train_data)
+    read = fingerprints(weights.specs_of(recipe.data.train_data))
     started = start(recipe, read)
     arguments = started.arguments
     decides = identity.of(recipe, tokenizer, read)
@@ -115,7 +120,7 @@ def choose_tokenizer(recipe: PretrainingRecipe) -> PreTrainedTokenizerBase:
     data, size = recipe.data, recipe.model.vocab_size
     if data.tokenizer is None:
         assert size is not None, "checked with the recipe"
-        return tokenizers.cached(data.train_data, size, paths.data_cache(data.data_cache))
+        return tokenizers.cached(weights.specs_of(data.train_data), size, paths.data_cache(data.data_cache))
     tokenizer = tokenizers.load(data.tokenizer)
     if size is not None and size != len(tokenizer):
         wrong = f"the tokenizer {data.tokenizer} has {len(tokenizer)} entries"
@@ -123,19 +128,36 @@ def choose_tokenizer(recipe: PretrainingRecipe) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def training_rows(recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase) -> TrainingRows | StreamedRows:
+def training_rows(
+    recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase
+) -> TrainingRows | StreamedRows | MixedRows:
     """Return the run's samples: as many as its steps (or epochs) consume."""
-    data, seed, cache = recipe.data, recipe.trainer_value("seed"), paths.data_cache(recipe.data.data_cache)
+    data, seed = recipe.data, recipe.trainer_value("seed")
+    specs, shares = weights.specs_of(data.train_data), weights.shares_of(data.train_data)
+    if shares is None:
+        return _rows_of(recipe, tokenizer, specs, seed)
+
+    def build(spec: str, own_seed: int) -> tuple[TrainingRows | StreamedRows, np.ndarray]:
+        return _rows_of(recipe, tokenizer, [spec], own_seed), np.array([data.window])
+
+    return mix(specs, shares, build, samples=sample_count(recipe, rows=0), seed=seed)
+
+
+def _rows_of(
+    recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase, specs: list[str], seed: int
+) -> TrainingRows | StreamedRows:
+    """Return samples of these sources together, with this seed."""
+    data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
     if data.streaming:
         return StreamedRows(
-            data.train_data,
+            specs,
             tokenizer,
             data.window,
             samples=sample_count(recipe, rows=0),
             seed=seed,
             workers=data.stream_workers,
         )
-    rows = pack(tokenize(data.train_data, tokenizer, "train", cache), data.window, cache)
+    rows = pack(tokenize(specs, tokenizer, "train", cache), data.window, cache, specs=specs)
     return TrainingRows(rows, samples=sample_count(recipe, len(rows)), seed=seed)
 
 

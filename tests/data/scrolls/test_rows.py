@@ -1,6 +1,8 @@
 """Rows of fine-tuning: which tokens are targets, which row comes when, and what padding costs."""
 
+import hashlib
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -144,3 +146,24 @@ def test_neighbours_are_padded_less(made):
         return sum(abs(int(one) - int(other)) for one, other in pairs)
 
     assert padding(served(made, samples=60, step_rows=12)) < 0.5 * padding(served(made, samples=60, step_rows=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "reference_format", "expected"),
+    [
+        ("qasper", False, "6fd7a2f1d17a4eb7"),
+        ("qasper", True, "bdf1ee3fe7b0bfef"),
+        ("contract_nli", False, "b06db4256fb5d39f"),
+        ("contract_nli", True, "9d05b34d2225c2da"),
+    ],
+)
+def test_rows_are_bit_for_bit_those_of_before_conversations_were_served(name, reference_format, expected, tmp_path):
+    """Of commit 63c4459, sixteen samples in their order."""
+    assets = Path(__file__).parents[2] / "assets" / "scrolls"
+    found = rows.tokenized(name, "train", assets, build_tokenizer(), RowForm(96, 8, reference_format), tmp_path)
+    samples, digest = AnswerRows(found, samples=16, seed=3, step_rows=4), hashlib.sha256()
+    for index in range(16):
+        for field, values in sorted(samples[index].items()):
+            digest.update(f"{field}{values.dtype}".encode())
+            digest.update(values.numpy().tobytes())
+    assert digest.hexdigest()[:16] == expected

@@ -50,8 +50,8 @@ def test_one_draw_reaches_all_layers(monkeypatch):
     model, starts = tiny_model(encoding="randpe").train(), []
     for layer in model.model.layers:
         rotate = layer.position.rotate
-        layer.position.rotate = lambda q, k, start, state, rotate=rotate: (
-            starts.append(start) or rotate(q, k, start, state)
+        layer.position.rotate = lambda q, k, start, *others, rotate=rotate: (
+            starts.append(start) or rotate(q, k, start, *others)
         )
     model(tokens(2, 9))
     assert len(drawn) == 1 and len(starts) == 3

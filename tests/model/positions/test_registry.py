@@ -10,7 +10,7 @@ from tests.model.helpers import ENCODINGS, tiny_config
 
 
 def test_every_encoding_builds_both_its_parts():
-    names = "alibi bipe_alibi bipe_rope fire nope randpe rope sincos t5 tape xpos yarn"
+    names = "alibi bipe_alibi bipe_rope cope fire fox nope pope prope randpe repo rope sincos t5 tape xpos yarn"
     assert positions.available() == names.split()
     for name in positions.available():
         config = tiny_config(encoding=name)
@@ -23,6 +23,8 @@ def test_hooks_that_an_encoding_leaves_alone_do_nothing():
     layer, encoding = base.PositionLayer(), base.PositionEncoding(tiny_config(), positions.Options())
     marks = object(), object()
     assert layer.rotate(*marks, None, None) == marks
+    assert layer.observe(marks[0]) is None
+    assert layer.accumulate(marks[1], None, None, 0) is marks[1]
     assert layer.carry(None, None, marks[0]) is None
     assert layer.score_bias(None, None, None, None) is None
     assert layer.next_state(None, marks[0], None, None) is marks[0]
@@ -37,16 +39,27 @@ def test_hooks_that_an_encoding_leaves_alone_do_nothing():
     "name, options, field, words",
     [
         ("adarope", {}, "position_encoding", "did you mean 'rope'"),
-        ("zzz", {}, "position_encoding", "one of: alibi, bipe_alibi, bipe_rope, fire, nope, randpe, rope, sincos, t5"),
+        (
+            "zzz",
+            {},
+            "position_encoding",
+            "one of: alibi, bipe_alibi, bipe_rope, cope, fire, fox, nope, pope, prope, randpe, repo, rope, sincos, t5",
+        ),
         (
             "rope",
             {"rank": 3},
             "position_options.rank",
-            "one of: abacus, abacus_digits, abacus_places, abacus_shift, random_shift",
+            "one of: abacus, abacus_digits, abacus_places, abacus_shift, log_scale, nope_layers, random_shift",
         ),
         ("rope", {"random_shift": -1}, "position_options.random_shift", "0 or more"),
+        ("pope", {"delta_init": "normal"}, "position_options.delta_init", "zero, uniform"),
+        ("prope", {"share": 0.0}, "position_options.share", "above 0 and at most 1"),
+        ("prope", {"share": 1.5}, "position_options.share", "above 0 and at most 1"),
         ("bipe_rope", {"separators": [3, "x"]}, "position_options.separators", "give a list of int or null"),
         ("bipe_rope", {"separators": 3}, "position_options.separators", "give a list of int or null"),
+        ("nope", {"score_scale": 0}, "position_options.score_scale", "above 0, or null"),
+        ("nope", {"score_scale": 0.1, "trained_length": 0}, "position_options.trained_length", "above 0, or null"),
+        ("nope", {"text_length": 99}, "position_options.text_length", "give score_scale as well"),
         ("fire", {"threshold": "far"}, "position_options.threshold", "give float"),
         ("tape", {"atention_update": "mix"}, "position_options.atention_update", "did you mean 'attention_update'"),
         ("tape", {"attention_update": "sum"}, "position_options.attention_update", "mix, scale, off"),
@@ -54,6 +67,8 @@ def test_hooks_that_an_encoding_leaves_alone_do_nothing():
         ("tape", {"rank": True}, "position_options.rank", "give int or null"),
         ("tape", {"rank": 2.0}, "position_options.rank", "give int or null"),
         ("tape", {"rank": 0}, "position_options.rank", "at least 1"),
+        ("repo", {"start_layer": -1}, "position_options.start_layer", "give 0 or more"),
+        ("repo", {"width": 0}, "position_options.width", "give 1 or more"),
     ],
 )
 def test_a_mistake_is_named_with_its_remedy(name, options, field, words):
@@ -76,7 +91,8 @@ def test_a_whole_number_may_stand_for_a_float():
 def test_learning_is_having_parameters(name):
     """Methods and recipes go by this answer instead of building the encoding."""
     config = tiny_config(encoding=name)
-    parts = [registry.build(config), registry.build_layer(config, 0)]
+    layers = [registry.build_layer(config, index) for index in range(config.num_hidden_layers)]
+    parts = [registry.build(config), *layers]
     learned = any(list(part.parameters()) for part in parts)
     assert positions.learns(config.position_encoding, config.position_options or {}) == learned
 

@@ -52,8 +52,8 @@ def test_far_angles_are_exact(name):
     config = tiny_config(encoding="rope", head_dim=128, rope_parameters=PARAMETERS[name])
     encoding = registry.build(config)
     far = torch.tensor([[131_071, 131_070, 1_000_003]])
-    angles = far.numpy().astype(np.longdouble)[0][:, None] * encoding.frequencies.astype(np.longdouble)
-    exact = np.concatenate((np.cos(angles), np.sin(angles)), -1) * encoding.factor
+    angles = far.numpy().astype(np.longdouble)[0][:, None] * encoding.frequencies.array.astype(np.longdouble)
+    exact = np.concatenate((np.cos(angles), np.sin(angles)), -1) * encoding.frequencies.factor
     assert np.abs(encoding.start(far[..., None])[0, 0].numpy() - exact).max() < 1.3e-7
 
 
@@ -73,7 +73,9 @@ def test_no_cast_merges_positions(encoding, cast, length):
 
 def test_a_cast_of_the_frequencies_would_merge_positions():
     """The counter-test: what the test above would see if frequencies and positions went through bf16."""
-    frequencies = torch.from_numpy(registry.build(tiny_config(encoding="rope", head_dim=64)).frequencies).bfloat16()
+    frequencies = torch.from_numpy(
+        registry.build(tiny_config(encoding="rope", head_dim=64)).frequencies.array
+    ).bfloat16()
     angles = torch.arange(8_192).bfloat16()[:, None] * frequencies
     assert distinct_rows(angles.float().cos()[None, None]) < 1_000
 
@@ -89,11 +91,11 @@ def test_angles_survive_copies_and_have_no_state():
 
 def test_copies_on_a_device_do_not_travel():
     """Loaded with ``map_location``, they would be on another device than their keys say."""
-    encoding = registry.build(tiny_config(encoding="rope"))
-    encoding.placed[torch.device("cuda", 0)] = torch.ones(4)
-    for other in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
-        assert other.placed == {} and np.array_equal(other.frequencies, encoding.frequencies)
-    assert encoding.placed
+    frequencies = registry.build(tiny_config(encoding="rope")).frequencies
+    frequencies.placed[torch.device("cuda", 0)] = torch.ones(4)
+    for other in (copy.deepcopy(frequencies), pickle.loads(pickle.dumps(frequencies))):
+        assert other.placed == {} and np.array_equal(other.array, frequencies.array)
+    assert frequencies.placed
 
 
 @pytest.mark.gpu
@@ -104,9 +106,9 @@ def test_a_compiled_forward_keeps_nothing_of_its_graph():
     forward = torch.compile(model, backend=lambda graph, _: compiled.append(graph) or graph.forward)
     for _ in range(2):
         found = forward(ids, use_cache=False).logits
-    assert len(compiled) == 1 and not model.model.encoding.placed
+    assert len(compiled) == 1 and not model.model.encoding.frequencies.placed
     torch.testing.assert_close(found, model(ids).logits, rtol=1e-5, atol=1e-5)
-    assert model.model.encoding.placed
+    assert model.model.encoding.frequencies.placed
 
 
 def test_positions_may_jump_and_differ_by_row():

@@ -1,9 +1,15 @@
 """The rows of an extension run: what the recipe's data options make of its documents."""
 
+import json
+
 import datasets
 import pytest
+import torch
 from transformers import PreTrainedTokenizerFast
 
+from tape_ds.data.dataset import TrainingRows
+from tape_ds.data.mixing import MixedRows
+from tape_ds.data.packing import pack, tokenize
 from tape_ds.errors import UserError
 from tape_ds.recipe.extension import load
 from tape_ds.training.kinds.extension import training_rows
@@ -97,3 +103,53 @@ def test_pose_draws_from_the_first_long_documents(recipe, tokenizer):
     assert rows.pose.pose.content == "contiguous"
     assert all(rows[index]["input_ids"].tolist() == [20] * 8 for index in range(4))
     assert len({tuple(rows[index]["position_ids"].tolist()) for index in range(4)}) == 4
+
+
+# --- weights --------------------------------------------------------------------------------------------------------
+
+
+def weighted(tmp_path, **weights):
+    """``train_data`` of documents by their number: ``n3=0.7`` gives 3.txt so much."""
+    return json.dumps([{"source": f"text:{tmp_path}/{n[1:]}.txt", "weight": w} for n, w in weights.items()])
+
+
+def test_a_plain_list_gives_the_rows_that_it_gave(recipe, tokenizer, tmp_path):
+    """One corpus with the run's own seed, not a mixture of equal weights."""
+    specs = [f"text:{tmp_path}/{n}.txt" for n in (3, 1)]
+    made = recipe(train_data=json.dumps(specs), max_steps=20, seed=5)
+    rows, cache = training_rows(made, tokenizer), tmp_path / "cache"
+    packed = pack(tokenize(specs, tokenizer, "train", cache), 8, cache)
+    direct = TrainingRows(packed, samples=len(rows), seed=5)
+    assert isinstance(rows, TrainingRows) and rows.fingerprint == direct.fingerprint
+    for index in range(len(rows)):
+        assert all(torch.equal(value, direct[index][name]) for name, value in rows[index].items())
+
+
+@pytest.mark.parametrize("packing", ["cut", "single", "whole"])
+def test_every_packing_keeps_the_weights(recipe, tokenizer, tmp_path, packing):
+    """A document of 10 tokens against one of 25: with ``whole``, rows of 8 and 2 against 8, 8, 8 and 1."""
+    rows = training_rows(recipe(train_data=weighted(tmp_path, n1=1, n3=3), packing=packing, max_steps=250), tokenizer)
+    assert isinstance(rows, MixedRows) and len(rows) == 2000
+    given = dict.fromkeys((20, 40), 0)
+    for index in range(len(rows)):
+        assert len(set(rows[index]["input_ids"].tolist())) == 1, "a row is of one source"
+        given[int(rows[index]["input_ids"][0])] += len(rows[index]["input_ids"])
+    assert list(given.values()) == list(rows.tokens(2000).values())
+    assert given[20] / sum(given.values()) == pytest.approx(0.25, abs=0.02)
+    assert "25 % text:" in rows.origin and "1 of 1 documents, 10 of 10 tokens" in rows.origin
+
+
+def test_pose_keeps_the_weights(recipe, tokenizer, tmp_path):
+    """Documents below the window give short rows, each all of its tokens."""
+    data = weighted(tmp_path, n0=1, n3=1)
+    rows = training_rows(recipe(train_data=data, pose_chunks=2, min_document_tokens=1, max_steps=2500), tokenizer)
+    assert {len(rows[index]["input_ids"]) for index in range(50)} == {3, 8}
+    short, long = rows.tokens(20_000).values()
+    assert short / (short + long) == pytest.approx(0.5, abs=0.01)
+    assert rows.parts[0].rows.pose is not None and "through its 1 documents" in rows.origin
+
+
+def test_a_source_that_fills_no_row_is_named(recipe, tokenizer, tmp_path):
+    with pytest.raises(UserError, match=r"documents of text:.*/0\.txt together fill a row") as caught:
+        training_rows(recipe(train_data=weighted(tmp_path, n3=1, n0=1)), tokenizer)
+    assert caught.value.problems[0].field == "window"

@@ -132,6 +132,31 @@ def test_a_run_trains_scores_and_leaves_a_whole_model(texts, tmp_path, capsys):
         assert torch.equal(weight, dict(trainer.model.named_parameters())[name]), name
 
 
+@pytest.mark.parametrize("streaming", ["false", "true"])
+def test_a_run_says_what_its_sources_gave(texts, tmp_path, capsys, streaming):
+    specs = [f"text:{texts}/train/[0-2].txt", f"text:{texts}/train/3.txt"]
+    entries = [{"source": spec, "weight": weight} for spec, weight in zip(specs, (3, 1), strict=True)]
+    changes = {"output_dir": tmp_path, "streaming": streaming, "max_steps": 5, "eval_data": "", "logging_steps": 2}
+    run = pretraining.assemble(recipe(texts, train_data=json.dumps(entries), **changes))
+    trainer = build_trainer(run)
+    started = report.begin(run)
+    trainer.train()
+    report.conclude(run, trainer, started)
+    given = run.rows.tokens(20)
+    assert sum(given.values()) == 20 * 32 and list(given) == specs
+    printed = capsys.readouterr().out
+    shares = [f"{spec} {tokens:,} ({100 * tokens / 640:.4g} %)" for spec, tokens in given.items()]
+    assert "tokens of each source: " + "; ".join(shares) in " ".join(printed.split())
+    often = ", streamed by 1 workers" if streaming == "true" else " times through its "
+    assert "75 % text:" in printed and "25 % text:" in printed and often in printed
+    result = json.loads((tmp_path / "results" / "run.json").read_text())
+    assert result["figures"]["tokens_by_source"] == given and list(result["data"])[:2] == specs
+    assert result["config"]["train_data"] == entries
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["tokens_by_source"] for line in lines] == [run.rows.tokens(4 * line["step"]) for line in lines]
+    assert "tokens_by_source" not in printed
+
+
 def test_yarn_is_scaled_where_it_is_scored_and_not_where_it_is_trained(texts):
     """Scored with the trained angles at every length it would be plain rope."""
     rope_parameters = (

@@ -1,0 +1,139 @@
+"""Conversations behind a data spec: a column of lists of ``{role, content}``, ``messages`` unless the spec names
+another.
+
+``jsonl``, ``parquet`` and ``hub`` have such columns; ``stdlib`` stands for conversations that are made on the spot
+(:mod:`.made`). Nothing of a row is passed over in silence: a turn with another key that holds something (a tool's
+calls, a weight), or in another form, is refused with its place.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from tape_ds.data import sources
+from tape_ds.data.chat import made
+from tape_ds.data.sources import RowSource, Source, StandardLibrary
+from tape_ds.errors import Problem, UserError
+
+COLUMN = "messages"
+"""The column that is read unless the spec names one."""
+ROLES = ("system", "developer", "user", "assistant", "tool")
+ASSISTANT = "assistant"
+"""Whose turns are learnt."""
+
+Message = dict[str, str]
+"""``role`` and ``content``."""
+Conversation = list[Message]
+
+TooLong = Literal["cut", "leave_out"]
+"""What becomes of a conversation of more than ``max_tokens``: it loses its end, or it is left out."""
+
+_OTHER_FORM = "write each turn as {role, content}"
+_SHAREGPT = (
+    "rename them, from to role (human: user, gpt: assistant) and value to content: "
+    'jq -c \'.messages = [.conversations[] | {role: ({human: "user", gpt: "assistant"}[.from] // .from), '
+    "content: .value}]'"
+)
+
+
+def check(train: Sequence[str], evaluation: Sequence[str]) -> list[Problem]:
+    """Return what is wrong with ``train_data`` and ``eval_data`` as far as the specs and the first row of each tell.
+
+    The hub and other machines are not asked.
+    """
+    lists = {"train_data": train, "eval_data": evaluation}
+    problems = [
+        Problem(field, spec, "it holds no conversations", f"give {', '.join(_FORMS)}, or stdlib")
+        for field, specs in lists.items()
+        for spec in specs
+        if (kind := spec.partition(":")[0]) in sources.KINDS and kind not in _TAKEN
+    ]
+    problems = problems or sources.check_lists(*([completed(spec) for spec in specs] for specs in lists.values()))
+    if problems:
+        return problems
+    for field, specs in lists.items():
+        for source in [parse(spec, field) for spec in specs]:
+            if isinstance(source, StandardLibrary):
+                problems += made.check(source)
+            elif source.kind != "hub" and not getattr(source, "remote", False):
+                problems += _first(source)
+    return problems
+
+
+def without_template(model: str) -> Problem:
+    """A problem: the model ``model`` does not say how it renders a conversation."""
+    remedy = "--chat_template FILE, a jinja file that renders messages, or a model that was tuned for chat"
+    return Problem("chat_template", None, f"{model} comes without a chat template", remedy)
+
+
+def parse(spec: str, field: str) -> Source:
+    """Return the source of a spec, which :func:`check` has found well."""
+    return sources.parse(completed(spec), field)
+
+
+def completed(spec: str) -> str:
+    """``spec`` with :data:`COLUMN` where it names no column."""
+    return f"{spec}#{COLUMN}" if "#" not in spec and spec.partition(":")[0] in _COLUMNS else spec
+
+
+def fingerprint(source: Source, split: str) -> str:
+    """Changes when the conversations do."""
+    return made.fingerprint(split) if isinstance(source, StandardLibrary) else source.fingerprint()
+
+
+def read(source: Source, split: str) -> Iterator[tuple[str, Conversation]]:
+    """(name, conversation) of every row, in a fixed order.
+
+    Raises:
+        UserError: a row that holds none, named by its place.
+    """
+    if isinstance(source, StandardLibrary):
+        yield from made.conversations(split)
+        return
+    assert isinstance(source, RowSource), "checked with the recipe"
+    for name, value in source.values(split):
+        if (wrong := _wrong(value)) is not None:
+            raise UserError(source.problem(f"{name}: {wrong[0]}", wrong[1]))
+        # what stands in other rows alone is null in this one, as parquet and the hub give it
+        yield name, [{"role": turn["role"], "content": turn["content"]} for turn in value]
+
+
+_COLUMNS = ("jsonl", "parquet", "hub")
+_TAKEN = (*_COLUMNS, "stdlib")
+_FORMS = ("jsonl:FILE", "parquet:FILE", "hub:NAME (each with #COLUMN for another column than messages)")
+
+
+def _first(source: Source) -> list[Problem]:
+    try:
+        first = next(read(source, "train"), None)
+    except UserError as error:
+        return error.problems
+    return [] if first is not None else [source.problem("it has no rows", "give a file with a conversation a row")]
+
+
+def _wrong(value: Any) -> tuple[str, str] | None:
+    """Return what is wrong with a conversation, and the remedy; None: nothing."""
+    if not isinstance(value, list) or not value:
+        found = "an empty list" if value == [] else f"{type(value).__name__}"
+        return f"holds {found}, not a list of turns", f"{_OTHER_FORM}, or name the column that has them: #COLUMN"
+    for number, turn in enumerate(value, 1):
+        if not isinstance(turn, dict):
+            return f"turn {number} is {type(turn).__name__}, not a mapping", _OTHER_FORM
+        held = {key for key, each in turn.items() if each is not None}
+        if {"from", "value"} <= held:
+            return f"turn {number} has 'from' and 'value' (ShareGPT's form), not role and content", _SHAREGPT
+        for key in ("role", "content"):
+            if not isinstance(turn.get(key), str):
+                found = type(turn[key]).__name__ if key in held else "nothing"
+                return f"turn {number} has {found} under {key!r}, not a text", _OTHER_FORM
+        try:
+            turn["content"].encode()
+        except UnicodeEncodeError as error:  # half of a character, as "\ud83d": no tokenizer takes it
+            return f"turn {number} is no Unicode text ({error.reason})", "mend or remove that row"
+        if turn["role"] not in ROLES:
+            return f"turn {number} has the role {turn['role']!r}", f"one of: {', '.join(ROLES)}"
+        if others := sorted(held - {"role", "content"}):
+            return (
+                f"turn {number} has {', '.join(others)} too, which nothing here reads",
+                "take it out of the turn, or leave that conversation out",
+            )
+    return None

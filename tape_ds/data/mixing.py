@@ -1,0 +1,176 @@
+"""Sources mixed by weight: each gives a share of the tokens of the training rows, exact in expectation.
+
+As in :mod:`tape_ds.data.dataset`, sample ``i`` is a pure function of (seed, i). Every source has rows of its own
+(packed, drawn by PoSE or streamed), shuffled with a seed of its own, and goes through them in epochs of its own: a
+small one begins again while a large one is in its first. Which source sample ``i`` is of is drawn from (seed, i) alone,
+and it is the source's next row: its number is how many samples before ``i`` were of this source, which is counted from
+the draws. So nothing has to be stored, and the number of processes changes nothing.
+
+A source is drawn with a probability in proportion to ``share / mean tokens of its rows``, so that shares are of tokens
+also where rows are not all full.
+
+**Streamed sources.** Sample ``i`` is of stream worker ``i % W`` of its source, whose rows are counted for each worker
+alone. So ranks read with workers of their own as without weights (:mod:`tape_ds.data.streaming`).
+
+``datasets.interleave_datasets`` is not used: its probabilities are those of examples, however long they are; it ends
+with the first source, or begins it anew unshuffled; and a stream of it is resumed from a state, not from a number.
+"""
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tape_ds.data.dataset import SEED_OF_SOURCE, SOURCE_OF_SAMPLE, TrainingRows, generator
+from tape_ds.data.sources.weights import percent
+from tape_ds.data.streaming import StreamedRows
+
+BLOCK = 2**14
+"""Samples whose sources are drawn together, which decides the draws."""
+
+
+@dataclass(frozen=True)
+class WeightedSource:
+    """One source of the mixture."""
+
+    spec: str
+    share: float
+    """Of all tokens; those of all sources sum up to 1."""
+    rows: TrainingRows | StreamedRows
+    """Its samples, as many as the run may ask for."""
+    lengths: np.ndarray
+    """Tokens of each of its rows, int64 [rows]; [1] where all have as many."""
+
+    @property
+    def lanes(self) -> int:
+        """Sequences that its rows come in, which take turns."""
+        return self.rows.stream.workers if isinstance(self.rows, StreamedRows) else 1
+
+    def tokens(self, count: int) -> int:
+        """Return tokens of its first ``count`` samples."""
+        epochs, rest = divmod(count, len(self.lengths))
+        whole = epochs * int(self.lengths.sum())
+        if isinstance(self.rows, StreamedRows) or rest == 0:
+            return whole
+        return whole + int(self.lengths[self.rows.order(epochs)[:rest]].sum())
+
+    def describe(self, count: int, samples: int) -> str:
+        """Return what the source is and how often its rows come in a run that takes ``count`` of ``samples`` samples
+        from it."""
+        taken = f"{percent(self.share)} {self.spec}: {count:,} of {samples:,} rows"
+        if isinstance(self.rows, StreamedRows):
+            return f"{taken}, streamed by {self.lanes} workers"
+        what, size = "documents" if self.rows.pose else "rows", len(self.rows.rows)
+        origin = f" ({self.rows.origin})" * bool(self.rows.origin)
+        return f"{taken}, {count / size:.2f} times through its {size:,} {what}{origin}"
+
+
+class MixedRows(torch.utils.data.Dataset):
+    """A run's samples out of several sources; items as of :class:`tape_ds.data.dataset.TrainingRows`."""
+
+    def __init__(self, parts: Sequence[WeightedSource], *, samples: int, seed: int):
+        """Serve ``samples`` samples.
+
+        Args:
+            parts: two or more; their order is part of the draws.
+            samples: how many samples the run consumes.
+            seed: 0 or more.
+        """
+        self.parts = list(parts)
+        self.samples = samples
+        self.seed = seed
+        rows = np.array([part.share / part.lengths.mean() for part in parts])
+        self.probabilities = tuple((rows / rows.sum()).tolist())
+        # Of each block the samples before it, for each source and lane; grows as it is asked for.
+        self._before = [[np.zeros(part.lanes, np.int64) for part in parts]]
+
+    def __len__(self) -> int:
+        return self.samples
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of all that decides the samples."""
+        own = (BLOCK, self.seed, self.probabilities, [part.rows.fingerprint for part in self.parts])
+        return hashlib.sha256(repr(own).encode()).hexdigest()
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if not 0 <= index < self.samples:
+            raise IndexError(f"sample {index} of {self.samples}")
+        source, own = self.place(index)
+        return self.parts[source].rows[own]
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Return the number of the source of sample ``index``, and the sample's number among that source's."""
+        block, at = divmod(index, BLOCK)
+        drawn = self._drawn(block)
+        source = int(drawn[at])
+        lanes = self.parts[source].lanes
+        lane = index % lanes
+        before = self._counts(block)[source][lane] + np.count_nonzero(drawn[at % lanes : at : lanes] == source)
+        return source, int(before) * lanes + lane
+
+    def counts(self, samples: int) -> list[int]:
+        """Return how many of the first ``samples`` samples are of each source."""
+        block, at = divmod(samples, BLOCK)
+        drawn, before = self._drawn(block)[:at], self._counts(block)
+        return [int(each.sum() + np.count_nonzero(drawn == source)) for source, each in enumerate(before)]
+
+    def tokens(self, samples: int) -> dict[str, int]:
+        """Return the tokens that each source gives to the first ``samples`` samples, by its spec."""
+        counts = self.counts(samples)
+        return {part.spec: part.tokens(count) for part, count in zip(self.parts, counts, strict=True)}
+
+    @property
+    def origin(self) -> str:
+        """What is taken of each source, and how often it repeats, a line each."""
+        counts = self.counts(self.samples)
+        return "\n".join(part.describe(n, self.samples) for part, n in zip(self.parts, counts, strict=True))
+
+    def _drawn(self, block: int) -> np.ndarray:
+        return _sources(self.seed, self.probabilities, block)
+
+    def _counts(self, block: int) -> list[np.ndarray]:
+        """Return samples before a block, for each source int64 [lanes]."""
+        while len(self._before) <= block:
+            done = len(self._before) - 1
+            drawn, counts = self._drawn(done), []
+            for source, before in enumerate(self._before[done]):
+                lanes = (done * BLOCK + np.flatnonzero(drawn == source)) % len(before)
+                counts.append(before + np.bincount(lanes, minlength=len(before)))
+            self._before.append(counts)
+        return self._before[block]
+
+
+@functools.lru_cache(maxsize=2)  # for speed only
+def _sources(seed: int, probabilities: tuple[float, ...], block: int) -> np.ndarray:
+    """Return the source of each sample of a block, int64 [BLOCK]."""
+    return generator(seed, SOURCE_OF_SAMPLE, block).choice(len(probabilities), size=BLOCK, p=probabilities)
+
+
+def mix(
+    specs: Sequence[str],
+    shares: Sequence[float],
+    build: Callable[[str, int], tuple[TrainingRows | StreamedRows, np.ndarray]],
+    *,
+    samples: int,
+    seed: int,
+) -> MixedRows:
+    """Return samples of sources of which each gives its share of the tokens.
+
+    Args:
+        specs: of the sources.
+        shares: of all tokens, 1 together.
+        build: a source's spec and its own seed -> its rows, ``samples`` of them, and the tokens of each.
+        samples: of the run.
+        seed: of the run. With one seed for all, two sources would be cut and shuffled by the same random numbers.
+    """
+    parts = []
+    for number, (spec, share) in enumerate(zip(specs, shares, strict=True)):
+        own = int(generator(seed, SEED_OF_SOURCE, number).integers(2**63))
+        rows, lengths = build(spec, own)
+        same = lengths.min() == lengths.max()
+        parts.append(WeightedSource(spec, share, rows, lengths[:1] if same else lengths))
+    return MixedRows(parts, samples=samples, seed=seed)

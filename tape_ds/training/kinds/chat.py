@@ -1,0 +1,92 @@
+"""A run on conversations: rendered by the model's own chat template, packed, the assistant's tokens as targets."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from tape_ds import paths
+from tape_ds.data.chat import conversations, rows, template
+from tape_ds.data.chat.rows import Chosen
+from tape_ds.errors import Problem, UserError
+from tape_ds.recipe.finetuning import ChatRecipe
+from tape_ds.scoring.answers import Asked
+from tape_ds.training.kinds.answering import Finetuning, Material
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatTuning(Finetuning):
+    """A run that learns the assistant's turns of conversations."""
+
+    recipe: ChatRecipe
+
+    @staticmethod
+    def fingerprints_of(recipe: ChatRecipe, *, held_out: bool) -> dict[str, str]:
+        """Of each source, by its spec."""
+        data, found = recipe.data, {}
+        lists = {"train": data.train_data} | ({"heldout": data.eval_data} if held_out else {})
+        for split, specs in lists.items():
+            for spec in specs:
+                source = conversations.parse(spec, rows.packing.FIELD_OF[split])
+                found[f"chat:{spec}/{split}"] = conversations.fingerprint(source, split)
+        return found
+
+    @staticmethod
+    def fit(recipe: ChatRecipe, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
+        """It needs a chat template, the recipe's or its own."""
+        return template.give(tokenizer, recipe.data.chat_template, recipe.model.model)
+
+    @staticmethod
+    def decides(recipe: ChatRecipe, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """The chat template, wherever it comes from."""
+        return {"chat_template": hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()}
+
+    @staticmethod
+    def material(recipe: ChatRecipe, tokenizer: PreTrainedTokenizerBase) -> Material:
+        """Packed rows, and every answer of the conversations that are held out."""
+        data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
+        stored = rows.rendered(data.train_data, tokenizer, "train", cache)
+        aside = rows.held_out(len(stored), data.eval_share)
+        learnt = np.setdiff1d(np.arange(len(stored)), aside)
+        train = rows.choose(stored, learnt, data.max_tokens, data.too_long)
+        if len(train.numbers) == 0:
+            remedy = "raise it, or give other data"
+            raise UserError(Problem("max_tokens", data.max_tokens, f"no conversation is left: {train.cut}", remedy))
+        chosen = None
+        if data.eval_examples and data.eval_data:
+            other = rows.rendered(data.eval_data, tokenizer, "heldout", cache)
+            chosen = rows.choose(other, np.arange(len(other)), data.max_tokens, data.too_long)
+        elif data.eval_examples and data.eval_share:
+            chosen = rows.choose(stored, aside, data.max_tokens, data.too_long)
+        if chosen is not None and len(chosen.numbers) == 0:
+            field = "eval_data" if data.eval_data else "eval_share"
+            wrong = f"no held-out conversation is left to be scored: {chosen.cut}"
+            raise UserError(Problem(field, getattr(data, field), wrong, "hold out more, or eval_examples: 0"))
+        return Material(
+            rows=rows.packed(train, cache),
+            serving=rows.ChatRows,
+            asked=[] if chosen is None else list(_asked(chosen, data.eval_examples)),
+            cut={"train": train.cut} | ({} if chosen is None else {"held out": chosen.cut}),
+        )
+
+    def describe_data(self) -> dict[str, str]:
+        """Conversations, rows and answers."""
+        data, cut = self.recipe.data, self.cut["train"]
+        assert isinstance(cut, rows.CutConversations)
+        packed = f"{cut.taken:,} conversations in {len(self.rows.lengths):,} rows"
+        origin = ", ".join(data.eval_data) or f"{data.eval_share:.1%} of the conversations"
+        return {
+            "data": f"{', '.join(data.train_data)}: {packed}",
+            "held out": f"{len(self.asked):,} answers of {origin}" if self.asked else "nothing",
+        }
+
+
+def _asked(chosen: Chosen, count: int) -> Iterator[Asked]:
+    """Every answer of ``count`` conversations at most, evenly spread over the chosen."""
+    for conversation in chosen.spread(count):
+        for ids, targets in rows.answers(conversation):
+            yield Asked(torch.tensor(ids[None]), targets)

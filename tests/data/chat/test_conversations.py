@@ -1,0 +1,91 @@
+"""Conversations behind specs, and every row that is none."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from tape_ds.data.chat import conversations
+from tape_ds.errors import UserError
+from tests.data.chat.chatml import conversation, write
+
+TALK = conversation("a?", "b", system="c")
+
+
+def read(spec, split="train"):
+    return list(conversations.read(conversations.parse(spec, "train_data"), split))
+
+
+def test_rows_are_read_in_their_order(tmp_path):
+    spec = write(tmp_path / "x.jsonl", [TALK, TALK[1:]], id=3)
+    assert read(spec) == [("x.jsonl:1", TALK), ("x.jsonl:2", TALK[1:])]
+    assert conversations.check([spec], []) == []
+
+
+def test_parquet_fills_rows_with_nulls_which_are_nothing(tmp_path):
+    rows = [TALK, [{**TALK[1], "name": None}, TALK[2]]]
+    pyarrow.parquet.write_table(pa.table({"messages": rows, "id": [1, 2]}), tmp_path / "x.parquet")
+    assert [each for _, each in read(f"parquet:{tmp_path}/x.parquet")] == [TALK, TALK[1:]]
+
+
+def test_another_column_and_a_condition_are_named_in_the_spec(tmp_path):
+    lines = [{"chat": TALK, "kind": kind} for kind in ("long", "short", "long")]
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert [name for name, _ in read(f"jsonl:{tmp_path}/x.jsonl#chat?kind=long")] == ["x.jsonl:1", "x.jsonl:3"]
+
+
+def test_what_is_made_needs_no_file():
+    made = read("stdlib", "heldout")
+    assert len(made) == 50 and [turn["role"] for turn in made[0][1]] == ["user", "assistant"] * 2
+    assert made == read("stdlib", "heldout") and all(turn["content"] for _, turns in made for turn in turns)
+    assert conversations.check(["stdlib"], ["stdlib"]) == []
+    source = conversations.parse("stdlib", "train_data")
+    assert len({conversations.fingerprint(source, split) for split in ("train", "heldout")}) == 2
+
+
+USER = {"role": "user", "content": "x"}
+# (a row's messages, part of the problem, part of the remedy)
+MALFORMED = {
+    "no list": ("text", "holds str, not a list", "{role, content}"),
+    "nothing": (None, "holds NoneType", "#COLUMN"),
+    "no turn": ([], "an empty list", "{role, content}"),
+    "texts": (["a", "b"], "turn 1 is str", "{role, content}"),
+    "ShareGPT": ([{"from": "human", "value": "x"}], "'from' and 'value'", "gpt: assistant"),
+    "no content": ([USER, {"role": "assistant"}], "turn 2 has nothing under 'content'", "{role, content}"),
+    "content in parts": ([{"role": "user", "content": [{"type": "text"}]}], "list under 'content'", "content"),
+    "another role": ([USER, {"role": "gpt", "content": "y"}], "the role 'gpt'", "assistant"),
+    "a weight": ([USER, {"role": "assistant", "content": "y", "weight": 0}], "has weight too", "take it out"),
+    "half a character": ([{"role": "user", "content": "\ud83d"}], "no Unicode", "mend"),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_row_that_is_no_conversation_is_refused_by_its_place(case, tmp_path):
+    messages, wrong, remedy = MALFORMED[case]
+    spec = write(tmp_path / "x.jsonl", [TALK, messages])
+    with pytest.raises(UserError) as caught:
+        read(spec)
+    (problem,) = caught.value.problems
+    assert problem.wrong.startswith("x.jsonl:2: ") and wrong in problem.wrong and remedy in problem.remedy
+    (first,) = conversations.check([write(tmp_path / "y.jsonl", [messages])], [])
+    assert first.field == "train_data" and wrong in first.wrong, "the first row is read with the recipe"
+
+
+def test_sources_that_hold_no_conversations_are_refused_together(tmp_path):
+    found = conversations.check([f"text:{tmp_path}", "stdlib"], ["bin:x.bin"])
+    assert [problem.field for problem in found] == ["train_data", "eval_data"]
+    assert all("no conversations" in problem.wrong and "jsonl:FILE" in problem.remedy for problem in found)
+
+
+def test_files_are_looked_at_as_for_every_other_run(tmp_path):
+    spec = write(tmp_path / "x.jsonl", [TALK])
+    (tmp_path / "y.jsonl").write_text(json.dumps({"conversations": []}))
+    (tmp_path / "empty.jsonl").write_text("")
+    assert "also trained on" in conversations.check([spec], [spec])[0].wrong
+    (missing,) = conversations.check([f"jsonl:{tmp_path}/y.jsonl"], [])
+    assert "no column 'messages'" in missing.wrong and "conversations" in missing.remedy
+    assert "no such file" in conversations.check([f"jsonl:{tmp_path}/none.jsonl"], [])[0].wrong
+    assert "no rows" in conversations.check([f"jsonl:{tmp_path}/empty.jsonl"], [])[0].wrong
+    assert "not of one" in conversations.check(["stdlib:ast.py"], [])[0].wrong
+    assert "unknown kind" in conversations.check(["json:x"], [])[0].wrong

@@ -1,0 +1,122 @@
+"""Packed rows of conversations: what is cut, left out and counted, and which tokens are targets."""
+
+import numpy as np
+import pytest
+import torch
+
+from tape_ds.data.chat import rows
+from tape_ds.data.chat.rows import ChatRows, CutConversations
+from tape_ds.errors import UserError
+from tests.data.chat.chatml import FORGETFUL, by_hand, conversation, tokenizer, write
+from tests.data.conftest import CountingTokenizer
+
+# about 40, 50, ... tokens; the last has its one answer behind a long question
+TALKS = [conversation("x?", "y " * (5 * number), "and?", "z") for number in range(1, 9)]
+TALKS += [conversation("question " * 30, "late"), conversation("nobody answers")]
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("data") / "chat.jsonl", TALKS)
+
+
+@pytest.fixture(scope="module")
+def stored(spec, tmp_path_factory):
+    return rows.rendered([spec], tokenizer(), "train", tmp_path_factory.mktemp("cache"))
+
+
+def chosen(stored, max_tokens=100, too_long="cut"):
+    return rows.choose(stored, np.arange(len(stored)), max_tokens, too_long)
+
+
+def test_every_conversation_is_stored_whole_with_its_mask(stored):
+    for turns, row in zip(TALKS, stored, strict=True):
+        ids, mask = by_hand(turns, tokenizer())
+        assert row["input_ids"] == ids.tolist() and row["targets"] == mask.astype(int).tolist()
+        assert row["first"] == (mask.argmax() if mask.any() else -1)
+
+
+def test_rendered_once_for_a_template(spec, tmp_path):
+    rows.rendered([spec], tokenizer(), "train", tmp_path)
+    CountingTokenizer.texts = 0
+    rows.rendered([spec], tokenizer(), "train", tmp_path)
+    assert CountingTokenizer.texts == 0
+    other = tokenizer()
+    other.chat_template = other.chat_template.replace("You are kind", "You are not")
+    rows.rendered([spec], other, "train", tmp_path)
+    assert CountingTokenizer.texts > 0
+
+
+@pytest.mark.parametrize("too_long", ["cut", "leave_out"])
+def test_what_is_too_long_is_counted(stored, too_long):
+    """Against a count of the conversations' own tokens."""
+    sizes = [len(by_hand(turns, tokenizer())[0]) for turns in TALKS]
+    long = [size for size in sizes[:8] if size > 100]
+    assert 0 < len(long) < 8 and sizes[8] > 100 > sizes[9]
+    found = chosen(stored, too_long=too_long)
+    if too_long == "cut":
+        expected = CutConversations(10, len(long), sum(long) - 100 * len(long), 0, 2)
+    else:
+        expected = CutConversations(10, 0, 0, len(long) + 1, 1)
+    assert found.cut == expected and found.cut.taken == len(found.numbers)
+    assert "of 10 conversations cut by" in str(found.cut) and "too long" in str(found.cut)
+    for number, kept in zip(found.numbers, found.spread(), strict=True):
+        ids, mask = by_hand(TALKS[number], tokenizer())
+        assert kept[:, 0].tolist() == ids[:100].tolist() and kept[:, 1].tolist() == mask[:100].tolist()
+
+
+@pytest.fixture
+def served(stored, tmp_path):
+    made = rows.packed(chosen(stored, 200), tmp_path)
+    return ChatRows(made, samples=2 * len(made), seed=3, step_rows=2)
+
+
+def test_rows_hold_whole_conversations_apart(stored, served):
+    """Each with positions of its own, and each taken once a pass."""
+    expected = sorted(tuple(each[:, 0].tolist()) for each in chosen(stored, 200).spread())
+    found, shared = [], 0
+    for index in range(len(served) // 2):
+        item = served[index]
+        assert len(item["input_ids"]) <= 200
+        owners = item["document_ids"]
+        shared += int(owners.max()) > 0
+        for owner in owners.unique():
+            mine = owners == owner
+            found.append(tuple(item["input_ids"][mine].tolist()))
+            assert item["position_ids"][mine].tolist() == list(range(int(mine.sum())))
+    assert sorted(found) == expected and shared > 0
+
+
+def test_labels_are_the_assistants_tokens(stored, served):
+    """Of the first pass, all of them; none elsewhere."""
+    items = [served[index] for index in range(len(served) // 2)]
+    learnt = sum(int((item["labels"] != -100).sum()) for item in items)
+    assert learnt == sum(int(each[:, 1].sum()) for each in chosen(stored, 200).spread())
+    for item in items:
+        at = item["labels"] != -100
+        assert torch.equal(item["labels"][at], item["input_ids"][at])
+        begins = item["position_ids"] == 0
+        assert not (at & begins).any(), "what begins a conversation is foreseen by nothing"
+
+
+def test_the_held_out_share_is_spread_and_the_same_each_time():
+    assert rows.held_out(10, 0.3).tolist() == [0, 3, 6] and rows.held_out(10, 0.0).tolist() == []
+    assert len(rows.held_out(1000, 0.01)) == 10 and rows.held_out(5, 0.1).tolist() == []
+
+
+def test_every_answer_is_asked_behind_what_stands_before_it():
+    ids, mask = by_hand(TALKS[0], tokenizer())
+    found = list(rows.answers(np.stack([ids, mask], axis=1).astype(np.int64)))
+    assert len(found) == 2 and found[1][0].tolist() == ids.tolist()
+    assert sum(targets for _, targets in found) == mask.sum()
+    for each, targets in found:
+        assert mask[len(each) - targets : len(each)].all() and not mask[len(each) - targets - 1]
+
+
+def test_a_template_that_does_not_fit_names_row_and_remedy(tmp_path):
+    spec = write(tmp_path / "x.jsonl", [conversation("a", "b"), conversation("a", "so THOUGHT b", "c", "d")])
+    with pytest.raises(UserError) as caught:
+        rows.rendered([spec], tokenizer(FORGETFUL), "train", tmp_path)
+    (problem,) = caught.value.problems
+    assert problem.field == "chat_template" and problem.wrong.startswith("x.jsonl:2: turn 2: ")
+    assert "{% generation %}" in problem.remedy

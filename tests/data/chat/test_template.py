@@ -1,0 +1,95 @@
+"""Which tokens of a rendered conversation are the assistant's."""
+
+import numpy as np
+import pytest
+
+from tape_ds.data import tokenizer as tokenizers
+from tape_ds.data.chat import template
+from tape_ds.data.chat.template import UnfitTemplateError
+from tests.data.chat.chatml import CHATML, FORGETFUL, MARKED, by_hand, conversation, tokenizer
+
+CONVERSATIONS = {
+    "one answer": conversation("def add(a, b)?", "return a + b"),
+    "two answers, a system prompt": conversation("text?", "class Tape:\n    pass", "and?", "é", system="Be brief."),
+    "an answer of nothing": conversation("say nothing", "", "and now?", "pass"),
+    "no answer": conversation("def add(a, b)?"),
+    "an answer without an end in the data": conversation("x", "for letter in text:\n    ", "y"),
+}
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_the_mask_is_the_one_made_by_hand(name):
+    """ChatML, token for token: an answer and all that the rendering adds for it, its end of turn included."""
+    of = tokenizer()
+    ids, targets = template.encoded(CONVERSATIONS[name], of)
+    expected, mask = by_hand(CONVERSATIONS[name], of)
+    assert ids.dtype == np.int32 and targets.dtype == bool
+    assert ids.tolist() == expected.tolist() and targets.tolist() == mask.tolist()
+
+
+@pytest.mark.slow
+def test_the_mask_is_the_one_made_by_hand_of_smollm2():
+    of = tokenizers.load("smollm2")
+    prompt = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    for turns in CONVERSATIONS.values():
+        ids, targets = template.encoded(turns, of)
+        expected, mask = by_hand(turns, of, prompt)
+        assert ids.tolist() == expected.tolist() and targets.tolist() == mask.tolist()
+
+
+def test_marks_of_a_template_are_taken_at_their_word():
+    """Here they leave out the line break behind an answer."""
+    of, turns = tokenizer(MARKED), CONVERSATIONS["two answers, a system prompt"]
+    ids, targets = template.encoded(turns, of)
+    expected, mask = by_hand(turns, of)
+    line = of("\n", add_special_tokens=False)["input_ids"]
+    ends = [*np.flatnonzero(np.diff(mask.astype(int)) == -1), len(mask) - 1]
+    assert len(ends) == 2 and all([expected[end]] == line for end in ends)
+    mask[ends] = False
+    assert ids.tolist() == expected.tolist() and targets.tolist() == mask.tolist()
+
+
+def test_nothing_is_put_around_the_rendering():
+    """A tokenizer that begins every text with BOS leaves it to the template."""
+    from tests.data.conftest import build_tokenizer
+
+    of = build_tokenizer(bos=True)
+    of.chat_template = CHATML
+    assert template.encoded(CONVERSATIONS["one answer"], of)[0][0] != of.bos_token_id
+
+
+BEGUN = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}|{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]<think>{% endif %}"
+)
+STRICT = "{{ raise_exception('roles must alternate') }}"
+
+
+@pytest.mark.parametrize(
+    ("text", "turns", "reason"),
+    [
+        (FORGETFUL, conversation("a", "so THOUGHT b", "c", "d"), "turn 2: .* once more turns follow"),
+        (BEGUN, conversation("a", "b"), "turn 2: .* begins an answer .* otherwise"),
+        (CHATML, conversation("a", "b")[1:], "begins with an answer"),
+        (STRICT, conversation("a", "b"), "does not render it .roles must alternate"),
+        ("{% for", conversation("a", "b"), "does not render it"),
+        ("{{ messages + 1 }}", conversation("a", "b"), "does not render it"),
+    ],
+)
+def test_a_template_that_does_not_fit_is_refused_with_the_reason(text, turns, reason):
+    with pytest.raises(UnfitTemplateError, match=reason):
+        template.encoded(turns, tokenizer(text))
+
+
+def test_what_is_dropped_of_the_last_answer_alone_does_no_harm():
+    """The same template over one answer is prefix-stable."""
+    ids, targets = template.encoded(conversation("a", "so THOUGHT b"), tokenizer(FORGETFUL))
+    assert tokenizer().decode(ids[targets]) == "so THOUGHT b|"
+
+
+def test_a_given_template_takes_the_place_of_the_models(tmp_path):
+    (tmp_path / "mine.jinja").write_text(MARKED)
+    of = tokenizer(None)
+    (problem,) = template.give(of, None, "runs/x")
+    assert problem.field == "chat_template" and "runs/x" in problem.wrong and "--chat_template FILE" in problem.remedy
+    assert template.give(of, str(tmp_path / "mine.jinja"), "runs/x") == [] and of.chat_template == MARKED
