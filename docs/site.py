@@ -19,7 +19,7 @@ DOCS = ROOT / "docs"
 OUTSIDE = "repository"
 
 _LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#]+)(#[^)\s]*)?(\))")
-_ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]*:", re.I)
+_URL = re.compile(r"^[a-z][a-z0-9+.-]*:", re.I)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -63,9 +63,9 @@ def targets(page: Path) -> list[Path]:
 
 
 def resolved(page: Path, target: str) -> Path | None:
-    """The file that a link means, of a folder its README, or the folder; None for an address, and for what is not
+    """The file that a link means, of a folder its README, or the folder; None for a URL, and for what is not
     there."""
-    if _ADDRESS.match(target):
+    if _URL.match(target):
         return None
     path = (page.parent / target).resolve()
     path = path / "README.md" if (path / "README.md").is_file() else path

@@ -68,7 +68,7 @@ def prepare(options: argparse.Namespace) -> tuple["FoundModel", "EvaluatorConfig
         problems += check_lengths("--max_length", [options.max_length], found)
     raise_if_any(problems)
     if options.trust_remote_code or not found.tokenizer_has_code:
-        config.metadata = {"tokenizer": found.tokenizer_address} | config.metadata
+        config.metadata = {"tokenizer": found.tokenizer_name_or_path} | config.metadata
     return found, config
 
 

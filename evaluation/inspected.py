@@ -32,12 +32,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda, ...; auto: a GPU where there is one")
 
 
-def find(addresses: Sequence[str], given: argparse.Namespace) -> dict[str, FoundModel]:
+def find(names: Sequence[str], given: argparse.Namespace) -> dict[str, FoundModel]:
     """Return the models by name, none of them loaded. Read into this project's classes, none of them ends at a
     position.
 
     Args:
-        addresses: as they were typed.
+        names: as they were typed.
         given: what :func:`add` added.
 
     Raises:
@@ -48,8 +48,8 @@ def find(addresses: Sequence[str], given: argparse.Namespace) -> dict[str, Found
 
     problems: list[Problem] = []
     found: dict[str, FoundModel] = {}
-    for typed in addresses:
-        name, address = named(typed)
+    for typed in names:
+        name, name_or_path = named(typed)
         if name is None:  # a folder is called as it is itself
             name = Path(typed).resolve().name if Path(typed).exists() else typed
         if not storage.is_utf8(typed) or name in found:
@@ -57,7 +57,7 @@ def find(addresses: Sequence[str], given: argparse.Namespace) -> dict[str, Found
             problems.append(Problem("MODEL", storage.shown(typed), wrong, "give it a name: NAME=MODEL"))
             continue
         with collecting(problems):
-            found[name] = models.at(address, dtype=given.dtype, device=given.device)
+            found[name] = models.at(name_or_path, dtype=given.dtype, device=given.device)
             problems += inspection.check(found[name].config)
     raise_if_any(list({str(each): each for each in problems}.values()))  # those of the environment are everyone's
     return found

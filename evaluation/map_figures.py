@@ -81,7 +81,7 @@ def page(kinds: Sequence[MapKind], tokens: Sequence[str], title: str, intro: str
 
 
 def picture(one: Map, kind: MapKind, norm: Normalize | None = None) -> str:
-    """Return a map as an address that holds a PNG of it: a pixel a pair, queries downwards, clear where none is."""
+    """Return a map as a URL that holds a PNG of it: a pixel a pair, queries downwards, clear where none is."""
     pixels = colormaps[_colours(kind)](np.ma.masked_invalid((norm or _norm(kind))(_shown(one))))
     pixels[np.triu_indices(len(pixels), 1)] = 0
     return _png(pixels)

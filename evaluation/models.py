@@ -1,6 +1,6 @@
-"""From an address to a model that can be asked: whatever was trained here, and whatever transformers or peft load.
+"""From a name or path to a model that can be asked: whatever was trained here, and whatever transformers or peft load.
 
-An address is first *found* (its files, its configuration, the SHA-256 of its weights; everything wrong with it is told
+A model is first *found* (its files, its configuration, the SHA-256 of its weights; everything wrong with it is told
 before anything heavy is read), then loaded: whole, adapters merged, in evaluation mode.
 """
 
@@ -59,7 +59,7 @@ class FoundModel:
     name_or_path: str
     """As it was typed."""
     kind: str
-    """What the address leads to, for people."""
+    """What the name or path leads to, for people."""
     folder: Path
     """Its files."""
     config: PreTrainedConfig
@@ -70,7 +70,7 @@ class FoundModel:
     """Every file that decides what the model computes."""
     whole: Callable[[], PreTrainedModel]
     """The whole model, adapters merged, on the CPU, in its dtype or one that holds it."""
-    tokenizer_address: str
+    tokenizer_name_or_path: str
     record: trained.TrainedRecord | None = None
     """What the run that trained the model says of it; None where no run of this project did."""
     changed: TapeConfig | None = None
@@ -110,12 +110,12 @@ class FoundModel:
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
-        return tokenizers.load(self.tokenizer_address, trust_remote_code=self.held.trust_remote_code)
+        return tokenizers.load(self.tokenizer_name_or_path, trust_remote_code=self.held.trust_remote_code)
 
     @property
     def tokenizer_has_code(self) -> bool:
         """Whether a class for the tokenizer lies beside it, or on the hub: code that only those run who trust it."""
-        folder = Path(convert.resolve(self.tokenizer_address))
+        folder = Path(convert.resolve(self.tokenizer_name_or_path))
         return not folder.is_dir() or any(_names_tokenizer_code(folder / name) for name in _TOKENIZER_CODE)
 
     @property
@@ -149,7 +149,7 @@ class FoundModel:
         digest = hashlib.sha256()
         files = [*self.files()]
         if self.held.trust_remote_code:
-            files += _code(Path(convert.resolve(self.tokenizer_address)))
+            files += _code(Path(convert.resolve(self.tokenizer_name_or_path)))
         for file in dict.fromkeys(files):
             digest.update(f"{file.name} {storage.digest(file)}\n".encode())
         return {
@@ -196,7 +196,7 @@ def at(
     position_updates: str = "on",
     rope_scaling: str = "own",
 ) -> FoundModel:
-    """Return the model that an address leads to, not loaded yet.
+    """Return the model that a name or path leads to, not loaded yet.
 
     Raises:
         UserError: everything wrong with it: nothing there, not a causal LM, no tokenizer, no such device.
@@ -272,7 +272,7 @@ def _find(name_or_path: str, held: Held) -> FoundModel:
         dtype=dtype,
         files=lambda: [*_model_files(folder), *(_code(folder) if held.trust_remote_code else ())],
         whole=partial(_load_plain, folder, dtype, held.trust_remote_code),
-        tokenizer_address=held.tokenizer or str(folder),
+        tokenizer_name_or_path=held.tokenizer or str(folder),
     )
 
 
@@ -301,7 +301,7 @@ def _find_own(name_or_path: str, held: Held) -> FoundModel:
         dtype=dtype,
         files=files,
         whole=whole,
-        tokenizer_address=held.tokenizer or str(folder),
+        tokenizer_name_or_path=held.tokenizer or str(folder),
         record=record,
     )
 
@@ -317,7 +317,7 @@ def _load_plain(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Pr
 
 
 def _is_ours(name_or_path: str) -> bool:
-    """Return whether the address leads to a folder that a run, a conversion or an export of this project made."""
+    """Return whether the name or path leads to a folder that a run, a conversion or an export of this project made."""
     folder = Path(name_or_path)
     records = (folder / trained.RECORD, folder / TRAINED / trained.RECORD)
     return any(record.is_file() for record in records) or source_model.model_type(folder) in TYPES

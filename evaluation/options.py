@@ -41,8 +41,8 @@ def hand_over(words: Sequence[str], commands: Mapping[str, str | None], package:
 
 def named(typed: str) -> tuple[str | None, str]:
     """Return the name and the rest of ``NAME=MODEL``; what exists as it stands has no name before it."""
-    name, equals, address = typed.partition("=")
-    return (name, address) if equals and name and not Path(typed).exists() else (None, typed)
+    name, equals, name_or_path = typed.partition("=")
+    return (name, name_or_path) if equals and name and not Path(typed).exists() else (None, typed)
 
 
 def length(text: str) -> int:

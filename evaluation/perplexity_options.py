@@ -117,8 +117,8 @@ def check(options: argparse.Namespace) -> list[Problem]:
     if options.max_tokens is not None and options.max_tokens < options.min_tokens:
         wrong = f"less than --min_tokens {options.min_tokens}"
         problems.append(Problem("--max_tokens", options.max_tokens, wrong, "the larger of the two, or more"))
-    twice = sorted({address for address in options.data if options.data.count(address) > 1})
-    problems += [Problem("--data", address, "named twice", "name it once") for address in twice]
+    twice = sorted({spec for spec in options.data if options.data.count(spec) > 1})
+    problems += [Problem("--data", spec, "named twice", "name it once") for spec in twice]
     return problems + _check_stride(options)
 
 

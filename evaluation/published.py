@@ -76,7 +76,7 @@ TEXTS = {
     "pg19": re.compile(r"pg[-_]?19", re.I),
     "github": re.compile(r"((^|[/_.:-])github([-_]?test)?(\.\w+|/[^/]*)?|pile_set_name=github)$", re.I),
 }
-"""Published test set -> how the address of a source of it looks."""
+"""Published test set -> how a data spec of it looks."""
 
 
 def find(name: str) -> PublishedTable:
@@ -84,9 +84,9 @@ def find(name: str) -> PublishedTable:
     return next(table for table in TABLES if table.name == name)
 
 
-def text_of(address: str) -> str | None:
-    """Return the published test set that a data source's address names, if it names one."""
-    data = re.sub(r"#[^?]*", "", address)  # without what names a column
+def text_of(spec: str) -> str | None:
+    """Return the published test set that a data spec names, if it names one."""
+    data = re.sub(r"#[^?]*", "", spec)  # without what names a column
     return next((name for name, looks in TEXTS.items() if looks.search(data)), None)
 
 

@@ -68,7 +68,7 @@ class Result:
     commit: dict[str, Any] | None = None
     """``{"hash": ..., "dirty": bool}`` of the checkout the code ran from; None outside a checkout."""
     model: dict[str, Any] | None = None
-    """The model that was evaluated: its address, the SHA-256 of its files, encoding, dtype; None for what is no
+    """The model that was evaluated: its name or path, the SHA-256 of its files, encoding, dtype; None for what is no
     evaluation."""
     config: dict[str, Any] = field(default_factory=dict)
     """The whole configuration after every override, credentials replaced."""
@@ -102,7 +102,7 @@ def collect(
 ) -> Result:
     """Return a result at its start: everything about the run that is known before its figures.
 
-    ``command`` defaults to this process's command line; ``data`` maps each source's address to its fingerprint.
+    ``command`` defaults to this process's command line; ``data`` maps each source's spec to its fingerprint.
     """
     return Result(
         command=_redact_command(sys.argv if command is None else command),

@@ -83,10 +83,10 @@ def _read(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def check_whole(field: str, address: str, folder: str | Path) -> list[Problem]:
-    """Whether ``folder`` (what ``address`` leads to) is a whole model and not what a run trained of one."""
+def check_whole(field: str, name_or_path: str, folder: str | Path) -> list[Problem]:
+    """Whether ``folder`` (what ``name_or_path`` leads to) is a whole model and not what a run trained of one."""
     folder = Path(folder)
     if not (folder / RECORD).exists() or any(folder.glob(WHOLE_WEIGHTS)):
         return []
-    remedy = f"make a whole model of it: python tools/merge_adapter.py {address} OUT"
-    return [Problem(field, address, "it holds only what a run trained of its base", remedy)]
+    remedy = f"make a whole model of it: python tools/merge_adapter.py {name_or_path} OUT"
+    return [Problem(field, name_or_path, "it holds only what a run trained of its base", remedy)]

@@ -189,22 +189,22 @@ SECRETS = {
 
 
 def test_credentials_reach_no_stored_file(base, run, tmp_path, monkeypatch):
-    """In the environment, on the command line, in the configuration, in addresses: and looked for in every file."""
+    """In the environment, on the command line, in the configuration, in data specs: and looked for in every file."""
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     said = list(SECRETS.values())
-    address = f"jsonl:https://me:canary-1@host/x.jsonl?X-Amz-Signature=canary-2#{said[0]}"
+    spec = f"jsonl:https://me:canary-1@host/x.jsonl?X-Amz-Signature=canary-2#{said[0]}"
     collected = results.collect(
-        command=["extend.py", "--hub_token", "canary-3", f"--data={address}", *said],
-        config={"train_data": [address], "hub_token": "canary-4", "note": said, address: 1},
-        data={address: "fingerprint"},
-        model={"address": address},
+        command=["extend.py", "--hub_token", "canary-3", f"--data={spec}", *said],
+        config={"train_data": [spec], "hub_token": "canary-4", "note": said, spec: 1},
+        data={spec: "fingerprint"},
+        model={"address": spec},
     )
-    results.save(collected.finish({"note": said, address: said}), tmp_path / "out" / "run.json")
+    results.save(collected.finish({"note": said, spec: said}), tmp_path / "out" / "run.json")
     folder = run()
     stored = results.load(folder / "results" / "run.json")
     results.save(
-        dataclasses.replace(stored, command=["x", *said], config=stored.config | {"train_data": [address]}),
+        dataclasses.replace(stored, command=["x", *said], config=stored.config | {"train_data": [spec]}),
         folder / "results" / "run.json",
     )
     source = source_model.find(str(folder))

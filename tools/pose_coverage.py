@@ -56,12 +56,12 @@ def main(argv: list[str] | None = None) -> int:
     own, fields = parser.parse_known_args(given)
     recipe = loading.load(fields, world_size=1, kind=ExtensionRecipe)
     raise_if_any(problems(own, recipe))
-    addresses = [] if own.document_tokens else weights.specs_of(recipe.data.train_data)
+    specs = [] if own.document_tokens else weights.specs_of(recipe.data.train_data)
     started = results.collect(
         command=[Path(__file__).name, *given],
         seed=recipe.trainer_value("seed"),
         config=recipe.as_dict(),
-        data={address: sources.parse(address).fingerprint() for address in addresses},
+        data={spec: sources.parse(spec).fingerprint() for spec in specs},
     )
     rows = made_up_rows(recipe, own.document_tokens) if own.document_tokens else real_rows(recipe)
     items = (rows[index] for index in range(min(own.samples, len(rows))))
@@ -87,9 +87,9 @@ def real_rows(recipe: ExtensionRecipe) -> TrainingRows | MixedRows:
     """Return the rows of the run."""
     from tape_ds.data import tokenizer
     from tape_ds.model import convert
-    from tape_ds.training.kinds.extension import base_address, training_rows
+    from tape_ds.training.kinds.extension import base_path, training_rows
 
-    return training_rows(recipe, tokenizer.load(convert.resolve(base_address(recipe.model.model)), "model"))
+    return training_rows(recipe, tokenizer.load(convert.resolve(base_path(recipe.model.model)), "model"))
 
 
 def made_up_rows(recipe: ExtensionRecipe, document_tokens: int) -> TrainingRows:

@@ -93,7 +93,7 @@ def check(options: argparse.Namespace) -> "FoundModel":
             problems.append(Problem("--max_length", length, wrong, "give at most that many"))
         if not found.tokenizer().is_fast:
             wrong = "the server streams by tokenizers that have a tokenizer.json, and this one has none"
-            problems.append(Problem("--tokenizer", found.tokenizer_address, wrong, "give the address of one"))
+            problems.append(Problem("--tokenizer", found.tokenizer_name_or_path, wrong, "give the name or path of one"))
     except UserError as error:
         problems += error.problems
     raise_if_any(problems)

@@ -48,7 +48,7 @@ LAYERS = (1, 2, 4, 8)
 SHIFT = 3
 """Tokens, or positions, as in Table 8."""
 COUNT = 4
-"""Texts of each address."""
+"""Texts of each data spec."""
 FIGURES = (
     "attention_l1",
     "attention_l1_renormalised",

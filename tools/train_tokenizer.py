@@ -5,7 +5,7 @@
         --output my-tokenizer
 
 The folder loads with ``AutoTokenizer.from_pretrained("my-tokenizer")``. The same documents and settings give the same
-files. Addresses of data are those of the recipes.
+files. Data specs are those of the recipes.
 """
 
 import sys

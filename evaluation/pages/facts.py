@@ -100,7 +100,7 @@ def _differing(found: Facts) -> list[str]:
 
 
 def _changed(data: Sequence[Mapping[str, str]]) -> list[str]:
-    """Addresses under which there was not the same everywhere."""
+    """Data specs under which there was not the same everywhere."""
     names = sorted({name for each in data for name in each})
     return [name for name in names if len({each[name] for each in data if name in each}) > 1]
 

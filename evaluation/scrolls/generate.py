@@ -76,7 +76,7 @@ def prepare(options: argparse.Namespace) -> tuple[FoundModel, list[AskedSplit], 
     tasks = []
     for each in asked:
         with collecting(problems, "--{}"):
-            tasks.append(task_of(each.dataset, options, model.tokenizer_address))
+            tasks.append(task_of(each.dataset, options, model.tokenizer_name_or_path))
     raise_if_any(problems)
     return model, asked, tasks
 

@@ -40,8 +40,8 @@ class TrainedRecord:
     """Contents of ``trained.json``."""
 
     base: str | None
-    """Address of the model that was extended, as :func:`tape_ds.model.convert.resolve` takes it; None where there was
-    none: a model trained from scratch, whose folder is whole."""
+    """Name or path of the model that was extended, as :func:`tape_ds.model.convert.resolve` takes it; None for a model
+    trained from scratch, whose folder is whole."""
     method: str
     names: tuple[str, ...]
     """Exact names of the trained parameters; none where only the configuration differs from the base's."""

@@ -85,7 +85,7 @@ def facts_of(recipe: Recipe, fingerprints: Mapping[str, str]) -> dict[str, dict[
         "variables": {name: redacted(value) for name, value in own.items()},
         "device": {"device": "cpu" if on_cpu else str(torch.accelerator.current_accelerator())},
         "recipe": {name: redacted(json.dumps(value, sort_keys=True, default=str)) for name, value in fields.items()},
-        "data": {f"data {redacted(address)}": value for address, value in fingerprints.items()},
+        "data": {f"data {redacted(spec)}": value for spec, value in fingerprints.items()},
     }
 
 

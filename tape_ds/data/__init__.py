@@ -1,4 +1,4 @@
-"""From addresses of text to training rows.
+"""From data specs to training sequences.
 
 ``sources`` reads documents, ``packing`` tokenises them once and cuts rows, ``pose`` draws skipped positions and
 ``dataset`` serves every training sample as a pure function of (seed, sample index). ``streaming`` does the same for

@@ -49,7 +49,7 @@ class Settings:
     tokenizer: str
     """Fingerprint, see :func:`tape_ds.data.packing.tokenizer_fingerprint`."""
     tokenizer_name: str
-    """Where it was loaded from; for people, as are the addresses: both hold only where it was run."""
+    """Where it was loaded from; for people, as are the data specs: both hold only where it was run."""
     addresses: list[str]
     """Of the sources, in the order in which they are read."""
     data: str

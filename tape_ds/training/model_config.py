@@ -93,7 +93,7 @@ def beforehand(recipe: Recipe, base: str | None = None) -> Config:
 
     Args:
         recipe: checked.
-        base: address of the model to start from, or its ``config.json``, in place of the recipe's.
+        base: name or path of the model to start from, or its ``config.json``, in place of the recipe's.
 
     Raises:
         UserError: a base model that is neither at hand nor among the published ones that the planner knows.
@@ -145,9 +145,9 @@ def native_config(model: str) -> PreTrainedConfig:
     """
     if shape.known(model) and not Path(model).exists():
         return shape.published(model)
-    from tape_ds.model import addresses, extendable
+    from tape_ds.model import extendable, name_or_path
 
     path = Path(model)
     if path.is_file() and path.name == pretrained.CONFIG:
         return extendable.read_config(path.parent)
-    return extendable.read_config(addresses.resolve(model) if model.endswith(".gguf") else model)
+    return extendable.read_config(name_or_path.resolve(model) if model.endswith(".gguf") else model)

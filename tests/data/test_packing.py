@@ -17,7 +17,7 @@ from tests.data.conftest import CountingTokenizer, build_tokenizer
 
 @pytest.fixture
 def texts(tmp_path):
-    """Address of three text files of different length."""
+    """Data spec of three text files of different length."""
     (tmp_path / "texts").mkdir()
     for name, text in {"a": "def add(a, b):", "b": "class Tape: pass\n" * 5, "c": "x"}.items():
         (tmp_path / "texts" / f"{name}.txt").write_text(text)
@@ -72,10 +72,10 @@ def test_cache_follows_text_tokenizer_and_split(texts, tokenizer, cache, tmp_pat
     assert len(folders(cache)) == 4
 
 
-def test_each_address_is_cached_on_its_own(texts, tokenizer, cache):
+def test_each_spec_is_cached_on_its_own(texts, tokenizer, cache):
     tokenize([texts], tokenizer, "train", cache)
     rows = tokenize(["stdlib:typing.py", texts], tokenizer, "train", cache)
-    assert CountingTokenizer.texts == 4, "only the new address was tokenised"
+    assert CountingTokenizer.texts == 4, "only the new spec was tokenised"
     assert rows["name"] == ["typing.py", "a.txt", "b.txt", "c.txt"]
 
 

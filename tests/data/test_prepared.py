@@ -28,7 +28,7 @@ SETTINGS = {"shard_tokens": 200, "parts": 3}
 
 
 @pytest.fixture
-def address(tmp_path):
+def spec(tmp_path):
     """Seven files of 0 to 40 documents, some of them empty."""
     (tmp_path / "texts").mkdir()
     for file, count in enumerate([5, 40, 0, 1, 25, 3, 12]):
@@ -45,9 +45,9 @@ def silent():
 
 
 @pytest.fixture
-def done(address, silent, tmp_path):
+def done(spec, silent, tmp_path):
     """A finished folder."""
-    prepare([address], silent, tmp_path / "done", **SETTINGS)
+    prepare([spec], silent, tmp_path / "done", **SETTINGS)
     CountingTokenizer.texts = 0
     return tmp_path / "done"
 
@@ -69,22 +69,22 @@ def wrongs(error):
 # --- what is written ------------------------------------------------------------------------------------------------
 
 
-def test_rows_are_those_of_tokenize(address, silent, done, tmp_path):
+def test_rows_are_those_of_tokenize(spec, silent, done, tmp_path):
     """Prepared or tokenised on the spot, a run is given the same rows."""
     rows = tokenize([f"arrow:{done}"], silent, "train", tmp_path / "cache")
     assert not (tmp_path / "cache").exists(), "a prepared folder is not copied"
     assert CountingTokenizer.texts == 0
-    expected = tokenize([address], silent, "train", tmp_path / "cache")
+    expected = tokenize([spec], silent, "train", tmp_path / "cache")
     assert rows.to_dict() == expected.to_dict()
     assert rows.features == expected.features
-    mixed = tokenize([f"arrow:{done}", address], silent, "train", tmp_path / "cache")
+    mixed = tokenize([f"arrow:{done}", spec], silent, "train", tmp_path / "cache")
     assert len(mixed) == 2 * len(rows)
     assert list(pack(rows, 16, tmp_path / "cache")["input_ids"]) == list(
         pack(expected, 16, tmp_path / "cache")["input_ids"]
     )
 
 
-def test_shards_hold_what_the_manifest_says(done, address):
+def test_shards_hold_what_the_manifest_says(done, spec):
     result = manifest.read(done)
     assert shards(done) == [entry.file for entry in result.shards]
     assert len(result.shards) > 4
@@ -95,7 +95,7 @@ def test_shards_hold_what_the_manifest_says(done, address):
         assert entry.size == (done / entry.file).stat().st_size
     sizes = [entry.tokens for entry in result.shards]
     assert all(size < 250 for size in sizes), "a document more than the limit at most"
-    assert result.settings.addresses == [address]
+    assert result.settings.addresses == [spec]
     others = ["dataset_info.json", "manifest.json", "records", "state.json"]
     assert sorted(path.name for path in done.iterdir() if path.suffix != ".arrow") == others
 
@@ -119,9 +119,9 @@ def test_folder_may_be_moved(silent, done, tmp_path):
 # --- started again --------------------------------------------------------------------------------------------------
 
 
-def test_finished_folder_is_left_as_it_is(address, silent, done):
+def test_finished_folder_is_left_as_it_is(spec, silent, done):
     before = contents(done)
-    result = prepare([address], silent, done, **SETTINGS, processes=4, report=pytest.fail)
+    result = prepare([spec], silent, done, **SETTINGS, processes=4, report=pytest.fail)
     assert result == manifest.read(done)
     assert contents(done) == before
     assert CountingTokenizer.texts == 0
@@ -159,8 +159,8 @@ def _die_at(moment, arguments):
 
 
 @pytest.mark.parametrize("moment", KILLS.values(), ids=KILLS.keys())
-def test_killed_and_started_again_gives_the_same_folder(address, silent, done, tmp_path, moment):
-    arguments = ([address], silent, tmp_path / "new")
+def test_killed_and_started_again_gives_the_same_folder(spec, silent, done, tmp_path, moment):
+    arguments = ([spec], silent, tmp_path / "new")
     child = multiprocessing.get_context("fork").Process(target=_die_at, args=(moment, arguments))
     child.start()
     child.join(timeout=60)
@@ -175,7 +175,7 @@ def test_killed_and_started_again_gives_the_same_folder(address, silent, done, t
     assert CountingTokenizer.texts <= 86, "no document is tokenised twice"
 
 
-def test_other_arguments_are_refused_naming_each(address, silent, done, tmp_path):
+def test_other_arguments_are_refused_naming_each(spec, silent, done, tmp_path):
     before = contents(done)
     with pytest.raises(UserError) as caught:
         prepare(["stdlib"], build_tokenizer(), done, split="heldout", shard_tokens=7, parts=2)
@@ -187,33 +187,33 @@ def test_other_arguments_are_refused_naming_each(address, silent, done, tmp_path
         "parts",
     }
     assert "the folder was begun with 200" in str(caught.value)
-    assert address in str(caught.value)
+    assert spec in str(caught.value)
     with (tmp_path / "texts" / "0.jsonl").open("a") as file:
         file.write('{"t": "more"}\n')
     with pytest.raises(UserError, match="or it changed since"):
-        prepare([address], silent, done, **SETTINGS)
+        prepare([spec], silent, done, **SETTINGS)
     (tmp_path / "texts" / "0.jsonl").rename(tmp_path / "texts" / "00.jsonl")
     assert contents(done) == before
 
 
-def test_other_folders_are_left_alone(address, silent, tmp_path):
+def test_other_folders_are_left_alone(spec, silent, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("x")
     datasets.Dataset.from_dict({"input_ids": [[1]]}).save_to_disk(str(tmp_path / "saved"))
     for name in ("mine", "saved", "mine/notes.txt"):
         with pytest.raises(UserError, match="holds something else"):
-            prepare([address], silent, tmp_path / name, **SETTINGS)
+            prepare([spec], silent, tmp_path / name, **SETTINGS)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
     (tmp_path / "empty").mkdir()
-    prepare([address], silent, tmp_path / "empty", **SETTINGS)
+    prepare([spec], silent, tmp_path / "empty", **SETTINGS)
     with pytest.raises(UserError, match="cannot be made"):
-        prepare([address], silent, Path("/proc/new"), **SETTINGS)
+        prepare([spec], silent, Path("/proc/new"), **SETTINGS)
 
 
-def test_two_at_once_are_refused(address, silent, tmp_path):
+def test_two_at_once_are_refused(spec, silent, tmp_path):
     with prepared.claimed(tmp_path / "new"), pytest.raises(UserError, match="another preparation"):
-        prepare([address], silent, tmp_path / "new", **SETTINGS)
-    prepare([address], silent, tmp_path / "new", **SETTINGS)
+        prepare([spec], silent, tmp_path / "new", **SETTINGS)
+    prepare([spec], silent, tmp_path / "new", **SETTINGS)
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------
@@ -226,12 +226,12 @@ def flip(path):
     path.write_bytes(content)
 
 
-def refused(address, tokenizer, cache):
+def refused(spec, tokenizer, cache):
     """Messages of a run that is given the folder."""
     with pytest.raises(UserError) as caught:
-        tokenize([address], tokenizer, "train", cache)
+        tokenize([spec], tokenizer, "train", cache)
     assert {problem.field for problem in caught.value.problems} == {"train_data"}
-    assert {problem.value for problem in caught.value.problems} == {address}
+    assert {problem.value for problem in caught.value.problems} == {spec}
     return wrongs(caught)
 
 
@@ -256,34 +256,34 @@ def test_verify_of_other_folders(done, tmp_path):
 
 
 def test_run_refuses_a_damaged_folder(silent, done, tmp_path):
-    address, cache = f"arrow:{done}", tmp_path / "cache"
+    spec, cache = f"arrow:{done}", tmp_path / "cache"
     first, *_ = shards(done)
     whole = (done / first).read_bytes()
     (done / first).write_bytes(whole[:-8])
-    assert refused(address, silent, cache) == [f"shard {first} has {len(whole) - 8} bytes instead of {len(whole)}"]
+    assert refused(spec, silent, cache) == [f"shard {first} has {len(whole) - 8} bytes instead of {len(whole)}"]
     (done / first).unlink()
-    assert refused(address, silent, cache) == [f"shard {first} is missing"]
+    assert refused(spec, silent, cache) == [f"shard {first} is missing"]
 
 
 def test_run_refuses_another_tokenizer(done, tmp_path):
     assert refused(f"arrow:{done}", build_tokenizer(), tmp_path) == ["its token ids are those of another tokenizer"]
 
 
-def test_missing_and_short_shards_are_made_again(address, silent, done):
+def test_missing_and_short_shards_are_made_again(spec, silent, done):
     before = contents(done)
     (done / shards(done)[0]).write_bytes(b"short")
     (done / shards(done)[-1]).unlink()
-    prepare([address], silent, done, **SETTINGS)
+    prepare([spec], silent, done, **SETTINGS)
     assert contents(done) == before
 
 
 # --- what a user can get wrong --------------------------------------------------------------------------------------
 
 
-def test_wrong_calls(address, silent, done, tmp_path):
+def test_wrong_calls(spec, silent, done, tmp_path):
     new = tmp_path / "new"
     with pytest.raises(UserError) as caught:
-        prepare([address], silent, new, shard_tokens=0, parts=-1, processes=0)
+        prepare([spec], silent, new, shard_tokens=0, parts=-1, processes=0)
     assert [problem.field for problem in caught.value.problems] == ["shard_tokens", "parts", "workers"]
     with pytest.raises(UserError, match="token ids already"):
         prepare([f"arrow:{done}"], silent, new)
@@ -297,12 +297,12 @@ def test_data_without_a_token(silent, tmp_path):
     assert not any((tmp_path / "new").iterdir())
 
 
-def test_bad_line_is_named_and_can_be_mended(address, silent, done, tmp_path):
+def test_bad_line_is_named_and_can_be_mended(spec, silent, done, tmp_path):
     """The rest goes on where it was, unless mending changed what was read: then the folder is refused."""
     with (tmp_path / "texts" / "6.jsonl").open("a") as file:
         file.write('{"t": 3}\n')
     with pytest.raises(UserError, match=r"6\.jsonl:13: 't' holds int"):
-        prepare([address], silent, tmp_path / "new", **SETTINGS)
+        prepare([spec], silent, tmp_path / "new", **SETTINGS)
     assert shards(tmp_path / "new") == shards(done)[:-1]
 
 
@@ -318,11 +318,11 @@ def command(*arguments, **options):
 
 
 @pytest.fixture
-def arguments(address, silent, tmp_path):
+def arguments(spec, silent, tmp_path):
     """Options of the command for the data of the other tests."""
     silent.save_pretrained(tmp_path / "tokenizer")
     numbers = [part for name, number in SETTINGS.items() for part in (f"--{name}", number)]
-    return ["--data", address, "--tokenizer", tmp_path / "tokenizer", *numbers]
+    return ["--data", spec, "--tokenizer", tmp_path / "tokenizer", *numbers]
 
 
 def test_two_workers_write_what_one_does(arguments, tmp_path, capfd):
@@ -396,18 +396,18 @@ def _session(stat):
     return -1 if state == "Z" else int(session)
 
 
-def test_a_disk_that_fills_up_is_told_and_gone_on_from(tmp_path, address, silent):
+def test_a_disk_that_fills_up_is_told_and_gone_on_from(tmp_path, spec, silent):
     """No half of a shard stays to keep the disk full, and what is made with room is what would have been made."""
     settings = {"shard_tokens": 4000, "parts": 2}
     with open(tmp_path / "texts" / "7.jsonl", "w", encoding="utf-8") as file:
         file.writelines(json.dumps({"t": f"def f{n}(a, b): return {n}"}) + "\n" for n in range(3000))
-    whole = prepare([address], silent, tmp_path / "whole", **settings)
+    whole = prepare([spec], silent, tmp_path / "whole", **settings)
     with mounted(tmp_path / "disk", "128k") as disk:
         with pytest.raises(DiskError, match=r"output = .* is full"):
-            prepare([address], silent, disk / "out", **settings)
+            prepare([spec], silent, disk / "out", **settings)
         assert not [name for name in files(disk) if name.endswith(".writing")]
         subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
-        assert prepare([address], silent, disk / "out", **settings) == whole
+        assert prepare([spec], silent, disk / "out", **settings) == whole
 
 
 # --- processes ---------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ LINES = [
 
 @pytest.fixture
 def lines(tmp_path):
-    """Address of six documents of 2, many, few, many, many and 2 tokens."""
+    """Data spec of six documents of 2, many, few, many, many and 2 tokens."""
     (tmp_path / "d.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in LINES))
     return f"jsonl:{tmp_path}/d.jsonl#text"
 
@@ -88,7 +88,7 @@ def test_fewer_than_the_maximum(lines, tokenizer, cache):
     assert len(found.documents) == 3 and found.read_documents == 6
 
 
-def test_the_maximum_is_of_all_addresses_together(lines, tokenizer, cache, tmp_path):
+def test_the_maximum_is_of_all_specs_together(lines, tokenizer, cache, tmp_path):
     (tmp_path / "more.txt").write_text(LINES[1])
     more = f"text:{tmp_path}/more.txt"
     found = select([lines, more], tokenizer, "train", cache, 12, max_documents=4)

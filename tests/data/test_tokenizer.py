@@ -131,17 +131,17 @@ def test_the_same_files_in_every_process(trained, tmp_path):
 
 def test_cached_trains_once_and_follows_documents_and_settings(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("the quick brown fox " * 20)
-    address, cache = [f"text:{tmp_path}/*.txt"], tmp_path / "cache"
-    first = tokenizers.cached(address, 295, cache)
+    spec, cache = [f"text:{tmp_path}/*.txt"], tmp_path / "cache"
+    first = tokenizers.cached(spec, 295, cache)
     assert len(first) == 295
     with monkeypatch.context() as patched:
         patched.setattr(tokenizers, "_sentencepiece", None)
-        again = tokenizers.cached(address, 295, cache)
+        again = tokenizers.cached(spec, 295, cache)
         assert tokenizer_fingerprint(again) == tokenizer_fingerprint(first)
-    tokenizers.cached(address, 294, cache)
-    tokenizers.cached(address, 295, cache, max_characters=100)
+    tokenizers.cached(spec, 294, cache)
+    tokenizers.cached(spec, 295, cache, max_characters=100)
     (tmp_path / "b.txt").write_text("jumps over the lazy dog " * 20)
-    assert tokenizer_fingerprint(tokenizers.cached(address, 295, cache)) != tokenizer_fingerprint(first)
+    assert tokenizer_fingerprint(tokenizers.cached(spec, 295, cache)) != tokenizer_fingerprint(first)
     assert len([path for path in cache.iterdir() if path.is_dir()]) == 4
 
 
@@ -150,7 +150,7 @@ def test_cached_trains_once_and_follows_documents_and_settings(tmp_path, monkeyp
 
 @pytest.fixture
 def lines(tmp_path):
-    """Addresses of 40 files of 30 documents; a document names its file and line."""
+    """Data specs of 40 files of 30 documents; a document names its file and line."""
     for file in range(40):
         rows = [f'{{"t": "{file:02}-{line:02}"}}\n' for line in range(30)]
         (tmp_path / f"{file:02}.jsonl").write_text("".join(rows))
@@ -184,23 +184,23 @@ def test_held_out_files_never_train():
 # --- what a user can get wrong --------------------------------------------------------------------------------------
 
 
-def problem(address, size, folder="new"):
+def problem(spec, size, folder="new"):
     with pytest.raises(UserError) as caught:
-        tokenizers.train([address], size, folder)
+        tokenizers.train([spec], size, folder)
     (found,) = caught.value.problems
     return found
 
 
 def test_impossible_sizes_name_the_nearest_possible(tmp_path):
     (tmp_path / "a.txt").write_text("hello world foo bar\n" * 5)
-    address = f"text:{tmp_path}/a.txt"
-    high, low, none = (problem(address, size, tmp_path / "new") for size in (400, 265, 200))
+    spec = f"text:{tmp_path}/a.txt"
+    high, low, none = (problem(spec, size, tmp_path / "new") for size in (400, 265, 200))
     assert (high.field, high.value) == ("vocab_size", 400)
     assert "a value <= 301" in high.wrong
     assert "265 vs 270" in low.wrong and "200 vs 270" in none.wrong
     assert not (tmp_path / "new").exists()
     for size in (301, 270):
-        assert len(tokenizers.train([address], size, tmp_path / str(size))) == size
+        assert len(tokenizers.train([spec], size, tmp_path / str(size))) == size
 
 
 def test_data_without_text(tmp_path):
@@ -228,9 +228,9 @@ def test_a_folder_is_never_written_over(trained):
 def test_loading_another_tokenizer(trained, tmp_path):
     tokenizer, folder = trained
     assert tokenizer_fingerprint(tokenizers.load(str(folder))) == tokenizer_fingerprint(tokenizer)
-    for address in (str(tmp_path), str(tmp_path / "absent.gguf")):
+    for name_or_path in (str(tmp_path), str(tmp_path / "absent.gguf")):
         with pytest.raises(UserError) as caught:
-            tokenizers.load(address, "--tokenizer")
+            tokenizers.load(name_or_path, "--tokenizer")
         assert caught.value.problems[0].field == "--tokenizer"
 
 

@@ -100,16 +100,16 @@ def test_nothing_is_loaded_from_elsewhere_and_no_link_is_broken(site):
     wrong = []
     for page, found in built.items():
         for target in found.loaded + found.linked:
-            address = urlparse(target)
-            if address.scheme or address.netloc:
+            url = urlparse(target)
+            if url.scheme or url.netloc:
                 wrong += [f"{page.name} loads {target}"] if target in found.loaded else []
                 continue
-            path = unquote(address.path)
+            path = unquote(url.path)
             file = (site / path.lstrip("/") if path.startswith("/") else page.parent / path).resolve() if path else page
             file = file / "index.html" if file.is_dir() else file
             if not file.exists():
                 wrong.append(f"{page.name}: {target} is not there")
-            elif address.fragment and file in built and unquote(address.fragment) not in built[file].ids:
+            elif url.fragment and file in built and unquote(url.fragment) not in built[file].ids:
                 wrong.append(f"{page.name}: {target}: no such place")
     assert wrong == []
 

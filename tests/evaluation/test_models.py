@@ -1,4 +1,4 @@
-"""Every kind of address leads to the model it names, and what is wrong with one is told before anything loads."""
+"""Every kind of name or path leads to the model it names, and what is wrong with one is told before anything loads."""
 
 import argparse
 import json
@@ -186,7 +186,7 @@ def test_the_hash_is_of_the_weights(base, run, tmp_path):
 
 
 def test_the_hash_of_what_was_trained_holds_its_base(base, run, tmp_path):
-    """Another base under the same address is another model, though the trained tensors are the same."""
+    """Another base under the same path is another model, though the trained tensors are the same."""
     folder = run()
     before = found(folder).about()["sha256"]
     record = json.loads((folder / "trained" / "trained.json").read_text())

@@ -35,7 +35,7 @@ def documents():
 
 
 @pytest.fixture
-def address(tmp_path, documents):
+def spec(tmp_path, documents):
     """Of the documents as text files, a token a word."""
     for name, ids in documents.items():
         (tmp_path / f"{name}.txt").write_text(" ".join(f"w{each}" for each in ids))
@@ -44,7 +44,7 @@ def address(tmp_path, documents):
 
 @pytest.fixture
 def stream(tmp_path, documents, base):
-    """Address of the documents as one file of ids."""
+    """Data spec of the documents as one file of ids."""
     write_bin(tmp_path / "all.bin", documents.values(), base)
     return f"bin:{tmp_path}/all.bin"
 
@@ -86,9 +86,9 @@ def whole(base, rows):
     return math.fsum(losses) / len(losses), len(losses)
 
 
-def test_blocks_of_each_document(evaluate, address, documents, base):
-    found = evaluate("--data", address, "--lengths", 32, 16)
-    assert [each["length"] for each in found["perplexity"]] == [16, 32] and found["documents"] == {address: 4}
+def test_blocks_of_each_document(evaluate, spec, documents, base):
+    found = evaluate("--data", spec, "--lengths", 32, 16)
+    assert [each["length"] for each in found["perplexity"]] == [16, 32] and found["documents"] == {spec: 4}
     for entry in found["perplexity"]:
         size = entry["length"]
         rows = [
@@ -116,9 +116,9 @@ def test_all_tokens_of_one_file_of_ids(evaluate, stream, documents, base):
     assert entry["standard_error"] is None, "one text says nothing of how texts differ"
 
 
-def test_new_tokens_behind_bos(evaluate, address, documents, base):
+def test_new_tokens_behind_bos(evaluate, spec, documents, base):
     """PoSE's loop: windows of 39 tokens behind BOS, each token of a document scored once, short documents too."""
-    arguments = ("--data", address, "--lengths", 40, "--convention", "new_tokens", "--stride", 11, "--bos")
+    arguments = ("--data", spec, "--lengths", 40, "--convention", "new_tokens", "--stride", 11, "--bos")
     (entry,) = evaluate(*arguments)["perplexity"]
     rows = []
     for ids in documents.values():
@@ -137,10 +137,10 @@ def test_new_tokens_behind_bos(evaluate, address, documents, base):
     assert 0 < entry["standard_error"] < 1
 
 
-def test_first_windows_alone(evaluate, address, documents, base):
+def test_first_windows_alone(evaluate, spec, documents, base):
     """PoSE's --truncate on documents that are long enough, cut to one length."""
     cut = ("--min_tokens", 33, "--max_tokens", 33, "--max_documents", 2, "--first_window")
-    (entry,) = evaluate("--data", address, "--lengths", 20, "--convention", "new_tokens", "--stride", 3, *cut, "--bos")[
+    (entry,) = evaluate("--data", spec, "--lengths", 20, "--convention", "new_tokens", "--stride", 3, *cut, "--bos")[
         "perplexity"
     ]
     rows = [([BOS, *documents[name][:19]], 19) for name in "ab"]
@@ -149,9 +149,9 @@ def test_first_windows_alone(evaluate, address, documents, base):
     assert entry["nll"] == pytest.approx(nll, abs=1e-5)
 
 
-def test_joined_blocks_without_the_last(evaluate, address, documents, base):
+def test_joined_blocks_without_the_last(evaluate, spec, documents, base):
     """TAPE's eval.py: so many documents at a time, concatenated, and one block fewer than there is room for."""
-    (entry,) = evaluate("--data", address, "--lengths", 16, "--join", 3, "--drop_last")["perplexity"]
+    (entry,) = evaluate("--data", spec, "--lengths", 16, "--join", 3, "--drop_last")["perplexity"]
     joined = [[each for name in part for each in documents[name]] for part in ("abc", "d")]
     rows = [(ids[16 * at : 16 * at + 16], 15) for ids in joined for at in range(len(ids) // 16 - 1)]
     nll, targets = whole(base, rows)
@@ -160,16 +160,16 @@ def test_joined_blocks_without_the_last(evaluate, address, documents, base):
     assert entry["left_out"]["names"] == ["d.txt"]
 
 
-def test_an_extended_model_beyond_its_base(evaluate, run, address):
+def test_an_extended_model_beyond_its_base(evaluate, run, spec):
     """An encoding that is scaled for the length is scaled; two lengths in one load."""
     folder = run()
-    found = evaluate("--data", address, "--lengths", 32, 120, model=folder)
+    found = evaluate("--data", spec, "--lengths", 32, 120, model=folder)
     assert [each["targets"] for each in found["perplexity"]] == [31 * 7, 119]
     assert all(math.isfinite(each["nll"]) for each in found["perplexity"])
 
 
-def test_batches_chunks_and_the_size_of_jobs_change_nothing_but_rounding(evaluate, address, monkeypatch):
-    arguments = ("--data", address, "--lengths", 16, 24, "--convention", "all_tokens", "--stride", 5)
+def test_batches_chunks_and_the_size_of_jobs_change_nothing_but_rounding(evaluate, spec, monkeypatch):
+    arguments = ("--data", spec, "--lengths", 16, 24, "--convention", "all_tokens", "--stride", 5)
     plain = evaluate(*arguments)["perplexity"]
     monkeypatch.setattr(window_jobs, "TOKENS_A_JOB", 100)
     assert evaluate(*arguments)["perplexity"] == plain
@@ -180,25 +180,25 @@ def test_batches_chunks_and_the_size_of_jobs_change_nothing_but_rounding(evaluat
         )
 
 
-def test_loss_by_position_of_documents_and_streams(evaluate, address, stream, documents, base):
+def test_loss_by_position_of_documents_and_streams(evaluate, spec, stream, documents, base):
     """Of a document its beginning; of a stream, which has none, every block of the longest length."""
-    found = evaluate("--data", address, stream, "--lengths", 16, 64, "--spans", 16)["loss_by_position"]
+    found = evaluate("--data", spec, stream, "--lengths", 16, 64, "--spans", 16)["loss_by_position"]
     model = LlamaForCausalLM.from_pretrained(base)
 
     def score(ids):
         return loss_by_position.score(model, torch.tensor([ids]), 16)
 
-    assert list(found[address]) == ["a.txt", "b.txt", "c.txt", "d.txt"]
+    assert list(found[spec]) == ["a.txt", "b.txt", "c.txt", "d.txt"]
     for name, ids in documents.items():
-        assert found[address][f"{name}.txt"]["nll"] == pytest.approx(list(score(ids[:64]).nll), abs=1e-6)
+        assert found[spec][f"{name}.txt"]["nll"] == pytest.approx(list(score(ids[:64]).nll), abs=1e-6)
     ids = [each for part in documents.values() for each in part]
     blocks = loss_by_position.SpanLosses.merge(score(ids[at : at + 64]) for at in (0, 64, 128))
     assert found[stream]["all.bin"]["counts"] == list(blocks.counts) == [45, 48, 48, 48]
     assert found[stream]["all.bin"]["nll"] == pytest.approx(list(blocks.nll), abs=1e-6)
 
 
-def test_the_same_command_again_repeats_nothing(evaluate, address, tmp_path, monkeypatch, capsys):
-    arguments = ("--data", address, "--lengths", 16, "--spans", 8)
+def test_the_same_command_again_repeats_nothing(evaluate, spec, tmp_path, monkeypatch, capsys):
+    arguments = ("--data", spec, "--lengths", 16, "--spans", 8)
     evaluate(*arguments, output=tmp_path / "one")
     before = (tmp_path / "one" / "perplexity.json").read_bytes()
     capsys.readouterr()
@@ -217,26 +217,24 @@ def test_documents_called_like_numbers_are_named_again(evaluate, tmp_path, capsy
         assert "left out: nan" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_broken_model_is_stored_and_shown_as_it_is(evaluate, address, base, tmp_path, capsys):
+def test_a_broken_model_is_stored_and_shown_as_it_is(evaluate, spec, base, tmp_path, capsys):
     model = LlamaForCausalLM.from_pretrained(base)
     model.model.norm.weight.data[0] = math.nan
     model.save_pretrained(tmp_path / "broken")
     AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "broken")
     for _ in range(2):
-        arguments = ("--data", address, "--lengths", 16, "--spans", 8)
+        arguments = ("--data", spec, "--lengths", 16, "--spans", 8)
         found = evaluate(*arguments, model=tmp_path / "broken", output=tmp_path / "out")
         assert "16  nan; nan +- nan nats per token" in capsys.readouterr().out
     assert math.isnan(found["perplexity"][0]["perplexity"]) and math.isnan(found["perplexity"][0]["nll"])
     stored = json.loads((tmp_path / "out" / "perplexity.json").read_text())["figures"]
-    assert stored["perplexity"][0]["nll"] == "nan" and set(stored["loss_by_position"][address]["a.txt"]["nll"]) == {
-        "nan"
-    }
+    assert stored["perplexity"][0]["nll"] == "nan" and set(stored["loss_by_position"][spec]["a.txt"]["nll"]) == {"nan"}
 
 
-def test_an_interrupted_evaluation_goes_on(evaluate, address, tmp_path, monkeypatch):
+def test_an_interrupted_evaluation_goes_on(evaluate, spec, tmp_path, monkeypatch):
     """Killed behind its third job, it does the others and stores what an undisturbed one does."""
     monkeypatch.setattr(window_jobs, "TOKENS_A_JOB", 40)
-    arguments = ("--data", address, "--lengths", 16, 32, "--spans", 8)
+    arguments = ("--data", spec, "--lengths", 16, 32, "--spans", 8)
     undisturbed = evaluate(*arguments)
     real, done = window_jobs.work, []
 
@@ -258,8 +256,8 @@ def test_an_interrupted_evaluation_goes_on(evaluate, address, tmp_path, monkeypa
     assert json.dumps(resumed) == json.dumps(undisturbed)
 
 
-def test_what_was_left_out_is_shown(evaluate, address, capsys):
-    evaluate("--data", address, "--lengths", 64)
+def test_what_was_left_out_is_shown(evaluate, spec, capsys):
+    evaluate("--data", spec, "--lengths", 64)
     shown = capsys.readouterr().out
     assert "2 documents too short, left out: c.txt, d.txt" in " ".join(shown.split()) and "tokens in no window" in shown
 
@@ -289,17 +287,17 @@ def test_all_mistakes_of_a_command_line_come_together(refused, tmp_path):
     assert "--max_tokens = 20" in said and "--chunk = -1" in said
 
 
-def test_texts_too_short_for_a_length(refused, address):
-    said = refused("--data", address, "--lengths", 16, 1000, 131, "--convention", "all_tokens", "--stride", 4)
+def test_texts_too_short_for_a_length(refused, spec):
+    said = refused("--data", spec, "--lengths", 16, 1000, 131, "--convention", "all_tokens", "--stride", 4)
     assert "2 problems" in said and "--lengths = 131" in said and "--lengths = 1000" in said
     assert "the longest has 131 tokens" in said
-    said = refused("--data", address, "--lengths", 132, "--convention", "new_tokens", "--stride", 4)
+    said = refused("--data", spec, "--lengths", 132, "--convention", "new_tokens", "--stride", 4)
     assert "none of the 4 texts" in said, "a window that no text fills is no window of that length"
 
 
-def test_a_stride_needs_windows_that_overlap(refused, address):
-    assert "they have no stride" in refused("--data", address, "--lengths", 16, "--stride", 4)
-    narrow = refused("--data", address, "--lengths", 16, "--stride", 16, "--convention", "new_tokens", "--bos")
+def test_a_stride_needs_windows_that_overlap(refused, spec):
+    assert "they have no stride" in refused("--data", spec, "--lengths", 16, "--stride", 4)
+    narrow = refused("--data", spec, "--lengths", 16, "--stride", 16, "--convention", "new_tokens", "--bos")
     assert "moves by 15 at most" in narrow
 
 
@@ -310,8 +308,8 @@ def test_empty_data(refused, tmp_path):
     assert "the file is empty" in refused("--data", f"bin:{tmp_path}/empty.bin", "--lengths", 16)
 
 
-def test_documents_too_short_for_min_tokens(refused, address):
-    said = refused("--data", address, "--lengths", 16, "--min_tokens", "1k")
+def test_documents_too_short_for_min_tokens(refused, spec):
+    said = refused("--data", spec, "--lengths", 16, "--min_tokens", "1k")
     assert "--data = " in said and "lower --min_tokens" in said
 
 
@@ -320,18 +318,18 @@ def test_ids_of_another_vocabulary(refused, tmp_path, base):
     assert "outside the tokenizer's vocabulary of 61" in refused("--data", f"bin:{tmp_path}/other.bin", "--lengths", 16)
 
 
-def test_a_model_of_fewer_embeddings_than_the_tokenizer(refused, address, base, tmp_path):
+def test_a_model_of_fewer_embeddings_than_the_tokenizer(refused, spec, base, tmp_path):
     config = LlamaForCausalLM.from_pretrained(base).config
     config.vocab_size = 50
     LlamaForCausalLM(config).save_pretrained(tmp_path / "narrow")
     AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "narrow")
-    said = refused("--data", address, "--lengths", 16, model=tmp_path / "narrow")
+    said = refused("--data", spec, "--lengths", 16, model=tmp_path / "narrow")
     assert "the model's vocabulary ends at 49" in said
 
 
-def test_a_head_that_cannot_be_reproduced(refused, address, monkeypatch):
+def test_a_head_that_cannot_be_reproduced(refused, spec, monkeypatch):
     monkeypatch.setattr(perplexity, "unscorable", lambda config: "softcapping of this model")
-    assert "softcapping of this model" in refused("--data", address, "--lengths", 16)
+    assert "softcapping of this model" in refused("--data", spec, "--lengths", 16)
 
 
 def test_one_process_speaks_for_all(refused, monkeypatch):

@@ -59,7 +59,7 @@ def test_a_table_with_a_number_too_few_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("address", "expected"),
+    ("spec", "expected"),
     [
         ("bin:pg19/test.bin", "pg19"),
         ("jsonl:hf://datasets/someone/PG-19/test/*.jsonl#text", "pg19"),
@@ -73,8 +73,8 @@ def test_a_table_with_a_number_too_few_is_refused():
         ("hub:codeparrot/github-code-clean::train", None),
     ],
 )
-def test_which_address_names_a_published_test_set(address, expected):
-    assert published.text_of(address) == expected
+def test_which_spec_names_a_published_test_set(spec, expected):
+    assert published.text_of(spec) == expected
 
 
 def test_tables_for_what_is_asked():

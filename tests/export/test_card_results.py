@@ -19,7 +19,7 @@ def test_documents_are_merged_by_their_targets():
 
 
 def test_documents_are_named_without_the_folders_of_the_machine():
-    """A second document of a name is called by its address, which may be a path."""
+    """A second document of a name is called by its data spec, which may hold a path."""
     losses = {"span": 64, "starts": [0], "nll": [2.0], "counts": [63], "mean": 2.0}
     names = {"a.py": losses, "a.py (text:/home/jo/own/a.py)": losses}
     text = card_results.text(stored(loss_by_position={"x": names}))

@@ -269,7 +269,7 @@ def test_a_torch_file_that_would_run_code_is_not_read(tmp_path):
 
 def test_a_hub_id_is_downloaded_without_its_code_and_converted(tmp_path, monkeypatch):
     """The hub's part played by a folder."""
-    from tape_ds.model import addresses
+    from tape_ds.model import name_or_path
 
     tensors = publish(tmp_path / "snapshot")
     asked = {}
@@ -278,8 +278,8 @@ def test_a_hub_id_is_downloaded_without_its_code_and_converted(tmp_path, monkeyp
         asked.update(repository=repository, patterns=allow_patterns)
         return str(tmp_path / "snapshot")
 
-    monkeypatch.setattr(addresses.PreTrainedConfig, "get_config_dict", lambda address: (CONFIG, {}))
-    monkeypatch.setattr(addresses, "snapshot_download", download)
+    monkeypatch.setattr(name_or_path.PreTrainedConfig, "get_config_dict", lambda name: (CONFIG, {}))
+    monkeypatch.setattr(name_or_path, "snapshot_download", download)
     folder = convert.resolve("baichuan-inc/Baichuan2-7B-Base", tmp_path / "models")
     assert asked["repository"] == "baichuan-inc/Baichuan2-7B-Base" and not [
         x for x in asked["patterns"] if "py" in x[-3:]
@@ -291,9 +291,9 @@ def test_a_hub_id_is_downloaded_without_its_code_and_converted(tmp_path, monkeyp
 
 
 def test_a_hub_that_cannot_be_reached_is_a_user_error(tmp_path, monkeypatch):
-    from tape_ds.model import addresses
+    from tape_ds.model import name_or_path
 
-    monkeypatch.setattr(addresses.PreTrainedConfig, "get_config_dict", lambda address: (CONFIG, {}))
+    monkeypatch.setattr(name_or_path.PreTrainedConfig, "get_config_dict", lambda name: (CONFIG, {}))
     with pytest.raises(UserError, match="could not be downloaded"):
         convert.resolve("baichuan-inc/Baichuan2-7B-Base", tmp_path / "models")
 

@@ -49,7 +49,7 @@ MALFORMED = {
         "another encoding",
     ),
     "no chunks": ({"pose_chunks": 0}, "pose_chunks", "0", "1 or more"),
-    "unknown address": ({"train_data": ["sdtlib"]}, "train_data", "sdtlib", "stdlib"),
+    "unknown data spec": ({"train_data": ["sdtlib"]}, "train_data", "sdtlib", "stdlib"),
     "no such text": ({"train_data": ["text:none/*.txt"]}, "train_data", "text:none/*.txt", "check the path"),
     "no data": ({"train_data": []}, "train_data", "[]", "stdlib"),
     "a mapping that is no list": ({"train_data": {"source": "stdlib", "weight": 1}}, "train_data", "source", "a list"),

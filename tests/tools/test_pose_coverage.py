@@ -66,13 +66,13 @@ def test_real_data_are_those_of_the_run(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("for letter in the alphabet: skip a few\n" * 40)
     monkeypatch.setattr("tape_ds.data.tokenizer.load", lambda *_: build_tokenizer())
     monkeypatch.setattr("tape_ds.model.convert.resolve", lambda name: name)
-    address = f"text:{tmp_path}/text.txt"
-    fields = ["--train_data", address, "--window", "64", "--eval_data", "", "--data_cache", str(tmp_path / "cache")]
+    spec = f"text:{tmp_path}/text.txt"
+    fields = ["--train_data", spec, "--window", "64", "--eval_data", "", "--data_cache", str(tmp_path / "cache")]
     result, _ = written(tmp_path / "out", *fields, "--samples", "9")
     rows = pose_coverage.real_rows(load(fields, world_size=1))
     layouts = [(rows[i]["position_ids"].numpy(), rows[i]["document_ids"].numpy()) for i in range(9)]
     assert result.figures["distances"] == coverage.measure(layouts, 16384).summary()
-    assert list(result.data) == [address]
+    assert list(result.data) == [spec]
 
 
 @pytest.mark.parametrize(

@@ -85,10 +85,10 @@ def test_proof_pile_takes_the_first_that_are_long(hub, make, monkeypatch):
 def test_own_texts_with_and_without_special_tokens(make, tmp_path):
     for name in "ba":
         (tmp_path / f"{name}.txt").write_text(f"text {name} and more")
-    address = f"text:{tmp_path}/*.txt"
-    assert make("own", "--data", address, "--max_tokens", 6)[1].tokens == 12
-    assert make("own", "--data", address, "--overwrite")[0] == "text a and moretext b and more"
-    text, record = make("own", "--data", address, "--keep_special", "--overwrite")
+    spec = f"text:{tmp_path}/*.txt"
+    assert make("own", "--data", spec, "--max_tokens", 6)[1].tokens == 12
+    assert make("own", "--data", spec, "--overwrite")[0] == "text a and moretext b and more"
+    text, record = make("own", "--data", spec, "--keep_special", "--overwrite")
     assert text == "<s>text a and more<s>text b and more" and record.documents == 2
 
 
@@ -104,7 +104,7 @@ def test_mistakes_come_together_and_leave_nothing(make, tmp_path, capsys):
     (tmp_path / "folder.bin").mkdir()
     before = sorted(path.name for path in tmp_path.iterdir())
     said = refused("--output", tmp_path / "new.txt", "--min_tokens", 0, "--max_documents", -1)
-    assert "4 problems" in said and "does not end in .bin" in said and "not a list of addresses" in said
+    assert "4 problems" in said and "does not end in .bin" in said and "not a list of data specs" in said
     ids = refused("--output", tmp_path / "old.bin", "--data", f"bin:{tmp_path}/old.bin", f"text:{tmp_path}/x.txt")
     assert "exists" in ids and "3 bytes are no whole number" in ids
     text = ("--data", f"text:{tmp_path}/x.txt")

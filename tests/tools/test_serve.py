@@ -27,7 +27,7 @@ LENGTH = 128
 """Of the models here."""
 
 
-def found(address):
+def found(name_or_path):
     options = {
         "tokenizer": None,
         "dtype": "auto",
@@ -36,13 +36,13 @@ def found(address):
         "rope_scaling": "own",
         "trust_remote_code": False,
     }
-    return models.find(argparse.Namespace(model=str(address), **options))
+    return models.find(argparse.Namespace(model=str(name_or_path), **options))
 
 
 @contextmanager
-def serving(address, name="tiny", template=None, length=LENGTH):
-    """A client of the model at an address."""
-    model = found(address)
+def serving(name_or_path, name="tiny", template=None, length=LENGTH):
+    """A client of the model at a name or path."""
+    model = found(name_or_path)
     tokenizer = model.tokenizer()
     tokenizer.chat_template = template
     app = serve.application(model.load(), tokenizer, name, length)
@@ -61,16 +61,16 @@ def serving(address, name="tiny", template=None, length=LENGTH):
         thread.join()
 
 
-def generated(address, prompt, tokens):
+def generated(name_or_path, prompt, tokens):
     """The greedy text that ``generate`` gives."""
-    model, tokenizer = found(address).load(), AutoTokenizer.from_pretrained(found(address).folder)
+    model, tokenizer = found(name_or_path).load(), AutoTokenizer.from_pretrained(found(name_or_path).folder)
     ids = tokenizer(prompt, return_tensors="pt").input_ids
     out = model.generate(ids, max_new_tokens=tokens, do_sample=False)
     return tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
 
 
 @pytest.fixture(scope="module")
-def addresses(run, base, tmp_path_factory):  # noqa: F811
+def folders(run, base, tmp_path_factory):  # noqa: F811
     """Each kind of folder that can be served."""
     made = tmp_path_factory.mktemp("served")
     trained, plain = run(), run("rope", "norms", YARN, trained=("norm",))
@@ -90,10 +90,10 @@ def _adapter(base, made):  # noqa: F811
 
 
 @pytest.mark.parametrize("kind", ["run", "own code", "plain", "adapter"])
-def test_the_client_gets_the_greedy_text_of_generate_at_once_and_as_a_stream(addresses, kind):
-    wanted = generated(addresses[kind], PROMPT, 12)
+def test_the_client_gets_the_greedy_text_of_generate_at_once_and_as_a_stream(folders, kind):
+    wanted = generated(folders[kind], PROMPT, 12)
     asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
-    with serving(addresses[kind], length=64) as client:
+    with serving(folders[kind], length=64) as client:
         whole = client.completions.create(**asked)
         assert [each.id for each in client.models.list()] == ["tiny"]
         pieces = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
@@ -101,11 +101,11 @@ def test_the_client_gets_the_greedy_text_of_generate_at_once_and_as_a_stream(add
     assert whole.usage.prompt_tokens == 4 and len(pieces) > 4
 
 
-def test_chats_are_answered_at_once_and_as_a_stream(addresses):
+def test_chats_are_answered_at_once_and_as_a_stream(folders):
     template = "w1 {% for m in messages %}{{ m['content'] }} {% endfor %}"
-    wanted = generated(addresses["run"], f"w1 {PROMPT}", 6)
+    wanted = generated(folders["run"], f"w1 {PROMPT}", 6)
     asked = {"model": "tiny", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 6, "temperature": 0}
-    with serving(addresses["run"], template=template) as client:
+    with serving(folders["run"], template=template) as client:
         whole = client.chat.completions.create(**asked).choices[0].message.content
         pieces = [
             chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**asked, stream=True)
@@ -119,8 +119,8 @@ def refusal(create, **asked):
     return str(refused.value)
 
 
-def test_what_cannot_be_answered_is_refused_with_status_400(addresses):
-    with serving(addresses["run"], template="{{ messages[0]['content'] }}", length=16) as client:
+def test_what_cannot_be_answered_is_refused_with_status_400(folders):
+    with serving(folders["run"], template="{{ messages[0]['content'] }}", length=16) as client:
         said = refusal(client.completions.create, prompt="w5 " * 16)
         assert "16 tokens, with no room for an answer" in said and "up to 16" in said
         assert "no room" in refusal(client.completions.create, prompt="w5 " * 40, stream=True)
@@ -136,15 +136,15 @@ def test_what_cannot_be_answered_is_refused_with_status_400(addresses):
     assert left.usage.completion_tokens <= 3, "an answer ends where the length does"
 
 
-def test_a_chat_without_a_template_is_refused(addresses):
-    with serving(addresses["plain"]) as client:
+def test_a_chat_without_a_template_is_refused(folders):
+    with serving(folders["plain"]) as client:
         said = refusal(client.chat.completions.create, messages=[{"role": "user", "content": PROMPT}])
         with pytest.raises(openai.BadRequestError, match="chat_template is not set"):
             client.responses.create(model="tiny", input=PROMPT)
     assert "chat_template is not set" in said
 
 
-def test_every_mistake_is_found_before_the_model_loads(addresses, tmp_path, capsys):
+def test_every_mistake_is_found_before_the_model_loads(folders, tmp_path, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert serve.main([str(tmp_path / "nowhere"), "--port", port]) == 2
@@ -152,7 +152,7 @@ def test_every_mistake_is_found_before_the_model_loads(addresses, tmp_path, caps
     assert "2 problems" in said and "cannot be listened at" in said and "no such folder" in said
 
 
-def test_it_listens_at_an_address_of_ipv6(addresses, monkeypatch, capsys):
+def test_it_listens_at_an_address_of_ipv6(folders, monkeypatch, capsys):
     """The check before it knew IPv4 alone."""
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6) as free:
@@ -160,15 +160,15 @@ def test_it_listens_at_an_address_of_ipv6(addresses, monkeypatch, capsys):
     except OSError:
         pytest.skip("this machine has no IPv6")
     monkeypatch.setattr(uvicorn, "run", lambda app, **told: uvicorn.Config(app, **told).bind_socket().close())
-    assert serve.main([str(addresses["plain"]), "--host", "::1", "--port", str(port)]) == 0
+    assert serve.main([str(folders["plain"]), "--host", "::1", "--port", str(port)]) == 0
     assert f"http://[::1]:{port}/v1" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_the_command_serves_until_it_is_told_to_stop(addresses):
+def test_the_command_serves_until_it_is_told_to_stop(folders):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tape_ds", "serve", str(addresses["run"]), "--port", str(port), "--name", "mine"]
+    command = [sys.executable, "-m", "tape_ds", "serve", str(folders["run"]), "--port", str(port), "--name", "mine"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert "mine, up to 128 tokens" in server.stdout.readline()
@@ -182,4 +182,4 @@ def test_the_command_serves_until_it_is_told_to_stop(addresses):
                 asked = client.completions.create(model="mine", prompt=PROMPT, max_tokens=6, temperature=0)
         finally:
             server.terminate()
-    assert asked.choices[0].text == generated(addresses["run"], PROMPT, 6)
+    assert asked.choices[0].text == generated(folders["run"], PROMPT, 6)

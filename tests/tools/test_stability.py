@@ -26,7 +26,7 @@ def _own_folders(tmp_path, monkeypatch):
 
 @pytest.fixture
 def text(tmp_path):
-    """Address of two texts of 60 tokens."""
+    """Data spec of two texts of 60 tokens."""
     for name, step in (("one", 7), ("two", 11)):
         (tmp_path / f"{name}.txt").write_text(" ".join(f"w{WORDS[step * place % len(WORDS)]}" for place in range(60)))
     return f"text:{tmp_path}/*.txt"
@@ -134,7 +134,7 @@ def test_files_of_one_name_in_two_folders_are_two_texts(tmp_path, base):
     both = [f"text:{tmp_path}/{name}/*.txt" for name in ("a", "b")]
     result, _ = written(tmp_path / "out", base, "--texts", *both)
     (model,) = result.figures["models"]
-    assert list(model["texts"]) == [f"{address} same.txt" for address in both]
+    assert list(model["texts"]) == [f"{spec} same.txt" for spec in both]
     each = [text["add_tokens"]["layers"]["1"]["attention_l1"] for text in model["texts"].values()]
     assert each[0] != each[1]
     assert model["mean"]["add_tokens"]["layers"]["1"]["attention_l1"] == pytest.approx(sum(each) / 2)

@@ -98,9 +98,9 @@ def _addressed(task: str, tests: Sequence[Mapping[str, Any]]) -> Numbers:
     }
 
 
-def _text(address: str) -> str:
+def _text(spec: str) -> str:
     """Return what a data source is called: as the published tables do, or by its kind."""
-    return published.text_of(address) or address.partition(":")[0]
+    return published.text_of(spec) or spec.partition(":")[0]
 
 
 def _losses(documents: Mapping[str, Mapping[str, Any]], native: int) -> Numbers:

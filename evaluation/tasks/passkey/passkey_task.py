@@ -58,9 +58,9 @@ def documents(
 
 
 @cache
-def load(address: str) -> "PreTrainedTokenizerBase":
+def load(name_or_path: str) -> "PreTrainedTokenizerBase":
     """Return the tokenizer of a folder or a hub id, read once."""
-    return tokenizer.load(address)
+    return tokenizer.load(name_or_path)
 
 
 def score(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:

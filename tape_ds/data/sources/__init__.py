@@ -1,12 +1,12 @@
-"""Where text comes from: one small class per kind of address; a new one is a class and a line in :data:`KINDS`.
+"""Where text comes from: one small class per kind of data spec; a new one is a class and a line in :data:`KINDS`.
 
-Each class says how its address reads; docs/data.md has them all. Relative globs start at the working directory, ``~``
+Each class says how its spec reads; docs/data.md has them all. Relative globs start at the working directory, ``~``
 is the home folder, ``**`` descends. Files are read in the order of their path below the glob's fixed part, compared by
 code point, so the order depends on neither machine nor locale.
 
-An address is *parsed* (only its kind can be wrong), then *checked* (cheaply, everything wrong with it at once), and
+A spec is *parsed* (only its kind can be wrong), then *checked* (cheaply, everything wrong with it at once), and
 only then read. ``stdlib`` and ``hub`` know a held-out split of their own. With the other kinds the list in which an
-address stands (training or evaluation) says what it is for, and both splits yield all of it.
+spec stands (training or evaluation) says what it is for, and both splits yield all of it.
 """
 
 from collections.abc import Sequence
@@ -48,22 +48,22 @@ KINDS: dict[str, type[Source]] = {
         TokenFile,
     )
 }
-"""Every kind of address and its class, in the order in which messages list them."""
+"""Every kind of data spec and its class, in the order in which messages list them."""
 
 
 def parse(spec: str, field: str = "data") -> Source:
     """Return the :class:`Source` of ``spec``; nothing is opened.
 
     Raises:
-        UserError: the address is not a text or its kind is unknown.
+        UserError: the spec is not a text or its kind is unknown.
     """
     forms = ", ".join(kind.form for kind in KINDS.values())
     if not isinstance(spec, str) or not spec.strip():
-        raise UserError(Problem(field, spec, "not an address of data", f"one of: {forms}"))
+        raise UserError(Problem(field, spec, "not a data spec", f"one of: {forms}"))
     kind = spec.partition(":")[0]
     if spec[0] in "[{":
         remedy = "weights are given in train_data of a recipe, and nowhere else: [{source: SPEC, weight: NUMBER}, ...]"
-        raise UserError(Problem(field, spec, f"no address of data, which is one of: {forms}", remedy))
+        raise UserError(Problem(field, spec, f"no data spec, which is one of: {forms}", remedy))
     if kind not in KINDS:
         raise UserError(
             Problem(field, spec, f"unknown kind of data {kind!r}", f"{did_you_mean(kind, KINDS)} Forms: {forms}")
@@ -72,7 +72,7 @@ def parse(spec: str, field: str = "data") -> Source:
 
 
 def parse_all(specs: Sequence[str], field: str = "data") -> list[Source]:
-    """Parse and check a list of addresses.
+    """Parse and check a list of data specs.
 
     Raises:
         UserError: with the problems of all of them.
@@ -80,7 +80,7 @@ def parse_all(specs: Sequence[str], field: str = "data") -> list[Source]:
     problems: list[Problem] = []
     found: list[Source] = []
     if isinstance(specs, str) or not specs:
-        problems.append(Problem(field, specs, "not a list of addresses", f"write for example {field}: [stdlib]"))
+        problems.append(Problem(field, specs, "not a list of data specs", f"write for example {field}: [stdlib]"))
         specs = []
     for spec in specs:
         try:
@@ -95,7 +95,7 @@ def parse_all(specs: Sequence[str], field: str = "data") -> list[Source]:
 
 
 def check_lists(train: Sequence[weights.Entry], evaluation: Sequence[str]) -> list[Problem]:
-    """Problems of ``train_data`` and ``eval_data`` together: weights, each address, and documents that stand in both;
+    """Problems of ``train_data`` and ``eval_data`` together: weights, each spec, and documents that stand in both;
     only the latter may be empty."""
     problems = list(weights.check(train, "train_data"))
     lists: list[list[Source]] = []

@@ -1,4 +1,4 @@
-"""What every kind of address has in common: :class:`Document`, :class:`Shard`, the interface :class:`Source`."""
+"""What every kind of data spec has in common: :class:`Document`, :class:`Shard`, the interface :class:`Source`."""
 
 import zipfile
 import zlib
@@ -47,7 +47,7 @@ class Shard:
 
 
 class Source(ABC):
-    """Documents behind one address. ``field`` is the recipe's field in which the address stands, for messages."""
+    """Documents behind one data spec. ``field`` is the recipe's field in which the spec stands, for messages."""
 
     kind: ClassVar[str]
     form: ClassVar[str]

@@ -22,7 +22,7 @@ from tape_ds.errors import Problem, UserError, did_you_mean
 
 _PEEKED_FILES = 32
 _REPAIR = "repair the file, or leave it out of the glob"
-_CONNECT = "check the address and the network"
+_CONNECT = "check the URL and the network"
 
 
 class _Files(RowSource):

@@ -28,7 +28,7 @@ class HubDataset(RowSource):
     kind = "hub"
     form = "hub:NAME[@REV][:CONFIG][:SPLIT][#field]"
 
-    _ADDRESS = re.compile(
+    _SPEC = re.compile(
         r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[^:#]+))?(:(?P<config>[^:\[#]*))?"
         r"(:(?P<split>\w+)(\[:(?P<first>\d+)\])?)?(#(?P<column>.+))?"
     )
@@ -36,7 +36,7 @@ class HubDataset(RowSource):
 
     def __init__(self, spec: str, field: str = "data"):
         super().__init__(spec, field)
-        match = self._ADDRESS.fullmatch(self.rest)
+        match = self._SPEC.fullmatch(self.rest)
         parts = match.groupdict() if match else {}
         self.name: str | None = parts.get("name")
         self.revision: str | None = parts.get("revision")
@@ -49,7 +49,7 @@ class HubDataset(RowSource):
         """The spec reads as one of a hub dataset; whether it exists is only known online."""
         if self.name is None:
             remedy = f"write {self.form}, for example hub:allenai/c4:en:train[:20000]"
-            return [self.problem("not an address of a hub dataset", remedy)]
+            return [self.problem("not the data spec of a hub dataset", remedy)]
         if self.split is None and self.config in {"train", "test", "validation"}:
             wrong = f"{self.config!r} stands in the place of the configuration"
             instead = self.spec.replace(f":{self.config}", f"::{self.config}")

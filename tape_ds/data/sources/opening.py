@@ -1,6 +1,6 @@
 """Files behind a pattern, here or elsewhere, and how they are opened.
 
-A pattern with ``://`` is an address of fsspec: ``hf://datasets/NAME[@REVISION]/PATH`` is a file of a repository of the
+A pattern with ``://`` is a URL of fsspec: ``hf://datasets/NAME[@REVISION]/PATH`` is a file of a repository of the
 Hugging Face hub, ``zip://MEMBER::hf://...`` a file inside an archive there. Nothing is downloaded but what is read. All
 other patterns are paths of this machine.
 """

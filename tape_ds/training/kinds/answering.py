@@ -22,7 +22,7 @@ from tape_ds.recipe.finetuning import FinetuningRecipe
 from tape_ds.scoring import answers
 from tape_ds.scoring.answers import AnswerLoss, Asked
 from tape_ds.training import tables
-from tape_ds.training.kinds.extension import base_address
+from tape_ds.training.kinds.extension import base_path
 from tape_ds.training.run import RunOfVariedRows
 
 SCORES = "results/answers.json"
@@ -118,7 +118,7 @@ class Finetuning(RunOfVariedRows):
     @property
     def record(self) -> TrainedRecord:
         """Every parameter is trained, so the folder is a whole model; the base says what it was."""
-        return TrainedRecord(base=base_address(self.recipe.model.model), method="full", names=self.names)
+        return TrainedRecord(base=base_path(self.recipe.model.model), method="full", names=self.names)
 
     @property
     def mean_tokens(self) -> int:

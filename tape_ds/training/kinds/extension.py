@@ -62,8 +62,8 @@ class Extension(Run):
 
     @property
     def record(self) -> TrainedRecord:
-        """The base under the address of the recipe, so that it is found from any folder."""
-        base = base_address(self.recipe.model.model)
+        """The base under the recipe's name or path, so that it is found from any folder."""
+        base = base_path(self.recipe.model.model)
         return TrainedRecord(base=base, method=self.recipe.method.method, names=self.names)
 
     @property
@@ -177,7 +177,7 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
     Raises:
         UserError: whatever only the model's own files or the data can tell, on every rank alike.
     """
-    base = convert.resolve(base_address(recipe.model.model))
+    base = convert.resolve(base_path(recipe.model.model))
     native = extendable.read_config(base)
     fitting = [*check_against_model(recipe, native), *targets_of(recipe.chosen, native.model_type, recipe.method)]
     learned = recipe.trains_positions and learns(
@@ -247,7 +247,7 @@ def quantisation(recipe: ExtensionRecipe, arguments: TrainingArguments) -> dict[
     return {"quantization_config": kind, "device_map": {"": arguments.device}}
 
 
-def base_address(model: str) -> str:
+def base_path(model: str) -> str:
     """Return the recipe's model so that it is found from any folder: a path absolute, anything else as it is."""
     path = Path(model).expanduser()
     return str(path.absolute()) if model != convert.SMOLLM2 and path.exists() else model
@@ -304,14 +304,14 @@ def held_out_documents(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBa
     length = recipe.evaluation.eval_length
     documents: list[HeldOut] = []
     problems = []
-    for address in recipe.data.eval_data:
-        for row in tokenize([address], tokenizer, "heldout", paths.data_cache(recipe.data.data_cache)):
+    for spec in recipe.data.eval_data:
+        for row in tokenize([spec], tokenizer, "heldout", paths.data_cache(recipe.data.data_cache)):
             if len(row["input_ids"]) < length:
                 wrong = f"{row['name']} has {len(row['input_ids'])} tokens, fewer than eval_length = {length}"
-                problems.append(Problem("eval_data", address, wrong, "name longer documents, or lower eval_length"))
+                problems.append(Problem("eval_data", spec, wrong, "name longer documents, or lower eval_length"))
                 continue
-            taken = any(document.name == row["name"] for document in documents)  # two addresses may each have one
-            name = f"{row['name']} ({address})" if taken else row["name"]
+            taken = any(document.name == row["name"] for document in documents)  # two specs may each have one
+            name = f"{row['name']} ({spec})" if taken else row["name"]
             documents.append(HeldOut(name, torch.tensor([row["input_ids"][:length]])))
     raise_if_any(problems)
     return documents

@@ -21,7 +21,7 @@ from tape_ds.scoring.answers import Asked
 from tape_ds.training import identity, model_config
 from tape_ds.training.kinds.answering import Finetuning, Material
 from tape_ds.training.kinds.chat import ChatTuning
-from tape_ds.training.kinds.extension import base_address
+from tape_ds.training.kinds.extension import base_path
 from tape_ds.training.run import require_room, require_same, sample_count, start, weights_dtype
 
 
@@ -82,7 +82,7 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
         UserError: whatever only the model's own files or the data can tell, on every rank alike.
     """
     kind: type[Finetuning] = ChatTuning if isinstance(recipe, ChatRecipe) else ScrollsTuning
-    base = convert.resolve(base_address(recipe.model.model))
+    base = convert.resolve(base_path(recipe.model.model))
     native = extendable.read_config(base)
     raise_if_any([*extendable.check(native), *check_model(recipe.scale, native)])
     config = model_config.finetuned(recipe, native)

@@ -56,13 +56,13 @@ def hub():
         yield opened
 
 
-def read(address):
-    (source,) = parse_all([address])
+def read(spec):
+    (source,) = parse_all([spec])
     return [(document.name, document.text) for document in source.documents("heldout")]
 
 
 @pytest.mark.parametrize(
-    ("address", "found"),
+    ("spec", "found"),
     [
         (
             "jsonl:hf://HUB/test/*.jsonl*#text",
@@ -75,8 +75,8 @@ def read(address):
         ("text:hf://HUB/one.txt", [("one.txt", "whole")]),
     ],
 )
-def test_files_of_a_hub_repository(hub, address, found):
-    assert read(address.replace("HUB", SCRIPT_ONLY)) == found
+def test_files_of_a_hub_repository(hub, spec, found):
+    assert read(spec.replace("HUB", SCRIPT_ONLY)) == found
 
 
 def test_nothing_is_opened_before_it_is_read(hub):
@@ -93,7 +93,7 @@ def test_nothing_is_opened_before_it_is_read(hub):
 
 
 def test_what_cannot_be_had_is_named(hub, monkeypatch):
-    for address, wrong in (
+    for spec, wrong in (
         (f"jsonl:hf://{SCRIPT_ONLY}/train/*.jsonl#text", "no file matches"),
         (f"jsonl:hf://{SCRIPT_ONLY}/none.jsonl#text", "none.jsonl cannot be read"),
         (f"jsonl:zip://other.jsonl::hf://{SCRIPT_ONLY}/set.zip#input", "other.jsonl cannot be read"),
@@ -103,7 +103,7 @@ def test_what_cannot_be_had_is_named(hub, monkeypatch):
         ("jsonl:zip://x.jsonl::nowhere://a/b.zip#text", "Protocol not known: nowhere"),
     ):
         with pytest.raises(UserError, match=wrong):
-            read(address)
+            read(spec)
 
     client = importlib.import_module(type(get_session()).__module__)  # httpx, or httpx2, as the hub's version has it
 
@@ -111,7 +111,7 @@ def test_what_cannot_be_had_is_named(hub, monkeypatch):
         raise client.ConnectError("no network")
 
     monkeypatch.setattr(LocalHub, "_open", silent)
-    with pytest.raises(UserError, match=r"one.txt cannot be read: no network\n.*check the address and the network"):
+    with pytest.raises(UserError, match=r"one.txt cannot be read: no network\n.*check the URL and the network"):
         read(f"text:hf://{SCRIPT_ONLY}/one.txt")
     monkeypatch.setattr(LocalHub, "glob", silent)
     with pytest.raises(UserError, match="cannot be looked for: no network"):
@@ -185,8 +185,8 @@ def test_lines_by_a_condition(pile, condition, found):
 
 
 def test_a_condition_is_part_of_the_fingerprint(pile):
-    addresses = (pile, f"{pile}?long=true", f"{pile}?long=false")
-    assert len({parse(address).fingerprint() for address in addresses}) == 3
+    specs = (pile, f"{pile}?long=true", f"{pile}?long=false")
+    assert len({parse(spec).fingerprint() for spec in specs}) == 3
 
 
 def test_conditions_that_cannot_hold_are_refused(pile):

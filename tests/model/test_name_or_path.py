@@ -1,4 +1,4 @@
-"""Where addresses lead: what is unpacked is kept, for this file and no other."""
+"""Where a model's name or path leads: what is unpacked is kept, for this file and no other."""
 
 import contextlib
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tape_ds.errors import DiskError, UserError
-from tape_ds.model import addresses
+from tape_ds.model import name_or_path
 from tests.disks import files, make_read_only, mounted
 
 
@@ -20,7 +20,7 @@ def unpacked(monkeypatch):
         folder.mkdir()
         (folder / "content").write_bytes(file.read_bytes())
 
-    monkeypatch.setattr(addresses, "_write_gguf", write)
+    monkeypatch.setattr(name_or_path, "_write_gguf", write)
     return files
 
 
@@ -31,8 +31,8 @@ def test_gguf_files_of_one_name_are_told_apart(tmp_path, unpacked):
         (tmp_path / name).mkdir()
         file = tmp_path / name / "ggml-model-f16.gguf"
         file.write_text(f"weights of {name}")
-        found[name] = addresses.resolve(str(file), tmp_path / "models")
-        assert addresses.resolve(str(file), tmp_path / "models") == found[name]
+        found[name] = name_or_path.resolve(str(file), tmp_path / "models")
+        assert name_or_path.resolve(str(file), tmp_path / "models") == found[name]
     for name, folder in found.items():
         assert (Path(folder) / "content").read_text() == f"weights of {name}"
     assert len(unpacked) == 2, "each once"
@@ -40,7 +40,7 @@ def test_gguf_files_of_one_name_are_told_apart(tmp_path, unpacked):
 
 def test_a_gguf_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(UserError, match="no such file"):
-        addresses.resolve(str(tmp_path / "absent.gguf"), tmp_path)
+        name_or_path.resolve(str(tmp_path / "absent.gguf"), tmp_path)
 
 
 @pytest.mark.parametrize("real", [True, False])
@@ -51,21 +51,21 @@ def test_a_full_disk_leaves_no_half_of_a_model(tmp_path, monkeypatch, real):
         if not real:
             raise RuntimeError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(addresses, "_write_gguf", write)
+    monkeypatch.setattr(name_or_path, "_write_gguf", write)
     (tmp_path / "x.gguf").write_text("weights")
     with contextlib.ExitStack() as held:
         models = held.enter_context(mounted(tmp_path / "disk")) if real else tmp_path / "models"
         with pytest.raises(DiskError, match=f"model = '{models}': the disk of .* is full"):
-            addresses.resolve(str(tmp_path / "x.gguf"), models)
+            name_or_path.resolve(str(tmp_path / "x.gguf"), models)
         assert [name for name in files(models) if not name.endswith(".lock")] == []
 
 
 def test_an_unpacked_model_is_found_where_nothing_may_be_written(tmp_path, unpacked):
     (tmp_path / "x.gguf").write_text("weights")
     with mounted(tmp_path / "disk") as disk:
-        found = addresses.resolve(str(tmp_path / "x.gguf"), disk)
+        found = name_or_path.resolve(str(tmp_path / "x.gguf"), disk)
         make_read_only(disk)
-        assert addresses.resolve(str(tmp_path / "x.gguf"), disk) == found
+        assert name_or_path.resolve(str(tmp_path / "x.gguf"), disk) == found
         (tmp_path / "x.gguf").write_text("other weights")
         with pytest.raises(DiskError, match="cannot be written"):
-            addresses.resolve(str(tmp_path / "x.gguf"), disk)
+            name_or_path.resolve(str(tmp_path / "x.gguf"), disk)

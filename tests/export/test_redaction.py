@@ -1,8 +1,8 @@
-"""What of an address or a command is shown to people elsewhere."""
+"""What of a data spec, a path or a command is shown to people elsewhere."""
 
 import pytest
 
-from tape_ds.export.addresses import command_line, hub_names, shown
+from tape_ds.export.redaction import command_line, hub_names, shown
 
 
 @pytest.mark.parametrize(
@@ -31,12 +31,12 @@ def test_a_command_can_be_typed_again():
 
 
 def test_the_hub_knows_a_data_set_by_its_name_alone():
-    """Revision, configuration, split, number and field are of our address."""
-    addresses = [
+    """Revision, configuration, split, number and field are of our spec."""
+    specs = [
         "hub:togethercomputer/RedPajama-Data-1T-Sample@refs/convert/parquet::train",
         "hub:allenai/c4:en:train[:20000]",
         "hub:imdb#text",
         "hub:allenai/c4:fr",
         "text:/a/b.txt",
     ]
-    assert hub_names(addresses) == ["togethercomputer/RedPajama-Data-1T-Sample", "allenai/c4", "imdb"]
+    assert hub_names(specs) == ["togethercomputer/RedPajama-Data-1T-Sample", "allenai/c4", "imdb"]

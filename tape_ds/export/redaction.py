@@ -1,4 +1,5 @@
-"""Addresses and command lines as people elsewhere may read them: without the folders of the machine that trained."""
+"""Data specs, paths and command lines as people elsewhere may read them: without the folders of the machine that
+trained."""
 
 import re
 import shlex
@@ -9,7 +10,7 @@ from tape_ds.data.sources.hub import HubDataset
 from tape_ds.errors import redacted
 
 _PATH = re.compile(r"(?<![\w/.])(?:~[^/\s:#\"',\]]*|\.{1,2})?/[^:#\"',\]]*")
-"""A path from the root, from a home, or from ``.`` or ``..``, up to what ends one in an address or a list of them;
+"""A path from the root, from a home, or from ``.`` or ``..``, up to what ends one in a data spec or a list of them;
 blanks may be part of it."""
 
 
@@ -24,8 +25,8 @@ def command_line(words: Iterable[str]) -> str:
     return shlex.join(map(shown, words))
 
 
-def hub_names(addresses: Iterable[str]) -> list[str]:
-    """Return names of the hub's data sets among ``addresses``, once each, without revision, configuration, split or
+def hub_names(specs: Iterable[str]) -> list[str]:
+    """Return names of the hub's data sets among ``specs``, once each, without revision, configuration, split or
     field."""
-    names = (HubDataset(address).name for address in addresses if address.startswith(f"{HubDataset.kind}:"))
+    names = (HubDataset(spec).name for spec in specs if spec.startswith(f"{HubDataset.kind}:"))
     return list(dict.fromkeys(name for name in names if name is not None))
