@@ -226,7 +226,8 @@ def truth_of(inputs: AttentionInputs, encoding: str, lengths: Sequence[int]) -> 
 
 
 def _by_heads(inputs: AttentionInputs, with_state: bool, lengths: Sequence[int]) -> dict[str, Tensor]:
-    """Output and gradients of plain attention, one document of one head of one row at a time: its matrix is whole."""
+    """Output and gradients of plain attention, one document of one head of one sequence at a time: its matrix is
+    whole."""
     batch, heads = inputs.q.shape[:2]
     group = heads // inputs.k.shape[1]
     v = _joined((inputs.v, inputs.e)) if with_state else inputs.v

@@ -22,7 +22,7 @@ from benchmarks.shapes import AttentionShape, document_lengths
 from tape_ds.kernels import jit
 from tape_ds.kernels.tape_attention import document_borders, tape_attention
 from tape_ds.model.attention.attend import attend_values
-from tape_ds.model.attention.borders import Borders, borders_of_packed_rows
+from tape_ds.model.attention.borders import Borders, borders_of_packed_sequences
 from tape_ds.model.attention.flash import RELEASES, Release, installed
 from tape_ds.model.attention.flex import SMALL_BLOCKS
 
@@ -37,31 +37,31 @@ REPEATING = ("efficient",)
 """Backends that refuse grouped queries: their keys and values are repeated, as a user would."""
 LIBRARIES = {release.name: release for release in sorted(RELEASES)}
 MATRIX_ENTRIES = {"cuda": 1 << 28, "cpu": 1 << 24}
-"""Those that hold the whole T x S matrices are asked up to this many scores: on a GPU 12 heads of 8 rows of 1,024
+"""Those that hold the whole T x S matrices are asked up to this many scores: on a GPU 12 heads of 8 sequences of 1,024
 tokens, on a CPU of one."""
 
 
 @dataclass(frozen=True)
 class PackedDocuments:
-    """The documents packed into each row, in every form that somebody asks for."""
+    """The documents packed into each sequence, in every form that somebody asks for."""
 
     lengths: tuple[int, ...]
     device: torch.device
 
     @functools.cache  # noqa: B019 (a run has few)
-    def cu_seqlens(self, rows: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        """Borders of all rows' documents, one row after another."""
-        return torch.tensor([0, *accumulate(self.lengths * rows)], dtype=dtype, device=self.device)
+    def cu_seqlens(self, sequences: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        """Borders of all sequences' documents, one sequence after another."""
+        return torch.tensor([0, *accumulate(self.lengths * sequences)], dtype=dtype, device=self.device)
 
     @functools.cache  # noqa: B019
-    def ids(self, rows: int) -> Tensor:
-        """int32 [rows, T]."""
+    def ids(self, sequences: int) -> Tensor:
+        """int32 [sequences, T]."""
         each = torch.arange(len(self.lengths), dtype=torch.int32)
-        return each.repeat_interleave(torch.tensor(self.lengths)).to(self.device).expand(rows, -1)
+        return each.repeat_interleave(torch.tensor(self.lengths)).to(self.device).expand(sequences, -1)
 
 
 def documents_of(shape: AttentionShape, device: torch.device) -> PackedDocuments | None:
-    """None: every row is one text."""
+    """None: every sequence is one text."""
     return None if shape.documents is None else PackedDocuments(document_lengths(shape.tokens, shape.documents), device)
 
 
@@ -119,7 +119,7 @@ def fla(documents: PackedDocuments | None) -> Callable[..., Tensor]:
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         borders = None if documents is None else documents.cu_seqlens(len(q), torch.int64)
         rows = [x.transpose(1, 2) for x in (q, k, v)]
-        if borders is not None:  # it wants one row
+        if borders is not None:  # it wants one sequence
             rows = [x.flatten(0, 1)[None] for x in rows]
         out = parallel_attn(*rows, cu_seqlens=borders)
         return out.reshape(len(q), -1, *out.shape[2:]).transpose(1, 2)
@@ -169,7 +169,9 @@ def flex(
 
 def ours(documents: PackedDocuments | None, deterministic: bool) -> Callable[..., tuple[Tensor, Tensor]]:
     """Our Triton kernel, of value and state; the documents' borders are made once, as a model does for its layers."""
-    borders = functools.cache(lambda rows: None if documents is None else document_borders(documents.ids(rows)))
+    borders = functools.cache(
+        lambda sequences: None if documents is None else document_borders(documents.ids(sequences))
+    )
 
     def call(q: Tensor, k: Tensor, v: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         return tape_attention(q, k, v, e, document_ids=borders(len(q)), deterministic=deterministic)
@@ -184,11 +186,11 @@ def attend(backend: str, documents: PackedDocuments | None = None) -> Callable[.
         refuse_interpreter()
 
     @functools.cache
-    def borders(rows: int) -> Borders | None:
+    def borders(sequences: int) -> Borders | None:
         if documents is None:
             return None
         lengths = documents.lengths
-        return borders_of_packed_rows(documents.cu_seqlens(rows), max(lengths), rows, sum(lengths))
+        return borders_of_packed_sequences(documents.cu_seqlens(sequences), max(lengths), sequences, sum(lengths))
 
     def call(q: Tensor, k: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
         _refuse_large_matrices(q, k, backend == "reference")

@@ -2,9 +2,10 @@
 
     python -m benchmarks choose
 
-For every GPU, precision, width and length that was measured, of plain rows and of packed ones: the ``attend`` backend
-that was right at all shapes of that length and fastest, forward and backward, by the geometric mean of its medians over
-them; of a step of decoding, forward alone. A CPU needs no rows: ``auto`` takes torch's own attention there.
+For every GPU, precision, width and length that was measured, of plain sequences and of packed ones: the ``attend``
+backend that was right at all shapes of that length and fastest, forward and backward, by the geometric mean of its
+medians over them; of a step of decoding, forward alone. A CPU needs no rows: ``auto`` takes torch's own attention
+there.
 """
 
 import json

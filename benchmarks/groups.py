@@ -58,7 +58,7 @@ GROUPS = {
         single=True,
     ),
     "packed": Group(
-        "the same over documents packed into rows",
+        "the same over documents packed into sequences",
         "attention",
         cuda=[
             *(AttentionShape(1, 32, 32, 8192, 128, documents) for documents in (16, 1, 64)),

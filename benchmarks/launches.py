@@ -24,7 +24,7 @@ class Kernel(NamedTuple):
 
     plain: Table
     documents: Table
-    """Its launches where rows are packed."""
+    """Its launches where sequences are packed."""
     kept: int
     """Tensors of which a program keeps a block of rows in shared memory."""
     staged: int

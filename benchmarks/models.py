@@ -40,8 +40,8 @@ DEEP = {
     "max_position_embeddings": 2_048,
     "rms_norm_eps": 1e-5,
 }
-"""Narrow and deep, with few words: most of its memory is what its blocks keep, as in a large model with long rows. Its
-heads have 32 channels: with 64, 16 blocks deep, fp32 gradients of position updates by SDPA were found up to twice
+"""Narrow and deep, with few words: most of its memory is what its blocks keep, as in a large model with long sequences.
+Its heads have 32 channels: with 64, 16 blocks deep, fp32 gradients of position updates by SDPA were found up to twice
 as far from fp64 as is allowed."""
 SIZES: dict[str, dict[str, Any]] = {"155M": PAPER, "7B": LLAMA_2_7B, "deep": DEEP}
 CHECKED_TOKENS = 256
@@ -110,19 +110,20 @@ def tokens(shape: BenchmarkModel, device: torch.device) -> Tensor:
 
 
 def packing(shape: BenchmarkModel, device: torch.device, few: bool = False) -> dict[str, Any]:
-    """Return what collators tell the model of packed rows, or of its :func:`first_tokens`; nothing where a row is one
-    text."""
+    """Return what collators tell the model of packed sequences, or of its :func:`first_tokens`; nothing where a
+    sequence is one text."""
     if shape.documents is None:
         return {}
-    rows, tokens = (1, min(CHECKED_TOKENS, shape.tokens)) if few else (shape.batch, shape.tokens)
+    sequences, tokens = (1, min(CHECKED_TOKENS, shape.tokens)) if few else (shape.batch, shape.tokens)
     ends = sorted({min(end, tokens) for end in accumulate(document_lengths(shape.tokens, shape.documents))})
     longest = max(end - start for start, end in pairwise((0, *ends)))
-    borders = torch.tensor([0, *(row * tokens + end for row in range(rows) for end in ends)], dtype=torch.int32)
+    starts = range(0, sequences * tokens, tokens)
+    borders = torch.tensor([0, *(start + end for start in starts for end in ends)], dtype=torch.int32)
     return {"cu_seq_lens_q": borders.to(device), "max_length_q": longest}
 
 
 def first_tokens(ids_BT: Tensor) -> Tensor:
-    """Return the tokens that a model is checked on: the beginning of the first row."""
+    """Return the tokens that a model is checked on: the beginning of the first sequence."""
     return ids_BT[:1, :CHECKED_TOKENS]
 
 

@@ -1,8 +1,9 @@
 """TAPE as its published code formulates it, transcribed for comparison, not a model to train.
 
 Written anew from a description of that code. What it does its way: cosines and sines K wide each, their halves equal,
-one copy for every head and row; three attentions, over the value, the cosines and the sines; a position feed-forward
-that makes [B, I, T, K] tensors, once for the cosines and once for the sines; fp32 logits of the whole row.
+one copy for every head and sequence; three attentions, over the value, the cosines and the sines; a position
+feed-forward that makes [B, I, T, K] tensors, once for the cosines and once for the sines; fp32 logits of the whole
+sequence.
 
 What that code wastes by accident is left out: the gate is evaluated once (there: twice), no Gram matrix of the state is
 built, no table is cloned and gathered in every layer, and the last layer's update, which nobody reads, is not made. The
@@ -155,7 +156,7 @@ class Transcription(nn.Module):
         return CausalLMOutput(loss, logits)
 
     def _start(self, hidden_BTD: Tensor) -> list[Tensor]:
-        """Cosines and sines [B, H, T, K] of plain RoPE, a copy for every row and head."""
+        """Cosines and sines [B, H, T, K] of plain RoPE, a copy for every sequence and head."""
         batch, tokens, _ = hidden_BTD.shape
         width, theta = self.config.head_dim, self.config.rope_parameters["rope_theta"]
         exponents = torch.arange(0, width, 2, dtype=torch.float64, device=hidden_BTD.device) / width

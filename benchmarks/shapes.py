@@ -2,7 +2,7 @@
 
 A label is the letters of its sizes, ``B1 H32 G8 T8192 K128``: B batch, H query heads, G key/value heads, I position
 rank, T queries (and tokens of a row), S keys of a cache, K head size, L layers, N documents packed into each row. Where
-there is no N, a row is one text. ``parse`` reads it back, so a stored table needs no further columns.
+there is no N, a sequence is one text. ``parse`` reads it back, so a stored table needs no further columns.
 """
 
 import re
@@ -37,7 +37,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class AttentionShape(Shape):
-    """Causal attention over rows of T tokens."""
+    """Causal attention over sequences of T tokens."""
 
     batch: int
     heads: int
@@ -45,7 +45,7 @@ class AttentionShape(Shape):
     tokens: int
     width: int
     documents: int | None = None
-    """Of every row, when it is packed."""
+    """Of every sequence, when it is packed."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Sweep(Shape):
 
 @dataclass(frozen=True)
 class Decode(Shape):
-    """One query a row over a cache of S keys."""
+    """One query a sequence over a cache of S keys."""
 
     batch: int
     heads: int
@@ -87,7 +87,7 @@ class Mix(Shape):
 
 @dataclass(frozen=True)
 class BenchmarkModel(Shape):
-    """Rows of T tokens through the first layers of a model."""
+    """Sequences of T tokens through the first layers of a model."""
 
     name: str
     """Of :data:`benchmarks.models.SIZES`."""
@@ -103,6 +103,6 @@ def parse(label: str) -> dict[str, int]:
 
 
 def document_lengths(tokens: int, documents: int) -> tuple[int, ...]:
-    """Uneven lengths that fill a row, always the same ones."""
+    """Uneven lengths that fill a sequence, always the same ones."""
     cuts = torch.randperm(tokens - 1, generator=torch.Generator().manual_seed(0))[: documents - 1] + 1
     return tuple(end - start for start, end in pairwise((0, *sorted(cuts.tolist()), tokens)))

@@ -1,7 +1,8 @@
-"""A whole model's forward, loss and backward: TAPE beside RoPE on the same weights, rows of one text and packed ones.
+"""A whole model's forward, loss and backward: TAPE beside RoPE on the same weights, sequences of one text and packed
+ones.
 
 On a GPU each is also replayed as one CUDA graph, without the time of its thousands of launches. Its loss is taken from
-the whole row's logits: the chunked loss waits for the device, which a graph cannot hold.
+the whole sequence's logits: the chunked loss waits for the device, which a graph cannot hold.
 """
 
 import functools
@@ -63,7 +64,7 @@ def _graphed(model: TapeForCausalLM, ids_BT: Tensor) -> Runner:
 
 def _capture(model: TapeForCausalLM, ids_BT: Tensor) -> torch.cuda.CUDAGraph:
     """Return a graph of one step; its gradients lie in the graph's own memory."""
-    model.eval()  # there is no dropout: this asks for the logits of the whole row, and changes nothing else
+    model.eval()  # there is no dropout: this asks for the logits of the whole sequence, and changes nothing else
     try:
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())

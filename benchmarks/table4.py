@@ -76,7 +76,7 @@ def _runner(module: nn.Module, step: Callable[[bool], Any], compared: Callable[[
 
     Args:
         module: holds the weights.
-        step: what is timed; True: on the whole row, False: on the few tokens that are checked.
+        step: what is timed; True: on the whole sequence, False: on the few tokens that are checked.
         compared: what a step on the few gave, as it is compared.
     """
     weights = list(module.parameters())

@@ -14,7 +14,7 @@ from evaluation import journal, models
 from evaluation.cost import Cost
 from evaluation.models import FoundModel
 from tape_ds import storage
-from tape_ds.data.addressing import lengths, rows, tasks
+from tape_ds.data.addressing import lengths, sequences, tasks
 from tape_ds.data.addressing.lengths import Test
 from tape_ds.data.addressing.task import AddressingTask
 from tape_ds.scoring import addressing
@@ -29,8 +29,8 @@ def task_of(options: argparse.Namespace) -> AddressingTask:
 
 
 def fingerprints(options: argparse.Namespace) -> dict[str, str]:
-    """Of the rows that are asked."""
-    return {f"addressing:{options.task}": rows.fingerprint(task_of(options), options.lengths)}
+    """Of the sequences that are asked."""
+    return {f"addressing:{options.task}": sequences.fingerprint(task_of(options), options.lengths)}
 
 
 def ask_all(evaluation: journal.Evaluation, options: argparse.Namespace, found: FoundModel) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from evaluation import options as shared
 from evaluation.cost import Cost
 from evaluation.models import FoundModel
 from tape_ds.data.addressing.tasks import TASKS as ADDRESSING
-from tape_ds.data.arithmetic import rows, split, vocabulary
+from tape_ds.data.arithmetic import sequences, split, vocabulary
 from tape_ds.data.arithmetic.tasks import TASKS, ArithmeticSample, ArithmeticTask
 from tape_ds.errors import Problem, command, raise_if_any
 from tape_ds.model import positions
@@ -101,7 +101,7 @@ def ask_all(evaluation: journal.Evaluation, options: argparse.Namespace, found: 
 
 def fingerprints(options: argparse.Namespace) -> dict[str, str]:
     """Of the problems that are asked."""
-    return {f"arithmetic:{options.task}": rows.fingerprint(options.task, *options.digits)}
+    return {f"arithmetic:{options.task}": sequences.fingerprint(options.task, *options.digits)}
 
 
 def scale_of(found: FoundModel) -> Callable[[int], str]:
@@ -149,7 +149,7 @@ def ask(
     drawn = [split.cell(task, i, j, options.samples, options.seed) for i, j in group]
     asked = []
     for sample in itertools.chain(*drawn):
-        ids, targets = rows.encode(sample, tokenizer)  # exactly as a training row has it
+        ids, targets = sequences.encode(sample, tokenizer)  # exactly as a training sequence has it
         asked.append(ArithmeticQuestion(tuple(ids[:-targets]), tuple(ids[-targets:-1])))
     with models.used_at(model, max(task.longest(i, j) for i, j in group)):
         written = arithmetic.replies(

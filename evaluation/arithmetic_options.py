@@ -6,9 +6,9 @@
     python -m evaluation arithmetic runs/addressing/look_back --lengths 48 72 96
     torchrun --nproc_per_node 8 -m evaluation arithmetic runs/addition_40 --batch_size 2000
 
-Samples are held out: no training row has their operands. Answers are greedy, and right when the whole answer stands
-there and then the end of text. The mean of the whole grid has the trained lengths in it (of a grid to twice their
-length a quarter), so the mean of the cells beyond them stands beside it: that is where either operand is longer.
+Samples are held out: no training sequence has their operands. Answers are greedy, and right when the whole answer
+stands there and then the end of text. The mean of the whole grid has the trained lengths in it (of a grid to twice
+their length a quarter), so the mean of the cells beyond them stands beside it: that is where either operand is longer.
 
 Written to the folder of results: ``arithmetic.json`` (with wrong answers of each cell), ``arithmetic.png``,
 ``arithmetic.csv``, ``arithmetic.md``; of a task of addressing, whose answers are counted token by token, the same but
@@ -59,7 +59,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         type=int,
         nargs="+",
         metavar="N",
-        help="longest operands of the training rows, written alike (default: what the run says)",
+        help="longest operands of the training sequences, written alike (default: what the run says)",
     )
     group.add_argument(
         "--lengths",
@@ -74,7 +74,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     group.add_argument(
         "--samples",
         type=int,
-        help=f"in each cell (default: {SAMPLES}), or rows of each test of addressing (default: {ROWS})",
+        help=f"in each cell (default: {SAMPLES}), or sequences of each test of addressing (default: {ROWS})",
     )
     group.add_argument(
         "--batch_size", type=int, default=BATCH_SIZE, help="samples that are asked at once (default: %(default)s)"
@@ -141,7 +141,7 @@ def _complete_lengths(options: argparse.Namespace, asked: Mapping[str, Any], mod
     task = tasks.make(options.task, options.task_options)
     remedies = {each: wrong_length(task, each) for each in options.lengths}
     return [
-        Problem("--lengths", each, f"{options.task} has no such rows", remedy)
+        Problem("--lengths", each, f"{options.task} has no such sequences", remedy)
         for each, remedy in remedies.items()
         if remedy is not None
     ]

@@ -68,7 +68,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--batch_size",
         "-b",
         default="1",
-        help="rows that are read at once, or auto: as many as have 16k tokens together (default: 1)",
+        help="sequences that are read at once, or auto: as many as have 16k tokens together (default: 1)",
     )
     group.add_argument(
         "--max_length", type=shared.length, help="of prompt and answer (default: the model's own length)"
@@ -113,7 +113,9 @@ def check(options: argparse.Namespace) -> list[Problem]:
     if options.num_fewshot is not None and options.num_fewshot < 0:
         problems.append(Problem("--num_fewshot", options.num_fewshot, "less than none", "give 0 or more"))
     if not (options.batch_size == "auto" or (options.batch_size.isdecimal() and int(options.batch_size) > 0)):
-        problems.append(Problem("--batch_size", options.batch_size, "no number of rows", "give 1 or more, or auto"))
+        problems.append(
+            Problem("--batch_size", options.batch_size, "no number of sequences", "give 1 or more, or auto")
+        )
     return problems
 
 

@@ -28,7 +28,7 @@ from evaluation.models import FoundModel, used_at
 from tape_ds.data.tokenizer import without_end
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 from tape_ds.scoring import CHUNK, continuations
-from tape_ds.scoring.continuations import ContinuationRow
+from tape_ds.scoring.continuations import ContinuationSequence
 from tape_ds.scoring.generation import continue_prompts, ends_of
 
 Jobs = Sequence[tuple[str, Any]]
@@ -36,7 +36,7 @@ RunJobs = Callable[[Jobs, Callable[[Any], Any]], Mapping[str, Any]]
 """Does every job, once, and gives what came of it by key: see :meth:`evaluation.journal.Evaluation.run_jobs`."""
 
 AUTO_TOKENS = 16_384
-"""Tokens of a batch, padding among them, where its size is ``auto``; a longer row is a batch of its own."""
+"""Tokens of a batch, padding among them, where its size is ``auto``; a longer sequence is a batch of its own."""
 GENERATION_FIELDS = frozenset(GenerationConfig().to_dict())
 
 
@@ -60,7 +60,7 @@ class HarnessModel(huggingface.HFLM):
 
     Args:
         found: see :func:`evaluation.models.find`.
-        batch_size: rows that are read at once, or ``auto``: as many as hold ``AUTO_TOKENS``.
+        batch_size: sequences that are read at once, or ``auto``: as many as hold ``AUTO_TOKENS``.
         max_length: tokens that prompt and answer may have together; default: the model's native length.
         truncate: ``left`` or ``middle``: where a context that is too long is cut. None: such a request is an error.
         use_cache: off, all of a text is read again for every new token.
@@ -221,36 +221,37 @@ class HarnessModel(huggingface.HFLM):
         by_text: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
         for read, target in asked:
             by_text.setdefault(read, {})[target] = None
-        rows = [ContinuationRow(read, tuple(targets)) for read, targets in by_text.items()]
+        sequences = [ContinuationSequence(read, tuple(targets)) for read, targets in by_text.items()]
         jobs = [
-            (_key("score", [vars(row) for row in batch]), batch) for batch in self._batches(rows, lambda row: row.read)
+            (_key("score", [vars(sequence) for sequence in batch]), batch)
+            for batch in self._batches(sequences, lambda sequence: sequence.read)
         ]
         found = self.run_jobs(jobs, self._score_batch)
         scores = {
-            (row.read, target): (log_probability, greedy)
+            (sequence.read, target): (log_probability, greedy)
             for key, batch in jobs
-            for row, of_row in zip(batch, found[key], strict=True)
-            for target, (log_probability, greedy) in zip(row.continuations, of_row, strict=True)
+            for sequence, own in zip(batch, found[key], strict=True)
+            for target, (log_probability, greedy) in zip(sequence.continuations, own, strict=True)
         }
         return [scores[each] for each in asked]
 
-    def _batches(self, rows: Sequence[Any], ids: Callable[[Any], Sequence[int]]) -> list[list[Any]]:
-        """Return rows in batches, the longest first; of one length each, where a row's RoPE scaling follows from the
-        longest one."""
+    def _batches(self, sequences: Sequence[Any], ids: Callable[[Any], Sequence[int]]) -> list[list[Any]]:
+        """Return sequences in batches, the longest first; of one length each, where a sequence's RoPE scaling follows
+        from the longest one."""
         apart = (getattr(self.config, "rope_parameters", None) or {}).get("rope_type") in ("dynamic", "longrope")
         batches: list[list[Any]] = []
-        for row in sorted(rows, key=lambda row: (-len(ids(row)), ids(row))):
+        for sequence in sorted(sequences, key=lambda sequence: (-len(ids(sequence)), ids(sequence))):
             longest = len(ids(batches[-1][0])) if batches else 0
             limit = max(1, AUTO_TOKENS // max(1, longest)) if self.batch_size == "auto" else self.batch_size
-            if not batches or len(batches[-1]) == limit or (apart and len(ids(row)) != longest):
+            if not batches or len(batches[-1]) == limit or (apart and len(ids(sequence)) != longest):
                 batches.append([])
-            batches[-1].append(row)
+            batches[-1].append(sequence)
         return batches
 
-    def _score_batch(self, rows: Sequence[ContinuationRow]) -> list[list[tuple[float, bool]]]:
+    def _score_batch(self, sequences: Sequence[ContinuationSequence]) -> list[list[tuple[float, bool]]]:
         with self._as_used() as model:
-            found = continuations.score(model, rows)
-        return [[(each.log_probability, each.greedy) for each in of_row] for of_row in found]
+            found = continuations.score(model, sequences)
+        return [[(each.log_probability, each.greedy) for each in scores] for scores in found]
 
     def _generate_batch(self, batch: Sequence[Prompt]) -> list[tuple[str, int]]:
         """Text and number of tokens behind each prompt; all have the same settings."""

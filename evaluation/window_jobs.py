@@ -93,8 +93,8 @@ def work(model: PreTrainedModel, texts: Texts, scoring: Scoring, batch: int, chu
     with used_at(model, job.length):
         if job.spans:
             assert scoring.spans is not None
-            row_1T = perplexity.row(*pairs[0], scoring.begin)[None]
-            return loss_by_position.score(model, row_1T, scoring.spans, chunk).to_dict()
+            ids_1T = perplexity.sequence(*pairs[0], scoring.begin)[None]
+            return loss_by_position.score(model, ids_1T, scoring.spans, chunk).to_dict()
         found = perplexity.score_windows(model, pairs, begin=scoring.begin, batch=batch, chunk=chunk)
     return [(each.nll, each.foreseen) for each in found]
 

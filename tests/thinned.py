@@ -42,7 +42,7 @@ ONE_IN = {
     "tests/scoring/test_passkey.py::test_pieces_give_the_same_logits": 3,
     "tests/test_registration.py::test_auto_classes_know_our_types": 3,
     "tests/tools/experiment/test_table.py::test_every_run_of_every_experiment_loads": 5,
-    "tests/training/kinds/test_addressing.py::test_every_encoding_is_trained_and_scored_beyond_its_rows": 11,
+    "tests/training/kinds/test_addressing.py::test_every_encoding_is_trained_and_scored_beyond_its_sequences": 11,
     "tests/training/kinds/test_extension_gptj.py::test_scaled_without_training": 3,
     "tests/training/kinds/test_extension_gptj.py::test_trained_with_pose_scored_and_loaded_again": 4,
     "tests/training/kinds/test_pretraining.py::test_resumed_equals_uninterrupted_to_the_last_digit": 2,

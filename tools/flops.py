@@ -1,6 +1,6 @@
 """Count parameters, multiply-adds and FLOPs of the model that the TAPE paper pretrains, with any positional encoding.
 
-    python tools/flops.py                                  every encoding, a row of 1,024 tokens
+    python tools/flops.py                                  every encoding, a sequence of 1,024 tokens
     python tools/flops.py --table3                         the TAPE paper's Table 3 beside our count
     python tools/flops.py --table3 --output runs/table3    and table3.json there
 
@@ -45,7 +45,7 @@ PLACEHOLDERS: dict[str, dict[str, Any]] = {
 }
 """What some encodings cannot be built without; none of it changes a count."""
 TOKENS = 1_024
-"""Of a row: one forward, batch 1."""
+"""Of a sequence: one forward, batch 1."""
 
 
 @command

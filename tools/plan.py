@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     """Read, plan, print.
 
     Raises:
-        UserError: what was asked is wrong, or a search finds no way to share out the rows.
+        UserError: what was asked is wrong, or a search finds no way to share out the sequences.
     """
     own, fields = parse(sys.argv[1:] if argv is None else argv)
     with contextlib.redirect_stdout(sys.stderr):  # what DeepSpeed says when it is imported is no part of the answer
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     if own.search:
         found = search.search(job)
         if not found:
-            wrong = f"{job.global_batch} rows cannot be shared out over {job.layout.gpus} GPUs in any way"
+            wrong = f"{job.global_batch} sequences cannot be shared out over {job.layout.gpus} GPUs in any way"
             raise UserError(Problem("global_batch_size", job.global_batch, wrong, "give a multiple of the GPUs"))
         plan = found[0]
         print(f"{len(found):,} ways, {sum(each.fits for each in found):,} fit\n\n{ranking(found[:10])}")
@@ -66,7 +66,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--gpu", default="h100-80", help=f"one of: {', '.join(hardware.GPUS)}; default %(default)s")
     parser.add_argument("--model_config", help="a config.json, or the folder it is in, in place of the recipe's model")
     parser.add_argument("--price", type=float, help="of one GPU for an hour, in any currency")
-    parser.add_argument("--documents", type=float, help="of a packed row, of equal length; default: one fills it")
+    parser.add_argument("--documents", type=float, help="of a packed sequence, of equal length; default: one fills it")
     parser.add_argument("--search", action="store_true", help="rank all ways to spread the run; the best one's flags")
     return parser.parse_known_args(argv)
 
@@ -91,8 +91,8 @@ def ask(own: argparse.Namespace, fields: list[str]) -> Job:
     raise_if_any(check_model(recipe.scale, config))
     job = forecast.job(recipe, config, own.gpus, gpu)
     if own.documents is not None and job.documents is None:
-        remedy = "leave --documents out, or pack rows without attend_across"
-        raise UserError(Problem("documents", own.documents, "this recipe's rows have no borders", remedy))
+        remedy = "leave --documents out, or pack sequences without attend_across"
+        raise UserError(Problem("documents", own.documents, "this recipe's sequences have no borders", remedy))
     return replace(job, documents=own.documents or job.documents)
 
 
@@ -135,7 +135,7 @@ def page(plan: Plan, price: float | None) -> str:
     blocks: dict[str, Mapping[str, str]] = {
         f"{layout.gpus} x {gpu.name}: {layout.command_line()}": {
             "parameters": f"{job.parameters / 1e9:,.3f} B, {job.trained_parameters / 1e6:,.3f} M trained",
-            "batch": f"{job.global_batch} rows x {job.length:,} tokens = {tokens:,} a step: "
+            "batch": f"{job.global_batch} sequences x {job.length:,} tokens = {tokens:,} a step: "
             f"{layout.micro_batch} x {layout.replicas} ranks x {job.accumulation} accumulation",
             "memory": f"fits: {in_all}" if plan.fits else f"IT DOES NOT FIT: {in_all}; --search says what does",
         },
@@ -163,8 +163,8 @@ def page(plan: Plan, price: float | None) -> str:
             "speed": f"{step.tokens_per_second:,.0f} tokens/s, {step.tokens_per_second / layout.gpus:,.0f} a GPU, "
             f"MFU {step.mfu:.1%}",
             "time": run + cost if job.steps else "the recipe counts epochs: the steps are not known before the data",
-            "longest row that fits": f"{search.largest_length(job):,} tokens, one on each data-parallel rank",
-            "largest micro-batch that fits": f"{search.largest_micro_batch(job):,} rows of {job.length:,} tokens",
+            "longest sequence that fits": f"{search.largest_length(job):,} tokens, one on each data-parallel rank",
+            "largest micro-batch that fits": f"{search.largest_micro_batch(job):,} sequences of {job.length:,} tokens",
         },
     }
     shown = {head: rows for head, rows in blocks.items() if rows}  # one GPU sends nothing

@@ -1,10 +1,11 @@
-"""Which relative distances a recipe's rows show the model, and how often: a plot and a table, before anything trains.
+"""Which relative distances a recipe's sequences show the model, and how often: a plot and a table, before anything
+trains.
 
     python tools/pose_coverage.py                                              recipe demo
     python tools/pose_coverage.py --recipe llama3_8b_32k --pose_chunks 4 --output runs/coverage
     python tools/pose_coverage.py --recipe llama_7b_pose_yarn_128k --document_tokens 8192
 
-The rows are the run's own, by number: the first ``--samples`` of them (2,000, or as many as the run has), counted
+The sequences are the run's own, by number: the first ``--samples`` of them (2,000, or as many as the run has), counted
 exactly by ``tape_ds/data/coverage.py``. Every field of the recipe can be overridden as for the launcher. Of the model
 only its tokenizer is read. With ``--document_tokens N`` neither that nor the data are: every document is taken to have
 N tokens. PoSE's positions are the same for any document of a window or more.
@@ -29,20 +30,21 @@ import numpy as np
 from tape_ds import results, storage
 from tape_ds.arguments import Parser, below_one
 from tape_ds.data import coverage, sources
-from tape_ds.data.rows import FILL
+from tape_ds.data.sequences import FILL
 from tape_ds.data.sources import weights
 from tape_ds.errors import Problem, command, raise_if_any
 from tape_ds.recipe import loading
 from tape_ds.recipe.extension import ExtensionRecipe
 
 if TYPE_CHECKING:
-    from tape_ds.data.dataset import TrainingRows
-    from tape_ds.data.mixing import MixedRows
+    from tape_ds.data.dataset import TrainingSequences
+    from tape_ds.data.mixing import MixedSequences
 
 NAME = "coverage"
 
 _MADE_UP = 64
-"""Rows that are packed from documents of one length: enough for every way in which they meet a row's borders."""
+"""Sequences that are packed from documents of one length: enough for every way in which they meet a sequence's
+borders."""
 
 
 @command
@@ -50,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     """Check, count, write, print."""
     given = sys.argv[1:] if argv is None else argv
     parser = Parser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=2000, help="rows that are counted")
+    parser.add_argument("--samples", type=int, default=2000, help="sequences that are counted")
     parser.add_argument("--document_tokens", type=int, help="take every document to have so many tokens; read none")
     parser.add_argument("--output", default="runs/pose_coverage", help="folder of the plot and the table")
     own, fields = parser.parse_known_args(given)
@@ -63,8 +65,8 @@ def main(argv: list[str] | None = None) -> int:
         config=recipe.as_dict(),
         data={spec: sources.parse(spec).fingerprint() for spec in specs},
     )
-    rows = made_up_rows(recipe, own.document_tokens) if own.document_tokens else real_rows(recipe)
-    items = (rows[index] for index in range(min(own.samples, len(rows))))
+    sequences = made_up_sequences(recipe, own.document_tokens) if own.document_tokens else real_sequences(recipe)
+    items = (sequences[index] for index in range(min(own.samples, len(sequences))))
     layouts = ((item["position_ids"].numpy(), item["document_ids"].numpy()) for item in items)
     found = coverage.measure(layouts, recipe.model.target_length)
     write(found, recipe, started, Path(own.output))
@@ -76,39 +78,39 @@ def problems(own: argparse.Namespace, recipe: ExtensionRecipe) -> list[Problem]:
     found = below_one(own, "samples")
     least = recipe.window if recipe.data.packing == "single" else 1
     if own.document_tokens is not None and own.document_tokens < least:
-        found.append(Problem("document_tokens", own.document_tokens, "fill no row", f"give {least} or more"))
+        found.append(Problem("document_tokens", own.document_tokens, "fill no sequence", f"give {least} or more"))
     if not recipe.trains:
-        wrong = f"method = {recipe.method.method!r} trains nothing, no row is read"
+        wrong = f"method = {recipe.method.method!r} trains nothing, no sequence is read"
         found.append(Problem("method", recipe.method.method, wrong, "choose a method that trains"))
     return found
 
 
-def real_rows(recipe: ExtensionRecipe) -> TrainingRows | MixedRows:
-    """Return the rows of the run."""
+def real_sequences(recipe: ExtensionRecipe) -> TrainingSequences | MixedSequences:
+    """Return the sequences of the run."""
     from tape_ds.data import tokenizer
     from tape_ds.model import convert
-    from tape_ds.training.kinds.extension import base_path, training_rows
+    from tape_ds.training.kinds.extension import base_path, training_sequences
 
-    return training_rows(recipe, tokenizer.load(convert.resolve(base_path(recipe.model.model)), "model"))
+    return training_sequences(recipe, tokenizer.load(convert.resolve(base_path(recipe.model.model)), "model"))
 
 
-def made_up_rows(recipe: ExtensionRecipe, document_tokens: int) -> TrainingRows:
-    """Return rows as the recipe would have them if every document had ``document_tokens`` tokens."""
+def made_up_sequences(recipe: ExtensionRecipe, document_tokens: int) -> TrainingSequences:
+    """Return sequences as the recipe would have them if every document had ``document_tokens`` tokens."""
     from datasets import Dataset
 
-    from tape_ds.data.dataset import TrainingRows
-    from tape_ds.data.pose import PoseRows
+    from tape_ds.data.dataset import TrainingSequences
+    from tape_ds.data.pose import PoseSequences
     from tape_ds.training.run import sample_count
 
     data, document, pose = recipe.data, np.zeros(document_tokens, np.int32), None
     if data.pose.chunks > 1:
-        rows, pose = [{"input_ids": document}], PoseRows(data.window, recipe.model.target_length, data.pose)
+        sequences, pose = [{"input_ids": document}], PoseSequences(data.window, recipe.model.target_length, data.pose)
     else:
         count = ceil(_MADE_UP * data.window / document_tokens)
-        rows = list(FILL[data.packing](repeat(document, count), data.window))
-    return TrainingRows(
-        Dataset.from_list(rows),
-        samples=sample_count(recipe, len(rows)),
+        sequences = list(FILL[data.packing](repeat(document, count), data.window))
+    return TrainingSequences(
+        Dataset.from_list(sequences),
+        samples=sample_count(recipe, len(sequences)),
         seed=recipe.trainer_value("seed"),
         pose=pose,
         attend_across=data.attend_across,
@@ -125,11 +127,11 @@ def write(found: coverage.Coverage, recipe: ExtensionRecipe, started: results.Re
         counted["distances_beyond_the_window"] = found.summary(window)
     bins = found.bins()
     skips = f", {recipe.data.pose.skips} skips" if chunks > 2 else ""
-    rows = f"PoSE, {chunks} chunks{skips}" if chunks > 1 else f"packing {recipe.data.packing}"
-    label = f"{recipe.name}: {found.rows:,} rows, {rows}"
+    made = f"PoSE, {chunks} chunks{skips}" if chunks > 1 else f"packing {recipe.data.packing}"
+    label = f"{recipe.name}: {found.sequences:,} sequences, {made}"
     plots.coverage(bins, folder / f"{NAME}.png", label=label, window=window, target=target)
     storage.write_text(folder / f"{NAME}.csv", storage.as_csv(list(bins[0]), (list(each.values()) for each in bins)))
-    figures = {"rows": found.rows, "queries": found.queries, "window": window, **counted}
+    figures = {"rows": found.sequences, "queries": found.queries, "window": window, **counted}
     results.save(started.finish(figures), folder / f"{NAME}.json")
     print(label)
     for part in counted.values():

@@ -13,7 +13,7 @@ from tape_ds.checkpoint.trained import load_trained, read_record
 from tape_ds.model import convert, weights
 
 PROBE = (2, 64)
-"""Rows and tokens that both models are compared on."""
+"""Sequences and tokens that both models are compared on."""
 ROUNDING = 512
 """Largest difference allowed, in units of the dtype's rounding at the largest logit, and half of that logit at most.
 In fp32 SmolLM2-135M differs by 16 where its adapters (weights of 0.01) change logits by 100,000; a larger model's sums

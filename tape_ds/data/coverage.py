@@ -1,7 +1,8 @@
-"""Which relative distances a run's rows show the model, and how often.
+"""Which relative distances a run's sequences show the model, and how often.
 
-The distance of a query to a key is the difference of their positions. A row of ``T`` tokens with positions 0 .. T - 1
-has ``T - d`` pairs at distance ``d``; PoSE's rows have the pairs within each chunk, and between chunks those that its
+The distance of a query to a key is the difference of their positions. A sequence of ``T`` tokens with positions 0 .. T
+- 1 has ``T - d`` pairs at distance ``d``; PoSE's sequences have the pairs within each chunk, and between chunks those
+  that its
 skips make. A distance that no pair had is one that the model has to meet untrained.
 
 Counts are exact: of a document the correlation of its positions with themselves, by Fourier transform.
@@ -21,8 +22,8 @@ class Coverage:
 
     pairs: np.ndarray
     """int64 [target]: pairs at distance 0 .. target - 1; a token with itself counts at 0."""
-    rows: int
-    """Rows that were counted."""
+    sequences: int
+    """Sequences that were counted."""
 
     @property
     def target(self) -> int:
@@ -40,8 +41,9 @@ class Coverage:
         return self.pairs / self.queries
 
     @property
-    def whole_rows(self) -> np.ndarray:
-        """float64 [target]: the same of rows of ``target`` tokens from one document, the most that any row can have."""
+    def whole_sequences(self) -> np.ndarray:
+        """float64 [target]: the same of sequences of ``target`` tokens from one document, the most that any sequence
+        can have."""
         return 1 - np.arange(self.target) / self.target
 
     def summary(self, start: int = 1) -> dict[str, Any]:
@@ -67,7 +69,8 @@ class Coverage:
         """Means over distances that grow by 2 ** (1 / per_octave) from bin to bin, for a table or a plot.
 
         Each bin has its distances ``from`` .. ``to``, the share of them ``seen``, the ``pairs`` of all together, the
-        mean ``share`` of queries, the ``least`` and the ``most`` of one distance, and what ``whole_rows`` would have.
+        mean ``share`` of queries, the ``least`` and the ``most`` of one distance, and what ``whole_sequences`` would
+        have.
         """
         octaves = np.arange(int(np.ceil(np.log2(self.target))) * per_octave + 1) / per_octave
         edges = np.unique(np.minimum(np.ceil(2.0**octaves).astype(np.int64), self.target))
@@ -83,18 +86,18 @@ class Coverage:
                     "share": float(here.mean()),
                     "least": float(here.min()),
                     "most": float(here.max()),
-                    "whole_rows": float(self.whole_rows[start:stop].mean()),
+                    "whole_rows": float(self.whole_sequences[start:stop].mean()),
                 }
             )
         return found
 
 
-def measure(rows: Iterable[tuple[np.ndarray, np.ndarray]], target: int) -> Coverage:
-    """Count the pairs of every row.
+def measure(sequences: Iterable[tuple[np.ndarray, np.ndarray]], target: int) -> Coverage:
+    """Count the pairs of every sequence.
 
     Args:
-        rows: position ids and document ids of each, both [t]. Positions rise strictly within a document; document id
-            -1 is padding. A query attends to what stands before it in its document, and to itself.
+        sequences: position ids and document ids of each, both [t]. Positions rise strictly within a document; document
+            id -1 is padding. A query attends to what stands before it in its document, and to itself.
         target: positions lie in 0 .. target - 1; 2 or more.
 
     Raises:
@@ -104,7 +107,7 @@ def measure(rows: Iterable[tuple[np.ndarray, np.ndarray]], target: int) -> Cover
 
     pairs = np.zeros(target, np.int64)
     count = 0
-    for position_ids, document_ids in rows:
+    for position_ids, document_ids in sequences:
         count += 1
         positions, owners = np.asarray(position_ids), np.asarray(document_ids)
         for owner in np.unique(owners[owners >= 0]):

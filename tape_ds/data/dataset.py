@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tape_ds.data.pose import PoseRows
+from tape_ds.data.pose import PoseSequences
 
 if TYPE_CHECKING:
     import datasets
@@ -24,7 +24,7 @@ PADDING = -1
 """Document id of padding."""
 
 # Independent streams of one seed.
-ORDER_OF_ROWS, POSE_DRAWS, ORDER_OF_SHARDS, SHUFFLE_IN_SHARD, SOURCE_OF_SAMPLE, SEED_OF_SOURCE = range(6)
+ORDER_OF_SEQUENCES, POSE_DRAWS, ORDER_OF_SHARDS, SHUFFLE_IN_SHARD, SOURCE_OF_SAMPLE, SEED_OF_SOURCE = range(6)
 
 
 def generator(seed: int, stream: int, *index: int) -> np.random.Generator:
@@ -36,53 +36,54 @@ def generator(seed: int, stream: int, *index: int) -> np.random.Generator:
 
 
 @functools.lru_cache(maxsize=2)  # for speed only: a step may reach over the border of two epochs
-def order_of_rows(seed: int, epoch: int, count: int) -> np.ndarray:
-    """Return the order in which an epoch reads ``count`` rows, a permutation int64 [count]."""
-    return generator(seed, ORDER_OF_ROWS, epoch).permutation(count)
+def order_of_sequences(seed: int, epoch: int, count: int) -> np.ndarray:
+    """Return the order in which an epoch reads ``count`` sequences, a permutation int64 [count]."""
+    return generator(seed, ORDER_OF_SEQUENCES, epoch).permutation(count)
 
 
-class TrainingRows(torch.utils.data.Dataset):
-    """A run's samples, over packed rows or, with ``pose``, over documents.
+class TrainingSequences(torch.utils.data.Dataset):
+    """A run's samples, over packed sequences or, with ``pose``, over documents.
 
-    Every pass over the rows (epoch ``i // len(rows)``) has its own order, a permutation drawn from (seed, epoch).
-    With PoSE, sample ``i`` also draws its chunks and positions from (seed, i), so every pass cuts a document anew.
+    Every pass over the sequences (epoch ``i // len(stored)``) has its own order, a permutation drawn from (seed,
+    epoch). With PoSE, sample ``i`` also draws its chunks and positions from (seed, i), so every pass cuts a document
+    anew.
 
     Items are dicts of tensors [t], t = the packed length, or at most ``pose.window``:
 
     - ``input_ids`` int64
-    - ``position_ids`` int64, always given. Packed rows: 0 .. t - 1 along the row, going on over the borders of
-      documents, so that late positions are trained although documents may be short. PoSE: as drawn.
-    - ``document_ids`` int32. Packed: from the rows, or with ``attend_across`` all 0. PoSE: all 0, one document.
-    - ``labels`` int64, aligned with ``input_ids`` (the model shifts). Packed rows: a document's first token is -100,
-      since attention does not cross the border and the token before it, of another document, cannot predict it (with
-      ``attend_across`` it does, and the token stays a target, as in runs that join documents before cutting). PoSE rows
-      follow the original: the first token of a later chunk stays a target, although text was left out before it
-      (chunks - 1 tokens of a window; it keeps the loss on par with published runs). The first token of every row is
-      -100: shifting drops it anyway, and so the labels other than -100 count the targets.
+    - ``position_ids`` int64, always given. Packed sequences: 0 .. t - 1 along the sequence, going on over the borders
+      of documents, so that late positions are trained although documents may be short. PoSE: as drawn.
+    - ``document_ids`` int32. Packed: from the sequences, or with ``attend_across`` all 0. PoSE: all 0, one document.
+    - ``labels`` int64, aligned with ``input_ids`` (the model shifts). Packed sequences: a document's first token is
+      -100, since attention does not cross the border and the token before it, of another document, cannot predict it
+      (with ``attend_across`` it does, and the token stays a target, as in runs that join documents before cutting).
+      PoSE sequences follow the original: the first token of a later chunk stays a target, although text was left out
+      before it (chunks - 1 tokens of a window; it keeps the loss on par with published runs). The first token of every
+      sequence is -100: shifting drops it anyway, and so the labels other than -100 count the targets.
     """
 
     def __init__(
         self,
-        rows: "datasets.Dataset",
+        stored: "datasets.Dataset",
         *,
         samples: int,
         seed: int,
-        pose: PoseRows | None = None,
+        pose: PoseSequences | None = None,
         attend_across: bool = False,
         origin: str = "",
     ):
-        """Serve ``samples`` samples from ``rows``.
+        """Serve ``samples`` samples from ``stored``.
 
         Args:
-            rows: of :func:`tape_ds.data.packing.pack`, or with ``pose`` of :func:`tape_ds.data.selection.select`.
-            samples: how many samples the run consumes; may exceed the rows (several epochs).
+            stored: of :func:`tape_ds.data.packing.pack`, or with ``pose`` of :func:`tape_ds.data.selection.select`.
+            samples: how many samples the run consumes; may exceed the sequences (several epochs).
             seed: 0 or more.
-            pose: draws from documents; None serves packed rows as they are.
-            attend_across: take a packed row for one document, so that attention crosses the borders within.
-            origin: what the rows were made of and what was left out, in words, for reports.
+            pose: draws from documents; None serves packed sequences as they are.
+            attend_across: take a packed sequence for one document, so that attention crosses the borders within.
+            origin: what the sequences were made of and what was left out, in words, for reports.
         """
         columns = ["input_ids"] if pose else ["input_ids", "document_ids"]
-        self.rows = rows.with_format("numpy", columns=columns, dtype=np.int64)
+        self.stored = stored.with_format("numpy", columns=columns, dtype=np.int64)
         self.samples = samples
         self.seed = seed
         self.pose = pose
@@ -99,41 +100,41 @@ class TrainingRows(torch.utils.data.Dataset):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of rows, seed and draw: two runs that share it are given the same samples, in the same order."""
-        parts = (self.rows._fingerprint, self.seed, self.pose, self.attend_across)
+        """Hash of sequences, seed and draw: two runs that share it are given the same samples, in the same order."""
+        parts = (self.stored._fingerprint, self.seed, self.pose, self.attend_across)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def row_of(self, index: int) -> int:
-        """Return the row behind sample ``index``."""
-        epoch, at = divmod(index, len(self.rows))
+        """Return which row of ``stored`` sample ``index`` is."""
+        epoch, at = divmod(index, len(self.stored))
         return int(self.order(epoch)[at])
 
     def order(self, epoch: int) -> np.ndarray:
-        """Return the order in which an epoch reads the rows, int64 [rows]; the last two are kept, since a step may
-        reach over their border."""
+        """Return the order in which an epoch reads ``stored``, int64 [sequences]; the last two are kept, since a step
+        may reach over their border."""
         if epoch not in self._orders:
             kept = list(self._orders.items())[-1:]
-            self._orders = dict([*kept, (epoch, order_of_rows(self.seed, epoch, len(self.rows)))])
+            self._orders = dict([*kept, (epoch, order_of_sequences(self.seed, epoch, len(self.stored)))])
         return self._orders[epoch]
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         if not 0 <= index < self.samples:
             raise IndexError(f"sample {index} of {self.samples}")
-        row = self.rows[self.row_of(index)]
+        stored = self.stored[self.row_of(index)]
         if self.pose is None:
-            return packed_item(row, self.attend_across)
-        input_ids, position_ids = self.pose.draw(row["input_ids"], generator(self.seed, POSE_DRAWS, index))
+            return packed_item(stored, self.attend_across)
+        input_ids, position_ids = self.pose.draw(stored["input_ids"], generator(self.seed, POSE_DRAWS, index))
         return _item(input_ids, position_ids, document_ids=np.zeros(len(input_ids), np.int64))
 
 
-def packed_item(row: dict[str, np.ndarray], attend_across: bool = False) -> dict[str, torch.Tensor]:
-    """Return the item (see :class:`TrainingRows`) of a row of :mod:`tape_ds.data.rows`."""
-    owners = np.zeros_like(row["document_ids"]) if attend_across else row["document_ids"]
-    return _item(row["input_ids"], np.arange(len(row["input_ids"])), owners)
+def packed_item(sequence: dict[str, np.ndarray], attend_across: bool = False) -> dict[str, torch.Tensor]:
+    """Return the item (see :class:`TrainingSequences`) of a sequence of :mod:`tape_ds.data.sequences`."""
+    owners = np.zeros_like(sequence["document_ids"]) if attend_across else sequence["document_ids"]
+    return _item(sequence["input_ids"], np.arange(len(sequence["input_ids"])), owners)
 
 
 def _item(input_ids: np.ndarray, position_ids: np.ndarray, document_ids: np.ndarray) -> dict[str, torch.Tensor]:
-    """Tensors with labels: the first token of the row and of each of its documents is no target."""
+    """Tensors with labels: the first token of the sequence and of each of its documents is no target."""
     labels = input_ids.copy()
     labels[np.flatnonzero(np.diff(document_ids)) + 1] = IGNORED
     labels[0] = IGNORED
@@ -146,25 +147,25 @@ def _item(input_ids: np.ndarray, position_ids: np.ndarray, document_ids: np.ndar
 
 
 def collate(
-    rows: Sequence[dict[str, torch.Tensor]], pad_token_id: int = 0, multiple_of: int = 1
+    sequences: Sequence[dict[str, torch.Tensor]], pad_token_id: int = 0, multiple_of: int = 1
 ) -> dict[str, torch.Tensor | int]:
-    """Return rows of unequal length as one batch [B, T], padded on the right.
+    """Return sequences of unequal length as one batch [B, T], padded on the right.
 
-    T is the longest row, rounded up to ``multiple_of`` (sequence parallelism and some kernels want one). Padding has
-    document id -1 and label -100, so it is neither attended nor a target. Its position is the row's last one again:
-    0 would look like the start of something, and counting on could leave the table of an encoding that has one.
+    T is the longest sequence, rounded up to ``multiple_of`` (sequence parallelism and some kernels want one). Padding
+    has document id -1 and label -100, so it is neither attended nor a target. Its position is the sequence's last one
+    again: 0 would look like the start of something, and counting on could leave the table of an encoding that has one.
 
-    A batch without padding, whose documents each lie together, also says where documents begin in all rows' tokens one
-    after the other, by the names of transformers' collators (``cu_seq_lens_q``, ``max_length_q``, the same for ``_k``),
-    so that a model need not ask the device; and positions that are the same in every row come once, as [1, T]. So a
-    batch cannot be cut by rows.
+    A batch without padding, whose documents each lie together, also says where documents begin in all sequences' tokens
+    one after the other, by the names of transformers' collators (``cu_seq_lens_q``, ``max_length_q``, the same for
+    ``_k``), so that a model need not ask the device; and positions that are the same in every sequence come once, as
+    [1, T]. So a batch cannot be cut by sequences.
     """
-    longest = max(len(row["input_ids"]) for row in rows)
+    longest = max(len(sequence["input_ids"]) for sequence in sequences)
     length = -(-longest // multiple_of) * multiple_of
     filling = {"input_ids": pad_token_id, "labels": IGNORED, "document_ids": PADDING}
     batch: dict[str, torch.Tensor] = {}
-    for name in rows[0]:
-        padded = [_padded(row[name], length, filling.get(name)) for row in rows]
+    for name in sequences[0]:
+        padded = [_padded(sequence[name], length, filling.get(name)) for sequence in sequences]
         batch[name] = torch.stack(padded)
     if "position_ids" in batch and bool((batch["position_ids"] == batch["position_ids"][:1]).all()):
         batch["position_ids"] = batch["position_ids"][:1]
@@ -172,12 +173,12 @@ def collate(
 
 
 def _document_starts(document_ids: torch.Tensor) -> dict[str, torch.Tensor | int]:
-    """Return where documents begin in rows [B, T], for kernels that read packed sequences; nothing for rows with
-    padding, or with a document that goes on behind another one's tokens."""
-    apart = any(len(row.unique_consecutive()) != len(row.unique()) for row in document_ids)
+    """Return where documents begin in sequences [B, T], for kernels that read packed sequences; nothing for sequences
+    with padding, or with a document that goes on behind another one's tokens."""
+    apart = any(len(sequence.unique_consecutive()) != len(sequence.unique()) for sequence in document_ids)
     if apart or bool((document_ids == PADDING).any()):
         return {}
-    begins = torch.ones_like(document_ids, dtype=torch.bool)  # a row begins a document
+    begins = torch.ones_like(document_ids, dtype=torch.bool)  # a sequence begins a document
     begins[:, 1:] = document_ids.diff(dim=1) != 0
     starts = torch.cat((begins.flatten().nonzero()[:, 0], torch.tensor([document_ids.numel()])))
     longest = int(starts.diff().max())

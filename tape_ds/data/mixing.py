@@ -1,16 +1,16 @@
-"""Sources mixed by weight: each gives a share of the tokens of the training rows, exact in expectation.
+"""Sources mixed by weight: each gives a share of the tokens of the training sequences, exact in expectation.
 
-As in :mod:`tape_ds.data.dataset`, sample ``i`` is a pure function of (seed, i). Every source has rows of its own
+As in :mod:`tape_ds.data.dataset`, sample ``i`` is a pure function of (seed, i). Every source has sequences of its own
 (packed, drawn by PoSE or streamed), shuffled with a seed of its own, and goes through them in epochs of its own: a
 small one begins again while a large one is in its first. Which source sample ``i`` is of is drawn from (seed, i) alone,
-and it is the source's next row: its number is how many samples before ``i`` were of this source, which is counted from
-the draws. So nothing has to be stored, and the number of processes changes nothing.
+and it is the source's next sequence: its number is how many samples before ``i`` were of this source, which is counted
+from the draws. So nothing has to be stored, and the number of processes changes nothing.
 
-A source is drawn with a probability in proportion to ``share / mean tokens of its rows``, so that shares are of tokens
-also where rows are not all full.
+A source is drawn with a probability in proportion to ``share / mean tokens of its sequences``, so that shares are of
+tokens also where sequences are not all full.
 
-**Streamed sources.** Sample ``i`` is of stream worker ``i % W`` of its source, whose rows are counted for each worker
-alone. So ranks read with workers of their own as without weights (:mod:`tape_ds.data.streaming`).
+**Streamed sources.** Sample ``i`` is of stream worker ``i % W`` of its source, whose sequences are counted for each
+worker alone. So ranks read with workers of their own as without weights (:mod:`tape_ds.data.streaming`).
 
 ``datasets.interleave_datasets`` is not used: its probabilities are those of examples, however long they are; it ends
 with the first source, or begins it anew unshuffled; and a stream of it is resumed from a state, not from a number.
@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tape_ds.data.dataset import SEED_OF_SOURCE, SOURCE_OF_SAMPLE, TrainingRows, generator
+from tape_ds.data.dataset import SEED_OF_SOURCE, SOURCE_OF_SAMPLE, TrainingSequences, generator
 from tape_ds.data.sources.weights import percent
-from tape_ds.data.streaming import StreamedRows
+from tape_ds.data.streaming import StreamedSequences
 
 BLOCK = 2**14
 """Samples whose sources are drawn together, which decides the draws."""
@@ -39,37 +39,37 @@ class WeightedSource:
     spec: str
     share: float
     """Of all tokens; those of all sources sum up to 1."""
-    rows: TrainingRows | StreamedRows
+    sequences: TrainingSequences | StreamedSequences
     """Its samples, as many as the run may ask for."""
     lengths: np.ndarray
-    """Tokens of each of its rows, int64 [rows]; [1] where all have as many."""
+    """Tokens of each of its sequences, int64 [sequences]; [1] where all have as many."""
 
     @property
     def lanes(self) -> int:
-        """Sequences that its rows come in, which take turns."""
-        return self.rows.stream.workers if isinstance(self.rows, StreamedRows) else 1
+        """Streams that its sequences come in, which take turns."""
+        return self.sequences.stream.workers if isinstance(self.sequences, StreamedSequences) else 1
 
     def tokens(self, count: int) -> int:
         """Return tokens of its first ``count`` samples."""
         epochs, rest = divmod(count, len(self.lengths))
         whole = epochs * int(self.lengths.sum())
-        if isinstance(self.rows, StreamedRows) or rest == 0:
+        if isinstance(self.sequences, StreamedSequences) or rest == 0:
             return whole
-        return whole + int(self.lengths[self.rows.order(epochs)[:rest]].sum())
+        return whole + int(self.lengths[self.sequences.order(epochs)[:rest]].sum())
 
     def describe(self, count: int, samples: int) -> str:
-        """Return what the source is and how often its rows come in a run that takes ``count`` of ``samples`` samples
-        from it."""
-        taken = f"{percent(self.share)} {self.spec}: {count:,} of {samples:,} rows"
-        if isinstance(self.rows, StreamedRows):
+        """Return what the source is and how often its sequences come in a run that takes ``count`` of ``samples``
+        samples from it."""
+        taken = f"{percent(self.share)} {self.spec}: {count:,} of {samples:,} sequences"
+        if isinstance(self.sequences, StreamedSequences):
             return f"{taken}, streamed by {self.lanes} workers"
-        what, size = "documents" if self.rows.pose else "rows", len(self.rows.rows)
-        origin = f" ({self.rows.origin})" * bool(self.rows.origin)
+        what, size = "documents" if self.sequences.pose else "sequences", len(self.sequences.stored)
+        origin = f" ({self.sequences.origin})" * bool(self.sequences.origin)
         return f"{taken}, {count / size:.2f} times through its {size:,} {what}{origin}"
 
 
-class MixedRows(torch.utils.data.Dataset):
-    """A run's samples out of several sources; items as of :class:`tape_ds.data.dataset.TrainingRows`."""
+class MixedSequences(torch.utils.data.Dataset):
+    """A run's samples out of several sources; items as of :class:`tape_ds.data.dataset.TrainingSequences`."""
 
     def __init__(self, parts: Sequence[WeightedSource], *, samples: int, seed: int):
         """Serve ``samples`` samples.
@@ -82,8 +82,8 @@ class MixedRows(torch.utils.data.Dataset):
         self.parts = list(parts)
         self.samples = samples
         self.seed = seed
-        rows = np.array([part.share / part.lengths.mean() for part in parts])
-        self.probabilities = tuple((rows / rows.sum()).tolist())
+        weights = np.array([part.share / part.lengths.mean() for part in parts])
+        self.probabilities = tuple((weights / weights.sum()).tolist())
         # Of each block the samples before it, for each source and lane; grows as it is asked for.
         self._before = [[np.zeros(part.lanes, np.int64) for part in parts]]
 
@@ -93,14 +93,14 @@ class MixedRows(torch.utils.data.Dataset):
     @property
     def fingerprint(self) -> str:
         """Hash of all that decides the samples."""
-        own = (BLOCK, self.seed, self.probabilities, [part.rows.fingerprint for part in self.parts])
+        own = (BLOCK, self.seed, self.probabilities, [part.sequences.fingerprint for part in self.parts])
         return hashlib.sha256(repr(own).encode()).hexdigest()
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         if not 0 <= index < self.samples:
             raise IndexError(f"sample {index} of {self.samples}")
         source, own = self.place(index)
-        return self.parts[source].rows[own]
+        return self.parts[source].sequences[own]
 
     def place(self, index: int) -> tuple[int, int]:
         """Return the number of the source of sample ``index``, and the sample's number among that source's."""
@@ -153,24 +153,24 @@ def _sources(seed: int, probabilities: tuple[float, ...], block: int) -> np.ndar
 def mix(
     specs: Sequence[str],
     shares: Sequence[float],
-    build: Callable[[str, int], tuple[TrainingRows | StreamedRows, np.ndarray]],
+    build: Callable[[str, int], tuple[TrainingSequences | StreamedSequences, np.ndarray]],
     *,
     samples: int,
     seed: int,
-) -> MixedRows:
+) -> MixedSequences:
     """Return samples of sources of which each gives its share of the tokens.
 
     Args:
         specs: of the sources.
         shares: of all tokens, 1 together.
-        build: a source's spec and its own seed -> its rows, ``samples`` of them, and the tokens of each.
+        build: a source's spec and its own seed -> its sequences, ``samples`` of them, and the tokens of each.
         samples: of the run.
         seed: of the run. With one seed for all, two sources would be cut and shuffled by the same random numbers.
     """
     parts = []
     for number, (spec, share) in enumerate(zip(specs, shares, strict=True)):
         own = int(generator(seed, SEED_OF_SOURCE, number).integers(2**63))
-        rows, lengths = build(spec, own)
+        sequences, lengths = build(spec, own)
         same = lengths.min() == lengths.max()
-        parts.append(WeightedSource(spec, share, rows, lengths[:1] if same else lengths))
-    return MixedRows(parts, samples=samples, seed=seed)
+        parts.append(WeightedSource(spec, share, sequences, lengths[:1] if same else lengths))
+    return MixedSequences(parts, samples=samples, seed=seed)

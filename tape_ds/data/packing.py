@@ -1,6 +1,6 @@
-"""Tokenise once, cut rows once, and read both memory-mapped from then on.
+"""Tokenise once, cut sequences once, and read both memory-mapped from then on.
 
-:func:`tokenize` gives one row per document, :func:`pack` the rows of training made from them. Both are
+:func:`tokenize` gives one row per document, :func:`pack` the training sequences made from them. Both are
 ``datasets.Dataset`` folders below a cache folder (:mod:`tape_ds.data.cache`), named after a hash of everything that
 decides their contents: the sources' fingerprints, the tokenizer's, the settings, and :data:`FORMAT`.
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from tape_ds import storage
 from tape_ds.data import cache
-from tape_ds.data.rows import FILL, Packing, ended
+from tape_ds.data.sequences import FILL, Packing, ended
 from tape_ds.data.sources import ArrowFolder, Document, Source, TokenSource, parse_all
 from tape_ds.errors import Problem, UserError, raise_if_any
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, Features
     from transformers import PreTrainedTokenizerBase
 
-# Part of every key: raise it when the code below gives other rows for the same input.
+# Part of every key: raise it when the code below gives other output for the same input.
 FORMAT = 1
 
 # A batch of texts for the tokenizer ends at either; the ids do not depend on it.
@@ -75,13 +75,14 @@ def pack(
     *,
     specs: Sequence[str] = (),
 ) -> "Dataset":
-    """Return rows of at most ``length`` tokens, filled with ``documents`` as :mod:`tape_ds.data.rows` has it.
+    """Return sequences of at most ``length`` tokens, filled with ``documents`` as :mod:`tape_ds.data.sequences` has it.
 
     Args:
         documents: with a column ``input_ids``; their order is kept.
-        length: tokens per row, 2 or more.
+        length: tokens per sequence, 2 or more.
         cache_dir: as for :func:`tokenize`; keyed by the dataset's own fingerprint and the other arguments.
-        packing: a name of :data:`tape_ds.data.rows.FILL`. Only the rows of ``whole`` may be shorter than ``length``.
+        packing: a name of :data:`tape_ds.data.sequences.FILL`. Only the sequences of ``whole`` may be shorter than
+            ``length``.
         end: a token put behind each document; None: no token.
         specs: what the documents are of, for messages.
 
@@ -89,7 +90,7 @@ def pack(
         Rows ``{input_ids: list<int32>, document_ids: list<int32>}``.
 
     Raises:
-        UserError: the documents do not fill one row.
+        UserError: the documents do not fill one sequence.
     """
     from datasets import Features, List, Value
 
@@ -98,7 +99,7 @@ def pack(
     key = cache.key("rows", format=FORMAT, documents=documents._fingerprint, length=length, packing=packing, end=end)
     of = f" of {', '.join(specs)}" * bool(specs)
     wrong = f"no document{of} alone fills" if packing == "single" else f"not even all documents{of} together fill"
-    too_few = Problem("window", length, f"{wrong} a row", "name more data, or make the window smaller")
+    too_few = Problem("window", length, f"{wrong} a sequence", "name more data, or make the window smaller")
 
     def rows() -> Iterator[dict[str, Any]]:
         batches = documents.with_format("arrow", columns=["input_ids"]).iter(batch_size=64)

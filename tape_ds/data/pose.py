@@ -35,8 +35,8 @@ class Pose(Section):
     """How samples are drawn from documents."""
 
     chunks: int = Field(1, ge=1)
-    """1: rows are packed. 2 or more: rows are drawn from one document in that many chunks, positions skipping ahead
-    between them up to target_length (PoSE)."""
+    """1: sequences are packed. 2 or more: sequences are drawn from one document in that many chunks, positions skipping
+    ahead between them up to target_length (PoSE)."""
     reach: int | None = Field(None, ge=1)
     """PoSE draws from this many windows at a document's start; null: from all of it. The published code has 5."""
     content: Literal["skipped", "contiguous", "aligned"] = "skipped"
@@ -47,12 +47,12 @@ class Pose(Section):
     order: no crowding near target_length). Two chunks: the same."""
 
     def problems(self, window: int, target: int) -> Iterator[Problem]:
-        """Why no row of ``window`` tokens can be drawn so that it reaches ``target``; of one chunk, which options are
-        without a meaning."""
+        """Why no sequence of ``window`` tokens can be drawn so that it reaches ``target``; of one chunk, which options
+        are without a meaning."""
         if self.chunks == 1:
             for name, value in self.flat("pose_").items():
                 if name != "pose_chunks" and value != Pose().flat("pose_")[name]:
-                    wrong = "an option of PoSE, and pose_chunks = 1 packs rows"
+                    wrong = "an option of PoSE, and pose_chunks = 1 packs sequences"
                     yield Problem(name, value, wrong, "remove it, or give pose_chunks: 2 or more")
         elif window >= target:
             wrong = f"leaves nothing to skip: it is target_length = {target} itself"
@@ -63,25 +63,28 @@ class Pose(Section):
 
 
 @dataclass(frozen=True)
-class PoseRows:
-    """Rows of ``window`` tokens (``c``) with positions in 0 .. ``target`` - 1 (``T``)."""
+class PoseSequences:
+    """Sequences of ``window`` tokens (``c``) with positions in 0 .. ``target`` - 1 (``T``)."""
 
     window: int
     target: int
     pose: Pose
 
+    def __repr__(self) -> str:  # part of fingerprints: the name is that of the first of them
+        return f"PoseRows(window={self.window!r}, target={self.target!r}, pose={self.pose!r})"
+
     def draw(self, tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return one training row from one document.
+        """Return one training sequence from one document.
 
         Args:
             tokens: the document, [n], n >= 1.
-            rng: draws lengths, then content, then positions. The content is drawn whatever becomes of it, so that rows
-                which differ in :attr:`Pose.content` alone have the same positions.
+            rng: draws lengths, then content, then positions. The content is drawn whatever becomes of it, so that
+                sequences which differ in :attr:`Pose.content` alone have the same positions.
 
         Returns:
             ``(input_ids, position_ids)``, both [min(n, window)], the ids in the document's dtype, positions int64,
             rising strictly from 0 to ``target - 1`` at most. A document shorter than the window gives all its tokens,
-            in order, with skipped positions; the collator pads the row.
+            in order, with skipped positions; the collator pads the sequence.
         """
         pose = self.pose
         if pose.reach is not None:

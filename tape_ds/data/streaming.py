@@ -1,22 +1,22 @@
-"""Training rows from text that is read as it is needed: no token is stored, no corpus is tokenised ahead.
+"""Training sequences from text that is read as it is needed: no token is stored, no corpus is tokenised ahead.
 
 For corpora such as C4, too large to tokenise before every run. As in :mod:`tape_ds.data.dataset`, sample ``i`` is a
 pure function of (seed, i), shuffling included. (The shuffled streams of ``datasets`` do not resume exactly: their
 buffer is filled anew with what comes next.)
 
-``W`` stream workers read side by side: sample ``i`` is row ``i // W`` of worker ``i % W``. In every epoch all shards
-are put into an order drawn from (seed, epoch), and worker ``w`` reads those at ``w, w + W, ...``, each whole, its
-documents through a bounded shuffle buffer with random numbers from (seed, epoch, shard). So a worker is one endless
+``W`` stream workers read side by side: sample ``i`` is sequence ``i // W`` of worker ``i % W``. In every epoch all
+shards are put into an order drawn from (seed, epoch), and worker ``w`` reads those at ``w, w + W, ...``, each whole,
+its documents through a bounded shuffle buffer with random numbers from (seed, epoch, shard). So a worker is one endless
 sequence of tokens that depends on nothing else; it goes on to the next epoch at its own pace, and what a shard leaves
-over begins the next one's first row. Over all workers no token is given twice in an epoch and none is left out, except
-what the end of the run cuts off.
+over begins the next one's first sequence. Over all workers no token is given twice in an epoch and none is left out,
+except what the end of the run cuts off.
 
 **Ranks.** Accelerate gives rank ``r`` of ``R`` the micro-batches ``r, r + R, ...`` of size ``b``. If the number of
 workers is a multiple of ``R * b``, each rank reads with workers of its own. Else several ranks read the same ones, each
 for itself: the samples are the same, but text is read and tokenised up to ``R`` times.
 
 **Resuming at sample i.** The number is the whole state: each worker asked for reads and tokenises again, from its
-beginning, all that comes before its row.
+beginning, all that comes before its sequence.
 """
 
 import hashlib
@@ -32,14 +32,14 @@ import torch
 
 from tape_ds.data.dataset import ORDER_OF_SHARDS, SHUFFLE_IN_SHARD, generator, packed_item
 from tape_ds.data.packing import FIELD_OF, encode, tokenizer_fingerprint
-from tape_ds.data.rows import Row, cut
+from tape_ds.data.sequences import PackedSequence, cut
 from tape_ds.data.sources import Document, Shard, parse_all
 from tape_ds.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Part of the fingerprint: raise it when the same settings give other rows.
+# Part of the fingerprint: raise it when the same settings give other sequences.
 FORMAT = 1
 
 # The shuffle buffer never rests with more than this; both decide the order.
@@ -51,12 +51,12 @@ _FIELD = FIELD_OF["train"]
 
 @dataclass(frozen=True)
 class Stream:
-    """What the workers of a stream share: all that decides their rows."""
+    """What the workers of a stream share: all that decides their sequences."""
 
     shards: list[Shard]
     tokenizer: "PreTrainedTokenizerBase"
     window: int
-    """Tokens a row."""
+    """Tokens a sequence."""
     seed: int
     workers: int
     """How many; at most as many as shards, so that each has one in every epoch."""
@@ -93,8 +93,9 @@ class Stream:
                 if len(empty) == len(self.shards):
                     return
 
-    def rows(self, worker: int, first: int) -> Iterator[Row]:
-        """Return the worker's rows from row ``first`` on, as :func:`tape_ds.data.rows.cut` gives them."""
+    def sequences(self, worker: int, first: int) -> Iterator[PackedSequence]:
+        """Return the worker's sequences from sequence ``first`` on, as :func:`tape_ds.data.sequences.cut` gives
+        them."""
         return cut(self.tokens(worker, skip=first * self.window), self.window)
 
 
@@ -138,8 +139,9 @@ class StreamError(UserError):
         return self._message
 
 
-class StreamedRows(torch.utils.data.Dataset):
-    """A run's samples, packed rows of ``window`` tokens; items as of :class:`tape_ds.data.dataset.TrainingRows`.
+class StreamedSequences(torch.utils.data.Dataset):
+    """A run's samples, packed sequences of ``window`` tokens; items as of
+    :class:`tape_ds.data.dataset.TrainingSequences`.
 
     Reading in rising order, as a sequential sampler does, is cheap: every stream worker stays where it is. A sample
     behind that place begins its worker anew. It may be pickled, or inherited by a forked process, at any time. Any
@@ -161,7 +163,7 @@ class StreamedRows(torch.utils.data.Dataset):
         Args:
             specs: of data, see :mod:`tape_ds.data.sources`; all their shards are mixed.
             tokenizer: any of transformers; with its own special tokens, never truncating.
-            window: tokens a row, 2 or more.
+            window: tokens a sequence, 2 or more.
             samples: how many samples the run consumes; any number, epochs follow one another.
             seed: 0 or more.
             workers: shards that are read side by side, 1 or more; all shards, where there are fewer.
@@ -175,7 +177,9 @@ class StreamedRows(torch.utils.data.Dataset):
         shards = [shard for source in self.sources for shard in source.shards("train")]
         self.stream = Stream(shards, tokenizer, window, seed, min(workers, len(shards)))
         self.samples = samples
-        self._open: dict[int, tuple[int, Iterator[Row]]] = {}  # of a worker, its next row and those from there on
+        self._open: dict[
+            int, tuple[int, Iterator[PackedSequence]]
+        ] = {}  # of a worker, its next sequence and those from there on
         self._process = os.getpid()
 
     def __len__(self) -> int:
@@ -205,22 +209,22 @@ class StreamedRows(torch.utils.data.Dataset):
         """
         if not 0 <= index < self.samples:
             raise IndexError(f"sample {index} of {self.samples}")
-        row, number = divmod(index, self.stream.workers)
+        sequence, number = divmod(index, self.stream.workers)
         try:
-            return packed_item(self._row(number, row))
+            return packed_item(self._sequence(number, sequence))
         except UserError as error:
             raise StreamError(error.problems) from error
 
-    def _row(self, number: int, row: int) -> dict[str, np.ndarray]:
-        """Row ``row`` of stream worker ``number``."""
+    def _sequence(self, number: int, sequence: int) -> dict[str, np.ndarray]:
+        """Return sequence number ``sequence`` of stream worker ``number``."""
         if self._process != os.getpid():  # a forked child shares its parent's open files and their places in them
             self._open, self._process = {}, os.getpid()
-        at, rows = self._open.pop(number, (row + 1, iter(())))
-        if at > row:
-            at, rows = row, self.stream.rows(number, row)
-        found = next(islice(rows, row - at, None), None)
+        at, sequences = self._open.pop(number, (sequence + 1, iter(())))
+        if at > sequence:
+            at, sequences = sequence, self.stream.sequences(number, sequence)
+        found = next(islice(sequences, sequence - at, None), None)
         if found is None:
             nothing = "no document has any token"
             raise UserError(Problem(_FIELD, self.specs, nothing, "name data that hold text"))
-        self._open[number] = row + 1, rows  # back only now: one in which reading failed is not read on
+        self._open[number] = sequence + 1, sequences  # back only now: one in which reading failed is not read on
         return found

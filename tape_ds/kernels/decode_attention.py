@@ -26,7 +26,7 @@ from tape_ds.kernels.tape_attention import why_not_shapes
 from tape_ds.kernels.tape_attention_tiles import load, move, queries_end, rows_present, store, tile, visible
 
 LONGEST = 16
-"""Most queries per row; with more, programs over queries keep a GPU busy."""
+"""Most queries per sequence; with more, programs over queries keep a GPU busy."""
 MOST_SPLITS = 128
 LEAST_KEYS = 256
 """A part shorter than this costs more to join than to compute."""
@@ -167,7 +167,7 @@ def why_not(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, e_BGSK: Tensor | Non
     if problem := gate.why_not(q_BHTK) or why_not_shapes(q_BHTK, k_BGSK, *values):
         return problem
     if q_BHTK.shape[2] > LONGEST:
-        return f"{q_BHTK.shape[2]} queries per row are more than {LONGEST}"
+        return f"{q_BHTK.shape[2]} queries per sequence are more than {LONGEST}"
     return None
 
 

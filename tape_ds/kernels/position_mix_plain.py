@@ -3,8 +3,8 @@
 ``M_t = contract diag(SiLU(gate_t)) expand`` for all tokens of a piece is one product, and what it does to their states
 is one batched product; nothing of [B, I, T, K] exists, and temporaries are as large as a piece.
 
-Shape letters: B batch, T tokens, N = B T tokens of all rows, H query heads, G key/value heads, K head size, I position
-rank, X = G G entries of a token's matrix.
+Shape letters: B batch, T tokens, N = B T tokens of all sequences, H query heads, G key/value heads, K head size, I
+position rank, X = G G entries of a token's matrix.
 """
 
 from collections.abc import Iterator
@@ -81,7 +81,7 @@ def product(inputs: Inputs, wide: torch.dtype) -> Tensor:
 
 
 def _chunks(inputs: Inputs, wide: torch.dtype) -> Iterator[tuple[slice, _Tokens]]:
-    """Yield all tokens of all rows, piece by piece, each with its place among the N tokens."""
+    """Yield all tokens of all sequences, piece by piece, each with its place among the N tokens."""
     batch, groups, tokens, width = inputs.sizes()
     start = _flat(inputs.start.expand(batch, -1, -1, -1))
     state = None if inputs.state is None else _flat(inputs.state)

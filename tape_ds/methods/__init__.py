@@ -32,7 +32,7 @@ class Method:
     grouped: bool = False
     """Whether attention is cut into shifted groups while it trains (S2-Attn)."""
     drops_rope: bool = False
-    """Whether ``encoding`` takes the place of the model's RoPE, at the model's own length: rows are no longer, and
+    """Whether ``encoding`` takes the place of the model's RoPE, at the model's own length: sequences are no longer, and
     scores are scaled from there on, by ``score_scale``."""
     position_options: Mapping[str, Any] = field(default_factory=dict)
     """``position_options`` that the recipe may change."""

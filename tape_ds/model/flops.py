@@ -48,9 +48,9 @@ def parameters(config: TapeConfig) -> int:
 
 
 def multiply_adds(config: Config, length: int, causal: bool = True, *, attention_span: float | None = None) -> float:
-    """MACs of one forward over one row of ``length`` tokens, output head included.
+    """MACs of one forward over one sequence of ``length`` tokens, output head included.
 
-    ``attention_span``: length of the rows that attention works on, where it is less than the whole row, see
+    ``attention_span``: length of the sequences that attention works on, where it is less than the whole sequence, see
     :func:`tape_ds.model.attention.shifted_groups.attention_span`.
     """
     query, key = _widths(config)

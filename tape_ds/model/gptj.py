@@ -35,15 +35,15 @@ from tape_ds.model.inputs import (
     Documents,
     own_embeddings,
     past_length,
+    positions_that_differ,
     require_weights,
     resolve_backend,
-    rows_that_differ,
 )
 from tape_ds.model.language_model import LanguageModel
 from tape_ds.model.output_head import OutputHead
 from tape_ds.model.positions.options import Options
 from tape_ds.model.positions.rope import RopeEncoding
-from tape_ds.model.sharding import UNSHARED, Shards, ShareRows, shards_of
+from tape_ds.model.sharding import UNSHARED, Shards, ShareSequences, shards_of
 
 
 class _Angles(NamedTuple):
@@ -85,10 +85,10 @@ class ScaledGPTJAttention(nn.Module):
         shards: Shards,
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the output [B, T, D] and the weights [B, H, T, S] (``reference`` backend only, not within groups,
-        else None); where rows are shared as :meth:`tape_ds.model.llama.TapeAttention.forward`.
+        else None); where sequences are shared as :meth:`tape_ds.model.llama.TapeAttention.forward`.
 
         Raises:
-            ValueError: attention within groups with a cache that is not empty, or where rows are shared.
+            ValueError: attention within groups with a cache that is not empty, or where sequences are shared.
         """
         heads = (*x_BTD.shape[:2], -1, self.config.head_dim)
         q_BHTK = rotate_pairs(self.q_proj(x_BTD).view(heads).transpose(1, 2), start_B1TR)
@@ -169,8 +169,8 @@ class ScaledGPTJPreTrainedModel(PreTrainedModel):
 class ScaledGPTJModel(ScaledGPTJPreTrainedModel):
     """Embedding, blocks and final norm."""
 
-    share_rows: ShareRows | None = None
-    """See :attr:`tape_ds.model.llama.TapeModel.share_rows`."""
+    share_sequences: ShareSequences | None = None
+    """See :attr:`tape_ds.model.llama.TapeModel.share_sequences`."""
 
     def __init__(self, config: ScaledGPTJConfig):
         super().__init__(config)
@@ -223,7 +223,7 @@ class ScaledGPTJModel(ScaledGPTJPreTrainedModel):
         cut_ahead(borders, self.h[0].attn)
         if position_ids is None:
             position_ids = torch.arange(tokens, device=given.device)[None] + offset
-        places_BT1 = rows_that_differ(position_ids)[..., None]
+        places_BT1 = positions_that_differ(position_ids)[..., None]
         hidden_BTD = own_embeddings(shards, self.wte, input_ids, inputs_embeds, borders)
         start_B1TR = self.encoding.start(shards.rotated(places_BT1))
         for block in self.h:

@@ -16,9 +16,9 @@ from tape_ds.model.attention.borders import (
     FEW_QUERIES,
     Borders,
     borders_of,
-    borders_of_packed_rows,
-    check_packed_rows,
-    ids_of_packed_rows,
+    borders_of_packed_sequences,
+    check_packed_sequences,
+    ids_of_packed_sequences,
     ids_of_positions,
 )
 from tape_ds.model.sharding import Shards
@@ -33,9 +33,9 @@ def past_length(past_key_values: Cache | None) -> int | Tensor:
     return length
 
 
-def rows_that_differ(position_ids: Tensor) -> Tensor:
-    """Return one row [1, T] where all rows are alike, as in packed training: angles and biases are then computed once
-    for the batch, not once for each row."""
+def positions_that_differ(position_ids: Tensor) -> Tensor:
+    """Return positions [1, T] where those of all sequences are alike, as in packed training: angles and biases are then
+    computed once for the batch, not once for each sequence."""
     if len(position_ids) == 1 or torch.compiler.is_compiling():
         return position_ids
     return position_ids[:1] if bool((position_ids == position_ids[:1]).all()) else position_ids
@@ -48,11 +48,12 @@ def own_embeddings(
     inputs_embeds: Tensor | None,
     borders: Borders | None,
 ) -> Tensor:
-    """Return embeddings of this process's tokens, [B, T, D] where rows are not shared; those of padding, and of what
-    lies behind a shared row's end, are 0: a weight's gradient is a sum over all rows, and 0 times NaN is NaN.
+    """Return embeddings of this process's tokens, [B, T, D] where sequences are not shared; those of padding, and of
+    what lies behind a shared sequence's end, are 0: a weight's gradient is a sum over all sequences, and 0 times NaN is
+    NaN.
 
     Args:
-        shards: of rows of T tokens.
+        shards: of sequences of T tokens.
         embedding: the decoder's.
         input_ids: int64 [B, T]; or ``inputs_embeds`` [B, T, D].
         inputs_embeds: see there.
@@ -63,7 +64,7 @@ def own_embeddings(
         hidden_BTD, tokens = shards.embed(embedding, input_ids), input_ids.shape[1]
     else:
         hidden_BTD, tokens = shards.mine(inputs_embeds, filling=0), inputs_embeds.shape[1]
-    if borders is None or not (borders.may_pad or shards.splits_rows):
+    if borders is None or not (borders.may_pad or shards.splits_sequences):
         return hidden_BTD
     places = torch.arange(tokens, device=hidden_BTD.device) + borders.offset
     own_BT = shards.mine(borders.ids_BS.index_select(1, places), filling=-1)
@@ -80,34 +81,34 @@ class Documents(NamedTuple):
     longest: int | None
     position_ids: Tensor | None
 
-    def borders(self, rows: int, tokens: int, offset: int | Tensor) -> Borders | None:
-        """Return what layers read of it, for ``rows`` rows of ``tokens`` new tokens behind ``offset`` cached ones; None
-        where there is neither padding nor a second document.
+    def borders(self, sequences: int, tokens: int, offset: int | Tensor) -> Borders | None:
+        """Return what layers read of it, for ``sequences`` sequences of ``tokens`` new tokens behind ``offset`` cached
+        ones; None where there is neither padding nor a second document.
 
         Raises:
             ValueError: masks of another shape, or ``cu_seq_lens`` beside a cache, without the longest document, or that
-                do not fit the rows.
+                do not fit the sequences.
         """
-        self._check(rows, tokens, offset)
+        self._check(sequences, tokens, offset)
         if self.cu_seq_lens is not None and self.attention_mask is None:
             assert self.longest is not None
-            return borders_of_packed_rows(self.cu_seq_lens, self.longest, rows, tokens)
-        ids = self._ids(rows, tokens, offset)
+            return borders_of_packed_sequences(self.cu_seq_lens, self.longest, sequences, tokens)
+        ids = self._ids(sequences, tokens, offset)
         if ids is None:
             return None
         if isinstance(offset, int):
             ids = ids[:, : offset + tokens]  # an unused end of a static cache plays no part
-        borders = borders_of(ids.expand(rows, -1), tokens, offset)
+        borders = borders_of(ids.expand(sequences, -1), tokens, offset)
         if borders is not None and tokens > FEW_QUERIES and not torch.compiler.is_compiling():
             _ = borders.packed  # now, so that no layer waits for the device
         return borders
 
-    def _ids(self, rows: int, tokens: int, offset: int | Tensor) -> Tensor | None:
-        """Return the document of each key, -1 = padding; the first that is told: packed rows, ids, a mask,
+    def _ids(self, sequences: int, tokens: int, offset: int | Tensor) -> Tensor | None:
+        """Return the document of each key, -1 = padding; the first that is told: packed sequences, ids, a mask,
         positions."""
         mask, ids = self.attention_mask, self.document_ids if self.document_ids is not None else self.seq_idx
         if self.cu_seq_lens is not None:
-            ids = ids_of_packed_rows(self.cu_seq_lens, rows, tokens)
+            ids = ids_of_packed_sequences(self.cu_seq_lens, sequences, tokens)
         if mask is not None:
             return torch.where(mask == 0, -1, 0) if ids is None else ids.masked_fill(mask[:, : ids.shape[1]] == 0, -1)
         if ids is not None:
@@ -115,16 +116,16 @@ class Documents(NamedTuple):
         cached = not isinstance(offset, int) or offset > 0
         return None if self.position_ids is None or cached or tokens < 2 else ids_of_positions(self.position_ids)
 
-    def _check(self, rows: int, tokens: int, offset: int | Tensor) -> None:
+    def _check(self, sequences: int, tokens: int, offset: int | Tensor) -> None:
         for name in ("attention_mask", "document_ids", "seq_idx"):
             _check_mask(name, getattr(self, name), tokens, offset)
         if self.cu_seq_lens is None:
             return
         if not isinstance(offset, int) or offset:
-            raise ValueError("cu_seq_lens_q packs rows without a cache: call the model with use_cache=False")
+            raise ValueError("cu_seq_lens_q packs sequences without a cache: call the model with use_cache=False")
         if self.longest is None:
             raise ValueError("cu_seq_lens_q needs max_length_q, the tokens of the longest document, beside it")
-        check_packed_rows(self.cu_seq_lens, self.longest, rows, tokens)
+        check_packed_sequences(self.cu_seq_lens, self.longest, sequences, tokens)
 
 
 def _check_mask(name: str, mask: Tensor | None, tokens: int, offset: int | Tensor) -> None:
@@ -133,7 +134,7 @@ def _check_mask(name: str, mask: Tensor | None, tokens: int, offset: int | Tenso
     if mask.dim() != 2:
         raise ValueError(
             f"{name} has {mask.dim()} dimensions; give [batch, tokens] (0 = padding), or document_ids for "
-            "documents packed into one row: ready-made 4D masks are not supported"
+            "documents packed into one sequence: ready-made 4D masks are not supported"
         )
     if isinstance(offset, int) and mask.shape[1] < offset + tokens:
         raise ValueError(f"{name} has {mask.shape[1]} columns; give one per key: {offset} cached and {tokens} new ones")

@@ -62,8 +62,8 @@ class LanguageModel:
         """As the decoder's forward, and:
 
         Under sequence parallelism (:mod:`tape_ds.model.sharding`) the logits are those of this process's tokens, and
-        the loss its part of the sum: divided, as ever, by the targets of whole rows, so that the parts of all processes
-        add up to the loss. Under tensor parallelism logits and loss are whole in every process.
+        the loss its part of the sum: divided, as ever, by the targets of whole sequences, so that the parts of all
+        processes add up to the loss. Under tensor parallelism logits and loss are whole in every process.
 
         Args:
             labels: int64 [B, T], -100 where nothing is to be predicted; shifted inside. ``num_items_in_batch``
@@ -82,8 +82,8 @@ class LanguageModel:
         given = input_ids if inputs_embeds is None else inputs_embeds
         shards = UNSHARED if given is None else shards_of(self.base_model, given.shape[1])
         everything = isinstance(logits_to_keep, int) and logits_to_keep == 0
-        if shards.splits_rows and not everything:
-            raise ValueError("logits_to_keep counts along a row, and this process has a part of it: leave it out")
+        if shards.splits_sequences and not everything:
+            raise ValueError("logits_to_keep counts along a sequence, and this process has a part of it: leave it out")
         possible = labels is not None and self.loss_function is ForCausalLMLoss
         if skip_logits is None:
             skip_logits = possible and self.training and everything
@@ -102,7 +102,7 @@ class LanguageModel:
             **kwargs,
         )
         hidden_BTD = outputs.last_hidden_state
-        if shards.splits_rows and labels is not None:
+        if shards.splits_sequences and labels is not None:
             kwargs |= own_targets(shards, labels, **kwargs)
         loss = logits_BTV = None
         if skip_logits and labels is not None:

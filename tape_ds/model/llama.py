@@ -32,14 +32,14 @@ from tape_ds.model.inputs import (
     Documents,
     own_embeddings,
     past_length,
+    positions_that_differ,
     require_weights,
     resolve_backend,
-    rows_that_differ,
 )
 from tape_ds.model.language_model import LanguageModel
 from tape_ds.model.output_head import OutputHead
 from tape_ds.model.positions import base, log_scale, registry
-from tape_ds.model.sharding import UNSHARED, Shards, ShareRows, shards_of
+from tape_ds.model.sharding import UNSHARED, Shards, ShareSequences, shards_of
 
 
 class TapeAttention(nn.Module):
@@ -85,12 +85,13 @@ class TapeAttention(nn.Module):
         """Returns the output [B, T, D], the weights [B, H, T, S] (``reference`` backend only, not within groups,
         else None) and what became of the carried columns [B, H, T, C].
 
-        Where rows are shared, inputs and outputs are of this process's tokens, and the weights of its heads; masks, the
-        queries' places and the keys' are of whole rows, and ``start`` and ``query_scale`` are of the tokens it rotates.
+        Where sequences are shared, inputs and outputs are of this process's tokens, and the weights of its heads;
+        masks, the queries' places and the keys' are of whole sequences, and ``start`` and ``query_scale`` are of the
+        tokens it rotates.
 
         Raises:
             ValueError: attention within groups with a bias on the scores, with a cache that is not empty, or where
-                rows are shared.
+                sequences are shared.
         """
         x_BTD = shards.gather(x_BTD)
         start, state = shards.to_rotate(start, state)
@@ -110,11 +111,11 @@ class TapeAttention(nn.Module):
         width = self.config.head_dim
         grouped = self.training and self.group_tokens is not None
         # One wide value where it is kept, sent or cut as a whole; else kernels read the two where they lie.
-        wide = past_key_values is not None or shards.splits_rows or grouped
+        wide = past_key_values is not None or shards.splits_sequences or grouped
         if wide and carried_BGTC is not None:
             v_BGTV = torch.cat((v_BGTV, carried_BGTC), dim=-1)
         q_BHTK, k_BGTK, v_BGTV = shards.to_heads(q_BHTK, k_BGTK, v_BGTV)
-        if shards.splits_rows and carried_BGTC is not None:
+        if shards.splits_sequences and carried_BGTC is not None:
             carried_BGTC = v_BGTV[..., width:]
 
         key_width = k_BGTK.shape[-1]
@@ -222,8 +223,8 @@ class TapePreTrainedModel(PreTrainedModel):
 class TapeModel(TapePreTrainedModel):
     """Embedding, blocks and final norm."""
 
-    share_rows: ShareRows | None = None
-    """How rows are shared with other processes, see :mod:`tape_ds.model.sharding`; None: they are not."""
+    share_sequences: ShareSequences | None = None
+    """How sequences are shared with other processes, see :mod:`tape_ds.model.sharding`; None: they are not."""
 
     def __init__(self, config: TapeConfig):
         super().__init__(config)
@@ -250,7 +251,7 @@ class TapeModel(TapePreTrainedModel):
         seq_idx: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Return hidden states of one call; of this process's tokens under sequence parallelism (``share_rows``).
+        """Return hidden states of one call; of this process's tokens under sequence parallelism (``share_sequences``).
 
         Args:
             input_ids: int64 [B, T]; or ``inputs_embeds`` [B, T, D].
@@ -258,21 +259,21 @@ class TapeModel(TapePreTrainedModel):
             position_ids: int64 [B or 1, T], any offsets and jumps; default: the tokens' places.
             document_ids: int32 [B, S], the document each token belongs to, -1 = padding.
             past_key_values: any transformers cache; a layer's value may be wider than its key.
-            cu_seq_lens_q: int32 [N + 1], where documents begin in all rows' tokens one after the other, and how many
-                tokens there are: as transformers' collators say it, with ``max_length_q``, the longest document.
+            cu_seq_lens_q: int32 [N + 1], where documents begin in all sequences' tokens one after the other, and how
+                many tokens there are: as transformers' collators say it, with ``max_length_q``, the longest document.
                 Nothing then waits for the device. (``cu_seq_lens_k`` and ``max_length_k`` are the same, and not read.)
             seq_idx: as ``document_ids``, by the name that transformers' collators use.
 
             Where none of these nor ``attention_mask`` is given and there is no cache, a position id that does not
-            increase starts a document, as packed rows of other libraries have it (PoSE's only jump forward). A compiled
-            graph cannot look whether one does, and masks every row: give it ``cu_seq_lens_q``, or no position ids that
-            only count. ``cu_seq_lens_q`` comes before ``document_ids``, and that before ``seq_idx``. A later call with
-            the cache of such a row needs ``document_ids``.
+            increase starts a document, as packed sequences of other libraries have it (PoSE's only jump forward). A
+            compiled graph cannot look whether one does, and masks every sequence: give it ``cu_seq_lens_q``, or no
+            position ids that only count. ``cu_seq_lens_q`` comes before ``document_ids``, and that before ``seq_idx``.
+            A later call with the cache of such a sequence needs ``document_ids``.
 
         Raises:
             ValueError: neither or both of ids and embeddings, a 4D mask, masks of the wrong length, attention
-                weights asked of a backend that has none, a cache where rows are shared, ``cu_seq_lens_q`` with a cache
-                or that do not fit the rows.
+                weights asked of a backend that has none, a cache where sequences are shared, ``cu_seq_lens_q`` with a
+                cache or that do not fit the sequences.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
@@ -290,7 +291,7 @@ class TapeModel(TapePreTrainedModel):
         documents = None if borders is None else borders.ids_BS
         if position_ids is None:
             position_ids = torch.arange(tokens, device=given.device)[None] + offset
-        position_ids = rows_that_differ(position_ids)
+        position_ids = positions_that_differ(position_ids)
         remembers = self.encoding.remembers
         past_positions = cached_positions.recall(past_key_values, offset, remembers, self.config.head_dim)
         text = base.Text(input_ids, documents, offset, past_positions)
@@ -441,9 +442,9 @@ class TapeForCausalLM(LanguageModel, TapePreTrainedModel, GenerationMixin):
         return positions_of(self, config)
 
     def multiply_adds(self, length: int, causal: bool = True) -> float:
-        """MACs of a forward over one row of ``length`` tokens, see :mod:`tape_ds.model.flops`."""
+        """MACs of a forward over one sequence of ``length`` tokens, see :mod:`tape_ds.model.flops`."""
         return flops.multiply_adds(self.config, length, causal)
 
     def flops(self, length: int, causal: bool = True) -> float:
-        """FLOPs of a forward over one row of ``length`` tokens, see :mod:`tape_ds.model.flops`."""
+        """FLOPs of a forward over one sequence of ``length`` tokens, see :mod:`tape_ds.model.flops`."""
         return 2.0 * flops.multiply_adds(self.config, length, causal)

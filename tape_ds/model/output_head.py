@@ -181,8 +181,8 @@ def own_targets(
     """Return what the loss of one process's tokens takes beside labels: its targets, and the number that divides their
     sum.
 
-    The number is of whole rows; where nobody gives it, it is counted there. So the parts of all processes add up to the
-    loss, and a part without a target is 0. Arguments are those of :func:`causal_lm_loss`.
+    The number is of whole sequences; where nobody gives it, it is counted there. So the parts of all processes add up
+    to the loss, and a part without a target is 0. Arguments are those of :func:`causal_lm_loss`.
     """
     targets_BT = shifted(labels_BT, ignore_index) if shift_labels is None else shift_labels
     items = (targets_BT != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch

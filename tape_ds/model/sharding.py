@@ -1,11 +1,11 @@
-"""The seam of sequence and tensor parallelism: what a forward asks where several processes work on the same rows.
+"""The seam of sequence and tensor parallelism: what a forward asks where several processes work on the same sequences.
 
-They hold the same rows, and each keeps one stretch of their tokens through embeddings, norms, residuals, position
+They hold the same sequences, and each keeps one stretch of their tokens through embeddings, norms, residuals, position
 updates and whatever else looks at one token at a time. There are two kinds:
 
 - *Sequence parallelism* (DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv:2309.14509, Section 3): linear maps are whole and
-  work on the process's tokens. Attention needs a row as a whole: a process gives its tokens of all heads for all tokens
-  of its heads, and gets its tokens back behind it.
+  work on the process's tokens. Attention needs a sequence as a whole: a process gives its tokens of all heads for all
+  tokens of its heads, and gets its tokens back behind it.
 - *Tensor parallelism* with sequence-parallel norms (Megatron-LM, Shoeybi et al. 2019, arXiv:1909.08053, and Korthikanti
   et al. 2022, arXiv:2205.05198, Section 4.2.2): a process has some heads and columns of every linear map. In front of
   them the tokens of all processes are gathered, and behind them the parts of the sum are added up where each token is
@@ -15,8 +15,8 @@ updates and whatever else looks at one token at a time. There are two kinds:
 How they do it is not the model's business: :mod:`tape_ds.parallel` says. A kind answers some of the questions below;
 :class:`Shards` itself is a process that has everything to itself.
 
-Shape letters: B batch, T tokens of a row, t those of this process, H query heads, G key/value heads, h and g those of
-this process, K head size, V value width, C columns of the state, D hidden size, N integers that place a token.
+Shape letters: B batch, T tokens of a sequence, t those of this process, H query heads, G key/value heads, h and g those
+of this process, K head size, V value width, C columns of the state, D hidden size, N integers that place a token.
 """
 
 from typing import Any, Protocol
@@ -26,15 +26,15 @@ from torch import Tensor, nn
 
 
 class Shards:
-    """How the processes that hold the same rows share them, as one of them sees it; for rows of T tokens. This one does
-    not share: everything stays what it is."""
+    """How the processes that hold the same sequences share them, as one of them sees it; for sequences of T tokens.
+    This one does not share: everything stays what it is."""
 
-    splits_rows = False
+    splits_sequences = False
     """Whether linear maps, the output head and the loss see this process's tokens only, and the loss is a part."""
 
     def mine(self, x: Tensor, filling: int | None = None, dim: int = 1) -> Tensor:
-        """[B, T, ...] -> [B, t, ...], the tokens of this process. Rows are shared evenly: what lies behind their end is
-        ``filling``, or with None their last token again."""
+        """[B, T, ...] -> [B, t, ...], the tokens of this process. Sequences are shared evenly: what lies behind their
+        end is ``filling``, or with None their last token again."""
         return x
 
     def heads(self, count: int) -> slice:
@@ -45,7 +45,7 @@ class Shards:
         """From here on torch's CPU generator draws the same in all these processes."""
 
     def embed(self, embedding: nn.Module, ids_BT: Tensor) -> Tensor:
-        """Return embeddings [B, t, D] of whole rows."""
+        """Return embeddings [B, t, D] of whole sequences."""
         embedded: Tensor = embedding(ids_BT)
         return embedded
 
@@ -79,36 +79,36 @@ class Shards:
         return q_BHtK, k_BGtK, v_BGtV
 
     def to_tokens(self, out_BhTV: Tensor) -> Tensor:
-        """-> [B, H, t, V]; 0 behind the rows' end."""
+        """-> [B, H, t, V]; 0 behind the sequences' end."""
         return out_BhTV
 
 
 UNSHARED = Shards()
 
 
-class ShareRows(Protocol):
-    """What a decoder asks how its rows are shared."""
+class ShareSequences(Protocol):
+    """What a decoder asks how its sequences are shared."""
 
     always: bool
-    """In evaluation too; else every process may read rows of its own there."""
+    """In evaluation too; else every process may read sequences of its own there."""
     caches: bool
     """Whether a cache may hold this process's part of keys and values."""
 
     def __call__(self, tokens: int) -> Shards:
-        """How rows of so many tokens are."""
+        """How sequences of so many tokens are."""
 
 
 def shards_of(decoder: Any, tokens: int, cached: bool = False) -> Shards:
-    """Return how ``decoder`` shares rows of so many tokens; see :class:`ShareRows`.
+    """Return how ``decoder`` shares sequences of so many tokens; see :class:`ShareSequences`.
 
     Raises:
-        ValueError: rows are shared so that no cache can be kept, and ``cached``.
+        ValueError: sequences are shared so that no cache can be kept, and ``cached``.
     """
-    share: ShareRows | None = decoder.share_rows
+    share: ShareSequences | None = decoder.share_sequences
     if share is None or not (decoder.training or share.always):
         return UNSHARED
     if cached and not share.caches:
-        raise ValueError("processes that share rows keep no cache: call the model with use_cache=False")
+        raise ValueError("processes that share sequences keep no cache: call the model with use_cache=False")
     return share(tokens)
 
 
@@ -119,4 +119,4 @@ class VocabularyPart(Protocol):
         """Logits of its rows -> of all."""
 
     def loss(self, hidden_ND: Tensor, weight: Tensor, targets_N: Tensor, ignore_index: int) -> Tensor:
-        """Return sum of cross-entropies over all rows; ``weight`` has its own."""
+        """Return sum of cross-entropies over all sequences; ``weight`` has its own."""

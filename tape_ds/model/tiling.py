@@ -1,4 +1,4 @@
-"""Feed-forwards a piece of the row at a time: what is inside them exists for one piece only, forward and backward.
+"""Feed-forwards a piece of the sequence at a time: what is inside them exists for one piece only, forward and backward.
 
 A gated feed-forward holds four tensors of T x ``intermediate_size`` while it runs, and nothing in it crosses tokens. In
 tiles of T / n tokens, each computed again in the backward, it holds 1/n of that; its input and output remain (tiled
@@ -9,8 +9,8 @@ DeepSpeed's ``TiledMLP`` does the same, but runs a backward inside the backward:
 weight's by itself, and an engine has to be told which is the last. Here torch adds the tiles' gradients up before any
 hook on the weight hears of them.
 
-The number of tiles is the same for every row, long or short, so that under ZeRO-3 every rank gathers every weight
-equally often: with tiles of a fixed size a rank with a longer row would wait for the others for ever.
+The number of tiles is the same for every sequence, long or short, so that under ZeRO-3 every rank gathers every weight
+equally often: with tiles of a fixed size a rank with a longer sequence would wait for the others for ever.
 
 Shape letters: B batch, T tokens, D hidden size, H query heads, G key/value heads, C columns of the state.
 """
@@ -31,14 +31,14 @@ FEED_FORWARDS = (LlamaMLP, GPTJMLP)
 
 
 def use_tiles(model: nn.Module, tiles: int) -> list[str]:
-    """Have feed-forwards and unfused position updates work on ``tiles`` pieces of each row in training.
+    """Have feed-forwards and unfused position updates work on ``tiles`` pieces of each sequence in training.
 
     In evaluation they compute as ever: nothing is kept there, and a step of decoding has one token. To be called last,
     once adapters and other kernels are in place: what a tile runs is the forward that is there now.
 
     Args:
         model: built, wrapped by peft or not; changed in place.
-        tiles: pieces of a row, whatever its length; pieces differ by one token at most.
+        tiles: pieces of a sequence, whatever its length; pieces differ by one token at most.
 
     Returns:
         What is tiled, for the log.

@@ -1,4 +1,4 @@
-"""The processes that work on the same rows, and what they exchange; every exchange has its gradient.
+"""The processes that work on the same sequences, and what they exchange; every exchange has its gradient.
 
 Shape letters: those of :mod:`tape_ds.model.sharding`, and P processes.
 """
@@ -20,7 +20,7 @@ from tape_ds.parallel.layout import Layout
 
 @dataclass(frozen=True)
 class RankGroup:
-    """The processes that share rows with this one."""
+    """The processes that share sequences with this one."""
 
     handle: Any
     """torch's process group."""
@@ -116,8 +116,8 @@ def _differentiable(x: Tensor, forth: Callable[[Tensor], Tensor], back: Callable
 
 @dataclass(frozen=True)
 class Stretches:
-    """Rows of ``tokens`` tokens in equal stretches, one for each process of a group; the last ones are filled up with
-    padding that never reaches attention."""
+    """Sequences of ``tokens`` tokens in equal stretches, one for each process of a group; the last ones are filled up
+    with padding that never reaches attention."""
 
     group: RankGroup
     tokens: int
@@ -128,7 +128,7 @@ class Stretches:
         return -(-self.tokens // self.group.size)
 
     def mine(self, x: Tensor, filling: int | None = None, dim: int = 1) -> Tensor:
-        """This process's tokens, and ``filling`` (None: the row's last token) for those behind the end."""
+        """This process's tokens, and ``filling`` (None: the sequence's last token) for those behind the end."""
         begin = min(self.group.index * self.each, self.tokens)
         own = x.narrow(dim, begin, min(self.each, self.tokens - begin))
         missing = self.each - own.shape[dim]
@@ -139,28 +139,28 @@ class Stretches:
         return torch.cat((own, *[tail] * missing), dim=dim)
 
     def cut(self, x: Tensor, dim: int) -> Tensor:
-        """Whole rows -> [P, ...], a stretch for each process; 0 behind the end."""
+        """Whole sequences -> [P, ...], a stretch for each process; 0 behind the end."""
         missing = self.each * self.group.size - self.tokens
         if missing:
             x = F.pad(x, (*(0, 0) * (x.dim() - 1 - dim), 0, missing))
         return x.unflatten(dim, (self.group.size, -1)).movedim(dim, 0)
 
     def join(self, parts: Tensor, dim: int) -> Tensor:
-        """The stretches [P, ...] of all processes -> whole rows, without what is behind their end."""
+        """The stretches [P, ...] of all processes -> whole sequences, without what is behind their end."""
         return parts.movedim(0, dim).flatten(dim, dim + 1).narrow(dim, 0, self.tokens)
 
 
 class GroupShards(Shards):
-    """Rows of ``tokens`` tokens shared by ``group``, as far as every kind of sharing does it alike; methods are those
-    of :class:`tape_ds.model.sharding.Shards`."""
+    """Sequences of ``tokens`` tokens shared by ``group``, as far as every kind of sharing does it alike; methods are
+    those of :class:`tape_ds.model.sharding.Shards`."""
 
     def __init__(self, group: RankGroup, tokens: int):
         self.group = group
-        self.rows = Stretches(group, tokens)
+        self.stretches = Stretches(group, tokens)
 
     def mine(self, x: Tensor, filling: int | None = None, dim: int = 1) -> Tensor:
-        """Return a stretch of the row."""
-        return self.rows.mine(x, filling, dim)
+        """Return a stretch of the sequence."""
+        return self.stretches.mine(x, filling, dim)
 
     def heads(self, count: int) -> slice:
         """Consecutive ones."""
@@ -174,5 +174,6 @@ class GroupShards(Shards):
         torch.set_rng_state(state.cpu())
 
     def all_heads(self, x_BhTC: Tensor) -> Tensor:
-        """[B, h, T, C] -> [B, H, t, C]: this process's tokens, of every process's heads; 0 behind the rows' end."""
-        return self.group.swap(self.rows.cut(x_BhTC, dim=2)).movedim(0, 1).flatten(1, 2)
+        """[B, h, T, C] -> [B, H, t, C]: this process's tokens, of every process's heads; 0 behind the sequences'
+        end."""
+        return self.group.swap(self.stretches.cut(x_BhTC, dim=2)).movedim(0, 1).flatten(1, 2)

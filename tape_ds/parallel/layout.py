@@ -1,6 +1,7 @@
 """Which process of a job does what: arithmetic on ranks, which recipes, trainers and planners read alike.
 
-Neighbouring ranks work on the same rows, so that what they exchange in every layer stays within a node where it can.
+Neighbouring ranks work on the same sequences, so that what they exchange in every layer stays within a node where it
+can.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ class Layout:
 
     Args:
         world: all of them.
-        sequence: so many share the tokens of the same rows (Ulysses).
+        sequence: so many share the tokens of the same sequences (Ulysses).
         tensor: so many share every layer's heads and columns. One of the two at a time.
 
     Raises:
@@ -38,12 +39,12 @@ class Layout:
 
     @property
     def ways(self) -> int:
-        """Processes that work on the same rows."""
+        """Processes that work on the same sequences."""
         return self.sequence * self.tensor
 
     @property
     def data(self) -> int:
-        """Groups, which read different rows: the data-parallel size."""
+        """Groups, which read different sequences: the data-parallel size."""
         return self.world // self.ways
 
     @property
@@ -63,7 +64,7 @@ class Layout:
 
 
 def check_heads(heads: int, key_value_heads: int, size: int, field: str = SEQUENCE) -> Iterator[Problem]:
-    """Whether ``size`` processes that work on the same rows can share a model's heads.
+    """Whether ``size`` processes that work on the same sequences can share a model's heads.
 
     Each takes equally many query heads: whole groups of them, or a part of one group.
     """

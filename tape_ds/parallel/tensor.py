@@ -41,9 +41,9 @@ _DIMENSION = {
 def use_tensor_parallelism(model: nn.Module, layout: Layout, rank: int, timeout: timedelta | None = None) -> None:
     """Have ``model`` share its heads, columns and vocabulary with the processes of this one's group, always.
 
-    All processes of a group must be given the same rows, and call the model equally often; all processes of the job
-    must call this function, in the same place, with the same weights. Losses, logits and the gradients of pieces are
-    then whole in each of them; gradients of what is whole everywhere are added up as they come.
+    All processes of a group must be given the same sequences, and call the model equally often; all processes of the
+    job must call this function, in the same place, with the same weights. Losses, logits and the gradients of pieces
+    are then whole in each of them; gradients of what is whole everywhere are added up as they come.
 
     Args:
         model: or what wraps it, such as peft's; what is trained must be marked already.
@@ -53,7 +53,7 @@ def use_tensor_parallelism(model: nn.Module, layout: Layout, rank: int, timeout:
 
     Raises:
         UserError: something in it cannot be cut so.
-        ValueError: it has no decoder that shares rows.
+        ValueError: it has no decoder that shares sequences.
         RuntimeError: the processes' weights are not the same.
     """
     # by its class: a wrapper such as peft's answers for what it wraps
@@ -77,7 +77,7 @@ def use_tensor_parallelism(model: nn.Module, layout: Layout, rank: int, timeout:
     for parameter in model.parameters():
         if parameter.requires_grad and cut_of(parameter) is None:
             parameter.register_hook(group.sum)
-    bare.base_model.share_rows = ShareModel(part, bare.config)
+    bare.base_model.share_sequences = ShareModel(part, bare.config)
     marked: Any = model
     marked.ds_autotp_parsed = True
 
@@ -157,7 +157,7 @@ def _tell_sizes(module: nn.Module) -> None:
 
 
 class ShareModel:
-    """How a decoder shares rows and itself with a group; see :class:`tape_ds.model.sharding.ShareRows`."""
+    """How a decoder shares sequences and itself with a group; see :class:`tape_ds.model.sharding.ShareSequences`."""
 
     always = caches = True
 
@@ -169,7 +169,7 @@ class ShareModel:
         self.cuts_key_heads = _cuts_key_heads(config, part.group.size)
 
     def __call__(self, tokens: int) -> "TensorShards":
-        """Rows of so many tokens."""
+        """Sequences of so many tokens."""
         return TensorShards(self, tokens)
 
 
@@ -191,22 +191,22 @@ class TensorShards(GroupShards):
         return self.scatter(embedding(own_BT).masked_fill(foreign_BT[..., None], 0))
 
     def gather(self, x_BtD: Tensor) -> Tensor:
-        """Return all tokens of the rows."""
-        return self.rows.join(self.group.gather(x_BtD), dim=1)
+        """Return all tokens of the sequences."""
+        return self.stretches.join(self.group.gather(x_BtD), dim=1)
 
     def scatter(self, y_BTD: Tensor) -> Tensor:
         """Parts of a sum -> the sum, of this process's tokens."""
-        return self.group.reduce(self.rows.cut(y_BTD, dim=1))
+        return self.group.reduce(self.stretches.cut(y_BTD, dim=1))
 
     def to_rotate(self, start: Tensor | None, state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Of this process's heads: the start of whole rows, and the state, all tokens for all heads."""
+        """Of this process's heads: the start of whole sequences, and the state, all tokens for all heads."""
         if start is not None and start.dim() == 4 and start.shape[1] > 1:
             start = start[:, self._own_groups]
         if state is not None:
             copies = 1 if self.share.cuts_key_heads else self.group.size // self.share.groups
             by_head = state.repeat_interleave(copies, dim=1) if copies > 1 else state
             swapped = self.group.swap(by_head.unflatten(1, (self.group.size, -1)).movedim(1, 0))
-            state = self.rows.join(swapped, dim=2)
+            state = self.stretches.join(swapped, dim=2)
         return start, state
 
     def to_update(self, start: Tensor | None, moved: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

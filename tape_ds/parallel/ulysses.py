@@ -5,8 +5,8 @@ of one shape. Here a value may be wider than its key, so that TAPE's position st
 the model that is given is touched.
 
 In a layer, a process sends and receives two messages: queries, keys and values of its tokens for those of its heads,
-and attention's output back. Per token of a row and byte of an element that is ``2 H K + 2 G K`` for RoPE, and at most
-1.5 times as much for TAPE, whose value and output are twice as wide. Where there are fewer key/value heads than
+and attention's output back. Per token of a sequence and byte of an element that is ``2 H K + 2 G K`` for RoPE, and at
+most 1.5 times as much for TAPE, whose value and output are twice as wide. Where there are fewer key/value heads than
 processes, each sends a head to every process that reads it.
 
 Shape letters: those of :mod:`tape_ds.model.sharding`, and P processes, C columns of a head.
@@ -24,13 +24,13 @@ from tape_ds.parallel.layout import Layout, check_heads
 
 
 def use_sequence_parallel(model: nn.Module, layout: Layout, rank: int, timeout: timedelta | None = None) -> None:
-    """Have ``model`` share the rows of its training forwards with the processes of this one's group.
+    """Have ``model`` share the sequences of its training forwards with the processes of this one's group.
 
-    All processes of a group must then be given the same rows, and call the model equally often; all processes of the
-    job must call this function, in the same place. In evaluation mode the model is as it was.
+    All processes of a group must then be given the same sequences, and call the model equally often; all processes of
+    the job must call this function, in the same place. In evaluation mode the model is as it was.
 
-    A process's loss is its part of the rows' loss, and its gradients are parts too: the sum over the group is the loss,
-    and the gradient, that one process would find. What averages gradients over all processes of the job therefore
+    A process's loss is its part of the sequences' loss, and its gradients are parts too: the sum over the group is the
+    loss, and the gradient, that one process would find. What averages gradients over all processes of the job therefore
     gives the mean over groups when losses are multiplied by the size of a group.
 
     Args:
@@ -41,22 +41,22 @@ def use_sequence_parallel(model: nn.Module, layout: Layout, rank: int, timeout: 
 
     Raises:
         UserError: its heads cannot be shared by so many processes.
-        ValueError: it has no decoder that shares rows.
+        ValueError: it has no decoder that shares sequences.
     """
-    decoders: list[Any] = [module for module in model.modules() if hasattr(module, "share_rows")]
+    decoders: list[Any] = [module for module in model.modules() if hasattr(module, "share_sequences")]
     if not decoders:
-        raise ValueError(f"{type(model).__name__} has no decoder that could share rows")
+        raise ValueError(f"{type(model).__name__} has no decoder that could share sequences")
     for decoder in decoders:
         config = decoder.config
         key_value_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
         raise_if_any(list(check_heads(config.num_attention_heads, key_value_heads, layout.sequence)))
     share = ShareTokens(RankGroup.of(layout, rank, timeout))
     for decoder in decoders:
-        decoder.share_rows = share
+        decoder.share_sequences = share
 
 
 class ShareTokens:
-    """How a decoder shares rows with a group; see :class:`tape_ds.model.sharding.ShareRows`."""
+    """How a decoder shares sequences with a group; see :class:`tape_ds.model.sharding.ShareSequences`."""
 
     always = caches = False
 
@@ -64,14 +64,14 @@ class ShareTokens:
         self.group = group
 
     def __call__(self, tokens: int) -> "UlyssesShards":
-        """Rows of so many tokens."""
+        """Sequences of so many tokens."""
         return UlyssesShards(self.group, tokens)
 
 
 class UlyssesShards(GroupShards):
     """Methods are those of :class:`tape_ds.model.sharding.Shards`."""
 
-    splits_rows = True
+    splits_sequences = True
 
     def embed(self, embedding: nn.Module, ids_BT: Tensor) -> Tensor:
         """Of its tokens alone."""
@@ -89,7 +89,7 @@ class UlyssesShards(GroupShards):
         by_head = (q_BHtK, *(x.repeat_interleave(copies, dim=1) if copies > 1 else x for x in (k_BGtK, v_BGtV)))
         shapes = [(x.shape[1] // size, x.shape[3]) for x in by_head]
         parts = [x_BXtC.unflatten(1, (size, -1)).permute(1, 0, 3, 2, 4).flatten(3) for x_BXtC in by_head]
-        whole_BTC = self.rows.join(self.group.swap(torch.cat(parts, dim=-1)), dim=1)
+        whole_BTC = self.stretches.join(self.group.swap(torch.cat(parts, dim=-1)), dim=1)
         pieces = whole_BTC.split([heads * width for heads, width in shapes], dim=-1)
         q, k, v = (x.unflatten(-1, shape).transpose(1, 2) for x, shape in zip(pieces, shapes, strict=True))
         return q, k, v

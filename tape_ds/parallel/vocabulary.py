@@ -94,7 +94,7 @@ class _Loss(torch.autograd.Function):
         sum_vD: Tensor | None = None
         weight, ignored_N = weight_vD.to(dtype), targets_N == ignore_index
         chunk = chunked.chunk_tokens(max(part.sizes))  # not of its own piece: all must exchange equally long chunks
-        blank = chunked.blank_chunks(ignored_N, chunk)  # the same in every process: they have the same rows
+        blank = chunked.blank_chunks(ignored_N, chunk)  # the same in every process: they have the same sequences
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for at, skipped in zip(range(0, len(targets_N), chunk), blank, strict=False):
                 if skipped:

@@ -64,7 +64,7 @@ def inside(job: Job) -> list[SavedTensor]:
         SavedTensor("state of own heads", (ways > 1) * state_bytes(job, of_own_heads=True), carried=True),
         *(SavedTensor(f"inside the adapter of {name}", rank * element, "product") for name, rank in trained.adapters),
     ]
-    if model.biased and job.gpu is None:  # inside the kernel on a GPU; on a CPU a mask, of which half a row's are held
+    if model.biased and job.gpu is None:  # in the kernel on a GPU; on a CPU a mask, half a sequence's held
         found.append(SavedTensor("bias", model.heads / ways * job.length / 2 * 4, "attention", placed=True))
     if not tiled:
         found += [
@@ -83,8 +83,8 @@ def key_columns(job: Job) -> float:
 
 
 def state_bytes(job: Job, *, of_own_heads: bool = False) -> float:
-    """Per token of a row, of a rank's part of the position state: of its tokens, or (tensor parallelism) of its heads,
-    with which it rotates the tokens of all."""
+    """Per token of a sequence, of a rank's part of the position state: of its tokens, or (tensor parallelism) of its
+    heads, with which it rotates the tokens of all."""
     model, ways = job.model, job.layout.tensor
     share = max(1 / ways, 1 / model.groups) if of_own_heads else 1 / ways
     return model.state * share * (job.state_element or job.element)

@@ -26,11 +26,12 @@ class Rates:
 
     linear: float
     """By matrix products: fitted, once attention and what is bound by memory have their time, to llm-foundry's MPT-7B
-    rows at 4,096 and 8,192 tokens (A100, H100) and to PoSE's own hours (V100), see ``tests/planning/published.py``."""
+    sequences at 4,096 and 8,192 tokens (A100, H100) and to PoSE's own hours (V100), see
+    ``tests/planning/published.py``."""
     attention: float
-    """By causal attention over long rows, 128 columns a head."""
+    """By causal attention over long sequences, 128 columns a head."""
     packed: float
-    """By torch's call for packed rows, which has FlashAttention-2's kernel alone."""
+    """By torch's call for packed sequences, which has FlashAttention-2's kernel alone."""
 
 
 # FlashAttention-2's own benchmark at 8,192 tokens, forward and backward (github.com/Dao-AILab/flash-attention, assets):

@@ -1,4 +1,4 @@
-"""One question to the planner: a model, what of it is trained, on which rows, spread how, on what."""
+"""One question to the planner: a model, what of it is trained, on which sequences, spread how, on what."""
 
 import functools
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ class Job:
     model: Sizes
     trained: TrainedShape
     length: int
-    """Tokens of a row."""
+    """Tokens of a sequence."""
     global_batch: int
-    """Rows of an optimizer step."""
+    """Sequences of an optimizer step."""
     layout: PlannedLayout
     gpu: Gpu | None = None
     """None: a CPU, whose time is not predicted."""
@@ -36,8 +36,8 @@ class Job:
     attention_span: float | None = None
     """Tokens that attention is computed over, where it is cut into groups."""
     documents: float | None = None
-    """Of a row, of equal length, each attending to itself alone, in torch's call for packed rows
-    (``torch.nn.attention.varlen``). None: rows have no borders."""
+    """Of a sequence, of equal length, each attending to itself alone, in torch's call for packed sequences
+    (``torch.nn.attention.varlen``). None: sequences have no borders."""
     quantised: bool = False
     """The frozen linear layers of blocks are held in 4 bits."""
 

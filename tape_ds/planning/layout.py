@@ -42,9 +42,9 @@ class PlannedLayout:
     tensor: int = 1
     """GPUs that share each layer's heads and columns."""
     sequence: int = 1
-    """GPUs that share each row's tokens (Ulysses); ZeRO shards over them too."""
+    """GPUs that share each sequence's tokens (Ulysses); ZeRO shards over them too."""
     micro_batch: int = 1
-    """Rows of a forward, on each data-parallel rank."""
+    """Sequences of a forward, on each data-parallel rank."""
     checkpoint_layers: Layers | None = None
     """Which blocks are computed again for the backward, as ``tape_ds.model.recompute`` takes it; None: none."""
     offload_checkpoints: bool = False
@@ -52,7 +52,7 @@ class PlannedLayout:
     offload_optimizer: Offload = "none"
     offload_weights: Offload = "none"
     mlp_tiles: int = 1
-    """Pieces of a row that feed-forwards work on one at a time, each computed again in the backward."""
+    """Pieces of a sequence that feed-forwards work on one at a time, each computed again in the backward."""
     engine: Engine = Engine()
 
     @property
@@ -67,7 +67,7 @@ class PlannedLayout:
 
     @property
     def replicas(self) -> int:
-        """Ranks that read rows of their own."""
+        """Ranks that read sequences of their own."""
         return self.gpus // (self.tensor * self.sequence)
 
     @property

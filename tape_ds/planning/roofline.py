@@ -32,7 +32,7 @@ class Work:
     attention: float
     model: float
     """What utilisation (MFU) goes by, see :func:`tape_ds.model.flops.training_flops_per_token`: without recomputation,
-    and a packed row taken for one document."""
+    and a packed sequence taken for one document."""
 
 
 def work(job: Job) -> Work:
@@ -175,7 +175,7 @@ def _host(job: Job, gpu: Gpu) -> list[Traffic]:
 def memory_bound(job: Job) -> float:
     """Return bytes per token that a rank's operators read and write beside matrix products and attention.
 
-    In passes over a row's columns, each read or written once: two norms and two residuals (10 passes over hidden
+    In passes over a sequence's columns, each read or written once: two norms and two residuals (10 passes over hidden
     states with fused norms, 38 with torch's fp32 ones), the rotation of queries and keys (2), the gated product (3 over
     the inner columns, 5 unfused). The backward makes twice as many, recomputation as many again. The position update
     makes 5 passes over the state forward and 9 backward, and 2 to form ``e`` for the value. Value and state are not

@@ -51,8 +51,8 @@ def _layouts(job: Job, *, offload: bool) -> Iterator[PlannedLayout]:
         spread = PlannedLayout(gpus=gpus, tensor=tensor, sequence=sequence, **engine)
         if not possible(replace(job, layout=spread)):
             continue
-        for rows, again in product(_powers(job.global_batch // spread.replicas), policies):
-            layout = replace(spread, micro_batch=rows, checkpoint_layers=again)
+        for sequences, again in product(_powers(job.global_batch // spread.replicas), policies):
+            layout = replace(spread, micro_batch=sequences, checkpoint_layers=again)
             if not possible(replace(job, layout=layout)):
                 continue
             yield layout
@@ -99,20 +99,20 @@ def _remedy(job: Job) -> str:
         nearest = min(fitting, key=lambda each: each.job.layout.changes(job.layout))
         return nearest.job.layout.command_line(job.layout)
     longest = largest_length(found[0].job) if found else 0
-    shorter = f"rows of {longest:,} tokens" if longest else "a smaller model"
+    shorter = f"sequences of {longest:,} tokens" if longest else "a smaller model"
     return f"nothing fits on {job.layout.gpus} of them: more GPUs, or {shorter}"
 
 
 def largest_length(job: Job) -> int:
-    """Return tokens of the longest rows that fit, one on each data-parallel rank; 0 where none does."""
+    """Return tokens of the longest sequences that fit, one on each data-parallel rank; 0 where none does."""
     step = LENGTH_STEP * job.layout.sequence
     single = replace(job, layout=replace(job.layout, micro_batch=1), global_batch=job.layout.replicas)
     return step * _largest(LONGEST // step, lambda count: Plan(replace(single, length=count * step)).fits)
 
 
 def largest_micro_batch(job: Job) -> int:
-    """Return rows of the largest micro-batch that fits; 0 where not even one does."""
-    return _largest(4096, lambda rows: Plan(replace(job, layout=replace(job.layout, micro_batch=rows))).fits)
+    """Return sequences of the largest micro-batch that fits; 0 where not even one does."""
+    return _largest(4096, lambda sequences: Plan(replace(job, layout=replace(job.layout, micro_batch=sequences))).fits)
 
 
 def _largest(most: int, holds: Callable[[int], bool]) -> int:

@@ -16,7 +16,7 @@ class Addressing:
 
     task: AddressingTask
     trained: tuple[int, int]
-    """The shortest and the longest row's."""
+    """The shortest and the longest sequence's."""
     tested: tuple[int, ...]
 
     @classmethod
@@ -31,12 +31,12 @@ class Addressing:
 
     @property
     def window(self) -> int:
-        """Tokens of the longest training row."""
+        """Tokens of the longest training sequence."""
         return self.task.tokens(self.trained[1])
 
     @property
     def test_tokens(self) -> int:
-        """Tokens of the longest row of a test."""
+        """Tokens of the longest sequence of a test."""
         return max(map(self.task.tokens, self.tested), default=self.window)
 
     @property

@@ -53,11 +53,11 @@ class ArithmeticData(Section):
     task_options: dict[str, Any] = DERIVED
     """Its options; default the task's own."""
     window: int = DERIVED
-    """Tokens that the model is made for (max_position_embeddings); default those of the longest training row."""
+    """Tokens that the model is made for (max_position_embeddings); default those of the longest training sequence."""
     held_out_samples: int = Field(1000, ge=0, le=100_000)
     """Problems of the trained lengths, kept from training, that are answered afterwards: about as many, alike over all
     pairs of lengths; 0: none. The grid of longer ones is ``python -m evaluation arithmetic``. Of a task of addressing,
-    as many rows of each of its tests."""
+    as many sequences of each of its tests."""
 
     @field_validator("task")
     @classmethod
@@ -90,7 +90,7 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
 
     @classmethod
     def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """Operands of one length, tests of twice that, and a window as long as the longest row."""
+        """Operands of one length, tests of twice that, and a window as long as the longest sequence."""
         if flat["task"] in ADDRESSING:
             lengths = Addressing.of(flat).derived()
             return lengths | new_model.derived(flat, flat["window"] or lengths["window"])
@@ -155,13 +155,13 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
         if asked is None:
             sizes = TASKS[data.task].sizes
             sizes_shown = f"up to {data.max_digits:,} {sizes[0]}, {data.max_digits_second:,} {sizes[1]}"
-            answered = f"about {data.held_out_samples:,} problems of these lengths that no row has"
+            answered = f"about {data.held_out_samples:,} problems of these lengths that no sequence has"
         else:
             sizes_shown = f"{' to '.join(f'{each:,}' for each in dict.fromkeys(asked.trained))} {asked.task.counts}"
-            answered = f"{data.held_out_samples:,} rows of each of {len(asked.tests)} tests that no row is"
+            answered = f"{data.held_out_samples:,} sequences of each of {len(asked.tests)} tests that no sequence is"
         return {
             **self.model.outline(),
-            "data": f"{data.task}: {sizes_shown}; rows of up to {data.window:,} tokens",
+            "data": f"{data.task}: {sizes_shown}; sequences of up to {data.window:,} tokens",
             "held out": answered if data.held_out_samples else "nothing",
         }
 
@@ -187,8 +187,8 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
             return
         longest = TASKS[data.task].longest(data.max_digits, data.max_digits_second)
         if data.window < longest and "window" in self.given:
-            row = f"the longest training row has {longest} tokens"
-            yield Problem("window", data.window, row, f"give {longest} or more, or leave it out")
+            wrong = f"the longest training sequence has {longest} tokens"
+            yield Problem("window", data.window, wrong, f"give {longest} or more, or leave it out")
         trained = max(data.max_digits, data.max_digits_second)
         if data.test_digits < trained and "test_digits" in self.given:
             yield Problem("test_digits", data.test_digits, "shorter than what is trained", f"give {trained} or more")
@@ -197,7 +197,7 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
 
     @rule("max_steps", "num_train_epochs")
     def _steps(self) -> Iterator[Problem]:
-        """Epochs of rows that are drawn without end would be no steps at all."""
+        """Epochs of sequences that are drawn without end would be no steps at all."""
         epochs = self.trainer_value("num_train_epochs") if "num_train_epochs" in self.given else 0
         if epochs > 0 and self.trainer_value("max_steps") <= 0:
             wrong = "problems are drawn, and have no end"
@@ -226,19 +226,19 @@ class ArithmeticRecipe(new_model.NewModelRecipe):
             remedy = "write train_lengths: [SHORTEST, LONGEST] in the recipe, or --train_lengths SHORTEST LONGEST"
             yield Problem("train_lengths", None, "missing", remedy)
         elif instead := wrong_trained(task, data.train_lengths):
-            yield Problem("train_lengths", data.train_lengths, f"{data.task} has no such rows", instead)
+            yield Problem("train_lengths", data.train_lengths, f"{data.task} has no such sequences", instead)
         if not data.test_lengths:
             remedy = "leave it out, or give held_out_samples: 0 to score nothing"
             yield Problem("test_lengths", data.test_lengths, "no length", remedy)
         for each in data.test_lengths:
             if instead := lengths.wrong_length(task, each):
-                yield Problem("test_lengths", each, f"{data.task} has no such rows", instead)
+                yield Problem("test_lengths", each, f"{data.task} has no such sequences", instead)
 
     @rule("task", *OF_ADDRESSING, "window")
-    def _longest_row(self) -> Iterator[Problem]:
+    def _longest_sequence(self) -> Iterator[Problem]:
         if (asked := self.addressing) is not None and self.data.window < asked.window:
-            row = f"the longest training row has {asked.window} tokens"
-            yield Problem("window", self.data.window, row, f"give {asked.window} or more, or leave it out")
+            wrong = f"the longest training sequence has {asked.window} tokens"
+            yield Problem("window", self.data.window, wrong, f"give {asked.window} or more, or leave it out")
 
 
 load = partial(loading.load, kind=ArithmeticRecipe)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from tape_ds.data.pose import Pose
-from tape_ds.data.rows import Packing
+from tape_ds.data.sequences import Packing
 from tape_ds.errors import Problem, did_you_mean
 from tape_ds.fields import DERIVED, Section, rule
 from tape_ds.methods import METHODS, Method, trained
@@ -65,15 +65,16 @@ class ExtensionData(Section):
     eval_data: list[str] = []
     """Data specs of held-out text for loss by position; empty: nothing is scored."""
     window: int = Field(DERIVED, ge=2)
-    """Tokens per training sequence (row); default target_length, and for ``drope`` the model's native length."""
+    """Tokens per training sequence; default target_length, and for ``drope`` the model's native length."""
     pose: Pose = Pose()
     packing: Packing = "cut"
-    """Without PoSE: ``cut`` (documents one after another, cut at every window), ``single`` (rows of one document; what
-    it has left over is dropped) or ``whole`` (documents that fit a window are not cut; rows are padded)."""
+    """Without PoSE: ``cut`` (documents one after another, cut at every window), ``single`` (sequences of one document;
+    what it has left over is dropped) or ``whole`` (documents that fit a window are not cut; sequences are padded)."""
     attend_across: bool = False
-    """Attention crosses the borders of the documents in a row, as where documents are joined before they are cut."""
+    """Attention crosses the borders of the documents in a sequence, as where documents are joined before they are
+    cut."""
     append_eos: bool = False
-    """End every document of a packed row with the tokenizer's EOS."""
+    """End every document of a packed sequence with the tokenizer's EOS."""
     min_document_tokens: int = Field(DERIVED, ge=1)
     """Shorter documents are left out; default the window with PoSE (which pads what is shorter) and with ``packing:
     single``, else 1."""
@@ -141,14 +142,14 @@ class ExtensionRecipe(Recipe):
     def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
         """The window is the target; a method has its encoding, and trains that encoding's parameters if it has any."""
         target, method = flat["target_length"], METHODS[flat["method"]]
-        rows = native_length(at_hand(flat["model"], online=False) or {}) if method.drops_rope else None
-        rows = min(target, rows or target)
-        window = flat["window"] or rows
+        length = native_length(at_hand(flat["model"], online=False) or {}) if method.drops_rope else None
+        length = min(target, length or target)
+        window = flat["window"] or length
         encoding = flat["position_encoding"] or method.encoding
         can = learns(encoding, flat["position_options"])
         return {
             "position_encoding": method.encoding,
-            "window": rows,
+            "window": length,
             "min_document_tokens": window if flat["pose_chunks"] > 1 or flat["packing"] == "single" else 1,
             "train_position": method.trains == "everything" or (method.learns_positions and can),
             "train_embeddings": method.embeddings,
@@ -200,13 +201,13 @@ class ExtensionRecipe(Recipe):
         options = f" {self.position_options}" if self.position_options else ""
         rope_parameters = self.rope_parameters or "the model's own RoPE parameters"
         packed = f"packed documents, {data.packing}" + ", attending across" * data.attend_across
-        rows = f"PoSE, {data.pose.chunks} chunks of one document" if data.pose.chunks > 1 else packed
-        rows += f"; documents below {data.min_document_tokens:,} left out" * (data.min_document_tokens > 1)
+        made = f"PoSE, {data.pose.chunks} chunks of one document" if data.pose.chunks > 1 else packed
+        made += f"; documents below {data.min_document_tokens:,} left out" * (data.min_document_tokens > 1)
         return {
             "model": f"{model.model}, {self._lengths()}",
             "encoding": f"{model.position_encoding}{options} from {rope_parameters}",
             "method": f"{method.method}, training {', '.join(trained)}",
-            "data": f"{weights.described(data.train_data)}: rows of {data.window:,} tokens ({rows})"
+            "data": f"{weights.described(data.train_data)}: sequences of {data.window:,} tokens ({made})"
             if self.trains
             else "none is read: nothing is trained",
             "held out": ", ".join([*data.eval_data, *self._too_short()]) or "nothing",
@@ -345,15 +346,15 @@ class ExtensionRecipe(Recipe):
 
     @rule("pose_chunks", "packing", "attend_across", "append_eos")
     def _packing(self) -> Iterator[Problem]:
-        """A row of one document has no borders."""
+        """A sequence of one document has no borders."""
         data = self.data
         if data.pose.chunks >= 2:
-            wrong = f"pose_chunks = {data.pose.chunks} draws a row from one document, nothing is packed"
+            wrong = f"pose_chunks = {data.pose.chunks} draws a sequence from one document, nothing is packed"
             for name, default in {"packing": "cut", "attend_across": False, "append_eos": False}.items():
                 if (value := getattr(data, name)) != default:
                     yield Problem(name, value, wrong, "remove it, or pose_chunks: 1")
         elif data.attend_across and data.packing == "single":
-            wrong = "packing = 'single' makes rows of one document, there is nothing to attend across"
+            wrong = "packing = 'single' makes sequences of one document, there is nothing to attend across"
             yield Problem("attend_across", True, wrong, "remove it, or packing: cut or whole")
 
     @rule("method", "distill", "deepspeed", SEQUENCE, TENSOR, "torch_compile")
@@ -365,7 +366,7 @@ class ExtensionRecipe(Recipe):
             f"method = {self.method.method!r} trains nothing": not self.trains,
             "ZeRO-3 would shard the untouched model too (use deepspeed: zero1 or zero2)": self.trains
             and deepspeed_config.stage(self.deepspeed or {}) == 3,
-            "processes that share a row have parts of its tokens": self.scale.sequence_parallel_size > 1,
+            "processes that share a sequence have parts of its tokens": self.scale.sequence_parallel_size > 1,
             "processes that share layers have parts of the vocabulary": self.scale.tensor_parallel_size > 1,
             "torch_compile does not take a second model's tokens": bool(self.trainer_value("torch_compile")),
         }
@@ -546,7 +547,7 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
 
 
 def _check_dropped(recipe: ExtensionRecipe, config: Mapping[str, Any], native: int) -> Iterator[Problem]:
-    """RoPE is there to be dropped, and rows are no longer than the model knows."""
+    """RoPE is there to be dropped, and sequences are no longer than the model knows."""
     from tape_ds.model import positions
 
     name = recipe.method.method

@@ -49,15 +49,16 @@ class ScrollsData(Section):
     data_dir: str | None = None
     """A folder with ``NAME/SPLIT.jsonl`` or ``NAME.zip``, or such a zip file; null: the hub's ``tau/scrolls``."""
     max_tokens: int = 8192
-    """Tokens of a row, prompt and answer together. What is longer is cut, and what was cut is counted."""
+    """Tokens of a sequence, prompt and answer together. What is longer is cut, and what was cut is counted."""
     answer_tokens: int = Field(DERIVED, ge=1)
     """Tokens of an answer without EOS; default 200, 1,000 for a summary."""
     reference_format: bool = False
-    """Rows as the published code has them, but for its padding: another BOS before each answer, its first target."""
+    """Sequences as the published code has them, but for its padding: another BOS before each answer, its first
+    target."""
     eval_examples: int = Field(200, ge=0)
     """Questions of the split ``validation``, spread over it, whose answers are scored before and after; 0: none."""
     data_cache: str | None = None
-    """Folder of tokenised rows, shared by runs; null: ``tape_ds/data`` in XDG_CACHE_HOME, else in HF_HOME, else in
+    """Folder of tokenised sequences, shared by runs; null: ``tape_ds/data`` in XDG_CACHE_HOME, else in HF_HOME, else in
     ~/.cache."""
 
 
@@ -74,7 +75,7 @@ class ChatData(Section):
     eval_examples: int = Field(200, ge=0)
     """Held-out conversations that are scored at most, spread over all; 0: none."""
     max_tokens: int = Field(8192, ge=2)
-    """Tokens of a row; as many conversations share one as fit it whole."""
+    """Tokens of a sequence; as many conversations share one as fit it whole."""
     too_long: TooLong = "cut"
     """A conversation of more than ``max_tokens`` loses its end (cut) or is left out (leave_out); either is counted."""
     chat_template: str | None = None
@@ -95,7 +96,7 @@ class FinetuningRecipe(Recipe):
         "model_max_length": "max_tokens",
         "model_name_or_path": "model",
         "position_encoding": "nothing: the model keeps its own",
-        "preprocessing_num_workers": "nothing: rows are tokenised once and kept",
+        "preprocessing_num_workers": "nothing: sequences are tokenised once and kept",
         "tokenizer": "model (the tokenizer comes with it)",
         "tokenizer_name": "model (the tokenizer comes with it)",
         "window": "max_tokens",
@@ -106,7 +107,7 @@ class FinetuningRecipe(Recipe):
 
     @property
     def window(self) -> int:
-        """Tokens per training row, at most."""
+        """Tokens per training sequence, at most."""
         return int(self.data.max_tokens)
 
     @property
@@ -144,7 +145,7 @@ class ScrollsRecipe(FinetuningRecipe):
         asked = f"answers to {data.eval_examples:,} questions of {HELD_OUT}"
         return {
             "model": f"{self.model.model}, with its own encoding; every parameter is trained",
-            "data": f"{data.dataset} of {origin}: rows of up to {data.max_tokens:,} tokens, answers of up to "
+            "data": f"{data.dataset} of {origin}: sequences of up to {data.max_tokens:,} tokens, answers of up to "
             f"{data.answer_tokens:,} and EOS{begun}",
             "held out": asked if data.eval_examples else "nothing",
         }
@@ -198,7 +199,7 @@ class ChatRecipe(FinetuningRecipe):
         long = "lose their end" if data.too_long == "cut" else "are left out"
         return {
             "model": f"{self.model.model}, with its own encoding; every parameter is trained",
-            "data": f"conversations of {', '.join(data.train_data)}, packed into rows of up to "
+            "data": f"conversations of {', '.join(data.train_data)}, packed into sequences of up to "
             f"{data.max_tokens:,} tokens; longer ones {long}",
             "held out": f"answers of {held_out}, {data.eval_examples:,} conversations at most"
             if held_out

@@ -132,7 +132,7 @@ def configuration(
 
     Args:
         model: its section.
-        window: tokens of a training row, which become ``max_position_embeddings``.
+        window: tokens of a training sequence, which become ``max_position_embeddings``.
         tokenizer: gives the special tokens, and what the encoding takes from it.
         vocab_size: rows of the embedding.
         options: of the encoding.

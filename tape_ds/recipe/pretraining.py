@@ -35,7 +35,7 @@ class PretrainingData(Section):
     train_data: list[str | dict[str, Any]]
     """Data specs, or ``{source: SPEC, weight: NUMBER}`` for each: shares of the tokens (docs/data.md)."""
     window: int = Field(ge=2)
-    """Tokens per training row, and the length the model is made for (max_position_embeddings)."""
+    """Tokens per training sequence, and the length the model is made for (max_position_embeddings)."""
     eval_data: list[str] = []
     """Data specs of held-out text for perplexity by length; empty: nothing is scored."""
     tokenizer: str | None = None
@@ -43,7 +43,7 @@ class PretrainingData(Section):
     streaming: bool = False
     """Read, tokenise and pack while training goes on: for what is too large to be tokenised ahead."""
     stream_workers: int = Field(32, ge=1)
-    """Shards of the data that are read side by side when streaming; rows take turns between them. Part of the data
+    """Shards of the data that are read side by side when streaming; sequences take turns between them. Part of the data
     order, whatever the number of processes."""
     data_cache: str | None = None
     """Folder of tokenised data and trained tokenizers, shared by runs; null: ``tape_ds/data`` in XDG_CACHE_HOME, else
@@ -94,7 +94,7 @@ class PretrainingRecipe(new_model.NewModelRecipe):
     ) -> "TapeConfig":
         """Return the configuration of the model for this tokenizer, see :func:`.new_model.configuration`.
 
-        No padding token is set: rows are not padded.
+        No padding token is set: sequences are not padded.
 
         Args:
             tokenizer: gives the special tokens, and what the encoding takes from it.
@@ -121,11 +121,11 @@ class PretrainingRecipe(new_model.NewModelRecipe):
         model, data, lengths = self.model, self.data, self.evaluation.eval_lengths
         scored = f", at lengths {', '.join(f'{length:,}' for length in lengths)}"
         trained = f"sentencepiece, {model.vocab_size or 0:,} entries, trained on train_data"
-        rows = f"streamed by {data.stream_workers} workers" if data.streaming else "packed documents"
+        made = f"streamed by {data.stream_workers} workers" if data.streaming else "packed documents"
         return {
             **model.outline(),
             "tokenizer": data.tokenizer or trained,
-            "data": f"{weights.described(data.train_data)}: rows of {data.window:,} tokens ({rows})",
+            "data": f"{weights.described(data.train_data)}: sequences of {data.window:,} tokens ({made})",
             "held out": f"{', '.join(data.eval_data)}{scored}" if data.eval_data else "nothing",
         }
 
@@ -166,7 +166,7 @@ class PretrainingRecipe(new_model.NewModelRecipe):
                 yield Problem("train_data", spec, wrong, "set streaming: false")
         steps, workers = self.trainer_value("max_steps"), self.trainer_value("dataloader_num_workers")
         if steps <= 0:
-            wrong = "how many rows a stream has is not known before it has been read"
+            wrong = "how many sequences a stream has is not known before it has been read"
             yield Problem("max_steps", steps, wrong, "say how many steps to train")
         if workers > 1:
             wrong = "each would read and tokenise the same stream"

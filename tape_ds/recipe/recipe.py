@@ -52,7 +52,7 @@ class Recipe(ABC):
     FORMER: ClassVar[Mapping[str, str]]
     """Names that related training scripts use, with what stands for them here."""
     FULL_ROWS: ClassVar[bool] = True
-    """Whether a row has the window's tokens; else it has up to so many, and a batch is as long as its longest."""
+    """Whether a sequence has the window's tokens; else it has up to so many, and a batch is as long as its longest."""
 
     name: str
     """The recipe's name, or the stem of its path."""
@@ -68,7 +68,7 @@ class Recipe(ABC):
     samples: Samples
     trainer: Trainer
     global_batch_size: int
-    """Rows per optimizer step over all processes; accumulation follows from it."""
+    """Sequences per optimizer step over all processes; accumulation follows from it."""
     deepspeed: dict[str, Any] | None
     """The DeepSpeed JSON, completed, its shared values still "auto"; None trains without DeepSpeed."""
     given: frozenset[str]
@@ -96,7 +96,7 @@ class Recipe(ABC):
 
     @property
     def window(self) -> int:
-        """Tokens per training row, at most."""
+        """Tokens per training sequence, at most."""
         return int(self.data.window)
 
     @property
@@ -138,7 +138,7 @@ class Recipe(ABC):
         """Who does what among ``world_size`` processes; default those of the job.
 
         Raises:
-            UserError: they do not fall into groups that work on the same rows.
+            UserError: they do not fall into groups that work on the same sequences.
         """
         world = world_size or self.world_size
         raise_if_any(list(check_groups(self.scale, world)))
@@ -216,7 +216,7 @@ class Recipe(ABC):
             yield from self._shared_out(self.layout())
 
     def _shared_out(self, layout: Layout) -> Iterator[Problem]:
-        """Whether the global batch can be shared out over the processes, or groups of them that share rows."""
+        """Whether the global batch can be shared out over the processes, or groups of them that share sequences."""
         batch, each = self.global_batch_size, self.trainer_value("per_device_train_batch_size")
         if batch < 1:
             yield Problem("global_batch_size", batch, "too small", "give 1 or more")
@@ -276,7 +276,7 @@ class Recipe(ABC):
         if config is None:
             return
         batch, each = self.global_batch_size, value("per_device_train_batch_size")
-        size = self.scale.ways  # the engine counts a row once for every process that reads it
+        size = self.scale.ways  # the engine counts a sequence once for every process that reads it
         counted = "global_batch_size" if size == 1 else f"global_batch_size x {self.scale.field}"
         expected = {
             "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", each),

@@ -1,7 +1,7 @@
 """The section of every recipe that says how the processes of a job share the work, beside ZeRO.
 
-Processes may share the tokens of a row (sequence parallelism; ZeRO's shards stay spread over all processes), or every
-layer's heads and columns (tensor parallelism; ZeRO shards what a process has over those that have the same).
+Processes may share the tokens of a sequence (sequence parallelism; ZeRO's shards stay spread over all processes), or
+every layer's heads and columns (tensor parallelism; ZeRO shards what a process has over those that have the same).
 """
 
 from collections.abc import Iterator
@@ -21,16 +21,16 @@ class Scale(Section):
     """How processes share the work."""
 
     sequence_parallel_size: int = Field(1, ge=1)
-    """Neighbouring processes that share the tokens of the same rows (Ulysses): each holds a part of every row, and
-    attends with a part of the heads. Divides the processes and the model's query heads; ``global_batch_size`` and
-    ``per_device_train_batch_size`` count whole rows, of one such group the latter."""
+    """Neighbouring processes that share the tokens of the same sequences (Ulysses): each holds a part of every
+    sequence, and attends with a part of the heads. Divides the processes and the model's query heads;
+    ``global_batch_size`` and ``per_device_train_batch_size`` count whole sequences, of one such group the latter."""
     tensor_parallel_size: int = Field(1, ge=1)
     """Neighbouring processes that share every layer's heads and columns, and the vocabulary (Megatron-LM), in training
     and scoring; with ZeRO-1 or 2. Divides the processes and the model's query heads; batch sizes as above."""
 
     @property
     def ways(self) -> int:
-        """Processes that work on the same rows."""
+        """Processes that work on the same sequences."""
         return self.sequence_parallel_size * self.tensor_parallel_size
 
     @property
@@ -48,7 +48,7 @@ class Scale(Section):
         yield from check_groups(self, whole.world_size)
 
     @rule(SEQUENCE, TENSOR, "deepspeed", "neftune_noise_alpha", "torch_compile", "include_num_input_tokens_seen")
-    def _whole_rows(self, whole: Whole) -> Iterator[Problem]:
+    def _whole_sequences(self, whole: Whole) -> Iterator[Problem]:
         if self.ways <= 1:
             return
         for name, wrong in _WHOLE_ROWS.items():
@@ -61,7 +61,7 @@ class Scale(Section):
         """To the engine every process is one of plain data parallelism, and gradients are averaged over all of them."""
         written = deepspeed_config.lookup(whole.deepspeed or {}, "sequence_parallel_size")
         if written not in (None, 1):
-            wrong = "the trainer shares rows itself, and the engine would average gradients over too few processes"
+            wrong = "the trainer shares sequences itself, and the engine would average gradients over too few processes"
             remedy = f"remove it from the JSON, and set sequence_parallel_size: {written} in the recipe"
             yield Problem("deepspeed.sequence_parallel_size", written, wrong, remedy)
 
@@ -102,12 +102,10 @@ def check_model(scale: Scale, config: Any) -> list[Problem]:
 
 
 def check_groups(scale: Scale, world: int) -> Iterator[Problem]:
-    """Whether ``world`` processes fall into groups that work on the same rows."""
+    """Whether ``world`` processes fall into groups that work on the same sequences."""
     if scale.sequence_parallel_size > 1 and scale.tensor_parallel_size > 1:
         wrong = f"together with {SEQUENCE} = {scale.sequence_parallel_size}: DeepSpeed has groups for one of the two"
-        remedy = (
-            f"{TENSOR} alone keeps a part of each row's tokens in each process as well, or use ZeRO-3 and the other"
-        )
+        remedy = f"{TENSOR} alone keeps a part of every sequence in each process as well, or use ZeRO-3 and the other"
         yield Problem(TENSOR, scale.tensor_parallel_size, wrong, remedy)
     elif world % scale.ways:
         fitting = [each for each in range(1, world + 1) if world % each == 0]
@@ -116,8 +114,8 @@ def check_groups(scale: Scale, world: int) -> Iterator[Problem]:
 
 
 _WHOLE_ROWS = {
-    "neftune_noise_alpha": "its noise is drawn, and scaled, for the rows as one process holds them",
+    "neftune_noise_alpha": "its noise is drawn, and scaled, for the sequences as one process holds them",
     "torch_compile": "a compiled graph does not hold what processes exchange in a layer",
-    "include_num_input_tokens_seen": "it would count a row once for each process that reads it; see the log's tokens",
+    "include_num_input_tokens_seen": "it would count a sequence in each process that reads it; see the log's tokens",
 }
-"""Fields of the trainer that take a process's part of a row for the row, and why that is wrong."""
+"""Fields of the trainer that take a process's part of a sequence for the sequence, and why that is wrong."""

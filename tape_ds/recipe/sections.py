@@ -27,8 +27,8 @@ class Memory(Section):
     checkpoint_offload: bool = False
     """Keep those blocks' inputs, hidden and position state, in the host's memory meanwhile."""
     mlp_tiles: int = Field(1, ge=1)
-    """Pieces of a row that feed-forwards work on one at a time, each computed again in the backward; for rows so long
-    that the inside of a single feed-forward is too large."""
+    """Pieces of a sequence that feed-forwards work on one at a time, each computed again in the backward; for sequences
+    so long that the inside of a single feed-forward is too large."""
     expandable_segments: bool = True
     """Let CUDA's allocator grow its segments, which keeps memory from breaking into pieces that nothing fits into; an
     allocator that the environment configures is left alone."""
@@ -60,8 +60,8 @@ class Memory(Section):
     def _tiles(self, whole: Whole) -> Iterator[Problem]:
         tokens = -(-whole.window // whole.scale.sequence_parallel_size)
         if self.mlp_tiles > tokens:
-            wrong = f"a process has {tokens:,} tokens of a row"
-            yield Problem("mlp_tiles", self.mlp_tiles, wrong, "give 1 (whole rows) or more, up to that")
+            wrong = f"a process has {tokens:,} tokens of a sequence"
+            yield Problem("mlp_tiles", self.mlp_tiles, wrong, "give 1 (whole sequences) or more, up to that")
             return
         again = whole.trainer_value("activation_checkpointing")
         if self.mlp_tiles > 1 and again and self.checkpoint_layers == "selective_matmuls":

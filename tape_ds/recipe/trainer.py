@@ -79,7 +79,7 @@ REMOVED: dict[str, str] = {
     "block_size": "window",
     "deepspeed_config": "deepspeed",
     "evaluation_strategy": "eval_data (the launcher scores this held-out text itself)",
-    "group_by_length": "nothing: rows have one length",
+    "group_by_length": "nothing: sequences have one length",
     "local_rank": "nothing: the launcher says it to each process",
     "logging_dir": "nothing: logs go to output_dir (for TensorBoard export TENSORBOARD_LOGGING_DIR)",
     "lr": "learning_rate",
@@ -156,8 +156,8 @@ class Trainer(_Fields):  # type: ignore[misc, valid-type]
     """Fields of transformers' TrainingArguments, with this stack's defaults."""
 
     global_batch_size: int = fields.DERIVED
-    """Rows per optimizer step over all processes, the same whatever their number; default those that one backward pass
-    of all processes takes. Gradient accumulation follows from it."""
+    """Sequences per optimizer step over all processes, the same whatever their number; default those that one backward
+    pass of all processes takes. Gradient accumulation follows from it."""
 
     @property
     def kwargs(self) -> dict[str, Any]:

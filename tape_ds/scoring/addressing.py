@@ -1,7 +1,8 @@
 """How many answers are right in tests of addressing, and how sure that is.
 
-Answers stand in the rows, and each is right where it is the most likely word behind the words before it, right answers
-among them: what is asked is whether the place is found, each time anew, and one pass over a row tells it of them all.
+Answers stand in the sequences, and each is right where it is the most likely word behind the words before it, right
+answers among them: what is asked is whether the place is found, each time anew, and one pass over a sequence tells it
+of them all.
 """
 
 import math
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tape_ds.data.addressing import rows
+from tape_ds.data.addressing import sequences
 from tape_ds.data.addressing.lengths import Test
 from tape_ds.scoring import exact_match
 from tape_ds.scoring.each import Each, in_turn
@@ -29,9 +30,9 @@ class Answered:
     length: int
     kind: str
     """See :class:`tape_ds.data.addressing.lengths.Test`."""
-    rows: int
+    rows: int  # the name in stored results
     answers: int
-    """In all rows."""
+    """In all sequences."""
     correct: int
     chance: float
     """Share of a uniform guess, 0 to 1."""
@@ -43,7 +44,7 @@ class Answered:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The share's 95 % interval (Wilson's), as if the answers of a row were one: they are not independent."""
+        """The share's 95 % interval (Wilson's), as if the answers of a sequence were one: they are not independent."""
         share, square = self.share, Z * Z / self.rows
         middle = (share + square / 2) / (1 + square)
         reach = Z * math.sqrt(share * (1 - share) / self.rows + square / (4 * self.rows)) / (1 + square)
@@ -78,24 +79,24 @@ def ask(
     each: Each = in_turn,
     batch_tokens: int = exact_match.BATCH_TOKENS,
 ) -> Answered:
-    """Return what ``model`` makes of the first ``samples`` rows of a test.
+    """Return what ``model`` makes of the first ``samples`` sequences of a test.
 
     Args:
         model: as :func:`tape_ds.scoring.exact_match.right` takes it.
-        test: its rows are held out, see :func:`tape_ds.data.addressing.rows.held_out`.
+        test: its sequences are held out, see :func:`tape_ds.data.addressing.sequences.held_out`.
         samples: 1 or more.
-        seed: of the rows.
+        seed: of the sequences.
         each, batch_tokens: as there.
 
     Raises:
         ValueError: as there.
     """
-    ids = rows.ids_of(test.task)
+    ids = sequences.ids_of(test.task)
     marked = []
-    for row in rows.held_out(test.task, test.length, samples, seed):
-        targets_T = torch.zeros(len(row.words), dtype=torch.bool)
-        targets_T[list(row.answers)] = True
-        marked.append(Marked(torch.tensor([ids[word] for word in row.words]), targets_T))
+    for sequence in sequences.held_out(test.task, test.length, samples, seed):
+        targets_T = torch.zeros(len(sequence.words), dtype=torch.bool)
+        targets_T[list(sequence.answers)] = True
+        marked.append(Marked(torch.tensor([ids[word] for word in sequence.words]), targets_T))
     found = exact_match.foreseen(model, marked, each=each, batch_tokens=batch_tokens)
     correct = sum(sum(answers) for answers in found)
     return Answered(test.length, test.kind, samples, sum(map(len, found)), correct, test.task.chance)

@@ -2,7 +2,7 @@
 
 A reply is greedy, and right when it is the whole answer and then the end of text. Lengths form a grid, and a mean over
 it says little without the part of it that was trained: of a grid of twice the trained lengths a quarter is, so a model
-that has learned its rows and nothing beyond them already reaches 25 %. Hence the means stand side by side.
+that has learned its sequences and nothing beyond them already reaches 25 %. Hence the means stand side by side.
 """
 
 import statistics
@@ -135,7 +135,7 @@ class Mean:
 
 
 def means(cells: Iterable[Cell], trained: Pair) -> dict[str, Mean]:
-    """Return the means of a grid whose training rows had operands of up to ``trained`` tokens.
+    """Return the means of a grid whose training sequences had operands of up to ``trained`` tokens.
 
     ``whole``: of every cell. ``trained``: neither operand longer than trained. ``beyond``: either longer, the grid
     without its trained part. ``both_beyond``: both longer. ``twice``: the published convention, up to twice the trained

@@ -1,9 +1,9 @@
 """How likely a text goes on in given ways: the sum over a continuation's tokens of their log-probabilities.
 
 Multiple choice is scored so. What is read is often shared: all one-token answers to a question hang on the same text,
-so a row is read once for all of its continuations. Rows are padded on the right, where nothing real looks; the output
-head is applied only where a continuation stands, a stretch at a time, so that memory does not grow with the vocabulary
-times the length. Log-probabilities come from fp32 logits and are summed in fp64.
+so a sequence is read once for all of its continuations. Sequences are padded on the right, where nothing real looks;
+the output head is applied only where a continuation stands, a stretch at a time, so that memory does not grow with the
+vocabulary times the length. Log-probabilities come from fp32 logits and are summed in fp64.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ CHUNK = 1024
 
 
 @dataclass(frozen=True)
-class ContinuationRow:
+class ContinuationSequence:
     """What the model reads, and the continuations that end one token behind it."""
 
     read: tuple[int, ...]
@@ -40,51 +40,55 @@ class ContinuationScore:
 
 
 @torch.no_grad()
-def score(model: nn.Module, rows: Sequence[ContinuationRow], *, chunk: int = CHUNK) -> list[list[ContinuationScore]]:
-    """Score every continuation of every row, in one forward pass.
+def score(
+    model: nn.Module, sequences: Sequence[ContinuationSequence], *, chunk: int = CHUNK
+) -> list[list[ContinuationScore]]:
+    """Score every continuation of every sequence, in one forward pass.
 
     Args:
         model: a causal LM of transformers or of this project, bare or wrapped; it is asked in evaluation mode.
-        rows: of any lengths; memory is that of the longest times their number.
+        sequences: of any lengths; memory is that of the longest times their number.
         chunk: positions whose logits exist at once.
 
     Raises:
-        ValueError: an empty row or continuation, a continuation longer than what is read, ``chunk`` below 1, a model
-            whose logits are not ``head(hidden)``.
+        ValueError: an empty sequence or continuation, a continuation longer than what is read, ``chunk`` below 1, a
+            model whose logits are not ``head(hidden)``.
     """
-    if chunk < 1 or not rows or not all(_fits(row) for row in rows):
-        raise ValueError(f"{len(rows)} rows, chunk = {chunk}: every row needs tokens and continuations that end behind")
+    if chunk < 1 or not sequences or not all(_fits(sequence) for sequence in sequences):
+        raise ValueError(
+            f"{len(sequences)} sequences, chunk = {chunk}: each needs tokens and continuations that end behind"
+        )
     causal_lm = bare(model)
     if (reason := unscorable(causal_lm.config)) is not None:
         raise ValueError(reason)
     device = causal_lm.get_input_embeddings().weight.device
-    ids_BT = torch.zeros(len(rows), max(len(row.read) for row in rows), dtype=torch.long)
-    for number, row in enumerate(rows):
-        ids_BT[number, : len(row.read)] = torch.tensor(row.read)
+    ids_BT = torch.zeros(len(sequences), max(len(sequence.read) for sequence in sequences), dtype=torch.long)
+    for number, sequence in enumerate(sequences):
+        ids_BT[number, : len(sequence.read)] = torch.tensor(sequence.read)
     with evaluating(causal_lm):
         hidden_BTD = causal_lm.base_model(input_ids=ids_BT.to(device), use_cache=False).last_hidden_state
-        found = _targets(causal_lm.get_output_embeddings(), hidden_BTD, rows, chunk)
+        found = _targets(causal_lm.get_output_embeddings(), hidden_BTD, sequences, chunk)
     return [
-        [ContinuationScore(found[number, each][0], found[number, each][1]) for each in row.continuations]
-        for number, row in enumerate(rows)
+        [ContinuationScore(found[number, each][0], found[number, each][1]) for each in sequence.continuations]
+        for number, sequence in enumerate(sequences)
     ]
 
 
-def _fits(row: ContinuationRow) -> bool:
-    return bool(row.continuations) and all(0 < len(each) <= len(row.read) for each in row.continuations)
+def _fits(sequence: ContinuationSequence) -> bool:
+    return bool(sequence.continuations) and all(0 < len(each) <= len(sequence.read) for each in sequence.continuations)
 
 
 def _targets(
-    head: nn.Module, hidden_BTD: Tensor, rows: Sequence[ContinuationRow], chunk: int
+    head: nn.Module, hidden_BTD: Tensor, sequences: Sequence[ContinuationSequence], chunk: int
 ) -> dict[tuple[int, tuple[int, ...]], tuple[float, bool]]:
-    """Log-probability and greediness of each (row, continuation).
+    """Log-probability and greediness of each (sequence, continuation).
 
     E entries: a target token each, in the order of the positions that predict them.
     """
     entries = sorted(
-        (number, len(row.read) - len(each) + place, token, number, each)
-        for number, row in enumerate(rows)
-        for each in set(row.continuations)
+        (number, len(sequence.read) - len(each) + place, token, number, each)
+        for number, sequence in enumerate(sequences)
+        for each in set(sequence.continuations)
         for place, token in enumerate(each)
     )
     places = sorted({(number, position) for number, position, *_ in entries})

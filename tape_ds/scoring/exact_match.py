@@ -24,7 +24,7 @@ BATCH_TOKENS = 8192
 
 @dataclass(frozen=True)
 class Marked:
-    """A row of which some tokens are to be foreseen."""
+    """A sequence of which some tokens are to be foreseen."""
 
     ids_T: Tensor
     """int64."""
@@ -69,15 +69,15 @@ def right(
 def foreseen(
     model: nn.Module, marked: Sequence[Marked], *, each: Each = in_turn, batch_tokens: int = BATCH_TOKENS
 ) -> list[list[bool]]:
-    """Return whether each target of each row is the most likely token behind those before it, in their order.
+    """Return whether each target of each sequence is the most likely token behind those before it, in their order.
 
     Args:
         model: as :func:`tape_ds.scoring.loss_by_position.score` takes it; causal, so that the padding behind shorter
-            rows of a batch is seen by nothing that counts.
-        marked: rows; those of similar length are read together.
+            sequences of a batch is seen by nothing that counts.
+        marked: sequences; those of similar length are read together.
         each: calls the scoring of one batch on every one; under ZeRO-3 one that keeps all ranks in step. Each calls
             the model and its output head once.
-        batch_tokens: of a batch, padding included; a longer row is a batch of its own.
+        batch_tokens: of a batch, padding included; a longer sequence is a batch of its own.
 
     Raises:
         ValueError: ``batch_tokens`` below 1, or a model whose logits are not ``head(hidden)``.
@@ -95,7 +95,7 @@ def foreseen(
 
 
 def _batches(ordered: Sequence[Marked], batch_tokens: int) -> list[Batch]:
-    """Return rows of rising length in batches of at most so many tokens."""
+    """Return sequences of rising length in batches of at most so many tokens."""
     batches: list[list[Marked]] = []
     for one in ordered:
         if not batches or (len(batches[-1]) + 1) * len(one.ids_T) > batch_tokens:
@@ -106,7 +106,8 @@ def _batches(ordered: Sequence[Marked], batch_tokens: int) -> list[Batch]:
 
 @torch.no_grad()
 def _foreseen(causal_lm: Any, batch: Batch) -> list[list[bool]]:
-    """Of each row, whether every target is the most likely token. T: tokens of the longest, N: targets of all rows."""
+    """Of each sequence, whether every target is the most likely token. T: tokens of the longest, N: targets of all
+    sequences."""
     pad = nn.utils.rnn.pad_sequence
     ids_BT = pad([one.ids_T for one in batch], batch_first=True)
     targets_BT = pad([one.targets_T for one in batch], batch_first=True)
@@ -116,7 +117,7 @@ def _foreseen(causal_lm: Any, batch: Batch) -> list[list[bool]]:
         before_BT = targets_BT.roll(-1, dims=1)  # a target is foreseen by the token before it; the first is never one
         logits_NV = causal_lm.get_output_embeddings()(hidden_BTD[before_BT.to(device)])
     found_N = logits_NV.argmax(dim=-1).cpu() == ids_BT[targets_BT]
-    return [row.tolist() for row in found_N.split(targets_BT.sum(dim=1).tolist())]
+    return [sequence.tolist() for sequence in found_N.split(targets_BT.sum(dim=1).tolist())]
 
 
 def _last(one: Asked) -> Tensor:

@@ -42,7 +42,7 @@ def continue_prompts(
         ends: ids of the tokens that end a text, see :func:`ends_of`.
         use_cache: off, the whole text is read again for every new token.
         chunk: tokens of a prompt that are read at once, where the model promises that pieces change nothing.
-        stop: further reasons to stop; text behind a row's reason, while others go on, is the caller's to cut off.
+        stop: further reasons to stop; text behind a prompt's reason, while others go on, is the caller's to cut off.
         settings: further fields of transformers' ``GenerationConfig``; the caller seeds what they draw.
         streamer: gets a single prompt and each token behind it, as transformers' streamers do.
 

@@ -46,14 +46,14 @@ def score(model: nn.Module, input_ids_1T: torch.Tensor, span: int, chunk: int = 
 def target_losses(
     model: nn.Module, input_ids_BT: torch.Tensor, *, first: int = 1, chunk: int = 1024
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss of every target from position ``first`` on, N = T - first of them a row, and whether it was
+    """Return the loss of every target from position ``first`` on, N = T - first of them a sequence, and whether it was
     foreseen.
 
     Args:
         model: as for :func:`score`.
-        input_ids_BT: token ids int64 [B, T], rows that do not see each other and hold no padding.
+        input_ids_BT: token ids int64 [B, T], sequences that do not see each other and hold no padding.
         first: position of the first target, 1 .. T - 1.
-        chunk: positions, of all rows together, whose logits exist at once.
+        chunk: positions, of all sequences together, whose logits exist at once.
 
     Returns:
         Both [B, N], on the CPU: the loss in nats, fp64, and whether the target was the most likely token, bool.

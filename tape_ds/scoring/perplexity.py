@@ -120,9 +120,9 @@ def score_windows(
     """
     found: list[WindowLoss] = []
     for same in _batches(windows, batch):
-        rows = [row(ids, window, begin) for ids, window in same]
-        first = rows[0].shape[-1] - same[0][1].targets
-        nll_BN, foreseen_BN = loss_by_position.target_losses(model, torch.stack(rows), first=first, chunk=chunk)
+        sequences = [sequence(ids, window, begin) for ids, window in same]
+        first = sequences[0].shape[-1] - same[0][1].targets
+        nll_BN, foreseen_BN = loss_by_position.target_losses(model, torch.stack(sequences), first=first, chunk=chunk)
         sums = zip(nll_BN.sum(dim=-1).tolist(), foreseen_BN.sum(dim=-1).tolist(), strict=True)
         found += [WindowLoss(nll, foreseen, nll_BN.shape[-1]) for nll, foreseen in sums]
     return found
@@ -144,7 +144,7 @@ def _shape(window: Window) -> tuple[int, int]:
     return window.end - window.start, window.targets
 
 
-def row(ids: np.ndarray, window: Window, begin: int | None) -> Tensor:
+def sequence(ids: np.ndarray, window: Window, begin: int | None) -> Tensor:
     """int64 [T]: a window's tokens, behind ``begin``."""
     own = torch.from_numpy(ids[window.start : window.end].astype(np.int64))
     return own if begin is None else torch.cat([own.new_tensor([begin]), own])

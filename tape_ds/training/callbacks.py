@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
 from tape_ds import storage
 from tape_ds.checkpoint.trained import replace_trained
-from tape_ds.data.mixing import MixedRows
+from tape_ds.data.mixing import MixedSequences
 from tape_ds.data.passkey import PasskeyPrompt
 from tape_ds.errors import redacted
 from tape_ds.scoring import inspection, update_statistics
@@ -116,29 +116,29 @@ class TokensBySource(TrainerCallback):
 
     NAME = "tokens_by_source"
 
-    def __init__(self, rows: MixedRows, step_rows: int):
-        self.rows = rows
-        self.step_rows = step_rows
+    def __init__(self, sequences: MixedSequences, step_sequences: int):
+        self.sequences = sequences
+        self.step_sequences = step_sequences
 
     def on_log(
         self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         """Count them: they follow from the step alone."""
         if logs and "loss" in logs and state.is_world_process_zero:
-            found = self.rows.tokens(state.global_step * self.step_rows)
+            found = self.sequences.tokens(state.global_step * self.step_sequences)
             logs[self.NAME] = {redacted(spec): tokens for spec, tokens in found.items()}
 
 
 class PositionUpdates(TrainerCallback):
-    """Measures what the position updates do, about eight times in a run, on the first tokens of its first row; the
+    """Measures what the position updates do, about eight times in a run, on the first tokens of its first sequence; the
     numbers go into the metrics of the logging step, see :mod:`tape_ds.scoring.update_statistics`."""
 
     TIMES = 8
     TOKENS = 512
     NAME = "position_updates"
 
-    def __init__(self, row: Mapping[str, Tensor]):
-        self.ids, self.places = row["input_ids"][: self.TOKENS], row.get("position_ids")
+    def __init__(self, sequence: Mapping[str, Tensor]):
+        self.ids, self.places = sequence["input_ids"][: self.TOKENS], sequence.get("position_ids")
 
     def on_log(
         self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any

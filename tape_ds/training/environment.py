@@ -173,8 +173,8 @@ EXPANDABLE_SEGMENTS = "expandable_segments:True"
 def expand_segments(wanted: bool = True) -> bool:
     """Let segments grow, where that is ``wanted`` and the environment does not configure the allocator already.
 
-    Rows of changing length leave holes between segments of fixed size that nothing fits into; a segment that grows has
-    none. To be called before anything lies on a GPU; on a machine without one it does nothing.
+    Sequences of changing length leave holes between segments of fixed size that nothing fits into; a segment that grows
+    has none. To be called before anything lies on a GPU; on a machine without one it does nothing.
 
     Returns:
         Whether it was set here.

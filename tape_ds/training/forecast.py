@@ -67,8 +67,8 @@ def job(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
     # a plan for GPUs is often made elsewhere: a machine without one says nothing of whether theirs will have Liger
     there = not torch.cuda.is_available() or importlib.util.find_spec("liger_kernel") is not None
     own = recipe if isinstance(recipe, ExtensionRecipe) else None
-    # Rows that say where documents or padding begin have the attention of packed rows. How many documents a row has is
-    # known once the data are read: one is the most work.
+    # Sequences that say where documents or padding begin have the attention of packed sequences. How many documents a
+    # sequence has is known once the data are read: one is the most work.
     data = None if own is None else own.data
     has_borders = data is None or (data.pose.chunks == 1 and not data.attend_across and data.packing != "single")
     span = None

@@ -23,7 +23,7 @@ from tape_ds.recipe import trainer
 from tape_ds.recipe.recipe import RENAMED, Recipe
 
 FIXED = ("seed", "optim", "optim_args", "optim_target_modules", "bf16", "fp16")
-"""The trainer's fields that must stay as they are; without ``seed`` the rows would be others, without the rest the
+"""The trainer's fields that must stay as they are; without ``seed`` the sequences would be others, without the rest the
 optimizer's state would not fit."""
 RISKLESS = (
     *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps", "num_train_epochs"),
@@ -84,7 +84,7 @@ def of(
 
     Args:
         recipe: checked.
-        tokenizer: the one that makes its rows.
+        tokenizer: the one that makes its sequences.
         fingerprints: of its training data, by spec.
         base: folder of the pretrained model it starts from.
     """
@@ -134,7 +134,9 @@ def problems(folder: Path, found: list[Difference], anyway: bool) -> list[Proble
         if each.riskless:
             remedy = "go back to what it was, or --resume_anyway to go on with the new value from here"
         elif kind == "data":
-            remedy = "restore the data: rows that the run has not seen would be others; or start in another output_dir"
+            remedy = (
+                "restore the data: sequences that the run has not seen would be others; or start in another output_dir"
+            )
         wrong = f"{folder.name} was saved by a run with {_shown(each.saved)} ({kind})"
         refused.append(Problem(name or each.name, _shown(each.now), wrong, remedy))
     return refused

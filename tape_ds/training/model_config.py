@@ -70,14 +70,14 @@ def untouched(native: PreTrainedConfig, attention_backend: str) -> Config:
 
 
 def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig) -> Config:
-    """Return the model as it is, for rows that may be longer than it was made for.
+    """Return the model as it is, for sequences that may be longer than it was made for.
 
-    It keeps its encoding and its RoPE parameters. ``max_position_embeddings`` becomes the rows' length where that is
-    longer, which is what it addresses from then on (randpe draws positions for so many); an encoding that is used
+    It keeps its encoding and its RoPE parameters. ``max_position_embeddings`` becomes the sequences' length where that
+    is longer, which is what it addresses from then on (randpe draws positions for so many); an encoding that is used
     differently at that length, as ``yarn`` is, is so trained.
 
     Raises:
-        UserError: its options forbid rows of that length.
+        UserError: its options forbid sequences of that length.
     """
     from tape_ds.model import extendable
 

@@ -39,7 +39,7 @@ def describe(recipe: Recipe) -> str:
     precision = next((name for name in ("bf16", "fp16") if recipe.trainer_value(name)), "fp32")
     engine = f"ZeRO-{deepspeed_config.stage(recipe.deepspeed)}" if recipe.deepspeed else "no DeepSpeed"
     training = {
-        "batch": f"{recipe.global_batch_size} rows = {at_most}{tokens:,} tokens a step: {each} per device x "
+        "batch": f"{recipe.global_batch_size} sequences = {at_most}{tokens:,} tokens a step: {each} per device x "
         f"{layout.data} {layout.readers} x {accumulation} accumulation",
         "steps": (f"{steps:,} ({at_most}{steps * tokens:,} tokens)" if steps > 0 else f"{epochs:g} epochs")
         + f", seed {recipe.trainer_value('seed')}",

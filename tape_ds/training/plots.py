@@ -1,5 +1,5 @@
 """The pictures of results: the loss as it fell, the loss at each position of a long document, perplexity by length,
-the distances that a run's rows hold.
+the distances that a run's sequences hold.
 
 Drawn without a display. Colours are Okabe and Ito's, which stay apart for colour-blind readers; line style and marker
 differ as well, so that a printed page works too.
@@ -40,7 +40,7 @@ def loss_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
     figure, axes = _figure()
     _draw_losses(axes, train, "training", COLOURS[0], marker="." if len(train) <= 100 else "")
     if len(train) >= 8:
-        width = max(min(8, len(train) // 2), len(train) // 10)  # rows differ more than a few steps change
+        width = max(min(8, len(train) // 2), len(train) // 10)  # sequences differ more than a few steps change
         finite = [(step, loss) for step, loss in train if math.isfinite(loss)]
         ends = range(width, len(finite) + 1)
         means = [sum(loss for _, loss in finite[end - width : end]) / width for end in ends]
@@ -194,9 +194,9 @@ def coverage(bins: Sequence[Mapping[str, Any]], path: str | Path, *, label: str,
     """Draw how many queries of a run have a key at each distance, as a PNG at ``path``.
 
     ``bins`` are those of :meth:`tape_ds.data.coverage.Coverage.bins`: a line through their means, a band from their
-    least to their most. Beside it, what rows of ``target`` tokens from one document would have. Both axes are
-    logarithmic; a bin with a distance that no pair had is marked in red at the bottom. ``window``, the tokens of a row,
-    is marked by a dashed line. Raises ValueError when there is nothing to draw.
+    least to their most. Beside it, what sequences of ``target`` tokens from one document would have. Both axes are
+    logarithmic; a bin with a distance that no pair had is marked in red at the bottom. ``window``, the tokens of a
+    sequence, is marked by a dashed line. Raises ValueError when there is nothing to draw.
     """
     if not any(each["share"] for each in bins):
         raise ValueError("no bin has a pair: nothing to draw")
@@ -206,7 +206,11 @@ def coverage(bins: Sequence[Mapping[str, Any]], path: str | Path, *, label: str,
     shown = [each["share"] if each["share"] > 0 else math.nan for each in bins]
     low, high = ([max(each[end], floor) for each in bins] for end in ("least", "most"))
     axes.plot(
-        middle, [each["whole_rows"] for each in bins], color=COLOURS[0], ls="--", label=f"rows of {target:,} tokens"
+        middle,
+        [each["whole_rows"] for each in bins],
+        color=COLOURS[0],
+        ls="--",
+        label=f"sequences of {target:,} tokens",
     )
     axes.plot(middle, shown, color=COLOURS[4], lw=2, label=label)
     axes.fill_between(middle, low, high, color=COLOURS[4], alpha=0.25, lw=0, label="least to most")
@@ -215,7 +219,7 @@ def coverage(bins: Sequence[Mapping[str, Any]], path: str | Path, *, label: str,
     share = f"distances never seen: {missing:.1%} of all"
     for index, each in enumerate(each for each in bins if each["seen"] < 1):
         axes.axvspan(each["from"], each["to"] + 1, ymax=0.04, color="#CC0000", lw=0, label=None if index else share)
-    axes.axvline(window, color="0.35", linestyle="--", lw=1.2, label=f"tokens of a row, {window:,}")
+    axes.axvline(window, color="0.35", linestyle="--", lw=1.2, label=f"tokens of a sequence, {window:,}")
     axes.set(xscale="log", yscale="log", xlim=(1, target), ylim=(floor, 1.5))
     axes.set(xlabel="distance from query to key (positions)", ylabel="queries with a key at that distance")
     axes.set_title("Distances seen in training")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tape_ds import results
-from tape_ds.data.mixing import MixedRows
+from tape_ds.data.mixing import MixedSequences
 from tape_ds.data.sources.weights import percent
 from tape_ds.numbers import summarise
 from tape_ds.recipe import deepspeed_config
@@ -30,8 +30,8 @@ def begin(run: Run) -> results.Result:
         "method": f"{run.record.method}: {trained / 1e6:,.3f} M parameters trained ({trained / total:.2%})",
         "trained": summarise(run.names) or "nothing",
         **own,
-        "batch": f"{recipe.global_batch_size} rows x {run.row_tokens} = {run.tokens_per_step:,} tokens a step "
-        f"({micro} per device x {layout.data} {layout.readers} x "
+        "batch": f"{recipe.global_batch_size} sequences x {run.sequence_tokens} = {run.tokens_per_step:,} tokens "
+        f"a step ({micro} per device x {layout.data} {layout.readers} x "
         f"{arguments.gradient_accumulation_steps} accumulation)",
         "steps": f"{run.steps:,}, seed {arguments.seed}",
         **({"rates": run.rates} if run.names else {}),
@@ -67,8 +67,8 @@ def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
         "parameters": dict(zip(("all", "trained"), run.parameter_counts, strict=True)),
         **run.figures(),
     }
-    if isinstance(run.rows, MixedRows):
-        found = run.rows.tokens(trainer.state.global_step * run.recipe.global_batch_size)
+    if isinstance(run.sequences, MixedSequences):
+        found = run.sequences.tokens(trainer.state.global_step * run.recipe.global_batch_size)
         figures[TokensBySource.NAME] = found
         whole = sum(found.values())
         print("tokens of each source: " + "; ".join(f"{s} {n:,} ({percent(n / whole)})" for s, n in found.items()))

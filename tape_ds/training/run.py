@@ -25,7 +25,7 @@ from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.cluster import comparison
 from tape_ds.data import sources
 from tape_ds.data.dataset import collate
-from tape_ds.data.mixing import MixedRows
+from tape_ds.data.mixing import MixedSequences
 from tape_ds.data.sources import weights
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.health import run_lock
@@ -77,8 +77,8 @@ class Run(ABC):
     names: tuple[str, ...]
     """Exact names of the trained parameters."""
     tokenizer: PreTrainedTokenizerBase
-    rows: Any
-    """The run's samples by number, as :class:`tape_ds.data.dataset.TrainingRows` serves them."""
+    sequences: Any
+    """The run's samples by number, as :class:`tape_ds.data.dataset.TrainingSequences` serves them."""
     teacher: Teacher | None = None
     """What the model is kept near, see :mod:`tape_ds.model.distillation`."""
     identity: Mapping[str, Any] = field(default_factory=dict)
@@ -127,14 +127,14 @@ class Run(ABC):
         return self.recipe.global_batch_size * self.recipe.window
 
     @property
-    def row_tokens(self) -> str:
-        """Tokens of a row, in words."""
+    def sequence_tokens(self) -> str:
+        """Tokens of a sequence, in words."""
         return f"{self.recipe.window:,} tokens"
 
     @property
     def steps(self) -> int:
         """Optimizer steps of the whole run."""
-        return len(self.rows) // self.recipe.global_batch_size
+        return len(self.sequences) // self.recipe.global_batch_size
 
     @property
     def flops_per_token(self) -> float:
@@ -156,32 +156,33 @@ class Run(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOfVariedRows(Run):
-    """A run whose rows have their own lengths: what is said and counted of a row is so in the mean over all."""
+class RunOfVariedSequences(Run):
+    """A run whose sequences have their own lengths: what is said and counted of a sequence is so in the mean over
+    all."""
 
     @property
     @abstractmethod
     def mean_tokens(self) -> int:
-        """Tokens of a row, in the mean."""
+        """Tokens of a sequence, in the mean."""
 
     @property
     @abstractmethod
     def most_tokens(self) -> int:
-        """Tokens of the longest row."""
+        """Tokens of the longest sequence."""
 
     @property
     def tokens_per_step(self) -> int:
-        """Of rows of the mean length."""
+        """Of sequences of the mean length."""
         return self.recipe.global_batch_size * self.mean_tokens
 
     @property
-    def row_tokens(self) -> str:
+    def sequence_tokens(self) -> str:
         """The mean and the most."""
         return f"{self.mean_tokens:,} tokens in the mean (at most {self.most_tokens:,})"
 
     @property
     def flops_per_token(self) -> float:
-        """Of a row of the mean length; every parameter is trained."""
+        """Of a sequence of the mean length; every parameter is trained."""
         return training_flops_per_token(self.config, self.mean_tokens, 1.0)
 
 
@@ -310,11 +311,11 @@ def weights_dtype(arguments: TrainingArguments, trains: bool = True) -> torch.dt
     return torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else torch.float32
 
 
-def sample_count(recipe: Recipe, rows: int) -> int:
-    """Samples that the run consumes: of its steps, or of its epochs over ``rows`` rows, in whole steps."""
+def sample_count(recipe: Recipe, sequences: int) -> int:
+    """Samples that the run consumes: of its steps, or of its epochs over ``sequences`` of them, in whole steps."""
     steps = recipe.trainer_value("max_steps")
     if steps <= 0:
-        steps = math.ceil(recipe.trainer_value("num_train_epochs") * rows / recipe.global_batch_size)
+        steps = math.ceil(recipe.trainer_value("num_train_epochs") * sequences / recipe.global_batch_size)
     return steps * recipe.global_batch_size
 
 
@@ -323,7 +324,7 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     stop."""
     keep_trackers_in(run.output, resumed=run.resumed is not None)
     _use_liger(run)
-    # the rows hold every epoch already; the trainer would otherwise run its epochs over all of them
+    # the sequences hold every epoch already; the trainer would otherwise run its epochs over all of them
     run.arguments.max_steps = run.steps
     trainer = TapeTrainer(
         record=run.record,
@@ -337,7 +338,7 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
         stop=stop,
         model=run.model,
         args=run.arguments,
-        train_dataset=run.rows,
+        train_dataset=run.sequences,
         data_collator=functools.partial(collate, pad_token_id=run.tokenizer.pad_token_id or 0),
         processing_class=run.tokenizer,
     )
@@ -352,13 +353,13 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     if run.names and positions.without_updates(run.config):
         reasons = [str(each) for each in inspection.check(run.config)]
         if run.recipe.scale.tensor_parallel_size > 1:
-            reasons.append("under tensor parallelism no process has the whole state of a row")
+            reasons.append("under tensor parallelism no process has the whole state of a sequence")
         if reasons:
             logger.info("position updates are not measured: %s", reasons[0])
         else:
-            trainer.add_callback(PositionUpdates(run.rows[0]))
-    if isinstance(run.rows, MixedRows):
-        trainer.add_callback(TokensBySource(run.rows, run.recipe.global_batch_size))
+            trainer.add_callback(PositionUpdates(run.sequences[0]))
+    if isinstance(run.sequences, MixedSequences):
+        trainer.add_callback(TokensBySource(run.sequences, run.recipe.global_batch_size))
     for callback in run.scoring():
         trainer.add_callback(callback)
     trainer.add_callback(Progress(trainer, run.output / METRICS))

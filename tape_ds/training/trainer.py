@@ -119,7 +119,7 @@ class TapeTrainer(Trainer):
         record: what goes into every saved folder; its names are asserted against the model.
         tokens_per_step: tokens of one optimizer step, over all ranks.
         flops_per_token: training FLOPs of the model per token, for MFU.
-        layout: which ranks work on the same rows; default none do.
+        layout: which ranks work on the same sequences; default none do.
         safety: which checkpoints are kept, and what ends a run.
         optimization: how position parameters are stepped.
         teacher: adds to the loss how far the model is from it within its window; None: nothing does.
@@ -149,7 +149,7 @@ class TapeTrainer(Trainer):
         self.layout = Layout(self.rank_sync.world) if layout is None else layout
         self._share_of_flops = 1 / self.layout.ways
         """What is this rank's of the floating-point operations that transformers counts from its parameters."""
-        self._share_rows()
+        self._share_sequences()
         self.tokens_per_step = tokens_per_step
         self.flops_per_token = flops_per_token
         self.peak_memory_bytes: int | None = None
@@ -192,7 +192,7 @@ class TapeTrainer(Trainer):
         self._clock: tuple[int, float] | None = None
         self._begin: tuple[int, float] | None = None
 
-    def _share_rows(self) -> None:
+    def _share_sequences(self) -> None:
         timeout = timedelta(seconds=self.args.ddp_timeout)
         if self.layout.sequence > 1:
             use_sequence_parallel(self.model, self.layout, self.rank_sync.rank, timeout)
@@ -244,8 +244,8 @@ class TapeTrainer(Trainer):
         return scheduler
 
     def get_train_dataloader(self) -> Any:
-        """As the base class's; ranks that work on the same rows read them, and its workers live through signals that
-        are meant for their rank."""
+        """As the base class's; ranks that work on the same sequences read them, and its workers live through signals
+        that are meant for their rank."""
         loader = super().get_train_dataloader()
         if self.layout.ways > 1:  # accelerate has dealt the batches to all ranks in turn
             dealt = loader.batch_sampler
@@ -425,13 +425,14 @@ class TapeTrainer(Trainer):
         return loss
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """As the base class's, which counts the targets of a row once for every rank that has a part of its loss."""
+        """As the base class's, which counts the targets of a sequence once for every rank that has a part of its
+        loss."""
         self.beat("data")
         samples, targets = super().get_batch_samples(*args, **kwargs)
         return samples, targets if targets is None else targets / self.layout.sequence
 
     def get_total_train_batch_size(self, args: Any) -> int:
-        """Return rows of an optimizer step, each counted once; the base class knows of tensor parallelism."""
+        """Return sequences of an optimizer step, each counted once; the base class knows of tensor parallelism."""
         return super().get_total_train_batch_size(args) // self.layout.sequence
 
     def floating_point_ops(self, inputs: Any) -> float:

@@ -93,7 +93,7 @@ def fla_s(q, k, v, cu_seqlens):
     "name", ["two calls, flash-attn 2", "stacked, flash-attn 2", "fla", "stacked, varlen", "attend varlen"]
 )
 def test_what_takes_documents_is_called_right(name, monkeypatch):
-    """Stand-ins with the libraries' signatures, as on a GPU, with two rows of three documents."""
+    """Stand-ins with the libraries' signatures, as on a GPU, with two sequences of three documents."""
     module = SimpleNamespace(flash_attn_varlen_func=flash_s_varlen, parallel_attn=fla_s)
     monkeypatch.setattr(calls, "installed", lambda release: True)
     monkeypatch.setattr(backends, "chip_of", lambda device: backends.Chip("cuda", "sm_90"))
@@ -111,7 +111,7 @@ def test_what_takes_documents_is_called_right(name, monkeypatch):
         attention.between([implementation], shape, SETTING), SETTING, 1, head_start=True, say=lambda line: None
     )
     assert finding.status == "timed", finding.reason
-    if "varlen" in name:  # two rows of three documents; stacked, twice the rows
+    if "varlen" in name:  # two sequences of three documents; stacked, twice the rows
         assert set(varlen_on_cpu.CALLS) == {12 if name.startswith("stacked") else 6}
 
 

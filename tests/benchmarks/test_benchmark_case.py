@@ -74,7 +74,7 @@ def test_a_refused_rival_is_listed_with_the_library_s_words():
 
 
 def test_a_shape_that_does_not_fit_is_refused_though_the_check_passed():
-    """Models are checked on few tokens; the whole row may not fit."""
+    """Models are checked on few tokens; the whole sequence may not fit."""
 
     def forward():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 40.00 GiB")

@@ -25,8 +25,8 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr("tape_ds.kernels.linear_cross_entropy.CHUNK_BYTES", 1)
 
 
-def test_the_loss_of_whole_rows_is_the_same(toys, small_chunks):
-    """Savings on blocks are checked with every other group's implementations; their toy row has a single chunk."""
+def test_the_loss_of_whole_sequences_is_the_same(toys, small_chunks):
+    """Savings on blocks are checked with every other group's implementations; their toy sequence has a single chunk."""
     setting, shape = Setting(CPU, torch.float32), BenchmarkModel("tiny", 1, 1, 200)
     found = run(memory_savings.case(shape, setting), setting, 1, head_start=False, say=lambda _: None)
     assert [(finding.implementation, finding.status) for finding in found] == [
@@ -81,7 +81,7 @@ def test_the_more_is_given_up_the_lower_the_peak(less, more):
     assert 20 * peak(less, **sizes) < 19 * peak(more, **sizes)
 
 
-def test_logits_of_a_chunk_are_fewer_than_of_the_whole_row(small_chunks):
+def test_logits_of_a_chunk_are_fewer_than_of_the_whole_sequence(small_chunks):
     sizes = {"num_hidden_layers": 1, "vocab_size": 1_024}
     assert 2 * peak("ours", **sizes) < peak("ours, logits of the whole row", **sizes)
 

@@ -28,7 +28,7 @@ def test_no_two_shapes_of_a_group_share_a_label():
 
 
 @pytest.mark.parametrize("tokens, documents", [(8192, 1), (8192, 16), (8192, 64), (3, 3)])
-def test_documents_fill_a_row(tokens, documents):
+def test_documents_fill_a_sequence(tokens, documents):
     lengths = shapes.document_lengths(tokens, documents)
     assert (len(lengths), sum(lengths), min(lengths) > 0) == (documents, tokens, True)
     assert lengths == shapes.document_lengths(tokens, documents)

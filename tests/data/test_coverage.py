@@ -1,4 +1,4 @@
-"""Counts of relative distances: by hand, against counting pair by pair, and what PoSE's rows should have."""
+"""Counts of relative distances: by hand, against counting pair by pair, and what PoSE's sequences should have."""
 
 from itertools import pairwise
 
@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from tape_ds.data.coverage import Coverage, measure
-from tape_ds.data.pose import Pose, PoseRows
-from tape_ds.data.rows import cut
+from tape_ds.data.pose import Pose, PoseSequences
+from tape_ds.data.sequences import cut
 
 
 def one_document(*positions):
     return np.array(positions), np.zeros(len(positions), np.int64)
 
 
-def pair_by_pair(rows, target):
+def pair_by_pair(sequences, target):
     """The definition: every query with every key before it in its document, and with itself."""
     pairs = np.zeros(target, np.int64)
-    for positions, owners in rows:
+    for positions, owners in sequences:
         for query in range(len(positions)):
             for key in range(query + 1):
                 if owners[query] == owners[key] >= 0:
@@ -25,55 +25,55 @@ def pair_by_pair(rows, target):
     return pairs
 
 
-def test_golden_whole_row():
+def test_golden_whole_sequence():
     found = measure([one_document(0, 1, 2, 3)], 4)
     assert found.pairs.tolist() == [4, 3, 2, 1]
-    assert found.share.tolist() == found.whole_rows.tolist() == [1, 0.75, 0.5, 0.25]
+    assert found.share.tolist() == found.whole_sequences.tolist() == [1, 0.75, 0.5, 0.25]
 
 
-def test_golden_row_with_a_skip():
+def test_golden_sequence_with_a_skip():
     """Worked by hand: 0 1 | 5 6 7: within the chunks 1 + 2 pairs at distance 1 and one at 2, between them 4 to 7."""
     assert measure([one_document(0, 1, 5, 6, 7)], 8).pairs.tolist() == [5, 3, 1, 0, 1, 2, 2, 1]
 
 
-def test_golden_row_of_two_documents_with_padding():
+def test_golden_sequence_of_two_documents_with_padding():
     """Worked by hand: 3 tokens, 2 tokens whose positions go on, and padding; nothing is seen across."""
-    row = np.array([0, 1, 2, 3, 4, 4]), np.array([0, 0, 0, 1, 1, -1])
-    assert measure([row], 5).pairs.tolist() == [5, 3, 1, 0, 0]
+    sequence = np.array([0, 1, 2, 3, 4, 4]), np.array([0, 0, 0, 1, 1, -1])
+    assert measure([sequence], 5).pairs.tolist() == [5, 3, 1, 0, 0]
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_any_rows_as_counted_pair_by_pair(seed):
+def test_any_sequences_as_counted_pair_by_pair(seed):
     """Positions at random, several documents, padding behind: the runs may have any lengths and gaps."""
     rng = np.random.default_rng(seed)
     target = int(rng.integers(2, 60))
-    rows = []
+    sequences = []
     for _ in range(5):
         count = int(rng.integers(1, target + 1))
         owners = np.sort(rng.integers(0, 3, count))
         owners[count - int(rng.integers(0, count)) :] = -1
-        rows.append((np.sort(rng.choice(target, count, replace=False)), owners))
-    found = measure(rows, target)
-    assert found.rows == 5
-    np.testing.assert_array_equal(found.pairs, pair_by_pair(rows, target))
+        sequences.append((np.sort(rng.choice(target, count, replace=False)), owners))
+    found = measure(sequences, target)
+    assert found.sequences == 5
+    np.testing.assert_array_equal(found.pairs, pair_by_pair(sequences, target))
 
 
-def test_pose_rows_as_counted_pair_by_pair():
-    pose, rng = PoseRows(12, 64, Pose(chunks=4)), np.random.default_rng(0)
-    rows = [one_document(*pose.draw(np.arange(40), rng)[1]) for _ in range(20)]
-    np.testing.assert_array_equal(measure(rows, 64).pairs, pair_by_pair(rows, 64))
+def test_pose_sequences_as_counted_pair_by_pair():
+    pose, rng = PoseSequences(12, 64, Pose(chunks=4)), np.random.default_rng(0)
+    sequences = [one_document(*pose.draw(np.arange(40), rng)[1]) for _ in range(20)]
+    np.testing.assert_array_equal(measure(sequences, 64).pairs, pair_by_pair(sequences, 64))
 
 
-def test_packed_rows_see_nothing_beyond_their_documents():
-    rows = list(cut([np.arange(size) for size in (5, 9, 3, 7)], 12))
-    layouts = [(np.arange(12), row["document_ids"]) for row in rows]
+def test_packed_sequences_see_nothing_beyond_their_documents():
+    sequences = list(cut([np.arange(size) for size in (5, 9, 3, 7)], 12))
+    layouts = [(np.arange(12), sequence["document_ids"]) for sequence in sequences]
     pairs = measure(layouts, 16).pairs
     np.testing.assert_array_equal(pairs, pair_by_pair(layouts, 16))
     assert pairs[7:].sum() == 0 and pairs[6] > 0
 
 
 def test_summary_and_bins():
-    """Worked by hand from 10 queries in 2 rows: distance 3 was never seen."""
+    """Worked by hand from 10 queries in 2 sequences: distance 3 was never seen."""
     found = Coverage(np.array([10, 8, 4, 0, 2, 2, 1, 1]), 2)
     assert found.queries == 10 and found.target == 8
     assert found.summary() == {

@@ -15,16 +15,16 @@ from scipy.stats import chisquare
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from tape_ds.data import mixing
-from tape_ds.data.dataset import TrainingRows, collate
-from tape_ds.data.mixing import BLOCK, MixedRows, mix
-from tape_ds.data.pose import Pose, PoseRows
-from tape_ds.data.streaming import Stream, StreamedRows
+from tape_ds.data.dataset import TrainingSequences, collate
+from tape_ds.data.mixing import BLOCK, MixedSequences, mix
+from tape_ds.data.pose import Pose, PoseSequences
+from tape_ds.data.streaming import Stream, StreamedSequences
 from tests.data.test_streaming import GLOBAL_BATCH, batches_of_ranks
 
 WINDOW = 8
 SHARES = {"books": 0.6, "code": 0.3, "sums": 0.1}
-SIZES = {"books": 50, "code": 7, "sums": 12}  # rows of each source; code comes round again soon
-FIRST = {"books": 1000, "code": 2000, "sums": 3000}  # a token of row n is FIRST + n
+SIZES = {"books": 50, "code": 7, "sums": 12}  # sequences of each source; code comes round again soon
+FIRST = {"books": 1000, "code": 2000, "sums": 3000}  # a token of sequence n is FIRST + n
 
 
 def same(one, other):
@@ -34,18 +34,19 @@ def same(one, other):
 
 
 def stored(spec, lengths):
-    """Packed rows of so many tokens, each row of one token over and over."""
+    """Packed sequences of so many tokens, each sequence of one token over and over."""
     ids = [[FIRST[spec] + number] * int(length) for number, length in enumerate(lengths)]
-    return datasets.Dataset.from_dict({"input_ids": ids, "document_ids": [[0] * len(row) for row in ids]})
+    return datasets.Dataset.from_dict({"input_ids": ids, "document_ids": [[0] * len(sequence) for sequence in ids]})
 
 
 def mixed(samples=2000, seed=3, shares=SHARES, lengths=None, pose=None):
-    """Mixed packed rows; ``lengths``: tokens of each row of a source, all of a window where it is not there."""
+    """Mixed packed sequences; ``lengths``: tokens of each sequence of a source, all of a window where it is not
+    there."""
 
     def build(spec, own):
         sizes = np.array((lengths or {}).get(spec, [WINDOW] * SIZES[spec]))
         given = sizes if pose is None else np.minimum(sizes, pose.window)
-        return TrainingRows(stored(spec, sizes), samples=samples, seed=own, pose=pose), given
+        return TrainingSequences(stored(spec, sizes), samples=samples, seed=own, pose=pose), given
 
     return mix(list(shares), list(shares.values()), build, samples=samples, seed=seed)
 
@@ -67,8 +68,8 @@ def streamed(folder, tokenizer):
 
     def make(samples=96, seed=3, workers=6):
         def build(spec, own):
-            rows = StreamedRows([spec], tokenizer, WINDOW, samples=samples, seed=own, workers=workers)
-            return rows, np.array([WINDOW])
+            sequences = StreamedSequences([spec], tokenizer, WINDOW, samples=samples, seed=own, workers=workers)
+            return sequences, np.array([WINDOW])
 
         specs = [f"jsonl:{folder}/{source}/*.jsonl#body" for source in "ab"]
         return mix(specs, [0.75, 0.25], build, samples=samples, seed=seed)
@@ -80,66 +81,69 @@ def streamed(folder, tokenizer):
 
 
 def test_shares_of_tokens_are_the_weights_within_the_error_of_drawing():
-    """Over 2,000 rows each within two standard deviations of a binomial; over forty seeds nothing is left to chance."""
-    rows = mixed()
+    """Over 2,000 sequences each within two standard deviations of a binomial; over forty seeds nothing is left to
+    chance."""
+    sequences = mixed()
     given = Counter()
-    for item in map(rows.__getitem__, range(2000)):
+    for item in map(sequences.__getitem__, range(2000)):
         given[next(spec for spec in FIRST if item["input_ids"][0] // 1000 * 1000 == FIRST[spec])] += WINDOW
-    assert given == rows.tokens(2000)
+    assert given == sequences.tokens(2000)
     for spec, share in SHARES.items():
         assert abs(given[spec] / (2000 * WINDOW) - share) < 2 * math.sqrt(share * (1 - share) / 2000), spec
     counts = np.sum([mixed(seed=seed).counts(2000) for seed in range(40)], axis=0)
     assert chisquare(counts, 40 * 2000 * np.array(list(SHARES.values()))).pvalue > 0.01
 
 
-def test_weights_are_shares_of_tokens_where_rows_are_short():
-    """Rows of 2, 3 and 4 tokens against rows of 16, half of the tokens each: five rows and a third to one."""
+def test_weights_are_shares_of_tokens_where_sequences_are_short():
+    """Sequences of 2, 3 and 4 tokens against sequences of 16, half of the tokens each: five sequences and a third to
+    one."""
     lengths = {"books": [2, 3, 4] * 10, "code": [16] * 7}
-    rows = mixed(samples=30_000, shares={"books": 0.5, "code": 0.5}, lengths=lengths)
-    assert rows.probabilities == pytest.approx((16 / 19, 3 / 19), rel=1e-12)
-    expected = np.array(rows.probabilities) * [3, 16]
+    sequences = mixed(samples=30_000, shares={"books": 0.5, "code": 0.5}, lengths=lengths)
+    assert sequences.probabilities == pytest.approx((16 / 19, 3 / 19), rel=1e-12)
+    expected = np.array(sequences.probabilities) * [3, 16]
     assert expected / expected.sum() == pytest.approx([0.5, 0.5], rel=1e-12)
-    tokens, counts = rows.tokens(30_000), rows.counts(30_000)
+    tokens, counts = sequences.tokens(30_000), sequences.counts(30_000)
     assert tokens["books"] / sum(tokens.values()) == pytest.approx(0.5, abs=0.01)
     assert counts[0] / sum(counts) == pytest.approx(16 / 19, abs=0.01)
 
 
-@pytest.mark.parametrize("pose", [None, PoseRows(6, 64, Pose(chunks=2))])
+@pytest.mark.parametrize("pose", [None, PoseSequences(6, 64, Pose(chunks=2))])
 def test_tokens_are_counted_without_reading_them(pose):
     rng = np.random.default_rng(0)
     lengths = {spec: rng.integers(2, 12, size) for spec, size in SIZES.items()}
-    rows = mixed(samples=200, lengths=lengths, pose=pose)
+    sequences = mixed(samples=200, lengths=lengths, pose=pose)
     given = Counter()
     for index in range(200):
         if index in (0, 1, 57, 130):
-            assert rows.tokens(index) == {spec: given[spec] for spec in SHARES}
-        source, _ = rows.place(index)
-        given[rows.parts[source].spec] += len(rows[index]["input_ids"])
-    assert rows.tokens(200) == given
+            assert sequences.tokens(index) == {spec: given[spec] for spec in SHARES}
+        source, _ = sequences.place(index)
+        given[sequences.parts[source].spec] += len(sequences[index]["input_ids"])
+    assert sequences.tokens(200) == given
 
 
 # --- order ----------------------------------------------------------------------------------------------------------
 
 
 def test_each_source_goes_through_epochs_of_its_own():
-    """Its samples are those of its own rows in order; no row comes again before all others of the source have come."""
-    rows = mixed()
-    for number, (spec, part) in enumerate(zip(SHARES, rows.parts, strict=True)):
-        own = [index for index in range(2000) if rows.place(index)[0] == number]
+    """Its samples are those of its own sequences in order; no sequence comes again before all others of the source have
+    come."""
+    sequences = mixed()
+    for number, (spec, part) in enumerate(zip(SHARES, sequences.parts, strict=True)):
+        own = [index for index in range(2000) if sequences.place(index)[0] == number]
         assert len(own) > 2 * SIZES[spec]
-        assert all(same(rows[index], part.rows[count]) for count, index in enumerate(own))
-        first = [int(rows[index]["input_ids"][0]) for index in own]
+        assert all(same(sequences[index], part.sequences[count]) for count, index in enumerate(own))
+        first = [int(sequences[index]["input_ids"][0]) for index in own]
         for start in range(0, len(first) - SIZES[spec], SIZES[spec]):
             assert len(set(first[start : start + SIZES[spec]])) == SIZES[spec]
 
 
 def test_a_description_says_how_often_a_source_repeats():
-    rows = mixed(samples=400)
-    books, code, sums = rows.counts(400)
-    assert rows.origin.splitlines() == [
-        f"60 % books: {books} of 400 rows, {books / 50:.2f} times through its 50 rows",
-        f"30 % code: {code} of 400 rows, {code / 7:.2f} times through its 7 rows",
-        f"10 % sums: {sums} of 400 rows, {sums / 12:.2f} times through its 12 rows",
+    sequences = mixed(samples=400)
+    books, code, sums = sequences.counts(400)
+    assert sequences.origin.splitlines() == [
+        f"60 % books: {books} of 400 sequences, {books / 50:.2f} times through its 50 sequences",
+        f"30 % code: {code} of 400 sequences, {code / 7:.2f} times through its 7 sequences",
+        f"10 % sums: {sums} of 400 sequences, {sums / 12:.2f} times through its 12 sequences",
     ]
     assert code / 7 > 10
 
@@ -148,19 +152,19 @@ def test_order_of_asking_and_length_of_the_run_are_irrelevant():
     expected = list(map(mixed().__getitem__, range(300)))
     for index in random.Random(0).sample(range(300), 60):
         assert same(mixed(samples=300)[index], expected[index])
-    rows = pickle.loads(pickle.dumps(mixed(samples=10**9)))
-    assert all(same(rows[index], expected[index]) for index in reversed(range(0, 300, 7)))
+    sequences = pickle.loads(pickle.dumps(mixed(samples=10**9)))
+    assert all(same(sequences[index], expected[index]) for index in reversed(range(0, 300, 7)))
 
 
 @pytest.mark.parametrize("workers", [1, 4])
 def test_places_are_counted_across_blocks(streamed, workers):
     """By counting every earlier sample of the source and the lane one by one, beyond two blocks of draws."""
-    rows = streamed(samples=3 * BLOCK, workers=workers)
-    assert [part.lanes for part in rows.parts] == [min(workers, 3), workers]
+    sequences = streamed(samples=3 * BLOCK, workers=workers)
+    assert [part.lanes for part in sequences.parts] == [min(workers, 3), workers]
     seen = Counter()
     for index in range(2 * BLOCK + 100):
-        source, own = rows.place(index)
-        lanes = rows.parts[source].lanes
+        source, own = sequences.place(index)
+        lanes = sequences.parts[source].lanes
         assert own == seen[source, index % lanes] * lanes + index % lanes
         seen[source, index % lanes] += 1
     fresh = streamed(samples=3 * BLOCK, workers=workers)
@@ -170,8 +174,8 @@ def test_places_are_counted_across_blocks(streamed, workers):
 def test_sources_of_one_size_are_drawn_independently():
     """The same chunks and positions for the n-th sample of every source would halve what PoSE shows."""
     lengths = {"books": [40] * 20, "code": [40] * 20}
-    rows = mixed(shares={"books": 1, "code": 1}, lengths=lengths, pose=PoseRows(8, 64, Pose(chunks=2)))
-    one, other = (part.rows for part in rows.parts)
+    sequences = mixed(shares={"books": 1, "code": 1}, lengths=lengths, pose=PoseSequences(8, 64, Pose(chunks=2)))
+    one, other = (part.sequences for part in sequences.parts)
     assert sum(torch.equal(one[n]["position_ids"], other[n]["position_ids"]) for n in range(100)) < 10
     assert not np.array_equal(one.order(0), other.order(0))
 
@@ -202,10 +206,10 @@ def test_resumed_on_any_number_of_ranks(kind, before, after, streamed):
     def make():
         if kind == "streamed":
             return streamed()
-        return mixed(samples=96, pose=PoseRows(6, 64, Pose(chunks=2)) if kind == "pose" else None)
+        return mixed(samples=96, pose=PoseSequences(6, 64, Pose(chunks=2)) if kind == "pose" else None)
 
-    rows = make()
-    expected = [rows[index] for index in range(96)]
+    sequences = make()
+    expected = [sequences[index] for index in range(96)]
     step = 0
     for ranks, steps in ((before, range(3)), (after, range(3, 8))):
         for items in batches_of_ranks(make, ranks, steps):
@@ -216,40 +220,40 @@ def test_resumed_on_any_number_of_ranks(kind, before, after, streamed):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loader_processes_change_nothing(streamed, workers):
-    for rows in (mixed(samples=24), streamed(samples=24)):
-        expected = [rows[index] for index in range(24)]
-        batches = list(DataLoader(rows, batch_size=4, num_workers=workers, collate_fn=collate))
+    for sequences in (mixed(samples=24), streamed(samples=24)):
+        expected = [sequences[index] for index in range(24)]
+        batches = list(DataLoader(sequences, batch_size=4, num_workers=workers, collate_fn=collate))
         assert len(batches) == 6
         for step, batch in enumerate(batches):
             assert same(batch, collate(expected[4 * step : 4 * step + 4]))
 
 
 def test_every_streamed_token_is_read_once(streamed):
-    """The samples of a source's worker are its rows from the first on, none twice and none left out."""
-    rows = streamed(samples=240)
-    for source, part in enumerate(rows.parts):
+    """The samples of a source's worker are its sequences from the first on, none twice and none left out."""
+    sequences = streamed(samples=240)
+    for source, part in enumerate(sequences.parts):
         for lane in range(part.lanes):
-            own = [n for n in range(240) if rows.place(n)[0] == source and n % part.lanes == lane]
-            stream = part.rows.stream.rows(lane, 0)
-            for index, row in zip(own, stream, strict=False):
-                assert rows[index]["input_ids"].tolist() == row["input_ids"].tolist()
+            own = [n for n in range(240) if sequences.place(n)[0] == source and n % part.lanes == lane]
+            stream = part.sequences.stream.sequences(lane, 0)
+            for index, sequence in zip(own, stream, strict=False):
+                assert sequences[index]["input_ids"].tolist() == sequence["input_ids"].tolist()
 
 
 def test_a_rank_opens_its_own_stream_workers_alone(streamed, monkeypatch):
     """Two ranks with micro-batches of 1 over 2 workers of each source: each reads one of each."""
     opened = set()
-    real = Stream.rows
+    real = Stream.sequences
 
     def spy(stream, number, first):
         opened.add((stream.shards[0].name, len(stream.shards), number))
         return real(stream, number, first)
 
-    monkeypatch.setattr(Stream, "rows", spy)
+    monkeypatch.setattr(Stream, "sequences", spy)
     for rank in (0, 1):
-        rows = streamed(workers=2)
+        sequences = streamed(workers=2)
         opened.clear()
-        for (index,) in BatchSamplerShard(BatchSampler(SequentialSampler(rows), 1, True), 2, rank):
-            rows[index]
+        for (index,) in BatchSamplerShard(BatchSampler(SequentialSampler(sequences), 1, True), 2, rank):
+            sequences[index]
         assert {number for *_, number in opened} == {rank} and len(opened) == 2
 
 
@@ -261,8 +265,8 @@ def test_samples_that_there_are_not():
 
 def test_the_draws_are_frozen():
     """A run that goes on under a later version must find its place: these change on purpose alone."""
-    rows = MixedRows(mixed().parts, samples=2000, seed=42)
-    assert [rows.place(index) for index in (0, 1, 2, 3, 999, 20_000)] == [
+    sequences = MixedSequences(mixed().parts, samples=2000, seed=42)
+    assert [sequences.place(index) for index in (0, 1, 2, 3, 999, 20_000)] == [
         (0, 0),
         (2, 0),
         (0, 1),

@@ -1,4 +1,4 @@
-"""Tokenised documents and packed rows: contents, borders, the cache and several processes at once."""
+"""Tokenised documents and packed sequences: contents, borders, the cache and several processes at once."""
 
 import os
 import subprocess
@@ -29,8 +29,8 @@ def cache(tmp_path):
     return tmp_path / "cache"
 
 
-def documents(*rows):
-    return datasets.Dataset.from_dict({"input_ids": [list(row) for row in rows]})
+def documents(*ids):
+    return datasets.Dataset.from_dict({"input_ids": [list(each) for each in ids]})
 
 
 def folders(cache):
@@ -140,25 +140,25 @@ def test_arrow_rows_pass_through_checked(tmp_path, texts, tokenizer, cache):
 def test_pack_is_the_documents_joined(cache):
     rng = np.random.default_rng(0)
     corpus = [rng.integers(0, 1000, size) for size in rng.integers(1, 90, 200)]
-    rows = pack(documents(*corpus), 32, cache).with_format("numpy")
+    sequences = pack(documents(*corpus), 32, cache).with_format("numpy")
     joined = np.concatenate(corpus)
-    np.testing.assert_array_equal(rows["input_ids"][:].reshape(-1), joined[: len(joined) // 32 * 32])
+    np.testing.assert_array_equal(sequences["input_ids"][:].reshape(-1), joined[: len(joined) // 32 * 32])
     border = np.cumsum([0] + [len(tokens) for tokens in corpus])
-    owner = (np.searchsorted(border, np.arange(len(joined)), side="right") - 1)[: len(rows) * 32].reshape(-1, 32)
-    np.testing.assert_array_equal(rows["document_ids"][:], owner - owner[:, :1])
+    owner = (np.searchsorted(border, np.arange(len(joined)), side="right") - 1)[: len(sequences) * 32].reshape(-1, 32)
+    np.testing.assert_array_equal(sequences["document_ids"][:], owner - owner[:, :1])
 
 
 def test_pack_respects_a_selection(cache):
-    rows = pack(documents([1, 2], [3, 4], [5, 6]).select([0, 2]), 2, cache)
-    assert list(rows["input_ids"]) == [[1, 2], [5, 6]]
+    sequences = pack(documents([1, 2], [3, 4], [5, 6]).select([0, 2]), 2, cache)
+    assert list(sequences["input_ids"]) == [[1, 2], [5, 6]]
 
 
 def test_pack_reuses_its_cache(texts, tokenizer, cache, monkeypatch):
-    rows = pack(tokenize([texts], tokenizer, "train", cache), 8, cache)
+    sequences = pack(tokenize([texts], tokenizer, "train", cache), 8, cache)
     assert len(folders(cache)) == 2
     monkeypatch.setattr(packing, "FILL", {})
     again = pack(tokenize([texts], tokenizer, "train", cache), 8, cache)
-    assert again.to_dict() == rows.to_dict()
+    assert again.to_dict() == sequences.to_dict()
     monkeypatch.undo()
     assert len(pack(tokenize([texts], tokenizer, "train", cache), 9, cache)[0]["input_ids"]) == 9
     assert len(folders(cache)) == 3, "another length is another cache"
@@ -183,10 +183,10 @@ def test_every_packing_and_end_has_a_cache_of_its_own(cache):
     assert pack(corpus, 4, cache, "whole", 0)[2]["document_ids"] == [0, 0]
 
 
-def test_too_little_data_for_a_row(cache):
-    with pytest.raises(UserError, match="not even all documents together fill a row"):
+def test_too_little_data_for_a_sequence(cache):
+    with pytest.raises(UserError, match="not even all documents together fill a sequence"):
         pack(documents([1, 2, 3]), 4, cache)
-    with pytest.raises(UserError, match="no document alone fills a row"):
+    with pytest.raises(UserError, match="no document alone fills a sequence"):
         pack(documents([1, 2, 3], [4, 5]), 4, cache, "single")
 
 
@@ -194,15 +194,15 @@ def test_too_little_data_for_a_row(cache):
 
 
 def test_same_cache_key_in_every_process(texts, tokenizer, cache):
-    """The hash seed of another process changes neither the key nor the rows."""
-    rows = pack(tokenize([texts], tokenizer, "train", cache), 8, cache)
+    """The hash seed of another process changes neither the key nor the sequences."""
+    sequences = pack(tokenize([texts], tokenizer, "train", cache), 8, cache)
     program = f"""
 from tests.data.conftest import CountingTokenizer, build_tokenizer
 from tape_ds.data.packing import pack, tokenize
-rows = pack(tokenize([{texts!r}], build_tokenizer(), "train", {str(cache)!r}), 8, {str(cache)!r})
-print(CountingTokenizer.texts, rows._fingerprint)
+sequences = pack(tokenize([{texts!r}], build_tokenizer(), "train", {str(cache)!r}), 8, {str(cache)!r})
+print(CountingTokenizer.texts, sequences._fingerprint)
 """
     environment = {**os.environ, "PYTHONHASHSEED": "5", "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == ["0", rows._fingerprint]
+    assert run.stdout.split() == ["0", sequences._fingerprint]

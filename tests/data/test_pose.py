@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from tape_ds.data import pose as rows_of
-from tape_ds.data.pose import PoseRows, draw_lengths, draw_shifts, draw_sorted_shifts
+from tape_ds.data import pose as drawing
+from tape_ds.data.pose import PoseSequences, draw_lengths, draw_shifts, draw_sorted_shifts
 
 
-def pose_rows(window, target, chunks=2, **options):
-    """Rows of ``window`` tokens that skip to ``target``."""
-    return PoseRows(window, target, rows_of.Pose(chunks=chunks, **options))
+def pose_sequences(window, target, chunks=2, **options):
+    """Sequences of ``window`` tokens that skip to ``target``."""
+    return PoseSequences(window, target, drawing.Pose(chunks=chunks, **options))
 
 
 DRAWS = 20_000
@@ -57,7 +57,7 @@ def reference(ids, window, target, rng):
 def test_golden_two_chunks():
     """Worked by hand: n = 20, c = 8, T = 32; first chunk 3, 7 tokens left out, 11 positions skipped."""
     rng = Scripted(3, 7, 11)
-    ids, positions = pose_rows(8, 32).draw(np.arange(100, 120), rng)
+    ids, positions = pose_sequences(8, 32).draw(np.arange(100, 120), rng)
     assert ids.tolist() == [100, 101, 102, 110, 111, 112, 113, 114]
     assert positions.tolist() == [0, 1, 2, 14, 15, 16, 17, 18]
     assert rng.ranges == [(1, 4), (0, 12), (0, 24)]
@@ -66,7 +66,7 @@ def test_golden_two_chunks():
 def test_golden_four_chunks():
     """Worked by hand: c = 10 as 3 + 1 + 2 + 4; of 15 tokens 0, 2, 4 left out; shifts 0, 5, 5, 20 of at most 40 - 10."""
     rng = Scripted(3, 1, 2, 0, 2, 4, 5, 5, 20)
-    ids, positions = pose_rows(10, 40, chunks=4).draw(np.arange(100, 115), rng)
+    ids, positions = pose_sequences(10, 40, chunks=4).draw(np.arange(100, 115), rng)
     assert ids.tolist() == [100, 101, 102, 103, 106, 107, 110, 111, 112, 113]
     assert positions.tolist() == [0, 1, 2, 8, 9, 10, 26, 27, 28, 29]
     assert rng.ranges == [(1, 3), (1, 3), (1, 3), (0, 5), (0, 5), (2, 5), (0, 30), (5, 30), (5, 30)]
@@ -82,7 +82,7 @@ def test_golden_four_chunks():
 )
 def test_golden_contents(content, expected):
     """The paper's three choices of v for the same draws; n = 20, c = 8, T = 32. Positions are the same for all."""
-    ids, positions = pose_rows(8, 32, content=content).draw(np.arange(100, 120), Scripted(3, 7, 11))
+    ids, positions = pose_sequences(8, 32, content=content).draw(np.arange(100, 120), Scripted(3, 7, 11))
     assert ids.tolist() == expected
     assert positions.tolist() == [0, 1, 2, 14, 15, 16, 17, 18]
 
@@ -90,7 +90,7 @@ def test_golden_contents(content, expected):
 def test_golden_sorted_skips():
     """Worked by hand: shifts 7 and 3 are drawn, 3 and 7 are used."""
     rng = Scripted(2, 2, 0, 0, 7, 3)
-    _, positions = pose_rows(6, 14, chunks=3, skips="sorted").draw(np.arange(6), rng)
+    _, positions = pose_sequences(6, 14, chunks=3, skips="sorted").draw(np.arange(6), rng)
     assert positions.tolist() == [0, 1, 5, 6, 11, 12]
     assert rng.ranges[-2:] == [(0, 8), (0, 8)]
 
@@ -103,7 +103,7 @@ def test_two_chunks_are_the_original(n):
     for first in range(1, (count + 1) // 2 + 1):
         for skipped in {0, (n - count) // 2, n - count}:
             for shift in (0, 1, 16 - count):
-                ours = pose_rows(8, 16).draw(ids, Scripted(first, skipped, shift))
+                ours = pose_sequences(8, 16).draw(ids, Scripted(first, skipped, shift))
                 theirs = reference(ids, 8, 16, Scripted(first, count + skipped, shift))
                 np.testing.assert_array_equal(ours[0], theirs[0])
                 np.testing.assert_array_equal(ours[1], theirs[1])
@@ -115,7 +115,7 @@ def test_two_chunks_are_the_original(n):
     ("n", "window", "target"), [(500, 16, 64), (16, 16, 16), (7, 16, 20), (1, 16, 16), (17, 16, 16)]
 )
 def test_properties(chunks, n, window, target, options):
-    pose = pose_rows(window, target, chunks, **options)
+    pose = pose_sequences(window, target, chunks, **options)
     rng = np.random.default_rng(chunks)
     ids = np.arange(n, dtype=np.int32)
     for _ in range(100):
@@ -146,15 +146,15 @@ def every_draw(draw, before=()):
 @pytest.mark.parametrize("options", [{}, {"chunks": 3}, {"chunks": 3, "skips": "sorted"}])
 def test_all_possible_draws(options):
     """Exhaustively, c = 4, T = 9: whatever is drawn, positions rise from 0, and exactly 3 .. T - 1 can be the last."""
-    pose = pose_rows(4, 9, **options)
-    rows = list(every_draw(lambda rng: pose.draw(np.arange(6), rng)))
-    assert len(rows) > 30
-    for ids, positions in rows:
+    pose = pose_sequences(4, 9, **options)
+    sequences = list(every_draw(lambda rng: pose.draw(np.arange(6), rng)))
+    assert len(sequences) > 30
+    for ids, positions in sequences:
         assert len(ids) == len(positions) == 4
         assert positions[0] == 0 == ids[0]
         assert (np.diff(positions) > 0).all() and (np.diff(ids) > 0).all()
-    assert {int(positions[-1]) for _, positions in rows} == set(range(3, 9))
-    assert {int(ids[-1]) for ids, _ in rows} == {3, 4, 5}
+    assert {int(positions[-1]) for _, positions in sequences} == set(range(3, 9))
+    assert {int(ids[-1]) for ids, _ in sequences} == {3, 4, 5}
 
 
 def test_two_chunk_draws_are_uniform():
@@ -162,7 +162,7 @@ def test_two_chunk_draws_are_uniform():
     rng = np.random.default_rng(2)
     first, left_out, skipped = [], [], []
     for _ in range(DRAWS):
-        ids, positions = pose_rows(9, 24).draw(np.arange(30), rng)
+        ids, positions = pose_sequences(9, 24).draw(np.arange(30), rng)
         skipped.append(int(positions[-1]) - 8)
         left_out.append(int(ids[-1]) - 8)
         jump = np.flatnonzero(np.diff(positions) > 1)
@@ -207,8 +207,8 @@ def test_lengths_are_uniform_up_to_an_even_share():
 
 def test_reach_limits_the_content():
     rng = np.random.default_rng(5)
-    near = [int(pose_rows(8, 64, reach=5).draw(np.arange(1000), rng)[0].max()) for _ in range(2000)]
-    far = [int(pose_rows(8, 64).draw(np.arange(1000), rng)[0].max()) for _ in range(2000)]
+    near = [int(pose_sequences(8, 64, reach=5).draw(np.arange(1000), rng)[0].max()) for _ in range(2000)]
+    far = [int(pose_sequences(8, 64).draw(np.arange(1000), rng)[0].max()) for _ in range(2000)]
     assert max(near) == 39
     assert max(far) > 900
 
@@ -223,5 +223,5 @@ def test_reach_limits_the_content():
     ],
 )
 def test_settings_that_allow_no_draw(window, target, options, field):
-    pose = rows_of.Pose(**{"chunks": 2} | options)
+    pose = drawing.Pose(**{"chunks": 2} | options)
     assert [problem.field for problem in pose.problems(window, target)] == [field]

@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from tape_ds.data import streaming
 from tape_ds.data.dataset import collate, generator
 from tape_ds.data.sources import Document, Shard
-from tape_ds.data.streaming import Stream, StreamedRows, StreamError, shuffled
+from tape_ds.data.streaming import Stream, StreamedSequences, StreamError, shuffled
 from tape_ds.errors import UserError
 from tests.data.conftest import build_tokenizer
 
@@ -27,7 +27,7 @@ BOS = 0
 
 
 def texts_of(shard, count):
-    """Documents nobody else has, of different length: some span rows, some share one."""
+    """Documents nobody else has, of different length: some span sequences, some share one."""
     rng = np.random.default_rng(shard)
     return [f"{shard}.{number} " + "tape " * int(rng.integers(0, 12)) for number in range(count)]
 
@@ -47,12 +47,12 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def open_rows(folder, tokenizer):
-    """Makes the same rows over ``folder``, with changes."""
+def open_sequences(folder, tokenizer):
+    """Makes the same sequences over ``folder``, with changes."""
 
     def make(**changes):
         settings = {"samples": 120, "seed": 3, "workers": 3, "specs": [f"jsonl:{folder}/*.jsonl*#body"], **changes}
-        return StreamedRows(
+        return StreamedSequences(
             settings.pop("specs"), settings.pop("tokenizer", tokenizer), settings.pop("window", WINDOW), **settings
         )
 
@@ -65,12 +65,15 @@ def same(one, other):
     )
 
 
-def documents_of(rows, number):
-    """Texts of a worker's documents in their order, put together from its rows, the cut one at the end left out."""
-    ids = torch.cat([rows[index]["input_ids"] for index in range(number, len(rows), rows.stream.workers)])
+def documents_of(sequences, number):
+    """Texts of a worker's documents in their order, put together from its sequences, the cut one at the end left
+    out."""
+    ids = torch.cat(
+        [sequences[index]["input_ids"] for index in range(number, len(sequences), sequences.stream.workers)]
+    )
     begins = torch.nonzero(ids == BOS).flatten().tolist()
     assert begins[0] == 0
-    tokenizer = rows.stream.tokenizer
+    tokenizer = sequences.stream.tokenizer
     return [tokenizer.decode(ids[a + 1 : b]) for a, b in itertools.pairwise(begins)]
 
 
@@ -78,12 +81,13 @@ def documents_of(rows, number):
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])
-def test_every_document_is_read_whole_and_once_an_epoch(open_rows, count):
-    """Put together again, a worker's rows are its shards' documents, epoch after epoch, with nothing lost between."""
-    rows = open_rows(workers=count, samples=count * 200)
+def test_every_document_is_read_whole_and_once_an_epoch(open_sequences, count):
+    """Put together again, a worker's sequences are its shards' documents, epoch after epoch, with nothing lost
+    between."""
+    sequences = open_sequences(workers=count, samples=count * 200)
     for number in range(count):
-        found = documents_of(rows, number)
-        visits = rows.stream.visits(number)
+        found = documents_of(sequences, number)
+        visits = sequences.stream.visits(number)
         epochs = set()
         while len(found) >= max(SIZES):
             epoch, shard = next(visits)
@@ -94,8 +98,8 @@ def test_every_document_is_read_whole_and_once_an_epoch(open_rows, count):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_workers_share_the_shards_of_every_epoch(open_rows, count):
-    stream = open_rows(workers=count).stream
+def test_workers_share_the_shards_of_every_epoch(open_sequences, count):
+    stream = open_sequences(workers=count).stream
     read = Counter()
     for number in range(count):
         for epoch, shard in stream.visits(number):
@@ -105,12 +109,12 @@ def test_workers_share_the_shards_of_every_epoch(open_rows, count):
     assert read == Counter((epoch, shard) for epoch in range(5) for shard in range(7))
 
 
-def test_item(open_rows):
-    """Full rows; a document's first token and the row's are no targets; positions go on over borders."""
-    rows = open_rows()
+def test_item(open_sequences):
+    """Full sequences; a document's first token and the sequence's are no targets; positions go on over borders."""
+    sequences = open_sequences()
     borders = 0
-    for index in range(len(rows)):
-        item = rows[index]
+    for index in range(len(sequences)):
+        item = sequences[index]
         ids, labels, owners = item["input_ids"], item["labels"], item["document_ids"]
         assert ids.shape == (WINDOW,)
         no_target = ids == BOS
@@ -130,78 +134,78 @@ def test_item(open_rows):
     }
 
 
-def test_more_workers_than_shards_are_as_many_as_shards(open_rows):
-    many = open_rows(workers=100)
+def test_more_workers_than_shards_are_as_many_as_shards(open_sequences):
+    many = open_sequences(workers=100)
     assert many.stream.workers == 7
-    assert many.fingerprint == open_rows(workers=7).fingerprint
-    assert same(many[60], open_rows(workers=7)[60])
+    assert many.fingerprint == open_sequences(workers=7).fingerprint
+    assert same(many[60], open_sequences(workers=7)[60])
 
 
 def test_held_out_files_never_train(tokenizer):
-    rows = StreamedRows(["stdlib"], tokenizer, WINDOW, samples=1, seed=0)
-    names = {shard.name for shard in rows.stream.shards}
+    sequences = StreamedSequences(["stdlib"], tokenizer, WINDOW, samples=1, seed=0)
+    names = {shard.name for shard in sequences.stream.shards}
     assert "ast.py" in names
     assert not names & {"typing.py", "inspect.py"}
-    assert rows[0]["input_ids"].shape == (WINDOW,)
+    assert sequences[0]["input_ids"].shape == (WINDOW,)
 
 
 # --- random access --------------------------------------------------------------------------------------------------
 
 
-def test_order_of_asking_is_irrelevant(open_rows):
-    forwards = list(open_rows())
-    rows = open_rows()
+def test_order_of_asking_is_irrelevant(open_sequences):
+    forwards = list(open_sequences())
+    sequences = open_sequences()
     for index in [*reversed(range(0, 120, 7)), *range(0, 120, 5), 119, 0, 119]:
-        assert same(rows[index], forwards[index])
+        assert same(sequences[index], forwards[index])
     for index in range(0, 120, 11):
-        assert same(open_rows()[index], forwards[index])
+        assert same(open_sequences()[index], forwards[index])
 
 
-def test_length_of_the_run_changes_no_sample(open_rows):
-    assert same(open_rows(samples=1000)[17], open_rows()[17])
-    assert open_rows(samples=1000).fingerprint == open_rows().fingerprint
+def test_length_of_the_run_changes_no_sample(open_sequences):
+    assert same(open_sequences(samples=1000)[17], open_sequences()[17])
+    assert open_sequences(samples=1000).fingerprint == open_sequences().fingerprint
 
 
-def test_pickled_at_any_time(open_rows):
-    rows = open_rows()
-    expected = [rows[index] for index in range(40)]
-    copy = pickle.loads(pickle.dumps(rows))
+def test_pickled_at_any_time(open_sequences):
+    sequences = open_sequences()
+    expected = [sequences[index] for index in range(40)]
+    copy = pickle.loads(pickle.dumps(sequences))
     assert same(copy[39], expected[39])
     assert same(copy[0], expected[0])
-    assert same(rows[40], open_rows()[40]), "the original reads on"
+    assert same(sequences[40], open_sequences()[40]), "the original reads on"
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_loader_processes_change_nothing(open_rows, workers):
-    expected = list(open_rows(samples=24))
-    batches = list(DataLoader(open_rows(samples=24), batch_size=4, num_workers=workers, collate_fn=collate))
+def test_loader_processes_change_nothing(open_sequences, workers):
+    expected = list(open_sequences(samples=24))
+    batches = list(DataLoader(open_sequences(samples=24), batch_size=4, num_workers=workers, collate_fn=collate))
     assert len(batches) == 6
     for step, batch in enumerate(batches):
         assert same(batch, collate(expected[4 * step : 4 * step + 4]))
 
 
-def test_a_forked_worker_leaves_our_files_alone(open_rows, folder, monkeypatch):
+def test_a_forked_worker_leaves_our_files_alone(open_sequences, folder, monkeypatch):
     """Forked while a stream worker reads, a process that read on would move the place in the file they share."""
     monkeypatch.setattr(streaming, "BUFFER_DOCUMENTS", 1)
     write(folder / "large.jsonl", texts_of(7, 1500))
 
     def large():
-        return open_rows(specs=[f"jsonl:{folder}/large.jsonl#body"], window=96, samples=150)
+        return open_sequences(specs=[f"jsonl:{folder}/large.jsonl#body"], window=96, samples=150)
 
-    expected, rows = list(large()), large()
-    assert same(rows[0], expected[0])
-    found = list(DataLoader(rows, sampler=range(60, 150), batch_size=None, num_workers=1))
+    expected, sequences = list(large()), large()
+    assert same(sequences[0], expected[0])
+    found = list(DataLoader(sequences, sampler=range(60, 150), batch_size=None, num_workers=1))
     assert all(same(one, other) for one, other in zip(found, expected[60:], strict=True))
-    assert all(same(rows[index], expected[index]) for index in range(1, 150))
+    assert all(same(sequences[index], expected[index]) for index in range(1, 150))
 
 
-def test_fingerprint_follows_what_decides_the_samples(open_rows, folder):
-    same_again = open_rows().fingerprint
-    assert open_rows().fingerprint == same_again
+def test_fingerprint_follows_what_decides_the_samples(open_sequences, folder):
+    same_again = open_sequences().fingerprint
+    assert open_sequences().fingerprint == same_again
     changes = [{"seed": 4}, {"workers": 2}, {"window": 8}, {"tokenizer": build_tokenizer(bos=False)}]
-    others = [open_rows(**change).fingerprint for change in changes]
+    others = [open_sequences(**change).fingerprint for change in changes]
     write(folder / "0.jsonl", texts_of(0, 10))
-    others.append(open_rows().fingerprint)
+    others.append(open_sequences().fingerprint)
     assert same_again not in others
     assert len(set(others)) == 5
 
@@ -218,21 +222,21 @@ def batches_of_ranks(make, ranks, steps):
     accumulated = GLOBAL_BATCH // ranks // micro
     loaders = []
     for rank in range(ranks):
-        rows = make()
-        shard = BatchSamplerShard(BatchSampler(SequentialSampler(rows), micro, True), ranks, rank)
+        sequences = make()
+        shard = BatchSamplerShard(BatchSampler(SequentialSampler(sequences), micro, True), ranks, rank)
         sampler = SkipBatchSampler(shard, skip_batches=steps.start * accumulated)
-        loaders.append(iter(DataLoader(rows, batch_sampler=sampler, collate_fn=list)))
+        loaders.append(iter(DataLoader(sequences, batch_sampler=sampler, collate_fn=list)))
     for _ in steps:
         yield [item for loader in loaders for _ in range(accumulated) for item in next(loader)]
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 3), (3, 1), (2, 2)])
-def test_resumed_on_any_number_of_ranks(open_rows, before, after):
+def test_resumed_on_any_number_of_ranks(open_sequences, before, after):
     """A run of two parts sees the very samples of an unbroken one: no sample twice, none skipped."""
-    expected = list(open_rows())
+    expected = list(open_sequences())
     step = 0
     for ranks, steps in ((before, range(4)), (after, range(4, 10))):
-        for items in batches_of_ranks(open_rows, ranks, steps):
+        for items in batches_of_ranks(open_sequences, ranks, steps):
             found = sorted(tuple(item["input_ids"].tolist()) for item in items)
             wanted = expected[step * GLOBAL_BATCH : (step + 1) * GLOBAL_BATCH]
             assert found == sorted(tuple(item["input_ids"].tolist()) for item in wanted)
@@ -240,22 +244,22 @@ def test_resumed_on_any_number_of_ranks(open_rows, before, after):
     assert step == 10
 
 
-def test_a_rank_opens_its_own_workers_alone(open_rows, monkeypatch):
+def test_a_rank_opens_its_own_workers_alone(open_sequences, monkeypatch):
     """Two ranks with micro-batches of 3 over 6 stream workers: each reads three of them."""
     opened = []
-    real = Stream.rows
+    real = Stream.sequences
 
     def spy(stream, number, first):
         opened.append(number)
         return real(stream, number, first)
 
-    monkeypatch.setattr(Stream, "rows", spy)
+    monkeypatch.setattr(Stream, "sequences", spy)
     for rank, own in ((0, [0, 1, 2]), (1, [3, 4, 5])):
-        rows = open_rows(workers=6, samples=60)
+        sequences = open_sequences(workers=6, samples=60)
         opened.clear()
-        for batch in BatchSamplerShard(BatchSampler(SequentialSampler(rows), 3, True), 2, rank):
+        for batch in BatchSamplerShard(BatchSampler(SequentialSampler(sequences), 3, True), 2, rank):
             for index in batch:
-                rows[index]
+                sequences[index]
         assert opened == own
 
 
@@ -263,11 +267,11 @@ def test_a_rank_opens_its_own_workers_alone(open_rows, monkeypatch):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_unreadable_line_is_named(open_rows, folder, workers):
+def test_unreadable_line_is_named(open_sequences, folder, workers):
     """The same message with and without a loader process, which hands on nothing but a text."""
     with (folder / "2.jsonl").open("a") as file:
         file.write('{"body": "cut\n')
-    loader = DataLoader(open_rows(samples=400), num_workers=workers, batch_size=None)
+    loader = DataLoader(open_sequences(samples=400), num_workers=workers, batch_size=None)
     with pytest.raises(UserError) as caught:
         list(loader)
     lines = str(caught.value).splitlines()
@@ -277,48 +281,48 @@ def test_unreadable_line_is_named(open_rows, folder, workers):
     assert len(lines) == 3
 
 
-def test_cut_archive_is_named(open_rows, folder):
+def test_cut_archive_is_named(open_sequences, folder):
     """Longer than what is looked at before work starts, where a shorter one is refused."""
     write(folder / "3.jsonl.gz", [*texts_of(3, 6), *("tape " * length for length in range(2000, 2100, 10))])
     raw = (folder / "3.jsonl.gz").read_bytes()
     (folder / "3.jsonl.gz").write_bytes(raw[:-9])
     with pytest.raises(StreamError, match=r"3\.jsonl\.gz cannot be read: Compressed file ended"):
-        list(open_rows(samples=400))
+        list(open_sequences(samples=400))
 
 
-def test_reading_does_not_go_on_after_an_error(open_rows, folder):
+def test_reading_does_not_go_on_after_an_error(open_sequences, folder):
     """The line mended, the same object gives the right sample instead of what came after the gap."""
-    rows = open_rows(workers=1, samples=400)
+    sequences = open_sequences(workers=1, samples=400)
     good = (folder / "2.jsonl").read_text()
     (folder / "2.jsonl").write_text("no JSON\n" + good)
     with pytest.raises(StreamError):
-        list(rows)
+        list(sequences)
     (folder / "2.jsonl").write_text(good)
-    assert same(rows[80], open_rows(workers=1)[80])
+    assert same(sequences[80], open_sequences(workers=1)[80])
 
 
-def test_tokenised_folder_is_refused(open_rows, tmp_path):
+def test_tokenised_folder_is_refused(open_sequences, tmp_path):
     datasets.Dataset.from_dict({"input_ids": [[1, 2, 3]]}).save_to_disk(str(tmp_path / "ids"))
     with pytest.raises(TypeError, match="token ids, not text"):
-        open_rows(specs=[f"arrow:{tmp_path}/ids"])
+        open_sequences(specs=[f"arrow:{tmp_path}/ids"])
 
 
-def test_data_without_tokens_are_refused(open_rows, folder):
+def test_data_without_tokens_are_refused(open_sequences, folder):
     """Empty shards among others are passed; nothing but empty ones would be read for ever."""
     plain = build_tokenizer(bos=False)
     for name in ("e", "f"):
         write(folder / f"{name}.jsonl", ["", ""])
-    rows = open_rows(specs=[f"jsonl:{folder}/[0ef].jsonl#body"], tokenizer=plain, workers=3)
-    assert all(rows[index]["input_ids"].shape == (WINDOW,) for index in range(30))
-    rows = open_rows(specs=[f"jsonl:{folder}/[ef].jsonl#body"], tokenizer=plain, workers=2)
+    sequences = open_sequences(specs=[f"jsonl:{folder}/[0ef].jsonl#body"], tokenizer=plain, workers=3)
+    assert all(sequences[index]["input_ids"].shape == (WINDOW,) for index in range(30))
+    sequences = open_sequences(specs=[f"jsonl:{folder}/[ef].jsonl#body"], tokenizer=plain, workers=2)
     with pytest.raises(StreamError, match="no document has any token"):
-        rows[0]
+        sequences[0]
 
 
-def test_samples_that_there_are_not(open_rows):
+def test_samples_that_there_are_not(open_sequences):
     for index in (-1, 120):
         with pytest.raises(IndexError):
-            open_rows()[index]
+            open_sequences()[index]
 
 
 # --- the hub --------------------------------------------------------------------------------------------------------
@@ -338,21 +342,23 @@ def hub(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_hub_shards_are_streamed(hub, open_rows, workers):
+def test_hub_shards_are_streamed(hub, open_sequences, workers):
     """The samples are those of the same files read directly, also where the library would split rows over workers."""
-    expected = list(open_rows(samples=48))
-    rows = open_rows(specs=["hub:allenai/c4:en#body"], samples=48)
-    assert [shard.name for shard in rows.stream.shards][:2] == ["allenai/c4:train:0", "allenai/c4:train:1"]
-    rows[7]
-    found = [item for batch in DataLoader(rows, batch_size=6, num_workers=workers, collate_fn=list) for item in batch]
+    expected = list(open_sequences(samples=48))
+    sequences = open_sequences(specs=["hub:allenai/c4:en#body"], samples=48)
+    assert [shard.name for shard in sequences.stream.shards][:2] == ["allenai/c4:train:0", "allenai/c4:train:1"]
+    sequences[7]
+    found = [
+        item for batch in DataLoader(sequences, batch_size=6, num_workers=workers, collate_fn=list) for item in batch
+    ]
     assert len(found) == 48
     assert all(same(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def test_first_documents_of_the_hub_are_one_shard(hub, open_rows):
-    rows = open_rows(specs=["hub:allenai/c4:en:train[:13]#body"], workers=4)
-    assert rows.stream.workers == 1
-    assert set(documents_of(rows, 0)) == {*texts_of(0, 9), *texts_of(1, 1), *texts_of(2, 14)[:3]}
+def test_first_documents_of_the_hub_are_one_shard(hub, open_sequences):
+    sequences = open_sequences(specs=["hub:allenai/c4:en:train[:13]#body"], workers=4)
+    assert sequences.stream.workers == 1
+    assert set(documents_of(sequences, 0)) == {*texts_of(0, 9), *texts_of(1, 1), *texts_of(2, 14)[:3]}
 
 
 def documents(count, characters=1):
@@ -375,8 +381,8 @@ def stream(tokenizer):
     return Stream([shard(number) for number in range(5)], tokenizer, window=16, seed=3, workers=2)
 
 
-def rows_of(stream, number, first, last):
-    return list(itertools.islice(stream.rows(number, first), last - first))
+def sequences_of(stream, number, first, last):
+    return list(itertools.islice(stream.sequences(number, first), last - first))
 
 
 # --- order of a worker ------------------------------------------------------------------------------------------------
@@ -429,10 +435,10 @@ def test_the_buffer_is_bounded(monkeypatch, limit, value):
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_resuming_at_any_row(stream, number):
-    expected = rows_of(stream, number, 0, 60)
+def test_resuming_at_any_sequence(stream, number):
+    expected = sequences_of(stream, number, 0, 60)
     for first in range(60):
-        found = rows_of(stream, number, first, min(first + 3, 60))
+        found = sequences_of(stream, number, first, min(first + 3, 60))
         assert all(map(same, found, expected[first : first + 3]))
 
 
@@ -441,6 +447,6 @@ def test_a_worker_of_empty_shards_waits_for_one_that_is_not(tokenizer):
     plain = Shard("full", lambda: iter([Document("a", "tape tape tape")]))
     empty = [Shard(f"empty{number}", lambda: iter(())) for number in range(4)]
     for number in range(5):
-        found = rows_of(Stream([*empty, plain], tokenizer, 4, seed=0, workers=5), number, 0, 2)
-        assert all(len(row["input_ids"]) == 4 for row in found)
-    assert rows_of(Stream(empty, tokenizer, 4, seed=0, workers=2), 0, 0, 2) == []
+        found = sequences_of(Stream([*empty, plain], tokenizer, 4, seed=0, workers=5), number, 0, 2)
+        assert all(len(sequence["input_ids"]) == 4 for sequence in found)
+    assert sequences_of(Stream(empty, tokenizer, 4, seed=0, workers=2), 0, 0, 2) == []

@@ -8,7 +8,7 @@ import torch
 from evaluation import arithmetic
 from tape_ds import results
 from tape_ds.checkpoint.trained import TrainedRecord, load_trained, save_trained
-from tape_ds.data.addressing import lengths, rows
+from tape_ds.data.addressing import lengths, sequences
 from tape_ds.data.addressing.tasks import TASKS, make
 from tape_ds.data.arithmetic import vocabulary
 from tape_ds.scoring import addressing
@@ -51,7 +51,7 @@ def test_a_run_says_what_it_is_asked(run, capsys):
         "batch_size": 400,
     }
     task = make("flip_flop", {"ignore": 0.7, "sparse": 0.9})
-    assert found.data == {"addressing:flip_flop": rows.fingerprint(task, [24, 32])}
+    assert found.data == {"addressing:flip_flop": sequences.fingerprint(task, [24, 32])}
     kinds = [(each["length"], each["kind"]) for each in found.figures["tests"]]
     assert kinds == [(length, kind) for kind in ("", "ignore 0.9", "ignore 0.1") for length in (24, 32)]
     model = load_trained(folder / "trained")
@@ -71,7 +71,7 @@ def test_tables_lie_beside_it_and_nothing_is_asked_twice(run, capsys):
     assert "complete already" in capsys.readouterr().out
 
 
-def test_a_thousand_rows_are_asked_where_nobody_says(run):
+def test_a_thousand_sequences_are_asked_where_nobody_says(run):
     folder = run(test_lengths=[16])
     assert arithmetic.main([str(folder)]) == 0
     assert stored(folder).config["samples"] == 1000

@@ -14,7 +14,7 @@ import torch
 from evaluation import arithmetic, models
 from tape_ds import results
 from tape_ds.checkpoint.trained import TrainedRecord, save_trained
-from tape_ds.data.arithmetic import rows, split, vocabulary
+from tape_ds.data.arithmetic import sequences, split, vocabulary
 from tape_ds.data.arithmetic.tasks import TASKS
 from tape_ds.model import positions
 from tape_ds.recipe.arithmetic import load
@@ -195,7 +195,7 @@ def test_what_is_stored_is_enough_to_repeat_it(ask, tmp_path):
         "batch_size": 400,
         "use_cache": True,
     }
-    assert result.data == {"arithmetic:addition": rows.fingerprint("addition", 3, 2)}
+    assert result.data == {"arithmetic:addition": sequences.fingerprint("addition", 3, 2)}
     assert len(result.figures["cells"]) == 6 and result.figures["means"]["twice"] == {"value": None, "cells": 0}
     assert result.figures["cost"]["samples"] == sum(each["samples"] for each in result.figures["cells"])
 

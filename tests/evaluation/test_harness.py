@@ -77,11 +77,13 @@ def test_a_trained_run_answers_alike_in_every_batch_and_piece(run):
 def test_answers_to_one_question_are_read_once(base, monkeypatch):
     read = []
     real = continuations.score
-    monkeypatch.setattr(continuations, "score", lambda model, rows, **k: read.extend(rows) or real(model, rows, **k))
+    monkeypatch.setattr(
+        continuations, "score", lambda model, sequences, **k: read.extend(sequences) or real(model, sequences, **k)
+    )
     HarnessModel(models.at(str(base))).loglikelihood(
         requests("loglikelihood", *((text, f" w{answer}") for text in TEXTS[:2] for answer in range(40, 50))), True
     )
-    assert [len(row.continuations) for row in read] == [10, 10]
+    assert [len(sequence.continuations) for sequence in read] == [10, 10]
 
 
 def test_drawn_text_follows_the_seed_and_repeats_differ(base):
@@ -251,7 +253,7 @@ def test_a_killed_evaluation_goes_on(command, tmp_path, monkeypatch):
     assert not (tmp_path / "out" / "harness.json").exists()
     interrupted = asked.pop()
     monkeypatch.setattr(HarnessModel, "_generate_batch", lambda self, batch: asked.append(batch) or real(self, batch))
-    monkeypatch.setattr(HarnessModel, "_score_batch", lambda self, rows: pytest.fail("that is done"))
+    monkeypatch.setattr(HarnessModel, "_score_batch", lambda self, sequences: pytest.fail("that is done"))
     assert command() == 0
     assert len(asked) == 4 and asked[2] == interrupted and len({str(batch) for batch in asked}) == 4
     found = [json.loads((tmp_path / name / "harness.json").read_text())["figures"] for name in ("out", "unbroken")]

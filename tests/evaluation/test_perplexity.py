@@ -76,11 +76,11 @@ def evaluate(tmp_path, base):
 
 
 @torch.no_grad()
-def whole(base, rows):
-    """Mean loss and count over rows of (ids, targets at the end), from whole logits in fp64."""
+def whole(base, sequences):
+    """Mean loss and count over sequences of (ids, targets at the end), from whole logits in fp64."""
     model = LlamaForCausalLM.from_pretrained(base).eval()
     losses = []
-    for ids, targets in rows:
+    for ids, targets in sequences:
         logits_NV = model(torch.tensor([ids])).logits[0, -targets - 1 : -1].double()
         losses += nn.functional.cross_entropy(logits_NV, torch.tensor(ids[-targets:]), reduction="none").tolist()
     return math.fsum(losses) / len(losses), len(losses)
@@ -91,17 +91,17 @@ def test_blocks_of_each_document(evaluate, spec, documents, base):
     assert [each["length"] for each in found["perplexity"]] == [16, 32] and found["documents"] == {spec: 4}
     for entry in found["perplexity"]:
         size = entry["length"]
-        rows = [
+        sequences = [
             (ids[s : s + size], size - 1) for ids in documents.values() for s in range(0, len(ids) - size + 1, size)
         ]
-        nll, targets = whole(base, rows)
-        assert (entry["targets"], entry["windows"], entry["documents"]) == (targets, len(rows), 3)
+        nll, targets = whole(base, sequences)
+        assert (entry["targets"], entry["windows"], entry["documents"]) == (targets, len(sequences), 3)
         assert entry["nll"] == pytest.approx(nll, abs=1e-5)
         assert entry["perplexity"] == pytest.approx(math.exp(nll), rel=1e-4)
         assert entry["left_out"] == {
             "documents": 1,
             "names": ["d.txt"],
-            "tokens": sum(SIZES.values()) - len(rows) * size,
+            "tokens": sum(SIZES.values()) - len(sequences) * size,
         }
 
 
@@ -109,9 +109,9 @@ def test_all_tokens_of_one_file_of_ids(evaluate, stream, documents, base):
     """LongLoRA's loop over the stream; the text that ends exactly where a window would is left out."""
     (entry,) = evaluate("--data", stream, "--lengths", 40, "--convention", "all_tokens", "--stride", 9)["perplexity"]
     ids = [each for part in documents.values() for each in part]
-    rows = [(ids[start : start + 40], 39) for start in range(0, len(ids) - 40, 9)]
-    nll, targets = whole(base, rows)
-    assert (entry["targets"], entry["windows"], entry["stride"]) == (targets, len(rows), 9)
+    sequences = [(ids[start : start + 40], 39) for start in range(0, len(ids) - 40, 9)]
+    nll, targets = whole(base, sequences)
+    assert (entry["targets"], entry["windows"], entry["stride"]) == (targets, len(sequences), 9)
     assert entry["nll"] == pytest.approx(nll, abs=1e-5)
     assert entry["standard_error"] is None, "one text says nothing of how texts differ"
 
@@ -120,16 +120,16 @@ def test_new_tokens_behind_bos(evaluate, spec, documents, base):
     """PoSE's loop: windows of 39 tokens behind BOS, each token of a document scored once, short documents too."""
     arguments = ("--data", spec, "--lengths", 40, "--convention", "new_tokens", "--stride", 11, "--bos")
     (entry,) = evaluate(*arguments)["perplexity"]
-    rows = []
+    sequences = []
     for ids in documents.values():
         known = 0
         for start in range(0, len(ids), 11):
             end = min(start + 39, len(ids))
-            rows.append(([BOS, *ids[start:end]], end - known))
+            sequences.append(([BOS, *ids[start:end]], end - known))
             known = end
             if end == len(ids):
                 break
-    nll, targets = whole(base, rows)
+    nll, targets = whole(base, sequences)
     assert entry["targets"] == targets == sum(SIZES.values())
     assert entry["nll"] == pytest.approx(nll, abs=1e-5)
     assert entry["left_out"] == {"documents": 0, "names": [], "tokens": 0}
@@ -143,8 +143,8 @@ def test_first_windows_alone(evaluate, spec, documents, base):
     (entry,) = evaluate("--data", spec, "--lengths", 20, "--convention", "new_tokens", "--stride", 3, *cut, "--bos")[
         "perplexity"
     ]
-    rows = [([BOS, *documents[name][:19]], 19) for name in "ab"]
-    nll, targets = whole(base, rows)
+    sequences = [([BOS, *documents[name][:19]], 19) for name in "ab"]
+    nll, targets = whole(base, sequences)
     assert (entry["targets"], entry["windows"], entry["left_out"]["tokens"]) == (targets, 2, 28)
     assert entry["nll"] == pytest.approx(nll, abs=1e-5)
 
@@ -153,9 +153,9 @@ def test_joined_blocks_without_the_last(evaluate, spec, documents, base):
     """TAPE's eval.py: so many documents at a time, concatenated, and one block fewer than there is room for."""
     (entry,) = evaluate("--data", spec, "--lengths", 16, "--join", 3, "--drop_last")["perplexity"]
     joined = [[each for name in part for each in documents[name]] for part in ("abc", "d")]
-    rows = [(ids[16 * at : 16 * at + 16], 15) for ids in joined for at in range(len(ids) // 16 - 1)]
-    nll, targets = whole(base, rows)
-    assert (entry["targets"], entry["windows"]) == (targets, len(rows))
+    sequences = [(ids[16 * at : 16 * at + 16], 15) for ids in joined for at in range(len(ids) // 16 - 1)]
+    nll, targets = whole(base, sequences)
+    assert (entry["targets"], entry["windows"]) == (targets, len(sequences))
     assert entry["nll"] == pytest.approx(nll, abs=1e-5)
     assert entry["left_out"]["names"] == ["d.txt"]
 

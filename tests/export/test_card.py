@@ -157,7 +157,7 @@ def test_a_fine_tuned_model_is_said_to_be_one(run, tmp_path):
     folder.write(source_model.find(str(run_folder)), tmp_path / "out", card.Wishes("Asked"))
     text = (tmp_path / "out" / "README.md").read_text()
     assert "`tiny-base` fine-tuned on the answers of the data set `qasper`, for up to 128 tokens" in text
-    assert "| data | `scrolls:qasper` |" in text and "| batch | 8 rows of up to 128 tokens |" in text
+    assert "| data | `scrolls:qasper` |" in text and "| batch | 8 sequences of up to 128 tokens |" in text
     assert "context extended" not in text
     record = run_folder / "trained" / "trained.json"
     first = tmp_path / "c4_155m_tape" / "trained"

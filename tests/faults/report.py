@@ -14,9 +14,9 @@ from tests.processes import ROOT
 PAGE = ROOT / "docs" / "results" / "faults.md"
 INTRODUCTION = (
     "A small training job (a model of two layers, 14 steps, a checkpoint every 4, two processes over gloo, streamed, "
-    "packed and PoSE rows, ZeRO 1 to 3, loader workers running) is killed, starved, corrupted and lied to on purpose. "
-    "Every attempt is decided by its number and the seed, so any of them can be made again by itself. `make faults` "
-    "makes them all and writes this page; a seeded part of them belongs to `make test`."
+    "packed and PoSE sequences, ZeRO 1 to 3, loader workers running) is killed, starved, corrupted and lied to on "
+    "purpose. Every attempt is decided by its number and the seed, so any of them can be made again by itself. "
+    "`make faults` makes them all and writes this page; a seeded part of them belongs to `make test`."
 )
 _SHOWN = 300
 

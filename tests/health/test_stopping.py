@@ -278,7 +278,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from tape_ds.health import stopping
 
-class Rows(Dataset):
+class Sequences(Dataset):
     def __len__(self):
         return 10_000
     def __getitem__(self, index):
@@ -287,9 +287,9 @@ class Rows(Dataset):
 
 request = stopping.StopRequest()
 request.listen()
-loader = DataLoader(Rows(), batch_size=2, num_workers=2, worker_init_fn=stopping.shield_worker)
-rows = iter(loader)
-next(rows)
+loader = DataLoader(Sequences(), batch_size=2, num_workers=2, worker_init_fn=stopping.shield_worker)
+sequences = iter(loader)
+next(sequences)
 print("going", flush=True)
 MORE
 os._exit(0) if END == "os" else sys.exit(0)
@@ -297,9 +297,9 @@ os._exit(0) if END == "os" else sys.exit(0)
 ON = """
 until = time.monotonic() + 20
 while request.reason is None and time.monotonic() < until:
-    next(rows)
+    next(sequences)
 for _ in range(20):
-    next(rows)
+    next(sequences)
 print("went on", request.reason, flush=True)
 """
 
@@ -371,11 +371,11 @@ def test_workers_outlive_a_signal_to_the_whole_group(number, started):
         ("", "sys"),  # multiprocessing terminates them at exit, and joins
         ("stopping.kill_children()", "os"),
         ("stopping.kill_children()\ntime.sleep(0.5)", "sys"),
-        ("rows = None", "os"),  # torch terminates them when they have not left after 5 seconds
+        ("sequences = None", "os"),  # torch terminates them when they have not left after 5 seconds
     ],
 )
 def test_workers_end_when_their_rank_says_so(more, end, started):
-    """Also in the middle of a row that takes long."""
+    """Also in the middle of a sequence that takes long."""
     begun = time.monotonic()
     rank = started(more, end, seconds=60)
     printed, _ = rank.communicate(timeout=30)

@@ -33,7 +33,8 @@ SHARING: dict[str, tuple[int, dict[str, Any]]] = {
     "sequence": (2, {"deepspeed": "zero2", "sequence_parallel_size": 2}),
     "tensor": (2, {"deepspeed": "zero1", "tensor_parallel_size": 2}),
 }
-"""Processes and fields by what they share: nothing (and no engine), ZeRO's shards, the tokens of a row, the layers."""
+"""Processes and fields by what they share: nothing (and no engine), ZeRO's shards, the tokens of a sequence, the
+layers."""
 TOLERANCE = {"losses": 2e-6, "grad_norms": 2e-5, "weights": 2e-5}
 """Relative, where sums are taken in another order: by another CPU, another torch, or other processes. Of a weight, to
 the sum of its numbers' sizes. Kernels for CPUs without AVX-512, or without AVX at all, and other ways to

@@ -9,7 +9,8 @@ from tape_ds.checkpoint import trained
 
 
 def arguments(tiny, output) -> list[str]:
-    """Rows of an odd number of tokens, drawn by PoSE, under ZeRO-3, recomputed; a document of each rank is scored."""
+    """Sequences of an odd number of tokens, drawn by PoSE, under ZeRO-3, recomputed; a document of each rank is
+    scored."""
     flags = {
         "model": tiny / "model",
         "target_length": 128,

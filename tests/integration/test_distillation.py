@@ -1,4 +1,4 @@
-"""Distillation by the real launcher: two processes, ZeRO-2, rows longer than the native window."""
+"""Distillation by the real launcher: two processes, ZeRO-2, sequences longer than the native window."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from tests.integration.test_extend_llama import SCRIPT, arguments, metrics
 
 
 def words(tiny, output):
-    """Rows of 96 tokens of a model that knows 64, its RoPE not scaled: TAPE begins as the untouched model."""
+    """Sequences of 96 tokens of a model that knows 64, its RoPE not scaled: TAPE begins as the untouched model."""
     found = arguments(tiny, output)
     at = found.index("--rope_parameters.original_max_position_embeddings")
     del found[at : at + 2]

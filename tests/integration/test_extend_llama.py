@@ -165,7 +165,7 @@ def test_a_mistake_is_one_message_on_two_ranks(tiny, tmp_path):
     ("flag", "shown"),
     [
         ("--print_config", "target_length: 128"),
-        ("--dry_run", "8 rows = 256 tokens a step: 1 per device x 2 processes x 4"),
+        ("--dry_run", "8 sequences = 256 tokens a step: 1 per device x 2 processes x 4"),
     ],
 )
 def test_looking_only_starts_nothing(flag, shown, tiny, tmp_path):

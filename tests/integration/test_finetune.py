@@ -30,7 +30,7 @@ def data(tmp_path_factory):
 
 
 def arguments(tiny, data, output, stage="zero2"):
-    """A recipe in miniature; rows are longer than the model was made for."""
+    """A recipe in miniature; sequences are longer than the model was made for."""
     flags = {
         "model": tiny / "model",
         "train_data": f"jsonl:{data}/chat.jsonl",
@@ -78,5 +78,5 @@ def test_two_processes_learn_resume_and_equal_one(tiny, data, tmp_path):
 
     ended = forked(SCRIPT, *arguments(tiny, data, one, "null"), "--max_steps", "2", processes=1)
     assert ended.code == 0, ended.output[-4000:]
-    assert metrics(one)[0][1] == pytest.approx(metrics(two)[0][1], rel=1e-5), "the same rows and weights"
+    assert metrics(one)[0][1] == pytest.approx(metrics(two)[0][1], rel=1e-5), "the same sequences and weights"
     assert metrics(one)[0][2] == pytest.approx(metrics(two)[0][2], rel=1e-4), "the same gradient"

@@ -21,7 +21,7 @@ def data(tmp_path_factory):
 
 
 def arguments(tiny, data, output, stage="zero2") -> list[str]:
-    """A recipe in miniature; rows are longer than the model was made for."""
+    """A recipe in miniature; sequences are longer than the model was made for."""
     flags = {
         "model": tiny / "model",
         "dataset": "quality",
@@ -84,14 +84,14 @@ def test_the_learning_rate_rises_and_decays_to_its_end(two):
 
 @pytest.mark.slow
 def test_one_process_learns_what_two_do(two, tiny, data, tmp_path):
-    """And without an engine: rows have different numbers of targets, and each target weighs the same all the same. In
-    fp32, sums taken in another order."""
+    """And without an engine: sequences have different numbers of targets, and each target weighs the same all the same.
+    In fp32, sums taken in another order."""
     flags = [*arguments(tiny, data, tmp_path, "null"), "--eval_examples", "0"]
     ended = forked(SCRIPT, *flags, processes=1)
     assert ended.code == 0, ended.output[-4000:]
     mine, theirs = (metrics(output) for output in (tmp_path, two[0]))
     assert [loss for _, loss, _, _ in mine[:8]] == pytest.approx([loss for _, loss, _, _ in theirs[:8]], abs=1e-3)
-    assert mine[0][1] == pytest.approx(theirs[0][1], rel=1e-5), "the same weights and rows"
+    assert mine[0][1] == pytest.approx(theirs[0][1], rel=1e-5), "the same weights and sequences"
     assert mine[0][2] == pytest.approx(theirs[0][2], rel=1e-4), "the same gradient"
 
 
@@ -121,5 +121,5 @@ def test_sharded_weights_are_scored_and_learn_alike(two, tiny, data, tmp_path):
 def test_a_dry_run_starts_nothing(tmp_path):
     flags = ["--recipe", "scrolls/qasper", "--model", "smollm2", "--dry_run", "--output_dir", str(tmp_path / "never")]
     ended = subprocess.run([sys.executable, str(ROOT / SCRIPT), *flags], cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 0 and "64 rows = up to 524,288 tokens a step" in ended.stdout, ended.stderr
+    assert ended.returncode == 0 and "64 sequences = up to 524,288 tokens a step" in ended.stdout, ended.stderr
     assert not (tmp_path / "never").exists()

@@ -158,7 +158,7 @@ def alike(folder, other):
     ("flags", "code", "shown"),
     [
         (["--recipe", "demo"], 2, "it is a recipe of extend_llama.py"),
-        (["--recipe", "c4_155m_tape", "--dry_run"], 0, "512 rows = 524,288 tokens a step"),
+        (["--recipe", "c4_155m_tape", "--dry_run"], 0, "512 sequences = 524,288 tokens a step"),
     ],
 )
 def test_what_starts_nothing(flags, code, shown, tmp_path):

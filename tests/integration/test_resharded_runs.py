@@ -28,8 +28,8 @@ def metrics(output):
 def test_a_run_goes_on_with_fewer_ranks_and_with_more_at_another_stage(tmp_path):
     """Two ranks at ZeRO-1, one, two at ZeRO-3: as if nothing had happened.
 
-    The checkpoints lie between logging steps, so that sums of the ranks are on their way. The rows of a step are the
-    same whatever the ranks: a sample twice, or none, would be another loss.
+    The checkpoints lie between logging steps, so that sums of the ranks are on their way. The sequences of a step are
+    the same whatever the ranks: a sample twice, or none, would be another loss.
     """
     for number in range(4):
         lines = (f"def function_{i}(value):\n    return value + {i * number}\n" for i in range(200))

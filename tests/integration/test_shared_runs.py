@@ -1,4 +1,5 @@
-"""A launcher as a user types it, two processes sharing the model or every row: the run of one process, its scores."""
+"""A launcher as a user types it, two processes sharing the model or every sequence: the run of one process, its
+scores."""
 
 import json
 
@@ -14,8 +15,8 @@ SCRIPT = "launchers/extend_llama.py"
 
 
 @pytest.fixture(scope="module")
-def rows(tiny, tmp_path_factory):
-    """Folder and output of a launch on two processes that share rows."""
+def sequences(tiny, tmp_path_factory):
+    """Folder and output of a launch on two processes that share sequences."""
     output = tmp_path_factory.mktemp("rows")
     ended = launch(SCRIPT, *arguments(tiny, output), "--sequence_parallel_size", "2")
     assert ended.code == 0, ended.output[-4000:]
@@ -70,17 +71,17 @@ def test_another_size_is_refused_on_resume(tiny, pieces):
     assert "tensor_parallel_size 2, and this job's is 1" in ended.output
 
 
-def test_ranks_that_share_rows_are_one_reader(rows):
-    assert "1 per device x 1 group of 2 processes x 4 accumulation" in rows[1]
+def test_ranks_that_share_sequences_are_one_reader(sequences):
+    assert "1 per device x 1 group of 2 processes x 4 accumulation" in sequences[1]
 
 
-def test_shared_rows_train_what_one_process_trains(rows, alone):
-    assert_trained_alike(rows[0], alone)
+def test_shared_sequences_train_what_one_process_trains(sequences, alone):
+    assert_trained_alike(sequences[0], alone)
 
 
-def test_each_rank_scores_documents_of_its_own(rows, alone):
+def test_each_rank_scores_documents_of_its_own(sequences, alone):
     """In evaluation mode nothing is shared; one document on two ranks is scored by one of them."""
-    assert_scored_alike(rows[0], alone)
+    assert_scored_alike(sequences[0], alone)
 
 
 def test_heads_that_cannot_be_shared_are_refused_before_anything_starts(tiny, tmp_path):

@@ -85,12 +85,12 @@ def test_resumed_equals_uninterrupted_to_the_last_digit(two, tmp_path):
         (1, []),
     ],
 )
-def test_however_the_work_is_shared_the_rows_are_the_same(two, tmp_path, processes, flags):
-    """Weights, rows or heads, whose owners answer together; and one process, which reads what two did."""
+def test_however_the_work_is_shared_the_sequences_are_the_same(two, tmp_path, processes, flags):
+    """Weights, sequences or heads, whose owners answer together; and one process, which reads what two did."""
     ended = forked(SCRIPT, *arguments(tmp_path), "--max_steps", "3", *flags, processes=processes)
     assert ended.code == 0, ended.output[-4000:]
     (_, mine, my_norm, _), (_, other, norm, _) = metrics(tmp_path)[0], metrics(two[0])[0]
-    assert mine == pytest.approx(other, rel=1e-5), "the same weights and rows"
+    assert mine == pytest.approx(other, rel=1e-5), "the same weights and sequences"
     assert my_norm == pytest.approx(norm, rel=1e-4), "the same gradient"
     assert json.loads((tmp_path / "results" / "exact_match.json").read_text())
 
@@ -98,5 +98,5 @@ def test_however_the_work_is_shared_the_rows_are_the_same(two, tmp_path, process
 def test_a_dry_run_starts_nothing(tmp_path):
     flags = ["--recipe", "arithmetic/addition_40", "--dry_run", "--output_dir", str(tmp_path / "never")]
     ended = subprocess.run([sys.executable, str(ROOT / SCRIPT), *flags], cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 0 and "512 rows = up to 63,488 tokens a step" in ended.stdout, ended.stderr
+    assert ended.returncode == 0 and "512 sequences = up to 63,488 tokens a step" in ended.stdout, ended.stderr
     assert not (tmp_path / "never").exists()

@@ -54,7 +54,7 @@ def test_half_precision():
 @pytest.mark.filterwarnings("ignore:.*(invalid value|All-NaN).*:RuntimeWarning")
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_padding_is_never_used(poison):
-    """Left-padded rows of unequal length, one of them padding alone; padded queries give 0."""
+    """Left-padded sequences of unequal length, one of them padding alone; padded queries give 0."""
     ids = torch.cat([documents((-1, 35), (0, 25)), documents((-1, 60)), documents((0, 20), (1, 38), (-1, 2))])
     padding = (ids < 0)[:, None, :, None]
     example = case(4, 60, 32, batch=3, heads=2, document_ids=ids)
@@ -130,7 +130,7 @@ def test_compiles_without_a_graph_break():
 
 def test_unusable_calls_are_refused():
     q, k, v = case(2, 20, 16)[:3]
-    with pytest.raises(ValueError, match="17 queries per row are more than 16"):
+    with pytest.raises(ValueError, match="17 queries per sequence are more than 16"):
         decode(case(17, 20, 16))
     with pytest.raises(ValueError, match=r"v \[1, 1, 20, 32\] do not fit together"):
         decode_attention(q, k, torch.cat((v, v), -1))

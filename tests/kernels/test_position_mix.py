@@ -183,7 +183,7 @@ def test_start_of_each_row_and_group(unit, rows, shared):
 
 @UNIT
 def test_pieces_do_not_show(unit, monkeypatch):
-    """Pieces that begin in one row and end in the next, a shorter last one, pieces of one token."""
+    """Pieces that begin in one sequence and end in the next, a shorter last one, pieces of one token."""
     inputs = gentle(example(4, 2, tokens=11))
     grad = received(inputs, torch.float32)
     for chunk in (1, 4 * 2 * 8):

@@ -103,7 +103,7 @@ def test_packed_documents_are_separate_runs(build, way, encoding, checkpointing)
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_batch_is_its_rows(encoding):
-    """Rows that differ in length, positions and documents: none leaks into its neighbour."""
+    """Sequences that differ in length, positions and documents: none leaks into its neighbour."""
     model, ids = tiny_model(encoding=encoding), tokens(3, 14)
     places = torch.stack([torch.arange(14), torch.arange(14) * 2 + 3, torch.arange(14).clamp(max=9)])
     documents = torch.tensor([[0] * 14, [0] * 5 + [1] * 9, [0] * 10 + [-1] * 4])

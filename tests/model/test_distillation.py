@@ -12,7 +12,7 @@ from tests.model.helpers import norms_in_own_dtype, randomised, tiny_config, tok
 WINDOW = 10
 
 
-def row(length, documents=None, positions=None):
+def sequence(length, documents=None, positions=None):
     """An item of a training set."""
     ids = tokens(1, length)[0]
     documents = torch.zeros(length, dtype=torch.int32) if documents is None else torch.tensor(documents).int()
@@ -24,8 +24,8 @@ def row(length, documents=None, positions=None):
 
 
 def packed():
-    """Two rows: documents of 4 and 12 tokens, and one of 16 whose positions skip ahead behind the fifth."""
-    return collate([row(16, [0] * 4 + [1] * 12), row(16, positions=[*range(5), 7, 8, *range(30, 39)])])
+    """Two sequences: documents of 4 and 12 tokens, and one of 16 whose positions skip ahead behind the fifth."""
+    return collate([sequence(16, [0] * 4 + [1] * 12), sequence(16, positions=[*range(5), 7, 8, *range(30, 39)])])
 
 
 def pair(window=WINDOW, share=0.5):
@@ -43,12 +43,12 @@ def test_positions_count_from_each_document_s_start():
     assert places[0].tolist() == [*range(4), *range(10), 9, 9]
     assert inside[0].tolist() == [True] * 14 + [False] * 2
     assert places[1].tolist() == [*range(5), 7, 8, *[9] * 9] and inside[1].tolist() == [True] * 7 + [False] * 9
-    padded = collate([row(4), row(6)])
+    padded = collate([sequence(4), sequence(6)])
     assert native_places(padded["position_ids"], padded["document_ids"], WINDOW)[1].sum() == 10
 
 
 def test_tape_begins_without_divergence():
-    """The model starts as the Llama: to rounding, on all rows and at skipped positions too."""
+    """The model starts as the Llama: to rounding, on all sequences and at skipped positions too."""
     student, teacher = pair()
     batch = packed()
     found = student(**batch, teacher=teacher.tokens(batch))
@@ -61,7 +61,7 @@ def test_tape_begins_without_divergence():
 
 def test_the_loss_is_the_plain_formula(monkeypatch):
     """Logits of both models in fp64, tokens within the window alone, divided as the cross-entropy is; gradients.
-    (Here the teacher counts through the row, and angles are rounded to fp32: 4e-10 apart.)"""
+    (Here the teacher counts through the sequence, and angles are rounded to fp32: 4e-10 apart.)"""
     norms_in_own_dtype(monkeypatch)
     student, teacher = pair(share=0.3)
     randomised(student).double()
@@ -83,9 +83,9 @@ def test_the_loss_is_the_plain_formula(monkeypatch):
 
 
 def test_the_teacher_reads_no_token_behind_the_window():
-    """Of a row of one document it is given the window alone; what stands behind changes nothing."""
+    """Of a sequence of one document it is given the window alone; what stands behind changes nothing."""
     _, teacher = pair()
-    first, seen = collate([row(16)]), []
+    first, seen = collate([sequence(16)]), []
     other = {**first, "input_ids": first["input_ids"].clone()}
     other["input_ids"][:, WINDOW:] = 5
     teacher.model.model.embed_tokens.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[1]))

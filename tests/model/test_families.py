@@ -96,7 +96,7 @@ def publish(folder, content):
 @pytest.mark.parametrize("encoding", ["rope", "tape"])
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_family_computes_what_transformers_does(tmp_path, name, encoding):
-    """Logits of whole rows and of padded ones (either side), and what is generated with a cache; fp32 rounding."""
+    """Logits of whole sequences and of padded ones (either side), and what is generated with a cache; fp32 rounding."""
     theirs = publish(tmp_path / "model", PUBLISHED[name])
     config = convert.tape_config(convert.read_config(tmp_path / "model"), position_encoding=encoding)
     ours = convert.load(tmp_path / "model", config)

@@ -14,7 +14,8 @@ from tape_ds.model.attention import sdpa
 from tape_ds.model.llama import change_positions, evaluated_at, positions_of
 from tests.model.helpers import ENCODINGS, HEADS, gradients, largest_difference, tiny_config, tiny_model, tokens
 
-# fp32 logits of order 1 from two programs that sum in different orders; the error grows slowly with the keys per row.
+# fp32 logits of order 1 from two programs that sum in different orders; the error grows slowly with the keys per
+# sequence.
 LLAMA_TOLERANCE = {17: 3e-6, 64: 5e-6, 1000: 1e-5}
 
 
@@ -232,8 +233,8 @@ def test_double_precision_reaches_the_whole_model():
 
 
 @pytest.mark.parametrize("encoding", ["rope", "alibi", "fire", "tape", "bipe_alibi"])
-def test_rows_that_stand_alike_are_one_row(encoding, monkeypatch):
-    """A batch of packed rows says the same positions in each: what follows from them is computed once."""
+def test_positions_that_are_alike_are_computed_once(encoding, monkeypatch):
+    """A batch of packed sequences says the same positions in each: what follows from them is computed once."""
     model, ids = tiny_model(encoding=encoding), tokens(3, 11)
     places = torch.arange(11)[None] + 4
     seen = []

@@ -1,4 +1,4 @@
-"""Documents packed into rows, however they are told: each is computed as if it were alone, forward and backward.
+"""Documents packed into sequences, however they are told: each is computed as if it were alone, forward and backward.
 
 The collators are the real ones: transformers', TRL's and ours.
 """
@@ -37,7 +37,7 @@ def alone(model, texts):
 
 
 def check(model, batch, texts):
-    """Logits of a batch of one packed row, to fp32 rounding."""
+    """Logits of a batch of one packed sequence, to fp32 rounding."""
     batch = {name: x for name, x in batch.items() if name != "labels"}
     torch.testing.assert_close(model(**batch).logits[0], alone(model, texts), rtol=0, atol=2e-5)
 
@@ -110,15 +110,15 @@ def test_nothing_that_is_said_of_documents_goes_unread():
         )
 
 
-def test_one_row_of_borders_serves_all_rows():
+def test_one_row_of_borders_serves_all_sequences():
     model, ids, owners = tiny_model(), tokens(3, 6), torch.tensor([[0, 0, 1, 1, 1, 1]])
     assert torch.equal(model(ids, document_ids=owners).logits, model(ids, document_ids=owners.expand(3, -1)).logits)
 
 
 def test_a_collator_says_nothing_of_interleaved_documents():
     """Their runs are no documents."""
-    row = {name: torch.arange(6) for name in ("input_ids", "labels", "position_ids")}
-    batch = collate([{**row, "document_ids": torch.tensor([0, 1, 0, 1, 1, 1], dtype=torch.int32)}])
+    sequence = {name: torch.arange(6) for name in ("input_ids", "labels", "position_ids")}
+    batch = collate([{**sequence, "document_ids": torch.tensor([0, 1, 0, 1, 1, 1], dtype=torch.int32)}])
     assert "cu_seq_lens_q" not in batch
 
 
@@ -130,7 +130,7 @@ def test_selective_recomputation_keeps_packed_attention(monkeypatch):
     model = tiny_model().train()
     recompute = use_recompute(model, "selective")
     varlen_on_cpu.CALLS.clear()
-    batch = collate([rows_of([5, 3, 9], jumps=False)])
+    batch = collate([sequence_of([5, 3, 9], jumps=False)])
     model(**batch, use_cache=False).loss.backward()
     assert recompute.kept == len(varlen_on_cpu.CALLS) == 2 * 2 + 1  # the last layer carries no state
 
@@ -162,23 +162,23 @@ def backend(request, monkeypatch):
     return name
 
 
-def rows_of(lengths, jumps):
-    """A row of documents as our data room leaves it; with ``jumps``, positions that skip ahead within each."""
-    row = {"input_ids": [], "position_ids": [], "document_ids": [], "labels": []}
+def sequence_of(lengths, jumps):
+    """A sequence of documents as our data room leaves it; with ``jumps``, positions that skip ahead within each."""
+    sequence = {"input_ids": [], "position_ids": [], "document_ids": [], "labels": []}
     for number, length in enumerate(lengths):
         ids = tokens(1, length)[0].tolist()
         at = torch.arange(length) + (torch.arange(length) > length // 2) * 11 * jumps
-        row["input_ids"] += ids
-        row["labels"] += [-100, *ids[1:]]
-        row["document_ids"] += [number] * length
-        row["position_ids"] += at.tolist()
-    return {name: torch.tensor(column) for name, column in row.items()}
+        sequence["input_ids"] += ids
+        sequence["labels"] += [-100, *ids[1:]]
+        sequence["document_ids"] += [number] * length
+        sequence["position_ids"] += at.tolist()
+    return {name: torch.tensor(column) for name, column in sequence.items()}
 
 
-def piece(row, number):
-    """One document of a row, as a batch of its own."""
-    own = row["document_ids"] == number
-    return {name: column[own][None] for name, column in row.items() if name != "document_ids"}
+def piece(sequence, number):
+    """One document of a sequence, as a batch of its own."""
+    own = sequence["document_ids"] == number
+    return {name: column[own][None] for name, column in sequence.items() if name != "document_ids"}
 
 
 def outcome(model, batches):
@@ -197,11 +197,11 @@ def outcome(model, batches):
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("encoding", ["rope", "tape"])
 @pytest.mark.parametrize(
-    "rows, jumps, recompute",
+    "sequences, jumps, recompute",
     [([[1] * 56 + [3] * 8], False, False), ([[7, 1, 10], [5, 3, 9]], True, True), ([[17], [4, 1, 20]], False, False)],
-    ids=["64 documents", "two rows, PoSE's jumps, recomputed", "one of them padded"],
+    ids=["64 documents", "two sequences, PoSE's jumps, recomputed", "one of them padded"],
 )
-def test_packed_is_each_document_alone(monkeypatch, backend, heads, encoding, rows, jumps, recompute):
+def test_packed_is_each_document_alone(monkeypatch, backend, heads, encoding, sequences, jumps, recompute):
     """Forward and every gradient: of documents of 1 and odd lengths, with and without padding behind them."""
     if backend == "triton" and (heads != "gqa" or encoding != "tape"):
         pytest.skip("the interpreter takes its time: one kind of heads, and the encoding whose kernels these are")
@@ -209,13 +209,14 @@ def test_packed_is_each_document_alone(monkeypatch, backend, heads, encoding, ro
     model = tiny_model(heads, encoding, head_dim=width, num_hidden_layers=2).train()
     if recompute:
         use_recompute(model, 1)
-    made = [rows_of(lengths, jumps) for lengths in rows]
+    made = [sequence_of(lengths, jumps) for lengths in sequences]
     batch = collate(made)
-    assert ("cu_seq_lens_q" in batch) == (len({sum(lengths) for lengths in rows}) == 1)
+    assert ("cu_seq_lens_q" in batch) == (len({sum(lengths) for lengths in sequences}) == 1)
     packed = outcome(model, [batch])
     monkeypatch.setenv("TAPE_DS_ATTENTION", "reference")
     single = outcome(
-        model, [piece(row, n) for row, lengths in zip(made, rows, strict=True) for n in range(len(lengths))]
+        model,
+        [piece(sequence, n) for sequence, lengths in zip(made, sequences, strict=True) for n in range(len(lengths))],
     )
     torch.testing.assert_close(packed[0], single[0], rtol=0, atol=3e-5)
     assert packed[1].keys() == single[1].keys()
@@ -231,13 +232,13 @@ def test_documents_go_on_behind_a_cache(monkeypatch, backend, encoding):
     if backend in ("varlen", "triton") and encoding in ("alibi", "fire"):
         pytest.skip("adds no bias to the scores: auto takes sdpa there")
     model = tiny_model(encoding=encoding, head_dim=16 if backend == "triton" else 8)
-    row = rows_of([6, 9, 20], jumps=False)
-    ids, owners, positions = (row[name][None] for name in ("input_ids", "document_ids", "position_ids"))
+    sequence = sequence_of([6, 9, 20], jumps=False)
+    ids, owners, positions = (sequence[name][None] for name in ("input_ids", "document_ids", "position_ids"))
     first = model(ids[:, :12], document_ids=owners[:, :12], position_ids=positions[:, :12], use_cache=True)
     second = model(
         ids[:, 12:], document_ids=owners, position_ids=positions[:, 12:], past_key_values=first.past_key_values
     )
     logits = torch.cat((first.logits, second.logits), dim=1)[0]
     monkeypatch.setenv("TAPE_DS_ATTENTION", "reference")
-    singles = torch.cat([model(piece(row, number)["input_ids"]).logits[0] for number in range(3)])
+    singles = torch.cat([model(piece(sequence, number)["input_ids"]).logits[0] for number in range(3)])
     torch.testing.assert_close(logits, singles, rtol=0, atol=3e-5)

@@ -1,4 +1,4 @@
-"""Tiled feed-forwards: the same gradients, less in memory at a time, as many pieces whatever the row's length."""
+"""Tiled feed-forwards: the same gradients, less in memory at a time, as many pieces whatever the sequence's length."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def outcome(model, ids):
 @pytest.mark.parametrize("tiles", [1, 2, 5, 20])
 @pytest.mark.parametrize("heads, encoding", FORMS)
 def test_gradients_are_those_of_one_piece(heads, encoding, tiles):
-    """Rows of 13 tokens: no number of tiles divides them, and 20 leave some empty. fp64, so that what remains is a
+    """Sequences of 13 tokens: no number of tiles divides them, and 20 leave some empty. fp64, so that what remains is a
     mistake and not the order of a sum; the norms, which transformers computes in fp32, put the floor at 1e-6."""
     model, ids = tiny_model(heads, encoding).double().train(), tokens(2, 13)
     expected = outcome(model, ids)
@@ -105,8 +105,9 @@ def test_what_is_inside_exists_for_one_piece(tiles, most):
 
 
 @pytest.mark.parametrize("length", [1, 3, 13, 40])
-def test_the_number_of_pieces_does_not_depend_on_the_row(length):
-    """A rank whose rows are longer would otherwise gather weights more often than the others, and wait for ever."""
+def test_the_number_of_pieces_does_not_depend_on_the_sequence(length):
+    """A rank whose sequences are longer would otherwise gather weights more often than the others, and wait for
+    ever."""
     model = tiny_model("gqa", "tape vector").train()
     use_tiles(model, 4)
     calls = []

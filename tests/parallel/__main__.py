@@ -70,10 +70,10 @@ def _steps(group: Group, journal: Journal) -> tuple[int, list[str]]:
     return failed, [
         "## One step in fp64",
         "",
-        "SP: so many processes share the tokens of each row; TP: every layer's heads and columns, and the vocabulary. "
-        "The largest difference in the loss and in any gradient, relative to the largest entry of its tensor, over "
-        f"rows ({', '.join(step_cases.ROWS)}) of 12 and 13 tokens, recomputed and not. Tolerance "
-        f"{step_cases.TOLERANCE:.0e}: {_verdict(failed)}.",
+        "SP: so many processes share the tokens of each sequence; TP: every layer's heads and columns, and the "
+        "vocabulary. The largest difference in the loss and in any gradient, relative to the largest entry of its "
+        f"tensor, over sequences ({', '.join(step_cases.SEQUENCES)}) of 12 and 13 tokens, recomputed and not. "
+        f"Tolerance {step_cases.TOLERANCE:.0e}: {_verdict(failed)}.",
         "",
         markdown_table(header, rows, "l"),
         "",
@@ -104,8 +104,8 @@ def _runs(group: Group, journal: Journal) -> tuple[int, list[str]]:
         "",
         "The largest relative difference at any step, and of the weights at the end, from one process without an "
         f"engine; each with heads {heads}, and savings {savings} (blocks computed again, their inputs moved away). "
-        "Method lora: adapters, norms, embeddings and position updates, on PoSE's rows; full: everything, on packed "
-        f"rows. Tolerances: {limits}: {_verdict(failed)}.",
+        "Method lora: adapters, norms, embeddings and position updates, on PoSE's sequences; full: everything, on "
+        f"packed sequences. Tolerances: {limits}: {_verdict(failed)}.",
         "",
         markdown_table(header, rows, "l"),
         "",

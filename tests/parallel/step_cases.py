@@ -35,14 +35,14 @@ class Case:
     """One step of training."""
 
     size: int
-    """Processes that work on the same rows; the ranks beside them have rows of their own."""
+    """Processes that work on the same sequences; the ranks beside them have sequences of their own."""
     kind: str = "sequence"
     """What they share: ``sequence``, tokens; ``tensor``, heads and columns."""
     encoding: str = "tape"
     """An entry of the model room's ``ENCODINGS``, or ``gptj``."""
     heads: str = "gqa"
-    rows: str = "plain"
-    """A name of :data:`ROWS`."""
+    sequences: str = "plain"
+    """A name of :data:`SEQUENCES`."""
     tokens: int = 12
     checkpointing: bool = False
     lora: bool = False
@@ -58,7 +58,7 @@ def _plain(case: Case, ids: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def _packed(case: Case, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Documents of many lengths, borders on and off those of the shares, and padding at some rows' ends."""
+    """Documents of many lengths, borders on and off those of the shares, and padding at some sequences' ends."""
     batch, tokens = ids.shape
     documents = torch.stack([torch.arange(tokens) // (3 + row) for row in range(batch)])
     documents[1::2, -3:] = PADDING
@@ -66,7 +66,7 @@ def _packed(case: Case, ids: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def _pose(case: Case, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Positions that jump, elsewhere in every row."""
+    """Positions that jump, elsewhere in every sequence."""
     places = torch.arange(ids.shape[1]).expand(len(ids), -1).clone()
     for row in range(len(ids)):
         places[row, 2 + row :] += 5 + 3 * row
@@ -74,13 +74,13 @@ def _pose(case: Case, ids: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def _masked(case: Case, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Padding on the left of some rows."""
+    """Padding on the left of some sequences."""
     mask = torch.ones_like(ids)
     mask[::2, :4] = 0
     return {"attention_mask": mask}
 
 
-ROWS = {"plain": _plain, "packed": _packed, "pose": _pose, "masked": _masked}
+SEQUENCES = {"plain": _plain, "packed": _packed, "pose": _pose, "masked": _masked}
 
 
 TOLERANCE = 1e-12
@@ -93,7 +93,7 @@ DIMENSIONS: dict[str, Sequence[Any]] = {
     "kind": ("sequence", "tensor"),
     "encoding": ENTRIES,
     "heads": ("mha", "gqa", "mqa"),
-    "rows": tuple(ROWS),
+    "sequences": tuple(SEQUENCES),
     "tokens": (12, 13),
     "checkpointing": (False, True),
 }
@@ -102,8 +102,8 @@ PRODUCT = [Case(**dict(zip(DIMENSIONS, values, strict=True))) for values in prod
 
 
 def step(case: Case) -> dict[str, float]:
-    """On rank 0, how far loss and gradients are from those of one process that reads all rows; each relative to the
-    largest entry of its tensor, or to 0.03 where that is larger."""
+    """On rank 0, how far loss and gradients are from those of one process that reads all sequences; each relative to
+    the largest entry of its tensor, or to 0.03 where that is larger."""
     layout, rank = _layout(case), distributed.get_rank()
     batch, items = _batch(case, 2 * layout.data)
     model = _shared(case)
@@ -200,14 +200,15 @@ def _model(case: Case) -> Any:
     return model.to(getattr(torch, case.dtype)).train()
 
 
-def _batch(case: Case, rows: int) -> tuple[dict[str, torch.Tensor], int]:
-    """Rows with labels, and how many are targets: in the first row not all, in the second a few at its end."""
+def _batch(case: Case, sequences: int) -> tuple[dict[str, torch.Tensor], int]:
+    """Sequences with labels, and how many are targets: in the first sequence not all, in the second a few at its
+    end."""
     generator = torch.Generator().manual_seed(SEED)
-    ids = torch.randint(3, VOCABULARY, (rows, case.tokens), generator=generator)
+    ids = torch.randint(3, VOCABULARY, (sequences, case.tokens), generator=generator)
     labels = ids.clone()
     labels[0, 3:5] = IGNORED
     labels[1, : max(case.tokens - 4, 1)] = IGNORED
-    own = ROWS[case.rows](case, ids)
+    own = SEQUENCES[case.sequences](case, ids)
     if "document_ids" in own:
         labels[own["document_ids"] < 0] = IGNORED
     return {"input_ids": ids, "labels": labels, **own}, int((labels[:, 1:] != IGNORED).sum())
@@ -226,7 +227,8 @@ def moved_bytes(encoding: str, heads: str = "gqa", size: int = 2) -> int:
 
 
 def in_evaluation(size: int) -> bool:
-    """Whether a model that shares rows in training has them to itself in evaluation: every rank another row."""
+    """Whether a model that shares sequences in training has them to itself in evaluation: every rank another
+    sequence."""
     case, rank = Case(size), distributed.get_rank()
     torch.manual_seed(rank)
     ids = torch.randint(3, VOCABULARY, (1, 5 + rank))
@@ -237,7 +239,8 @@ def in_evaluation(size: int) -> bool:
 
 
 def refusal(arguments: Mapping[str, Any]) -> str:
-    """What a model says to a call that its part of a row cannot serve; ``group_tokens`` is set, the rest is given."""
+    """What a model says to a call that its part of a sequence cannot serve; ``group_tokens`` is set, the rest is
+    given."""
     case = Case(2, encoding="rope")
     model = _model(case)
     use_sequence_parallel(model, Layout(distributed.get_world_size(), 2), distributed.get_rank())
@@ -262,7 +265,7 @@ def refused_heads() -> str:
     return ""
 
 
-def part_of_a_row(size: int, tokens: int) -> dict[str, Any]:
+def part_of_a_sequence(size: int, tokens: int) -> dict[str, Any]:
     """What a rank's forward gives of its share: shapes, and the loss without a count of targets."""
     case = Case(size, tokens=tokens)
     model = _model(case)

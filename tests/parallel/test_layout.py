@@ -5,7 +5,7 @@ import pytest
 from tape_ds.parallel.layout import Layout, check_heads
 
 
-def test_neighbours_share_rows():
+def test_neighbours_share_sequences():
     layout = Layout(8, 4)
     assert layout.data == 2
     assert layout.groups() == [[0, 1, 2, 3], [4, 5, 6, 7]]

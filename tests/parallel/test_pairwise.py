@@ -4,7 +4,7 @@ from itertools import product
 
 from tests.parallel.pairwise import cover, pairs
 
-DIMENSIONS = {"size": [2, 4], "heads": ["mha", "gqa", "mqa"], "rows": [0, 1, 2, 3], "recomputed": [False, True]}
+DIMENSIONS = {"size": [2, 4], "heads": ["mha", "gqa", "mqa"], "sequences": [0, 1, 2, 3], "recomputed": [False, True]}
 
 
 def test_every_pair_meets():

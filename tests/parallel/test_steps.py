@@ -1,4 +1,5 @@
-"""A step whose rows or layers are shared by processes is that of one: loss and every gradient, for every encoding."""
+"""A step whose sequences or layers are shared by processes is that of one: loss and every gradient, for every
+encoding."""
 
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from tests.parallel.step_cases import DIMENSIONS, PAIRWISE, PRODUCT, TOLERANCE, 
 KINDS = DIMENSIONS["kind"]
 
 EVERY_ENCODING = [
-    Case(4 if at % 2 else 2, kind, name, rows="packed" if at % 3 else "pose", tokens=13)
+    Case(4 if at % 2 else 2, kind, name, sequences="packed" if at % 3 else "pose", tokens=13)
     for kind in KINDS
     for at, name in enumerate(ENCODINGS)
 ]
@@ -25,30 +26,32 @@ SPECIAL = {
     "one target": Case(4, encoding="tape", tokens=2),
     "fewer tokens than processes": Case(4, encoding="rope", tokens=3),
     "a whole share is padding": Case(4, encoding="tape", tokens=5),
-    "adapters, PoSE": Case(2, encoding="tape", rows="pose", lora=True),
-    "adapters, PoSE, recomputed": Case(4, encoding="tape", rows="pose", lora=True, checkpointing=True),
+    "adapters, PoSE": Case(2, encoding="tape", sequences="pose", lora=True),
+    "adapters, PoSE, recomputed": Case(4, encoding="tape", sequences="pose", lora=True, checkpointing=True),
     "positions drawn": Case(4, encoding="tape", options={"position_options": {"random_shift": 40, "form": "vector"}}),
     "offsets of digits drawn": Case(
         2,
         encoding="rope",
-        rows="packed",
+        sequences="packed",
         tokens=13,
         options={"position_options": {"abacus": True, "abacus_digits": list(range(20, 50)), "abacus_shift": 40}},
     ),
-    "scores by the keys seen": Case(4, encoding="tape log scale", rows="packed", tokens=13),
-    "loss from logits": Case(2, encoding="rope", rows="masked", tokens=13, logits=True),
-    "tied embeddings": Case(2, encoding="tape", rows="packed", options={"tie_word_embeddings": True}),
+    "scores by the keys seen": Case(4, encoding="tape log scale", sequences="packed", tokens=13),
+    "loss from logits": Case(2, encoding="rope", sequences="masked", tokens=13, logits=True),
+    "tied embeddings": Case(2, encoding="tape", sequences="packed", options={"tie_word_embeddings": True}),
     "biased projections": Case(2, encoding="tape", options={"qkv_bias": True}),
     # in fp32, as the norms are whatever the model is
     "normed heads": Case(2, encoding="tape", heads="mqa", dtype="float32", options={"qk_norm": True}),
-    "GPT-J": Case(4, encoding="gptj", rows="packed", tokens=13),
-    "GPT-J, recomputed": Case(2, encoding="gptj", rows="pose", checkpointing=True),
-    "fp32": Case(4, encoding="tape", rows="packed", tokens=13, dtype="float32"),
+    "GPT-J": Case(4, encoding="gptj", sequences="packed", tokens=13),
+    "GPT-J, recomputed": Case(2, encoding="gptj", sequences="pose", checkpointing=True),
+    "fp32": Case(4, encoding="tape", sequences="packed", tokens=13, dtype="float32"),
 }
 
 
 def named(case):
-    return "-".join(str(value) for value in (case.kind, case.size, case.encoding, case.heads, case.rows, case.tokens))
+    return "-".join(
+        str(value) for value in (case.kind, case.size, case.encoding, case.heads, case.sequences, case.tokens)
+    )
 
 
 def check(group, case, tolerance=TOLERANCE):
@@ -67,7 +70,8 @@ def test_loss_and_gradients_are_those_of_one_process(group, case):
 
 @pytest.mark.parametrize("case", EVERY_ENCODING, ids=named)
 def test_every_encoding_of_the_registry(group, case):
-    """Those that read tokens, count documents or draw at random see whole rows, whatever part of them a process has."""
+    """Those that read tokens, count documents or draw at random see whole sequences, whatever part of them a process
+    has."""
     check(group, case)
 
 
@@ -149,7 +153,7 @@ def test_each_process_has_its_pieces(group):
 @pytest.mark.parametrize("entries", [8 * 30, 3 * 31])
 def test_pieces_of_other_sizes_exchange_chunks_of_equal_length(group, entries):
     """Of 31 and 30 entries of the vocabulary: as many logits are seven tokens of the larger, eight of the smaller."""
-    case = Case(2, "tensor", rows="packed", tokens=13)
+    case = Case(2, "tensor", sequences="packed", tokens=13)
     assert max(group.run(step_cases.step_in_chunks, case, entries)[0].values()) <= TOLERANCE
 
 
@@ -166,7 +170,7 @@ def test_pieces_of_other_sizes_exchange_chunks_of_equal_length(group, entries):
 @pytest.mark.parametrize("encoding", ["tape", "tape flattened"])
 def test_memory_levers_on_a_model_in_pieces(group, encoding, savings):
     """What is computed again is exchanged again, by all in the same order; more tiles than a process has tokens."""
-    case = Case(4, "tensor", encoding, rows="packed", tokens=13)
+    case = Case(4, "tensor", encoding, sequences="packed", tokens=13)
     assert max(group.run(step_cases.step_with_savings, case, savings)[0].values()) <= TOLERANCE
 
 
@@ -202,14 +206,14 @@ def test_what_cannot_be_cut_is_refused(group, change, words):
 
 
 @pytest.mark.parametrize("size", DIMENSIONS["size"])
-def test_in_evaluation_mode_each_process_has_its_rows_to_itself(group, size):
+def test_in_evaluation_mode_each_process_has_its_sequences_to_itself(group, size):
     """Ranks score documents of their own, of different lengths: nobody waits for anybody."""
     assert group.run(step_cases.in_evaluation, size) == [True] * group.ranks
 
 
-def test_the_parts_of_a_row_add_up_without_a_count_of_targets(group):
+def test_the_parts_of_a_sequence_add_up_without_a_count_of_targets(group):
     """10 tokens on four processes: three each, two of the last one's are padding."""
-    for part in group.run(step_cases.part_of_a_row, 4, 10):
+    for part in group.run(step_cases.part_of_a_sequence, 4, 10):
         assert part["logits"][:2] == (2, 3)
         assert part["loss"] == pytest.approx(part["alone"], rel=1e-6)  # from logits, in fp32
 
@@ -222,7 +226,7 @@ def test_the_parts_of_a_row_add_up_without_a_count_of_targets(group):
         ({"group_tokens": 4}, "every head"),
     ],
 )
-def test_what_a_part_of_a_row_cannot_do_is_refused(group, arguments, words):
+def test_what_a_part_of_a_sequence_cannot_do_is_refused(group, arguments, words):
     for message in group.run(step_cases.refusal, arguments):
         assert words in message
 
@@ -233,6 +237,6 @@ def test_heads_that_cannot_be_shared_are_named(group):
         assert "give one of: 1, 2, 4" in message
 
 
-def test_rows_that_are_not_shared_are_as_before(group):
+def test_sequences_that_are_not_shared_are_as_before(group):
     """A group of one: no process waits, no token moves."""
     check(group, replace(PAIRWISE[0], size=1, kind="sequence"))

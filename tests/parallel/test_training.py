@@ -1,4 +1,4 @@
-"""Whole runs of the real trainer whose rows or layers processes share: twenty steps are those of one process."""
+"""Whole runs of the real trainer whose sequences or layers processes share: twenty steps are those of one process."""
 
 import functools
 
@@ -35,9 +35,10 @@ def by_one_process(tmp_path_factory):
 
 @pytest.mark.parametrize("plan", [*PAIRWISE, *SPECIAL], ids=named)
 def test_twenty_steps_are_those_of_one_process(group, by_one_process, tmp_path, plan):
-    """Losses as logged, norms of the gradients, and the weights in the end; some parts of rows have no target.
+    """Losses as logged, norms of the gradients, and the weights in the end; some parts of sequences have no target.
 
-    Every two of: tokens or layers shared, ZeRO's stage, encoding, heads, method and rows, recomputed and offloaded.
+    Every two of: tokens or layers shared, ZeRO's stage, encoding, heads, method and sequences, recomputed and
+    offloaded.
     """
     check(group, by_one_process, tmp_path, plan)
 
@@ -52,7 +53,7 @@ def check(group, by_one_process, tmp_path, plan):
     """Both runs, and how far they are apart."""
     alone = by_one_process(plan.numbers)
     shared = group.run(train, str(tmp_path), plan)[0]
-    assert shared["rows"] == alone["rows"] == GLOBAL_BATCH
+    assert shared["sequences"] == alone["sequences"] == GLOBAL_BATCH
     assert len(shared["losses"]) == plan.steps
     assert shared["losses"][-1] != shared["losses"][0]
     found = furthest(shared, alone)
@@ -84,8 +85,8 @@ def test_room_on_disk_is_asked_for_whole_weights(interrupted):
 
 
 @pytest.mark.parametrize("share", ["SP2", "SP4"])
-def test_a_run_goes_on_however_its_rows_were_shared(group, interrupted, tmp_path, share):
-    """ZeRO's files are the same whoever read which row; with the same sharing it goes on to the last digit."""
+def test_a_run_goes_on_however_its_sequences_were_shared(group, interrupted, tmp_path, share):
+    """ZeRO's files are the same whoever read which sequence; with the same sharing it goes on to the last digit."""
     whole, checkpoint = interrupted("SP2")
     plan = Plan(share, stage=2, steps=4)
     rest = group.run(train, str(tmp_path / "rest"), plan, resume=str(checkpoint))[0]

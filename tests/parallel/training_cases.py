@@ -45,8 +45,8 @@ class WithoutPosition(Settings):
     train_position = False
 
 
-class Rows(torch.utils.data.Dataset):
-    """Rows of many lengths, of several documents, or with PoSE's jumps; row i depends on i alone."""
+class Sequences(torch.utils.data.Dataset):
+    """Sequences of many lengths, of several documents, or with PoSE's jumps; sequence i depends on i alone."""
 
     def __init__(self, pose: bool, steps: int):
         self.pose = pose
@@ -80,7 +80,8 @@ class Plan:
     encoding: str = "tape"
     heads: str = "gqa"
     method: str = "full"
-    """``lora``: adapters, norms, embeddings and position updates, on PoSE's rows; ``full``: all, on packed ones."""
+    """``lora``: adapters, norms, embeddings and position updates, on PoSE's sequences; ``full``: all, on packed
+    ones."""
     savings: str = "none"
     """``recomputed``: every block; ``offloaded``: its inputs wait elsewhere meanwhile."""
     steps: int = STEPS
@@ -88,7 +89,7 @@ class Plan:
 
     @property
     def pose(self) -> bool:
-        """Whether rows have jumps, not documents."""
+        """Whether sequences have jumps, not documents."""
         return self.method != "full"
 
     @property
@@ -146,7 +147,7 @@ def train(folder: str, plan: Plan, resume: str | None = None) -> dict[str, Any]:
         optimization=Optimization(position_learning_rate="2x" if learns else None),
         model=prepared.model,
         args=given,
-        train_dataset=Rows(plan.pose, plan.steps),
+        train_dataset=Sequences(plan.pose, plan.steps),
         data_collator=collate,
     )
     trainer.add_callback(ApplyMemorySavings(Memory(checkpoint_offload=plan.savings == "offloaded")))
@@ -159,7 +160,7 @@ def train(folder: str, plan: Plan, resume: str | None = None) -> dict[str, Any]:
         "norms": [entry["grad_norm"] for entry in logs],
         "flos": trainer.state.total_flos,
         "needed": [call.args[0] for call in needed.call_args_list],
-        "rows": trainer.get_total_train_batch_size(trainer.args),
+        "sequences": trainer.get_total_train_batch_size(trainer.args),
         "weights": {name: copy.deepcopy(weight).float().numpy() for name, weight in weights.items()},
     }
     end(trainer)
@@ -168,10 +169,10 @@ def train(folder: str, plan: Plan, resume: str | None = None) -> dict[str, Any]:
 
 
 def _arguments(folder: Path, plan: Plan, layout: Layout) -> TrainingArguments:
-    rows = 2 if layout.ways == 4 else 1  # one group of four would otherwise exchange everything four times a step
+    sequences = 2 if layout.ways == 4 else 1  # one group of four would otherwise exchange everything four times a step
     changes: dict[str, Any] = {
-        "per_device_train_batch_size": rows,
-        "gradient_accumulation_steps": GLOBAL_BATCH // (rows * layout.data),
+        "per_device_train_batch_size": sequences,
+        "gradient_accumulation_steps": GLOBAL_BATCH // (sequences * layout.data),
         "max_steps": plan.steps,
         "learning_rate": 3e-3,
         "adam_epsilon": 1e-4,  # else Adam's first steps make a full step of a gradient that is rounding alone

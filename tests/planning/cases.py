@@ -32,7 +32,7 @@ class Case:
     layers_again: Layers | None = None
     element: int = 2
     groups: int = 4
-    rows: int = 1
+    sequences: int = 1
     accumulation: int = 1
     layers: int = 5
     tiles: int = 1
@@ -80,7 +80,7 @@ class Case:
             zero=self.zero,
             sequence=self.sequence,
             tensor=self.tensor,
-            micro_batch=self.rows,
+            micro_batch=self.sequences,
             checkpoint_layers=self.layers_again,
             mlp_tiles=self.tiles,
             engine=ENGINE,
@@ -89,7 +89,7 @@ class Case:
             model=shape.sizes(self.config()),
             trained=METHODS[self.method],
             length=self.length,
-            global_batch=self.rows * layout.replicas * self.accumulation,
+            global_batch=self.sequences * layout.replicas * self.accumulation,
             layout=layout,
             element=self.element,
             fused=False,
@@ -100,7 +100,7 @@ CASES = (
     Case(1, "rope", "full"),
     Case(1, "tape", "full", layers_again=1, length=1024),
     Case(2, "tape", "frozen", layers_again=1, groups=2, length=1024),
-    Case(2, "rope", "lora", rows=2),
+    Case(2, "rope", "lora", sequences=2),
     Case(3, "tape", "full", layers_again=1, length=768),
     Case(3, "tape", "frozen", length=640),
     Case(3, "rope", "lora", layers_again=1, groups=1, length=1536),

@@ -53,9 +53,9 @@ class Row:
         return markdown_table(cells, []).splitlines()[0]
 
 
-def job(model, gpu, gpus, length, rows, again=1, *, zero=3, tensor=1, accumulation=1, fa2=True, **changes):
+def job(model, gpu, gpus, length, sequences, again=1, *, zero=3, tensor=1, accumulation=1, fa2=True, **changes):
     """A full training run of a plain Llama."""
-    layout = PlannedLayout(gpus=gpus, zero=zero, tensor=tensor, micro_batch=rows, checkpoint_layers=again)
+    layout = PlannedLayout(gpus=gpus, zero=zero, tensor=tensor, micro_batch=sequences, checkpoint_layers=again)
     gpu = find(gpu) if isinstance(gpu, str) else gpu
     if fa2:  # attention by FlashAttention-2 on Hopper too, as before torch took cuDNN there
         gpu = replace(gpu, rates=replace(gpu.rates, attention=gpu.rates.packed))
@@ -63,7 +63,7 @@ def job(model, gpu, gpus, length, rows, again=1, *, zero=3, tensor=1, accumulati
         model=sizes(published(model)) if isinstance(model, str) else model,
         trained=TrainedShape.everything(),
         length=length,
-        global_batch=rows * layout.replicas * accumulation,
+        global_batch=sequences * layout.replicas * accumulation,
         layout=layout,
         gpu=gpu,
     )
@@ -71,7 +71,7 @@ def job(model, gpu, gpus, length, rows, again=1, *, zero=3, tensor=1, accumulati
 
 
 def pose(length):
-    """PoSE's run: all of ZeRO-3 in the host's memory, 64 rows a step."""
+    """PoSE's run: all of ZeRO-3 in the host's memory, 64 sequences a step."""
     asked = job("llama2-7b", "v100-32", 8, length, max(1, 8192 // length), fused=False, global_batch=64, steps=1000)
     return replace(asked, layout=replace(asked.layout, offload_optimizer="cpu", offload_weights="cpu"))
 
@@ -116,10 +116,10 @@ ROWS = (
         job("llama2-7b", "a100-80", 8, 8192, 2),
     ),
     Row(
-        *("Llama-7B, 8 V100-32, 16k, 1,000 steps of 64 rows", POSE, "hours", 13.7, pose(16_384)),
-        "64 rows of 16,384 tokens in 49 s would be more than a V100's peak: fewer rows, or shorter ones",
+        *("Llama-7B, 8 V100-32, 16k, 1,000 steps of 64 sequences", POSE, "hours", 13.7, pose(16_384)),
+        "64 sequences of 16,384 tokens in 49 s would be more than a V100's peak: fewer, or shorter ones",
     ),
-    Row("the same, 2k (PoSE's own rows): middle of 3.5 to 3.8", POSE, "hours", 3.65, pose(2048), "fitted"),
+    Row("the same, 2k (PoSE's own sequences): middle of 3.5 to 3.8", POSE, "hours", 3.65, pose(2048), "fitted"),
     Row(
         *("the same, 16k, memory", POSE, "GB a GPU", 31, pose(16_384)),
         "it holds the logits of all tokens, with fp32 copies: 6 GB and more; its micro-batch is not known",

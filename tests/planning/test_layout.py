@@ -6,7 +6,8 @@ from tape_ds.planning.layout import PlannedLayout
 
 
 def test_ranks_that_read_and_ranks_that_shard():
-    """Sequence parallelism shares rows, and ZeRO shards over its ranks all the same; tensor parallelism takes them."""
+    """Sequence parallelism shares sequences, and ZeRO shards over its ranks all the same; tensor parallelism takes
+    them."""
     layout = PlannedLayout(gpus=64, tensor=2, sequence=4)
     assert layout.replicas == 8 and layout.shards == 32
 

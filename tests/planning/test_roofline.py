@@ -45,19 +45,19 @@ def test_attention_of_a_wide_value():
 @pytest.mark.parametrize("documents", [1, 16, 64])
 def test_packed_rows_cost_what_their_documents_do_in_as_many_calls(documents):
     """Documents of 8,192 / n tokens see each a n-th of the keys; nothing else of a step follows their number."""
-    row, packed = Plan(job()), Plan(job(documents=documents))
+    plain, packed = Plan(job()), Plan(job(documents=documents))
     assert roofline.work(packed.job).attention == 14 * UNIT / documents
-    assert roofline.work(packed.job).model == pytest.approx(roofline.work(row.job).model, rel=1e-12)
+    assert roofline.work(packed.job).model == pytest.approx(roofline.work(plain.job).model, rel=1e-12)
     assert (packed.step.linear, packed.step.memory_bound, packed.step.waiting) == pytest.approx(
-        (row.step.linear, row.step.memory_bound, row.step.waiting)
+        (plain.step.linear, plain.step.memory_bound, plain.step.waiting)
     )
 
 
 @pytest.mark.parametrize("gpu, slower", [("h100-80", 0.53 / 0.31), ("a100-80", 1.0)])
 def test_packed_rows_run_at_flash_attention_2_s_rate(gpu, slower):
-    """torch's call for packed rows has no other kernel, where rows without borders get cuDNN's on Hopper."""
-    row, packed = (Plan(job(gpu=gpu, documents=each)).step.attention for each in (None, 1))
-    assert packed / row == pytest.approx(slower)
+    """torch's call for packed sequences has no other kernel, where sequences without borders get cuDNN's on Hopper."""
+    plain, packed = (Plan(job(gpu=gpu, documents=each)).step.attention for each in (None, 1))
+    assert packed / plain == pytest.approx(slower)
 
 
 def test_a_frozen_base_has_no_gradients_of_its_weights():

@@ -45,7 +45,7 @@ def test_what_fits_nowhere_begins_with_the_least_it_needs():
 
 
 @pytest.mark.parametrize("layout", [{}, {"checkpoint_layers": 1}, {"sequence": 8, "checkpoint_layers": 1}])
-def test_the_longest_row_fits_and_a_longer_one_does_not(layout):
+def test_the_longest_sequence_fits_and_a_longer_one_does_not(layout):
     asked = job(trained=FROZEN, **layout)
     longest = search.largest_length(asked)
     step = search.LENGTH_STEP * asked.layout.sequence
@@ -58,9 +58,9 @@ def test_the_longest_row_fits_and_a_longer_one_does_not(layout):
 
 def test_the_largest_micro_batch_fits():
     asked = {"trained": FROZEN, "checkpoint_layers": 1}
-    rows = search.largest_micro_batch(job(**asked))
-    assert rows > 1
-    assert [Plan(job(**asked, micro_batch=each)).fits for each in (rows, rows + 1)] == [True, False]
+    sequences = search.largest_micro_batch(job(**asked))
+    assert sequences > 1
+    assert [Plan(job(**asked, micro_batch=each)).fits for each in (sequences, sequences + 1)] == [True, False]
 
 
 def test_a_search_of_70b_on_1024_gpus_takes_seconds():

@@ -64,7 +64,7 @@ MALFORMED = {
         "out of range",
         "1 to 52",
     ),
-    "rows that do not fit": ({"window": 18}, "window", "has 19 tokens", "19 or more"),
+    "sequences that do not fit": ({"window": 18}, "window", "has 19 tokens", "19 or more"),
     "tests shorter than training": ({"test_digits": 4}, "test_digits", "shorter than what is trained", "5"),
     "tests of numbers that nobody writes": ({"test_digits": 1001}, "test_digits", "too long", "1,000 or less"),
     "more than are found": ({"held_out_samples": 100_001}, "held_out_samples", "out of range", "0 to 100000"),
@@ -143,7 +143,7 @@ def test_drawn_positions_reach_the_tests():
 @pytest.mark.parametrize("encoding", positions.available())
 def test_every_encoding_can_be_asked_for(encoding):
     described = plan.describe(loaded(position_encoding=encoding, attention_backend="sdpa"))
-    assert f"encoding  {encoding}" in described and "rows of up to 19 tokens" in described
+    assert f"encoding  {encoding}" in described and "sequences of up to 19 tokens" in described
 
 
 def test_digits_can_be_given_places():
@@ -179,7 +179,7 @@ def test_shipped_recipes_load_for_any_encoding(name):
 
 @pytest.mark.parametrize("name, tokens", [("addition_20", 64), ("addition_40", 124)])
 def test_additions_at_paper_scale_have_the_published_settings(name, tokens):
-    """Table 5 of the TAPE paper, the rest from its code; rows are as long as its rows."""
+    """Table 5 of the TAPE paper, the rest from its code; sequences are as long as its rows."""
     recipe = load(["--recipe", f"arithmetic/{name}"], world_size=8)
     assert (recipe.global_batch_size, recipe.window, recipe.data.test_digits) == (
         512,

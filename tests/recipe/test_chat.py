@@ -35,7 +35,7 @@ MALFORMED = {
     "held out twice": ({"eval_data": ["stdlib"], "eval_share": 0.1}, "eval_share", "eval_data names", "one of the two"),
     "all held out": ({"eval_share": 1.0}, "eval_share", "out of range", "0 to below 1"),
     "another way to cut": ({"too_long": "truncate"}, "too_long", "wrong type", "cut, leave_out"),
-    "a row of one token": ({"max_tokens": 1}, "max_tokens", "out of range", "2 or more"),
+    "a sequence of one token": ({"max_tokens": 1}, "max_tokens", "out of range", "2 or more"),
     "no template there": ({"chat_template": "none.jinja"}, "chat_template", "cannot be read", "jinja"),
     "no model there": ({"model": "runs/none/trained"}, "model", "no such folder", "a folder"),
     "an adapter": ({"method": "lora"}, "method", "no field", "every parameter"),

@@ -1,4 +1,4 @@
-"""What an extension recipe says of its rows: contradictions, defaults that follow, and PoSE's recipes."""
+"""What an extension recipe says of its sequences: contradictions, defaults that follow, and PoSE's recipes."""
 
 import pytest
 
@@ -51,14 +51,14 @@ def test_options_of_pose_reach_its_draw():
     ("fields", "least"),
     [({}, 1024), (PACKED, 1), ({**PACKED, "packing": "single"}, 1024), ({**PACKED, "packing": "whole"}, 1)],
 )
-def test_documents_too_short_for_a_row_are_left_out_where_they_cannot_fill_it(fields, least):
+def test_documents_too_short_for_a_sequence_are_left_out_where_they_cannot_fill_it(fields, least):
     assert load(["--recipe", write(**fields)]).data.min_document_tokens == least
     assert load(["--recipe", write(**fields, min_document_tokens=7)]).data.min_document_tokens == 7
 
 
-def test_the_plan_says_how_rows_are_packed():
+def test_the_plan_says_how_sequences_are_packed():
     recipe = load(["--recipe", write(**PACKED, packing="whole", attend_across=True)])
-    assert "rows of 1,024 tokens (packed documents, whole, attending across)" in recipe.outline()["data"]
+    assert "sequences of 1,024 tokens (packed documents, whole, attending across)" in recipe.outline()["data"]
     assert "PoSE, 2 chunks of one document; documents below 1,024 left out" in load([]).outline()["data"]
 
 

@@ -103,7 +103,7 @@ MALFORMED = {
         "an update on",
     ),
     "nothing trained": ({"train_position": False, "train_norms": False}, "method", "tape", "train_norms"),
-    "rows longer than native": (
+    "sequences longer than native": (
         {"method": "drope", "rope_parameters": {}, "pose_chunks": 1, "window": 9000},
         "window",
         "9000",
@@ -396,7 +396,7 @@ def test_the_plan_says_what_factor_a_target_means():
     assert shown == "smollm2, 8,192 -> 16,384 positions, x2: a factor of 4 from 4,096"
 
 
-def test_drope_trains_rows_of_the_native_length():
+def test_drope_trains_sequences_of_the_native_length():
     """The target is only for use; a model that nobody has read yet has to be given the window."""
     fields = {"method": "drope", "rope_parameters": {}, "pose_chunks": 1}
     recipe = load(["--recipe", write(**fields, without=("window",))])

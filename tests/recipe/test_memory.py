@@ -60,7 +60,7 @@ def test_transformers_names_for_the_same(key, ours):
 
 
 @pytest.mark.parametrize("tiles, fits", [(1, True), (64, True), (65, False)])
-def test_tiles_of_a_row(tiles, fits):
+def test_tiles_of_a_sequence(tiles, fits):
     assert set(problems(Memory(mlp_tiles=tiles))) == (set() if fits else {"mlp_tiles"})
 
 
@@ -69,6 +69,6 @@ def test_tiles_whose_inside_would_be_kept():
     assert problems(Memory(mlp_tiles=4, checkpoint_layers="selective")) == {}
 
 
-def test_tiles_are_of_a_process_s_part_of_a_row():
-    assert "a process has 32 tokens of a row" in problems(Memory(mlp_tiles=33), shared_by=2)["mlp_tiles"]
+def test_tiles_are_of_a_process_s_part_of_a_sequence():
+    assert "a process has 32 tokens of a sequence" in problems(Memory(mlp_tiles=33), shared_by=2)["mlp_tiles"]
     assert problems(Memory(mlp_tiles=32), shared_by=2) == {}

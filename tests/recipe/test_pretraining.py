@@ -85,7 +85,7 @@ MALFORMED = {
     "empty vocabulary": ({"vocab_size": 0}, "vocab_size", "0", "1 or more"),
     "no such tokenizer": ({"tokenizer": "./gone"}, "tokenizer", "./gone", "hub id"),
     # data
-    "no row": ({"window": 1}, "window", "1", "2 or more"),
+    "no sequence": ({"window": 1}, "window", "1", "2 or more"),
     "no data": ({"train_data": []}, "train_data", "[]", "stdlib"),
     "epochs with weights": (
         {

@@ -1,4 +1,5 @@
-"""How processes share rows: what the batch then counts, and what is refused with a remedy before anything starts."""
+"""How processes share sequences: what the batch then counts, and what is refused with a remedy before anything
+starts."""
 
 from types import SimpleNamespace
 
@@ -18,13 +19,13 @@ def own_folder(tmp_path, monkeypatch):
 
 
 def test_batch_and_accumulation_count_groups():
-    """8 processes that share rows by fours read two batches at a time."""
+    """8 processes that share sequences by fours read two batches at a time."""
     recipe = extension.load(["--recipe", write(sequence_parallel_size=4)], world_size=8)
     assert recipe.layout().data == 2
     assert recipe.accumulation() == 8 // (2 * 2)
 
 
-def test_a_batch_that_nobody_writes_is_a_row_of_each_group():
+def test_a_batch_that_nobody_writes_is_a_sequence_of_each_group():
     file = write(without=["global_batch_size"], sequence_parallel_size=2)
     assert extension.load(["--recipe", file], world_size=8).global_batch_size == 2 * 4
 
@@ -96,7 +97,7 @@ def test_the_engine_is_not_told_of_it():
 
 
 @pytest.mark.parametrize("field", ["sequence_parallel_size", "tensor_parallel_size"])
-def test_the_engine_counts_a_row_once_for_every_process_that_reads_it(field):
+def test_the_engine_counts_a_sequence_once_for_every_process_that_reads_it(field):
     """Its train_batch_size is checked against all processes."""
     zero = {"zero_optimization": {"stage": 2}}
     for batch, right in ((16, True), (8, False)):
@@ -115,7 +116,7 @@ def test_heads_that_a_recipe_gives_are_checked_with_it(field):
 
 
 def test_the_engine_is_told_of_pieces_by_the_recipe_alone():
-    """And its own count of rows is that of whole ones: ranks with pieces of a model are one to it."""
+    """And its own count of sequences is that of whole ones: ranks with pieces of a model are one to it."""
     written = json_file(tensor_parallel={"autotp_size": 2})
     found, message = problems_of("--recipe", write(deepspeed=written), world_size=4)
     assert set(found) == {"deepspeed.tensor_parallel"} and "tensor_parallel_size in the recipe" in message

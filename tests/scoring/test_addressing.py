@@ -14,7 +14,8 @@ from tape_ds.scoring.exact_match import Marked
 
 
 class Oracle(nn.Module):
-    """Reads whole rows and says each next word, but for the first and then every ``spoilt``-th row of a batch."""
+    """Reads whole sequences and says each next word, but for the first and then every ``spoilt``-th sequence of a
+    batch."""
 
     def __init__(self, words, spoilt=None):
         super().__init__()
@@ -50,31 +51,31 @@ def test_an_oracle_has_all_right_and_answers_are_counted_one_by_one(name):
     assert (whole.correct, whole.answers, whole.rows) == (answers, answers, 40)
     batch = 10 * task.tokens(32)
     spoilt = addressing.ask(Oracle(len(task.vocabulary), spoilt=10), test, 40, 0, batch_tokens=batch)
-    assert 0 < spoilt.answers - spoilt.correct < spoilt.answers / 4, "the first row of each batch of ten"
+    assert 0 < spoilt.answers - spoilt.correct < spoilt.answers / 4, "the first sequence of each batch of ten"
 
 
 def test_foreseen_says_what_the_logits_say_wherever_targets_stand():
-    """Rows of unlike lengths share a batch, and each target is judged by the token before it."""
+    """Sequences of unlike lengths share a batch, and each target is judged by the token before it."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = TapeForCausalLM(
         TapeConfig(vocab_size=5, max_position_embeddings=32, initializer_range=0.5, pad_token_id=None, **sizes)
     ).eval()
-    rows, expected = [], []
+    sequences, expected = [], []
     for number in range(12):
         ids_T = torch.randint(5, (6 + number % 5,))
         targets_T = torch.rand(len(ids_T)) < 0.4
         targets_T[0], targets_T[-1] = False, True
         logits_TV = model(input_ids=ids_T[None]).logits[0]
         right_T = logits_TV[:-1].argmax(dim=-1) == ids_T[1:]
-        rows.append(Marked(ids_T, targets_T))
+        sequences.append(Marked(ids_T, targets_T))
         expected.append(right_T[targets_T[1:]].tolist())
-    assert exact_match.foreseen(model, rows) == expected
+    assert exact_match.foreseen(model, sequences) == expected
     flat = [each for one in expected for each in one]
     assert any(flat) and not all(flat)
 
 
-def test_the_interval_is_wilsons_of_the_rows():
+def test_the_interval_is_wilsons_of_the_sequences():
     """Known values: of 10 of 10 [0.7225, 1], of 50 of 100 [0.4038, 0.5962]."""
     assert Answered(32, "", 10, 10, 10, 0.5).interval == pytest.approx((0.7225, 1.0), abs=1e-4)
     assert Answered(32, "", 100, 100, 50, 0.5).interval == pytest.approx((0.4038, 0.5962), abs=1e-4)

@@ -14,19 +14,19 @@ def model():
 
 
 def asked():
-    """Three rows of unequal length with answers of unequal length, one of a single token."""
+    """Three sequences of unequal length with answers of unequal length, one of a single token."""
     return [Asked(tokens(1, length), targets) for length, targets in ((12, 5), (20, 1), (7, 6))]
 
 
 def test_it_is_the_loss_of_the_answers_tokens(model):
     """Against all logits at once."""
-    rows, sums, right = asked(), [], 0
-    for one in rows:
+    sequences, sums, right = asked(), [], 0
+    for one in sequences:
         logits_TV = model(one.input_ids_1T).logits[0, -one.targets - 1 : -1].double()
         targets_T = one.input_ids_1T[0, -one.targets :]
         sums.append(float(torch.nn.functional.cross_entropy(logits_TV, targets_T, reduction="sum").detach()))
         right += int((logits_TV.argmax(-1) == targets_T).sum())
-    found = answers.score(model, rows)
+    found = answers.score(model, sequences)
     assert found.nll == pytest.approx(sum(sums) / 12, rel=1e-5)
     assert (found.foreseen, found.targets, found.examples) == (right / 12, 12, 3)
 
@@ -39,8 +39,8 @@ def test_each_decides_who_scores_what(model):
         seen.extend(jobs)
         return [work(job) for job in reversed(jobs)][::-1]
 
-    rows = asked()
-    assert answers.score(model, rows, each=each) == answers.score(model, rows) and seen == rows
+    sequences = asked()
+    assert answers.score(model, sequences, each=each) == answers.score(model, sequences) and seen == sequences
 
 
 def test_there_and_back():

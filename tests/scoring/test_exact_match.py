@@ -93,8 +93,8 @@ def test_batches_are_bounded_and_of_similar_length(model, questions):
     for hook in hooks:
         hook.remove()
     assert len(seen) == len(heads) > 4
-    assert all(rows * tokens <= 40 for rows, tokens in seen)
-    assert sum(rows for rows, _ in seen) == len(made) and sum(heads) == sum(one.targets for one in made)
+    assert all(sequences * tokens <= 40 for sequences, tokens in seen)
+    assert sum(sequences for sequences, _ in seen) == len(made) and sum(heads) == sum(one.targets for one in made)
 
 
 def test_every_batch_is_shared_out(model, questions):

@@ -50,7 +50,7 @@ def test_cache_and_pieces_change_nothing(encoding, settings):
     assert greedy(model, PROMPTS, **settings) == [by_full_passes(model, prompt) for prompt in PROMPTS]
 
 
-def test_an_end_stops_its_own_row():
+def test_an_end_stops_its_own_sequence():
     model = tiny_model()
     whole = greedy(model, PROMPTS)
     end = next(token for token in whole[0][2:] if token not in whole[0][:2])

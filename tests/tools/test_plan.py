@@ -24,7 +24,7 @@ def test_a_plan_names_every_part(capsys):
     assert code == 0
     for part in ("weights", "optimizer", "checkpoints", "position states", "buckets", "reserve", "checkpoint on disk"):
         assert part in out
-    for part in ("TFLOP", "weights gathered", "attention", "tokens/s", "MFU", "GPU-hours", "longest row"):
+    for part in ("TFLOP", "weights gathered", "attention", "tokens/s", "MFU", "GPU-hours", "longest sequence"):
         assert part in out
     assert "at 2 for a GPU and hour" in out and "predicted" in out and "fits: " in out and "sent by a GPU" in out
 

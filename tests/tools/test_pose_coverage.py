@@ -30,17 +30,19 @@ def written(output, *arguments):
     return result, table
 
 
-def test_the_demo_s_rows(tmp_path, capsys):
+def test_the_demo_s_sequences(tmp_path, capsys):
     result, table = written(tmp_path / "out", *MADE_UP, "--recipe", "demo")
     figures = result.figures
     assert (figures["rows"], figures["queries"], figures["window"]) == (128, 128 * 1024, 1024)
     assert figures["distances"]["to"] == 16383 and figures["distances_beyond_the_window"]["from"] == 1024
     assert 0.9 < figures["distances"]["seen"] < 1
     assert (table[0]["from"], table[-1]["to"]) == ("1", "16383")
-    assert sum(int(row["pairs"]) for row in table) == 128 * 1024 * 1023 // 2, "every pair of every row is somewhere"
+    assert sum(int(row["pairs"]) for row in table) == 128 * 1024 * 1023 // 2, (
+        "every pair of every sequence is somewhere"
+    )
     assert result.command[:3] == ["pose_coverage.py", *MADE_UP] and result.data == {}
     assert result.config["target_length"] == 16384
-    assert "demo: 128 rows, PoSE, 2 chunks" in capsys.readouterr().out
+    assert "demo: 128 sequences, PoSE, 2 chunks" in capsys.readouterr().out
 
 
 def test_fields_of_the_recipe_can_be_overridden(tmp_path):
@@ -50,8 +52,8 @@ def test_fields_of_the_recipe_can_be_overridden(tmp_path):
     assert result.config["pose_chunks"] == 4 and table[-1]["to"] == "32767"
 
 
-def test_packed_rows_see_their_documents_alone(tmp_path):
-    """Documents of 100 tokens in rows of 1,024: nothing beyond distance 99."""
+def test_packed_sequences_see_their_documents_alone(tmp_path):
+    """Documents of 100 tokens in sequences of 1,024: nothing beyond distance 99."""
     packed = ["--pose_chunks", "1", "--document_tokens", "100"]
     figures = written(tmp_path / "one", *packed)[0].figures
     assert figures["distances"]["longest"] == 99
@@ -60,7 +62,7 @@ def test_packed_rows_see_their_documents_alone(tmp_path):
 
 
 def test_real_data_are_those_of_the_run(tmp_path, monkeypatch):
-    """With a tokenizer and text: the very rows that the run reads, counted one by one."""
+    """With a tokenizer and text: the very sequences that the run reads, counted one by one."""
     from tests.data.conftest import build_tokenizer
 
     (tmp_path / "text.txt").write_text("for letter in the alphabet: skip a few\n" * 40)
@@ -69,8 +71,8 @@ def test_real_data_are_those_of_the_run(tmp_path, monkeypatch):
     spec = f"text:{tmp_path}/text.txt"
     fields = ["--train_data", spec, "--window", "64", "--eval_data", "", "--data_cache", str(tmp_path / "cache")]
     result, _ = written(tmp_path / "out", *fields, "--samples", "9")
-    rows = pose_coverage.real_rows(load(fields, world_size=1))
-    layouts = [(rows[i]["position_ids"].numpy(), rows[i]["document_ids"].numpy()) for i in range(9)]
+    sequences = pose_coverage.real_sequences(load(fields, world_size=1))
+    layouts = [(sequences[i]["position_ids"].numpy(), sequences[i]["document_ids"].numpy()) for i in range(9)]
     assert result.figures["distances"] == coverage.measure(layouts, 16384).summary()
     assert list(result.data) == [spec]
 

@@ -71,7 +71,7 @@ def test_data_are_what_they_hold_and_not_where_they_lie():
 
 
 def test_weights_may_not_change():
-    """Other weights would count other rows as read already. Only their proportions matter."""
+    """Other weights would count other sequences as read already. Only their proportions matter."""
 
     def weighted(*weights):
         names = ("stdlib:ast.py", "stdlib:ssl.py")

@@ -46,7 +46,7 @@ def test_a_training_is_the_same(tmp_path, method, memory, tolerance):
 def test_what_was_done_and_what_came_of_it_is_said(tmp_path, capsys):
     train(tmp_path, EVERYTHING, activation_checkpointing=True)
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("memory: ")]
-    state = hidden = 2 * 16 * 32 * 4  # of one block: rows, tokens, columns, fp32
+    state = hidden = 2 * 16 * 32 * 4  # of one block: sequences, tokens, columns, fp32
     assert said == [
         "memory: in 4 tiles: feed-forward (3)",
         "memory: computed again in the backward: 3 blocks, selective",

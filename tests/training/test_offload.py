@@ -10,7 +10,7 @@ from tape_ds.training.memory_savings import InputOffload
 from tests.model.helpers import gradients, tiny_model, tokens
 
 CPU = torch.device("cpu")
-ROWS, LENGTH = 2, 13
+SEQUENCES, LENGTH = 2, 13
 
 
 def outcome(model, ids):
@@ -24,14 +24,14 @@ def outcome(model, ids):
 def bytes_per_block(model):
     """Of the hidden states, and of the position state, in fp32."""
     config = model.config
-    hidden = ROWS * LENGTH * config.hidden_size * 4
-    return hidden, ROWS * LENGTH * config.num_key_value_heads * config.head_dim * 4
+    hidden = SEQUENCES * LENGTH * config.hidden_size * 4
+    return hidden, SEQUENCES * LENGTH * config.num_key_value_heads * config.head_dim * 4
 
 
 @pytest.mark.parametrize("layers", [1, 2, "selective", "selective_matmuls"])
 @pytest.mark.parametrize("heads, encoding", [("mha", "rope"), ("gqa", "tape"), ("mqa", "tape scale")])
 def test_gradients_are_the_same_to_the_last_bit(heads, encoding, layers):
-    model, ids = tiny_model(heads, encoding).train(), tokens(ROWS, LENGTH)
+    model, ids = tiny_model(heads, encoding).train(), tokens(SEQUENCES, LENGTH)
     expected = outcome(model, ids)
     offload = InputOffload(CPU, keep_last=0)
     use_recompute(model, layers, offload)
@@ -44,7 +44,7 @@ def test_gradients_are_the_same_to_the_last_bit(heads, encoding, layers):
 @pytest.mark.parametrize("encoding, states", [("rope", 0), ("tape", 2)])
 def test_hidden_and_position_state_of_every_block_are_moved(encoding, states):
     """Three blocks: three hidden states; a position state goes into all blocks but the first."""
-    model, ids = tiny_model("gqa", encoding).train(), tokens(ROWS, LENGTH)
+    model, ids = tiny_model("gqa", encoding).train(), tokens(SEQUENCES, LENGTH)
     hidden, state = bytes_per_block(model)
     offload = InputOffload(CPU, keep_last=0)
     use_recompute(model, 1, offload)
@@ -56,7 +56,7 @@ def test_hidden_and_position_state_of_every_block_are_moved(encoding, states):
 
 def test_the_last_inputs_stay_where_they_are():
     """The backward begins with them."""
-    model, ids = tiny_model("gqa", "tape").train(), tokens(ROWS, LENGTH)
+    model, ids = tiny_model("gqa", "tape").train(), tokens(SEQUENCES, LENGTH)
     hidden, state = bytes_per_block(model)
     expected = outcome(model, ids)
     offload = InputOffload(CPU, keep_last=2)
@@ -67,7 +67,7 @@ def test_the_last_inputs_stay_where_they_are():
 
 
 def test_a_forward_without_a_backward_leaves_nothing_behind():
-    model, ids = tiny_model("gqa", "tape").train(), tokens(ROWS, LENGTH)
+    model, ids = tiny_model("gqa", "tape").train(), tokens(SEQUENCES, LENGTH)
     offload = InputOffload(CPU, keep_last=0)
     use_recompute(model, 1, offload)
     loss = model(ids, labels=ids).loss
@@ -79,7 +79,7 @@ def test_a_forward_without_a_backward_leaves_nothing_behind():
 
 def test_the_copy_is_a_copy():
     """What happens to a block's input between forward and backward does not reach the gradients."""
-    model, ids = tiny_model("gqa", "tape").train(), tokens(ROWS, LENGTH)
+    model, ids = tiny_model("gqa", "tape").train(), tokens(SEQUENCES, LENGTH)
     expected = outcome(model, ids)
     model.zero_grad()
     use_recompute(model, 1, InputOffload(CPU, keep_last=0))
@@ -96,7 +96,7 @@ def test_the_copy_is_a_copy():
 
 
 def test_nothing_is_moved_where_nothing_is_computed_again():
-    model, ids = tiny_model("gqa", "tape").eval(), tokens(ROWS, LENGTH)
+    model, ids = tiny_model("gqa", "tape").eval(), tokens(SEQUENCES, LENGTH)
     offload = InputOffload(CPU, keep_last=0)
     use_recompute(model, 1, offload)
     outcome(model, ids)
@@ -106,7 +106,7 @@ def test_nothing_is_moved_where_nothing_is_computed_again():
 @pytest.mark.gpu
 def test_on_a_gpu_the_device_holds_less_between_forward_and_backward():
     device = torch.device("cuda")
-    model, ids = tiny_model("gqa", "tape").train().to(device), tokens(ROWS, 4096).to(device)
+    model, ids = tiny_model("gqa", "tape").train().to(device), tokens(SEQUENCES, 4096).to(device)
     expected = outcome(model, ids)
     held = {}
     for name in ("without", "with"):

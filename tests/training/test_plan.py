@@ -13,7 +13,7 @@ from tools import plan as tools_plan
 
 def test_the_plan_says_batch_steps_and_engine():
     shown = plan.describe(load([], world_size=2))
-    assert "8 rows = 8,192 tokens a step: 1 per device x 2 processes x 4 accumulation" in shown
+    assert "8 sequences = 8,192 tokens a step: 1 per device x 2 processes x 4 accumulation" in shown
     assert "smollm2, 8,192 -> 16,384 positions, x2\n" in shown and "ZeRO-1, bf16" in shown and "PoSE, 2 chunks" in shown
 
 
@@ -33,7 +33,7 @@ def test_the_plan_says_what_is_trained(arguments, trained):
 
 
 def test_a_method_without_steps_asks_for_none():
-    """RoPE scaling alone: no batch has to divide by the processes, and nothing says that rows are read."""
+    """RoPE scaling alone: no batch has to divide by the processes, and nothing says that sequences are read."""
     lines = plan.describe(load(["--method", "yarn", "--max_steps", "-1"], world_size=3))
     assert "yarn, training nothing" in lines and "none is read" in lines and "no DeepSpeed" in lines
     assert "tokens a step" not in lines and "steps " not in lines

@@ -98,12 +98,12 @@ def test_nothing_to_draw_is_an_error(tmp_path):
 def test_coverage_marks_what_was_never_seen(tmp_path, drawn):
     """Distances 1 to 7, of which 4 to 7 have no pair at all and 2 or 3 has none."""
     bins = Coverage(np.array([10, 9, 4, 0, 0, 0, 0, 0]), 1).bins(per_octave=1)
-    path = plots.coverage(bins, tmp_path / "c.png", label="demo: 1 row", window=4, target=8)
+    path = plots.coverage(bins, tmp_path / "c.png", label="demo: 1 sequence", window=4, target=8)
     assert path.read_bytes().startswith(PNG)
     axes = drawn[0].axes[0]
     assert legend(drawn[0]) == [
-        *("rows of 8 tokens", "demo: 1 row", "least to most"),
-        *("distances never seen: 71.4% of all", "tokens of a row, 4"),
+        *("sequences of 8 tokens", "demo: 1 sequence", "least to most"),
+        *("distances never seen: 71.4% of all", "tokens of a sequence, 4"),
     ]
     whole, own, window = axes.lines
     assert list(whole.get_ydata()) == pytest.approx([7 / 8, 5.5 / 8, 2.5 / 8])

@@ -58,7 +58,7 @@ def test_what_is_left_in_the_folder(recorded):
 
 
 def test_the_window_has_the_steps_that_were_named(recorded):
-    """The third and fourth of six, the reading of their rows among them."""
+    """The third and fourth of six, the reading of their sequences among them."""
     folder, _ = recorded
     with gzip.open(folder / "profile" / "trace_rank0.json.gz", "rt") as file:
         events = json.load(file)["traceEvents"]

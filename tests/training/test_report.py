@@ -12,7 +12,7 @@ class Nothing:
     names = ("model.norm.weight",)
     parameter_counts = (10, 1)
     tokens_per_step = 100
-    rows = ()
+    sequences = ()
 
     def __init__(self, output):
         self.output = output

@@ -18,19 +18,20 @@ def test_weights_are_16_bit_only_under_an_engine():
 
 
 def test_what_is_not_trained_is_scored_in_the_precision_of_what_is():
-    """RoPE scaling alone, without an engine, were scored in fp32 beside rows in bf16, at twice the memory."""
+    """RoPE scaling alone, without an engine, were scored in fp32 beside sequences in bf16, at twice the memory."""
     assert run.weights_dtype(SimpleNamespace(deepspeed=None, bf16=True, fp16=False), trains=False) == torch.bfloat16
     assert run.weights_dtype(SimpleNamespace(deepspeed=None, bf16=False, fp16=False), trains=False) == torch.float32
 
 
 @pytest.mark.parametrize(
-    ("steps", "epochs", "rows", "samples"), [(5, 3.0, 100, 40), (-1, 2.0, 10, 24), (-1, 0.5, 16, 8), (-1, 1.0, 1, 8)]
+    ("steps", "epochs", "sequences", "samples"),
+    [(5, 3.0, 100, 40), (-1, 2.0, 10, 24), (-1, 0.5, 16, 8), (-1, 1.0, 1, 8)],
 )
-def test_samples_are_whole_steps(steps, epochs, rows, samples):
-    """Steps decide where they are given; else epochs do, rounded up to steps of 8 rows."""
+def test_samples_are_whole_steps(steps, epochs, sequences, samples):
+    """Steps decide where they are given; else epochs do, rounded up to steps of 8 sequences."""
     values = {"max_steps": steps, "num_train_epochs": epochs}
     recipe = SimpleNamespace(trainer_value=values.get, global_batch_size=8)
-    assert run.sample_count(recipe, rows) == samples
+    assert run.sample_count(recipe, sequences) == samples
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ from tests.model.helpers import tiny_config, tokens
 LENGTH, STEPS = 16, 6
 
 
-class Rows(torch.utils.data.Dataset):
-    """Row i depends on i alone; says which rows were asked for."""
+class Sequences(torch.utils.data.Dataset):
+    """Sequence i depends on i alone; says which sequences were asked for."""
 
     def __init__(self):
         self.asked = []
@@ -47,7 +47,9 @@ class Rows(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": ids.clone(), "position_ids": places, "document_ids": 0 * places}
 
 
-def build(folder, rows=None, method="tape", lora_alpha=4, optimization=None, teacher=None, **changes) -> TapeTrainer:
+def build(
+    folder, sequences=None, method="tape", lora_alpha=4, optimization=None, teacher=None, **changes
+) -> TapeTrainer:
     """A trainer on a tiny model; the same weights each time."""
     torch.manual_seed(5)
     model = TapeForCausalLM(tiny_config(tie_word_embeddings=True, attention_dropout=0.0))
@@ -77,13 +79,13 @@ def build(folder, rows=None, method="tape", lora_alpha=4, optimization=None, tea
         flops_per_token=1.0,
         model=prepared.model,
         args=arguments,
-        train_dataset=rows or Rows(),
+        train_dataset=sequences or Sequences(),
         data_collator=collate,
     )
 
 
 def teacher() -> Teacher:
-    """The model that :func:`build` starts from, with plain RoPE and fewer native tokens than a row has."""
+    """The model that :func:`build` starts from, with plain RoPE and fewer native tokens than a sequence has."""
     torch.manual_seed(5)
     config = tiny_config(encoding="rope", tie_word_embeddings=True, attention_dropout=0.0)
     return Teacher(TapeForCausalLM(config), LENGTH // 2, 0.25)
@@ -96,9 +98,9 @@ def losses(trainer) -> list[float]:
 
 def test_samples_come_in_their_own_order(tmp_path):
     """A shuffling sampler on top would change the data with the number of ranks."""
-    rows = Rows()
-    build(tmp_path, rows).train()
-    assert rows.asked == list(range(2 * STEPS))
+    sequences = Sequences()
+    build(tmp_path, sequences).train()
+    assert sequences.asked == list(range(2 * STEPS))
 
 
 @pytest.mark.parametrize("method", ["tape", "lora", "full"])
@@ -107,11 +109,11 @@ def test_resumed_equals_uninterrupted_to_the_last_digit(tmp_path, method):
     own = Optimization(position_learning_rate="3x", position_weight_decay=0.2)
     whole = build(tmp_path / "whole", method=method, optimization=own, weight_decay=0.1)
     whole.train()
-    rows = Rows()
-    rest = build(tmp_path / "rest", rows, method=method, optimization=own, weight_decay=0.1)
+    sequences = Sequences()
+    rest = build(tmp_path / "rest", sequences, method=method, optimization=own, weight_decay=0.1)
     rest.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     assert losses(rest)[-3:] == losses(whole)[-3:]
-    assert rows.asked == list(range(6, 12)), "rows of the first half were read again"
+    assert sequences.asked == list(range(6, 12)), "sequences of the first half were read again"
     for (name, mine), other in zip(rest.model.named_parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(mine, other), name
 

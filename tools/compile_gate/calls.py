@@ -24,7 +24,7 @@ from tools.compile_gate.launches import DEVICE
 
 Calls = Iterator[tuple[str, Callable[[], object]]]
 WHOLE, ODD = 8192, 8187
-"""Tokens of a row: of the main recipe, and of some text."""
+"""Tokens of a sequence: of the main recipe, and of some text."""
 
 
 class ModelShape(NamedTuple):
@@ -80,7 +80,7 @@ def attention(model: ModelShape, dtype: torch.dtype, queries: int, keys: int) ->
 
 
 def documents(tokens: int) -> Tensor:
-    """Of a packed row."""
+    """Of a packed sequence."""
     return torch.empty(1, tokens, dtype=torch.int64, device=DEVICE)
 
 

@@ -50,7 +50,7 @@ class PlannedRun:
 
     @property
     def seed(self) -> int:
-        """Decides the weights that it starts from and the rows that it sees."""
+        """Decides the weights that it starts from and the sequences that it sees."""
         return int(self.recipe.trainer_value("seed"))
 
     @property

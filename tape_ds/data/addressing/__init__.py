@@ -1,1 +1,2 @@
-"""Tasks whose answer stands at a place that only the row's own content names: drawn on the fly, with an exact split."""
+"""Tasks whose answer stands at a place that only the sequence's own content names: drawn on the fly, with an exact
+split."""

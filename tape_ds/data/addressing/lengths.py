@@ -11,11 +11,11 @@ REACHES = (1, 1.5, 2)
 
 @dataclass(frozen=True)
 class Test:
-    """Rows that are asked together: of one kind and one length."""
+    """Sequences that are asked together: of one kind and one length."""
 
     length: int
     kind: str
-    """What tells them from rows of training, beside their length; empty: nothing."""
+    """What tells them from sequences of training, beside their length; empty: nothing."""
     task: AddressingTask
 
     def __str__(self) -> str:
@@ -23,12 +23,12 @@ class Test:
 
 
 def tests(task: AddressingTask, lengths: Sequence[int]) -> list[Test]:
-    """Return every kind of rows that the task is tested on, at every length."""
+    """Return every kind of sequences that the task is tested on, at every length."""
     return [Test(length, kind, tested) for kind, tested in task.tested().items() for length in lengths]
 
 
 def reached(task: AddressingTask, trained: int) -> list[int]:
-    """Return lengths of tests for a model that is trained up to ``trained``, none longer than rows can be."""
+    """Return lengths of tests for a model that is trained up to ``trained``, none longer than sequences can be."""
     step = task.step
     return sorted({min(int(trained * reach) // step * step, task.longest) for reach in REACHES})
 

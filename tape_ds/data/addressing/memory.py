@@ -10,7 +10,7 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tape_ds.data.addressing.task import LONGEST, AddressingRow, AddressingTask
+from tape_ds.data.addressing.task import LONGEST, AddressingSequence, AddressingTask
 
 WRITE, READ, IGNORE = "w", "r", "i"
 
@@ -51,14 +51,14 @@ class FlipFlop(AddressingTask):
 
     @property
     def shortest(self) -> int:
-        """With nothing but ignores in between, 2,048 rows."""
+        """With nothing but ignores in between, 2,048 sequences."""
         return 24
 
     def tokens(self, length: int) -> int:
-        """The length is that of the row."""
+        """The length is that of the sequence."""
         return length
 
-    def draw(self, generator: random.Random, length: int) -> AddressingRow:
+    def draw(self, generator: random.Random, length: int) -> AddressingSequence:
         """Instruction by instruction."""
         change = (1 - self.ignore) / 2
         between = generator.choices((WRITE, READ, IGNORE), (change, change, self.ignore), k=length // 2 - 2)
@@ -72,7 +72,7 @@ class FlipFlop(AddressingTask):
             elif instruction == WRITE:
                 written = bit
             words += (instruction, bit)
-        return AddressingRow(tuple(words), tuple(answers))
+        return AddressingSequence(tuple(words), tuple(answers))
 
     def tested(self) -> Mapping[str, AddressingTask]:
         """As trained, and with other probabilities of an ignore."""
@@ -116,21 +116,21 @@ class SelectiveCopy(AddressingTask):
 
     @property
     def shortest(self) -> int:
-        """With some blanks, and rows enough."""
+        """With some blanks, and sequences enough."""
         return self.items + 4
 
     def tokens(self, length: int) -> int:
         """Items and blanks, the bar, and the items again."""
         return length + 1 + self.items
 
-    def draw(self, generator: random.Random, length: int) -> AddressingRow:
+    def draw(self, generator: random.Random, length: int) -> AddressingSequence:
         """Return places first, then items."""
         places = sorted(generator.sample(range(length), self.items))
         copied = generator.choices(string.ascii_letters[: self.values], k=self.items)
         words = ["_"] * length
         for place, item in zip(places, copied, strict=True):
             words[place] = item
-        return AddressingRow((*words, "|", *copied), tuple(range(length + 1, self.tokens(length))))
+        return AddressingSequence((*words, "|", *copied), tuple(range(length + 1, self.tokens(length))))
 
     def bounds(self) -> dict[str, tuple[float, float]]:
         """The alphabet ends."""
@@ -141,7 +141,7 @@ class SelectiveCopy(AddressingTask):
 class Recall(AddressingTask):
     """``k3 v7 k1 v2 ... k1 v2``: keys with values, and then some of the keys again, whose values are the answers.
 
-    The keys of a row are different from one another, and so are those that are asked for; values are uniform and
+    The keys of a sequence are different from one another, and so are those that are asked for; values are uniform and
     independent.
     """
 
@@ -173,7 +173,7 @@ class Recall(AddressingTask):
 
     @property
     def shortest(self) -> int:
-        """A pair for each query, and rows enough."""
+        """A pair for each query, and sequences enough."""
         return 2 * max(self.queries, 4)
 
     @property
@@ -185,15 +185,15 @@ class Recall(AddressingTask):
         """Pairs, and as many tokens for each query."""
         return length + 2 * self.queries
 
-    def draw(self, generator: random.Random, length: int) -> AddressingRow:
+    def draw(self, generator: random.Random, length: int) -> AddressingSequence:
         """Pairs first, then which of them are asked for."""
         chosen = generator.sample(range(self.keys), length // 2)
         values = generator.choices(range(self.values), k=len(chosen))
         pairs = [(f"k{key}", f"v{value}") for key, value in zip(chosen, values, strict=True)]
         pairs += generator.sample(pairs, self.queries)
         words = tuple(word for pair in pairs for word in pair)
-        return AddressingRow(words, tuple(range(length + 1, len(words), 2)))
+        return AddressingSequence(words, tuple(range(length + 1, len(words), 2)))
 
     def bounds(self) -> dict[str, tuple[float, float]]:
-        """Enough for different rows."""
+        """Enough for different sequences."""
         return {"keys": (8, LONGEST // 2), "values": (2, LONGEST), "queries": (1, self.keys)}

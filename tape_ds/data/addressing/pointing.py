@@ -10,7 +10,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tape_ds.data.addressing.task import AddressingRow, AddressingTask
+from tape_ds.data.addressing.task import AddressingSequence, AddressingTask
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Pointing(AddressingTask):
 
     @property
     def shortest(self) -> int:
-        """Room for all markers where every k can be asked, and rows enough."""
+        """Room for all markers where every k can be asked, and sequences enough."""
         return max(16, self.most + 2 * self.markers)
 
     def tokens(self, length: int) -> int:
@@ -66,7 +66,7 @@ class Pointing(AddressingTask):
     def target(self, place: int, k: int) -> int:
         """Return the place that is asked for, of a marker's place and k."""
 
-    def draw(self, generator: random.Random, length: int) -> AddressingRow:
+    def draw(self, generator: random.Random, length: int) -> AddressingSequence:
         """No question is for a place that has a marker, and none is asked twice."""
         markers = range(1, self.markers + 1)
         places = dict(zip(markers, generator.sample(self.places(length), self.markers), strict=True))
@@ -83,7 +83,7 @@ class Pointing(AddressingTask):
         asked = generator.sample(can_be_asked, self.queries)
         for marker, k in asked:
             words += (f"?{marker}", str(k), words[self.target(places[marker], k)])
-        return AddressingRow(tuple(words), tuple(range(length + 2, len(words), 3)))
+        return AddressingSequence(tuple(words), tuple(range(length + 2, len(words), 3)))
 
     def bounds(self) -> dict[str, tuple[float, float]]:
         """Of one letter there would be nothing to tell, and the alphabet ends."""

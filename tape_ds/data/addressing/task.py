@@ -1,4 +1,4 @@
-"""What every task of this folder is: words of a row, which of them are answers, and the options of a recipe."""
+"""What every task of this folder is: words of a sequence, which of them are answers, and the options of a recipe."""
 
 import random
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ LONGEST = 4096
 
 
 @dataclass(frozen=True)
-class AddressingRow:
+class AddressingSequence:
     """A text with its answers in it."""
 
     words: tuple[str, ...]
@@ -25,18 +25,18 @@ class AddressingRow:
 
 @dataclass(frozen=True)
 class AddressingTask(ABC):
-    """A kind of row. A subclass's fields are its options: integers and floats."""
+    """A kind of sequence. A subclass's fields are its options: integers and floats."""
 
     name: ClassVar[str]
     counts: ClassVar[str]
-    """What the length of a row counts."""
+    """What the length of a sequence counts."""
     step: ClassVar[int] = 1
     """Lengths are multiples of it."""
 
     @property
     @abstractmethod
     def words(self) -> tuple[str, ...]:
-        """Every word that a row may have, in the order of their ids."""
+        """Every word that a sequence may have, in the order of their ids."""
 
     @property
     @abstractmethod
@@ -51,7 +51,7 @@ class AddressingTask(ABC):
     @property
     @abstractmethod
     def shortest(self) -> int:
-        """The smallest length for which there are rows enough to train and to test on."""
+        """The smallest length for which there are sequences enough to train and to test on."""
 
     @property
     def longest(self) -> int:
@@ -60,11 +60,11 @@ class AddressingTask(ABC):
 
     @abstractmethod
     def tokens(self, length: int) -> int:
-        """Return tokens of a row of this length, all its answers among them."""
+        """Return tokens of a sequence of this length, all its answers among them."""
 
     @abstractmethod
-    def draw(self, generator: random.Random, length: int) -> AddressingRow:
-        """Return a row of exactly this length."""
+    def draw(self, generator: random.Random, length: int) -> AddressingSequence:
+        """Return a sequence of exactly this length."""
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ class AddressingTask(ABC):
         return (*SPECIAL, *self.words)
 
     def tested(self) -> Mapping[str, "AddressingTask"]:
-        """Return the kinds of rows that a model of this task is tested on, by what tells them apart."""
+        """Return the kinds of sequences that a model of this task is tested on, by what tells them apart."""
         return {"": self}
 
     @abstractmethod

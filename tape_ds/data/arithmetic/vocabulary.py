@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
-"""Ids of the special tokens. Rows have no BOS, as published."""
+"""Ids of the special tokens. Sequences have no BOS, as published."""
 
 
 def tokenizer(task_name: str) -> "PreTrainedTokenizerFast":
     """Return the tokenizer of a task; ``AutoTokenizer`` reads the folder that it is saved in.
 
-    It adds nothing to a text: the rows of training add EOS, and a prompt is encoded as it stands.
+    It adds nothing to a text: the sequences of training add EOS, and a prompt is encoded as it stands.
 
     Raises:
         KeyError: there is no such task.

@@ -103,7 +103,7 @@ def _ids(text: str, tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
 
 
 def _common(ids: np.ndarray, others: np.ndarray) -> int:
-    """Return how many tokens two rows begin with alike."""
+    """Return how many tokens two sequences begin with alike."""
     length = min(len(ids), len(others))
     differing = np.flatnonzero(ids[:length] != others[:length])
     return int(differing[0]) if len(differing) else length

@@ -94,7 +94,7 @@ def answer_ids(
         max_tokens: of the answer without EOS; :attr:`tape_ds.data.scrolls.datasets.Dataset.answer_tokens`.
         reference_format: the answer begins as a text of its own does (Llama: with BOS), which counts among them.
     """
-    assert tokenizer.eos_token_id is not None, "checked before rows are made"
+    assert tokenizer.eos_token_id is not None, "checked before sequences are made"
     ids = encode(output, tokenizer, begin=reference_format)
     return [*ids[:max_tokens], int(tokenizer.eos_token_id)], max(0, len(ids) - max_tokens)
 

@@ -1,4 +1,4 @@
-"""Weights of data sources: which share of the tokens of the training rows each of them gives.
+"""Weights of data sources: which share of the tokens of the training sequences each of them gives.
 
 A list of data is plain, ``["stdlib", "text:a.txt"]``: everything is read as often as everything else. Or each of its
 entries has a weight, ``[{"source": "stdlib", "weight": 3}, {"source": "text:a.txt", "weight": 1}]``: three quarters of

@@ -82,7 +82,7 @@ def attend_values(
 
     Raises:
         ValueError: unknown backend, one that cannot compute this call here, queries that stand outside the key axis,
-            borders of other rows, or an input so long that the only way left would hold the whole T x S matrix.
+            borders of other sequences, or an input so long that the only way left would hold the whole T x S matrix.
     """
     call = complete(q_BHTK, k_BGSK, tuple(values), causal, borders, offset, scale, score_bias)
     return backends.run(backends.choose(backend, call), call)

@@ -79,7 +79,7 @@ class StoredChoice(NamedTuple):
     value_width: int
     """Of all values together."""
     packed: bool
-    """Whether rows hold several documents, or padding."""
+    """Whether sequences hold several documents, or padding."""
     min_tokens: int
     """Fewest queries."""
     max_tokens: int

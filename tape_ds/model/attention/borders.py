@@ -1,10 +1,11 @@
-"""Where documents begin and end in the rows of one forward: worked out once, and handed ready to every layer.
+"""Where documents begin and end in the sequences of one forward: worked out once, and handed ready to every layer.
 
 Masks read the ids of documents. Kernels for packed sequences (``torch.nn.attention.varlen``, flash-attn) read where
 each document begins in one long sequence of tokens, and how long the longest is. Working that out from ids makes a GPU
 wait for the host, so it happens in front of the layers, or not at all where the collator says it (``cu_seq_lens_q``).
 
-Shape letters: B batch, T queries of a row, S keys of a row, N documents, P tokens of all documents, without padding.
+Shape letters: B batch, T queries of a sequence, S keys of a sequence, N documents, P tokens of all documents, without
+padding.
 """
 
 from collections.abc import Callable, Hashable
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 Made = TypeVar("Made")
 
 FEW_QUERIES = 16
-"""Up to this many queries in a row are a step of decoding: a mask for them is small, and nothing is worked out."""
+"""Up to this many queries in a sequence are a step of decoding: a mask for them is small, and nothing is worked out."""
 
 
 class Packed(NamedTuple):
@@ -37,7 +38,7 @@ class Packed(NamedTuple):
 
 
 class Borders:
-    """Documents and padding of rows of S keys, T of which are queries.
+    """Documents and padding of sequences of S keys, T of which are queries.
 
     Args:
         ids_BS: integers, the document of each key; below 0 is padding.
@@ -91,41 +92,41 @@ class Borders:
 
 
 def borders_of(ids_BS: Tensor, queries: int, offset: int | Tensor = 0) -> Borders | None:
-    """Return the borders of rows whose documents are told by their ids.
+    """Return the borders of sequences whose documents are told by their ids.
 
-    None where no row has padding or a second document; a compiled graph cannot look and always gets borders.
+    None where no sequence has padding or a second document; a compiled graph cannot look and always gets borders.
     """
     if not torch.compiler.is_compiling() and bool(((ids_BS == ids_BS[:, :1]) & (ids_BS >= 0)).all()):
         return None
     return Borders(ids_BS, queries, offset)
 
 
-def borders_of_packed_rows(cu_seq_lens: Tensor, longest: int, rows: int, tokens: int) -> Borders | None:
-    """Return the borders of rows filled with documents to the last token, as a collator tells them.
+def borders_of_packed_sequences(cu_seq_lens: Tensor, longest: int, sequences: int, tokens: int) -> Borders | None:
+    """Return the borders of sequences filled with documents to the last token, as a collator tells them.
 
     It waits for no device.
 
     Args:
-        cu_seq_lens: integers [N + 1] that pass :func:`check_packed_rows`: where documents begin in all rows' tokens one
-            after the other, and the end.
+        cu_seq_lens: integers [N + 1] that pass :func:`check_packed_sequences`: where documents begin in all sequences'
+            tokens one after the other, and the end.
         longest: tokens of the longest document.
-        rows: B.
+        sequences: B.
         tokens: T, all of them queries.
 
     Returns:
-        None where every row is one document.
+        None where every sequence is one document.
     """
-    if len(cu_seq_lens) == rows + 1:  # a row has one document at least
+    if len(cu_seq_lens) == sequences + 1:  # a sequence has one document at least
         return None
     cu_seq_lens = cu_seq_lens.int()
-    ids_BT = ids_of_packed_rows(cu_seq_lens, rows, tokens)
+    ids_BT = ids_of_packed_sequences(cu_seq_lens, sequences, tokens)
     return Borders(ids_BT, tokens, packed=Packed(cu_seq_lens, cu_seq_lens, longest, longest, None, None))
 
 
-def ids_of_packed_rows(cu_seq_lens: Tensor, rows: int, tokens: int) -> Tensor:
+def ids_of_packed_sequences(cu_seq_lens: Tensor, sequences: int, tokens: int) -> Tensor:
     """Return the document ids int32 [B, T] that ``cu_seq_lens`` stands for."""
-    places = torch.arange(rows * tokens, device=cu_seq_lens.device)
-    return torch.bucketize(places, cu_seq_lens[1:], right=True, out_int32=True).view(rows, tokens)
+    places = torch.arange(sequences * tokens, device=cu_seq_lens.device)
+    return torch.bucketize(places, cu_seq_lens[1:], right=True, out_int32=True).view(sequences, tokens)
 
 
 def ids_of_positions(position_ids_BT: Tensor) -> Tensor:
@@ -134,8 +135,9 @@ def ids_of_positions(position_ids_BT: Tensor) -> Tensor:
     return F.pad(starts.cumsum(dim=1), (1, 0)).int()
 
 
-def check_packed_rows(cu_seq_lens: Tensor, longest: int, rows: int, tokens: int) -> None:
-    """Raise ValueError for borders that do not ascend from 0 to B x T, leave out a row's, or have a longer document.
+def check_packed_sequences(cu_seq_lens: Tensor, longest: int, sequences: int, tokens: int) -> None:
+    """Raise ValueError for borders that do not ascend from 0 to B x T, leave out a sequence's, or have a longer
+    document.
 
     Looked at on a CPU alone, and in no compiled graph: on a GPU a look is a wait.
     """
@@ -143,11 +145,11 @@ def check_packed_rows(cu_seq_lens: Tensor, longest: int, rows: int, tokens: int)
         return
     given = cu_seq_lens.tolist()
     ascending = cu_seq_lens.dim() == 1 and given == sorted(given) and given[:1] == [0]
-    begins = {row * tokens for row in range(rows)}
-    if not ascending or cu_seq_lens.is_floating_point() or given[-1] != rows * tokens or not begins <= set(given):
+    begins = {number * tokens for number in range(sequences)}
+    if not ascending or cu_seq_lens.is_floating_point() or given[-1] != sequences * tokens or not begins <= set(given):
         raise ValueError(
-            f"cu_seq_lens_q = {given}: give where each document begins, ascending from 0 and with every row's begin, "
-            f"and {rows * tokens}, the number of tokens, at the end"
+            f"cu_seq_lens_q = {given}: give where each document begins, ascending from 0 and with the begin of every "
+            f"sequence, and {sequences * tokens}, the number of tokens, at the end"
         )
     if longest < max(cu_seq_lens.diff().tolist()):
         raise ValueError(f"max_length_q = {longest}: a document has {max(cu_seq_lens.diff().tolist())} tokens")
@@ -156,13 +158,13 @@ def check_packed_rows(cu_seq_lens: Tensor, longest: int, rows: int, tokens: int)
 def _pack(borders: Borders) -> Packed:
     """Find the documents' tokens; documents may be interleaved, and padding may be anywhere."""
     ids_BS, queries, offset = borders.ids_BS, borders.queries, borders.offset
-    rows, keys = ids_BS.shape
+    sequences, keys = ids_BS.shape
     if not ids_BS.numel():
         nothing = torch.zeros(1, dtype=torch.int32, device=ids_BS.device)
         return Packed(nothing, nothing, 0, 0, None, None)
     span = ids_BS.max().long().clamp_min(0) + 1
-    row_B1 = torch.arange(rows, device=ids_BS.device)[:, None]
-    owners = torch.where(ids_BS < 0, rows * span, row_B1 * span + ids_BS).flatten()  # padding comes last
+    number_B1 = torch.arange(sequences, device=ids_BS.device)[:, None]
+    owners = torch.where(ids_BS < 0, sequences * span, number_B1 * span + ids_BS).flatten()  # padding comes last
     order = owners.argsort(stable=True)
     order = order[: int((ids_BS >= 0).sum())]
     begins = (F.pad(owners[order], (1, 0), value=-1).diff() != 0).nonzero()[:, 0]

@@ -64,7 +64,7 @@ def complete(
     """Fill the defaults in, and drop the keys behind the last query: they play no part.
 
     Raises:
-        ValueError: queries that stand outside the key axis, or borders of other rows.
+        ValueError: queries that stand outside the key axis, or borders of other sequences.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     offset = k.shape[2] - q.shape[2] if offset is None else offset

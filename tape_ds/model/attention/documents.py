@@ -57,10 +57,10 @@ def by_key_width(attention: Callable[[Tensor], Tensor], value: Tensor, width: in
     return outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
 
 
-def whole_rows(call: AttentionCall) -> Packed:
-    """Return where the documents of a call without borders are: every row is one."""
-    (rows, _, queries, _), keys = call.q.shape, call.k.shape[2]
-    counted = torch.arange(rows + 1, device=call.q.device, dtype=torch.int32)
+def whole_sequences(call: AttentionCall) -> Packed:
+    """Return where the documents of a call without borders are: every sequence is one."""
+    (sequences, _, queries, _), keys = call.q.shape, call.k.shape[2]
+    counted = torch.arange(sequences + 1, device=call.q.device, dtype=torch.int32)
     return Packed(counted * queries, counted * keys, queries, keys, None, None)
 
 

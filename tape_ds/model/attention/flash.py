@@ -36,8 +36,8 @@ class Release(NamedTuple):
     """Major compute capabilities whose forward and backward it has."""
 
 
-# The fastest of a chip first. Version 2.8.3 carries a folder flash_attn/cute without the backward of packed rows: the
-# module alone does not make a version 4.
+# The fastest of a chip first. Version 2.8.3 carries a folder flash_attn/cute without the backward of packed sequences:
+# the module alone does not make a version 4.
 RELEASES = (
     Release("flash-attn 3", "flash_attn_interface", None, (9,)),
     Release("flash-attn 4", "flash_attn.cute", "flash-attn-4", (9, 10, 11, 12)),

@@ -89,11 +89,11 @@ def score_mod(bias: ScoreBias) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tens
     element = bias.element
     assert element is not None
     queries_BT, keys_BS = bias.query_marks[:, 0, :, 0], bias.key_marks[:, 0, :, 0]
-    one_row = {"queries": len(queries_BT) == 1, "keys": len(keys_BS) == 1}
+    one_sequence = {"queries": len(queries_BT) == 1, "keys": len(keys_BS) == 1}
 
     def modified(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        query_mark = queries_BT[0 if one_row["queries"] else batch, query]
-        key_mark = keys_BS[0 if one_row["keys"] else batch, key]
+        query_mark = queries_BT[0 if one_sequence["queries"] else batch, query]
+        key_mark = keys_BS[0 if one_sequence["keys"] else batch, key]
         return score + element(query_mark, key_mark, head)
 
     return modified
@@ -112,8 +112,8 @@ def _block_mask(
         document = document_ids[batch, query + offset]
         return seen & (document == document_ids[batch, key]) & (document >= 0)
 
-    rows = None if document_ids is None else q.shape[0]
-    return create_block_mask(allowed, rows, None, q.shape[2], keys, device=q.device, _compile=compiled)
+    batch = None if document_ids is None else q.shape[0]
+    return create_block_mask(allowed, batch, None, q.shape[2], keys, device=q.device, _compile=compiled)
 
 
 @functools.cache

@@ -140,7 +140,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool,
     if (on_cpu or q.is_cuda) and torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(q.device.type)  # as torch's would, but before anything asks for the dtype
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    # Short rows of training have masks too; they keep torch's kernel and its rounding.
+    # Short sequences of training have masks too; they keep torch's kernel and its rounding.
     decodes = mask is None or not torch.is_grad_enabled()
     if decodes and not is_causal and q.shape[2] <= FEW_QUERIES:
         return _few(q, k, v, mask, scale)

@@ -2,11 +2,11 @@
 
 Source: LongLoRA (Chen et al. 2023, arXiv:2309.12307, Section 3.2). The first half of the query heads has borders at g,
 2g, ..., the second at g/2, 3g/2, ...: what one half cannot see across a border the other can, layer after layer. The
-shifted half's first and last half-groups stand alone. The paper's own code rolls that half around the row instead, so
-that the first tokens attend to the last ones.
+shifted half's first and last half-groups stand alone. The paper's own code rolls that half around the sequence instead,
+so that the first tokens attend to the last ones.
 
-Groups are cut out as so many rows of a batch and go through ``attend``: cost grows with T x g, no mask is larger than a
-group's, and every backend serves.
+Groups are cut out as so many sequences of a batch and go through ``attend``: cost grows with T x g, no mask is larger
+than a group's, and every backend serves.
 
 Shape letters: B batch, T tokens, H query heads, G key/value heads, K head size, V value width, N groups of equal
 length, g tokens of a group; h and j heads of one half.
@@ -37,12 +37,12 @@ def attend_in_groups(
     """Causal attention within groups of ``group`` tokens, borders shifted by half a group for the last H // 2 heads.
 
     Args:
-        q_BHTK: queries of whole rows; H is a multiple of G. Where a key/value head serves query heads of both halves
-            (9 heads on 3), keys and values are repeated, by as little as makes the halves even.
+        q_BHTK: queries of whole sequences; H is a multiple of G. Where a key/value head serves query heads of both
+            halves (9 heads on 3), keys and values are repeated, by as little as makes the halves even.
         k_BGTK: keys of the same tokens.
         v_BGTV: values, of any width.
-        group: even, 2 or more; the last group of a row may be shorter. From 2 T on this is plain attention.
-        borders: of documents in rows of T queries: they are borders beside those between groups.
+        group: even, 2 or more; the last group of a sequence may be shorter. From 2 T on this is plain attention.
+        borders: of documents in sequences of T queries: they are borders beside those between groups.
         scale: factor on the scores; default K ** -0.5.
         backend: as ``attend`` takes it; "auto" chooses for calls of ``group`` tokens.
 
@@ -56,8 +56,8 @@ def attend_in_groups(
     heads, tokens = q_BHTK.shape[1:3]
     if k_BGTK.shape[2] != tokens:
         raise ValueError(
-            f"attention within groups is for whole rows, not for {tokens} queries over {k_BGTK.shape[2]} keys: call "
-            "the model without a cache, or in evaluation mode, where attention is over everything"
+            f"attention within groups is for whole sequences, not for {tokens} queries over {k_BGTK.shape[2]} keys: "
+            "call the model without a cache, or in evaluation mode, where attention is over everything"
         )
     if tokens <= group // 2:
         return attend_values(q_BHTK, k_BGTK, [v_BGTV], borders=borders, scale=scale, backend=backend)[0]
@@ -66,7 +66,7 @@ def attend_in_groups(
         q_BhTK, k_BjTK, v_BjTV = _heads(q_BHTK, k_BGTK, v_BGTV, first, last)
         parts_BthV = []
         for piece in _pieces(tokens, group, shifted):
-            q, k, v = (_as_rows(x, piece) for x in (q_BhTK, k_BjTK, v_BjTV))
+            q, k, v = (_as_sequences(x, piece) for x in (q_BhTK, k_BjTK, v_BjTV))
             own = None if borders is None else _cut(borders, piece)
             (out_RhgV,) = attend_values(q, k, [v], borders=own, scale=scale, backend=backend)
             parts_BthV.append(out_RhgV.transpose(1, 2).reshape(len(q_BHTK), -1, *out_RhgV.shape[1:4:2]))
@@ -96,7 +96,7 @@ def require_every_head(shards: Shards) -> None:
     """Raise ValueError where a process computes some of the heads only: which half a head is of goes by its number."""
     if shards is not UNSHARED:
         raise ValueError(
-            "attention within groups needs every head in one process, and processes that share rows share the heads: "
+            "attention within groups needs every head in one process, and processes that share sequences share heads: "
             "train without sequence or tensor parallelism, or with attention over everything"
         )
 
@@ -110,7 +110,8 @@ def check_group(group: int) -> None:
 
 
 def attention_span(tokens: int, group: int, heads: int) -> float:
-    """Length of the plain rows whose attention costs as much per token: the groups' mean length, weighted by tokens."""
+    """Length of the plain sequences whose attention costs as much per token: the groups' mean length, weighted by
+    tokens."""
     squares = {
         shifted: sum(piece.groups * piece.length**2 for piece in _pieces(tokens, group, shifted))
         for shifted in (False, True)
@@ -131,7 +132,7 @@ class _Piece(NamedTuple):
 
 
 def _pieces(tokens: int, group: int, shifted: bool) -> list[_Piece]:
-    """Return the groups of a row in their order: perhaps a half one, the full ones, perhaps a shorter last one."""
+    """Return the groups of a sequence in their order: perhaps a half one, the full ones, perhaps a shorter last one."""
     begin = min(group // 2, tokens) if shifted else 0
     full, rest = divmod(tokens - begin, group)
     pieces = (_Piece(0, begin, 1), _Piece(begin, group, full), _Piece(tokens - rest, rest, 1))
@@ -163,9 +164,9 @@ def _heads(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTV: Tensor, first: int, last: int
     return q_BHTK[:, first:last], k, v
 
 
-def _as_rows(x_BGTC: Tensor, piece: _Piece) -> Tensor:
+def _as_sequences(x_BGTC: Tensor, piece: _Piece) -> Tensor:
     """[B, G, T, C] -> [B N, G, g, C]; no copy where tokens lie before heads, as projections leave them, and the piece
-    is the whole row (or there is one row)."""
+    is the whole sequence (or there is one sequence)."""
     return piece.cut(x_BGTC, 2).transpose(1, 2).flatten(0, 1)
 
 
@@ -181,21 +182,21 @@ def cut_ahead(borders: Borders | None, attention: Any) -> None:
 
 
 def _cut(borders: Borders, piece: _Piece) -> Borders:
-    """Borders of a piece's groups as rows of their own; the same for all layers."""
+    """Borders of a piece's groups as sequences of their own; the same for all layers."""
     return borders.once(piece, functools.partial(_cut_anew, piece=piece))
 
 
 def _cut_anew(borders: Borders, piece: _Piece) -> Borders:
-    rows, tokens = borders.ids_BS.shape
+    sequences, tokens = borders.ids_BS.shape
     ids_RT = piece.cut(borders.ids_BS, 1).reshape(-1, piece.length)
     if torch.compiler.is_compiling() or borders.packed.key_order is not None:
         return Borders(ids_RT, piece.length)
     # Both kinds of border in one order, without a look at how many there are: where two meet, a document is empty,
     # which no kernel minds.
     length = piece.length * piece.groups
-    row, place = borders.packed.cu_keys // tokens, borders.packed.cu_keys % tokens
-    inside = row * length + (place - piece.start).clamp(0, length)
-    groups = torch.arange(0, rows * length + 1, piece.length, device=inside.device, dtype=inside.dtype)
+    number, place = borders.packed.cu_keys // tokens, borders.packed.cu_keys % tokens
+    inside = number * length + (place - piece.start).clamp(0, length)
+    groups = torch.arange(0, sequences * length + 1, piece.length, device=inside.device, dtype=inside.dtype)
     cu = torch.cat((inside, groups)).sort().values
     longest = min(piece.length, borders.packed.longest_keys)
     return Borders(ids_RT, piece.length, packed=Packed(cu, cu, longest, longest, None, None))

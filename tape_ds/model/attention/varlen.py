@@ -12,7 +12,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from tape_ds.model.attention.borders import Packed
 from tape_ds.model.attention.call import AttentionCall
-from tape_ds.model.attention.documents import attention_by_documents, whole_rows
+from tape_ds.model.attention.documents import attention_by_documents, whole_sequences
 
 # torch 2.11 takes grouped heads without being told; later versions ask for it.
 _ASKS_FOR_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
@@ -21,8 +21,8 @@ _WIDEST = 256
 
 
 def attention_by_varlen(call: AttentionCall) -> tuple[Tensor, ...]:
-    """Return a call for which :func:`why_not` gives None; a row without borders is one document."""
-    packed = whole_rows(call) if call.borders is None else call.borders.packed
+    """Return a call for which :func:`why_not` gives None; a sequence without borders is one document."""
+    packed = whole_sequences(call) if call.borders is None else call.borders.packed
 
     def attention(q_PHK: Tensor, k_PGK: Tensor, v_PGV: Tensor, packed: Packed) -> Tensor:
         grouped: dict[str, Any] = {"enable_gqa": q_PHK.shape[1] != k_PGK.shape[1]} if _ASKS_FOR_GROUPS else {}

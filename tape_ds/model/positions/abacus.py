@@ -6,8 +6,8 @@ digits that have to be added up look alike. In training a common offset is drawn
 places of longer numbers than there are in training have been trained; evaluation counts from 1.
 
 The paper's code draws the offset for the whole forward and so does this: digits of both operands must move together,
-and rows of a batch may. It also gives every other token row 0 of its table, which a model could as well learn in its
-embedding of the token; here other tokens get nothing.
+and sequences of a batch may. It also gives every other token row 0 of its table, which a model could as well learn
+in its embedding of the token; here other tokens get nothing.
 
 The encoding beside it counts as ever: this one stands around it, and has one integer more for each token.
 """
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tape_ds.model.inputs import rows_that_differ
+from tape_ds.model.inputs import positions_that_differ
 from tape_ds.model.positions import base, documents
 from tape_ds.model.positions.options import Options
 from tape_ds.model.positions.place_table import PlaceTable
@@ -91,8 +91,9 @@ class AbacusEncoding(base.PositionEncoding):
 
     @staticmethod
     def _inner_places(positions_BTN: Tensor) -> Tensor:
-        """Once for the batch where rows differ in their numbers only: angles and biases are then computed once too."""
-        return rows_that_differ(positions_BTN[..., :-1])
+        """Once for the batch where sequences differ in their numbers only: angles and biases are then computed once
+        too."""
+        return positions_that_differ(positions_BTN[..., :-1])
 
 
 def places_in_numbers(digits_BS: Tensor, documents_BS: Tensor | None) -> Tensor:

@@ -171,7 +171,7 @@ class PositionLayer(nn.Module):
         """Return the keys as a cache keeps them: here a key may take in what is known of the keys before it.
 
         Args:
-            k_BGTX: keys of whole rows, as :meth:`rotate` returned them.
+            k_BGTX: keys of whole sequences, as :meth:`rotate` returned them.
             past_BGSX: cached keys; at a tensor offset the whole buffer. None: no cache, an empty one, or one that does
                 not keep its keys as they are.
             documents_BS: document of every key, -1 = padding; None: one document without padding.

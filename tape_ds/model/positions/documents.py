@@ -1,4 +1,4 @@
-"""Tokens of a row by the document they belong to, for encodings that count from the tokens themselves.
+"""Tokens of a sequence by the document they belong to, for encodings that count from the tokens themselves.
 
 Shape letters: B batch, T tokens of this call, S keys, cached ones included, C numbers of a token.
 """

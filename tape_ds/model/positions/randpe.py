@@ -46,7 +46,7 @@ class RandpeEncoding(RopeEncoding):
             if last >= self.window:
                 raise ValueError(
                     f"randpe draws {self.window} positions (max_position_embeddings) in training, and position {last} "
-                    "is asked for: train on shorter rows, or raise max_position_embeddings"
+                    "is asked for: train on shorter sequences, or raise max_position_embeddings"
                 )
             draw = torch.randperm(self.max_range, device="cpu")[: self.window].sort().values
         else:

@@ -51,8 +51,8 @@ class RopeEncoding(base.PositionEncoding):
     """Cosines and sines of the places' angles: the start of ``tape`` too.
 
     With ``rope_type: dynamic`` the base of the frequencies follows from the length of the text. It is fixed for each
-    row by the call that begins it (in generation: the prompt), remembered with the tokens in the cache, and never kept
-    here. So it neither is invariant under shifts nor gives the full pass's logits beyond the original window.
+    sequence by the call that begins it (in generation: the prompt), remembered with the tokens in the cache, and never
+    kept here. So it neither is invariant under shifts nor gives the full pass's logits beyond the original window.
     """
 
     def __init__(self, config: TapeConfig, options: Options):
@@ -66,7 +66,7 @@ class RopeEncoding(base.PositionEncoding):
             self.frequencies = Frequencies(self.rope_parameters, self.head_dim)
 
     def locate(self, positions_BT: Tensor, text: base.Text) -> Tensor:
-        """Return the positions, and for dynamic scaling the length that decides each row's base."""
+        """Return the positions, and for dynamic scaling the length that decides each sequence's base."""
         places_BT1 = self.shifted(positions_BT)[..., None]
         if not self.dynamic:
             return places_BT1
@@ -102,7 +102,7 @@ def dynamic_frequencies(parameters: Mapping[str, Any], head_size: int, length: T
 
 
 def _own_length(places_BT1: Tensor, documents_BS: Tensor | None) -> Tensor:
-    """Length [B or 1, 1, 1] of the rows that a call begins: one more than the last position that is no padding."""
+    """Length [B or 1, 1, 1] of the sequences that a call begins: one more than the last position that is no padding."""
     if documents_BS is not None:
         documents_BT = documents_BS[:, : places_BT1.shape[1]]
         places_BT1 = places_BT1.expand(len(documents_BT), -1, -1).masked_fill(documents_BT[..., None] < 0, 0)

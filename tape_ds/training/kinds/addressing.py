@@ -1,4 +1,5 @@
-"""A run on a task of addressing: rows of several lengths, and how many answers are right at each length of a test."""
+"""A run on a task of addressing: sequences of several lengths, and how many answers are right at each length of a
+test."""
 
 import json
 from dataclasses import dataclass
@@ -7,9 +8,9 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from tape_ds.data.addressing import rows
+from tape_ds.data.addressing import sequences
 from tape_ds.data.addressing.lengths import Test
-from tape_ds.data.addressing.rows import AddressingRows
+from tape_ds.data.addressing.sequences import AddressingSequences
 from tape_ds.model.llama import evaluated_at
 from tape_ds.parallel.distributed_map import share_out
 from tape_ds.recipe.addressing import Addressing
@@ -23,7 +24,7 @@ from tape_ds.training.kinds.drawn import DrawnRun
 
 SCORES = "results/addressing.json"
 SEED = 0
-"""Of the rows of tests: those of every run."""
+"""Of the sequences of tests: those of every run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +34,10 @@ class AddressingRun(DrawnRun):
     held_out: list[Test]
 
     @staticmethod
-    def rows_of(recipe: ArithmeticRecipe, samples: int, seed: int) -> AddressingRows:
+    def sequences_of(recipe: ArithmeticRecipe, samples: int, seed: int) -> AddressingSequences:
         """Of the trained lengths."""
         asked, step = _asked(recipe), recipe.global_batch_size
-        return AddressingRows(asked.task, asked.trained, samples=samples, seed=seed, step_rows=step)
+        return AddressingSequences(asked.task, asked.trained, samples=samples, seed=seed, step_sequences=step)
 
     @staticmethod
     def held_out_of(recipe: ArithmeticRecipe) -> list[Test]:
@@ -45,13 +46,13 @@ class AddressingRun(DrawnRun):
 
     @staticmethod
     def fingerprints_of(recipe: ArithmeticRecipe) -> dict[str, str]:
-        """Of the rows of training."""
+        """Of the sequences of training."""
         asked = _asked(recipe)
-        return {f"addressing:{asked.task.name}": rows.fingerprint(asked.task, asked.trained)}
+        return {f"addressing:{asked.task.name}": sequences.fingerprint(asked.task, asked.trained)}
 
     def describe_held_out(self) -> str:
-        """Return rows of each test."""
-        each = f"{self.recipe.data.held_out_samples:,} rows of each that no row of training is"
+        """Return sequences of each test."""
+        each = f"{self.recipe.data.held_out_samples:,} sequences of each that no sequence of training is"
         return f"{'; '.join(map(str, self.held_out))}: {each}"
 
     def scoring(self) -> list[TrainerCallback]:
@@ -67,7 +68,7 @@ class AddressingRun(DrawnRun):
                     found.append(addressing.ask(bare(model), test, samples, SEED, each=share_out).to_dict())
             return found
 
-        announcement = f"asking {samples:,} rows of each of {len(self.held_out)} tests"
+        announcement = f"asking {samples:,} sequences of each of {len(self.held_out)} tests"
         return [ScoredAfter(announcement, ask, self.output / SCORES)]
 
     def figures(self) -> dict[str, Any]:

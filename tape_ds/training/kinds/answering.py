@@ -1,4 +1,5 @@
-"""What every fine-tuning run has: a whole model, rows in which answers alone are targets, held-out answers to score.
+"""What every fine-tuning run has: a whole model, sequences in which answers alone are targets, held-out answers to
+score.
 
 What it reads, each kind says: :mod:`.finetuning` the questions of SCROLLS, :mod:`.chat` conversations.
 """
@@ -14,8 +15,8 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
 from tape_ds import storage
 from tape_ds.checkpoint.trained import TrainedRecord
-from tape_ds.data.chat.rows import CutConversations
-from tape_ds.data.scrolls.rows import AnswerRows, CutText
+from tape_ds.data.chat.sequences import CutConversations
+from tape_ds.data.scrolls.sequences import AnswerSequences, CutText
 from tape_ds.errors import Problem
 from tape_ds.parallel.distributed_map import share_out
 from tape_ds.recipe.finetuning import FinetuningRecipe
@@ -23,7 +24,7 @@ from tape_ds.scoring import answers
 from tape_ds.scoring.answers import AnswerLoss, Asked
 from tape_ds.training import tables
 from tape_ds.training.kinds.extension import base_path
-from tape_ds.training.run import RunOfVariedRows
+from tape_ds.training.run import RunOfVariedSequences
 
 SCORES = "results/answers.json"
 BEFORE, AFTER = "before", "after"
@@ -67,9 +68,9 @@ def read_scores(path: Path) -> dict[str, AnswerLoss]:
 class Material:
     """What a run reads, tokenised."""
 
-    rows: Any
+    sequences: Any
     """A ``datasets.Dataset`` that ``serving`` serves."""
-    serving: type[AnswerRows]
+    serving: type[AnswerSequences]
     asked: list[Asked]
     """Held-out prompts with their answers."""
     cut: Mapping[str, CutText | CutConversations]
@@ -77,11 +78,11 @@ class Material:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finetuning(RunOfVariedRows):
+class Finetuning(RunOfVariedSequences):
     """A run that fine-tunes a whole model on answers."""
 
     recipe: FinetuningRecipe
-    rows: AnswerRows
+    sequences: AnswerSequences
     asked: list[Asked]
     """Held-out prompts with their answers."""
     cut: Mapping[str, CutText | CutConversations]
@@ -95,7 +96,7 @@ class Finetuning(RunOfVariedRows):
     @staticmethod
     @abstractmethod
     def fit(recipe: Any, tokenizer: PreTrainedTokenizerBase) -> list[Problem]:
-        """Make the model's tokenizer fit for the recipe's rows; return why it cannot be."""
+        """Make the model's tokenizer fit for the recipe's sequences; return why it cannot be."""
 
     @staticmethod
     @abstractmethod
@@ -122,16 +123,16 @@ class Finetuning(RunOfVariedRows):
 
     @property
     def mean_tokens(self) -> int:
-        """Tokens of a row, in the mean over all."""
-        return round(float(self.rows.lengths.mean()))
+        """Tokens of a sequence, in the mean over all."""
+        return round(float(self.sequences.lengths.mean()))
 
     @property
     def most_tokens(self) -> int:
-        """Tokens of the longest row."""
-        return int(self.rows.lengths.max())
+        """Tokens of the longest sequence."""
+        return int(self.sequences.lengths.max())
 
     def outline(self) -> dict[str, str]:
-        """Model, encoding, rows, what was cut, and what is scored."""
+        """Model, encoding, sequences, what was cut, and what is scored."""
         config = self.config
         return {
             "model": f"{self.recipe.model.model}, {self.parameter_counts[0] / 1e6:,.1f} M parameters, "
@@ -149,7 +150,7 @@ class Finetuning(RunOfVariedRows):
         """Return the loss on held-out answers, what was cut, and the tokens that were read, padding left out."""
         found = read_scores(self.output / SCORES) if self.asked else {}
         return {
-            "tokens": self.rows.tokens,
+            "tokens": self.sequences.tokens,
             "answer_loss": [{"when": when, **each.to_dict()} for when, each in found.items()],
             "cut": {name: asdict(cut) for name, cut in self.cut.items()},
         }

@@ -1,4 +1,5 @@
-"""From a checked recipe of drawn rows to a run; of arithmetic: problems drawn as they are needed, others to answer."""
+"""From a checked recipe of drawn sequences to a run; of arithmetic: problems drawn as they are needed, others to
+answer."""
 
 import json
 from collections.abc import Sequence
@@ -10,8 +11,8 @@ import torch
 from transformers import TrainerCallback
 
 from tape_ds import methods
-from tape_ds.data.arithmetic import rows, split
-from tape_ds.data.arithmetic.rows import ArithmeticRows
+from tape_ds.data.arithmetic import sequences, split
+from tape_ds.data.arithmetic.sequences import ArithmeticSequences
 from tape_ds.data.arithmetic.tasks import TASKS
 from tape_ds.methods import init_weights
 from tape_ds.parallel.distributed_map import share_out
@@ -30,7 +31,7 @@ SCORES = "results/exact_match.json"
 
 @dataclass(frozen=True)
 class HeldOutProblem:
-    """A problem that no row has."""
+    """A problem that no sequence has."""
 
     longest: int
     """The larger of its two sizes."""
@@ -44,10 +45,10 @@ class Arithmetic(DrawnRun):
     held_out: list[HeldOutProblem]
 
     @staticmethod
-    def rows_of(recipe: ArithmeticRecipe, samples: int, seed: int) -> ArithmeticRows:
+    def sequences_of(recipe: ArithmeticRecipe, samples: int, seed: int) -> ArithmeticSequences:
         """Of all trained lengths alike."""
         data = recipe.data
-        return ArithmeticRows(data.task, data.max_digits, data.max_digits_second, samples=samples, seed=seed)
+        return ArithmeticSequences(data.task, data.max_digits, data.max_digits_second, samples=samples, seed=seed)
 
     @staticmethod
     def held_out_of(recipe: ArithmeticRecipe) -> list[HeldOutProblem]:
@@ -59,7 +60,7 @@ class Arithmetic(DrawnRun):
         vocabulary, found = recipe.tokenizer(), []
         for i, j in cells if each else []:
             for sample in split.cell(task, i, j, each, seed=0):
-                ids, targets = rows.encode(sample, vocabulary)
+                ids, targets = sequences.encode(sample, vocabulary)
                 found.append(HeldOutProblem(max(i, j), Asked(torch.tensor([ids]), targets)))
         return found
 
@@ -67,11 +68,11 @@ class Arithmetic(DrawnRun):
     def fingerprints_of(recipe: ArithmeticRecipe) -> dict[str, str]:
         """Of the problems."""
         data = recipe.data
-        return {f"arithmetic:{data.task}": rows.fingerprint(data.task, data.max_digits, data.max_digits_second)}
+        return {f"arithmetic:{data.task}": sequences.fingerprint(data.task, data.max_digits, data.max_digits_second)}
 
     def describe_held_out(self) -> str:
         """Return how many problems."""
-        return f"{len(self.held_out):,} problems of these lengths that no row has"
+        return f"{len(self.held_out):,} problems of these lengths that no sequence has"
 
     def scoring(self) -> list[TrainerCallback]:
         """Exact match, where there are problems to answer."""
@@ -120,7 +121,7 @@ def assemble(recipe: ArithmeticRecipe) -> DrawnRun:
         model=prepared.model,
         names=prepared.names,
         tokenizer=tokenizer,
-        rows=kind.rows_of(recipe, sample_count(recipe, rows=0), arguments.seed),
+        sequences=kind.sequences_of(recipe, sample_count(recipe, sequences=0), arguments.seed),
         held_out=kind.held_out_of(recipe),
         identity=decides,
         resumed=started.resumed,

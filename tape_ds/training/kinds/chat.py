@@ -10,8 +10,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from tape_ds import paths
-from tape_ds.data.chat import conversations, rows, template
-from tape_ds.data.chat.rows import Chosen
+from tape_ds.data.chat import conversations, sequences, template
+from tape_ds.data.chat.sequences import Chosen
 from tape_ds.errors import Problem, UserError
 from tape_ds.recipe.finetuning import ChatRecipe
 from tape_ds.scoring.answers import Asked
@@ -31,7 +31,7 @@ class ChatTuning(Finetuning):
         lists = {"train": data.train_data} | ({"heldout": data.eval_data} if held_out else {})
         for split, specs in lists.items():
             for spec in specs:
-                source = conversations.parse(spec, rows.packing.FIELD_OF[split])
+                source = conversations.parse(spec, sequences.packing.FIELD_OF[split])
                 found[f"chat:{spec}/{split}"] = conversations.fingerprint(source, split)
         return found
 
@@ -47,37 +47,37 @@ class ChatTuning(Finetuning):
 
     @staticmethod
     def material(recipe: ChatRecipe, tokenizer: PreTrainedTokenizerBase) -> Material:
-        """Packed rows, and every answer of the conversations that are held out."""
+        """Packed sequences, and every answer of the conversations that are held out."""
         data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
-        stored = rows.rendered(data.train_data, tokenizer, "train", cache)
-        aside = rows.held_out(len(stored), data.eval_share)
+        stored = sequences.rendered(data.train_data, tokenizer, "train", cache)
+        aside = sequences.held_out(len(stored), data.eval_share)
         learnt = np.setdiff1d(np.arange(len(stored)), aside)
-        train = rows.choose(stored, learnt, data.max_tokens, data.too_long)
+        train = sequences.choose(stored, learnt, data.max_tokens, data.too_long)
         if len(train.numbers) == 0:
             remedy = "raise it, or give other data"
             raise UserError(Problem("max_tokens", data.max_tokens, f"no conversation is left: {train.cut}", remedy))
         chosen = None
         if data.eval_examples and data.eval_data:
-            other = rows.rendered(data.eval_data, tokenizer, "heldout", cache)
-            chosen = rows.choose(other, np.arange(len(other)), data.max_tokens, data.too_long)
+            other = sequences.rendered(data.eval_data, tokenizer, "heldout", cache)
+            chosen = sequences.choose(other, np.arange(len(other)), data.max_tokens, data.too_long)
         elif data.eval_examples and data.eval_share:
-            chosen = rows.choose(stored, aside, data.max_tokens, data.too_long)
+            chosen = sequences.choose(stored, aside, data.max_tokens, data.too_long)
         if chosen is not None and len(chosen.numbers) == 0:
             field = "eval_data" if data.eval_data else "eval_share"
             wrong = f"no held-out conversation is left to be scored: {chosen.cut}"
             raise UserError(Problem(field, getattr(data, field), wrong, "hold out more, or eval_examples: 0"))
         return Material(
-            rows=rows.packed(train, cache),
-            serving=rows.ChatRows,
+            sequences=sequences.packed(train, cache),
+            serving=sequences.ChatSequences,
             asked=[] if chosen is None else list(_asked(chosen, data.eval_examples)),
             cut={"train": train.cut} | ({} if chosen is None else {"held out": chosen.cut}),
         )
 
     def describe_data(self) -> dict[str, str]:
-        """Conversations, rows and answers."""
+        """Conversations, sequences and answers."""
         data, cut = self.recipe.data, self.cut["train"]
-        assert isinstance(cut, rows.CutConversations)
-        packed = f"{cut.taken:,} conversations in {len(self.rows.lengths):,} rows"
+        assert isinstance(cut, sequences.CutConversations)
+        packed = f"{cut.taken:,} conversations in {len(self.sequences.lengths):,} sequences"
         origin = ", ".join(data.eval_data) or f"{data.eval_share:.1%} of the conversations"
         return {
             "data": f"{', '.join(data.train_data)}: {packed}",
@@ -88,5 +88,5 @@ class ChatTuning(Finetuning):
 def _asked(chosen: Chosen, count: int) -> Iterator[Asked]:
     """Every answer of ``count`` conversations at most, evenly spread over the chosen."""
     for conversation in chosen.spread(count):
-        for ids, targets in rows.answers(conversation):
+        for ids, targets in sequences.answers(conversation):
             yield Asked(torch.tensor(ids[None]), targets)

@@ -1,29 +1,29 @@
-"""What every run has whose rows are drawn as they are needed: a new model, all of it trained, on rows of their own
-lengths. What is asked of it afterwards, each kind says: :mod:`.arithmetic`, :mod:`.addressing`."""
+"""What every run has whose sequences are drawn as they are needed: a new model, all of it trained, on sequences of
+their own lengths. What is asked of it afterwards, each kind says: :mod:`.arithmetic`, :mod:`.addressing`."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tape_ds.data.drawn import DrawnRows
+from tape_ds.data.drawn import DrawnSequences
 from tape_ds.recipe.arithmetic import ArithmeticRecipe
-from tape_ds.training.run import RunOfVariedRows
+from tape_ds.training.run import RunOfVariedSequences
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawnRun(RunOfVariedRows):
-    """A run that trains a model from nothing on drawn rows."""
+class DrawnRun(RunOfVariedSequences):
+    """A run that trains a model from nothing on drawn sequences."""
 
     recipe: ArithmeticRecipe
-    rows: DrawnRows
+    sequences: DrawnSequences
     held_out: Sequence[Any]
     """What the trained model is asked; empty: nothing."""
 
     @staticmethod
     @abstractmethod
-    def rows_of(recipe: ArithmeticRecipe, samples: int, seed: int) -> DrawnRows:
-        """Return the rows that a recipe asks for."""
+    def sequences_of(recipe: ArithmeticRecipe, samples: int, seed: int) -> DrawnSequences:
+        """Return the sequences that a recipe asks for."""
 
     @staticmethod
     @abstractmethod
@@ -33,7 +33,7 @@ class DrawnRun(RunOfVariedRows):
     @staticmethod
     @abstractmethod
     def fingerprints_of(recipe: ArithmeticRecipe) -> dict[str, str]:
-        """Fingerprint of the rows, by task."""
+        """Fingerprint of the sequences, by task."""
 
     @abstractmethod
     def describe_held_out(self) -> str:
@@ -41,12 +41,12 @@ class DrawnRun(RunOfVariedRows):
 
     @property
     def mean_tokens(self) -> int:
-        """Tokens of a row, in the mean over the first thousand."""
-        return round(self.rows.mean_tokens)
+        """Tokens of a sequence, in the mean over the first thousand."""
+        return round(self.sequences.mean_tokens)
 
     @property
     def most_tokens(self) -> int:
-        """Tokens of the longest row."""
+        """Tokens of the longest sequence."""
         return self.recipe.window
 
     def outline(self) -> dict[str, str]:
@@ -61,5 +61,5 @@ class DrawnRun(RunOfVariedRows):
         }
 
     def fingerprints(self) -> dict[str, str]:
-        """Of the rows."""
+        """Of the sequences."""
         return self.fingerprints_of(self.recipe)

@@ -1,4 +1,5 @@
-"""From a checked extension recipe to a run: a pretrained model, what of it is trained, rows and held-out documents."""
+"""From a checked extension recipe to a run: a pretrained model, what of it is trained, sequences and held-out
+documents."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,10 @@ from tape_ds import methods, paths
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data import passkey
 from tape_ds.data import tokenizer as tokenizers
-from tape_ds.data.dataset import TrainingRows
-from tape_ds.data.mixing import MixedRows, mix
+from tape_ds.data.dataset import TrainingSequences
+from tape_ds.data.mixing import MixedSequences, mix
 from tape_ds.data.packing import pack, tokenize
-from tape_ds.data.pose import PoseRows
+from tape_ds.data.pose import PoseSequences
 from tape_ds.data.selection import select, token_counts
 from tape_ds.data.sources import weights
 from tape_ds.errors import Problem, UserError, raise_if_any
@@ -100,9 +101,9 @@ class Extension(Run):
         return training_flops_per_token(self.config, window, trained / total, attention_span=span)
 
     def outline(self) -> dict[str, str]:
-        """Model with its lengths, encoding, rows and documents."""
+        """Model with its lengths, encoding, sequences and documents."""
         recipe, config, rope = self.recipe, self.config, self.rope_parameters
-        chunks, mixed = recipe.data.pose.chunks, isinstance(self.rows, MixedRows)
+        chunks, mixed = recipe.data.pose.chunks, isinstance(self.sequences, MixedSequences)
         factor = f" x{rope['factor']:g}" if rope.get("factor") else ""
         return {
             "model": f"{recipe.model.model}, {self.parameter_counts[0] / 1e6:,.1f} M parameters, native context "
@@ -110,7 +111,7 @@ class Extension(Run):
             "encoding": f"{config.position_encoding} {config.position_options or ''} from {rope['rope_type']} "
             f"RoPE{factor}, theta {rope['rope_theta']:g}",
             "data": ("" if mixed else f"{weights.described(recipe.data.train_data)}: ")
-            + f"{self.rows.origin}, "
+            + f"{self.sequences.origin}, "
             + (f"PoSE with {chunks} chunks" if chunks > 1 else f"packing {recipe.data.packing}")
             if recipe.trains
             else "none is read: nothing is trained",
@@ -195,7 +196,8 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
     held_out, asked = held_out_documents(recipe, tokenizer), recipe.evaluation
     lengths, trials = asked.passkey_lengths, asked.passkey_trials
     prompts = passkey.draw(tokenizer, lengths, trials, arguments.seed, asked.passkey_form)  # the same for every method
-    rows: Any = training_rows(recipe, tokenizer) if recipe.trains else []  # last: it may take hours to be tokenised
+    # Last: it may take hours to be tokenised.
+    sequences: Any = training_sequences(recipe, tokenizer) if recipe.trains else []
     config = model_config.extended(recipe, native, tokenizer)
     require_room(recipe, config, started.rank_sync)
     dtype = weights_dtype(arguments, recipe.trains)
@@ -209,7 +211,7 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
         model=prepared.model,
         names=prepared.names,
         tokenizer=tokenizer,
-        rows=rows,
+        sequences=sequences,
         teacher=teacher_of(recipe, base, native, arguments),
         held_out=held_out,
         prompts=prompts,
@@ -253,7 +255,9 @@ def base_path(model: str) -> str:
     return str(path.absolute()) if model != convert.SMOLLM2 and path.exists() else model
 
 
-def training_rows(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase) -> TrainingRows | MixedRows:
+def training_sequences(
+    recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase
+) -> TrainingSequences | MixedSequences:
     """Return the run's samples: as many as its steps (or epochs) consume.
 
     Raises:
@@ -265,29 +269,31 @@ def training_rows(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase) -
         raise UserError(Problem("append_eos", True, wrong, "remove it; borders are kept in document_ids anyway"))
     specs, shares = weights.specs_of(data.train_data), weights.shares_of(data.train_data)
     if shares is None:
-        return _rows_of(recipe, tokenizer, specs, seed)
+        return _sequences_of(recipe, tokenizer, specs, seed)
 
-    def build(spec: str, own_seed: int) -> tuple[TrainingRows, np.ndarray]:
-        rows = _rows_of(recipe, tokenizer, [spec], own_seed)
-        return rows, np.minimum(token_counts(rows.rows), data.window)  # PoSE's are whole documents
+    def build(spec: str, own_seed: int) -> tuple[TrainingSequences, np.ndarray]:
+        sequences = _sequences_of(recipe, tokenizer, [spec], own_seed)
+        return sequences, np.minimum(token_counts(sequences.stored), data.window)  # PoSE's are whole documents
 
-    return mix(specs, shares, build, samples=sample_count(recipe, rows=0), seed=seed)
+    return mix(specs, shares, build, samples=sample_count(recipe, sequences=0), seed=seed)
 
 
-def _rows_of(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase, specs: list[str], seed: int) -> TrainingRows:
+def _sequences_of(
+    recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase, specs: list[str], seed: int
+) -> TrainingSequences:
     """Return samples of these sources together, with this seed."""
     data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
     end = int(tokenizer.eos_token_id) if data.append_eos else None
     found = select(specs, tokenizer, "train", cache, data.min_document_tokens, data.max_documents)
     origin = f"{found}" + f", none below {data.min_document_tokens:,}" * (data.min_document_tokens > 1)
     if data.pose.chunks > 1:
-        rows, pose = found.documents, PoseRows(data.window, recipe.model.target_length, data.pose)
+        sequences, pose = found.documents, PoseSequences(data.window, recipe.model.target_length, data.pose)
     else:
-        rows, pose = pack(found.documents, data.window, cache, data.packing, end, specs=specs), None
-        origin += f"; {int(token_counts(rows).sum()):,} in {len(rows):,} rows"
-    return TrainingRows(
-        rows,
-        samples=sample_count(recipe, len(rows)),
+        sequences, pose = pack(found.documents, data.window, cache, data.packing, end, specs=specs), None
+        origin += f"; {int(token_counts(sequences).sum()):,} in {len(sequences):,} sequences"
+    return TrainingSequences(
+        sequences,
+        samples=sample_count(recipe, len(sequences)),
         seed=seed,
         pose=pose,
         attend_across=data.attend_across,

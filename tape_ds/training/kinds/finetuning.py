@@ -1,4 +1,5 @@
-"""From a checked fine-tuning recipe to a run: a whole model, rows of prompts and answers; of SCROLLS: its questions."""
+"""From a checked fine-tuning recipe to a run: a whole model, sequences of prompts and answers; of SCROLLS: its
+questions."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from tape_ds import methods, paths
 from tape_ds.data import tokenizer as tokenizers
-from tape_ds.data.scrolls import examples, rows
-from tape_ds.data.scrolls.rows import AnswerRows
+from tape_ds.data.scrolls import examples, sequences
+from tape_ds.data.scrolls.sequences import AnswerSequences
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.model import convert, extendable
 from tape_ds.model import rows as rows_of_vocabulary
@@ -55,22 +56,24 @@ class ScrollsTuning(Finetuning):
 
     @staticmethod
     def material(recipe: ScrollsRecipe, tokenizer: PreTrainedTokenizerBase) -> Material:
-        """A row for each reference answer; of the held-out questions one for each."""
+        """A sequence for each reference answer; of the held-out questions one for each."""
         train = tokenized(recipe, tokenizer, TRAIN)
         count = recipe.data.eval_examples
         held_out = tokenized(recipe, tokenizer, HELD_OUT, count) if count else None
         return Material(
-            rows=train,
-            serving=AnswerRows,
+            sequences=train,
+            serving=AnswerSequences,
             asked=[Asked(torch.tensor([row["input_ids"]]), row["targets"]) for row in held_out or []],
-            cut={"train": rows.cut(train)} | ({"held out": rows.cut(held_out)} if held_out is not None else {}),
+            cut={"train": sequences.cut(train)}
+            | ({"held out": sequences.cut(held_out)} if held_out is not None else {}),
         )
 
     def describe_data(self) -> dict[str, str]:
-        """Rows and questions."""
+        """Sequences and questions."""
         data = self.recipe.data
         return {
-            "data": f"{data.dataset} of {data.data_dir or data_origin(data.dataset)}: {len(self.rows.lengths):,} rows",
+            "data": f"{data.dataset} of {data.data_dir or data_origin(data.dataset)}: "
+            f"{len(self.sequences.lengths):,} sequences",
             "held out": f"{len(self.asked):,} questions of {HELD_OUT}" if self.asked else "nothing",
         }
 
@@ -96,7 +99,7 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
     decides = identity.of(recipe, tokenizer, read, base) | kind.decides(recipe, tokenizer)
     require_same(recipe, started, decides)
     found = kind.material(recipe, tokenizer)
-    samples = sample_count(recipe, len(found.rows))
+    samples = sample_count(recipe, len(found.sequences))
     require_room(recipe, config, started.rank_sync)
     model = extendable.load(base, config, dtype=weights_dtype(arguments))
     prepared = methods.prepare("full", model, settings=None)
@@ -107,7 +110,9 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
         model=prepared.model,
         names=prepared.names,
         tokenizer=tokenizer,
-        rows=found.serving(found.rows, samples=samples, seed=arguments.seed, step_rows=recipe.global_batch_size),
+        sequences=found.serving(
+            found.sequences, samples=samples, seed=arguments.seed, step_sequences=recipe.global_batch_size
+        ),
         asked=found.asked,
         cut=found.cut,
         identity=decides,
@@ -118,12 +123,12 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
 def tokenized(
     recipe: ScrollsRecipe, tokenizer: PreTrainedTokenizerBase, split: str, questions: int | None = None
 ) -> datasets.Dataset:
-    """Return the rows of a split, one for each reference answer; or of so many questions, one for each.
+    """Return the sequences of a split, one for each reference answer; or of so many questions, one for each.
 
     Raises:
         UserError: the data.
     """
     data = recipe.data
-    form = rows.RowForm(data.max_tokens, data.answer_tokens, data.reference_format)
+    form = sequences.SequenceForm(data.max_tokens, data.answer_tokens, data.reference_format)
     cache = paths.data_cache(data.data_cache)
-    return rows.tokenized(data.dataset, split, data.data_dir, tokenizer, form, cache, questions)
+    return sequences.tokenized(data.dataset, split, data.data_dir, tokenizer, form, cache, questions)

@@ -1,4 +1,5 @@
-"""From a checked pretraining recipe to a run: a tokenizer, a new model, rows packed or streamed, documents to score."""
+"""From a checked pretraining recipe to a run: a tokenizer, a new model, sequences packed or streamed, documents to
+score."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +10,11 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from tape_ds import methods, paths
 from tape_ds.data import tokenizer as tokenizers
-from tape_ds.data.dataset import TrainingRows
-from tape_ds.data.mixing import MixedRows, mix
+from tape_ds.data.dataset import TrainingSequences
+from tape_ds.data.mixing import MixedSequences, mix
 from tape_ds.data.packing import pack, tokenize
 from tape_ds.data.sources import weights
-from tape_ds.data.streaming import StreamedRows
+from tape_ds.data.streaming import StreamedSequences
 from tape_ds.errors import Problem, UserError
 from tape_ds.methods import init_weights
 from tape_ds.recipe.pretraining import PretrainingRecipe
@@ -35,14 +36,14 @@ class Pretraining(Run):
     """Held-out documents that are too short for the longest length."""
 
     def outline(self) -> dict[str, str]:
-        """Model, encoding, tokenizer, rows and documents."""
+        """Model, encoding, tokenizer, sequences and documents."""
         data, config = self.recipe.data, self.config
-        if isinstance(self.rows, MixedRows):
-            read = self.rows.origin
-        elif isinstance(self.rows, StreamedRows):
-            read = f"{', '.join(self.rows.specs)}: streamed by {self.rows.stream.workers} workers"
+        if isinstance(self.sequences, MixedSequences):
+            read = self.sequences.origin
+        elif isinstance(self.sequences, StreamedSequences):
+            read = f"{', '.join(self.sequences.specs)}: streamed by {self.sequences.stream.workers} workers"
         else:
-            read = f"{weights.described(data.train_data)}: {len(self.rows.rows):,} packed rows"
+            read = f"{weights.described(data.train_data)}: {len(self.sequences.stored):,} packed sequences"
         tokens = sum(document.input_ids_1T.shape[1] for document in self.held_out)
         skipped = f" ({self.left_out} shorter than the longest length left out)" if self.left_out else ""
         return {
@@ -91,7 +92,7 @@ def assemble(recipe: PretrainingRecipe) -> Pretraining:
     arguments = started.arguments
     decides = identity.of(recipe, tokenizer, read)
     require_same(recipe, started, decides)
-    rows = training_rows(recipe, tokenizer)
+    sequences = training_sequences(recipe, tokenizer)
     held_out, left_out = held_out_documents(recipe, tokenizer)
     require_room(recipe, config, started.rank_sync)
     model = init_weights.build(config, arguments.seed, weights_dtype(arguments))
@@ -103,7 +104,7 @@ def assemble(recipe: PretrainingRecipe) -> Pretraining:
         model=prepared.model,
         names=prepared.names,
         tokenizer=tokenizer,
-        rows=rows,
+        sequences=sequences,
         held_out=held_out,
         left_out=left_out,
         identity=decides,
@@ -128,37 +129,37 @@ def choose_tokenizer(recipe: PretrainingRecipe) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def training_rows(
+def training_sequences(
     recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase
-) -> TrainingRows | StreamedRows | MixedRows:
+) -> TrainingSequences | StreamedSequences | MixedSequences:
     """Return the run's samples: as many as its steps (or epochs) consume."""
     data, seed = recipe.data, recipe.trainer_value("seed")
     specs, shares = weights.specs_of(data.train_data), weights.shares_of(data.train_data)
     if shares is None:
         return _rows_of(recipe, tokenizer, specs, seed)
 
-    def build(spec: str, own_seed: int) -> tuple[TrainingRows | StreamedRows, np.ndarray]:
+    def build(spec: str, own_seed: int) -> tuple[TrainingSequences | StreamedSequences, np.ndarray]:
         return _rows_of(recipe, tokenizer, [spec], own_seed), np.array([data.window])
 
-    return mix(specs, shares, build, samples=sample_count(recipe, rows=0), seed=seed)
+    return mix(specs, shares, build, samples=sample_count(recipe, sequences=0), seed=seed)
 
 
 def _rows_of(
     recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase, specs: list[str], seed: int
-) -> TrainingRows | StreamedRows:
+) -> TrainingSequences | StreamedSequences:
     """Return samples of these sources together, with this seed."""
     data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
     if data.streaming:
-        return StreamedRows(
+        return StreamedSequences(
             specs,
             tokenizer,
             data.window,
-            samples=sample_count(recipe, rows=0),
+            samples=sample_count(recipe, sequences=0),
             seed=seed,
             workers=data.stream_workers,
         )
-    rows = pack(tokenize(specs, tokenizer, "train", cache), data.window, cache, specs=specs)
-    return TrainingRows(rows, samples=sample_count(recipe, len(rows)), seed=seed)
+    sequences = pack(tokenize(specs, tokenizer, "train", cache), data.window, cache, specs=specs)
+    return TrainingSequences(sequences, samples=sample_count(recipe, len(sequences)), seed=seed)
 
 
 def held_out_documents(recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase) -> tuple[list[HeldOut], int]:

@@ -1,4 +1,5 @@
-"""Rows of addressing against readers written anew, which know a row's text and nothing of how it was drawn."""
+"""Sequences of addressing against readers written anew, which know a sequence's text and nothing of how it was
+drawn."""
 
 import random
 from collections import Counter
@@ -74,9 +75,9 @@ READERS = {
 def test_another_reader_finds_every_answer(case, length):
     task, generator = task_of(case), random.Random(1)
     for _ in range(200):
-        row = task.draw(generator, length)
-        words = list(row.words)
-        assert READERS[task.name](words) == {place: words[place] for place in row.answers}
+        sequence = task.draw(generator, length)
+        words = list(sequence.words)
+        assert READERS[task.name](words) == {place: words[place] for place in sequence.answers}
 
 
 @pytest.mark.parametrize(("case", "length"), EVERY)
@@ -85,28 +86,28 @@ def test_lengths_are_exact_and_words_are_known(case, length):
     known = set(task.vocabulary)
     assert len(known) == len(task.vocabulary) and set(task.signs) <= known
     for _ in range(50):
-        row = task.draw(generator, length)
-        assert len(row.words) == task.tokens(length) and known.issuperset(row.words)
-        assert row.answers[0] > 0 and list(row.answers) == sorted(set(row.answers))
+        sequence = task.draw(generator, length)
+        assert len(sequence.words) == task.tokens(length) and known.issuperset(sequence.words)
+        assert sequence.answers[0] > 0 and list(sequence.answers) == sorted(set(sequence.answers))
         lengths = {
-            "flip_flop": len(row.words),
-            "selective_copy": list(row.words).index("|") if "|" in row.words else 0,
-            "recall": row.answers[0] - 1,
+            "flip_flop": len(sequence.words),
+            "selective_copy": list(sequence.words).index("|") if "|" in sequence.words else 0,
+            "recall": sequence.answers[0] - 1,
         }
-        before_question = next((at for at, word in enumerate(row.words) if word.startswith("?")), 0)
+        before_question = next((at for at, word in enumerate(sequence.words) if word.startswith("?")), 0)
         assert lengths.get(task.name, before_question) == length
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_answers_are_uniform_so_that_a_guess_has_the_chance_that_is_said(case):
-    """Chi-square of 4,000 answers, one of each row, within five deviations of its mean."""
+    """Chi-square of 4,000 answers, one of each sequence, within five deviations of its mean."""
     task, generator = task_of(case), random.Random(3)
     length = CASES[case][2][-1] if task.name != "flip_flop" else 24
-    rows = [task.draw(generator, length) for _ in range(4000)]
-    counts = Counter(row.words[generator.choice(row.answers)] for row in rows)
+    sequences = [task.draw(generator, length) for _ in range(4000)]
+    counts = Counter(sequence.words[generator.choice(sequence.answers)] for sequence in sequences)
     kinds = round(1 / task.chance)
     assert len(counts) == kinds
-    expected = len(rows) / kinds
+    expected = len(sequences) / kinds
     chi_square = sum((count - expected) ** 2 / expected for count in counts.values())
     assert abs(chi_square - (kinds - 1)) < 5 * (2 * (kinds - 1)) ** 0.5
 
@@ -116,17 +117,17 @@ def test_answers_are_uniform_so_that_a_guess_has_the_chance_that_is_said(case):
     [("look_back", 48, 0.10), ("selective_copy", 32, 0.19), ("recall", 32, 0.13), ("flip_flop", 128, 0.65)],
 )
 @pytest.mark.slow
-def test_the_commonest_word_of_a_row_is_right_more_often_than_chance(name, length, expected):
+def test_the_commonest_word_of_a_sequence_is_right_more_often_than_chance(name, length, expected):
     """As docs/addressing.md says: who finds no place, and knows what stands in the text, has this."""
     task, generator, right = TASKS[name], random.Random(7), []
     for _ in range(1500):
-        row = task.draw(generator, length)
-        for place in row.answers:
-            text = row.words[: place if name == "flip_flop" else length]
+        sequence = task.draw(generator, length)
+        for place in sequence.answers:
+            text = sequence.words[: place if name == "flip_flop" else length]
             candidates = [word for word in text if word not in ("_", *task.signs) or word.startswith("v")]
             if name == "recall":
                 candidates = candidates[1::2]
-            right.append(Counter(candidates).most_common(1)[0][0] == row.words[place])
+            right.append(Counter(candidates).most_common(1)[0][0] == sequence.words[place])
     assert sum(right) / len(right) == pytest.approx(expected, abs=0.025)
 
 
@@ -179,12 +180,12 @@ def test_options_that_a_task_cannot_have(name, options, field, remedy):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_options_at_their_bounds_still_have_rows(name):
-    """The shortest row with the smallest and with the largest options, where every question can be asked."""
+def test_options_at_their_bounds_still_have_sequences(name):
+    """The shortest sequence with the smallest and with the largest options, where every question can be asked."""
     bounds = TASKS[name].bounds()
     for end in (0, 1):
         options = {option: type(getattr(TASKS[name], option))(ends[end]) for option, ends in bounds.items()}
         task = make(name, options)
         assert task.shortest <= task.longest
-        row = task.draw(random.Random(6), task.shortest)
-        assert len(row.words) == task.tokens(task.shortest)
+        sequence = task.draw(random.Random(6), task.shortest)
+        assert len(sequence.words) == task.tokens(task.shortest)

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from tape_ds.data.arithmetic import split
-from tape_ds.data.arithmetic.rows import ArithmeticRows
+from tape_ds.data.arithmetic.sequences import ArithmeticSequences
 from tape_ds.data.arithmetic.tasks import TASKS
 
 SMALL_CELLS = [(1, 1), (1, 2), (2, 1), (2, 2), (1, 3)]
@@ -19,8 +19,8 @@ def as_set(operands):
 @pytest.mark.parametrize("name", TASKS)
 def test_training_and_tests_never_share_a_problem(name):
     """A hundred thousand short sums, and some other problems, against held-out ones of every cell, in either order."""
-    rows = ArithmeticRows(name, 3, 3, samples=100_000 if name == "addition" else 10_000, seed=11)
-    trained = {as_set(rows.sample(index).operands) for index in range(len(rows))}
+    sequences = ArithmeticSequences(name, 3, 3, samples=100_000 if name == "addition" else 10_000, seed=11)
+    trained = {as_set(sequences.sample(index).operands) for index in range(len(sequences))}
     for i in range(1, 4):
         for j in range(1, 4):
             for seed in (0, 1):
@@ -108,8 +108,8 @@ def test_fewer_are_the_first_of_more():
 
 
 def test_the_split_is_what_it_was():
-    """Of stored models: with another split their training rows would be in their tests. Raise the key's number (and
-    this list) only with a reason to train everything anew."""
+    """Of stored models: with another split their training sequences would be in their tests. Raise the key's number
+    (and this list) only with a reason to train everything anew."""
     tested = sorted(operands for operands in TASKS["addition"].every(1, 1) if split.is_test("addition", operands))
     assert tested == PINNED
     assert [split.is_test("addition", (str(10**9 + n), str(10**9))) for n in range(300)].index(True) == PINNED_LARGE

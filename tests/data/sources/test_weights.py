@@ -66,7 +66,7 @@ def test_on_the_command_line():
     words = ["--recipe", "tiny", "--train_data"]
     recipe = pretraining.load([*words, '[{"source": "stdlib:ast.py", "weight": 1}, {"source": "stdlib", "weight": 2}]'])
     assert weights.shares_of(recipe.data.train_data) == [1 / 3, 2 / 3]
-    assert recipe.outline()["data"].startswith("33.33 % stdlib:ast.py, 66.67 % stdlib: rows of 256")
+    assert recipe.outline()["data"].startswith("33.33 % stdlib:ast.py, 66.67 % stdlib: sequences of 256")
     assert "  weight: 2" in recipe.to_yaml()
     with pytest.raises(UserError, match="as JSON"):
         pretraining.load([*words, '[{"source": "stdlib:ast.py", "weight": 1}'])

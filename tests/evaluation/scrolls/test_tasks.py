@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from evaluation import models
 from evaluation.language_model import HarnessModel
-from tape_ds.data.scrolls import examples, prompts, rows
+from tape_ds.data.scrolls import examples, prompts, sequences
 from tape_ds.data.scrolls.datasets import DATASETS
 from tape_ds.errors import UserError
 from tests.evaluation.scrolls.conftest import DATA, known_answers
@@ -100,8 +100,8 @@ def test_training_generation_and_lm_eval_read_the_same_ids(name, room, manager, 
     """Token for token."""
     dataset, tokenizer = DATASETS[name], AutoTokenizer.from_pretrained(llama)
     max_tokens = room + prompts.reserved(dataset.answer_tokens)
-    form = rows.RowForm(max_tokens, dataset.answer_tokens)
-    trained = rows.tokenized(name, "validation", DATA, tokenizer, form, tmp_path, questions=3)
+    form = sequences.SequenceForm(max_tokens, dataset.answer_tokens)
+    trained = sequences.tokenized(name, "validation", DATA, tokenizer, form, tmp_path, questions=3)
     asked = [row["input_ids"][: -row["targets"]] for row in trained]
     cut = [row.cut_tokens > 0 for row in documents(manager, name, max_tokens=max_tokens, tokenizer=str(llama))]
     assert set(cut) == {room == 120}

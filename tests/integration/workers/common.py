@@ -1,4 +1,5 @@
-"""What the workers share: rows, an engine's settings, and its orderly end, so that one process can hold several."""
+"""What the workers share: sequences, an engine's settings, and its orderly end, so that one process can hold
+several."""
 
 import argparse
 import gc
@@ -17,8 +18,8 @@ from tape_ds.training.environment import leave_process_group, prepare_process
 VOCABULARY, LENGTH = 61, 24
 
 
-class Rows(torch.utils.data.Dataset):
-    """Fixed random rows; row i depends on i alone."""
+class Sequences(torch.utils.data.Dataset):
+    """Fixed random sequences; sequence i depends on i alone."""
 
     def __len__(self):
         return 16
@@ -34,7 +35,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 def arguments(folder: Path, stage: int, **changes: Any) -> TrainingArguments:
-    """A few steps of two rows a rank on the CPU, under this ZeRO stage; nothing is too small to be sharded."""
+    """A few steps of two sequences a rank on the CPU, under this ZeRO stage; nothing is too small to be sharded."""
     engine = {
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": "auto",

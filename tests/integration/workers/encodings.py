@@ -16,7 +16,7 @@ from tape_ds.data.dataset import collate
 from tape_ds.methods import init_weights
 from tape_ds.model import positions
 from tape_ds.training.trainer import TapeTrainer
-from tests.integration.workers.common import LENGTH, Rows, arguments, end, run_worker
+from tests.integration.workers.common import LENGTH, Sequences, arguments, end, run_worker
 from tests.model.helpers import tiny_config
 
 ENCODINGS = [
@@ -45,7 +45,7 @@ def train(folder: Path, encoding: str, stage: int) -> dict:
         flops_per_token=1.0,
         model=prepared.model,
         args=plan,
-        train_dataset=Rows(),
+        train_dataset=Sequences(),
         data_collator=collate,
     )
     set_seed(6)  # for the encodings that draw in training

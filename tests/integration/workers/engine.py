@@ -18,7 +18,7 @@ from tape_ds.model import convert
 from tape_ds.recipe.sections import Optimization
 from tape_ds.training.callbacks import Progress
 from tape_ds.training.trainer import TapeTrainer
-from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, end, run_worker
+from tests.integration.workers.common import LENGTH, VOCABULARY, Sequences, arguments, end, run_worker
 
 
 class Settings:
@@ -93,7 +93,7 @@ def train(
         flops_per_token=1.0,
         model=prepared.model,
         args=plan,
-        train_dataset=Rows(),
+        train_dataset=Sequences(),
         data_collator=collate,
     )
     trainer.add_callback(Progress(trainer, folder / f"metrics-{stage}-{special}.jsonl"))

@@ -20,7 +20,7 @@ from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.recipe.sections import Safety
 from tape_ds.training.callbacks import Progress
 from tape_ds.training.trainer import TapeTrainer
-from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, end, run_worker
+from tests.integration.workers.common import LENGTH, VOCABULARY, Sequences, arguments, end, run_worker
 from tests.methods.test_methods import settings
 from tests.model.helpers import tiny_config
 
@@ -84,7 +84,7 @@ def train(folder: Path, stage: int, bf16: bool) -> dict[str, Any]:
         safety=Safety(nonfinite_limit=LIMIT),
         model=prepared.model,
         args=plan,
-        train_dataset=Rows(),
+        train_dataset=Sequences(),
         data_collator=collate,
     )
     weights = Weights()

@@ -20,7 +20,7 @@ from tape_ds.recipe.sections import Memory, Profile
 from tape_ds.training.memory_savings import ApplyMemorySavings
 from tape_ds.training.profiling import StepProfiler
 from tape_ds.training.trainer import TapeTrainer
-from tests.integration.workers.common import LENGTH, Rows, arguments, end, run_worker
+from tests.integration.workers.common import LENGTH, Sequences, arguments, end, run_worker
 from tests.integration.workers.engine import Settings, base_folder
 
 SAVINGS = {
@@ -56,7 +56,7 @@ def train(folder: Path, base: Path, engine: int | str, saving: str, profile: Pro
         flops_per_token=1.0,
         model=prepared.model,
         args=plan,
-        train_dataset=Rows(),
+        train_dataset=Sequences(),
         data_collator=collate,
     )
     savings = None if memory is None else ApplyMemorySavings(memory)

@@ -15,7 +15,7 @@ from tape_ds.checkpoint.trained import TrainedRecord, save_trained
 from tape_ds.data.dataset import collate
 from tape_ds.model import convert
 from tape_ds.training.trainer import TapeTrainer
-from tests.integration.workers.common import LENGTH, VOCABULARY, Rows, arguments, end, run_worker
+from tests.integration.workers.common import LENGTH, VOCABULARY, Sequences, arguments, end, run_worker
 from tests.methods.test_methods import settings
 
 ANGLES = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
@@ -29,7 +29,7 @@ def name_of(method: str, tying: str) -> str:
 
 def probe() -> torch.Tensor:
     """The tokens that logits are compared on, [2, LENGTH]."""
-    return torch.stack([Rows()[index]["input_ids"] for index in (3, 4)])
+    return torch.stack([Sequences()[index]["input_ids"] for index in (3, 4)])
 
 
 def save_base(folder: Path, tied: bool) -> None:
@@ -56,7 +56,7 @@ def train(folder: Path, method: str, tying: str) -> None:
         flops_per_token=1.0,
         model=prepared.model,
         args=plan,
-        train_dataset=Rows(),
+        train_dataset=Sequences(),
         data_collator=collate,
     )
     trainer.train()

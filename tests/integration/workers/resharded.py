@@ -20,7 +20,7 @@ from torch import nn
 from tape_ds.checkpoint.resharding import load_engine
 from tape_ds.training.environment import leave_process_group, prepare_process
 
-ROWS, TOKENS, VOCABULARY, STEPS = 8, 6, 11, 3
+SEQUENCES, TOKENS, VOCABULARY, STEPS = 8, 6, 11, 3
 INFO = {UNIVERSAL_CHECKPOINT_INFO: {UNIVERSAL_CHECKPOINT_VERSION_KEY: UNIVERSAL_CHECKPOINT_VERSION_VALUE}}
 
 
@@ -52,7 +52,7 @@ def engine(stage: int, bf16: bool, settings: dict, universal: bool):
     """An engine of three groups: one that decays, one that does not, and a single number with a rate of its own, of
     which some ranks have nothing but padding."""
     config = {
-        "train_micro_batch_size_per_gpu": ROWS // torch.distributed.get_world_size(),
+        "train_micro_batch_size_per_gpu": SEQUENCES // torch.distributed.get_world_size(),
         "gradient_clipping": 1.0,
         "bf16": {"enabled": bf16},
         "zero_optimization": {"stage": stage, **settings},
@@ -72,10 +72,10 @@ def engine(stage: int, bf16: bool, settings: dict, universal: bool):
 
 
 def train(machine, first: int) -> list[float]:
-    """Losses of a few steps, over all ranks; step i has the same rows whatever the number of ranks."""
+    """Losses of a few steps, over all ranks; step i has the same sequences whatever the number of ranks."""
     losses, world, rank = [], torch.distributed.get_world_size(), torch.distributed.get_rank()
     for step in range(first, first + STEPS):
-        ids = torch.randint(0, VOCABULARY, (ROWS, TOKENS), generator=torch.Generator().manual_seed(step))
+        ids = torch.randint(0, VOCABULARY, (SEQUENCES, TOKENS), generator=torch.Generator().manual_seed(step))
         loss = machine(ids.chunk(world)[rank])
         machine.backward(loss)
         machine.step()

@@ -8,8 +8,8 @@ from tape_ds.model.attention.attend import attend_values
 from tape_ds.model.attention.borders import (
     Borders,
     borders_of,
-    borders_of_packed_rows,
-    check_packed_rows,
+    borders_of_packed_sequences,
+    check_packed_sequences,
     ids_of_positions,
 )
 from tests.model.attention.test_attend import DOCUMENTS, PLACES, inputs
@@ -40,21 +40,21 @@ def test_every_token_is_found_again(documents, places):
     assert packed.longest_keys == max(map(len, expected))
 
 
-def test_rows_in_order_and_without_padding_are_read_where_they_lie():
+def test_sequences_in_order_and_without_padding_are_read_where_they_lie():
     packed = Borders(torch.tensor(DOCUMENTS["packed"]), 9).packed
     assert packed.key_order is packed.query_order is None
     assert packed.cu_keys.tolist() == packed.cu_queries.tolist() == [0, 3, 7, 9, 15, 18]
     assert packed.cu_keys.dtype == torch.int32 and (packed.longest_queries, packed.longest_keys) == (6, 6)
 
 
-def test_one_document_a_row_has_no_borders():
+def test_one_document_a_sequence_has_no_borders():
     assert borders_of(torch.tensor([[4, 4], [0, 0]]), 2) is None
-    assert borders_of_packed_rows(torch.tensor([0, 2, 4]), 2, rows=2, tokens=2) is None
+    assert borders_of_packed_sequences(torch.tensor([0, 2, 4]), 2, sequences=2, tokens=2) is None
 
 
 def test_a_collator_s_borders_are_those_of_the_ids():
     ids = torch.tensor([[0, 0, 0, 1], [2, 3, 3, 3]])
-    told = borders_of_packed_rows(torch.tensor([0, 3, 4, 5, 8]), 3, rows=2, tokens=4)
+    told = borders_of_packed_sequences(torch.tensor([0, 3, 4, 5, 8]), 3, sequences=2, tokens=4)
     worked_out = borders_of(ids, 4)
     assert told.known and not worked_out.known and not told.may_pad
     assert torch.equal(told.ids_BS, ids) and told.ids_BS.dtype == torch.int32
@@ -63,16 +63,16 @@ def test_a_collator_s_borders_are_those_of_the_ids():
 
 
 @pytest.mark.parametrize("given", [[1, 4, 8], [0, 5, 4, 8], [0, 3, 4], [0, 4, 9], [0.0, 4.0, 8.0], [0, 3, 8]])
-def test_borders_that_do_not_fit_the_rows_are_refused(given):
-    """The last leaves a row without a begin: a document would run on from one row into the next."""
+def test_borders_that_do_not_fit_the_sequences_are_refused(given):
+    """The last leaves a sequence without a begin: a document would run on from one sequence into the next."""
     with pytest.raises(ValueError, match="cu_seq_lens_q"):
-        check_packed_rows(torch.tensor(given), 8, rows=2, tokens=4)
+        check_packed_sequences(torch.tensor(given), 8, sequences=2, tokens=4)
 
 
 def test_a_document_longer_than_the_longest_is_refused():
     """Kernels would leave its end out."""
     with pytest.raises(ValueError, match="max_length_q = 2: a document has 3 tokens"):
-        check_packed_rows(torch.tensor([0, 3, 4]), 2, rows=1, tokens=4)
+        check_packed_sequences(torch.tensor([0, 3, 4]), 2, sequences=1, tokens=4)
 
 
 def test_a_position_that_does_not_increase_starts_a_document():
@@ -80,7 +80,7 @@ def test_a_position_that_does_not_increase_starts_a_document():
     assert ids_of_positions(torch.tensor([packed, posed])).tolist() == [[0, 0, 0, 1, 2, 2], [0] * 6]
 
 
-def test_borders_of_other_rows_are_refused():
+def test_borders_of_other_sequences_are_refused():
     q, k, v = inputs()
     with pytest.raises(ValueError, match=r"borders of \[2, 8\] keys and 8 queries do not fit"):
         attend_values(q, k, [v], borders=Borders(torch.zeros(2, 8), 8))
@@ -90,7 +90,7 @@ def test_borders_of_other_rows_are_refused():
 def test_they_follow_a_block_to_its_device(told):
     """accelerate moves what a block of a model on several GPUs is given, if it has ``to``: masks stayed behind."""
     ids = torch.tensor([[0, 0, 1]])
-    borders = borders_of_packed_rows(torch.tensor([0, 2, 3]), 2, 1, 3) if told else borders_of(ids, 3)
+    borders = borders_of_packed_sequences(torch.tensor([0, 2, 3]), 2, 1, 3) if told else borders_of(ids, 3)
     moved = send_to_device({"borders": borders}, torch.device("meta"))["borders"]
     assert moved.ids_BS.device.type == "meta" and moved.known == told
     assert borders.to("meta") is moved, "made once for all blocks there"

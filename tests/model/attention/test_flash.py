@@ -140,8 +140,9 @@ def fake(name):
     ],
 )
 def test_capability_and_version_choose_not_what_imports(monkeypatch, capability, distributions, taken):
-    """flash-attn 2.8.3 carries flash_attn.cute, which has no backward for packed rows and asserts Hopper or newer: an
-    A100 with it crashed. All three modules import here; only a distribution of its own makes the folder a version 4."""
+    """flash-attn 2.8.3 carries flash_attn.cute, which has no backward for packed sequences and asserts Hopper or newer:
+    an A100 with it crashed. All three modules import here; only a distribution of its own makes the folder a version
+    4."""
     modules = {release.module: fake(release.module) for release in flash.RELEASES}
     with releases(monkeypatch, capability, modules, distributions):
         if taken is None:

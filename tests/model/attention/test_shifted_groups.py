@@ -113,8 +113,8 @@ def test_gradients_by_differences(heads):
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("length", [16, 19])
 def test_a_token_reaches_only_later_ones_of_its_groups(heads, length):
-    """Every token, every group, both halves, every row of the batch: outputs it cannot reach stay bit-equal, and those
-    it can reach change."""
+    """Every token, every group, both halves, every sequence of the batch: outputs it cannot reach stay bit-equal, and
+    those it can reach change."""
     q, k, v = (x.detach() for x in inputs(*HEADS[heads], length))
     before = attend_in_groups(q, k, v, group=6)
     mask = allowed(q.shape[1], length, 6)[0]
@@ -148,7 +148,7 @@ def test_nothing_comes_round_from_the_end():
 
 
 def test_no_work_grows_with_the_square_of_the_length():
-    """Multiplications of 4,096 tokens in groups of 64 are those of 64-token rows, counted by torch."""
+    """Multiplications of 4,096 tokens in groups of 64 are those of 64-token sequences, counted by torch."""
     q, k, v = (x.detach() for x in inputs(4, 2, 4096, batch=1, value_width=8))
     with FlopCounterMode(display=False) as counter:
         attend_in_groups(q, k, v, group=64, backend="reference")
@@ -158,7 +158,8 @@ def test_no_work_grows_with_the_square_of_the_length():
 
 
 def test_groups_of_a_whole_row_are_views(monkeypatch):
-    """What projections leave is cut without a copy where groups fill the row (and, in a shifted half, for one row)."""
+    """What projections leave is cut without a copy where groups fill the sequence (and, in a shifted half, for one
+    sequence)."""
     from tape_ds.model.attention import shifted_groups
 
     q, k, v = (x.detach() for x in inputs(8, 2, 16, batch=2))
@@ -256,7 +257,8 @@ def test_the_model_s_future_changes_nothing_earlier(encoding):
 
 
 def test_a_cache_is_not_grouped_in_silence():
-    """In training mode an empty cache is filled by a whole row; a step of decoding would have no groups to be in."""
+    """In training mode an empty cache is filled by a whole sequence; a step of decoding would have no groups to be
+    in."""
     model, ids = tiny_model().train(), tokens(1, 9)
     use_groups(model, 4)
     first = model(ids[:, :8], use_cache=True)

@@ -66,10 +66,10 @@ def test_nothing_leaves_padding(on_a_gpu):
     assert (results[0][0].masked_select(padding) == 0).all()
 
 
-def cu_seq_lens(documents: int, tokens: int, rows: int = 1) -> dict:
-    """What a collator says of rows of so many documents, of uneven lengths from 1 up."""
-    starts = [row * tokens + at for row in range(rows) for at in sorted({0, *range(1, documents)})]
-    borders = torch.tensor([*starts, rows * tokens], dtype=torch.int32)
+def cu_seq_lens(documents: int, tokens: int, sequences: int = 1) -> dict:
+    """What a collator says of sequences of so many documents, of uneven lengths from 1 up."""
+    starts = [number * tokens + at for number in range(sequences) for at in sorted({0, *range(1, documents)})]
+    borders = torch.tensor([*starts, sequences * tokens], dtype=torch.int32)
     return {"cu_seq_lens_q": borders, "max_length_q": int(borders.diff().max())}
 
 
@@ -89,14 +89,14 @@ class Watch(TorchDispatchMode):
         return out
 
 
-def forward_and_backward(encoding: str, documents: int, tokens: int, rows: int = 1, recompute: bool = True):
+def forward_and_backward(encoding: str, documents: int, tokens: int, sequences: int = 1, recompute: bool = True):
     """Counts of a forward, and of a backward, of a whole model on the meta device."""
     config = tiny_config("gqa", encoding, attention_backend="varlen", max_position_embeddings=tokens)
-    told = cu_seq_lens(documents, tokens, rows)
+    told = cu_seq_lens(documents, tokens, sequences)
     told["cu_seq_lens_q"] = told["cu_seq_lens_q"].to("meta")
     with torch.device("meta"):
         model = TapeForCausalLM(config).bfloat16().train()
-        ids = torch.zeros(rows, tokens, dtype=torch.int64)
+        ids = torch.zeros(sequences, tokens, dtype=torch.int64)
     if recompute:
         use_recompute(model, 1)
     with Watch() as forward:
@@ -108,11 +108,11 @@ def forward_and_backward(encoding: str, documents: int, tokens: int, rows: int =
 
 @pytest.mark.parametrize("encoding, calls", [("tape", 2), ("rope", 1)])
 @pytest.mark.parametrize("documents", [1, 64])
-@pytest.mark.parametrize("rows", [1, 2])
-def test_a_whole_model_never_asks_the_device(encoding, calls, documents, rows):
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_a_whole_model_never_asks_the_device(encoding, calls, documents, sequences):
     """On the meta device every ``.item()``, ``.cpu()`` or ``nonzero`` is an error. The last layer's state is read by
     nobody, so it carries none: one call."""
-    forward, backward = forward_and_backward(encoding, documents, 512, rows)
+    forward, backward = forward_and_backward(encoding, documents, 512, sequences)
     layers = 3
     expected = layers if encoding == "rope" else calls * (layers - 1) + 1
     assert forward.calls == backward.calls == expected  # each block is computed again in its backward

@@ -31,7 +31,7 @@ def settings(case: Case) -> dict:
     """DeepSpeed's JSON."""
     shared = {"tensor_parallel": {"autotp_size": case.tensor}} if case.tensor > 1 else {}
     return shared | {
-        "train_micro_batch_size_per_gpu": case.rows,
+        "train_micro_batch_size_per_gpu": case.sequences,
         "gradient_accumulation_steps": case.accumulation,
         "gradient_clipping": 1.0,
         "bf16": {"enabled": case.element == 2},
@@ -83,7 +83,7 @@ def count(case: Case) -> dict[str, int]:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=1e-3, fused=True)
         train = plainly(model, optimizer) if case.zero is None else by_engine(model, optimizer, case)
-        ids = torch.randint(1_000, (case.rows, case.length))
+        ids = torch.randint(1_000, (case.sequences, case.length))
         for _ in range(2):
             gc.collect()
             live.begin_anew()

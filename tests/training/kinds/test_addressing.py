@@ -5,7 +5,7 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
-from tape_ds.data.addressing import rows
+from tape_ds.data.addressing import sequences
 from tape_ds.data.addressing.tasks import TASKS
 from tape_ds.data.dataset import collate
 from tape_ds.errors import UserError
@@ -32,14 +32,14 @@ def recipe(tmp_path, task="look_back", lengths=None, **changes):
 @pytest.mark.parametrize("task", TASKS)
 def test_every_task_can_be_trained(task, tmp_path):
     run = arithmetic.assemble(recipe(tmp_path, task=task))
-    assert run.config.vocab_size == len(TASKS[task].vocabulary) and len(run.rows) == 48
-    batch = collate([run.rows[index] for index in range(16)])
+    assert run.config.vocab_size == len(TASKS[task].vocabulary) and len(run.sequences) == 48
+    batch = collate([run.sequences[index] for index in range(16)])
     loss = run.model(**batch).loss
     assert loss.isfinite() and set(run.names) == {name for name, _ in run.model.named_parameters()}
 
 
 @pytest.mark.parametrize("encoding", positions.available())
-def test_every_encoding_is_trained_and_scored_beyond_its_rows(encoding, tmp_path):
+def test_every_encoding_is_trained_and_scored_beyond_its_sequences(encoding, tmp_path):
     run = arithmetic.assemble(
         recipe(tmp_path, position_encoding=encoding, attention_backend="sdpa", max_steps=1, held_out_samples=3)
     )
@@ -56,11 +56,11 @@ def test_a_run_from_end_to_end(tmp_path, capsys):
     report.conclude(run, trainer, started)
     stored = json.loads((tmp_path / "run" / "results" / "run.json").read_text())
     assert (stored["config"]["task"], stored["config"]["train_lengths"]) == ("flip_flop", [24, 32])
-    assert stored["data"] == {"addressing:flip_flop": rows.fingerprint(TASKS["flip_flop"], (24, 32))}
+    assert stored["data"] == {"addressing:flip_flop": sequences.fingerprint(TASKS["flip_flop"], (24, 32))}
     kinds = [(one["length"], one["kind"]) for one in stored["figures"]["addressing"]]
     assert kinds == [(length, kind) for kind in ("", "ignore 0.98", "ignore 0.1") for length in (32, 48, 64)]
     printed = capsys.readouterr().out
-    assert "asking 10 rows of each of 9 tests" in printed and "right at length 48, ignore 0.1" in printed
+    assert "asking 10 sequences of each of 9 tests" in printed and "right at length 48, ignore 0.1" in printed
     assert AutoTokenizer.from_pretrained(tmp_path / "run" / "trained")("w 1 r").input_ids == [4, 8, 5]
 
 

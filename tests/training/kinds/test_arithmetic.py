@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from tape_ds import TapeForCausalLM
 from tape_ds.checkpoint import trained
-from tape_ds.data.arithmetic import rows, split
+from tape_ds.data.arithmetic import sequences, split
 from tape_ds.data.arithmetic.tasks import TASKS
 from tape_ds.data.dataset import collate
 from tape_ds.errors import UserError
@@ -44,14 +44,14 @@ def recipe(tmp_path, **changes):
 
 
 def problems_of(run):
-    """What its rows ask, as one reads it."""
-    return [run.rows.sample(index).operands for index in range(len(run.rows))]
+    """What its sequences ask, as one reads it."""
+    return [run.sequences.sample(index).operands for index in range(len(run.sequences))]
 
 
-def test_encodings_share_rows_and_weights(tmp_path):
+def test_encodings_share_sequences_and_weights(tmp_path):
     """So that a comparison compares nothing else."""
     rope, tape = (arithmetic.assemble(recipe(tmp_path, position_encoding=name)) for name in ("rope", "tape"))
-    assert problems_of(rope) == problems_of(tape) and len(rope.rows) == 48
+    assert problems_of(rope) == problems_of(tape) and len(rope.sequences) == 48
     mine, others = dict(rope.model.named_parameters()), dict(tape.model.named_parameters())
     assert mine.keys() < others.keys() and all(torch.equal(mine[name], others[name]) for name in mine)
     assert set(tape.names) == set(others), "everything is trained"
@@ -86,13 +86,13 @@ def test_no_problems_are_asked_where_none_are_wanted(tmp_path):
 def test_loss_is_that_of_answers_alone(tmp_path):
     """What the model is told of prompt and padding does not count: other tokens there, the same loss elsewhere."""
     run = arithmetic.assemble(recipe(tmp_path, position_encoding="tape"))
-    batch = collate([run.rows[index] for index in range(8)])
+    batch = collate([run.sequences[index] for index in range(8)])
     whole = run.model(**batch).loss
     logits = run.model(**{name: value for name, value in batch.items() if name != "labels"}).logits
     counted = batch["labels"][:, 1:] != -100
     losses = torch.nn.functional.cross_entropy(logits[:, :-1][counted], batch["labels"][:, 1:][counted])
     torch.testing.assert_close(whole, losses)
-    assert counted.sum() == sum(len(run.rows.sample(index).answer) + 1 for index in range(8))
+    assert counted.sum() == sum(len(run.sequences.sample(index).answer) + 1 for index in range(8))
 
 
 def test_a_run_from_end_to_end(tmp_path, capsys):
@@ -114,7 +114,7 @@ def test_a_run_from_end_to_end(tmp_path, capsys):
     )
     losses = [entry["loss"] for entry in figures["train_loss"]]
     assert losses[0] > 2 and figures["steps"] == 6
-    assert stored["data"] == {"arithmetic:addition": rows.fingerprint("addition", 2, 2)}
+    assert stored["data"] == {"arithmetic:addition": sequences.fingerprint("addition", 2, 2)}
     printed = capsys.readouterr().out
     assert f"answering {len(run.held_out)} held-out problems" in printed
     assert "exact match, all trained lengths" in printed and "digits of the first operand" in printed
@@ -128,7 +128,7 @@ def test_a_run_from_end_to_end(tmp_path, capsys):
 def test_what_is_known_scores_all(tmp_path):
     """The score is of answers: a model that is made to know them gets 100 %, by size and in all."""
     run = arithmetic.assemble(recipe(tmp_path, held_out_samples=4, max_digits=1, hidden_size=64))
-    batch = collate([one_row(problem) for problem in run.held_out])
+    batch = collate([one_sequence(problem) for problem in run.held_out])
     optimizer = torch.optim.AdamW(run.model.parameters(), lr=0.01)
     for _ in range(80):
         loss = run.model(**batch).loss
@@ -141,7 +141,7 @@ def test_what_is_known_scores_all(tmp_path):
     assert run.figures()["exact_match"]["all"]["share"] == 1.0
 
 
-def one_row(problem):
+def one_sequence(problem):
     ids = problem.asked.input_ids_1T[0]
     sample_targets = problem.asked.targets
     labels = ids.clone()
@@ -167,7 +167,7 @@ def test_resumed_equals_uninterrupted_to_the_last_digit(tmp_path):
 
 
 def test_longer_problems_are_another_run(tmp_path):
-    """A checkpoint is not gone on with where the rows would be others."""
+    """A checkpoint is not gone on with where the sequences would be others."""
     settings = {"max_steps": 4, "save_steps": 2}
     build_trainer(arithmetic.assemble(recipe(tmp_path, **settings))).train()
     (tmp_path / "run" / "checkpoint-4" / "trainer_state.json").unlink()
@@ -187,5 +187,5 @@ def test_scores_by_size_add_up():
 def test_every_task_can_be_trained(name, tmp_path):
     run = arithmetic.assemble(recipe(tmp_path, task=name, max_steps=1))
     assert run.config.vocab_size == len(TASKS[name].vocabulary)
-    loss = run.model(**collate([run.rows[index] for index in range(16)])).loss
+    loss = run.model(**collate([run.sequences[index] for index in range(16)])).loss
     assert loss.isfinite()

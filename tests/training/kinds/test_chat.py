@@ -78,7 +78,7 @@ def gradients(model, batches):
 
 
 def one_by_one(item):
-    """The conversations of a packed row, each as a row of its own."""
+    """The conversations of a packed sequence, each as a sequence of its own."""
     for owner in item["document_ids"].unique():
         mine = {name: values[item["document_ids"] == owner] for name, values in item.items()}
         yield mine | {"document_ids": torch.zeros_like(mine["document_ids"])}
@@ -88,9 +88,9 @@ def one_by_one(item):
 def test_packed_is_one_by_one(place, model):
     """Loss and gradients; under encodings of absolute positions as well, since each conversation begins with 0."""
     run = finetuning.assemble(recipe(place, model, max_tokens=250))
-    items = [run.rows[index] for index in range(4)]
+    items = [run.sequences[index] for index in range(4)]
     alone = [each for item in items for each in one_by_one(item)]
-    assert len(alone) > 2 * len(items), "rows are shared"
+    assert len(alone) > 2 * len(items), "sequences are shared"
     whole, of_whole = gradients(run.model.eval(), [collate(items)])
     parts, of_parts = gradients(run.model, [collate([each]) for each in alone])
     assert whole == pytest.approx(parts, rel=1e-6)
@@ -107,12 +107,12 @@ def test_held_out_answers_are_scored_as_they_are_learnt(place):
     turns = json.loads((place / "held_out.jsonl").read_text().splitlines()[0])["messages"]
     write(place / "same.jsonl", [turns])
     same = finetuning.assemble(recipe(place, train_data=f"jsonl:{place}/same.jsonl"))
-    expected, _ = gradients(run.model.eval(), [collate([same.rows[0]])])
+    expected, _ = gradients(run.model.eval(), [collate([same.sequences[0]])])
     assert found.nll == pytest.approx(expected, rel=1e-6) and callback.asked == run.asked
-    assert found.targets == int((same.rows[0]["labels"] != IGNORED).sum())
+    assert found.targets == int((same.sequences[0]["labels"] != IGNORED).sum())
 
 
-def test_a_share_is_held_out_of_the_rows(place):
+def test_a_share_is_held_out_of_the_sequences(place):
     whole, less = (finetuning.assemble(recipe(place, eval_share=share)) for share in (0.0, 0.25))
     assert whole.asked == [] and whole.cut["train"].read == 40
     assert (less.cut["train"].read, less.cut["held out"].read) == (30, 10)

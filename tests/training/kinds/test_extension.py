@@ -57,13 +57,13 @@ def recipe(model, **changes):
 
 
 def test_epochs_are_counted_once(model):
-    """The rows served hold every epoch; transformers ran its own epochs over all of them: 9 passes for 3."""
+    """The sequences served hold every epoch; transformers ran its own epochs over all of them: 9 passes for 3."""
     prepared = extension.assemble(recipe(model, max_steps=-1, num_train_epochs=3))
-    passes = len(prepared.rows) / len(prepared.rows.rows)
+    passes = len(prepared.sequences) / len(prepared.sequences.stored)
     assert 3 <= passes < 3.2
     trainer = build_trainer(prepared)
     steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1]
-    assert steps == prepared.steps == len(prepared.rows) // 4
+    assert steps == prepared.steps == len(prepared.sequences) // 4
 
 
 def test_the_base_is_found_from_any_folder(model, tmp_path, monkeypatch):

@@ -84,7 +84,7 @@ def test_every_target_of_a_step_weighs_the_same_however_the_batch_is_cut(place, 
     """A mean of micro-batches' means would favour the targets of short answers: loss and gradient are those of the
     whole batch, the mean over all of its targets, computed here directly."""
     run = finetuning.assemble(recipe(place, eval_examples=0))
-    batch = collate([run.rows[index] for index in range(8)])
+    batch = collate([run.sequences[index] for index in range(8)])
     targets = (batch["labels"] != -100).sum(dim=1)
     assert len(set(targets.tolist())) > 1
     logits = run.model.eval()(**batch, skip_logits=False).logits
@@ -112,15 +112,15 @@ def test_position_parameters_have_a_rate_where_the_model_has_any(place):
     assert not (place / "never").exists()
 
 
-def test_rows_of_a_micro_batch_are_of_similar_length(place):
+def test_sequences_of_a_micro_batch_are_of_similar_length(place):
     run = finetuning.assemble(recipe(place, per_device_train_batch_size=2))
-    lengths = [len(run.rows[index]["input_ids"]) for index in range(8)]
+    lengths = [len(run.sequences[index]["input_ids"]) for index in range(8)]
     assert lengths == sorted(lengths, reverse=True) and lengths[0] > 1.5 * lengths[-1]
 
 
 @pytest.mark.parametrize("model", ["llama", "tape", "randpe", "alibi"])
 def test_a_model_keeps_its_encoding_and_its_weights(place, model):
-    """Rows are longer than any of these was made for, which its configuration then says."""
+    """Sequences are longer than any of these was made for, which its configuration then says."""
     run = finetuning.assemble(recipe(place, model))
     assert run.config.position_encoding == ("rope" if model == "llama" else model)
     assert run.config.max_position_embeddings == 80
@@ -132,13 +132,13 @@ def test_a_model_keeps_its_encoding_and_its_weights(place, model):
     assert set(run.names) == {name for name, _ in run.model.named_parameters()}
 
 
-def test_shorter_rows_leave_the_length_of_a_model(place):
+def test_shorter_sequences_leave_the_length_of_a_model(place):
     run = finetuning.assemble(recipe(place, max_tokens=30))
     assert run.config.max_position_embeddings == 32
 
 
 def test_an_encoding_that_is_scaled_at_a_length_is_so_trained(place):
-    """``yarn`` was trained on plain angles for 32 tokens; rows of 80 are read at the angles that it has for 80."""
+    """``yarn`` was trained on plain angles for 32 tokens; sequences of 80 are read at the angles that it has for 80."""
     run = finetuning.assemble(recipe(place, "yarn"))
     assert run.config.rope_parameters["factor"] == pytest.approx(80 / 32)
     assert positions.config_at(run.config, 80) is run.config
@@ -157,7 +157,7 @@ def test_a_run_from_end_to_end(place, tmp_path, capsys):
     assert (before["when"], after["when"]) == ("before", "after")
     assert after["nll"] < before["nll"] - 1 and before["examples"] == after["examples"] == 4
     assert before["targets"] == after["targets"] == sum(one.targets for one in run.asked)
-    assert figures["tokens"] == sum(len(run.rows[index]["input_ids"]) for index in range(20 * 8))
+    assert figures["tokens"] == sum(len(run.sequences[index]["input_ids"]) for index in range(20 * 8))
     assert figures["cut"]["train"]["prompts"] > 0 and figures["cut"]["held out"]["rows"] == 4
     assert set(stored["data"]) == {"scrolls:qasper/train", "scrolls:qasper/validation"}
     printed = capsys.readouterr().out

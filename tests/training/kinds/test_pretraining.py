@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tape_ds import TapeForCausalLM
 from tape_ds.checkpoint import trained
-from tape_ds.data.streaming import StreamedRows
+from tape_ds.data.streaming import StreamedSequences
 from tape_ds.errors import UserError
 from tape_ds.model.llama import evaluated_at
 from tape_ds.recipe.pretraining import load
@@ -88,13 +88,13 @@ def test_an_encoding_takes_what_it_needs_from_the_tokenizer(texts):
     assert ends == {".", "\n"}
 
 
-def test_rows_are_packed_or_streamed_and_are_of_the_same_text(texts):
-    packed = pretraining.assemble(recipe(texts)).rows
-    streamed = pretraining.assemble(recipe(texts, streaming="true", stream_workers=2)).rows
-    assert isinstance(streamed, StreamedRows) and streamed.stream.workers == 2
+def test_sequences_are_packed_or_streamed_and_are_of_the_same_text(texts):
+    packed = pretraining.assemble(recipe(texts)).sequences
+    streamed = pretraining.assemble(recipe(texts, streaming="true", stream_workers=2)).sequences
+    assert isinstance(streamed, StreamedSequences) and streamed.stream.workers == 2
     assert len(packed) == len(streamed) == 12
     assert packed[0].keys() == streamed[0].keys() and len(streamed[11]["input_ids"]) == 32
-    other = pretraining.assemble(recipe(texts, seed=8)).rows
+    other = pretraining.assemble(recipe(texts, seed=8)).sequences
     assert packed.fingerprint != other.fingerprint
 
 
@@ -142,7 +142,7 @@ def test_a_run_says_what_its_sources_gave(texts, tmp_path, capsys, streaming):
     started = report.begin(run)
     trainer.train()
     report.conclude(run, trainer, started)
-    given = run.rows.tokens(20)
+    given = run.sequences.tokens(20)
     assert sum(given.values()) == 20 * 32 and list(given) == specs
     printed = capsys.readouterr().out
     shares = [f"{spec} {tokens:,} ({100 * tokens / 640:.4g} %)" for spec, tokens in given.items()]
@@ -153,7 +153,7 @@ def test_a_run_says_what_its_sources_gave(texts, tmp_path, capsys, streaming):
     assert result["figures"]["tokens_by_source"] == given and list(result["data"])[:2] == specs
     assert result["config"]["train_data"] == entries
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["tokens_by_source"] for line in lines] == [run.rows.tokens(4 * line["step"]) for line in lines]
+    assert [line["tokens_by_source"] for line in lines] == [run.sequences.tokens(4 * line["step"]) for line in lines]
     assert "tokens_by_source" not in printed
 
 
@@ -188,7 +188,7 @@ def test_scores_of_an_earlier_run_go_when_training_begins(texts, tmp_path):
 
 @pytest.mark.parametrize("encoding", ["randpe", "fire"])
 def test_resumed_equals_uninterrupted_to_the_last_digit(texts, tmp_path, encoding):
-    """Random positions are drawn from where the checkpoint left off, and packed rows served from there on."""
+    """Random positions are drawn from where the checkpoint left off, and packed sequences served from there on."""
     changes = {"position_encoding": encoding, "max_steps": 6, "save_steps": 3, "logging_steps": 1, "eval_data": ""}
     whole = build_trainer(pretraining.assemble(recipe(texts, output_dir=tmp_path / "whole", **changes)))
     whole.train()

@@ -1,8 +1,8 @@
-"""Rows of chat tuning: conversations rendered once, cut or left out where they are too long, and packed.
+"""Sequences of chat tuning: conversations rendered once, cut or left out where they are too long, and packed.
 
 Two caches, as for documents (:mod:`tape_ds.data.packing`): every conversation whole, with the mask of its assistant's
-tokens; and rows packed from those that a run takes. How long a conversation may be, and which are held out, changes
-only the second.
+tokens; and sequences packed from those that a run takes. How long a conversation may be, and which are held out,
+changes only the second.
 """
 
 import math
@@ -18,22 +18,22 @@ from tape_ds.data import cache, packing
 from tape_ds.data.chat import conversations
 from tape_ds.data.chat.conversations import TooLong
 from tape_ds.data.chat.template import UnfitTemplateError, encoded
-from tape_ds.data.rows import whole
-from tape_ds.data.scrolls.rows import AnswerRows, item
+from tape_ds.data.scrolls.sequences import AnswerSequences, item
 from tape_ds.data.selection import token_counts
+from tape_ds.data.sequences import whole
 from tape_ds.errors import Problem, UserError
 
 if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
-# Part of every key: raise it when the code below gives other rows for the same input.
+# Part of every key: raise it when the code below gives other output for the same input.
 FORMAT = 1
 
 
 @dataclass(frozen=True)
 class CutConversations:
-    """What did not fit into the rows."""
+    """What did not fit into the sequences."""
 
     read: int
     """Conversations."""
@@ -161,7 +161,7 @@ def choose(conversations: "datasets.Dataset", numbers: np.ndarray, max_tokens: i
 
 
 def packed(chosen: Chosen, cache_dir: str | Path) -> "datasets.Dataset":
-    """Return the rows that ``chosen`` fill, no conversation cut (:func:`tape_ds.data.rows.whole`).
+    """Return the sequences that ``chosen`` fill, no conversation cut (:func:`tape_ds.data.sequences.whole`).
 
     Returns:
         Rows ``{input_ids: list<int32>, targets: list<int8>, document_ids: list<int32>}`` of at most ``max_tokens``.
@@ -180,25 +180,25 @@ def packed(chosen: Chosen, cache_dir: str | Path) -> "datasets.Dataset":
     )
 
     def rows() -> Iterator[dict[str, Any]]:
-        for row in whole(chosen.spread(), chosen.max_tokens):
-            ids, targets = row["input_ids"].T
-            yield {"input_ids": ids, "targets": targets.astype(np.int8), "document_ids": row["document_ids"]}
+        for sequence in whole(chosen.spread(), chosen.max_tokens):
+            ids, targets = sequence["input_ids"].T
+            yield {"input_ids": ids, "targets": targets.astype(np.int8), "document_ids": sequence["document_ids"]}
 
     return packing.cached(Path(cache_dir), key, features, rows)
 
 
-class ChatRows(AnswerRows):
-    """A run's samples, packed rows in the order of :class:`tape_ds.data.scrolls.rows.AnswerRows`.
+class ChatSequences(AnswerSequences):
+    """A run's samples, packed sequences in the order of :class:`tape_ds.data.scrolls.sequences.AnswerSequences`.
 
     Items as there, but that ``document_ids`` tell the conversations apart, ``position_ids`` begin with 0 in each (so
-    that a row gives the loss that its conversations give one by one, under every encoding), and every token of the
+    that a sequence gives the loss that its conversations give one by one, under every encoding), and every token of the
     assistant is a target.
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("input_ids", "targets", "document_ids")
 
     def item(self, row: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """Return the tensors of a packed row."""
+        """Return the tensors of a packed sequence."""
         owners = torch.tensor(row["document_ids"], dtype=torch.int32)
         found = item(row["input_ids"], np.flatnonzero(row["targets"]))
         lengths = owners.unique_consecutive(return_counts=True)[1]

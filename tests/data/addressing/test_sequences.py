@@ -1,17 +1,18 @@
-"""Rows by number: what is a target, that a row is a function of seed and number, and that tests are not trained on."""
+"""Sequences by number: what is a target, that a sequence is a function of seed and number, and that tests are not
+trained on."""
 
 import pytest
 import torch
 
-from tape_ds.data.addressing import rows
-from tape_ds.data.addressing.rows import AddressingRows, held_out, is_test
+from tape_ds.data.addressing import sequences
+from tape_ds.data.addressing.sequences import AddressingSequences, held_out, is_test
 from tape_ds.data.addressing.tasks import TASKS, make
 from tape_ds.data.arithmetic import vocabulary
 from tape_ds.data.dataset import collate
 
 
-def served(name="look_back", lengths=(32, 48), samples=640, seed=3, step_rows=16, **options):
-    return AddressingRows(make(name, options), lengths, samples=samples, seed=seed, step_rows=step_rows)
+def served(name="look_back", lengths=(32, 48), samples=640, seed=3, step_sequences=16, **options):
+    return AddressingSequences(make(name, options), lengths, samples=samples, seed=seed, step_sequences=step_sequences)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -19,28 +20,28 @@ def test_exactly_the_answers_are_targets(name):
     made = served(name)
     tokenizer = vocabulary.of_words(made.task.vocabulary)
     for index in range(50):
-        row, item = made.row(index), made[index]
-        assert tokenizer.convert_ids_to_tokens(item["input_ids"].tolist()) == list(row.words)
-        assert tokenizer(" ".join(row.words)).input_ids == item["input_ids"].tolist()
-        assert (item["labels"] != -100).nonzero()[:, 0].tolist() == list(row.answers)
-        targets = list(row.answers)
+        sequence, item = made.sequence(index), made[index]
+        assert tokenizer.convert_ids_to_tokens(item["input_ids"].tolist()) == list(sequence.words)
+        assert tokenizer(" ".join(sequence.words)).input_ids == item["input_ids"].tolist()
+        assert (item["labels"] != -100).nonzero()[:, 0].tolist() == list(sequence.answers)
+        targets = list(sequence.answers)
         assert torch.equal(item["labels"][targets], item["input_ids"][targets])
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_row_is_a_function_of_seed_and_number(name):
+def test_a_sequence_is_a_function_of_seed_and_number(name):
     """Whoever asks, in whatever order."""
     forward, backward = served(name), served(name)
-    found = {index: backward.row(index) for index in reversed(range(100))}
-    assert all(forward.row(index) == found[index] for index in range(100))
+    found = {index: backward.sequence(index) for index in reversed(range(100))}
+    assert all(forward.sequence(index) == found[index] for index in range(100))
     other = served(name, seed=4)
-    assert sum(other.row(index) == found[index] for index in range(100)) < 5
+    assert sum(other.sequence(index) == found[index] for index in range(100)) < 5
 
 
 @pytest.mark.parametrize(("name", "step"), [("look_back", 1), ("flip_flop", 2)])
-def test_rows_of_a_step_are_equally_long_and_lengths_are_uniform(name, step):
+def test_sequences_of_a_step_are_equally_long_and_lengths_are_uniform(name, step):
     made = served(name, samples=16 * 4000)
-    lengths = [len(made.row(16 * number).words) - made.task.tokens(0) for number in range(4000)]
+    lengths = [len(made.sequence(16 * number).words) - made.task.tokens(0) for number in range(4000)]
     kinds = range(32, 49, step)
     assert set(lengths) == set(kinds)
     assert all(abs(lengths.count(kind) - 4000 / len(kinds)) < 5 * (4000 / len(kinds)) ** 0.5 for kind in kinds)
@@ -49,31 +50,31 @@ def test_rows_of_a_step_are_equally_long_and_lengths_are_uniform(name, step):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_training_and_tests_share_no_row(name):
-    """By the row itself, so whatever seeds and lengths there are; about one in eight is a test's."""
+def test_training_and_tests_share_no_sequence(name):
+    """By the sequence itself, so whatever seeds and lengths there are; about one in eight is a test's."""
     made = served(name)
-    trained = {made.row(index).words for index in range(300)}
-    tested = {row.words for length in (32, 48, 96) for row in held_out(TASKS[name], length, 50, seed=3)}
+    trained = {made.sequence(index).words for index in range(300)}
+    tested = {sequence.words for length in (32, 48, 96) for sequence in held_out(TASKS[name], length, 50, seed=3)}
     assert not any(map(is_test, trained)) and all(map(is_test, tested)) and not trained & tested
     assert len(tested) == 150
     drawn = [made.task.draw(made.generator(index), 48) for index in range(640)]
-    assert 40 < sum(is_test(row.words) for row in drawn) < 130
+    assert 40 < sum(is_test(sequence.words) for sequence in drawn) < 130
 
 
-def test_fewer_rows_of_a_test_are_the_first_of_more():
+def test_fewer_sequences_of_a_test_are_the_first_of_more():
     task = TASKS["recall"]
     assert held_out(task, 32, 5, seed=1) == held_out(task, 32, 20, seed=1)[:5]
     assert held_out(task, 32, 5, seed=2) != held_out(task, 32, 5, seed=1)
 
 
-def test_rows_and_their_split_stay_what_they_are():
-    """Stored results say which rows they were made on: whoever changes them raises FORMAT."""
-    assert rows.FORMAT == 1
-    found = {name: " ".join(served(name).row(7).words) for name in TASKS}
+def test_sequences_and_their_split_stay_what_they_are():
+    """Stored results say which sequences they were made on: whoever changes them raises FORMAT."""
+    assert sequences.FORMAT == 1
+    found = {name: " ".join(served(name).sequence(7).words) for name in TASKS}
     assert found == EXPECTED
 
 
-def test_other_rows_have_another_fingerprint():
+def test_other_sequences_have_another_fingerprint():
     task = TASKS["look_back"]
     keys = [
         (task, (32, 48)),
@@ -81,10 +82,10 @@ def test_other_rows_have_another_fingerprint():
         (make("look_back", {"markers": 3}), (32, 48)),
         (TASKS["recall"], (32, 48)),
     ]
-    assert len({rows.fingerprint(*key) for key in keys}) == 4
+    assert len({sequences.fingerprint(*key) for key in keys}) == 4
 
 
-def test_a_row_that_there_is_not():
+def test_a_sequence_that_there_is_not():
     with pytest.raises(IndexError, match="of 640"):
         served()[640]
 

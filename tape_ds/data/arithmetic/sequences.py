@@ -1,4 +1,4 @@
-"""Rows of training: sample ``i`` of a run is a pure function of (seed, i), drawn when it is asked for.
+"""Sequences of training: sample ``i`` of a run is a pure function of (seed, i), drawn when it is asked for.
 
 The bucket method: each sample's sizes are uniform over all pairs 1 .. n, 1 .. m, and then its operands among all of
 these sizes that are not the test's. So no length is rarer than another, as it would be among numbers below a bound.
@@ -14,17 +14,17 @@ import torch
 from tape_ds.data.arithmetic import split
 from tape_ds.data.arithmetic.tasks import TASKS, ArithmeticSample, ArithmeticTask
 from tape_ds.data.arithmetic.vocabulary import EOS
-from tape_ds.data.drawn import DrawnRows
-from tape_ds.data.scrolls.rows import item
+from tape_ds.data.drawn import DrawnSequences
+from tape_ds.data.scrolls.sequences import item
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Part of the fingerprint: raise it when the code of this folder gives other rows for the same seed.
+# Part of the fingerprint: raise it when the code of this folder gives other sequences for the same seed.
 FORMAT = 1
 
 
-class ArithmeticRows(DrawnRows):
+class ArithmeticSequences(DrawnSequences):
     """A run's samples. The targets are the answer and EOS."""
 
     def __init__(self, task_name: str, max_digits: int, max_digits_second: int, *, samples: int, seed: int):
@@ -50,7 +50,8 @@ class ArithmeticRows(DrawnRows):
 
 
 def encode(sample: ArithmeticSample, tokenizer: "PreTrainedTokenizerBase") -> tuple[list[int], int]:
-    """Return the ids of a whole row (prompt, answer, EOS), and how many at its end are targets (answer and EOS)."""
+    """Return the ids of a whole sequence (prompt, answer, EOS), and how many at its end are targets (answer and
+    EOS)."""
     return _encode(sample, tokenizer.get_vocab())
 
 
@@ -61,8 +62,8 @@ def fingerprint(task_name: str, max_digits: int, max_digits_second: int) -> str:
 
 
 def _encode(sample: ArithmeticSample, ids: dict[str, int]) -> tuple[list[int], int]:
-    row = [ids[letter] for letter in sample.prompt + sample.answer]
-    return [*row, EOS], len(sample.answer) + 1
+    sequence = [ids[letter] for letter in sample.prompt + sample.answer]
+    return [*sequence, EOS], len(sample.answer) + 1
 
 
 @functools.cache

@@ -1,8 +1,9 @@
-"""Rows of fine-tuning: a prompt and one reference answer each, tokenised once, and served in the order of a run.
+"""Sequences of fine-tuning: a prompt and one reference answer each, tokenised once, and served in the order of a run.
 
-Only the answer and its EOS are targets. A row is as long as its own text. Batches hold rows of similar length all the
-same, since the rows of one optimizer step are ordered by length: which rows a step has is drawn from (seed, step)
-without regard to length, so a step's gradient is what it would be in any other order, and only padding is saved.
+Only the answer and its EOS are targets. A sequence is as long as its own text. Batches hold sequences of similar length
+all the same, since the sequences of one optimizer step are ordered by length: which ones a step has is drawn from
+(seed, step) without regard to length, so a step's gradient is what it would be in any other order, and only padding is
+saved.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from tape_ds.data import cache, packing
-from tape_ds.data.dataset import IGNORED, order_of_rows
+from tape_ds.data.dataset import IGNORED, order_of_sequences
 from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls.datasets import find
 from tape_ds.data.scrolls.prompts import answer_ids, prompt_ids, reserved
@@ -25,16 +26,16 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
-# Part of every key: raise it when the code below gives other rows for the same input.
+# Part of every key: raise it when the code below gives other output for the same input.
 FORMAT = 2
 
 
 @dataclass(frozen=True)
-class RowForm:
-    """How a row is cut and joined, see :mod:`.prompts`."""
+class SequenceForm:
+    """How a sequence is cut and joined, see :mod:`.prompts`."""
 
     max_tokens: int
-    """Of a row."""
+    """Of a sequence."""
     answer_tokens: int
     """Of its answer, without EOS."""
     reference_format: bool = False
@@ -42,15 +43,15 @@ class RowForm:
 
 @dataclass(frozen=True)
 class CutText:
-    """What did not fit into the rows."""
+    """What did not fit into the sequences."""
 
-    rows: int
+    rows: int  # the name in stored results
     prompts: int
-    """Rows whose text is cut."""
+    """Sequences whose text is cut."""
     prompt_tokens: int
     """Tokens that these texts have lost, all together."""
     answers: int
-    """Rows whose answer is cut."""
+    """Sequences whose answer is cut."""
     answer_tokens: int
     """Tokens that these answers have lost, all together."""
 
@@ -64,16 +65,16 @@ def tokenized(
     split: str,
     data_dir: str | Path | None,
     tokenizer: "PreTrainedTokenizerBase",
-    form: RowForm,
+    form: SequenceForm,
     cache_dir: str | Path,
     questions: int | None = None,
 ) -> "datasets.Dataset":
-    """Return the rows of a split, a row for each reference answer, from the cache where they have been made before.
+    """Return the sequences of a split, one for each reference answer, from the cache where they have been made before.
 
     Args:
         name, split, data_dir: as for :func:`tape_ds.data.scrolls.examples.read`, with published answers.
         tokenizer: with an EOS token.
-        form: of the rows.
+        form: of the sequences.
         cache_dir: made if it is not there.
         questions: at most so many questions, spread evenly over the file, each with its first answer alone; None: all.
 
@@ -117,7 +118,9 @@ def _spread(read: Callable[[], Iterator[examples.ScrollsRow]], count: int) -> It
             yield row
 
 
-def _row(name: str, row: examples.ScrollsRow, tokenizer: "PreTrainedTokenizerBase", form: RowForm) -> dict[str, Any]:
+def _row(
+    name: str, row: examples.ScrollsRow, tokenizer: "PreTrainedTokenizerBase", form: SequenceForm
+) -> dict[str, Any]:
     assert row.output is not None, "splits without answers are refused with the recipe"
     prompt = prompt_ids(
         find(name),
@@ -139,34 +142,36 @@ def _row(name: str, row: examples.ScrollsRow, tokenizer: "PreTrainedTokenizerBas
 
 
 def cut(rows: "datasets.Dataset") -> CutText:
-    """Return what the rows of :func:`tokenized` have lost."""
+    """Return what the sequences of :func:`tokenized` have lost."""
     prompts, answers = (rows.data.column(name).to_numpy().astype(np.int64) for name in ("cut_prompt", "cut_answer"))
     return CutText(
         len(rows), int((prompts > 0).sum()), int(prompts.sum()), int((answers > 0).sum()), int(answers.sum())
     )
 
 
-class AnswerRows(torch.utils.data.Dataset):
-    """A run's samples: a pure function of (seed, index, rows of a step), on any number of ranks.
+class AnswerSequences(torch.utils.data.Dataset):
+    """A run's samples: a pure function of (seed, index, sequences of a step), on any number of ranks.
 
-    Every pass over the rows has its own order, as in :class:`tape_ds.data.dataset.TrainingRows`. Within each stretch of
-    ``step_rows`` samples, those of one optimizer step, the longest come first: micro-batches follow one another there,
-    so rows that are padded together are of similar length, and ranks have as much to do at the same time.
+    Every pass over the sequences has its own order, as in :class:`tape_ds.data.dataset.TrainingSequences`. Within each
+    stretch of ``step_sequences`` samples, those of one optimizer step, the longest come first: micro-batches follow one
+    another there, so sequences that are padded together are of similar length, and ranks have as much to do at the same
+    time.
 
-    Items are dicts of tensors [t], t = the row's own length: ``input_ids``, ``position_ids`` (0 .. t - 1), ``labels``
-    (-100 but for the answer and its EOS, aligned with ``input_ids``), all int64, and ``document_ids`` int32 (0).
+    Items are dicts of tensors [t], t = the sequence's own length: ``input_ids``, ``position_ids`` (0 .. t - 1),
+    ``labels`` (-100 but for the answer and its EOS, aligned with ``input_ids``), all int64, and ``document_ids`` int32
+    (0).
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("input_ids", "targets")
-    """Of ``rows``, those that :meth:`item` reads."""
+    """Columns of ``stored``, those that :meth:`item` reads."""
 
-    def __init__(self, rows: "datasets.Dataset", *, samples: int, seed: int, step_rows: int):
-        """Serve ``samples`` samples of ``rows`` (of :func:`tokenized`), ``step_rows`` to a step."""
-        self.rows = rows.with_format("numpy", columns=list(self.COLUMNS), dtype=np.int64)
+    def __init__(self, stored: "datasets.Dataset", *, samples: int, seed: int, step_sequences: int):
+        """Serve ``samples`` samples of ``stored`` (of :func:`tokenized`), ``step_sequences`` to a step."""
+        self.stored = stored.with_format("numpy", columns=list(self.COLUMNS), dtype=np.int64)
         self.samples = samples
         self.seed = seed
-        self.step_rows = step_rows
-        self.lengths = token_counts(rows)
+        self.step_sequences = step_sequences
+        self.lengths = token_counts(stored)
         self._step = -1
         self._members: list[int] = []
 
@@ -176,16 +181,16 @@ class AnswerRows(torch.utils.data.Dataset):
     @property
     def tokens(self) -> int:
         """Tokens of all samples, padding left out."""
-        whole, rest = divmod(self.samples, len(self.rows))
-        last = order_of_rows(self.seed, whole, len(self.rows))[:rest]
+        whole, rest = divmod(self.samples, len(self.stored))
+        last = order_of_sequences(self.seed, whole, len(self.stored))[:rest]
         return whole * int(self.lengths.sum()) + int(self.lengths[last].sum())
 
     def row_of(self, index: int) -> int:
-        """Return the row behind sample ``index``."""
-        step, place = divmod(index, self.step_rows)
-        if step != self._step:  # the rows of a step, the longest first; of equal ones the one drawn first
-            count, indices = len(self.rows), range(step * self.step_rows, (step + 1) * self.step_rows)
-            drawn = [order_of_rows(self.seed, each // count, count)[each % count] for each in indices]
+        """Return the stored row behind sample ``index``."""
+        step, place = divmod(index, self.step_sequences)
+        if step != self._step:  # the sequences of a step, the longest first; of equal ones the one drawn first
+            count, indices = len(self.stored), range(step * self.step_sequences, (step + 1) * self.step_sequences)
+            drawn = [order_of_sequences(self.seed, each // count, count)[each % count] for each in indices]
             self._members = sorted(drawn, key=lambda row: -self.lengths[row])
             self._step = step
         return int(self._members[place])
@@ -193,7 +198,7 @@ class AnswerRows(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         if not 0 <= index < self.samples:
             raise IndexError(f"sample {index} of {self.samples}")
-        return self.item(self.rows[self.row_of(index)])
+        return self.item(self.stored[self.row_of(index)])
 
     def item(self, row: dict[str, Any]) -> dict[str, torch.Tensor]:
         """Return the tensors of a stored row."""
@@ -201,7 +206,8 @@ class AnswerRows(torch.utils.data.Dataset):
 
 
 def item(input_ids: np.ndarray, answers: slice | list[int] | np.ndarray) -> dict[str, torch.Tensor]:
-    """Return the tensors (see :class:`AnswerRows`) of a row whose tokens at the places ``answers`` are the targets."""
+    """Return the tensors (see :class:`AnswerSequences`) of a sequence whose tokens at the places ``answers`` are the
+    targets."""
     labels = np.full_like(input_ids, IGNORED)
     labels[answers] = input_ids[answers]
     return {

@@ -1,4 +1,4 @@
-"""Rows of fine-tuning: which tokens are targets, which row comes when, and what padding costs."""
+"""Sequences of fine-tuning: which tokens are targets, which sequence comes when, and what padding costs."""
 
 import hashlib
 import json
@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from tape_ds.data.dataset import collate
-from tape_ds.data.scrolls import rows
-from tape_ds.data.scrolls.rows import AnswerRows, RowForm
+from tape_ds.data.scrolls import sequences
+from tape_ds.data.scrolls.sequences import AnswerSequences, SequenceForm
 from tape_ds.data.selection import token_counts
 from tests.data.conftest import CountingTokenizer, build_tokenizer
 
 BOS, EOS = 0, 1
-FORM = RowForm(max_tokens=64, answer_tokens=8)
+FORM = SequenceForm(max_tokens=64, answer_tokens=8)
 
 
 def write(folder, count=11):
@@ -38,23 +38,23 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(data):
-    return rows.tokenized("qasper", "train", data, build_tokenizer(), FORM, data / "cache")
+    return sequences.tokenized("qasper", "train", data, build_tokenizer(), FORM, data / "cache")
 
 
-def served(made, samples=40, step_rows=4, seed=3):
-    return AnswerRows(made, samples=samples, seed=seed, step_rows=step_rows)
+def served(made, samples=40, step_sequences=4, seed=3):
+    return AnswerSequences(made, samples=samples, seed=seed, step_sequences=step_sequences)
 
 
-def test_every_reference_answer_has_a_row(made):
+def test_every_reference_answer_has_a_sequence(made):
     assert len(made) == 15 and made["id"].count("q3") == 2 and made["id"].count("q4") == 1
 
 
 @pytest.mark.parametrize("reference_format", [False, True])
 def test_exactly_the_answer_and_its_end_are_targets(data, tmp_path, reference_format):
     tokenizer = build_tokenizer()
-    form = RowForm(64, 8, reference_format)
-    found = rows.tokenized("qasper", "train", data, tokenizer, form, tmp_path)
-    samples = served(found, samples=len(found), step_rows=1)
+    form = SequenceForm(64, 8, reference_format)
+    found = sequences.tokenized("qasper", "train", data, tokenizer, form, tmp_path)
+    samples = served(found, samples=len(found), step_sequences=1)
     for index in range(len(found)):
         item, row = samples[index], found[samples.row_of(index)]
         targets = item["labels"][item["labels"] != -100].tolist()
@@ -70,7 +70,7 @@ def test_exactly_the_answer_and_its_end_are_targets(data, tmp_path, reference_fo
 
 def test_what_was_cut_is_counted(made):
     """A text that is cut fills the 64 - 9 tokens that an answer of 8 and EOS leave."""
-    found = rows.cut(made)
+    found = sequences.cut(made)
     lost = np.array(made["cut_prompt"])
     assert found.rows == 15 and found.prompts == (lost > 0).sum() > 0 and found.prompt_tokens == lost.sum()
     assert found.answers == found.answer_tokens == 0
@@ -80,24 +80,24 @@ def test_what_was_cut_is_counted(made):
     assert str(found).startswith(f"{found.prompts} of 15 texts cut by {found.prompt_tokens:,} tokens; 0 answers")
 
 
-def test_rows_are_made_once(data, tmp_path):
+def test_sequences_are_made_once(data, tmp_path):
     CountingTokenizer.texts = 0
     for _ in range(2):
-        rows.tokenized("qasper", "train", data, build_tokenizer(), FORM, tmp_path)
+        sequences.tokenized("qasper", "train", data, build_tokenizer(), FORM, tmp_path)
     first = CountingTokenizer.texts
-    rows.tokenized("qasper", "train", data, build_tokenizer(), RowForm(64, 7), tmp_path)
+    sequences.tokenized("qasper", "train", data, build_tokenizer(), SequenceForm(64, 7), tmp_path)
     assert CountingTokenizer.texts == 2 * first > 0
 
 
 def test_held_out_questions_are_spread_and_asked_once(data, tmp_path):
-    few = rows.tokenized("qasper", "validation", data, build_tokenizer(), FORM, tmp_path, questions=3)
+    few = sequences.tokenized("qasper", "validation", data, build_tokenizer(), FORM, tmp_path, questions=3)
     assert few["id"] == ["q0", "q3", "q7"]
-    every = rows.tokenized("qasper", "validation", data, build_tokenizer(), FORM, tmp_path, questions=500)
+    every = sequences.tokenized("qasper", "validation", data, build_tokenizer(), FORM, tmp_path, questions=500)
     assert every["id"] == [f"q{number}" for number in range(11)]
 
 
-def test_an_epoch_serves_every_row_once_whatever_the_steps(made):
-    """Fifteen rows in steps of four: a step reaches over the border of two epochs."""
+def test_an_epoch_serves_every_sequence_once_whatever_the_steps(made):
+    """Fifteen sequences in steps of four: a step reaches over the border of two epochs."""
     samples = served(made, samples=120)
     drawn = [samples.row_of(index) for index in range(120)]
     assert sorted(drawn) == sorted([*range(15)] * 8)
@@ -106,8 +106,8 @@ def test_an_epoch_serves_every_row_once_whatever_the_steps(made):
 
 
 def test_the_order_of_a_step_is_by_length_and_changes_nothing_else(made):
-    """The rows of a step are those of a random order; within it the longest come first."""
-    by_four, one_by_one = served(made), served(made, step_rows=1)
+    """The sequences of a step are those of a random order; within it the longest come first."""
+    by_four, one_by_one = served(made), served(made, step_sequences=1)
     for at in range(0, 40, 4):
         drawn = [by_four.row_of(index) for index in range(at, at + 4)]
         assert sorted(drawn) == sorted(one_by_one.row_of(index) for index in range(at, at + 4))
@@ -139,13 +139,15 @@ def test_padding_is_neither_read_nor_a_target(made):
 
 
 def test_neighbours_are_padded_less(made):
-    """Batches of two out of steps of twelve against batches of the same rows in any order."""
+    """Batches of two out of steps of twelve against batches of the same sequences in any order."""
 
     def padding(samples):
         pairs = [(samples.lengths[samples.row_of(i)], samples.lengths[samples.row_of(i + 1)]) for i in range(0, 60, 2)]
         return sum(abs(int(one) - int(other)) for one, other in pairs)
 
-    assert padding(served(made, samples=60, step_rows=12)) < 0.5 * padding(served(made, samples=60, step_rows=1))
+    assert padding(served(made, samples=60, step_sequences=12)) < 0.5 * padding(
+        served(made, samples=60, step_sequences=1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,11 +159,15 @@ def test_neighbours_are_padded_less(made):
         ("contract_nli", True, "9d05b34d2225c2da"),
     ],
 )
-def test_rows_are_bit_for_bit_those_of_before_conversations_were_served(name, reference_format, expected, tmp_path):
+def test_sequences_are_bit_for_bit_those_of_before_conversations_were_served(
+    name, reference_format, expected, tmp_path
+):
     """Of commit 63c4459, sixteen samples in their order."""
     assets = Path(__file__).parents[2] / "assets" / "scrolls"
-    found = rows.tokenized(name, "train", assets, build_tokenizer(), RowForm(96, 8, reference_format), tmp_path)
-    samples, digest = AnswerRows(found, samples=16, seed=3, step_rows=4), hashlib.sha256()
+    found = sequences.tokenized(
+        name, "train", assets, build_tokenizer(), SequenceForm(96, 8, reference_format), tmp_path
+    )
+    samples, digest = AnswerSequences(found, samples=16, seed=3, step_sequences=4), hashlib.sha256()
     for index in range(16):
         for field, values in sorted(samples[index].items()):
             digest.update(f"{field}{values.dtype}".encode())

@@ -1,4 +1,5 @@
-"""Rows of training: which tokens are targets, how lengths are spread, and that a sample is a function of its number."""
+"""Sequences of training: which tokens are targets, how lengths are spread, and that a sample is a function of its
+number."""
 
 import hashlib
 import json
@@ -8,14 +9,14 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from tape_ds.data.arithmetic import rows, split, vocabulary
-from tape_ds.data.arithmetic.rows import ArithmeticRows
+from tape_ds.data.arithmetic import sequences, split, vocabulary
+from tape_ds.data.arithmetic.sequences import ArithmeticSequences
 from tape_ds.data.arithmetic.tasks import TASKS, ArithmeticSample
 from tape_ds.data.dataset import collate
 
 
 def served(name="addition", first=5, second=5, samples=1000, seed=3):
-    return ArithmeticRows(name, first, second, samples=samples, seed=seed)
+    return ArithmeticSequences(name, first, second, samples=samples, seed=seed)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -57,7 +58,7 @@ def test_pairs_of_lengths_are_uniform():
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_no_row_is_a_test(name):
+def test_no_sequence_is_a_test(name):
     made = served(name, 4, 4)
     assert not any(split.is_test(name, made.sample(index).operands) for index in range(len(made)))
 
@@ -92,20 +93,20 @@ def test_the_ends_of_the_run_are_kept():
             made[outside]
 
 
-def test_a_whole_row_is_encoded_by_the_saved_tokenizer_alike(tmp_path):
+def test_a_whole_sequence_is_encoded_by_the_saved_tokenizer_alike(tmp_path):
     vocabulary.tokenizer("addition").save_pretrained(tmp_path)
     sample = ArithmeticSample("21+43=", "64", ("12", "34"))
-    found = rows.encode(sample, AutoTokenizer.from_pretrained(tmp_path))
+    found = sequences.encode(sample, AutoTokenizer.from_pretrained(tmp_path))
     assert found == ([6, 5, 14, 8, 7, 17, 10, 8, 3], 3)
 
 
-def test_the_mean_length_is_that_of_the_rows():
+def test_the_mean_length_is_that_of_the_sequences():
     made = served(samples=300)
     assert made.mean_tokens == pytest.approx(sum(len(made[index]["input_ids"]) for index in range(300)) / 300)
 
 
 def test_another_problem_has_another_fingerprint():
-    found = {rows.fingerprint(*key) for key in [("addition", 5, 5), ("addition", 5, 6), ("subtraction", 5, 5)]}
+    found = {sequences.fingerprint(*key) for key in [("addition", 5, 5), ("addition", 5, 6), ("subtraction", 5, 5)]}
     assert len(found) == 3
 
 
@@ -119,8 +120,8 @@ def test_another_problem_has_another_fingerprint():
         ("bitwise_or", "23a9fed52f232a9b"),
     ],
 )
-def test_rows_stay_what_they_are(name, expected):
-    """Stored results say which rows they were made on: whoever changes them raises FORMAT."""
+def test_sequences_stay_what_they_are(name, expected):
+    """Stored results say which sequences they were made on: whoever changes them raises FORMAT."""
     made = served(name, 5, 4, samples=50)
     plain = [{key: value.tolist() for key, value in made[index].items()} for index in range(50)]
-    assert rows.FORMAT == 1 and hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:16] == expected
+    assert sequences.FORMAT == 1 and hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:16] == expected

@@ -1,12 +1,12 @@
-"""Rows from documents: golden ones worked by hand, and what each way of packing promises."""
+"""Sequences from documents: golden ones worked by hand, and what each way of packing promises."""
 
 from typing import get_args
 
 import numpy as np
 import pytest
 
-from tape_ds.data import rows
-from tape_ds.data.rows import FILL, Packing, cut, ended, single, whole
+from tape_ds.data import sequences
+from tape_ds.data.sequences import FILL, Packing, cut, ended, single, whole
 
 
 def arrays(*documents):
@@ -14,8 +14,8 @@ def arrays(*documents):
 
 
 def both(found):
-    """Ids and document ids of each row, as lists."""
-    return [(row["input_ids"].tolist(), row["document_ids"].tolist()) for row in found]
+    """Ids and document ids of each sequence, as lists."""
+    return [(sequence["input_ids"].tolist(), sequence["document_ids"].tolist()) for sequence in found]
 
 
 def corpus(seed, longest=40, count=300):
@@ -28,7 +28,7 @@ DOCUMENTS = arrays([1, 2, 3], [4, 5, 6, 7], [8], [9, 10, 11, 12, 13])
 
 
 def test_golden_cut():
-    """Worked by hand: 3 + 4 + 1 + 5 = 13 tokens in rows of 4; the thirteenth is dropped."""
+    """Worked by hand: 3 + 4 + 1 + 5 = 13 tokens in sequences of 4; the thirteenth is dropped."""
     assert both(cut(DOCUMENTS, 4)) == [
         ([1, 2, 3, 4], [0, 0, 0, 1]),
         ([5, 6, 7, 8], [0, 0, 0, 1]),
@@ -37,12 +37,12 @@ def test_golden_cut():
 
 
 def test_golden_single():
-    """Worked by hand: 1 to 3 and 8 fill no row of 4, and 13 is left over."""
+    """Worked by hand: 1 to 3 and 8 fill no sequence of 4, and 13 is left over."""
     assert both(single(DOCUMENTS, 4)) == [([4, 5, 6, 7], [0] * 4), ([9, 10, 11, 12], [0] * 4)]
 
 
 def test_golden_whole():
-    """Worked by hand: 4 to 7 fill a row, 8 fits behind 3, 9 to 12 fill a row, and 13 has one of its own."""
+    """Worked by hand: 4 to 7 fill a sequence, 8 fits behind 3, 9 to 12 fill a sequence, and 13 has one of its own."""
     assert both(whole(DOCUMENTS, 4)) == [
         ([4, 5, 6, 7], [0, 0, 0, 0]),
         ([1, 2, 3, 8], [0, 0, 0, 1]),
@@ -51,17 +51,17 @@ def test_golden_whole():
     ]
 
 
-def test_golden_whole_gives_the_oldest_row_out(monkeypatch):
-    """Worked by hand, two open rows of 4: 7 8 9 fits neither 1 2 3 nor 4 5 6, so the older is given out."""
-    monkeypatch.setattr(rows, "OPEN_ROWS", 2)
+def test_golden_whole_gives_the_oldest_sequence_out(monkeypatch):
+    """Worked by hand, two open sequences of 4: 7 8 9 fits neither 1 2 3 nor 4 5 6, so the older is given out."""
+    monkeypatch.setattr(sequences, "OPEN_SEQUENCES", 2)
     found = both(whole(arrays([1, 2, 3], [4, 5, 6], [7, 8, 9], [0]), 4))
     assert [ids for ids, _ in found] == [[1, 2, 3], [4, 5, 6, 0], [7, 8, 9]]
 
 
-def test_golden_whole_gives_full_rows_out_at_once(monkeypatch):
-    """Worked by hand, two open rows of 4: 7 to 14 fill two rows on their own. They would have driven out both rows that
-    still had room, and 0 and 15 would have had a row each."""
-    monkeypatch.setattr(rows, "OPEN_ROWS", 2)
+def test_golden_whole_gives_full_sequences_out_at_once(monkeypatch):
+    """Worked by hand, two open sequences of 4: 7 to 14 fill two sequences on their own. They would have driven out both
+    sequences that still had room, and 0 and 15 would have had a sequence each."""
+    monkeypatch.setattr(sequences, "OPEN_SEQUENCES", 2)
     found = both(whole(arrays([1, 2, 3], [4, 5, 6], [7, 8, 9, 10, 11, 12, 13, 14], [0], [15]), 4))
     assert [ids for ids, _ in found] == [[7, 8, 9, 10], [11, 12, 13, 14], [1, 2, 3, 0], [4, 5, 6, 15]]
 
@@ -78,10 +78,10 @@ def test_every_packing_has_a_name():
 
 @pytest.mark.parametrize("packing", FILL)
 @pytest.mark.parametrize("length", [2, 7, 32, 100])
-def test_a_row_is_of_pieces_in_order(packing, length):
+def test_a_sequence_is_of_pieces_in_order(packing, length):
     """Types, lengths, and that document ids say exactly where one document ends and the next begins."""
-    for row in FILL[packing](corpus(length, longest=150), length):
-        ids, owners = row["input_ids"], row["document_ids"]
+    for sequence in FILL[packing](corpus(length, longest=150), length):
+        ids, owners = sequence["input_ids"], sequence["document_ids"]
         assert ids.dtype == owners.dtype == np.int32
         assert len(ids) == len(owners) == length or (packing == "whole" and 1 <= len(ids) < length)
         border = ids[1:] // 1000 != ids[:-1] // 1000
@@ -94,30 +94,31 @@ def test_whole_cuts_nothing_and_drops_nothing(length):
     documents = corpus(1)
     found = list(whole(documents, length))
     pieces = [
-        tuple(row["input_ids"][row["document_ids"] == owner].tolist())
-        for row in found
-        for owner in range(row["document_ids"].max() + 1)
+        tuple(sequence["input_ids"][sequence["document_ids"] == owner].tolist())
+        for sequence in found
+        for owner in range(sequence["document_ids"].max() + 1)
     ]
     assert sorted(pieces) == sorted(tuple(tokens.tolist()) for tokens in documents)
 
 
 def test_whole_pads_little():
-    """Among 64 open rows there is nearly always one that fits: above 95 % of the room is used (cut, apart, half is)."""
+    """Among 64 open sequences there is nearly always one that fits: above 95 % of the room is used (cut, apart, half
+    is)."""
     documents = corpus(2, longest=64, count=2000)
     found = list(whole(documents, 64))
     assert sum(map(len, documents)) / (64 * len(found)) > 0.95
-    assert len({len(row["input_ids"]) for row in found}) > 1
+    assert len({len(sequence["input_ids"]) for sequence in found}) > 1
 
 
 def test_whole_keeps_neighbours_together():
-    """At most 64 rows are open: no row holds documents that are further apart than these can span."""
-    for row in whole(corpus(3, longest=10, count=5000), 16):
-        numbers = row["input_ids"] // 1000
+    """At most 64 sequences are open: no sequence holds documents that are further apart than these can span."""
+    for sequence in whole(corpus(3, longest=10, count=5000), 16):
+        numbers = sequence["input_ids"] // 1000
         assert numbers.max() - numbers.min() < 64 * 16
 
 
 def test_single_keeps_what_fits():
     documents = corpus(4, longest=100)
-    found = np.concatenate([row["input_ids"] for row in single(documents, 16)])
+    found = np.concatenate([sequence["input_ids"] for sequence in single(documents, 16)])
     expected = np.concatenate([tokens[: len(tokens) // 16 * 16] for tokens in documents])
     np.testing.assert_array_equal(found, expected)

@@ -1,11 +1,11 @@
-"""Packed rows of conversations: what is cut, left out and counted, and which tokens are targets."""
+"""Packed sequences of conversations: what is cut, left out and counted, and which tokens are targets."""
 
 import numpy as np
 import pytest
 import torch
 
-from tape_ds.data.chat import rows
-from tape_ds.data.chat.rows import ChatRows, CutConversations
+from tape_ds.data.chat import sequences
+from tape_ds.data.chat.sequences import ChatSequences, CutConversations
 from tape_ds.errors import UserError
 from tests.data.chat.chatml import FORGETFUL, by_hand, conversation, tokenizer, write
 from tests.data.conftest import CountingTokenizer
@@ -22,11 +22,11 @@ def spec(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stored(spec, tmp_path_factory):
-    return rows.rendered([spec], tokenizer(), "train", tmp_path_factory.mktemp("cache"))
+    return sequences.rendered([spec], tokenizer(), "train", tmp_path_factory.mktemp("cache"))
 
 
 def chosen(stored, max_tokens=100, too_long="cut"):
-    return rows.choose(stored, np.arange(len(stored)), max_tokens, too_long)
+    return sequences.choose(stored, np.arange(len(stored)), max_tokens, too_long)
 
 
 def test_every_conversation_is_stored_whole_with_its_mask(stored):
@@ -37,13 +37,13 @@ def test_every_conversation_is_stored_whole_with_its_mask(stored):
 
 
 def test_rendered_once_for_a_template(spec, tmp_path):
-    rows.rendered([spec], tokenizer(), "train", tmp_path)
+    sequences.rendered([spec], tokenizer(), "train", tmp_path)
     CountingTokenizer.texts = 0
-    rows.rendered([spec], tokenizer(), "train", tmp_path)
+    sequences.rendered([spec], tokenizer(), "train", tmp_path)
     assert CountingTokenizer.texts == 0
     other = tokenizer()
     other.chat_template = other.chat_template.replace("You are kind", "You are not")
-    rows.rendered([spec], other, "train", tmp_path)
+    sequences.rendered([spec], other, "train", tmp_path)
     assert CountingTokenizer.texts > 0
 
 
@@ -67,11 +67,11 @@ def test_what_is_too_long_is_counted(stored, too_long):
 
 @pytest.fixture
 def served(stored, tmp_path):
-    made = rows.packed(chosen(stored, 200), tmp_path)
-    return ChatRows(made, samples=2 * len(made), seed=3, step_rows=2)
+    made = sequences.packed(chosen(stored, 200), tmp_path)
+    return ChatSequences(made, samples=2 * len(made), seed=3, step_sequences=2)
 
 
-def test_rows_hold_whole_conversations_apart(stored, served):
+def test_sequences_hold_whole_conversations_apart(stored, served):
     """Each with positions of its own, and each taken once a pass."""
     expected = sorted(tuple(each[:, 0].tolist()) for each in chosen(stored, 200).spread())
     found, shared = [], 0
@@ -100,23 +100,23 @@ def test_labels_are_the_assistants_tokens(stored, served):
 
 
 def test_the_held_out_share_is_spread_and_the_same_each_time():
-    assert rows.held_out(10, 0.3).tolist() == [0, 3, 6] and rows.held_out(10, 0.0).tolist() == []
-    assert len(rows.held_out(1000, 0.01)) == 10 and rows.held_out(5, 0.1).tolist() == []
+    assert sequences.held_out(10, 0.3).tolist() == [0, 3, 6] and sequences.held_out(10, 0.0).tolist() == []
+    assert len(sequences.held_out(1000, 0.01)) == 10 and sequences.held_out(5, 0.1).tolist() == []
 
 
 def test_every_answer_is_asked_behind_what_stands_before_it():
     ids, mask = by_hand(TALKS[0], tokenizer())
-    found = list(rows.answers(np.stack([ids, mask], axis=1).astype(np.int64)))
+    found = list(sequences.answers(np.stack([ids, mask], axis=1).astype(np.int64)))
     assert len(found) == 2 and found[1][0].tolist() == ids.tolist()
     assert sum(targets for _, targets in found) == mask.sum()
     for each, targets in found:
         assert mask[len(each) - targets : len(each)].all() and not mask[len(each) - targets - 1]
 
 
-def test_a_template_that_does_not_fit_names_row_and_remedy(tmp_path):
+def test_a_template_that_does_not_fit_names_sequence_and_remedy(tmp_path):
     spec = write(tmp_path / "x.jsonl", [conversation("a", "b"), conversation("a", "so THOUGHT b", "c", "d")])
     with pytest.raises(UserError) as caught:
-        rows.rendered([spec], tokenizer(FORGETFUL), "train", tmp_path)
+        sequences.rendered([spec], tokenizer(FORGETFUL), "train", tmp_path)
     (problem,) = caught.value.problems
     assert problem.field == "chat_template" and problem.wrong.startswith("x.jsonl:2: turn 2: ")
     assert "{% generation %}" in problem.remedy
