@@ -12,6 +12,7 @@ def arguments(tiny, output) -> list[str]:
     """Rows of an odd number of tokens, drawn by PoSE, under ZeRO-3, recomputed; a document of each rank is scored."""
     flags = {
         "model": tiny / "model",
+        "method": "tape",
         "target_length": 128,
         "rope_parameters.original_max_position_embeddings": 64,
         "train_data": f"text:{tiny}/text.txt",
