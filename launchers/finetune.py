@@ -27,7 +27,7 @@ def main() -> int:
     """Check the recipe, then build, train, score and report."""
     argv = sys.argv[1:]
     names = command_line.read(argv, []).get("recipe") or [finetuning.ChatRecipe.DEFAULT]
-    kind = kinds.taken(finetuning.ChatRecipe.LAUNCHER, names[0])
+    kind = kinds.taken(finetuning.ChatRecipe.LAUNCHER, names[-1])
     if help.answered(argv, kind):
         return 0
     recipe = loading.load(argv, kind=kind)

@@ -144,7 +144,7 @@ def _read(launcher: str, arguments: list[str]) -> tuple[str, dict[str, Any]]:
 
     problems: list[Problem] = []
     flags = command_line.read(arguments, problems)
-    name = (flags.pop("recipe", []) or [kinds.KINDS[launcher].DEFAULT])[0]
+    name = (flags.pop("recipe", []) or [kinds.KINDS[launcher].DEFAULT])[-1]
     kind = kinds.taken(launcher, name)
     collected = files.read_recipe(name, kind.LAUNCHER, problems)
     files.require_launcher(name, collected, kind.LAUNCHER)

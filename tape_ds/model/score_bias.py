@@ -53,12 +53,6 @@ class ContentBias(NamedTuple):
     """(queries [B, H, t, K], which keys each may see, bool [B or 1, 1, t, s], scaled scores [B, H, t, s], at least
     fp32) -> bias [B, H, t, s], differentiable. The keys are all up to the last query's; scores of keys that are not
     seen are finite, and mean nothing."""
-    element: None = None
-    """There is none."""
-
-    def until(self, keys: int) -> ContentBias:
-        """Return the same over the first ``keys`` keys only."""
-        return self
 
 
 def elementwise(function: ElementFunction, query_marks: Tensor, key_marks: Tensor, heads: Tensor) -> Tensor:

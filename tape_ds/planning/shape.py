@@ -132,12 +132,12 @@ class Sizes:
     """Columns for each head that ride along with the value through attention, in each of these but the last."""
     added: int
     """Columns that the encoding adds to every query and key."""
-    keeps_unrotated: bool
-    """Whether a backward reads queries and keys as they were before the encoding turned them."""
+    keeps_unrotated: float
+    """Share of these blocks of which a backward reads queries and keys as they were before the encoding turned them."""
     rank: int
     """Inner width of the position feed-forward."""
     biased: bool
-    """Whether the encoding adds to the scores of attention."""
+    """Whether attention on a CPU keeps what the encoding adds to its scores."""
     normed_heads: bool
     """Whether each head of queries and keys has a norm."""
     position_weights: tuple[tuple[int, int], ...]
@@ -169,7 +169,7 @@ class Sizes:
 
 def sizes(config: Config) -> Sizes:
     """Return the numbers of a configuration."""
-    state, carried, added, rank, biased, unrotated, work = 0, 0, 0, 0, False, False, (0.0, 0.0)
+    state, carried, added, rank, biased, unrotated, work = 0, 0, 0, 0, False, 0.0, (0.0, 0.0)
     placed = config.num_hidden_layers
     weights: tuple[tuple[int, int], ...] = ()
     if config.model_type == TAPE:
@@ -195,8 +195,8 @@ def sizes(config: Config) -> Sizes:
         per_key = first.multiplications_per_token(1.0) - first.multiplications_per_token(0.0)
         state = first.state_columns()
         carried = round(per_key / config.num_attention_heads) if state else 0
-        added, unrotated = first.added_columns(), first.keeps_unrotated
-        rank, biased = getattr(first, "rank", 0), positions.biases_scores(config.position_encoding)
+        added, rank, biased = first.added_columns(), getattr(first, "rank", 0), first.keeps_bias
+        unrotated = sum(times[index] * layer.keeps_unrotated for index, layer in layers.items()) / placed
     return Sizes(
         hidden=config.hidden_size,
         inner=config.intermediate_size,
@@ -213,7 +213,7 @@ def sizes(config: Config) -> Sizes:
         added=added,
         keeps_unrotated=unrotated,
         rank=rank,
-        biased=biased and not state,
+        biased=biased,
         normed_heads=getattr(config, "qk_norm", False),
         position_weights=weights,
         position_work=work,

@@ -184,7 +184,8 @@ class ExtensionRecipe(Recipe):
     @property
     def position_options(self) -> dict[str, Any]:
         """``position_options``, the method's own included; the model's length is still to be filled in."""
-        return dict(self.chosen.position_options) | self.model.position_options
+        of_method = self.chosen.position_options if self.model.position_encoding == self.chosen.encoding else {}
+        return dict(of_method) | self.model.position_options
 
     def as_dict(self) -> dict[str, Any]:
         """As every recipe's; settings of other methods are left out."""
@@ -242,7 +243,7 @@ class ExtensionRecipe(Recipe):
         from tape_ds.model.sizes import STATE_DTYPES
 
         model = self.model
-        for problem in positions.check_options(model.position_encoding, model.position_options):
+        for problem in positions.check_options(model.position_encoding, self.position_options):
             if "position_encoding" in self.given:
                 yield problem
             else:  # the encoding is the method's, the options may be a base's, meant for another

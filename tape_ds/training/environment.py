@@ -40,6 +40,8 @@ def prepare_process() -> None:
     quieten_libraries()
     # DeepSpeed calls collectives by the names that torch 2.13 deprecates; a recipe cannot change that
     warnings.filterwarnings("ignore", message=".*torch.distributed.*is deprecated", category=FutureWarning)
+    # peft asks for it by the name that transformers 5 deprecates
+    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*is deprecated", category=FutureWarning)
 
 
 def be_a_job_of_one() -> None:

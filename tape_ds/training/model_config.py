@@ -57,8 +57,9 @@ def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[
     model = recipe.model
     if not model.position_options and getattr(native, "position_encoding", None) == model.position_encoding:
         return dict(getattr(native, "position_options", None) or {})
-    trained = {"trained_length": native.max_position_embeddings} if recipe.chosen.drops_rope else {}
-    return trained | recipe.position_options
+    chosen = recipe.position_options
+    scaled = recipe.chosen.drops_rope and chosen.get("score_scale") is not None
+    return ({"trained_length": native.max_position_embeddings} if scaled else {}) | chosen
 
 
 def untouched(native: PreTrainedConfig, attention_backend: str) -> Config:

@@ -28,7 +28,8 @@ def begin(run: Run) -> results.Result:
         "model": own.pop("model"),
         "encoding": own.pop("encoding"),
         "method": f"{run.record.method}: {trained / 1e6:,.3f} M parameters trained ({trained / total:.2%})",
-        "trained": summarise(run.names) or "nothing",
+        # without the names that peft puts around the model's own
+        "trained": summarise(tuple(name.removeprefix("base_model.model.") for name in run.names)) or "nothing",
         **own,
         "batch": f"{recipe.global_batch_size} sequences x {run.sequence_tokens} = {run.tokens_per_step:,} tokens "
         f"a step ({micro} per device x {layout.data} {layout.readers} x "

@@ -87,7 +87,7 @@ def sums():
 
 
 def demo():
-    figures = stored("extend_smollm2_16k/demo.json")["figures"]
+    figures = stored("extend_smollm2_16k/tape.json")["figures"]
     losses = {name: texts["typing.py"] for name, texts in figures["loss_by_position"].items()}
     trained, without = losses["tape, trained"], losses["tape, trained, updates off"]
     found = {each["variant"]: each["correct"] for each in figures["passkey"] if each["length"] == 10240}

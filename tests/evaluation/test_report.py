@@ -71,9 +71,9 @@ def test_columns_take_the_name_that_is_given_or_one_that_differs(tmp_path):
 
 def test_single_files_and_results_of_older_versions_are_read():
     found, _ = columns.collect(
-        [str(examples.STORED / "demo.json"), f"control={examples.STORED / 'control_norms.json'}"]
+        [str(examples.STORED / "tape.json"), f"control={examples.STORED / 'control_norms.json'}"]
     )
-    assert kinds(found) == {"demo": ["run"], "control": ["run"]}
+    assert kinds(found) == {"tape": ["run"], "control": ["run"]}
 
 
 def test_what_cannot_be_used_is_named_with_its_reason(tmp_path, capsys):
@@ -109,8 +109,8 @@ def test_every_mistake_is_told_at_once_and_nothing_is_written(tmp_path, capsys):
 
 
 def test_the_same_results_give_the_same_bytes(everything, tmp_path):
-    first = page_of(tmp_path, everything, examples.STORED / "demo.json")
-    second = page_of(tmp_path, everything, examples.STORED / "demo.json")
+    first = page_of(tmp_path, everything, examples.STORED / "tape.json")
+    second = page_of(tmp_path, everything, examples.STORED / "tape.json")
     assert first == second
     assert sorted(path.name for path in (tmp_path / "page").iterdir()) == [report.HTML, report.MARKDOWN]
 

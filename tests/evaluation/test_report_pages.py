@@ -79,7 +79,7 @@ def test_one_run_alone_has_the_sections_that_it_has_results_for():
 
 
 def test_losses_by_position_with_what_the_run_scored_beside_its_model():
-    stored = columns.collect([str(examples.STORED / "demo.json")])[0][0].records["run"].result
+    stored = columns.collect([str(examples.STORED / "tape.json")])[0][0].records["run"].result
     rows = table(page(("demo", {"run": stored})), "Loss by position", "nats")
     assert dict(rows["from 14k"].items()) == {
         "demo": "1.609",
@@ -94,7 +94,7 @@ def test_losses_by_position_with_what_the_run_scored_beside_its_model():
 
 
 def test_what_several_runs_scored_alike_is_shown_once():
-    stored = columns.collect([str(examples.STORED / "demo.json")])[0][0].records["run"].result
+    stored = columns.collect([str(examples.STORED / "tape.json")])[0][0].records["run"].result
     rows = table(page(("a", {"run": stored}), ("b", {"run": stored})), "Loss by position", "nats")
     assert list(rows["mean"]) == ["a", "b", "a: untouched", "a: yarn x2, untrained", "a: tape, trained, updates off"]
 

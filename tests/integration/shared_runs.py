@@ -13,6 +13,7 @@ def arguments(tiny, output) -> list[str]:
     scored."""
     flags = {
         "model": tiny / "model",
+        "method": "tape",
         "target_length": 128,
         "rope_parameters.original_max_position_embeddings": 64,
         "train_data": f"text:{tiny}/text.txt",

@@ -24,6 +24,7 @@ def output(tiny, tmp_path_factory):
         at = words.index(f"--{name}")
         del words[at : at + 2]
     words += ["--window", "64", "--method", "drope", "--rope_parameters", "{}", "--pose_chunks", "1"]
+    words += ["--train_embeddings", "true"]  # the demo leaves them out, and this method trains all
     words += ["--position_options.score_scale", "0.412"]
     ended = forked(SCRIPT, *words, processes=1)
     assert ended.code == 0, ended.output[-4000:]

@@ -14,9 +14,10 @@ SCRIPT = "launchers/extend_llama.py"
 
 
 def arguments(tiny, output) -> list[str]:
-    """The demo recipe with a tiny model and text: 64 positions become 128."""
+    """The demo recipe with a tiny model and text, by TAPE: 64 positions become 128."""
     flags = {
         "model": tiny / "model",
+        "method": "tape",
         "target_length": 128,
         "rope_parameters.original_max_position_embeddings": 64,
         "train_data": f"text:{tiny}/text.txt",

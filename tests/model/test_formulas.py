@@ -187,7 +187,7 @@ def pope(ids, w, x):
         return np.concatenate((z.real, z.imag), -1)
 
     def keys(x, part, y):
-        delta = np.clip(part["position.phases.delta"], -2 * math.pi, 0)
+        delta = np.mod(part["position.phases.delta"], -2 * math.pi)
         return polar(x, part, y, delta.repeat(H // G, axis=0)[:, None])
 
     return polar, keys, none, x

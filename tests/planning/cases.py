@@ -125,6 +125,7 @@ CASES = (
     Case(1, "pope", "full", length=1024),
     Case(2, "pope", "frozen", layers_again="selective_matmuls", length=1024, groups=2),
     Case(1, "fox", "full", length=1024),
+    Case(1, "repo", "full", length=1024),
 )
 QUICK = CASES[:6:2]
 """Of these, what every run of the suite looks at."""

@@ -71,7 +71,7 @@ def test_the_cases_cover_what_they_must():
     assert {case.zero for case in CASES} == {None, 1, 2, 3} and {case.element for case in CASES} == {2, 4}
     assert {case.layers_again for case in CASES} == {None, 1, 2, "selective", "selective_matmuls"}
     assert {case.method for case in CASES} == {"full", "frozen", "lora"}
-    assert {case.encoding for case in CASES} == {"rope", "tape", "alibi", "pope", "fox"} and {
+    assert {case.encoding for case in CASES} == {"rope", "tape", "alibi", "pope", "fox", "repo"} and {
         case.groups for case in CASES
     } == {
         1,

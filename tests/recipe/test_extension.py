@@ -9,6 +9,7 @@ import pytest
 from tape_ds.methods import METHODS
 from tape_ds.recipe import files
 from tape_ds.recipe.extension import MethodSection, check_against_model, load
+from tape_ds.training import model_config
 from tests.recipe.helpers import check_malformed, has_bitsandbytes, problems_of, write
 
 RECIPES = files.recipes_of("extend_llama")
@@ -305,7 +306,7 @@ def test_a_recipe_written_out_loads_to_itself(name, monkeypatch):
     if name in METHODS and (METHODS[name].rope_parameters or METHODS[name].drops_rope):
         argv += ["--rope_parameters", "{}"]
     if name in METHODS and METHODS[name].drops_rope:
-        argv += ["--pose_chunks", "1"]
+        argv += ["--pose_chunks", "1", "--train_embeddings", "true"]
     recipe = load(argv, world_size=2)
     Path("again.yaml").write_text(recipe.to_yaml())
     assert load(["--recipe", "again.yaml"], world_size=2).to_yaml() == Path("again.yaml").read_text()
@@ -405,6 +406,12 @@ def test_drope_trains_sequences_of_the_native_length():
     assert load(["--recipe", write(**fields, packing="single")]).data.min_document_tokens == 1024
     changed = load(["--recipe", write(**fields, position_options={"score_scale": 0.412})])
     assert changed.position_options == {"score_scale": 0.412}
+    longer = load(["--recipe", write(**fields, position_options={"text_length": 32768})])
+    assert longer.position_options == {"score_scale": 0.103, "text_length": 32768}
+    nowhere = SimpleNamespace(max_position_embeddings=8192)
+    for options, whole in (({}, {"score_scale": 0.103, "trained_length": 8192}), *[({"score_scale": None},) * 2]):
+        found = model_config.position_options(load(["--recipe", write(**fields, position_options=options)]), nowhere)
+        assert found == whole
     unread = load(["--recipe", write(**fields, without=("window",), model="owner/name")])
     (problem,) = check_against_model(unread, SimpleNamespace(max_position_embeddings=4096))
     assert (problem.field, problem.value) == ("window", 16384) and "give 4096, or less" in problem.remedy

@@ -8,6 +8,7 @@ from tape_ds.training import plan
 from tests.recipe.helpers import json_file, problems_of, write
 
 FIELDS = {"position_learning_rate", "position_weight_decay"}
+FULL = ("--method", "full", "--train_embeddings", "true")
 
 
 @pytest.mark.parametrize(
@@ -43,8 +44,8 @@ def test_decay_is_not_negative():
         (pretraining.load, ["--recipe", "tiny_tape_no_updates"]),
         (arithmetic.load, ["--recipe", "addition_tiny", "--position_encoding", "nope"]),
         (extension.load, ["--recipe", "demo", "--method", "lora"]),
-        (extension.load, ["--recipe", "demo", "--method", "full", "--position_encoding", "rope"]),
-        (extension.load, ["--recipe", "demo", "--train_position", "false"]),
+        (extension.load, ["--recipe", "demo", *FULL, "--position_encoding", "rope"]),
+        (extension.load, ["--recipe", "demo", "--method", "tape", "--train_position", "false"]),
     ],
 )
 def test_nothing_to_step_is_refused_by_both_names(load, arguments):
@@ -63,8 +64,8 @@ def test_nothing_to_step_is_refused_by_both_names(load, arguments):
         (pretraining.load, ["--recipe", "tiny"]),
         (pretraining.load, ["--recipe", "tiny", "--position_encoding", "fire"]),
         (arithmetic.load, ["--recipe", "addition_tiny"]),
-        (extension.load, ["--recipe", "demo"]),
-        (extension.load, ["--recipe", "demo", "--method", "full", "--position_encoding", "tape"]),
+        (extension.load, ["--recipe", "demo", "--method", "tape"]),
+        (extension.load, ["--recipe", "demo", *FULL, "--position_encoding", "tape"]),
         (finetuning.load, ["--recipe", "scrolls_tiny"]),
     ],
 )

@@ -38,7 +38,7 @@ def test_the_recipe_says_all_that_decides():
     ("arguments", "trained"),
     [
         (("--method", "lora"), shape.TrainedShape(norms=True, adapters=(("q_proj", 4), ("v_proj", 4)))),
-        (("--method", "full"), shape.TrainedShape.everything()),
+        (("--method", "full", "--train_embeddings", "true"), shape.TrainedShape.everything()),
         (("--method", "norms"), shape.TrainedShape(norms=True)),
         (("--method", "yarn"), shape.TrainedShape()),
     ],

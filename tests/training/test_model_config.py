@@ -59,5 +59,5 @@ def test_a_plan_converts_no_weights(monkeypatch, tmp_path):
 def test_a_base_that_has_the_encoding_keeps_its_options(tmp_path):
     """The planner counted the default rank, whatever the model had."""
     shape.published("smollm2", position_encoding="tape", position_options={"rank": 5}).save_pretrained(tmp_path)
-    found = model_config.beforehand(extension.load([], world_size=1), str(tmp_path))
+    found = model_config.beforehand(extension.load(["--method", "tape"], world_size=1), str(tmp_path))
     assert found.position_options["rank"] == 5

@@ -20,12 +20,12 @@ def test_the_plan_says_batch_steps_and_engine():
 @pytest.mark.parametrize(
     ("arguments", "trained"),
     [
-        (["--method", "full"], "full, training everything"),
+        (["--method", "full", "--train_embeddings", "true"], "full, training everything"),
         (
             ["--method", "lora", "--position_encoding", "rope", "--train_position", "false"],
             "lora, training adapters, norms",
         ),
-        ([], "tape, training position, norms"),
+        (["--method", "tape"], "tape, training position, norms"),
     ],
 )
 def test_the_plan_says_what_is_trained(arguments, trained):

@@ -41,13 +41,14 @@ def check(train: Sequence[str], evaluation: Sequence[str]) -> list[Problem]:
     The hub and other machines are not asked.
     """
     lists = {"train_data": train, "eval_data": evaluation}
-    problems = [
-        Problem(field, spec, "it holds no conversations", f"give {', '.join(_FORMS)}, or stdlib")
-        for field, specs in lists.items()
-        for spec in specs
-        if (kind := spec.partition(":")[0]) in sources.KINDS and kind not in _TAKEN
-    ]
-    problems = problems or sources.check_lists(*([completed(spec) for spec in specs] for specs in lists.values()))
+    problems, fitting = [], []
+    for field, specs in lists.items():
+        foreign = [spec for spec in specs if (kind := spec.partition(":")[0]) in sources.KINDS and kind not in _TAKEN]
+        remedy = f"give {', '.join(_FORMS)}, or stdlib"
+        problems += [Problem(field, spec, "it holds no conversations", remedy) for spec in foreign]
+        fitting.append([completed(spec) for spec in specs if spec not in foreign])
+    if fitting[0] or not train:
+        problems += sources.check_lists(*fitting)
     if problems:
         return problems
     for field, specs in lists.items():
@@ -131,7 +132,7 @@ def _wrong(value: Any) -> tuple[str, str] | None:
             return f"turn {number} is no Unicode text ({error.reason})", "mend or remove that row"
         if turn["role"] not in ROLES:
             return f"turn {number} has the role {turn['role']!r}", f"one of: {', '.join(ROLES)}"
-        if others := sorted(held - {"role", "content"}):
+        if others := sorted(key for key in held - {"role", "content"} if turn[key] not in ("", [], {})):
             return (
                 f"turn {number} has {', '.join(others)} too, which nothing here reads",
                 "take it out of the turn, or leave that conversation out",

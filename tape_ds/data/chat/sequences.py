@@ -21,14 +21,14 @@ from tape_ds.data.chat.template import UnfitTemplateError, encoded
 from tape_ds.data.scrolls.sequences import AnswerSequences, item
 from tape_ds.data.selection import token_counts
 from tape_ds.data.sequences import whole
-from tape_ds.errors import Problem, UserError
+from tape_ds.errors import UserError
 
 if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
 # Part of every key: raise it when the code below gives other output for the same input.
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,11 @@ def _rendered_rows(
         try:
             ids, targets = encoded(conversation, tokenizer)
         except UnfitTemplateError as error:
-            remedy = "--chat_template FILE with {% generation %} marks around what the assistant writes, or other data"
-            raise UserError(Problem("chat_template", source.spec, f"{name}: {error}", remedy)) from error
+            remedy = (
+                "mend the template, give one with {% generation %} marks around what the assistant writes "
+                "(--chat_template FILE), or other data"
+            )
+            raise UserError(source.problem(f"{name}: {error}", remedy)) from error
         targets[:1] = False
         first = int(targets.argmax()) if targets.any() else -1
         yield {"name": name, "input_ids": ids, "targets": targets.astype(np.int8), "first": first}

@@ -1,6 +1,6 @@
 """A conversation as a model's chat template renders it, token by token, and which tokens are the assistant's.
 
-A template with ``{% generation %}`` marks says itself what its assistant writes; transformers' mask is taken then.
+A template with ``{% generation %}`` marks says itself what its assistant writes.
 Of any other, prefixes are rendered and compared: with ``before`` the conversation up to an answer, ending in the
 template's own beginning of an answer (``add_generation_prompt``), and ``after`` the conversation with the answer, the
 assistant's tokens are what ``after`` adds, its end of turn included. Exact as long as rendering more turns changes
@@ -10,7 +10,7 @@ drops the reasoning of former answers, as Qwen3's does) is refused.
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from tape_ds.errors import Problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+Spans = list[tuple[int, int]]
+"""(first character, the one behind the last) of each of the assistant's turns."""
 
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -29,13 +32,16 @@ class UnfitTemplateError(ValueError):
 
 def give(tokenizer: "PreTrainedTokenizerBase", file: str | None, model: str) -> list[Problem]:
     """Make the template of ``file``, where one is given, the tokenizer's own, which is saved with it; return the
-    problem of a tokenizer that has none."""
+    problem of a tokenizer that has none, or is too slow a kind to tell an answer's tokens."""
     if file is not None:
         tokenizer.chat_template = Path(file).expanduser().read_text(encoding="utf-8")
     try:
         tokenizer.get_chat_template()
     except ValueError:
         return [without_template(model)]
+    if not tokenizer.is_fast:
+        wrong = "its tokenizer does not tell where its tokens stand in a text"
+        return [Problem("model", model, wrong, "give one with tokenizer.json")]
     return []
 
 
@@ -44,36 +50,44 @@ def encoded(conversation: Conversation, tokenizer: "PreTrainedTokenizerBase") ->
 
     Args:
         conversation: one turn or more.
-        tokenizer: with a template (:func:`give`). What it puts around a text by itself (BOS) is left to the
-            template, as transformers does.
+        tokenizer: with a template (:func:`give`), and one that tells where its tokens stand in a text. What it puts
+            around a text by itself (BOS) is left to the template, as transformers does.
 
     Raises:
         UnfitTemplateError: the template refuses the conversation or is not prefix-stable.
     """
-    from jinja2 import TemplateError
-
     try:
-        if _MARKS.search(tokenizer.get_chat_template()) and tokenizer.is_fast:
-            return _by_marks(conversation, tokenizer)
-        return _by_prefixes(conversation, tokenizer)
-    except (TemplateError, TypeError) as error:  # a TypeError where a template joins what are no texts
+        marked = _MARKS.search(tokenizer.get_chat_template())
+        text, spans = (_by_marks if marked else _by_prefixes)(conversation, tokenizer)
+    except UnfitTemplateError:
+        raise
+    except Exception as error:  # a template is a program of its own, and may fail in any way
         raise UnfitTemplateError(f"the chat template does not render it ({error})") from error
+    # verbose=False: no advice about the native length, which a conversation may exceed
+    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    starts, ends = np.array(found["offset_mapping"], np.int64).reshape(-1, 2).T
+    targets = np.zeros(len(starts), bool)
+    for start, end in spans:  # whoever has a character of an answer, as each part of one that is several tokens
+        first, behind = np.searchsorted(ends, start, "right"), np.searchsorted(starts, end)
+        targets[first:behind] = True
+    return np.asarray(found["input_ids"], np.int32), targets
 
 
-def _by_marks(conversation: Conversation, tokenizer: "PreTrainedTokenizerBase") -> tuple[np.ndarray, np.ndarray]:
-    found: Any = tokenizer.apply_chat_template(
-        conversation,
-        return_dict=True,
+def _by_marks(conversation: Conversation, tokenizer: "PreTrainedTokenizerBase") -> tuple[str, Spans]:
+    """As :meth:`apply_chat_template`, whose own mask ends with the first token of a last character."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    (text,), (spans,) = render_jinja_template(
+        [conversation],
+        chat_template=tokenizer.get_chat_template(),
         return_assistant_tokens_mask=True,
-        tokenizer_kwargs={"verbose": False},
+        **tokenizer.special_tokens_map,
     )
-    return np.asarray(found["input_ids"], np.int32), np.asarray(found["assistant_masks"], bool)
+    return text, spans
 
 
-def _by_prefixes(conversation: Conversation, tokenizer: "PreTrainedTokenizerBase") -> tuple[np.ndarray, np.ndarray]:
-    whole = _rendered(conversation, tokenizer)
-    ids = _ids(whole, tokenizer)
-    targets = np.zeros(len(ids), bool)
+def _by_prefixes(conversation: Conversation, tokenizer: "PreTrainedTokenizerBase") -> tuple[str, Spans]:
+    whole, spans = _rendered(conversation, tokenizer), []
     for turn, message in enumerate(conversation):
         if message["role"] != ASSISTANT:
             continue
@@ -86,24 +100,9 @@ def _by_prefixes(conversation: Conversation, tokenizer: "PreTrainedTokenizerBase
             raise UnfitTemplateError(f"turn {turn + 1}: {wrong} (add_generation_prompt)")
         if not whole.startswith(after):
             raise UnfitTemplateError(f"turn {turn + 1}: the chat template renders it otherwise once more turns follow")
-        # where a token reaches over the border, common ids end before it
-        targets[_common(ids, _ids(before, tokenizer)) : _common(ids, _ids(after, tokenizer))] = True
-    return ids, targets
+        spans.append((len(before), len(after)))
+    return whole, spans
 
 
 def _rendered(conversation: Conversation, tokenizer: "PreTrainedTokenizerBase", answer_next: bool = False) -> str:
     return str(tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=answer_next))
-
-
-def _ids(text: str, tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
-    """Token ids of a rendered text, int32 [n], as transformers encodes one."""
-    # verbose=False: no advice about the native length, which a conversation may exceed
-    encoded = tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)
-    return np.asarray(encoded["input_ids"], np.int32)
-
-
-def _common(ids: np.ndarray, others: np.ndarray) -> int:
-    """Return how many tokens two sequences begin with alike."""
-    length = min(len(ids), len(others))
-    differing = np.flatnonzero(ids[:length] != others[:length])
-    return int(differing[0]) if len(differing) else length

@@ -29,6 +29,7 @@ from tape_ds.model.attention.plain import attention_by_reference
 from tape_ds.model.attention.sdpa import attention_by_sdpa
 from tape_ds.model.attention.varlen import attention_by_varlen
 from tape_ds.model.attention.varlen import why_not as why_not_varlen
+from tape_ds.model.score_bias import ScoreBias
 
 logger = logging.getLogger(__name__)
 
@@ -113,12 +114,17 @@ def chip_of(device: torch.device) -> Chip:
     return Chip("cuda", "sm_{}{}".format(*torch.cuda.get_device_capability(device)))
 
 
+def _elementwise(call: AttentionCall) -> bool:
+    """Return whether the call's bias is a function of one query and one key."""
+    return isinstance(call.bias, ScoreBias) and call.bias.element is not None
+
+
 def _auto(call: AttentionCall) -> str:
     device, chip = chip_of(call.q.device)
     if call.bias is not None:
         # With fewer queries than one block its kernel gains nothing, and every step of decoding, one key more than the
         # last, would compile it anew.
-        if device == "cuda" and call.bias.element is not None and call.q.shape[2] >= FLEX_QUERIES:
+        if device == "cuda" and _elementwise(call) and call.q.shape[2] >= FLEX_QUERIES:
             _say("flex (auto on cuda: the encoding's bias inside the kernel, no T x S matrix)")
             return "flex"
         _say(f"sdpa (auto on {device}: the encoding's bias for a block of queries at a time)")
@@ -174,7 +180,7 @@ def missing(name: str, device_type: str) -> str | None:
 
 def _why_not(name: str, call: AttentionCall) -> str | None:
     """Why a backend cannot compute this call."""
-    if call.bias is not None and name == "flex" and call.bias.element is None:
+    if call.bias is not None and name == "flex" and not _elementwise(call):
         return "cannot compute this encoding's bias"
     if name not in ("flash", "triton", "varlen"):
         return None

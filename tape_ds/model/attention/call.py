@@ -75,7 +75,7 @@ def complete(
         raise ValueError(f"{q.shape[2]} queries at offset {offset} do not fit on an axis of {k.shape[2]} keys")
     if causal and seen < k.shape[2]:
         k, values = k[:, :, :seen], tuple(value[:, :, :seen] for value in values)
-        bias = None if bias is None else bias.until(seen)
+        bias = bias.until(seen) if isinstance(bias, ScoreBias) else bias  # a ContentBias sees the keys it is given
     if borders is not None and (len(q), k.shape[2], q.shape[2]) != (*borders.ids_BS.shape, borders.queries):
         raise ValueError(
             f"borders of {list(borders.ids_BS.shape)} keys and {borders.queries} queries do not fit "

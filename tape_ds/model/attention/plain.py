@@ -61,8 +61,14 @@ def matrix_attention(
 def few_queries(q_BGXK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Return a handful of queries to each key/value head: no key is copied, padded or repeated. Products are in the
     inputs' own dtype, the softmax in fp32 at least. ``mask`` is as torch's attention takes it."""
-    scores_BGXS = (k_BGSK @ q_BGXK.mT).mT * scale  # keys on the left: their rows are read as they lie
-    scores_BGXS = reference.upcast(scores_BGXS)
+    own = v_BGSV.shape[-1]
+    # keys on the left: their rows are read as they lie
+    scores_BGXS = reference.upcast((k_BGSK[..., :own] @ q_BGXK[..., :own].mT).mT)
+    if k_BGSK.shape[-1] > own:
+        # Products of columns that an encoding added may be large and differ by little (fox): bf16 would round that off.
+        added_BGSE, reads_BGXE = reference.upcast(k_BGSK[..., own:]), reference.upcast(q_BGXK[..., own:])
+        scores_BGXS = scores_BGXS + (added_BGSE @ reads_BGXE.mT).mT
+    scores_BGXS = scores_BGXS * scale
     if mask is not None:
         scores_BGXS = scores_BGXS.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores_BGXS + mask
     return scores_BGXS.softmax(dim=-1).to(v_BGSV.dtype) @ v_BGSV

@@ -136,6 +136,8 @@ class PositionLayer(nn.Module):
     """Whether ``log_scale`` is of this layer."""
     keeps_unrotated = False
     """Whether a backward through :meth:`rotate` reads queries and keys as they were."""
+    keeps_bias = False
+    """Whether attention without a fused kernel keeps a bias of this layer for the backward."""
 
     def in_attention(self) -> InAttention:
         """Return what attention is given of this layer."""

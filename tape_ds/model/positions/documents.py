@@ -5,7 +5,6 @@ Shape letters: B batch, T tokens of this call, S keys, cached ones included, C n
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 
 def together(documents_BS: Tensor) -> tuple[Tensor, Tensor]:
@@ -18,41 +17,39 @@ def together(documents_BS: Tensor) -> tuple[Tensor, Tensor]:
     return order_BS, begins
 
 
-def running_sums(new_BCT: Tensor, past_BCS: Tensor | None, documents_BS: Tensor | None, offset: int | Tensor) -> Tensor:
-    """Return the sums of a number a token over its document, up to and with the token, for the tokens of this call.
+def running_sums(numbers_BCT: Tensor, documents_BT: Tensor | None) -> Tensor:
+    """Return the sums of a number a token over its document, up to and with the token, among the tokens of one call.
 
     Args:
-        new_BCT: the numbers of this call's tokens; C sums run beside each other.
-        past_BCS: the sums of the tokens in the cache; at a tensor offset of its whole buffer. None: there are none.
-        documents_BS: document of every token, -1 = padding, which counts as 0; None: one document without padding.
-        offset: place of the first token of this call.
+        numbers_BCT: C sums run beside each other.
+        documents_BT: document of every token, -1 = padding, which counts as 0; None: one document without padding.
     """
-    tokens, device = new_BCT.shape[-1], new_BCT.device
-    places = torch.arange(tokens, device=device) + offset
-    if documents_BS is None:
-        sums = new_BCT.cumsum(-1)
-        if past_BCS is None:
-            return sums
-        last = past_BCS.index_select(-1, (places[:1] - 1).clamp(min=0))
-        return sums + last.masked_fill(places[:1] == 0, 0)
-    if past_BCS is None:
-        numbers = new_BCT
-    elif isinstance(offset, Tensor):
-        numbers = past_BCS.index_copy(-1, places, new_BCT)
-    else:
-        numbers = torch.cat((past_BCS, new_BCT), dim=-1)
-    documents_BS = documents_BS[:, : numbers.shape[-1]]
-    order_BS, begins_BS = together(documents_BS)
-    numbers = numbers.masked_fill((documents_BS < 0)[:, None], 0)
-    order_BCS = order_BS[:, None].expand(numbers.shape)
-    sorted_BCS = numbers.gather(-1, order_BCS)
-    # a cached token's own number again: its sum less that of the token before it in the document
-    before_BCS = F.pad(sorted_BCS[..., :-1], (1, 0)).masked_fill(begins_BS[:, None], 0)
-    cached_BS = order_BS < offset
-    sorted_BCS = torch.where(cached_BS[:, None], sorted_BCS - before_BCS, sorted_BCS)
-    sums_BCS = sorted_BCS.cumsum(-1)
-    counted = torch.arange(sums_BCS.shape[-1], device=device)
-    first_BS = torch.where(begins_BS, counted, 0).cummax(1).values[:, None].expand(numbers.shape)
-    sums_BCS = sums_BCS - (sums_BCS - sorted_BCS).gather(-1, first_BS)  # less the documents before
-    places_BCT = order_BS.argsort(dim=1).index_select(1, places)[:, None].expand(*numbers.shape[:2], -1)
-    return sums_BCS.gather(-1, places_BCT)
+    if documents_BT is None:
+        return numbers_BCT.cumsum(-1)
+    order_BT, begins_BT = together(documents_BT)
+    order_BCT = order_BT[:, None].expand(numbers_BCT.shape)
+    sorted_BCT = numbers_BCT.masked_fill((documents_BT < 0)[:, None], 0).gather(-1, order_BCT)
+    sums_BCT = sorted_BCT.cumsum(-1)
+    counted = torch.arange(sums_BCT.shape[-1], device=sums_BCT.device)
+    first_BT = torch.where(begins_BT, counted, 0).cummax(1).values
+    before_BCT = (sums_BCT - sorted_BCT).gather(-1, first_BT[:, None].expand(sums_BCT.shape))
+    return torch.empty_like(sums_BCT).scatter(-1, order_BCT, sums_BCT - before_BCT)
+
+
+def last_cached(documents_BS: Tensor, offset: int | Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """Return where the last cached token of each new token's document stands (0 where there is none), and whether there
+    is one; both [B, T].
+
+    Args:
+        documents_BS: of every key, -1 = padding; at a tensor offset of the cache's whole buffer.
+        offset: how many keys are cached, and place of the first new token.
+        tokens: how many are new.
+    """
+    places_S = torch.arange(documents_BS.shape[1], device=documents_BS.device)
+    new_BT = documents_BS.index_select(1, places_S[:tokens] + offset)
+    cached_BS = documents_BS.masked_fill(places_S >= offset, -1)
+    order_BS = cached_BS.argsort(dim=1, stable=True)
+    last_BT = torch.searchsorted(cached_BS.gather(1, order_BS), new_BT, right=True) - 1
+    last_BT = order_BS.gather(1, last_BT.clamp(min=0))
+    known_BT = (cached_BS.gather(1, last_BT) == new_BT) & (new_BT >= 0)
+    return last_BT.masked_fill(~known_BT, 0), known_BT

@@ -65,6 +65,8 @@ class FireNetwork(base.Parameters):
 class FireLayer(base.PositionLayer):
     """Adds the network's output for the distance."""
 
+    keeps_bias = True
+
     def __init__(self, config: TapeConfig, options: FireOptions, layer_idx: int):
         super().__init__()
         self.network = FireNetwork(options, config.num_attention_heads)

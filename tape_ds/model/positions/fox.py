@@ -6,7 +6,9 @@ and key j gets ``log f_(j+1) + ... + log f_i`` added: a bias that depends on wha
 share. So what remains is a number of the key: one more column, and attention by any kernel.
 
 Beside bf16 numbers the sum is kept as three of them, which together have 24 bits: differences of c matter, and c grows
-with the text. A column's unit is such that fp16 holds sums down to -47,000 at heads of 128.
+with the text. A column's unit is such that fp16 holds sums down to -370,000 at heads of 128. The gradient of a gate is
+a sum of the columns' gradients that cancel, and a kernel in 16 bits rounds each of them: it is exact in fp32 alone
+(docs/encodings.md).
 
 Shape letters: B batch, T tokens of this call, S keys, cached ones included, H query heads, G key/value heads, R query
 heads of a group, K head size, X columns of a key, E columns of the sums, D hidden size.
@@ -23,7 +25,7 @@ from torch.nn import functional as F
 
 from tape_ds.kernels.reference import upcast
 from tape_ds.model.positions import base
-from tape_ds.model.positions.documents import running_sums
+from tape_ds.model.positions.documents import last_cached, running_sums
 from tape_ds.model.positions.options import FoxOptions
 
 if TYPE_CHECKING:
@@ -99,15 +101,25 @@ class FoxLayer(base.PositionLayer):
             ValueError: a cache that does not keep its keys as they are.
         """
         k_BGTK, columns_BGTE = k_BGTX.split((self.head_dim, k_BGTX.shape[-1] - self.head_dim), dim=-1)
-        past_BCS = None
+        numbers_BGRT = self._numbers(columns_BGTE)
+        tokens, device = k_BGTX.shape[2], k_BGTX.device
+        new_BT = None
+        if documents_BS is not None:
+            new_BT = documents_BS.index_select(1, torch.arange(tokens, device=device) + offset)
+        sums_BGRT = running_sums(numbers_BGRT.flatten(1, 2), new_BT).view_as(numbers_BGRT)
         if past_BGSX is not None:
-            past_BCS = self._numbers(past_BGSX[..., self.head_dim : k_BGTX.shape[-1]]).flatten(1, 2)
+            if documents_BS is None:
+                last_BT = torch.full((1, 1), -1, device=device) + offset
+                known_BT, last_BT = last_BT >= 0, last_BT.clamp(min=0)
+            else:
+                last_BT, known_BT = last_cached(documents_BS, offset, tokens)
+            past_BGSE = past_BGSX[..., self.head_dim : k_BGTX.shape[-1]]
+            last_BGTE = last_BT[:, None, :, None].expand(*past_BGSE.shape[:2], -1, past_BGSE.shape[-1])
+            before_BGRT = self._numbers(past_BGSE.gather(2, last_BGTE))
+            sums_BGRT = sums_BGRT + before_BGRT.masked_fill(~known_BT[:, None, None], 0)
         elif not isinstance(offset, Tensor) and offset:
             raise ValueError("this cache does not keep keys as they are, and sums of gates are among them: use another")
-        numbers_BGRT = self._numbers(columns_BGTE)
-        sums_BCT = running_sums(numbers_BGRT.flatten(1, 2), past_BCS, documents_BS, offset)
-        sums_BGTR = sums_BCT.unflatten(1, numbers_BGRT.shape[1:3]).transpose(2, 3)
-        return torch.cat((k_BGTK, self._columns(sums_BGTR, k_BGTX.dtype)), dim=-1)
+        return torch.cat((k_BGTK, self._columns(sums_BGRT.transpose(2, 3), k_BGTX.dtype)), dim=-1)
 
     def _columns(self, numbers_BGTR: Tensor, dtype: torch.dtype) -> Tensor:
         """Return columns [B, G, T, E] whose products with a query's add what the numbers stand for to its scores."""

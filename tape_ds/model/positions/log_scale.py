@@ -7,6 +7,7 @@ computes what it did up to N keys, and the factor can be switched on for longer 
 
 n counts the keys that the query does see: tokens of its document up to itself, without padding. Position ids are not
 asked, so that shifts, jumps (PoSE) and drawn positions change no factor, and a cache has nothing to keep for it.
+Attention within groups (LongLoRA's, while it trains) sees fewer, and n counts the document all the same.
 
 Shape letters: B batch, T tokens of this call.
 """
@@ -28,7 +29,7 @@ def keys_seen(text: Text, tokens: int, device: torch.device) -> Tensor:
     if text.documents_BS is None:
         return places[None] + 1
     ones = torch.ones_like(text.documents_BS, dtype=torch.int64)[:, None]
-    return running_sums(ones, None, text.documents_BS, 0)[:, 0].index_select(1, places)
+    return running_sums(ones, text.documents_BS)[:, 0].index_select(1, places)
 
 
 def factors(seen_BT: Tensor, window: int) -> Tensor:

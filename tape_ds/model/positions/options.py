@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from tape_ds.errors import Problem
-from tape_ds.model.positions import scaling
+from tape_ds.model.positions import layer_options, scaling
 
 if TYPE_CHECKING:
     from tape_ds.model.sizes import Fields
@@ -99,8 +99,8 @@ class Options:
         return {}
 
     def at_any_length(self) -> Options:
-        """These options without what :meth:`changes_at` changes."""
-        return self
+        """These options without what changes scores with the length of a text, and no parameter."""
+        return replace(self, log_scale="none")
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class NopeOptions(Options):
 
     def at_any_length(self) -> Options:
         """See :meth:`Options.at_any_length`."""
-        return replace(self, text_length=None)
+        return replace(self, log_scale="none", text_length=None)
 
     def score_factor(self, window: int) -> float:
         """Return what scores are multiplied by; ``window``: ``max_position_embeddings``."""
@@ -449,9 +449,11 @@ class RepoOptions(Options):
 
     def problems_with(self, config: Fields) -> list[Problem]:
         """Some layer predicts, the default width is one, and the frequencies are the same at every length."""
-        problems, layers = [], config.num_hidden_layers
-        if self.first_predicted(layers) >= layers:
-            wrong = f"leaves none of the {layers} layers to predict positions"
+        problems, layers, first = [], config.num_hidden_layers, self.first_predicted(config.num_hidden_layers)
+        if not any(layer_options.has_positions(self, layer) for layer in range(max(first, 0), layers)):
+            wrong = f"leaves none of the {layers} layers to predict positions" + " beside nope_layers" * (
+                first < layers
+            )
             remedy = f"give 0 .. {layers - 1}; without predicted positions it is position_encoding: rope"
             problems.append(Problem("position_options.start_layer", self.start_layer, wrong, remedy))
         if self.inner_width(config.hidden_size) < 1:

@@ -57,8 +57,12 @@ class Phases(base.Parameters):
         self.delta = nn.Parameter(torch.empty(config.num_key_value_heads, config.head_dim))
 
     def forward(self, groups: slice) -> Tensor:
-        """At least fp32 [G, K], for some of the heads, within -2 pi .. 0."""
-        return upcast(self.delta[groups]).clamp(-TURN, 0.0)
+        """At least fp32 [G, K], for some of the heads, within -2 pi .. 0.
+
+        Whole turns are taken off, where the paper clamps: the same within the range, and a delta at its edge, where all
+        of them begin, still has a gradient.
+        """
+        return torch.remainder(upcast(self.delta[groups]), -TURN)
 
     def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
         """0, or drawn evenly from the range."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from tape_ds.kernels.reference import upcast
 from tape_ds.kernels.rotate import rotate
@@ -73,6 +74,7 @@ class RepoLayer(RopeLayer):
         if layer_idx >= options.first_predicted(config.num_hidden_layers):
             self.predictor = Predictor(config.hidden_size, options.inner_width(config.hidden_size), self.groups)
             self.frequencies = Frequencies(config.rope_parameters, config.head_dim)
+            self.keeps_unrotated = True
 
     def observe(self, x_BTD: Tensor, heads: slice = base.EVERY_HEAD) -> Tensor | None:
         """z of the key/value heads that these query heads read, at least fp32 [B, G, T]; None where none is
@@ -84,17 +86,24 @@ class RepoLayer(RopeLayer):
     def rotate(
         self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor | None, state: None, observed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Rotate queries by the positions of their groups, and keys by theirs; cosines and sines in z's dtype."""
+        """Rotate queries by the positions of their groups, and keys by theirs."""
         if observed is None:
             assert start is not None
             return super().rotate(q_BHTK, k_BGTK, start, state)
-        angles_BGTC = observed[..., None] * self.frequencies.on(observed.device).to(observed.dtype)
-        table_BGTK = torch.cat((angles_BGTC.cos(), angles_BGTC.sin()), dim=-1) * self.frequencies.factor
-        # The operator has a gradient for a deviation from the start, none for the start: this deviates from zero, and
-        # 0 + x is x.
-        zero_11TK = table_BGTK.new_zeros(1, 1, *table_BGTK.shape[2:])
-        return rotate(q_BHTK, zero_11TK, table_BGTK), rotate(k_BGTK, zero_11TK, table_BGTK)
+        # Angles and tables are fp32, of each head and layer: a backward computes them again from the positions.
+        again: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+        turns = (observed, self.frequencies.on(observed.device).to(observed.dtype), self.frequencies.factor)
+        return checkpoint(turned, q_BHTK, *turns, **again), checkpoint(turned, k_BGTK, *turns, **again)
 
     def multiplications_per_token(self, keys: float) -> float:
         """Return the network."""
         return 0.0 if self.predictor is None else sum(weight.numel() for weight in self.predictor.parameters())
+
+
+def turned(x_BHTK: Tensor, z_BGT: Tensor, frequencies_C: Tensor, factor: float) -> Tensor:
+    """Queries or keys, rotated by the real-valued positions z; cosines and sines in z's dtype."""
+    angles_BGTC = z_BGT[..., None] * frequencies_C
+    table_BGTK = torch.cat((angles_BGTC.cos(), angles_BGTC.sin()), dim=-1) * factor
+    # The operator has a gradient for a deviation from the start, none for the start: this deviates from zero, and 0 + x
+    # is x.
+    return rotate(x_BHTK, table_BGTK.new_zeros(1, 1, *table_BGTK.shape[2:]), table_BGTK)

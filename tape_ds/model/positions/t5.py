@@ -54,6 +54,8 @@ class BucketTable(base.Parameters):
 class T5Layer(base.PositionLayer):
     """Adds the table's entry for the distance's bucket."""
 
+    keeps_bias = True
+
     def __init__(self, config: TapeConfig, options: T5Options, layer_idx: int):
         super().__init__()
         self.buckets = buckets_by_distance(options.buckets, options.max_distance)

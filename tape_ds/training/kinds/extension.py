@@ -193,13 +193,13 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
     raise_if_any(rows_of_vocabulary.check_rows(native, tokenizer))
     decides = identity.of(recipe, tokenizer, read, base)
     require_same(recipe, started, decides)
+    config = model_config.extended(recipe, native, tokenizer)
+    require_room(recipe, config, started.rank_sync)
     held_out, asked = held_out_documents(recipe, tokenizer), recipe.evaluation
     lengths, trials = asked.passkey_lengths, asked.passkey_trials
     prompts = passkey.draw(tokenizer, lengths, trials, arguments.seed, asked.passkey_form)  # the same for every method
     # Last: it may take hours to be tokenised.
     sequences: Any = training_sequences(recipe, tokenizer) if recipe.trains else []
-    config = model_config.extended(recipe, native, tokenizer)
-    require_room(recipe, config, started.rank_sync)
     dtype = weights_dtype(arguments, recipe.trains)
     model = extendable.load(base, config, dtype=dtype, **quantisation(recipe, arguments))
     prepared = methods.prepare(recipe.method.method, model, recipe.method)

@@ -73,9 +73,10 @@ def test_a_row_that_is_no_conversation_is_refused_by_its_place(case, tmp_path):
 
 
 def test_sources_that_hold_no_conversations_are_refused_together(tmp_path):
-    found = conversations.check([f"text:{tmp_path}", "stdlib"], ["bin:x.bin"])
-    assert [problem.field for problem in found] == ["train_data", "eval_data"]
-    assert all("no conversations" in problem.wrong and "jsonl:FILE" in problem.remedy for problem in found)
+    found = conversations.check([f"text:{tmp_path}", "stdlib"], ["bin:x.bin", "json:x"])
+    assert [problem.field for problem in found] == ["train_data", "eval_data", "eval_data"]
+    assert all("no conversations" in problem.wrong and "jsonl:FILE" in problem.remedy for problem in found[:2])
+    assert "unknown kind" in found[2].wrong
 
 
 def test_files_are_looked_at_as_for_every_other_run(tmp_path):

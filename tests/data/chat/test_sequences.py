@@ -118,5 +118,5 @@ def test_a_template_that_does_not_fit_names_sequence_and_remedy(tmp_path):
     with pytest.raises(UserError) as caught:
         sequences.rendered([spec], tokenizer(FORGETFUL), "train", tmp_path)
     (problem,) = caught.value.problems
-    assert problem.field == "chat_template" and problem.wrong.startswith("x.jsonl:2: turn 2: ")
+    assert problem.field == "train_data" and problem.wrong.startswith("x.jsonl:2: turn 2: ")
     assert "{% generation %}" in problem.remedy

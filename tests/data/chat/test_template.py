@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tokenizers import processors
 
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.chat import template
@@ -49,6 +50,39 @@ def test_marks_of_a_template_are_taken_at_their_word():
     assert ids.tolist() == expected.tolist() and targets.tolist() == mask.tolist()
 
 
+LINES = (
+    "{% for m in messages %}{{ '### ' + m.role + ': ' + m.content + '\n\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '### assistant: ' }}{% endif %}"
+)
+INNER = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}|{% endfor %}"
+)
+"""Its marks leave an answer's end out."""
+
+
+def test_every_answer_has_its_end_as_a_target():
+    """Ids were compared, and what ends a turn may be one token with what follows, or several: it was left out."""
+    of = tokenizer(LINES)
+    ids, targets = template.encoded(conversation("a", "yes", "b", "no"), of)
+    begins = np.flatnonzero(np.diff(targets.astype(int), prepend=0) == 1)
+    answers = [
+        of.decode(part[mask]) for part, mask in zip(np.split(ids, begins), np.split(targets, begins), strict=True)
+    ]
+    assert answers == ["", "yes\n\n", "no\n\n"]
+
+
+@pytest.mark.parametrize("answer", ["🚀", "漢", "at the end é", " begins with a space", "ends with one "])
+def test_marked_answers_are_whole(answer):
+    """A last character of several tokens lost all but its first; where offsets are trimmed, all behind was a target."""
+    of = tokenizer(INNER)
+    turns = conversation("a", answer, "b", "no")
+    for trimmed in (False, True):
+        of.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=trimmed)
+        ids, targets = template.encoded(turns, of)
+        assert of.decode(ids[targets]).replace(" ", "") == f"{answer}no".replace(" ", "")
+
+
 def test_nothing_is_put_around_the_rendering():
     """A tokenizer that begins every text with BOS leaves it to the template."""
     from tests.data.conftest import build_tokenizer
@@ -74,6 +108,8 @@ STRICT = "{{ raise_exception('roles must alternate') }}"
         (STRICT, conversation("a", "b"), "does not render it .roles must alternate"),
         ("{% for", conversation("a", "b"), "does not render it"),
         ("{{ messages + 1 }}", conversation("a", "b"), "does not render it"),
+        ("{{ 1 / 0 }}", conversation("a", "b"), "does not render it .division"),
+        ("{{ 'a'.index('zz') }}", conversation("a", "b"), "does not render it .substring"),
     ],
 )
 def test_a_template_that_does_not_fit_is_refused_with_the_reason(text, turns, reason):

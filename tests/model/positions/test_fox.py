@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 from transformers import DynamicCache
 
-from tape_ds.model.positions.documents import running_sums
+from tape_ds.model.positions.documents import last_cached, running_sums
 from tests.model.helpers import tiny_model, tokens
 from tests.model.test_cached_positions import Rounding
 
@@ -47,36 +47,29 @@ def test_each_head_reads_its_own_gates_and_one_gradient():
         torch.testing.assert_close(found, expected, rtol=0, atol=0.01)
 
 
-def test_sums_run_within_documents_and_on_in_a_cache():
-    """Interleaved documents, padding that holds NaN, and a call that continues both."""
+def test_sums_run_within_documents():
+    """Interleaved ones, and padding that holds NaN."""
     numbers = torch.rand(1, 3, 12, dtype=torch.float64)
     documents = torch.tensor([[-1, 0, 0, 1, 0, -1, 1, 1, 0, 2, 1, 0]])
     numbers[..., documents[0] < 0] = torch.nan
-    expected = torch.zeros_like(numbers)
+    found = running_sums(numbers, documents)
     for number in range(3):
         own = documents[0] == number
-        expected[..., own] = numbers[..., own].cumsum(-1)
-    real = documents[0] >= 0
-    whole = running_sums(numbers, None, documents, 0)
-    torch.testing.assert_close(whole[..., real], expected[..., real])
-    for cut in (1, 5, 9):
-        more = running_sums(numbers[..., cut:], whole[..., :cut], documents, cut)
-        torch.testing.assert_close(more[..., real[cut:]], expected[..., cut:][..., real[cut:]])
-        buffer = torch.zeros(1, 3, 16, dtype=torch.float64)
-        buffer[..., :cut] = whole[..., :cut]
-        longer = F.pad(documents, (0, 4))
-        more = running_sums(numbers[..., cut:], buffer, longer, torch.tensor(cut))
-        torch.testing.assert_close(more[..., real[cut:]], expected[..., cut:][..., real[cut:]])
+        torch.testing.assert_close(found[..., own], numbers[..., own].cumsum(-1))
 
 
-def test_without_documents_a_cache_continues_its_last_sum():
-    numbers = torch.rand(2, 3, 8)
-    whole = running_sums(numbers, None, None, 0)
-    torch.testing.assert_close(whole, numbers.cumsum(-1))
-    torch.testing.assert_close(running_sums(numbers[..., 5:], whole[..., :5], None, 5), whole[..., 5:])
-    buffer = F.pad(whole[..., :5], (0, 9))
-    torch.testing.assert_close(running_sums(numbers[..., 5:], buffer, None, torch.tensor(5)), whole[..., 5:])
-    torch.testing.assert_close(running_sums(numbers, torch.zeros(2, 3, 9), None, torch.tensor(0)), whole)
+@pytest.mark.parametrize("buffered", [False, True], ids=["grown", "static"])
+@pytest.mark.parametrize("cut", [1, 5, 9])
+def test_a_token_continues_the_last_one_of_its_document(cut, buffered):
+    """Looked up one by one."""
+    documents = [[-1, 0, 0, 1, 0, -1, 1, 1, 0, 2, 1, 0], [-1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]]
+    given = F.pad(torch.tensor(documents), (0, 4)) if buffered else torch.tensor(documents)
+    last, known = last_cached(given, torch.tensor(cut) if buffered else cut, 12 - cut)
+    for row, ids in enumerate(documents):
+        for token, own in enumerate(ids[cut:]):
+            before = [place for place in range(cut) if ids[place] == own and own >= 0]
+            assert bool(known[row, token]) == bool(before)
+            assert not before or last[row, token] == before[-1]
 
 
 def test_a_cache_keeps_a_number_a_key_and_head():

@@ -19,7 +19,7 @@ K = 8
 def test_each_head_reads_the_bias_of_its_keys(heads, groups):
     """Whichever of the query heads a process has: a half of a group's as well."""
     layer = tiny_model(heads, "pope").model.layers[0].position
-    delta, whole = layer.phases.delta.detach().clamp(max=0), layer.observe(None)
+    delta, whole = layer.phases.delta.detach().remainder(-2 * math.pi), layer.observe(None)
     assert torch.equal(whole, delta) and whole.shape == (groups, K)
     count = 8 if heads == "mqa" else 4
     for first in range(count):
@@ -28,14 +28,15 @@ def test_each_head_reads_the_bias_of_its_keys(heads, groups):
             assert torch.equal(layer.observe(None, slice(first, end)), delta[read])
 
 
-def test_a_bias_is_clamped_where_it_is_read():
+def test_a_bias_is_read_without_its_whole_turns_and_always_learns():
+    """Clamped to the range, as published, it would be lost with the first step upwards from the 0 where it starts."""
     layer = tiny_model("mha", "pope").model.layers[0].position
     with torch.no_grad():
         layer.phases.delta[:] = torch.tensor([-9.0, -2.0, 0.0, 3.0])[:, None]
     read = layer.observe(None)
-    assert read[:, 0].tolist() == pytest.approx([-2 * math.pi, -2, 0, 0])
+    assert read[:, 0].tolist() == pytest.approx([2 * math.pi - 9, -2, 0, 3 - 2 * math.pi])
     (gradient,) = torch.autograd.grad(read.sum(), layer.phases.delta)
-    assert gradient[:, 0].tolist() == [0, 1, 1, 0]
+    assert gradient[:, 0].tolist() == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("how", ["zero", "uniform"])

@@ -82,8 +82,8 @@ def test_a_run_says_what_it_scored_and_what_it_cost():
 
 
 def test_an_extension_is_read_within_and_past_its_native_length():
-    """The stored demo: its last variant is the run, the untouched model is a row of its own."""
-    stored = results.load(ROOT / "docs/results/extend_smollm2_16k/demo.json")
+    """A stored run of TAPE: its last variant is the run, the untouched model is a row of its own."""
+    stored = results.load(ROOT / "docs/results/extend_smollm2_16k/tape.json")
     rows = readings.trained(stored)
     assert set(rows) == {"", "untouched"}
     assert rows[""][Quantity("", "loss_past_native")] < rows["untouched"][Quantity("", "loss_past_native")]
@@ -92,8 +92,8 @@ def test_an_extension_is_read_within_and_past_its_native_length():
 
 
 def test_a_trained_model_is_held_against_itself_without_updates():
-    """The stored demo: its updates cost 0.018 nats past 8,192 tokens, and it has four spans there."""
-    found = readings.trained(results.load(ROOT / "docs/results/extend_smollm2_16k/demo.json"))[""]
+    """The stored run of TAPE: its updates cost 0.018 nats past 8,192 tokens, and it has four spans there."""
+    found = readings.trained(results.load(ROOT / "docs/results/extend_smollm2_16k/tape.json"))[""]
     assert found[Quantity("", "loss_by_updates")] == pytest.approx(0.0181, abs=1e-4)
     assert found[Quantity("", "loss_by_updates, typing.py")] == found[Quantity("", "loss_by_updates")]
     assert found[Quantity("", "loss_by_updates, typing.py, standard error")] == pytest.approx(0.0045, abs=1e-4)

@@ -175,7 +175,7 @@ def test_what_only_the_tokens_can_tell(place, tmp_path):
     assert "no held-out conversation is left" in found["eval_share"].wrong
     (tmp_path / "broken.jinja").write_text("{% for")
     found = problems(place, chat_template=tmp_path / "broken.jinja", **output)
-    assert "train.jsonl:1: the chat template does not render it" in found["chat_template"].wrong
+    assert "train.jsonl:1: the chat template does not render it" in found["train_data"].wrong
     broken = write(tmp_path / "broken.jsonl", [*TALKS[:2], [{"role": "user"}]])
     assert "broken.jsonl:3: turn 1" in problems(place, train_data=broken, **output)["train_data"].wrong
     assert not [path for path in (tmp_path / "never").rglob("*") if path.is_file() and path.parent.name != "ranks"]

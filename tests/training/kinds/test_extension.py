@@ -39,6 +39,7 @@ def recipe(model, **changes):
     """A recipe without an engine."""
     fields = {
         "model": model,
+        "method": "tape",
         "target_length": 64,
         "rope_parameters": "{}",
         "train_data": f"text:{model.parent}/text.txt",
@@ -98,7 +99,7 @@ def test_a_rate_of_position_parameters_that_the_base_s_own_options_leave_out_is_
     options = {"attention_update": "off", "feed_forward": False}
     TapeForCausalLM(tiny_config(position_options=options)).save_pretrained(model)
     with pytest.raises(UserError, match="position_learning_rate = '10x': no parameters of a positional encoding"):
-        extension.assemble(recipe(model, method="full", position_encoding="tape", position_learning_rate="10x"))
+        extension.assemble(recipe(model, position_learning_rate="10x"))
 
 
 def test_a_trained_folder_is_no_base(model):
