@@ -97,6 +97,7 @@ STAGES = (
     Stage(4, "profile", 90, f"ncu {_KERNELS} python -m benchmarks {_PROFILED}", ("ncu",)),
     Stage(4, "other gpu tests", 120, _GPU_TESTS + _OTHER_TESTS, ("pytest",), ""),
     _group(4, 240, "formulation table4"),
+    _group(4, 120, "encodings"),
     _group(4, 240, "memory_savings", needs=("deepspeed",)),
 )
 

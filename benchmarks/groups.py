@@ -151,6 +151,12 @@ GROUPS = {
         ],
         cpu=[BenchmarkModel("155M", 1, 1, 1024), BenchmarkModel("155M", 6, 1, 1024)],
     ),
+    "encodings": Group(
+        "a whole model's forward, loss and backward by every encoding",
+        "encodings",
+        cuda=[BenchmarkModel("155M", 12, 8, 1024)],
+        cpu=[BenchmarkModel("155M", 6, 1, 1024)],
+    ),
     "memory_savings": Group(
         "what each memory saving saves and costs, a whole model's step",
         "memory_savings",

@@ -20,7 +20,7 @@ from benchmarks.measure import Runner, bytes_of
 from benchmarks.shapes import BenchmarkModel, document_lengths
 from tape_ds import TapeConfig, TapeForCausalLM
 from tape_ds.model import attention
-from tools.flops import PAPER
+from tools.flops import PAPER, PLACEHOLDERS
 
 LLAMA_2_7B = {
     "vocab_size": 32_000,
@@ -62,10 +62,15 @@ def sizes(shape: BenchmarkModel) -> dict[str, Any]:
     return SIZES[shape.name] | {"num_hidden_layers": shape.layers, "max_position_embeddings": window}
 
 
+def _config(fields: Mapping[str, Any], encoding: str, backend: str) -> TapeConfig:
+    own = PLACEHOLDERS.get(encoding, {}) | {"position_encoding": encoding, "attention_backend": backend}
+    return TapeConfig(**fields, **own)
+
+
 def build(fields: Mapping[str, Any], encoding: str, backend: str, setting: Setting) -> TapeForCausalLM:
     """Return a fresh model in training mode, always with the same weights."""
     torch.manual_seed(0)
-    config = TapeConfig(**fields, position_encoding=encoding, attention_backend=backend)
+    config = _config(fields, encoding, backend)
     with setting.device:
         model = TapeForCausalLM(config)
     generator = torch.Generator(setting.device).manual_seed(1)
@@ -82,7 +87,7 @@ def with_weights_of(model: TapeForCausalLM, fields: Mapping[str, Any], encoding:
     same = encoding == model.config.position_encoding
     if same:
         with torch.device("meta"):
-            other = TapeForCausalLM(TapeConfig(**fields, position_encoding=encoding, attention_backend=backend))
+            other = TapeForCausalLM(_config(fields, encoding, backend))
     else:
         other = build(fields, encoding, backend, setting)
     other.load_state_dict(model.state_dict(), strict=same, assign=True)

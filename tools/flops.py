@@ -6,7 +6,8 @@
 
 MACs come in two conventions: ``full`` counts the whole score matrix, as the paper does, ``causal`` the half that a
 causal kernel computes. FLOPs are 2 x MACs; the paper's also hold small operations that its MACs leave out. "M" is 2^20
-parameters, as in the paper. Nothing is loaded or run; a recipe's own model is counted by ``tools/plan.py``.
+parameters, as in the paper. What a cache keeps of a token is in 16 bits. No model of this size is loaded or run; a
+recipe's own is counted by ``tools/plan.py``.
 Exit codes: 0 done; 2 something to mend.
 """
 
@@ -70,8 +71,28 @@ def every_encoding() -> list[dict[str, Any]]:
     """Return a row for each encoding."""
     from tape_ds.model.configuration import TapeConfig
 
-    names = positions.available()
-    return [count(TapeConfig(**PAPER, position_encoding=name, **PLACEHOLDERS.get(name, {}))) for name in names]
+    rows = []
+    for name in positions.available():
+        config = TapeConfig(**PAPER, position_encoding=name, **PLACEHOLDERS.get(name, {}))
+        rows.append(count(config) | {"cache (KiB a token)": round(2 * cached_numbers(config) / 1024, 2)})
+    return rows
+
+
+def cached_numbers(config: TapeConfig) -> float:
+    """Return how many numbers of a token a cache keeps, keys and values included.
+
+    A model with few words and a narrow feed-forward, in which the cache has no part, reads a short text.
+    """
+    import torch
+
+    from tape_ds.model.llama import TapeForCausalLM
+
+    narrow = type(config).from_dict(config.to_dict() | {"vocab_size": 64, "intermediate_size": 16})
+    ids = torch.arange(16)[None]
+    with torch.no_grad():
+        cache = TapeForCausalLM(narrow).eval()(input_ids=ids, use_cache=True).past_key_values
+    kept = [tensor.numel() for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    return sum(kept) / ids.numel()
 
 
 def count(config: TapeConfig) -> dict[str, Any]:

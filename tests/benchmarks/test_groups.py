@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks import attention, decode, generate, models, table4
+from benchmarks import attention, decode, encodings, generate, models, table4
 from benchmarks import toys as sizes
 from benchmarks.__main__ import measure
 from benchmarks.benchmark_case import Setting
@@ -24,11 +24,12 @@ EXPECTED = {
     "recipe": {"attend auto"},
     "formulation": {"ours", "published, three eager", "published, one eager", "published, three sdpa"},
     "table4": {"attend sdpa", "published, three eager", "published, one eager", "published, three sdpa"},
+    "encodings": {"attend sdpa"},
     "memory_savings": {"ours", "ours, selective", "ours, every block again, 8 tiles, inputs on the host"},
 }
 """Implementations that must have a time, of either encoding."""
 ENCODINGS = {name: {"tape"} for name in ("position_mix", "formulation", "memory_savings", "launches")}
-ENCODINGS |= {"table4": set(table4.ENCODINGS)}
+ENCODINGS |= {"table4": set(table4.ENCODINGS), "encodings": set(encodings.ENCODINGS)}
 """Those that must have a time, where it is not RoPE and TAPE."""
 
 
