@@ -6,7 +6,6 @@ the loader is the number of samples consumed, a run resumes at any sample on any
 """
 
 import functools
-import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -97,12 +96,6 @@ class TrainingSequences(torch.utils.data.Dataset):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_orders": {}}
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of sequences, seed and draw: two runs that share it are given the same samples, in the same order."""
-        parts = (self.stored._fingerprint, self.seed, self.pose, self.attend_across)
-        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def row_of(self, index: int) -> int:
         """Return which row of ``stored`` sample ``index`` is."""

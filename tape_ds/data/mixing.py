@@ -17,7 +17,6 @@ with the first source, or begins it anew unshuffled; and a stream of it is resum
 """
 
 import functools
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -89,12 +88,6 @@ class MixedSequences(torch.utils.data.Dataset):
 
     def __len__(self) -> int:
         return self.samples
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of all that decides the samples."""
-        own = (BLOCK, self.seed, self.probabilities, [part.sequences.fingerprint for part in self.parts])
-        return hashlib.sha256(repr(own).encode()).hexdigest()
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         if not 0 <= index < self.samples:

@@ -70,9 +70,6 @@ class PoseSequences:
     target: int
     pose: Pose
 
-    def __repr__(self) -> str:  # part of fingerprints: the name is that of the first of them
-        return f"PoseRows(window={self.window!r}, target={self.target!r}, pose={self.pose!r})"
-
     def draw(self, tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Return one training sequence from one document.
 

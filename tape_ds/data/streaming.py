@@ -19,11 +19,9 @@ for itself: the samples are the same, but text is read and tokenised up to ``R``
 beginning, all that comes before its sequence.
 """
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
@@ -31,16 +29,13 @@ import numpy as np
 import torch
 
 from tape_ds.data.dataset import ORDER_OF_SHARDS, SHUFFLE_IN_SHARD, generator, packed_item
-from tape_ds.data.packing import FIELD_OF, encode, tokenizer_fingerprint
+from tape_ds.data.packing import FIELD_OF, encode
 from tape_ds.data.sequences import PackedSequence, cut
 from tape_ds.data.sources import Document, Shard, parse_all
 from tape_ds.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-# Part of the fingerprint: raise it when the same settings give other sequences.
-FORMAT = 1
 
 # The shuffle buffer never rests with more than this; both decide the order.
 BUFFER_DOCUMENTS = 4096
@@ -172,14 +167,12 @@ class StreamedSequences(torch.utils.data.Dataset):
             UserError: a spec, or the hub does not answer.
             TypeError: a spec of token ids, which need no streaming; the recipe refuses it.
         """
-        self.sources = parse_all(specs, _FIELD)
         self.specs = list(specs)
-        shards = [shard for source in self.sources for shard in source.shards("train")]
+        shards = [shard for source in parse_all(specs, _FIELD) for shard in source.shards("train")]
         self.stream = Stream(shards, tokenizer, window, seed, min(workers, len(shards)))
         self.samples = samples
-        self._open: dict[
-            int, tuple[int, Iterator[PackedSequence]]
-        ] = {}  # of a worker, its next sequence and those from there on
+        # Of a worker: the number of its next sequence, and an iterator over those from there on.
+        self._open: dict[int, tuple[int, Iterator[PackedSequence]]] = {}
         self._process = os.getpid()
 
     def __len__(self) -> int:
@@ -187,18 +180,6 @@ class StreamedSequences(torch.utils.data.Dataset):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}}
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hash of all that decides the samples (of the hub only what the spec names)."""
-        parts = (
-            FORMAT,
-            [source.fingerprint() for source in self.sources],
-            tokenizer_fingerprint(self.stream.tokenizer),
-            (self.stream.window, self.stream.seed, self.stream.workers),
-            (BUFFER_DOCUMENTS, BUFFER_CHARACTERS),
-        )
-        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """Sample ``index``.

@@ -180,17 +180,6 @@ def test_sources_of_one_size_are_drawn_independently():
     assert not np.array_equal(one.order(0), other.order(0))
 
 
-def test_fingerprint_follows_what_decides_the_samples():
-    alike = {mixed().fingerprint, mixed(samples=7).fingerprint}
-    others = {
-        mixed(seed=4).fingerprint,
-        mixed(shares=SHARES | {"sums": 0.2}).fingerprint,
-        mixed(lengths={"sums": [WINDOW] * 13}).fingerprint,
-        mixed(shares=dict(reversed(SHARES.items()))).fingerprint,
-    }
-    assert len(alike) == 1 and len(others) == 4 and not alike & others
-
-
 # --- processes and resuming -----------------------------------------------------------------------------------------
 
 

@@ -120,7 +120,7 @@ def test_a_plain_list_gives_the_sequences_that_it_gave(recipe, tokenizer, tmp_pa
     sequences, cache = training_sequences(made, tokenizer), tmp_path / "cache"
     packed = pack(tokenize(specs, tokenizer, "train", cache), 8, cache)
     direct = TrainingSequences(packed, samples=len(sequences), seed=5)
-    assert isinstance(sequences, TrainingSequences) and sequences.fingerprint == direct.fingerprint
+    assert isinstance(sequences, TrainingSequences)
     for index in range(len(sequences)):
         assert all(torch.equal(value, direct[index][name]) for name, value in sequences[index].items())
 
