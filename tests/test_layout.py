@@ -1,4 +1,4 @@
-"""The house keeps its plan: which room may import which, what none of them may, what every file opens with."""
+"""The repository keeps its layout: which room may import which, what none of them may, what every file opens with."""
 
 import ast
 import functools

@@ -278,8 +278,8 @@ class _Attempt:
         self._was_clean = False
         """Whether nothing was left of it when the command ended."""
         folder = tempfile.TemporaryDirectory(prefix="keep_alive-")
-        self._verdict = folder, Path(folder.name) / "code"
-        environment = {**os.environ, exit_code_file.FILE: str(self._verdict[1])}
+        self._exit_code = folder, Path(folder.name) / "code"
+        environment = {**os.environ, exit_code_file.FILE: str(self._exit_code[1])}
         try:
             self._process = subprocess.Popen(command, env=environment, start_new_session=True)
         except OSError as error:
@@ -296,7 +296,7 @@ class _Attempt:
         """The command's exit code, negative for a signal; it has ended, or nothing can end it. Where it is that of any
         failure (torchrun's is 1 whatever its ranks' were), rank 0 may know better."""
         code = self._process.poll()
-        if code == 1 and (left := exit_code_file.read(self._verdict[1])) is not None:
+        if code == 1 and (left := exit_code_file.read(self._exit_code[1])) is not None:
             return left
         return -signal.SIGKILL if code is None else code
 

@@ -44,7 +44,7 @@ class WeightedSource:
     """Tokens of each of its sequences, int64 [sequences]; [1] where all have as many."""
 
     @property
-    def lanes(self) -> int:
+    def stream_workers(self) -> int:
         """Streams that its sequences come in, which take turns."""
         return self.sequences.stream.workers if isinstance(self.sequences, StreamedSequences) else 1
 
@@ -61,7 +61,7 @@ class WeightedSource:
         samples from it."""
         taken = f"{percent(self.share)} {self.spec}: {count:,} of {samples:,} sequences"
         if isinstance(self.sequences, StreamedSequences):
-            return f"{taken}, streamed by {self.lanes} workers"
+            return f"{taken}, streamed by {self.stream_workers} workers"
         what, size = "documents" if self.sequences.pose else "sequences", len(self.sequences.stored)
         origin = f" ({self.sequences.origin})" * bool(self.sequences.origin)
         return f"{taken}, {count / size:.2f} times through its {size:,} {what}{origin}"
@@ -83,8 +83,8 @@ class MixedSequences(torch.utils.data.Dataset):
         self.seed = seed
         weights = np.array([part.share / part.lengths.mean() for part in parts])
         self.probabilities = tuple((weights / weights.sum()).tolist())
-        # Of each block the samples before it, for each source and lane; grows as it is asked for.
-        self._before = [[np.zeros(part.lanes, np.int64) for part in parts]]
+        # Of each block the samples before it, for each source and worker; grows as it is asked for.
+        self._before = [[np.zeros(part.stream_workers, np.int64) for part in parts]]
 
     def __len__(self) -> int:
         return self.samples
@@ -100,10 +100,10 @@ class MixedSequences(torch.utils.data.Dataset):
         block, at = divmod(index, BLOCK)
         drawn = self._drawn(block)
         source = int(drawn[at])
-        lanes = self.parts[source].lanes
-        lane = index % lanes
-        before = self._counts(block)[source][lane] + np.count_nonzero(drawn[at % lanes : at : lanes] == source)
-        return source, int(before) * lanes + lane
+        workers = self.parts[source].stream_workers
+        worker = index % workers
+        before = self._counts(block)[source][worker] + np.count_nonzero(drawn[at % workers : at : workers] == source)
+        return source, int(before) * workers + worker
 
     def counts(self, samples: int) -> list[int]:
         """Return how many of the first ``samples`` samples are of each source."""
@@ -126,13 +126,13 @@ class MixedSequences(torch.utils.data.Dataset):
         return _sources(self.seed, self.probabilities, block)
 
     def _counts(self, block: int) -> list[np.ndarray]:
-        """Return samples before a block, for each source int64 [lanes]."""
+        """Return samples before a block, for each source int64 [workers]."""
         while len(self._before) <= block:
             done = len(self._before) - 1
             drawn, counts = self._drawn(done), []
             for source, before in enumerate(self._before[done]):
-                lanes = (done * BLOCK + np.flatnonzero(drawn == source)) % len(before)
-                counts.append(before + np.bincount(lanes, minlength=len(before)))
+                workers = (done * BLOCK + np.flatnonzero(drawn == source)) % len(before)
+                counts.append(before + np.bincount(workers, minlength=len(before)))
             self._before.append(counts)
         return self._before[block]
 

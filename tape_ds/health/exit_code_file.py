@@ -8,7 +8,7 @@ import contextlib
 import os
 from pathlib import Path
 
-FILE = "TAPE_DS_VERDICT"
+FILE = "TAPE_DS_EXIT_CODE_FILE"
 """The variable that names the file."""
 
 

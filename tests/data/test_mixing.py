@@ -158,15 +158,15 @@ def test_order_of_asking_and_length_of_the_run_are_irrelevant():
 
 @pytest.mark.parametrize("workers", [1, 4])
 def test_places_are_counted_across_blocks(streamed, workers):
-    """By counting every earlier sample of the source and the lane one by one, beyond two blocks of draws."""
+    """By counting every earlier sample of the source and the worker one by one, beyond two blocks of draws."""
     sequences = streamed(samples=3 * BLOCK, workers=workers)
-    assert [part.lanes for part in sequences.parts] == [min(workers, 3), workers]
+    assert [part.stream_workers for part in sequences.parts] == [min(workers, 3), workers]
     seen = Counter()
     for index in range(2 * BLOCK + 100):
         source, own = sequences.place(index)
-        lanes = sequences.parts[source].lanes
-        assert own == seen[source, index % lanes] * lanes + index % lanes
-        seen[source, index % lanes] += 1
+        stream_workers = sequences.parts[source].stream_workers
+        assert own == seen[source, index % stream_workers] * stream_workers + index % stream_workers
+        seen[source, index % stream_workers] += 1
     fresh = streamed(samples=3 * BLOCK, workers=workers)
     assert fresh.place(2 * BLOCK + 99) == (source, own)
 
@@ -221,9 +221,9 @@ def test_every_streamed_token_is_read_once(streamed):
     """The samples of a source's worker are its sequences from the first on, none twice and none left out."""
     sequences = streamed(samples=240)
     for source, part in enumerate(sequences.parts):
-        for lane in range(part.lanes):
-            own = [n for n in range(240) if sequences.place(n)[0] == source and n % part.lanes == lane]
-            stream = part.sequences.stream.sequences(lane, 0)
+        for worker in range(part.stream_workers):
+            own = [n for n in range(240) if sequences.place(n)[0] == source and n % part.stream_workers == worker]
+            stream = part.sequences.stream.sequences(worker, 0)
             for index, sequence in zip(own, stream, strict=False):
                 assert sequences[index]["input_ids"].tolist() == sequence["input_ids"].tolist()
 
