@@ -119,8 +119,8 @@ class TapeAttention(nn.Module):
             carried_BGTC = v_BGTV[..., width:]
 
         key_width = k_BGTK.shape[-1]
-        past_BGSX = cached_positions.keys_before(past_key_values, self.layer_idx, offset)
-        k_BGTK = position.accumulate(k_BGTK, past_BGSX, None if borders is None else borders.ids_BS, offset)
+        past_keys = functools.partial(cached_positions.keys_before, past_key_values, self.layer_idx, offset)
+        k_BGTK = position.accumulate(k_BGTK, past_keys, None if borders is None else borders.ids_BS, offset)
         k_BGSK, v_BGSV = k_BGTK, v_BGTV
         if past_key_values is not None:
             k_BGTK = k_BGTK if remembered is None else cached_positions.attach(k_BGTK, remembered)

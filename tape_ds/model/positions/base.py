@@ -168,14 +168,18 @@ class PositionLayer(nn.Module):
         return (upcast(q_BHTX) * factors_B1T1).to(q_BHTX.dtype)
 
     def accumulate(
-        self, k_BGTX: Tensor, past_BGSX: Tensor | None, documents_BS: Tensor | None, offset: int | Tensor
+        self,
+        k_BGTX: Tensor,
+        past_keys: Callable[[], Tensor | None],
+        documents_BS: Tensor | None,
+        offset: int | Tensor,
     ) -> Tensor:
         """Return the keys as a cache keeps them: here a key may take in what is known of the keys before it.
 
         Args:
             k_BGTX: keys of whole sequences, as :meth:`rotate` returned them.
-            past_BGSX: cached keys; at a tensor offset the whole buffer. None: no cache, an empty one, or one that does
-                not keep its keys as they are.
+            past_keys: returns the cached keys [B, G, S, X]; at a tensor offset the whole buffer. None: no cache, an
+                empty one, or one that does not keep its keys as they are. A function, as most encodings read none.
             documents_BS: document of every key, -1 = padding; None: one document without padding.
             offset: place of the first token of this call on the key axis.
         """

@@ -93,7 +93,11 @@ class FoxLayer(base.PositionLayer):
         return torch.cat((super().scaled(q_BHTK, factors_B1T1), reads_BHTE), dim=-1)
 
     def accumulate(
-        self, k_BGTX: Tensor, past_BGSX: Tensor | None, documents_BS: Tensor | None, offset: int | Tensor
+        self,
+        k_BGTX: Tensor,
+        past_keys: Callable[[], Tensor | None],
+        documents_BS: Tensor | None,
+        offset: int | Tensor,
     ) -> Tensor:
         """Put the sums of ``-log f`` over the document in place of ``log f``.
 
@@ -107,6 +111,7 @@ class FoxLayer(base.PositionLayer):
         if documents_BS is not None:
             new_BT = documents_BS.index_select(1, torch.arange(tokens, device=device) + offset)
         sums_BGRT = running_sums(numbers_BGRT.flatten(1, 2), new_BT).view_as(numbers_BGRT)
+        past_BGSX = past_keys()
         if past_BGSX is not None:
             if documents_BS is None:
                 last_BT = torch.full((1, 1), -1, device=device) + offset

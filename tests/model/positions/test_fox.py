@@ -20,7 +20,7 @@ def last_scores(layer, log_f_BHT, dtype, groups):
     q = torch.zeros(batch, heads, length, layer.head_dim, dtype=dtype)
     k = torch.zeros(batch, groups, length, layer.head_dim, dtype=dtype)
     q, k = layer.rotate(q, k, None, None, log_f_BHT)
-    k = layer.accumulate(k, None, None, 0).repeat_interleave(heads // groups, dim=1)
+    k = layer.accumulate(k, lambda: None, None, 0).repeat_interleave(heads // groups, dim=1)
     return (k.double() @ q[:, :, -1, :, None].double())[..., 0] * layer.head_dim**-0.5
 
 

@@ -24,7 +24,7 @@ def test_hooks_that_an_encoding_leaves_alone_do_nothing():
     marks = object(), object()
     assert layer.rotate(*marks, None, None) == marks
     assert layer.observe(marks[0]) is None
-    assert layer.accumulate(marks[1], None, None, 0) is marks[1]
+    assert layer.accumulate(marks[1], lambda: None, None, 0) is marks[1]
     assert layer.carry(None, None, marks[0]) is None
     assert layer.score_bias(None, None, None, None) is None
     assert layer.next_state(None, marks[0], None, None) is marks[0]
