@@ -115,10 +115,3 @@ def use_recompute(
         block._gradient_checkpointing_func = recompute.run
         recompute.blocks += block.gradient_checkpointing
     return recompute
-
-
-def remember_everything(model: nn.Module) -> None:
-    """Take :func:`use_recompute` back."""
-    for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module.gradient_checkpointing = False
