@@ -102,7 +102,7 @@ def changed(module: str, text: str, encoding: str) -> str:
 
 def _changes(encoding: str) -> dict[str, Callable[[str], str]]:
     """Return what is left out of a module, whose name comes first."""
-    methods = r"\n    def (?:multiply_adds|flops)\(.*?(?=\n    def |\n\S|\Z)"
+    method = r"\n    def flops\(.*?(?=\n    def |\n\S|\Z)"
     return {
         # A model has one encoding.
         "tape_ds.model.positions": lambda text: _only("_OPTIONS", (encoding,), text),
@@ -110,7 +110,7 @@ def _changes(encoding: str) -> dict[str, Callable[[str], str]]:
         # The others need more than torch.
         "tape_ds.model.attention.names": lambda text: _only("NEEDS_CUDA", BACKENDS, text),
         # Counting operations, and our own way to load, are no part of running a model.
-        "tape_ds.model.llama": lambda text: _once(methods, "", text, "TapeForCausalLM", times=2),
+        "tape_ds.model.llama": lambda text: _once(method, "", text, "TapeForCausalLM"),
         "tape_ds.model.gptj": lambda text: _once(
             r"^from tape_ds.model import weights\n|\n\ndef load\(.*\Z", "", text, "gptj", times=2
         ),

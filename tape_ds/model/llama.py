@@ -441,10 +441,6 @@ class TapeForCausalLM(LanguageModel, TapePreTrainedModel, GenerationMixin):
             raise ValueError(f"{self.config.position_encoding} has no position updates to switch off")
         return positions_of(self, config)
 
-    def multiply_adds(self, length: int, causal: bool = True) -> float:
-        """MACs of a forward over one sequence of ``length`` tokens, see :mod:`tape_ds.model.flops`."""
-        return flops.multiply_adds(self.config, length, causal)
-
     def flops(self, length: int, causal: bool = True) -> float:
         """FLOPs of a forward over one sequence of ``length`` tokens, see :mod:`tape_ds.model.flops`."""
         return 2.0 * flops.multiply_adds(self.config, length, causal)
