@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.shapes import AttentionShape, document_lengths
 from tape_ds.kernels import jit
 from tape_ds.kernels.tape_attention import document_borders, tape_attention
-from tape_ds.model.attention.attend import attend_values
+from tape_ds.model.attention.attend import attend as attend_in_model
 from tape_ds.model.attention.borders import Borders, borders_of_packed_sequences
 from tape_ds.model.attention.flash import RELEASES, Release, installed
 from tape_ds.model.attention.flex import SMALL_BLOCKS
@@ -194,7 +194,7 @@ def attend(backend: str, documents: PackedDocuments | None = None) -> Callable[.
 
     def call(q: Tensor, k: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
         _refuse_large_matrices(q, k, backend == "reference")
-        return attend_values(q, k, values, borders=borders(len(q)), backend=backend)
+        return attend_in_model(q, k, values, borders=borders(len(q)), backend=backend)
 
     return call
 

@@ -26,7 +26,7 @@ from transformers.utils.output_capturing import capture_outputs
 from tape_ds.errors import raise_if_any
 from tape_ds.kernels.rotate import rotate
 from tape_ds.model import weights
-from tape_ds.model.attention.attend import attend_values, attend_with_weights
+from tape_ds.model.attention.attend import attend, attend_with_weights
 from tape_ds.model.attention.borders import Borders
 from tape_ds.model.attention.shifted_groups import attend_in_groups, cut_ahead, require_every_head
 from tape_ds.model.filling import require_exact
@@ -106,7 +106,7 @@ class ScaledGPTJAttention(nn.Module):
         elif backend == "reference":
             (out_BHTK,), weights = attend_with_weights(q_BHTK, k_BHSK, [v_BHSK], **places)
         else:
-            (out_BHTK,) = attend_values(q_BHTK, k_BHSK, [v_BHSK], **places, backend=backend)
+            (out_BHTK,) = attend(q_BHTK, k_BHSK, [v_BHSK], **places, backend=backend)
         out_BHTK = shards.to_tokens(out_BHTK)
         return self.out_proj(out_BHTK.transpose(1, 2).flatten(2)), weights
 

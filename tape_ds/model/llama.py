@@ -24,7 +24,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from tape_ds.model import cached_positions, flops, positions
-from tape_ds.model.attention.attend import attend_values, attend_with_weights
+from tape_ds.model.attention.attend import attend, attend_with_weights
 from tape_ds.model.attention.borders import Borders
 from tape_ds.model.attention.shifted_groups import attend_in_groups, cut_ahead, require_every_head
 from tape_ds.model.configuration import TapeConfig
@@ -146,7 +146,7 @@ class TapeAttention(nn.Module):
         elif backend == "reference":
             outs, weights = attend_with_weights(q_BHTK, k_BGSK, values, **arguments)
         else:
-            outs = attend_values(q_BHTK, k_BGSK, values, **arguments, backend=backend)
+            outs = attend(q_BHTK, k_BGSK, values, **arguments, backend=backend)
 
         outs = tuple(shards.to_tokens(out_BHTV) for out_BHTV in outs)
         if wide and carried_BGTC is not None:

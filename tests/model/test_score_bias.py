@@ -8,8 +8,8 @@ from torch.utils.checkpoint import checkpoint
 
 from tape_ds.model.attention import biased as attention_in_blocks
 from tape_ds.model.attention import sdpa
-from tape_ds.model.attention.attend import attend
 from tape_ds.model.score_bias import ContentBias
+from tests.model.attention.by_ids import attend
 from tests.model.helpers import tiny_model, tokens
 
 B, S, K, V = 2, 9, 8, 16

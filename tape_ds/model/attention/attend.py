@@ -12,45 +12,13 @@ import torch
 from torch import Tensor
 
 from tape_ds.model.attention import backends
-from tape_ds.model.attention.borders import Borders, borders_of
+from tape_ds.model.attention.borders import Borders
 from tape_ds.model.attention.call import complete
 from tape_ds.model.attention.plain import attention_with_weights
 from tape_ds.model.score_bias import ContentBias, ScoreBias
 
 
 def attend(
-    q_BHTK: Tensor,
-    k_BGSK: Tensor,
-    v_BGSV: Tensor,
-    *,
-    causal: bool = True,
-    document_ids: Tensor | None = None,
-    offset: int | Tensor | None = None,
-    scale: float | None = None,
-    score_bias: ScoreBias | ContentBias | None = None,
-    backend: str = "auto",
-) -> Tensor:
-    """:func:`attend_values` of one value, with documents told by their ids.
-
-    Args:
-        document_ids: integers [B, S]: a query sees only keys of its own document; -1 marks padding, which sees
-            nothing and is seen by nobody, whatever it contains (NaN included). None: one document, no padding.
-
-    Returns:
-        [B, H, T, V]; 0 for a query that may see no key.
-    """
-    borders = None
-    if document_ids is not None:
-        queries, keys = q_BHTK.shape[2], k_BGSK.shape[2]
-        offset = keys - queries if offset is None else offset
-        if causal and isinstance(offset, int):  # keys behind the last query play no part
-            document_ids = document_ids[:, : offset + queries]
-        borders = borders_of(document_ids, queries, offset)
-    call = complete(q_BHTK, k_BGSK, (v_BGSV,), causal, borders, offset, scale, score_bias)
-    return backends.run(backends.choose(backend, call), call)[0]
-
-
-def attend_values(
     q_BHTK: Tensor,
     k_BGSK: Tensor,
     values: Sequence[Tensor],
@@ -98,7 +66,7 @@ def attend_with_weights(
     scale: float | None = None,
     score_bias: ScoreBias | ContentBias | None = None,
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """:func:`attend_values` by the ``reference`` backend, together with its weights [B, H, T, S] (fp32)."""
+    """:func:`attend` by the ``reference`` backend, together with its weights [B, H, T, S] (fp32)."""
     wide = torch.cat(list(values), dim=-1)
     out, weights = attention_with_weights(complete(q_BHTK, k_BGSK, (wide,), True, borders, offset, scale, score_bias))
     return out.split([value.shape[-1] for value in values], dim=-1), weights

@@ -14,7 +14,7 @@ from tape_ds.model.score_bias import ContentBias, ScoreBias
 
 
 class AttentionCall(NamedTuple):
-    """The arguments of :func:`tape_ds.model.attention.attend_values`, defaults filled in."""
+    """The arguments of :func:`tape_ds.model.attention.attend.attend`, defaults filled in."""
 
     q: Tensor
     k: Tensor

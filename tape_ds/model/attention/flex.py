@@ -56,7 +56,7 @@ def flex_attend(
     *,
     compiled: bool,
 ) -> Tensor:
-    """The arguments of :func:`tape_ds.model.attention.attend`, complete; -> [B, H, T, V].
+    """The arguments of :func:`tape_ds.model.attention.attend.attend`, complete; -> [B, H, T, V].
 
     What padding holds must be finite.
 

@@ -36,7 +36,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def attention_by_sdpa(call: AttentionCall) -> tuple[Tensor, ...]:
-    """Return every call of :func:`tape_ds.model.attention.attend_values`; the way depends on masks and lengths.
+    """Return every call of :func:`tape_ds.model.attention.attend.attend`; the way depends on masks and lengths.
 
     Raises:
         ValueError: on CUDA and outside compiled graphs, a long input that none of torch's fused kernels takes.

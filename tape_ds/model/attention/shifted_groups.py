@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tape_ds.model.attention.attend import attend_values
+from tape_ds.model.attention.attend import attend
 from tape_ds.model.attention.borders import Borders, Packed
 from tape_ds.model.sharding import UNSHARED, Shards
 
@@ -60,7 +60,7 @@ def attend_in_groups(
             "call the model without a cache, or in evaluation mode, where attention is over everything"
         )
     if tokens <= group // 2:
-        return attend_values(q_BHTK, k_BGTK, [v_BGTV], borders=borders, scale=scale, backend=backend)[0]
+        return attend(q_BHTK, k_BGTK, [v_BGTV], borders=borders, scale=scale, backend=backend)[0]
     halves_BThV = []
     for first, last, shifted in _halves(heads):
         q_BhTK, k_BjTK, v_BjTV = _heads(q_BHTK, k_BGTK, v_BGTV, first, last)
@@ -68,7 +68,7 @@ def attend_in_groups(
         for piece in _pieces(tokens, group, shifted):
             q, k, v = (_as_sequences(x, piece) for x in (q_BhTK, k_BjTK, v_BjTV))
             own = None if borders is None else _cut(borders, piece)
-            (out_RhgV,) = attend_values(q, k, [v], borders=own, scale=scale, backend=backend)
+            (out_RhgV,) = attend(q, k, [v], borders=own, scale=scale, backend=backend)
             parts_BthV.append(out_RhgV.transpose(1, 2).reshape(len(q_BHTK), -1, *out_RhgV.shape[1:4:2]))
         halves_BThV.append(parts_BthV[0] if len(parts_BthV) == 1 else torch.cat(parts_BthV, dim=1))
     return torch.cat(halves_BThV, dim=2).transpose(1, 2)

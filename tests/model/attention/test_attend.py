@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tape_ds.model.attention import sdpa
-from tape_ds.model.attention.attend import attend, attend_with_weights
+from tape_ds.model.attention.attend import attend_with_weights
 from tape_ds.model.attention.borders import borders_of
+from tests.model.attention.by_ids import attend
 
 # Which code answers a call depends on sizes; these thresholds make every route answer at tiny ones.
 ROUTES = {

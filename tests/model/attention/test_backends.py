@@ -8,12 +8,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend
 
 from tape_ds.model.attention import available, backends, missing, problems, sdpa
-from tape_ds.model.attention.attend import attend
 from tape_ds.model.attention.backends import Chip, StoredChoice, choose
 from tape_ds.model.attention.borders import borders_of
 from tape_ds.model.attention.call import complete
 from tape_ds.model.attention.names import NEEDS_CUDA
 from tape_ds.model.score_bias import ScoreBias
+from tests.model.attention.by_ids import attend
 from tests.model.helpers import tiny_model, tokens
 
 ELEMENTWISE = ScoreBias(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1), lambda q, k: q, element=lambda q, k, h: q)

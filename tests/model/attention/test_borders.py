@@ -4,7 +4,7 @@ import pytest
 import torch
 from accelerate.utils import send_to_device
 
-from tape_ds.model.attention.attend import attend_values
+from tape_ds.model.attention.attend import attend
 from tape_ds.model.attention.borders import (
     Borders,
     borders_of,
@@ -83,7 +83,7 @@ def test_a_position_that_does_not_increase_starts_a_document():
 def test_borders_of_other_sequences_are_refused():
     q, k, v = inputs()
     with pytest.raises(ValueError, match=r"borders of \[2, 8\] keys and 8 queries do not fit"):
-        attend_values(q, k, [v], borders=Borders(torch.zeros(2, 8), 8))
+        attend(q, k, [v], borders=Borders(torch.zeros(2, 8), 8))
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["told", "worked out"])

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from tape_ds.model.attention import backends, flash
-from tape_ds.model.attention.attend import attend
 from tape_ds.model.attention.borders import borders_of
+from tests.model.attention.by_ids import attend
 from tests.model.attention.test_attend import DOCUMENTS, PLACES, inputs, oracle
 
 

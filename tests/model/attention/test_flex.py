@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from tape_ds.model.attention import backends, flex
-from tape_ds.model.attention.attend import attend
 from tape_ds.model.attention.call import allowed_keys
 from tape_ds.model.attention.flex import flex_attend
 from tape_ds.model.score_bias import ScoreBias
+from tests.model.attention.by_ids import attend
 from tests.model.helpers import tiny_model, tokens
 
 BIASED = ["none", "alibi", "t5", "fire"]

@@ -8,7 +8,7 @@ import torch
 
 from tape_ds.kernels import jit
 from tape_ds.model.attention import fused
-from tape_ds.model.attention.attend import attend
+from tests.model.attention.by_ids import attend
 from tests.model.attention.test_attend import DOCUMENTS, PLACES, inputs, oracle
 from tests.model.helpers import tiny_model, tokens
 

@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tape_ds.model import flops, llama
 from tape_ds.model.attention import backends
-from tape_ds.model.attention.attend import attend, attend_values
+from tape_ds.model.attention.attend import attend
 from tape_ds.model.attention.borders import Borders
 from tape_ds.model.attention.shifted_groups import attend_in_groups, attention_span, use_groups
 from tests.model.attention import varlen_on_cpu  # noqa: F401 (registers the kernels)
@@ -134,8 +134,9 @@ def test_nothing_comes_round_from_the_end():
 
     def rolled(q, k, v, group):
         q, k, v = (torch.cat((x[:, :2], x[:, 2:].roll(-group // 2, dims=2)), dim=1) for x in (q, k, v))
-        rows = (x.unflatten(2, (-1, group)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-        out = attend(*rows, backend="sdpa").unflatten(0, (q.shape[0], -1)).transpose(1, 2).flatten(2, 3)
+        q_own, k_own, v_own = (x.unflatten(2, (-1, group)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+        (out,) = attend(q_own, k_own, [v_own], backend="sdpa")
+        out = out.unflatten(0, (q.shape[0], -1)).transpose(1, 2).flatten(2, 3)
         return torch.cat((out[:, :2], out[:, 2:].roll(group // 2, dims=2)), dim=1)
 
     q, k, v = (x.detach() for x in inputs(length=16))
@@ -167,9 +168,9 @@ def test_groups_of_a_whole_row_are_views(monkeypatch):
 
     def watch(q, k, values, **rest):
         seen.append((q, k, *values))
-        return attend_values(q, k, values, **rest)
+        return attend(q, k, values, **rest)
 
-    monkeypatch.setattr(shifted_groups, "attend_values", watch)
+    monkeypatch.setattr(shifted_groups, "attend", watch)
     attend_in_groups(q, k, v, group=8)
     owners = {x.untyped_storage().data_ptr() for x in (q, k, v)}
     assert len(seen) == 1 + 3

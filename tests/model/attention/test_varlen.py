@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tape_ds import TapeForCausalLM
 from tape_ds.model.attention import backends
-from tape_ds.model.attention.attend import attend
 from tape_ds.model.recompute import use_recompute
 from tests.model.attention import varlen_on_cpu
+from tests.model.attention.by_ids import attend
 from tests.model.attention.test_attend import DOCUMENTS, PLACES, inputs, oracle
 from tests.model.helpers import tiny_config
 
