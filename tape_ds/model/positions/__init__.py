@@ -67,17 +67,17 @@ def available() -> list[str]:
 def learns(name: str, given: Mapping[str, Any]) -> bool:
     """Return whether an encoding with these options has parameters of its own (TAPE's updates, T5's tables, ...)."""
     kind = _kind(name)(**given)
-    return kind.learns() or kind.abacus
+    return kind.learns or kind.abacus
 
 
 def reads_tokens(name: str) -> bool:
     """Return whether an encoding's places follow from the token ids, so that position ids mean nothing to it."""
-    return _kind(name)().reads_tokens()
+    return _kind(name).reads_tokens
 
 
 def biases_scores(name: str) -> bool:
     """Return whether an encoding may add to the scores of attention."""
-    return _kind(name)().biases_scores()
+    return _kind(name).biases_scores
 
 
 def options_for(name: str, given: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class PositionEncoding(nn.Module):
     def __init__(self, config: TapeConfig, options: Options):
         super().__init__()
         self.random_shift = options.random_shift
-        self.reads_tokens = options.reads_tokens()
+        self.reads_tokens = options.reads_tokens
         self.log_window = None if options.log_scale == "none" else config.max_position_embeddings
 
     @property

@@ -47,6 +47,17 @@ class Options:
     """In which layers queries that see more than ``max_position_embeddings`` keys are scaled up, see
     :mod:`tape_ds.model.positions.log_scale`."""
 
+    # What an encoding says of itself: without annotations, since users set none of it.
+    reads_tokens = False
+    """Whether places follow from the token ids, position ids being ignored."""
+    biases_scores = False
+    """Whether an encoding of this kind may add to the scores of attention."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether an encoding with these options has parameters of its own."""
+        return False
+
     def problems(self) -> list[Problem]:
         """What contradicts itself among the fields (types and names are checked before)."""
         if self.random_shift < 0:
@@ -60,18 +71,6 @@ class Options:
     def is_alone(self) -> bool:
         """Return whether none of the options that every encoding has changes what a model computes."""
         return not self.abacus and self.nope_layers is None and self.log_scale == "none"
-
-    def learns(self) -> bool:
-        """Return whether an encoding with these options has parameters of its own."""
-        return False
-
-    def reads_tokens(self) -> bool:
-        """Return whether places follow from the token ids, position ids being ignored."""
-        return False
-
-    def biases_scores(self) -> bool:
-        """Return whether an encoding of this kind may add to the scores of attention."""
-        return False
 
     def stretches(self, layers: int, last: int) -> list[int]:
         """Return the first layers of stretches whose layers are alike, of so many; ``last``: the last one that has
@@ -184,9 +183,7 @@ class NopeOptions(Options):
 class AlibiOptions(Options):
     """``alibi``: nothing of its own to set."""
 
-    def biases_scores(self) -> bool:
-        """By the distance."""
-        return True
+    biases_scores = True
 
 
 @dataclass(frozen=True)
@@ -198,6 +195,9 @@ class BipeOptions(Options):
     from scratch. Llama 2's are 869 and 13."""
     segment_length: int = 1024
     """Places within a segment that have an embedding of their own; later ones share the last."""
+
+    learns = True
+    reads_tokens = True
 
     def problems(self) -> list[Problem]:
         """Ids are 0 or more, a segment has places."""
@@ -226,14 +226,6 @@ class BipeOptions(Options):
             problems.append(Problem("rope_parameters.rope_type", "dynamic", wrong, "choose another rope_type"))
         return problems
 
-    def learns(self) -> bool:
-        """Return the embedding of the place within a segment."""
-        return True
-
-    def reads_tokens(self) -> bool:
-        """Segments are counted in them."""
-        return True
-
     def for_tokenizer(self, tokenizer: Any) -> BipeOptions:
         """Return every token that spells a separator, with or without the mark of a word's beginning."""
         if self.separators is not None:
@@ -250,9 +242,7 @@ class BipeOptions(Options):
 class BipeAlibiOptions(BipeOptions):
     """As ``bipe_rope`` has them."""
 
-    def biases_scores(self) -> bool:
-        """By the distance in segments."""
-        return True
+    biases_scores = True
 
 
 @dataclass(frozen=True)
@@ -262,6 +252,9 @@ class CopeOptions(Options):
     positions: int = 64
     """Learned embeddings, of 0, 1, 2, ... counted tokens; who counts further reads the last. The published code has one
     for every count that its window allows."""
+
+    learns = True
+    biases_scores = True
 
     def problems(self) -> list[Problem]:
         """One embedding for all would tell nothing apart."""
@@ -280,14 +273,6 @@ class CopeOptions(Options):
         )
         return [Problem("attention_backend", config.attention_backend, wrong, remedy)]
 
-    def learns(self) -> bool:
-        """Return the embeddings of every layer."""
-        return True
-
-    def biases_scores(self) -> bool:
-        """By the embeddings."""
-        return True
-
 
 @dataclass(frozen=True)
 class FireOptions(Options):
@@ -300,6 +285,9 @@ class FireOptions(Options):
     threshold: float = 512.0
     """L: queries before this position are normalised by it; multiplied by a learned factor that starts at 1."""
 
+    learns = True
+    biases_scores = True
+
     def problems(self) -> list[Problem]:
         """All are above 0."""
         return super().problems() + [
@@ -308,22 +296,12 @@ class FireOptions(Options):
             if not 0 < getattr(self, name) < math.inf
         ]
 
-    def learns(self) -> bool:
-        """Return a network in every layer."""
-        return True
-
-    def biases_scores(self) -> bool:
-        """By the network."""
-        return True
-
 
 @dataclass(frozen=True)
 class FoxOptions(Options):
     """``fox``: nothing of its own to set."""
 
-    def learns(self) -> bool:
-        """Return the gates of every layer."""
-        return True
+    learns = True
 
 
 @dataclass(frozen=True)
@@ -333,6 +311,8 @@ class PopeOptions(Options):
     delta_init: Literal["zero", "uniform"] = "zero"
     """``uniform``: drawn from -2 pi .. 0; in the paper slightly better within the window, worse beyond it."""
 
+    learns = True
+
     def problems_with(self, config: Fields) -> list[Problem]:
         """Scaling is said of RoPE's pairs, but for positions that are divided."""
         rope_type = (config.rope_parameters or {}).get("rope_type", "default")
@@ -340,10 +320,6 @@ class PopeOptions(Options):
             return []
         wrong = "scales the frequencies of pairs of channels, and pope has one for each channel"
         return [Problem("rope_parameters.rope_type", rope_type, wrong, "choose default or linear")]
-
-    def learns(self) -> bool:
-        """Return the biases of the phases, in every layer."""
-        return True
 
 
 @dataclass(frozen=True)
@@ -426,6 +402,8 @@ class RepoOptions(Options):
     width: int | None = None
     """Inner width of the network; None: an eighth of the hidden size."""
 
+    learns = True
+
     def first_predicted(self, layers: int) -> int:
         """Return the first of a model's ``layers`` that predicts."""
         return layers // 3 if self.start_layer is None else self.start_layer
@@ -464,10 +442,6 @@ class RepoOptions(Options):
             problems.append(Problem("rope_parameters.rope_type", "dynamic", wrong, "choose another rope_type"))
         return problems
 
-    def learns(self) -> bool:
-        """Return the network of every layer that predicts."""
-        return True
-
 
 @dataclass(frozen=True)
 class T5Options(Options):
@@ -478,6 +452,9 @@ class T5Options(Options):
     max_distance: int = 128
     """From this distance on, everything is in the last bucket."""
 
+    learns = True
+    biases_scores = True
+
     def problems(self) -> list[Problem]:
         """Half the buckets must end before the last one begins."""
         problems = super().problems()
@@ -487,14 +464,6 @@ class T5Options(Options):
             wrong = f"not above half the buckets, {self.buckets // 2}"
             problems.append(Problem("position_options.max_distance", self.max_distance, wrong, "give more"))
         return problems
-
-    def learns(self) -> bool:
-        """Return a table in every layer."""
-        return True
-
-    def biases_scores(self) -> bool:
-        """By the table."""
-        return True
 
 
 @dataclass(frozen=True)
@@ -523,6 +492,13 @@ class TapeOptions(Options):
     attention_init: Literal["zero", "identity"] = "zero"
     """``identity``: the weight of the attention update is counted from the mean over each group's own heads, so that
     a new model begins with it. For training from scratch: a converted Llama then does not begin as the Llama."""
+
+    biases_scores = True  # from start: alibi
+
+    @property
+    def learns(self) -> bool:
+        """Unless both updates are off."""
+        return self.attention_update != "off" or self.feed_forward
 
     def problems(self) -> list[Problem]:
         """A rank must be positive; features of a kernel have no cosines and sines; an update that is off has nothing
@@ -558,14 +534,6 @@ class TapeOptions(Options):
             return [Problem("head_dim", config.head_dim, wrong, "choose another head size, or start: rope")]
         return []
 
-    def learns(self) -> bool:
-        """Unless both updates are off."""
-        return self.attention_update != "off" or self.feed_forward
-
-    def biases_scores(self) -> bool:
-        """From ``start: alibi``."""
-        return True
-
     def rope_parameters_at(self, rope_parameters: Mapping[str, Any], length: int) -> Mapping[str, Any]:
         """With YaRN at a factor of 1 the model was trained on plain RoPE, and is used as ``yarn`` is: the
         factor reaches the length of the text. Any other factor is what the model was extended with, and stays."""
@@ -574,6 +542,6 @@ class TapeOptions(Options):
 
     def without_updates(self) -> dict[str, Any] | None:
         """Return both off, and what sets them as it is by itself."""
-        if not self.learns():
+        if not self.learns:
             return None
         return {"attention_update": "off", "feed_forward": False, "attention_norm": "none", "attention_init": "zero"}
