@@ -168,8 +168,11 @@ def problems_with(config: Fields) -> list[Problem]:
     if problems:
         return problems
     chosen = _kind(config.position_encoding)(**given)
-    beside = abacus_options.problems_with(chosen, config) + layer_options.problems_with(chosen, config)
-    return chosen.problems_with(config) + beside
+    problems += chosen.problems_with(config)
+    if chosen.no_dynamic_scaling and scaling.is_dynamic(config.rope_parameters or {}):
+        wrong, remedy = chosen.no_dynamic_scaling, "choose another rope_type"
+        problems.append(Problem("rope_parameters.rope_type", "dynamic", wrong, remedy))
+    return problems + abacus_options.problems_with(chosen, config) + layer_options.problems_with(chosen, config)
 
 
 def options(config: TapeConfig) -> Options:

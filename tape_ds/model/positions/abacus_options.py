@@ -17,24 +17,23 @@ _PREFIX = "abacus_"
 
 def problems(options: Options) -> list[Problem]:
     """What contradicts itself among the options whose names begin with ``abacus``."""
-
-    def problem(name: str, wrong: str, remedy: str) -> Problem:
-        return Problem(f"position_options.{name}", getattr(options, name), wrong, remedy)
-
     if not options.abacus:
         own = (field for field in fields(options) if field.name.startswith(_PREFIX))
         given = [field.name for field in own if getattr(options, field.name) != field.default]
-        return [problem(name, "an option of abacus, which is off", "add abacus: true, or remove it") for name in given]
+        return [
+            options.problem(name, "an option of abacus, which is off", "add abacus: true, or remove it")
+            for name in given
+        ]
     found = []
     if options.abacus_digits is not None and (not options.abacus_digits or min(options.abacus_digits) < 0):
-        found.append(problem("abacus_digits", "no token ids", "give one token id or more, each 0 or more"))
+        found.append(options.problem("abacus_digits", "no token ids", "give one token id or more, each 0 or more"))
     if options.abacus_places < 1:
-        found.append(problem("abacus_places", "too small", "give 1 or more"))
+        found.append(options.problem("abacus_places", "too small", "give 1 or more"))
     if options.abacus_shift < 0:
-        found.append(problem("abacus_shift", "negative", "give 0 or more"))
+        found.append(options.problem("abacus_shift", "negative", "give 0 or more"))
     elif options.abacus_shift >= options.abacus_places >= 1:
         wrong = f"some offsets leave no place of the {options.abacus_places} that have an embedding"
-        found.append(problem("abacus_shift", wrong, "give less, or more abacus_places"))
+        found.append(options.problem("abacus_shift", wrong, "give less, or more abacus_places"))
     return found
 
 
@@ -42,13 +41,12 @@ def problems_with(options: Options, config: Fields) -> list[Problem]:
     """The ids of the digits are known, and within the vocabulary."""
     if not options.abacus:
         return []
-    field, digits = "position_options.abacus_digits", options.abacus_digits
-    if digits is None:
+    if options.abacus_digits is None:
         remedy = "give the ids of the tokens that are one digit each (a tokenizer that joins digits does not name them)"
-        return [Problem(field, None, "not known", remedy)]
-    if max(digits) >= config.vocab_size:
+        return [options.problem("abacus_digits", "not known", remedy)]
+    if max(options.abacus_digits) >= config.vocab_size:
         wrong = f"beyond the vocabulary of {config.vocab_size}"
-        return [Problem(field, digits, wrong, "give ids of this model")]
+        return [options.problem("abacus_digits", wrong, "give ids of this model")]
     return []
 
 

@@ -67,13 +67,13 @@ def problems(options: Options) -> list[Problem]:
     """What contradicts itself among these options."""
     chosen, found = options.nope_layers, []
     if isinstance(chosen, list) and (not chosen or min(chosen) < 0):
-        found.append(_problem(options, "no layers", "give one or more, counted from 0, or null for none"))
+        found.append(options.problem("nope_layers", "no layers", "give one or more, counted from 0, or null for none"))
     elif isinstance(chosen, int) and chosen < 2:
         wrong = "no layer would keep its positions" if chosen == 1 else "no interval"
-        found.append(_problem(options, wrong, "give 2 or more, or position_encoding: nope"))
+        found.append(options.problem("nope_layers", wrong, "give 2 or more, or position_encoding: nope"))
     if options.log_scale == "nope_layers" and chosen is None:
         remedy = "add nope_layers, or give log_scale: all"
-        found.append(Problem("position_options.log_scale", options.log_scale, "there are no such layers", remedy))
+        found.append(options.problem("log_scale", "there are no such layers", remedy))
     return found
 
 
@@ -81,17 +81,15 @@ def problems_with(options: Options, config: Fields) -> list[Problem]:
     """The layers exist, one or more have positions, and the logarithm of the window is above 0."""
     chosen, layers, found = options.nope_layers, config.num_hidden_layers, []
     if isinstance(chosen, list) and max(chosen) >= layers:
-        found.append(_problem(options, "no such layer", f"give some of 0 .. {layers - 1}"))
+        found.append(options.problem("nope_layers", "no such layer", f"give some of 0 .. {layers - 1}"))
     elif isinstance(chosen, list) and len(set(chosen)) == layers:
-        found.append(_problem(options, "no layer would keep its positions", "give less, or position_encoding: nope"))
+        found.append(
+            options.problem("nope_layers", "no layer would keep its positions", "give less, or position_encoding: nope")
+        )
     elif isinstance(chosen, int) and chosen > layers:
         wrong = f"no layer of {layers} is without positions"
-        found.append(_problem(options, wrong, f"give 2 .. {layers}, or a list of layers"))
+        found.append(options.problem("nope_layers", wrong, f"give 2 .. {layers}, or a list of layers"))
     if options.log_scale != "none" and config.max_position_embeddings < 2:
         wrong = "log_scale divides by its logarithm"
         found.append(Problem("max_position_embeddings", config.max_position_embeddings, wrong, "give 2 or more"))
     return found
-
-
-def _problem(options: Options, wrong: str, remedy: str) -> Problem:
-    return Problem("position_options.nope_layers", options.nope_layers, wrong, remedy)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from tape_ds.errors import Problem
-from tape_ds.model.positions import layer_options, scaling
+from tape_ds.model.positions import layer_options
 
 if TYPE_CHECKING:
     from tape_ds.model.sizes import Fields
@@ -52,6 +52,8 @@ class Options:
     """Whether places follow from the token ids, position ids being ignored."""
     biases_scores = False
     """Whether an encoding of this kind may add to the scores of attention."""
+    no_dynamic_scaling = ""
+    """Why ``rope_type: dynamic``, whose angles follow from the length of the text, is refused; empty: it is not."""
 
     @property
     def learns(self) -> bool:
@@ -60,13 +62,15 @@ class Options:
 
     def problems(self) -> list[Problem]:
         """What contradicts itself among the fields (types and names are checked before)."""
-        if self.random_shift < 0:
-            return [Problem("position_options.random_shift", self.random_shift, "negative", "give 0 or more")]
-        return []
+        return [self.problem("random_shift", "negative", "give 0 or more")] if self.random_shift < 0 else []
 
     def problems_with(self, config: Fields) -> list[Problem]:
         """What contradicts the model's other fields."""
         return []
+
+    def problem(self, name: str, wrong: str, remedy: str) -> Problem:
+        """Say what is wrong with the option ``name``."""
+        return Problem(f"position_options.{name}", getattr(self, name), wrong, remedy)
 
     def is_alone(self) -> bool:
         """Return whether none of the options that every encoding has changes what a model computes."""
@@ -150,16 +154,14 @@ class NopeOptions(Options):
         """Numbers are above 0, lengths say nothing without the scale, and no layer has positions to leave out."""
         problems = super().problems()
         if self.nope_layers is not None:
-            wrong = "no layer of nope has positions"
-            problems.append(Problem("position_options.nope_layers", self.nope_layers, wrong, "remove it"))
+            problems.append(self.problem("nope_layers", "no layer of nope has positions", "remove it"))
         for name in ("score_scale", "trained_length", "text_length"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                remedy = "give a finite number above 0, or null"
-                problems.append(Problem(f"position_options.{name}", value, "impossible", remedy))
+                problems.append(self.problem(name, "impossible", "give a finite number above 0, or null"))
             if value is not None and self.score_scale is None:
                 remedy = "give score_scale as well, or remove it"
-                problems.append(Problem(f"position_options.{name}", value, "there is no score_scale", remedy))
+                problems.append(self.problem(name, "there is no score_scale", remedy))
         return problems
 
     def changes_at(self, length: int, window: int) -> dict[str, Any]:
@@ -198,33 +200,29 @@ class BipeOptions(Options):
 
     learns = True
     reads_tokens = True
+    no_dynamic_scaling = "dynamic scaling follows the length in tokens, these angles count segments"
 
     def problems(self) -> list[Problem]:
         """Ids are 0 or more, a segment has places."""
         problems = super().problems()
         if self.separators is not None and (not self.separators or min(self.separators) < 0):
-            remedy = "give one token id or more, each 0 or more"
-            problems.append(Problem("position_options.separators", self.separators, "no token ids", remedy))
+            problems.append(self.problem("separators", "no token ids", "give one token id or more, each 0 or more"))
         if self.segment_length < 1:
-            problems.append(Problem("position_options.segment_length", self.segment_length, "too small", "give 1 up"))
+            problems.append(self.problem("segment_length", "too small", "give 1 up"))
         if self.random_shift:
             wrong = "these places follow from the tokens, there is nothing to shift"
-            problems.append(Problem("position_options.random_shift", self.random_shift, wrong, "remove it"))
+            problems.append(self.problem("random_shift", wrong, "remove it"))
         return problems
 
     def problems_with(self, config: Fields) -> list[Problem]:
-        """Separators are known, within the vocabulary, and RoPE's base does not follow the length."""
-        problems = []
+        """Separators are known, and within the vocabulary."""
         if self.separators is None:
             remedy = "give the ids of the tokens that end a segment, Llama 2's are [869, 13]"
-            problems.append(Problem("position_options.separators", None, "not known", remedy))
-        elif max(self.separators) >= config.vocab_size:
+            return [self.problem("separators", "not known", remedy)]
+        if max(self.separators) >= config.vocab_size:
             wrong = f"beyond the vocabulary of {config.vocab_size}"
-            problems.append(Problem("position_options.separators", self.separators, wrong, "give ids of this model"))
-        if scaling.is_dynamic(config.rope_parameters or {}):
-            wrong = "dynamic scaling follows the length in tokens, these angles count segments"
-            problems.append(Problem("rope_parameters.rope_type", "dynamic", wrong, "choose another rope_type"))
-        return problems
+            return [self.problem("separators", wrong, "give ids of this model")]
+        return []
 
     def for_tokenizer(self, tokenizer: Any) -> BipeOptions:
         """Return every token that spells a separator, with or without the mark of a word's beginning."""
@@ -259,7 +257,7 @@ class CopeOptions(Options):
     def problems(self) -> list[Problem]:
         """One embedding for all would tell nothing apart."""
         if self.positions < 2:
-            return [Problem("position_options.positions", self.positions, "too few", "give 2 or more")]
+            return [self.problem("positions", "too few", "give 2 or more")]
         return super().problems()
 
     def problems_with(self, config: Fields) -> list[Problem]:
@@ -291,7 +289,7 @@ class FireOptions(Options):
     def problems(self) -> list[Problem]:
         """All are above 0."""
         return super().problems() + [
-            Problem(f"position_options.{name}", getattr(self, name), "impossible", "give a finite number above 0")
+            self.problem(name, "impossible", "give a finite number above 0")
             for name in ("width", "curvature", "threshold")
             if not 0 < getattr(self, name) < math.inf
         ]
@@ -329,6 +327,8 @@ class PropeOptions(Options):
     share: float = 0.75
     """Of the K/2 frequencies, the highest floor(share K/2) turn; 1 is RoPE."""
 
+    no_dynamic_scaling = "its frequencies follow from each text, and prope leaves fixed ones out"
+
     def kept(self, head_size: int) -> int:
         """Return how many frequencies turn."""
         return math.floor(self.share * head_size / 2)
@@ -337,21 +337,16 @@ class PropeOptions(Options):
         """It is a share."""
         problems = super().problems()
         if not 0 < self.share <= 1:
-            wrong = "not above 0 and at most 1"
-            problems.append(Problem("position_options.share", self.share, wrong, "give a share such as 0.75"))
+            problems.append(self.problem("share", "not above 0 and at most 1", "give a share such as 0.75"))
         return problems
 
     def problems_with(self, config: Fields) -> list[Problem]:
-        """At least one frequency turns, and none follows the length of a text."""
-        problems = []
-        if not self.kept(config.head_dim):
-            wrong = f"leaves none of the {config.head_dim // 2} frequencies of a head"
-            remedy = f"give at least {2 / config.head_dim:g}, or position_encoding: nope"
-            problems.append(Problem("position_options.share", self.share, wrong, remedy))
-        if scaling.is_dynamic(config.rope_parameters or {}):
-            wrong = "its frequencies follow from each text, and prope leaves fixed ones out"
-            problems.append(Problem("rope_parameters.rope_type", "dynamic", wrong, "choose another rope_type"))
-        return problems
+        """At least one frequency turns."""
+        if self.kept(config.head_dim):
+            return []
+        wrong = f"leaves none of the {config.head_dim // 2} frequencies of a head"
+        remedy = f"give at least {2 / config.head_dim:g}, or position_encoding: nope"
+        return [self.problem("share", wrong, remedy)]
 
 
 @dataclass(frozen=True)
@@ -371,8 +366,7 @@ class RandpeOptions(Options):
         """Positions that are drawn need no random offset, which would only push them out of the window."""
         problems = super().problems()
         if self.random_shift:
-            wrong = "positions are drawn at random already"
-            problems.append(Problem("position_options.random_shift", self.random_shift, wrong, "remove it"))
+            problems.append(self.problem("random_shift", "positions are drawn at random already", "remove it"))
         return problems
 
     def problems_with(self, config: Fields) -> list[Problem]:
@@ -381,14 +375,13 @@ class RandpeOptions(Options):
         problems = []
         if whole < config.max_position_embeddings:
             wrong = f"shorter than max_position_embeddings = {config.max_position_embeddings}"
-            problems.append(Problem("position_options.max_range", whole, wrong, "give that or more"))
+            problems.append(self.problem("max_range", wrong, "give that or more"))
         length = self.evaluation_length
         if length is not None and not 1 <= length <= whole:
             wrong = f"not between 1 and max_range = {whole}"
-            problems.append(Problem("position_options.evaluation_length", length, wrong, "choose one of these"))
+            problems.append(self.problem("evaluation_length", wrong, "choose one of these"))
         if self.evaluation_seed < 0:
-            wrong = "negative"
-            problems.append(Problem("position_options.evaluation_seed", self.evaluation_seed, wrong, "give 0 or more"))
+            problems.append(self.problem("evaluation_seed", "negative", "give 0 or more"))
         return problems
 
 
@@ -403,6 +396,7 @@ class RepoOptions(Options):
     """Inner width of the network; None: an eighth of the hidden size."""
 
     learns = True
+    no_dynamic_scaling = "dynamic scaling follows the length in tokens, these positions are predicted"
 
     def first_predicted(self, layers: int) -> int:
         """Return the first of a model's ``layers`` that predicts."""
@@ -422,24 +416,21 @@ class RepoOptions(Options):
         for name, least in (("start_layer", 0), ("width", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
-                problems.append(Problem(f"position_options.{name}", value, "too small", f"give {least} or more"))
+                problems.append(self.problem(name, "too small", f"give {least} or more"))
         return problems
 
     def problems_with(self, config: Fields) -> list[Problem]:
-        """Some layer predicts, the default width is one, and the frequencies are the same at every length."""
+        """Some layer predicts, and the default width is one."""
         problems, layers, first = [], config.num_hidden_layers, self.first_predicted(config.num_hidden_layers)
         if not any(layer_options.has_positions(self, layer) for layer in range(max(first, 0), layers)):
             wrong = f"leaves none of the {layers} layers to predict positions" + " beside nope_layers" * (
                 first < layers
             )
             remedy = f"give 0 .. {layers - 1}; without predicted positions it is position_encoding: rope"
-            problems.append(Problem("position_options.start_layer", self.start_layer, wrong, remedy))
+            problems.append(self.problem("start_layer", wrong, remedy))
         if self.inner_width(config.hidden_size) < 1:
             wrong = f"an eighth of hidden_size = {config.hidden_size} is less than 1"
-            problems.append(Problem("position_options.width", self.width, wrong, "give 1 or more"))
-        if scaling.is_dynamic(config.rope_parameters or {}):
-            wrong = "dynamic scaling follows the length in tokens, these positions are predicted"
-            problems.append(Problem("rope_parameters.rope_type", "dynamic", wrong, "choose another rope_type"))
+            problems.append(self.problem("width", wrong, "give 1 or more"))
         return problems
 
 
@@ -459,10 +450,11 @@ class T5Options(Options):
         """Half the buckets must end before the last one begins."""
         problems = super().problems()
         if self.buckets < 2:
-            problems.append(Problem("position_options.buckets", self.buckets, "too few", "give 2 or more"))
+            problems.append(self.problem("buckets", "too few", "give 2 or more"))
         elif self.max_distance <= self.buckets // 2:
-            wrong = f"not above half the buckets, {self.buckets // 2}"
-            problems.append(Problem("position_options.max_distance", self.max_distance, wrong, "give more"))
+            problems.append(
+                self.problem("max_distance", f"not above half the buckets, {self.buckets // 2}", "give more")
+            )
         return problems
 
 
@@ -505,26 +497,22 @@ class TapeOptions(Options):
         to set."""
         problems = super().problems()
         if self.rank is not None and self.rank < 1:
-            wrong = "too small"
-            problems.append(
-                Problem("position_options.rank", self.rank, wrong, "give at least 1, or null for 4 x heads")
-            )
+            problems.append(self.problem("rank", "too small", "give at least 1, or null for 4 x heads"))
         if self.start == "alibi" and self.form != "tensorial":
             wrong = "this start has neither cosines nor sines nor channels in an order"
-            problems.append(Problem("position_options.form", self.form, wrong, "give tensorial, or start: rope"))
+            problems.append(self.problem("form", wrong, "give tensorial, or start: rope"))
         for name in ("state_norm", "attention_norm"):
             if self.start == "alibi" and getattr(self, name) == "unit":
                 wrong = "this start has no pairs of cosines and sines"
-                problems.append(Problem(f"position_options.{name}", "unit", wrong, "give none, or start: rope"))
+                problems.append(self.problem(name, wrong, "give none, or start: rope"))
         if self.attention_update == "off" and self.attention_norm == "unit":
-            wrong = "there is no attention update"
-            problems.append(Problem("position_options.attention_norm", "unit", wrong, "give none, or an update"))
+            problems.append(self.problem("attention_norm", "there is no attention update", "give none, or an update"))
         if self.attention_init == "identity" and (
             self.attention_update == "off" or self.form not in ("tensorial", "separate")
         ):
             wrong = "there is no attention update by a matrix across heads"
             remedy = "give zero, or attention_update: mix with form: tensorial"
-            problems.append(Problem("position_options.attention_init", "identity", wrong, remedy))
+            problems.append(self.problem("attention_init", wrong, remedy))
         return problems
 
     def problems_with(self, config: Fields) -> list[Problem]:
