@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
 
 
-class CopeEncoding(base.PositionEncoding):
-    """Reads no positions: distance follows from the scores of the tokens between."""
-
-
 class Places(base.Parameters):
     """e [P, K], shared by the heads of a layer."""
 

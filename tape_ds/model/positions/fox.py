@@ -38,10 +38,6 @@ _ALIGNED = 8
 """Fused kernels want heads of a multiple of so many columns."""
 
 
-class FoxEncoding(base.PositionEncoding):
-    """Reads no positions: distance follows from the gates of the tokens between."""
-
-
 class Gates(base.Parameters):
     """``w x + b`` for every query head."""
 

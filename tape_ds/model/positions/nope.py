@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
 
 
-class NopeEncoding(base.PositionEncoding):
-    """Says nothing of where a token stands."""
-
-
 class NopeLayer(base.PositionLayer):
     """Does nothing, but for the factor of ``score_scale``."""
 

@@ -12,17 +12,17 @@ from tape_ds.model.positions.abacus import AbacusEncoding
 from tape_ds.model.positions.alibi import AlibiEncoding, AlibiLayer
 from tape_ds.model.positions.base import PositionEncoding, PositionLayer
 from tape_ds.model.positions.bipe import BipeAlibiEncoding, BipeAlibiLayer, BipeRopeEncoding
-from tape_ds.model.positions.cope import CopeEncoding, CopeLayer
+from tape_ds.model.positions.cope import CopeLayer
 from tape_ds.model.positions.fire import FireEncoding, FireLayer
-from tape_ds.model.positions.fox import FoxEncoding, FoxLayer
-from tape_ds.model.positions.nope import NopeEncoding, NopeLayer
+from tape_ds.model.positions.fox import FoxLayer
+from tape_ds.model.positions.nope import NopeLayer
 from tape_ds.model.positions.pope import PopeEncoding, PopeLayer
 from tape_ds.model.positions.prope import PropeEncoding
 from tape_ds.model.positions.randpe import RandpeEncoding
 from tape_ds.model.positions.repo import RepoEncoding, RepoLayer
 from tape_ds.model.positions.rope import RopeEncoding, RopeLayer
 from tape_ds.model.positions.sincos import SincosEncoding, SincosLayer
-from tape_ds.model.positions.t5 import T5Encoding, T5Layer
+from tape_ds.model.positions.t5 import T5Layer
 from tape_ds.model.positions.tape import TapeEncoding, TapeLayer
 from tape_ds.model.positions.xpos import XposEncoding, XposLayer
 
@@ -39,17 +39,17 @@ _CLASSES = {
     "alibi": _Classes(AlibiEncoding, AlibiLayer),
     "bipe_alibi": _Classes(BipeAlibiEncoding, BipeAlibiLayer),
     "bipe_rope": _Classes(BipeRopeEncoding, RopeLayer),
-    "cope": _Classes(CopeEncoding, CopeLayer),
+    "cope": _Classes(PositionEncoding, CopeLayer),
     "fire": _Classes(FireEncoding, FireLayer),
-    "fox": _Classes(FoxEncoding, FoxLayer),
-    "nope": _Classes(NopeEncoding, NopeLayer),
+    "fox": _Classes(PositionEncoding, FoxLayer),
+    "nope": _Classes(PositionEncoding, NopeLayer),
     "pope": _Classes(PopeEncoding, PopeLayer),
     "prope": _Classes(PropeEncoding, RopeLayer),
     "randpe": _Classes(RandpeEncoding, RopeLayer),
     "repo": _Classes(RepoEncoding, RepoLayer),
     "rope": _Classes(RopeEncoding, RopeLayer),
     "sincos": _Classes(SincosEncoding, SincosLayer),
-    "t5": _Classes(T5Encoding, T5Layer),
+    "t5": _Classes(AlibiEncoding, T5Layer),
     "tape": _Classes(TapeEncoding, TapeLayer),
     "xpos": _Classes(XposEncoding, XposLayer),
     "yarn": _Classes(RopeEncoding, RopeLayer),

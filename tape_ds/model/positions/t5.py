@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from tape_ds.kernels.reference import upcast
 from tape_ds.model.positions import base
-from tape_ds.model.positions.alibi import AlibiEncoding
 from tape_ds.model.positions.options import T5Options
 from tape_ds.model.score_bias import ScoreBias
 
@@ -29,10 +28,6 @@ def buckets_by_distance(buckets: int, max_distance: int) -> np.ndarray:
         growing = np.log(distances / exact) / math.log(max_distance / exact) * (buckets - exact)
     far = np.minimum(exact + np.floor(np.maximum(growing, 0) + 1e-9).astype(np.int64), buckets - 1)
     return np.where(distances < exact, distances, far)
-
-
-class T5Encoding(AlibiEncoding):
-    """Positions as they are, kept by a cache."""
 
 
 class BucketTable(base.Parameters):
