@@ -244,3 +244,16 @@ class Parameters(nn.Module, ABC):
     @abstractmethod
     def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
         """Fill every parameter: ``normal`` draws with the model's ``initializer_range``, ``constant`` fills."""
+
+
+class Weight(Parameters):
+    """One learned tensor, zero or normal at the start."""
+
+    def __init__(self, *shape: int, zero_init: bool = False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(*shape))
+        self.zero_init = zero_init
+
+    def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
+        """As ``zero_init`` says."""
+        constant(self.weight, 0.0) if self.zero_init else normal(self.weight)

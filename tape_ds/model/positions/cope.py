@@ -9,11 +9,10 @@ Shape letters: B batch, t a block of queries, s all keys up to its last one, H q
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tape_ds.kernels.reference import upcast
 from tape_ds.model.positions import base
@@ -24,20 +23,12 @@ if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
 
 
-class Places(base.Parameters):
+class Places(base.Weight):
     """e [P, K], shared by the heads of a layer."""
-
-    def __init__(self, rows: int, columns: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(rows, columns))
 
     def forward(self) -> Tensor:
         """Return a copy, at least fp32."""
         return upcast(self.weight).clone()
-
-    def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
-        """All 0, as published: a new model begins without positions."""
-        constant(self.weight, 0.0)
 
 
 class CopeLayer(base.PositionLayer):
@@ -45,7 +36,7 @@ class CopeLayer(base.PositionLayer):
 
     def __init__(self, config: TapeConfig, options: CopeOptions, layer_idx: int):
         super().__init__()
-        self.places = Places(options.positions, config.head_dim)
+        self.places = Places(options.positions, config.head_dim, zero_init=True)  # as published
         self.heads = config.num_attention_heads
 
     def score_bias(

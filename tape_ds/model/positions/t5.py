@@ -4,8 +4,7 @@ distances and head, here a table of its own in every layer."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -30,20 +29,12 @@ def buckets_by_distance(buckets: int, max_distance: int) -> np.ndarray:
     return np.where(distances < exact, distances, far)
 
 
-class BucketTable(base.Parameters):
+class BucketTable(base.Weight):
     """The learned numbers [buckets, H]."""
-
-    def __init__(self, buckets: int, heads: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(buckets, heads))
 
     def forward(self, buckets: Tensor) -> Tensor:
         """Bucket numbers [...] -> [..., H], at least fp32."""
         return upcast(nn.functional.embedding(buckets, self.weight))
-
-    def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
-        """Normal, as every embedding of the model."""
-        normal(self.weight)
 
 
 class T5Layer(base.PositionLayer):

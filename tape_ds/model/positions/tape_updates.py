@@ -30,20 +30,7 @@ if TYPE_CHECKING:
     from tape_ds.model.configuration import TapeConfig
 
 
-class Weight(base.Parameters):
-    """One learned tensor, zero or normal at the start."""
-
-    def __init__(self, *shape: int, zero_init: bool = False):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(*shape))
-        self.zero_init = zero_init
-
-    def initialise(self, normal: Callable[[Tensor], Any], constant: Callable[[Tensor, float], Any]) -> None:
-        """As ``zero_init`` says."""
-        constant(self.weight, 0.0) if self.zero_init else normal(self.weight)
-
-
-class Matrix(Weight):
+class Matrix(base.Weight):
     """A small matrix that an operator takes as an argument."""
 
     def forward(self) -> Tensor:
@@ -63,7 +50,7 @@ class HeadMix(Matrix):
         super().__init__(config.num_key_value_heads, config.num_attention_heads, zero_init=True)
 
 
-class HeadScale(Weight):
+class HeadScale(base.Weight):
     """One scalar per query head [H], summed within each group of query heads."""
 
     def __init__(self, config: TapeConfig):
@@ -75,7 +62,7 @@ class HeadScale(Weight):
         return own_heads(self.groups, len(self.weight), self.weight) * self.weight
 
 
-class ChannelMix(Weight):
+class ChannelMix(base.Weight):
     """A matrix [X, X] across the channels of each half, of the mean over the query heads of a group."""
 
     def __init__(self, config: TapeConfig):
@@ -88,7 +75,7 @@ class ChannelMix(Weight):
         return F.linear(mean.unflatten(-1, (2, -1)), self.weight).flatten(-2)
 
 
-class ChannelScale(Weight):
+class ChannelScale(base.Weight):
     """One scalar per channel [X], the same in both halves, of the mean over the query heads of a group."""
 
     def __init__(self, config: TapeConfig):
@@ -126,7 +113,7 @@ class Separately(nn.Module):
         self.cos, self.sin = make(), make()
 
 
-class Projection(Weight):
+class Projection(base.Weight):
     """A bias-free linear map that is no ``nn.Linear``: adapters that target every linear layer must not wrap it."""
 
     def __init__(self, columns: int, rows: int, zero_init: bool = False):
@@ -256,7 +243,7 @@ class UpdateForm(NamedTuple):
     """Makes the attention update ``scale``."""
     channels: Callable[[TapeConfig], int]
     """Columns of W_up."""
-    projection: Callable[..., Weight]
+    projection: Callable[..., base.Weight]
     """Makes W_up and W_down from (columns, rows, zero_init=...)."""
     update: Callable[[Update], Tensor]
     """The deviation [B, G, T, C] after the layer."""
