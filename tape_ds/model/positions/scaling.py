@@ -216,11 +216,6 @@ def _yarn_attention_factor(parameters: Parameters) -> float:
     return 1.0 if parameters["factor"] <= 1 else 0.1 * math.log(parameters["factor"]) + 1.0
 
 
-def _dynamic(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
-    """Return what texts within the original window get; ``rope.dynamic_frequencies`` for longer ones."""
-    return _plain(parameters, head_size), 1.0
-
-
 def _llama3(parameters: Parameters, head_size: int) -> tuple[np.ndarray, float]:
     """Llama 3.1's bands (Grattafiori et al. 2024, arXiv:2407.21783): long waves interpolated, short ones kept."""
     factor, window = parameters["factor"], parameters["original_max_position_embeddings"]
@@ -239,7 +234,7 @@ _TYPES: dict[str, tuple[Callable[[Parameters, int], tuple[np.ndarray, float]], t
     "default": (_default, (), ()),
     "linear": (_linear, ("factor",), (_WINDOW,)),
     "ntk": (_ntk, ("factor",), (_WINDOW,)),
-    "dynamic": (_dynamic, ("factor", _WINDOW), ()),
+    "dynamic": (_default, ("factor", _WINDOW), ()),  # within the window; ``rope.dynamic_frequencies`` beyond
     "yarn": (_yarn, ("factor", _WINDOW), _YARN),
     "yarn_revised": (_yarn_revised, ("factor", _WINDOW), _YARN),
     "llama3": (_llama3, ("factor", _WINDOW, "low_freq_factor", "high_freq_factor"), ()),
