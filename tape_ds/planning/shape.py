@@ -177,11 +177,10 @@ def sizes(config: Config) -> Sizes:
 
         from tape_ds.model.positions import layer_options, registry
 
-        ends = layer_options.placed_layers(positions.options(config), config.num_hidden_layers)
-        placed = ends.total
+        times = layer_options.alike(positions.options(config), config.num_hidden_layers)
+        placed = sum(times.values())
         with torch.device("meta"):
             encoding = registry.build(config)
-            times = layer_options.alike(positions.options(config), config.num_hidden_layers)
             layers = {index: registry.build_layer(config, index) for index in times}
         counted = Counter(weight.numel() for weight in encoding.parameters())
         for index, layer in layers.items():
@@ -191,7 +190,7 @@ def sizes(config: Config) -> Sizes:
         fixed = sum(times[index] * layer.multiplications_per_token(0.0) for index, layer in layers.items())
         seen = sum(times[index] * layer.multiplications_per_token(1.0) for index, layer in layers.items())
         work = (fixed, seen - fixed)
-        first = layers[ends.first]
+        first = layers[min(times)]
         per_key = first.multiplications_per_token(1.0) - first.multiplications_per_token(0.0)
         state = first.state_columns()
         carried = round(per_key / config.num_attention_heads) if state else 0

@@ -6,7 +6,7 @@ The published models with NoPE layers do more in the others (chunked or windowed
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tape_ds.errors import Problem
 
@@ -31,25 +31,16 @@ def scales_queries(options: Options, layer: int) -> bool:
     return options.log_scale == "all" or (options.log_scale == "nope_layers" and not has_positions(options, layer))
 
 
-class PlacedLayers(NamedTuple):
-    """Layers that have positions: all but the last of them are alike."""
-
-    first: int
-    last: int
-    total: int
-
-
-def placed_layers(options: Options, layers: int) -> PlacedLayers:
-    """Return those of a model of so many layers, whose configuration was checked."""
-    first = next(layer for layer in range(layers) if has_positions(options, layer))
-    last = next(layer for layer in reversed(range(layers)) if has_positions(options, layer))
-    return PlacedLayers(first, last, _placed_before(options, layers))
+def last_placed(options: Options, layers: int) -> int:
+    """Return the last layer that has positions, in a model of so many layers whose configuration was checked."""
+    return next(layer for layer in reversed(range(layers)) if has_positions(options, layer))
 
 
 def alike(options: Options, layers: int) -> dict[int, int]:
-    """Return one layer of each kind that has positions, and how many there are of it; without a look at every layer."""
-    last, found = placed_layers(options, layers).last, {}
-    begins = options.stretches(layers, last)
+    """Return one layer of each kind that has positions, the first of it, and how many there are; without a look at
+    every layer."""
+    found = {}
+    begins = options.stretches(layers, last_placed(options, layers))
     for begin, end in zip(begins, [*begins[1:], layers], strict=True):
         if count := _placed_before(options, end) - _placed_before(options, begin):
             found[next(layer for layer in range(begin, end) if has_positions(options, layer))] = count

@@ -85,7 +85,7 @@ class TapeLayer(base.PositionLayer):
         self.state_dtype = getattr(torch, config.state_dtype) if config.state_dtype else None
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
         self.columns = config.head_dim * (2 if self.form.whole_halves else 1)
-        last = layer_idx == layer_options.placed_layers(options, config.num_hidden_layers).last
+        last = layer_idx == layer_options.last_placed(options, config.num_hidden_layers)
         self.attend = None
         self.gate = None
         if not last and options.attention_update != "off":
