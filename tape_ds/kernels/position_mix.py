@@ -12,6 +12,7 @@ Shape letters: B batch, T tokens, H query heads, G key/value heads (one state ea
 """
 
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,10 +55,13 @@ def position_mix(
     Raises:
         ValueError: half of an update is given, or none is, or the shapes do not fit each other.
     """
-    Inputs(start_B1TK, state_BGTK, moved_BHTK, attend_GH, gate_BTI, expand_IG, contract_GI).check()
-    return _mix(start_B1TK, state_BGTK, moved_BHTK, attend_GH, gate_BTI, expand_IG, contract_GI, dtype, unit)
+    inputs = Inputs(start_B1TK, state_BGTK, moved_BHTK, attend_GH, gate_BTI, expand_IG, contract_GI)
+    inputs.check()
+    mixed: Tensor = _mix(*inputs, dtype, unit)
+    return mixed
 
 
+# The fields of Inputs, in their order.
 _ARGUMENTS = (
     "Tensor start, Tensor? state, Tensor? moved, Tensor? attend, Tensor? gate, Tensor? expand, Tensor? contract"
 )
@@ -66,20 +70,11 @@ _ARGUMENTS = (
 @torch.library.custom_op(
     "tape_ds::position_mix", mutates_args=(), schema=f"({_ARGUMENTS}, ScalarType dtype, bool unit) -> Tensor"
 )
-def _mix(
-    start: Tensor,
-    state: Tensor | None,
-    moved: Tensor | None,
-    attend: Tensor | None,
-    gate: Tensor | None,
-    expand: Tensor | None,
-    contract: Tensor | None,
-    dtype: torch.dtype,
-    unit: bool,
-) -> Tensor:
-    inputs = Inputs(start, state, moved, attend, gate, expand, contract)
+def _mix(*arguments: Any) -> Tensor:
+    *tensors, dtype, unit = arguments
+    inputs = Inputs(*tensors)
     out = empty(inputs, dtype)
-    with torch.autocast(start.device.type, enabled=False):  # its casts would reach the products inside
+    with torch.autocast(inputs.start.device.type, enabled=False):  # its casts would reach the products inside
         _form(inputs).forward(inputs, out, unit)
     return out
 
@@ -89,21 +84,11 @@ def _mix(
     mutates_args=(),
     schema=f"(Tensor grad, {_ARGUMENTS}, bool[] needed, bool unit) -> Tensor[]",
 )
-def _mix_backward(
-    grad: Tensor,
-    start: Tensor,
-    state: Tensor | None,
-    moved: Tensor | None,
-    attend: Tensor | None,
-    gate: Tensor | None,
-    expand: Tensor | None,
-    contract: Tensor | None,
-    needed: list[bool],
-    unit: bool,
-) -> list[Tensor]:
-    inputs = Inputs(start, state, moved, attend, gate, expand, contract)
+def _mix_backward(grad: Tensor, *arguments: Any) -> list[Tensor]:
+    *tensors, needed, unit = arguments
+    inputs = Inputs(*tensors)
     gradients = empty_gradients(inputs, needed)
-    with torch.autocast(start.device.type, enabled=False):
+    with torch.autocast(grad.device.type, enabled=False):
         _form(inputs).backward(grad, inputs, gradients, unit)
     return [x for x in gradients if x is not None]
 
@@ -114,35 +99,15 @@ def _form(inputs: Inputs) -> ModuleType:
 
 
 @_mix.register_fake
-def _(
-    start: Tensor,
-    state: Tensor | None,
-    moved: Tensor | None,
-    attend: Tensor | None,
-    gate: Tensor | None,
-    expand: Tensor | None,
-    contract: Tensor | None,
-    dtype: torch.dtype,
-    unit: bool,
-) -> Tensor:
-    return empty(Inputs(start, state, moved, attend, gate, expand, contract), dtype)
+def _(*arguments: Any) -> Tensor:
+    *tensors, dtype, _ = arguments
+    return empty(Inputs(*tensors), dtype)
 
 
 @_mix_backward.register_fake
-def _(
-    grad: Tensor,
-    start: Tensor,
-    state: Tensor | None,
-    moved: Tensor | None,
-    attend: Tensor | None,
-    gate: Tensor | None,
-    expand: Tensor | None,
-    contract: Tensor | None,
-    needed: list[bool],
-    unit: bool,
-) -> list[Tensor]:
-    gradients = empty_gradients(Inputs(start, state, moved, attend, gate, expand, contract), needed)
-    return [x for x in gradients if x is not None]
+def _(grad: Tensor, *arguments: Any) -> list[Tensor]:
+    *tensors, needed, _ = arguments
+    return [x for x in empty_gradients(Inputs(*tensors), needed) if x is not None]
 
 
 def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
