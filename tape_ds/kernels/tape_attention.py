@@ -7,6 +7,8 @@ This file is the operator: what it accepts, its registration with ``torch.librar
 Shape letters: B batch, T queries, S keys, H query heads, G key/value heads, K head size.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
@@ -97,17 +99,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(
-    q_BHTK: Tensor,
-    k_BGSK: Tensor,
-    v_BGSK: Tensor,
-    e_BGSK: Tensor,
-    documents_3BS: Tensor | None,
-    causal: bool,
-    offset: int,
-    scale: float,
-    deterministic: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(q_BHTK: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     batch, heads, queries, _ = q_BHTK.shape
     lse_BHT = q_BHTK.new_empty((batch, heads, whole_blocks(queries)), dtype=torch.float32)
     return empty_rows(q_BHTK), empty_rows(q_BHTK), lse_BHT
@@ -138,22 +130,7 @@ def _backward(
 
 
 @_backward.register_fake
-def _(
-    dout_BHTK: Tensor,
-    dmoved_BHTK: Tensor,
-    q_BHTK: Tensor,
-    k_BGSK: Tensor,
-    v_BGSK: Tensor,
-    e_BGSK: Tensor,
-    out_BHTK: Tensor,
-    moved_BHTK: Tensor,
-    lse_BHT: Tensor,
-    documents_3BS: Tensor | None,
-    causal: bool,
-    offset: int,
-    scale: float,
-    deterministic: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(dout_BHTK: Tensor, dmoved_BHTK: Tensor, q_BHTK: Tensor, k_BGSK: Tensor, *_: Any) -> tuple[Tensor, ...]:
     return empty_rows(q_BHTK), empty_rows(k_BGSK), empty_rows(k_BGSK), empty_rows(k_BGSK)
 
 
