@@ -164,7 +164,7 @@ class PositionLayer(nn.Module):
 
     def scaled(self, q_BHTX: Tensor, factors_B1T1: Tensor) -> Tensor:
         """Return queries, as :meth:`rotate` returned them, whose products with keys are multiplied by these factors;
-        what the encoding adds to the scores is not."""
+        what the encoding adds to the scores is not, unless it is made of the queries (``cope``)."""
         return (upcast(q_BHTX) * factors_B1T1).to(q_BHTX.dtype)
 
     def accumulate(

@@ -1,5 +1,7 @@
 """``cope``: what is counted, what a new model begins with, and which attention may compute it."""
 
+import math
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -53,6 +55,17 @@ def test_a_new_model_begins_without_positions():
     plain.load_state_dict({name: value for name, value in new.state_dict().items() if ".position." not in name})
     ids = tokens(2, 12)
     torch.testing.assert_close(new(ids).logits, plain(ids).logits, rtol=0, atol=5e-6)
+
+
+def test_what_is_counted_and_added_follows_a_query_that_is_scaled_up():
+    """``log_scale``: as if the projection had given the query of the last token so."""
+    sizes = {"num_hidden_layers": 1, "max_position_embeddings": 5}
+    scaled = tiny_model(encoding="cope", **sizes, position_options={"positions": 5, "log_scale": "all"})
+    plain, ids = tiny_model(encoding="cope", **sizes), tokens(2, 12)
+    plain.load_state_dict(scaled.state_dict())
+    with torch.no_grad():
+        plain.model.layers[0].self_attn.q_proj.weight *= math.log(12) / math.log(5)
+    torch.testing.assert_close(scaled(ids).logits[:, -1], plain(ids).logits[:, -1], rtol=0, atol=5e-6)
 
 
 def test_training_keeps_nothing_of_a_block(monkeypatch):
