@@ -123,8 +123,16 @@ def blank_chunks(ignored_N: Tensor, chunk: int) -> list[bool]:
 
 
 @_chunked.register_fake
-def _(hidden_ND: Tensor, weight_VD: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    for_hidden, for_weight = others[-2:]
+def _(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    labels_N: Tensor,
+    ignore_index: int,
+    chunk: int,
+    dtype: torch.dtype,
+    for_hidden: bool,
+    for_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     return _results(hidden_ND, weight_VD, for_hidden, for_weight)
 
 
