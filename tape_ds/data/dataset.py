@@ -7,7 +7,7 @@ the loader is the number of samples consumed, a run resumes at any sample on any
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -34,7 +34,8 @@ def generator(seed: int, stream: int, *index: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy=seed, spawn_key=(stream, *index))))
 
 
-@functools.lru_cache(maxsize=2)  # for speed only: a step may reach over the border of two epochs
+# For speed only: every source of a mixture has an order of its own, and a step may reach over the border of two epochs.
+@functools.lru_cache(maxsize=256)
 def order_of_sequences(seed: int, epoch: int, count: int) -> np.ndarray:
     """Return the order in which an epoch reads ``count`` sequences, a permutation int64 [count]."""
     return generator(seed, ORDER_OF_SEQUENCES, epoch).permutation(count)
@@ -88,14 +89,9 @@ class TrainingSequences(torch.utils.data.Dataset):
         self.pose = pose
         self.attend_across = attend_across
         self.origin = origin
-        # For speed only, and its own: sources that are mixed would take each other's place in a common cache.
-        self._orders: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
         return self.samples
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_orders": {}}
 
     def row_of(self, index: int) -> int:
         """Return which row of ``stored`` sample ``index`` is."""
@@ -103,12 +99,8 @@ class TrainingSequences(torch.utils.data.Dataset):
         return int(self.order(epoch)[at])
 
     def order(self, epoch: int) -> np.ndarray:
-        """Return the order in which an epoch reads ``stored``, int64 [sequences]; the last two are kept, since a step
-        may reach over their border."""
-        if epoch not in self._orders:
-            kept = list(self._orders.items())[-1:]
-            self._orders = dict([*kept, (epoch, order_of_sequences(self.seed, epoch, len(self.stored)))])
-        return self._orders[epoch]
+        """Return the order in which an epoch reads ``stored``, int64 [sequences]."""
+        return order_of_sequences(self.seed, epoch, len(self.stored))
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         if not 0 <= index < self.samples:
