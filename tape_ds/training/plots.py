@@ -1,5 +1,5 @@
-"""The pictures of results: the loss as it fell, the loss at each position of a long document, perplexity by length,
-the distances that a run's sequences hold.
+"""The pictures of results: the loss as it fell, the loss at each position of a long document, the distances that the
+sequences of a run hold.
 
 Drawn without a display. Colours are Okabe and Ito's, which stay apart for colour-blind readers; line style and marker
 differ as well, so that a printed page works too.
@@ -153,39 +153,6 @@ def position_updates(measured: Sequence[tuple[int, Mapping[str, Any]]], path: st
             )
         axes.set(xlabel="layer that reads the state", title=label, ylim=(0, 1.02 if name == "along_own" else None))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return _write(figure, path)
-
-
-def perplexity_by_length(curves: Mapping[str, Mapping[int, float]], path: str | Path, window: int) -> Path:
-    """Draw perplexity against the length of text, a line for each of ``curves`` (length -> perplexity), as a PNG.
-
-    Both axes are logarithmic. ``window`` is the length trained on, marked by a dashed line. What is not finite leaves
-    a gap. Raises ValueError when there is nothing to draw.
-    """
-    if not any(curves.values()):
-        raise ValueError("no curve has a point: nothing to draw")
-    figure, axes = _figure()
-    for index, (name, points) in enumerate(curves.items()):
-        found = sorted(points)
-        axes.plot(
-            found,
-            [points[length] if math.isfinite(points[length]) else math.nan for length in found],
-            color=COLOURS[index % len(COLOURS)],
-            linestyle=STYLES[index // len(COLOURS) % len(STYLES)],
-            marker=MARKERS[(index + index // len(COLOURS)) % len(MARKERS)],
-            markersize=5,
-            label=name,
-        )
-    ticks = sorted({length for points in curves.values() for length in points})
-    axes.axvline(window, color="0.35", linestyle="--", lw=1.2, label=f"trained length {window:,}")
-    axes.set(xscale="log", yscale="log", xlabel="length of text (tokens)", ylabel="perplexity")
-    axes.set_title("Perplexity by length")
-    axes.set_xticks(ticks, labels=[f"{length:,}" for length in ticks])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
     axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _write(figure, path)
 

@@ -112,11 +112,6 @@ class Run(ABC):
         return fingerprints([*weights.specs_of(self.recipe.data.train_data), *self.recipe.data.eval_data])
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Of the weights as they are held between steps."""
-        return weights_dtype(self.arguments, bool(self.names))
-
-    @property
     def output(self) -> Path:
         """The run's folder."""
         return Path(self.arguments.output_dir)

@@ -90,8 +90,6 @@ def test_nothing_to_draw_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="nothing to draw"):
         plots.loss_by_position({"a": SpanLosses(2048, (), (), ())}, tmp_path / "p.png", native_length=8192)
     with pytest.raises(ValueError, match="nothing to draw"):
-        plots.perplexity_by_length({"a": {}}, tmp_path / "p.png", 256)
-    with pytest.raises(ValueError, match="nothing to draw"):
         plots.coverage([], tmp_path / "p.png", label="a", window=4, target=8)
 
 
@@ -112,21 +110,6 @@ def test_coverage_marks_what_was_never_seen(tmp_path, drawn):
     shaded = [patch for patch in axes.patches if tuple(patch.get_facecolor()[:3]) == (0.8, 0, 0)]
     assert [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in shaded] == [(2, 4), (4, 8)]
     assert axes.get_xscale() == axes.get_yscale() == "log" and axes.get_xlim() == (1, 8)
-
-
-def test_perplexity_by_length_tells_sixteen_encodings_apart(tmp_path, drawn):
-    curves = {f"encoding {n}": {256: 9.0 + n, 512: 8.0 + n, 1024: math.inf if n == 3 else 400.0} for n in range(16)}
-    path = plots.perplexity_by_length(curves, tmp_path / "p.png", 256)
-    assert path.read_bytes().startswith(PNG)
-    axes = drawn[0].axes[0]
-    *lines, window = axes.lines
-    looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}
-    assert len(lines) == len(looks) == 16
-    assert list(window.get_xdata()) == [256, 256]
-    assert legend(drawn[0])[-1] == "trained length 256"
-    assert axes.get_xscale() == axes.get_yscale() == "log"
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["256", "512", "1,024"]
-    assert math.isnan(lines[3].get_ydata()[-1])
 
 
 def test_compared_losses_are_drawn_apart_from_their_median(tmp_path, drawn):
