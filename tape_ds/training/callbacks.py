@@ -54,7 +54,6 @@ class Progress(TrainerCallback):
         """Open the bar; start the clock."""
         self.trainer.start_clock()
         if state.is_world_process_zero:
-            self.line = metrics.MetricsLine(state.max_steps)
             self._begin_file(state.global_step)
             hidden = args.disable_tqdm or not sys.stderr.isatty()
             self.bar = tqdm(total=state.max_steps, initial=state.global_step, disable=hidden, unit="step")
@@ -76,7 +75,7 @@ class Progress(TrainerCallback):
         short = {"learning_rate": "lr", "position_learning_rate": "position lr"}
         shown = {short.get(key, key): value for key, value in entry.items()}
         hidden = ("epoch", "tokens", PositionUpdates.NAME, TokensBySource.NAME)
-        self._say(self.line.format({key: value for key, value in shown.items() if key not in hidden}))
+        self._say(metrics.line({key: each for key, each in shown.items() if key not in hidden}, state.max_steps))
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Close the bar; learn what the other ranks needed."""

@@ -106,34 +106,28 @@ def eta_seconds(done: int, total: int, seconds: float) -> float | None:
     return seconds / done * (total - done) if done > 0 else None
 
 
-class MetricsLine:
-    """Turns one dict of metrics into one line, fields always in the same order and place.
+_IN_PLACE = ("step", "loss", "grad_norm", "lr", "tokens_per_second", "mfu", "memory_bytes", "eta_seconds", "skipped")
+
+
+def line(metrics: Mapping[str, Any], total_steps: int) -> str:
+    """Return ``metrics`` in one line, fields always in the same order and place.
 
     Known keys: ``step``, ``loss`` (nats per token), ``grad_norm``, ``lr``, ``tokens_per_second``, ``mfu`` (0 to 1),
     ``memory_bytes``, ``eta_seconds``, ``skipped`` (optimizer steps skipped so far; shown when there are any). A known
     key that is absent or None reads N/A; any other number follows under its own name.
     """
-
-    KNOWN = ("step", "loss", "grad_norm", "lr", "tokens_per_second", "mfu", "memory_bytes", "eta_seconds", "skipped")
-
-    def __init__(self, total_steps: int):
-        self.total_steps = total_steps
-
-    def format(self, metrics: Mapping[str, Any]) -> str:
-        """Return the line for ``metrics``."""
-        width = len(str(self.total_steps))
-        step = metrics.get("step")
-        parts = [
-            f"step {NOT_AVAILABLE if step is None else step:>{width}}/{self.total_steps}",
-            f"loss {number(metrics.get('loss'), '.4f'):>7}",
-            f"grad norm {number(metrics.get('grad_norm'), '.3f'):>7}",
-            f"lr {number(metrics.get('lr'), '.2e'):>8}",
-            f"{number(metrics.get('tokens_per_second'), ',.0f'):>7} tok/s",
-            f"MFU {number(metrics.get('mfu'), '.1%'):>5}",
-            f"mem {gibibytes(metrics.get('memory_bytes')):>9}",
-            f"ETA {duration(metrics.get('eta_seconds')):>7}",
-        ]
-        parts += [f"{key} {number(metrics[key], '.4g')}" for key in metrics if key not in self.KNOWN]
-        if metrics.get("skipped"):
-            parts.append(f"SKIPPED {metrics['skipped']} so far")
-        return " | ".join(parts)
+    step = metrics.get("step")
+    parts = [
+        f"step {NOT_AVAILABLE if step is None else step:>{len(str(total_steps))}}/{total_steps}",
+        f"loss {number(metrics.get('loss'), '.4f'):>7}",
+        f"grad norm {number(metrics.get('grad_norm'), '.3f'):>7}",
+        f"lr {number(metrics.get('lr'), '.2e'):>8}",
+        f"{number(metrics.get('tokens_per_second'), ',.0f'):>7} tok/s",
+        f"MFU {number(metrics.get('mfu'), '.1%'):>5}",
+        f"mem {gibibytes(metrics.get('memory_bytes')):>9}",
+        f"ETA {duration(metrics.get('eta_seconds')):>7}",
+    ]
+    parts += [f"{key} {number(metrics[key], '.4g')}" for key in metrics if key not in _IN_PLACE]
+    if metrics.get("skipped"):
+        parts.append(f"SKIPPED {metrics['skipped']} so far")
+    return " | ".join(parts)
