@@ -147,9 +147,9 @@ def ask(
 ) -> list[dict[str, Any]]:
     """Return what ``model`` makes of the held-out samples of some cells."""
     drawn = [split.cell(task, i, j, options.samples, options.seed) for i, j in group]
-    asked = []
+    asked, ids_of_letters = [], tokenizer.get_vocab()
     for sample in itertools.chain(*drawn):
-        ids, targets = sequences.encode(sample, tokenizer)  # exactly as a training sequence has it
+        ids, targets = sequences.encode(sample, ids_of_letters)  # exactly as a training sequence has it
         asked.append(ArithmeticQuestion(tuple(ids[:-targets]), tuple(ids[-targets:-1])))
     with models.used_at(model, max(task.longest(i, j) for i, j in group)):
         written = arithmetic.replies(

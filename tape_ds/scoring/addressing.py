@@ -15,6 +15,7 @@ from torch import nn
 
 from tape_ds.data.addressing import sequences
 from tape_ds.data.addressing.lengths import Test
+from tape_ds.data.arithmetic.vocabulary import ids_of
 from tape_ds.scoring import exact_match
 from tape_ds.scoring.each import Each, in_turn
 from tape_ds.scoring.exact_match import Marked
@@ -91,7 +92,7 @@ def ask(
     Raises:
         ValueError: as there.
     """
-    ids = sequences.ids_of(test.task)
+    ids = ids_of(test.task.vocabulary)
     marked = []
     for sequence in sequences.held_out(test.task, test.length, samples, seed):
         targets_T = torch.zeros(len(sequence.words), dtype=torch.bool)

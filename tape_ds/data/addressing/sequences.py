@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from tape_ds.data.addressing.task import AddressingSequence, AddressingTask
+from tape_ds.data.arithmetic.vocabulary import ids_of
 from tape_ds.data.drawn import DrawnSequences
 from tape_ds.data.scrolls.sequences import item
 
@@ -37,7 +38,7 @@ class AddressingSequences(DrawnSequences):
         self.step_sequences = step_sequences
         self.task = task
         self._lengths = range(lengths[0], lengths[1] + 1, task.step)
-        self._ids = ids_of(task)
+        self._ids = ids_of(task.vocabulary)
 
     def sequence(self, index: int) -> AddressingSequence:
         """Sequence ``index`` in words."""
@@ -68,11 +69,6 @@ def is_test(words: Sequence[str]) -> bool:
     """Return whether a sequence is never trained on."""
     digest = hashlib.blake2b(" ".join(words).encode(), digest_size=8, key=KEY).digest()
     return int.from_bytes(digest, "little") < _LIMIT
-
-
-def ids_of(task: AddressingTask) -> dict[str, int]:
-    """Return the id of each word."""
-    return {word: number for number, word in enumerate(task.vocabulary)}
 
 
 def fingerprint(task: AddressingTask, lengths: Sequence[int]) -> str:

@@ -4,21 +4,17 @@ The bucket method: each sample's sizes are uniform over all pairs 1 .. n, 1 .. m
 these sizes that are not the test's. So no length is rarer than another, as it would be among numbers below a bound.
 """
 
-import functools
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 
 from tape_ds.data.arithmetic import split
-from tape_ds.data.arithmetic.tasks import TASKS, ArithmeticSample, ArithmeticTask
-from tape_ds.data.arithmetic.vocabulary import EOS
+from tape_ds.data.arithmetic.tasks import TASKS, ArithmeticSample
+from tape_ds.data.arithmetic.vocabulary import EOS, ids_of
 from tape_ds.data.drawn import DrawnSequences
 from tape_ds.data.scrolls.sequences import item
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 # Part of the fingerprint: raise it when the code of this folder gives other sequences for the same seed.
 FORMAT = 1
@@ -36,7 +32,7 @@ class ArithmeticSequences(DrawnSequences):
         super().__init__(samples=samples, seed=seed)
         self.task = TASKS[task_name]
         self.largest = (max_digits, max_digits_second)
-        self._ids = _ids(self.task)
+        self._ids = ids_of(self.task.vocabulary)
 
     def sample(self, index: int) -> ArithmeticSample:
         """Return the problem behind number ``index``."""
@@ -45,27 +41,18 @@ class ArithmeticSequences(DrawnSequences):
         return split.draw(self.task, generator, i, j, test=False)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        ids, targets = _encode(self.sample(index), self._ids)
+        ids, targets = encode(self.sample(index), self._ids)
         return item(np.array(ids, np.int64), slice(len(ids) - targets, None))
 
 
-def encode(sample: ArithmeticSample, tokenizer: "PreTrainedTokenizerBase") -> tuple[list[int], int]:
+def encode(sample: ArithmeticSample, ids: Mapping[str, int]) -> tuple[list[int], int]:
     """Return the ids of a whole sequence (prompt, answer, EOS), and how many at its end are targets (answer and
     EOS)."""
-    return _encode(sample, tokenizer.get_vocab())
+    sequence = [ids[letter] for letter in sample.prompt + sample.answer]
+    return [*sequence, EOS], len(sample.answer) + 1
 
 
 def fingerprint(task_name: str, max_digits: int, max_digits_second: int) -> str:
     """Of all the problems that a run may be trained on, and of how they are drawn."""
     parts = (FORMAT, split.KEY, split.ONE_IN, split.SMALL, split.SMALL_ONE_IN, task_name, max_digits, max_digits_second)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
-
-def _encode(sample: ArithmeticSample, ids: dict[str, int]) -> tuple[list[int], int]:
-    sequence = [ids[letter] for letter in sample.prompt + sample.answer]
-    return [*sequence, EOS], len(sample.answer) + 1
-
-
-@functools.cache
-def _ids(task: ArithmeticTask) -> dict[str, int]:
-    return {token: number for number, token in enumerate(task.vocabulary)}

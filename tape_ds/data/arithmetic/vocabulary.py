@@ -12,6 +12,11 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3
 """Ids of the special tokens. Sequences have no BOS, as published."""
 
 
+def ids_of(vocabulary: Sequence[str]) -> dict[str, int]:
+    """Return the id of each token."""
+    return {token: number for number, token in enumerate(vocabulary)}
+
+
 def tokenizer(task_name: str) -> "PreTrainedTokenizerFast":
     """Return the tokenizer of a task; ``AutoTokenizer`` reads the folder that it is saved in.
 
@@ -38,7 +43,7 @@ def of_words(vocabulary: Sequence[str]) -> "PreTrainedTokenizerFast":
     from transformers import PreTrainedTokenizerFast
 
     pad, unk, bos, eos = SPECIAL
-    backend = Tokenizer(models.WordLevel({token: number for number, token in enumerate(vocabulary)}, unk_token=unk))
+    backend = Tokenizer(models.WordLevel(ids_of(vocabulary), unk_token=unk))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,

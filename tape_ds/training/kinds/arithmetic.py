@@ -11,7 +11,7 @@ import torch
 from transformers import TrainerCallback
 
 from tape_ds import methods
-from tape_ds.data.arithmetic import sequences, split
+from tape_ds.data.arithmetic import sequences, split, vocabulary
 from tape_ds.data.arithmetic.sequences import ArithmeticSequences
 from tape_ds.data.arithmetic.tasks import TASKS
 from tape_ds.methods import init_weights
@@ -57,10 +57,10 @@ class Arithmetic(DrawnRun):
         data, task = recipe.data, TASKS[recipe.data.task]
         cells = [(i, j) for i in range(1, data.max_digits + 1) for j in range(1, data.max_digits_second + 1)]
         each = -(-data.held_out_samples // len(cells))
-        vocabulary, found = recipe.tokenizer(), []
+        ids_of_letters, found = vocabulary.ids_of(task.vocabulary), []
         for i, j in cells if each else []:
             for sample in split.cell(task, i, j, each, seed=0):
-                ids, targets = sequences.encode(sample, vocabulary)
+                ids, targets = sequences.encode(sample, ids_of_letters)
                 found.append(HeldOutProblem(max(i, j), Asked(torch.tensor([ids]), targets)))
         return found
 
