@@ -19,13 +19,17 @@ with the first source, or begins it anew unshuffled; and a stream of it is resum
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from tape_ds.data.dataset import SEED_OF_SOURCE, SOURCE_OF_SAMPLE, TrainingSequences, generator
-from tape_ds.data.sources.weights import percent
+from tape_ds.data.selection import token_counts
+from tape_ds.data.sources.weights import Entry, percent, shares_of, specs_of
 from tape_ds.data.streaming import StreamedSequences
+
+Built = TypeVar("Built", bound=TrainingSequences | StreamedSequences)
 
 BLOCK = 2**14
 """Samples whose sources are drawn together, which decides the draws."""
@@ -144,26 +148,33 @@ def _sources(seed: int, probabilities: tuple[float, ...], block: int) -> np.ndar
 
 
 def mix(
-    specs: Sequence[str],
-    shares: Sequence[float],
-    build: Callable[[str, int], tuple[TrainingSequences | StreamedSequences, np.ndarray]],
-    *,
-    samples: int,
-    seed: int,
-) -> MixedSequences:
-    """Return samples of sources of which each gives its share of the tokens.
+    entries: Sequence[Entry], build: Callable[[list[str], int], Built], *, samples: int, seed: int
+) -> Built | MixedSequences:
+    """Return a run's samples: of a plain list what is built of all its sources together; where they have weights,
+    samples of which each source gives its share of the tokens.
 
     Args:
-        specs: of the sources.
-        shares: of all tokens, 1 together.
-        build: a source's spec and its own seed -> its sequences, ``samples`` of them, and the tokens of each.
-        samples: of the run.
+        entries: a checked list of data, see :mod:`tape_ds.data.sources.weights`.
+        build: specs and a seed -> the sequences of these sources; where there are weights, ``samples`` of them.
+        samples: of a run with weights.
         seed: of the run. With one seed for all, two sources would be cut and shuffled by the same random numbers.
     """
+    specs, shares = specs_of(entries), shares_of(entries)
+    if shares is None:
+        return build(specs, seed)
     parts = []
     for number, (spec, share) in enumerate(zip(specs, shares, strict=True)):
         own = int(generator(seed, SEED_OF_SOURCE, number).integers(2**63))
-        sequences, lengths = build(spec, own)
-        same = lengths.min() == lengths.max()
-        parts.append(WeightedSource(spec, share, sequences, lengths[:1] if same else lengths))
+        sequences = build([spec], own)
+        parts.append(WeightedSource(spec, share, sequences, _lengths(sequences)))
     return MixedSequences(parts, samples=samples, seed=seed)
+
+
+def _lengths(sequences: TrainingSequences | StreamedSequences) -> np.ndarray:
+    """Return the tokens of each sequence, int64 [sequences]; [1] where all have as many."""
+    if isinstance(sequences, StreamedSequences):
+        return np.array([sequences.stream.window])
+    lengths = token_counts(sequences.stored)
+    if sequences.pose is not None:  # what is stored are whole documents
+        lengths = np.minimum(lengths, sequences.pose.window)
+    return lengths[:1] if lengths.min() == lengths.max() else lengths

@@ -39,16 +39,21 @@ def stored(spec, lengths):
     return datasets.Dataset.from_dict({"input_ids": ids, "document_ids": [[0] * len(sequence) for sequence in ids]})
 
 
+def weighted(shares):
+    """A recipe's ``train_data``."""
+    return [{"source": spec, "weight": share} for spec, share in shares.items()]
+
+
 def mixed(samples=2000, seed=3, shares=SHARES, lengths=None, pose=None):
     """Mixed packed sequences; ``lengths``: tokens of each sequence of a source, all of a window where it is not
     there."""
 
-    def build(spec, own):
-        sizes = np.array((lengths or {}).get(spec, [WINDOW] * SIZES[spec]))
-        given = sizes if pose is None else np.minimum(sizes, pose.window)
-        return TrainingSequences(stored(spec, sizes), samples=samples, seed=own, pose=pose), given
+    def build(specs, own):
+        (spec,) = specs
+        sizes = (lengths or {}).get(spec, [WINDOW] * SIZES[spec])
+        return TrainingSequences(stored(spec, sizes), samples=samples, seed=own, pose=pose)
 
-    return mix(list(shares), list(shares.values()), build, samples=samples, seed=seed)
+    return mix(weighted(shares), build, samples=samples, seed=seed)
 
 
 @pytest.fixture
@@ -67,12 +72,11 @@ def streamed(folder, tokenizer):
     """Makes mixed streams over ``folder``."""
 
     def make(samples=96, seed=3, workers=6):
-        def build(spec, own):
-            sequences = StreamedSequences([spec], tokenizer, WINDOW, samples=samples, seed=own, workers=workers)
-            return sequences, np.array([WINDOW])
+        def build(specs, own):
+            return StreamedSequences(specs, tokenizer, WINDOW, samples=samples, seed=own, workers=workers)
 
-        specs = [f"jsonl:{folder}/{source}/*.jsonl#body" for source in "ab"]
-        return mix(specs, [0.75, 0.25], build, samples=samples, seed=seed)
+        shares = {f"jsonl:{folder}/{source}/*.jsonl#body": share for source, share in {"a": 0.75, "b": 0.25}.items()}
+        return mix(weighted(shares), build, samples=samples, seed=seed)
 
     return make
 

@@ -2,10 +2,10 @@
 documents."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
 
@@ -263,19 +263,11 @@ def training_sequences(
     Raises:
         UserError: the data, or ``append_eos`` where the tokenizer has no EOS.
     """
-    data, seed = recipe.data, recipe.trainer_value("seed")
+    data, samples, seed = recipe.data, sample_count(recipe, sequences=0), recipe.trainer_value("seed")
     if data.append_eos and tokenizer.eos_token_id is None:
         wrong = "the model's tokenizer has no EOS token"
         raise UserError(Problem("append_eos", True, wrong, "remove it; borders are kept in document_ids anyway"))
-    specs, shares = weights.specs_of(data.train_data), weights.shares_of(data.train_data)
-    if shares is None:
-        return _sequences_of(recipe, tokenizer, specs, seed)
-
-    def build(spec: str, own_seed: int) -> tuple[TrainingSequences, np.ndarray]:
-        sequences = _sequences_of(recipe, tokenizer, [spec], own_seed)
-        return sequences, np.minimum(token_counts(sequences.stored), data.window)  # PoSE's are whole documents
-
-    return mix(specs, shares, build, samples=sample_count(recipe, sequences=0), seed=seed)
+    return mix(data.train_data, partial(_sequences_of, recipe, tokenizer), samples=samples, seed=seed)
 
 
 def _sequences_of(

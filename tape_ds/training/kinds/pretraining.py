@@ -2,9 +2,9 @@
 score."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
@@ -133,18 +133,11 @@ def training_sequences(
     recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase
 ) -> TrainingSequences | StreamedSequences | MixedSequences:
     """Return the run's samples: as many as its steps (or epochs) consume."""
-    data, seed = recipe.data, recipe.trainer_value("seed")
-    specs, shares = weights.specs_of(data.train_data), weights.shares_of(data.train_data)
-    if shares is None:
-        return _rows_of(recipe, tokenizer, specs, seed)
-
-    def build(spec: str, own_seed: int) -> tuple[TrainingSequences | StreamedSequences, np.ndarray]:
-        return _rows_of(recipe, tokenizer, [spec], own_seed), np.array([data.window])
-
-    return mix(specs, shares, build, samples=sample_count(recipe, sequences=0), seed=seed)
+    samples, seed = sample_count(recipe, sequences=0), recipe.trainer_value("seed")
+    return mix(recipe.data.train_data, partial(_sequences_of, recipe, tokenizer), samples=samples, seed=seed)
 
 
-def _rows_of(
+def _sequences_of(
     recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase, specs: list[str], seed: int
 ) -> TrainingSequences | StreamedSequences:
     """Return samples of these sources together, with this seed."""
