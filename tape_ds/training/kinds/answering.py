@@ -9,8 +9,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
 from tape_ds import storage
@@ -28,6 +29,8 @@ from tape_ds.training.run import RunOfVariedSequences
 
 SCORES = "results/answers.json"
 BEFORE, AFTER = "before", "after"
+
+Cut = CutText | CutConversations
 
 
 class AnswerScores(TrainerCallback):
@@ -64,28 +67,18 @@ def read_scores(path: Path) -> dict[str, AnswerLoss]:
     return {when: AnswerLoss.from_dict(each) for when, each in plain.items()}
 
 
-@dataclass(frozen=True)
-class Material:
-    """What a run reads, tokenised."""
-
-    sequences: Any
-    """A ``datasets.Dataset`` that ``serving`` serves."""
-    serving: type[AnswerSequences]
-    asked: list[Asked]
-    """Held-out prompts with their answers."""
-    cut: Mapping[str, CutText | CutConversations]
-    """What did not fit, by split."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Finetuning(RunOfVariedSequences):
     """A run that fine-tunes a whole model on answers."""
+
+    SERVING: ClassVar[type[AnswerSequences]] = AnswerSequences
+    """Serves the sequences that :meth:`tokenized` returns."""
 
     recipe: FinetuningRecipe
     sequences: AnswerSequences
     asked: list[Asked]
     """Held-out prompts with their answers."""
-    cut: Mapping[str, CutText | CutConversations]
+    cut: Mapping[str, Cut]
     """What did not fit, by split."""
 
     @staticmethod
@@ -99,14 +92,14 @@ class Finetuning(RunOfVariedSequences):
         """Make the model's tokenizer fit for the recipe's sequences; return why it cannot be."""
 
     @staticmethod
-    @abstractmethod
-    def decides(recipe: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    def decides(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """Return what decides the numbers of this kind of run beyond :mod:`tape_ds.training.identity`."""
+        return {}
 
     @staticmethod
     @abstractmethod
-    def material(recipe: Any, tokenizer: PreTrainedTokenizerBase) -> Material:
-        """Return what the run reads.
+    def tokenized(recipe: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[Dataset, list[Asked], Mapping[str, Cut]]:
+        """Return the sequences that are trained on, ``asked`` and ``cut``.
 
         Raises:
             UserError: the data.

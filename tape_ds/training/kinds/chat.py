@@ -1,12 +1,13 @@
 """A run on conversations: rendered by the model's own chat template, packed, the assistant's tokens as targets."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from tape_ds import paths
@@ -15,12 +16,14 @@ from tape_ds.data.chat.sequences import Chosen
 from tape_ds.errors import Problem, UserError
 from tape_ds.recipe.finetuning import ChatRecipe
 from tape_ds.scoring.answers import Asked
-from tape_ds.training.kinds.answering import Finetuning, Material
+from tape_ds.training.kinds.answering import Cut, Finetuning
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatTuning(Finetuning):
     """A run that learns the assistant's turns of conversations."""
+
+    SERVING = sequences.ChatSequences
 
     recipe: ChatRecipe
 
@@ -41,12 +44,14 @@ class ChatTuning(Finetuning):
         return template.give(tokenizer, recipe.data.chat_template, recipe.model.model)
 
     @staticmethod
-    def decides(recipe: ChatRecipe, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    def decides(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """The chat template, wherever it comes from."""
         return {"chat_template": hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()}
 
     @staticmethod
-    def material(recipe: ChatRecipe, tokenizer: PreTrainedTokenizerBase) -> Material:
+    def tokenized(
+        recipe: ChatRecipe, tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[Dataset, list[Asked], Mapping[str, Cut]]:
         """Packed sequences, and every answer of the conversations that are held out."""
         data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
         stored = sequences.rendered(data.train_data, tokenizer, "train", cache)
@@ -66,12 +71,10 @@ class ChatTuning(Finetuning):
             field = "eval_data" if data.eval_data else "eval_share"
             wrong = f"no held-out conversation is left to be scored: {chosen.cut}"
             raise UserError(Problem(field, getattr(data, field), wrong, "hold out more, or eval_examples: 0"))
-        return Material(
-            sequences=sequences.packed(train, cache),
-            serving=sequences.ChatSequences,
-            asked=[] if chosen is None else list(_asked(chosen, data.eval_examples)),
-            cut={"train": train.cut} | ({} if chosen is None else {"held out": chosen.cut}),
-        )
+        packed = sequences.packed(train, cache)
+        if chosen is None:
+            return packed, [], {"train": train.cut}
+        return packed, list(_asked(chosen, data.eval_examples)), {"train": train.cut, "held out": chosen.cut}
 
     def describe_data(self) -> dict[str, str]:
         """Conversations, sequences and answers."""

@@ -1,17 +1,17 @@
 """From a checked fine-tuning recipe to a run: a whole model, sequences of prompts and answers; of SCROLLS: its
 questions."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
-import datasets
 import torch
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from tape_ds import methods, paths
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.scrolls import examples, sequences
-from tape_ds.data.scrolls.sequences import AnswerSequences
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.model import convert, extendable
 from tape_ds.model import rows as rows_of_vocabulary
@@ -20,7 +20,7 @@ from tape_ds.recipe.scale import check_model
 from tape_ds.recipe.sections import check_trained, learns
 from tape_ds.scoring.answers import Asked
 from tape_ds.training import identity, model_config
-from tape_ds.training.kinds.answering import Finetuning, Material
+from tape_ds.training.kinds.answering import Cut, Finetuning
 from tape_ds.training.kinds.chat import ChatTuning
 from tape_ds.training.kinds.extension import base_path
 from tape_ds.training.run import require_room, require_same, sample_count, start, weights_dtype
@@ -50,23 +50,25 @@ class ScrollsTuning(Finetuning):
         return [Problem("model", recipe.model.model, "its tokenizer has no EOS token, so no answer could end", remedy)]
 
     @staticmethod
-    def decides(recipe: ScrollsRecipe, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        """Nothing more."""
-        return {}
-
-    @staticmethod
-    def material(recipe: ScrollsRecipe, tokenizer: PreTrainedTokenizerBase) -> Material:
+    def tokenized(
+        recipe: ScrollsRecipe, tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[Dataset, list[Asked], Mapping[str, Cut]]:
         """A sequence for each reference answer; of the held-out questions one for each."""
-        train = tokenized(recipe, tokenizer, TRAIN)
-        count = recipe.data.eval_examples
-        held_out = tokenized(recipe, tokenizer, HELD_OUT, count) if count else None
-        return Material(
-            sequences=train,
-            serving=AnswerSequences,
-            asked=[Asked(torch.tensor([row["input_ids"]]), row["targets"]) for row in held_out or []],
-            cut={"train": sequences.cut(train)}
-            | ({"held out": sequences.cut(held_out)} if held_out is not None else {}),
+        data = recipe.data
+        read = partial(
+            sequences.tokenized,
+            data.dataset,
+            data_dir=data.data_dir,
+            tokenizer=tokenizer,
+            form=sequences.SequenceForm(data.max_tokens, data.answer_tokens, data.reference_format),
+            cache_dir=paths.data_cache(data.data_cache),
         )
+        train = read(TRAIN)
+        if not data.eval_examples:
+            return train, [], {"train": sequences.cut(train)}
+        held_out = read(HELD_OUT, questions=data.eval_examples)
+        asked = [Asked(torch.tensor([row["input_ids"]]), row["targets"]) for row in held_out]
+        return train, asked, {"train": sequences.cut(train), "held out": sequences.cut(held_out)}
 
     def describe_data(self) -> dict[str, str]:
         """Sequences and questions."""
@@ -96,10 +98,10 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
     arguments = started.arguments
     tokenizer = tokenizers.load(base, "model")
     raise_if_any([*rows_of_vocabulary.check_rows(native, tokenizer), *kind.fit(recipe, tokenizer)])
-    decides = identity.of(recipe, tokenizer, read, base) | kind.decides(recipe, tokenizer)
+    decides = identity.of(recipe, tokenizer, read, base) | kind.decides(tokenizer)
     require_same(recipe, started, decides)
-    found = kind.material(recipe, tokenizer)
-    samples = sample_count(recipe, len(found.sequences))
+    stored, asked, cut = kind.tokenized(recipe, tokenizer)
+    samples = sample_count(recipe, len(stored))
     require_room(recipe, config, started.rank_sync)
     model = extendable.load(base, config, dtype=weights_dtype(arguments))
     prepared = methods.prepare("full", model, settings=None)
@@ -110,25 +112,9 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
         model=prepared.model,
         names=prepared.names,
         tokenizer=tokenizer,
-        sequences=found.serving(
-            found.sequences, samples=samples, seed=arguments.seed, step_sequences=recipe.global_batch_size
-        ),
-        asked=found.asked,
-        cut=found.cut,
+        sequences=kind.SERVING(stored, samples=samples, seed=arguments.seed, step_sequences=recipe.global_batch_size),
+        asked=asked,
+        cut=cut,
         identity=decides,
         resumed=started.resumed,
     )
-
-
-def tokenized(
-    recipe: ScrollsRecipe, tokenizer: PreTrainedTokenizerBase, split: str, questions: int | None = None
-) -> datasets.Dataset:
-    """Return the sequences of a split, one for each reference answer; or of so many questions, one for each.
-
-    Raises:
-        UserError: the data.
-    """
-    data = recipe.data
-    form = sequences.SequenceForm(data.max_tokens, data.answer_tokens, data.reference_format)
-    cache = paths.data_cache(data.data_cache)
-    return sequences.tokenized(data.dataset, split, data.data_dir, tokenizer, form, cache, questions)
