@@ -28,6 +28,7 @@ from tape_ds import results, storage
 from tape_ds.arguments import Parser, below_one
 from tape_ds.data.scrolls import datasets, examples
 from tape_ds.data.scrolls.examples import Example
+from tape_ds.data.selection import spread
 from tape_ds.errors import Problem, UserError, check_folder, collecting, command, is_main_process, raise_if_any
 from tape_ds.scoring import text_overlap
 
@@ -98,8 +99,7 @@ def prepare(options: argparse.Namespace) -> tuple[list[Answers], list[Example], 
     known = {example.id: example for example in answered}
     unknown = [each for each in options.ids or () if each not in known]
     raise_if_any([Problem("--ids", each, "nobody was asked this", "name ids of the predictions") for each in unknown])
-    count = min(options.questions, len(answered))
-    evenly = [answered[number * len(answered) // count] for number in range(count)]
+    evenly = [answered[place] for place in spread(len(answered), options.questions)]
     return found, answered, [known[each] for each in options.ids] if options.ids else evenly
 
 

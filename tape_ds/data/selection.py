@@ -106,6 +106,12 @@ def token_counts(rows: "Dataset") -> np.ndarray:
     return stored if chosen is None else stored[chosen.column(0).to_numpy()]
 
 
+def spread(count: int, wanted: int) -> np.ndarray:
+    """Return ``wanted`` of the numbers 0 .. count - 1, or all, evenly spread, int64."""
+    wanted = min(wanted, count)
+    return np.arange(wanted, dtype=np.int64) * count // max(1, wanted)
+
+
 def _first(
     source: Source,
     tokenizer: "PreTrainedTokenizerBase",

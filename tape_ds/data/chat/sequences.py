@@ -19,7 +19,7 @@ from tape_ds.data.chat import conversations
 from tape_ds.data.chat.conversations import TooLong
 from tape_ds.data.chat.template import UnfitTemplateError, encoded
 from tape_ds.data.scrolls.sequences import AnswerSequences, item
-from tape_ds.data.selection import token_counts
+from tape_ds.data.selection import spread, token_counts
 from tape_ds.data.sequences import whole
 from tape_ds.errors import UserError
 
@@ -71,7 +71,7 @@ class Chosen:
         """``count`` of them, evenly spread over all, or all: each [n, 2], n <= ``max_tokens``, its token ids, and 1
         where a token is a target."""
         stored = self.conversations.with_format("numpy", columns=["input_ids", "targets"], dtype=np.int64)
-        numbers = self.numbers if count is None else self.numbers[_spread(len(self.numbers), count)]
+        numbers = self.numbers if count is None else self.numbers[spread(len(self.numbers), count)]
         for number in numbers:
             row = stored[int(number)]
             yield np.stack([row["input_ids"], row["targets"]], axis=1)[: self.max_tokens]
@@ -140,13 +140,7 @@ def held_out(count: int, share: float) -> np.ndarray:
 
     A function of the two alone: a conversation that one run learns from is never held out of a run that goes on.
     """
-    return _spread(count, math.floor(count * share))
-
-
-def _spread(count: int, wanted: int) -> np.ndarray:
-    """Return ``wanted`` of the numbers 0 .. count - 1, or all, evenly spread, int64."""
-    wanted = min(wanted, count)
-    return np.arange(wanted, dtype=np.int64) * count // max(1, wanted)
+    return spread(count, math.floor(count * share))
 
 
 def choose(conversations: "datasets.Dataset", numbers: np.ndarray, max_tokens: int, too_long: TooLong) -> Chosen:

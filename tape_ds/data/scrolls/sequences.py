@@ -20,7 +20,7 @@ from tape_ds.data.dataset import IGNORED, order_of_sequences
 from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls.datasets import find
 from tape_ds.data.scrolls.prompts import answer_ids, prompt_ids, reserved
-from tape_ds.data.selection import token_counts
+from tape_ds.data.selection import spread, token_counts
 
 if TYPE_CHECKING:
     import datasets
@@ -101,17 +101,17 @@ def tokenized(
 
     def chosen() -> Iterator[dict[str, Any]]:
         read: Callable[[], Iterator[examples.ScrollsRow]] = partial(examples.rows, name, split, data_dir)
-        for row in read() if questions is None else _spread(read, questions):
+        for row in read() if questions is None else _first_rows(read, questions):
             yield _row(name, row, tokenizer, form)
 
     return packing.cached(Path(cache_dir), key, features, chosen)
 
 
-def _spread(read: Callable[[], Iterator[examples.ScrollsRow]], count: int) -> Iterator[examples.ScrollsRow]:
+def _first_rows(read: Callable[[], Iterator[examples.ScrollsRow]], count: int) -> Iterator[examples.ScrollsRow]:
     """Yield the first row of ``count`` questions, evenly spaced over all; read twice, since whole splits may take many
     GB."""
     ids = list(dict.fromkeys(row.id for row in read()))
-    wanted = {ids[len(ids) * place // count] for place in range(count)} if count < len(ids) else set(ids)
+    wanted = {ids[place] for place in spread(len(ids), count)}
     for row in read():
         if row.id in wanted:
             wanted.remove(row.id)
