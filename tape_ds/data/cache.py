@@ -100,7 +100,6 @@ def disk(field: str, folder: Path, remedy: str | None = None) -> Iterator[None]:
 
 def _build(finished: Path, build: Callable[[Path], None]) -> bool:
     """Return whether the folder is the one that was built here: another machine may be faster."""
-    finished.parent.mkdir(parents=True, exist_ok=True)
     here = f"{finished.name}.building-{socket.gethostname()}-"
     for left_over in finished.parent.glob(f"{glob.escape(here)}*"):  # of a build that was killed
         shutil.rmtree(left_over, ignore_errors=True)

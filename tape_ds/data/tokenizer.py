@@ -85,7 +85,6 @@ def train(
     if folder.exists():
         raise UserError(Problem("output", str(folder), "exists", "name a new folder"))
     model = _sentencepiece(_text_sources(specs, field), vocab_size, max_characters)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     cache.build_aside(folder, partial(_save, model))
     return AutoTokenizer.from_pretrained(folder)
 

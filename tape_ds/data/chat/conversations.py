@@ -54,7 +54,8 @@ def check(train: Sequence[str], evaluation: Sequence[str]) -> list[Problem]:
     for field, specs in lists.items():
         for source in [parse(spec, field) for spec in specs]:
             if isinstance(source, StandardLibrary):
-                problems += made.check(source)
+                if source.rest:
+                    problems.append(source.problem("conversations are made of all files, not of one", "write stdlib"))
             elif source.kind != "hub" and not getattr(source, "remote", False):
                 problems += _first(source)
     return problems

@@ -8,17 +8,8 @@ measures nothing about chat.
 from collections.abc import Iterator
 
 from tape_ds.data.scrolls import made as questions
-from tape_ds.data.sources import StandardLibrary
-from tape_ds.errors import Problem
 
 _SPLITS = {"train": "train", "heldout": "validation"}
-
-
-def check(source: StandardLibrary) -> list[Problem]:
-    """Return what keeps the conversations from being made."""
-    if source.rest:
-        return [source.problem("conversations are made of all files, not of one", "write stdlib")]
-    return []
 
 
 def fingerprint(split: str) -> str:

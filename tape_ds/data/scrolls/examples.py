@@ -20,6 +20,7 @@ from tape_ds.data.scrolls import made
 from tape_ds.data.scrolls.datasets import HUB_REPOSITORY, MADE, SPLITS, Dataset, find
 from tape_ds.data.sources.base import UNREADABLE, file_identity
 from tape_ds.data.sources.opening import File
+from tape_ds.data.sources.standard_library import StandardLibrary
 from tape_ds.errors import Problem, UserError, did_you_mean
 
 WITHOUT_ANSWERS = "test"
@@ -122,7 +123,7 @@ def check(name: str, splits: tuple[str, ...], data_dir: str | Path | None) -> li
             _locate(dataset, split, data_dir)
         except UserError as error:
             problems += [problem for problem in error.problems if problem not in problems]
-    return problems + (made.check() if dataset == MADE else [])
+    return problems + (StandardLibrary("stdlib", "dataset").check() if dataset == MADE else [])
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import ast
 from collections.abc import Iterator
 
 from tape_ds.data.sources import StandardLibrary
-from tape_ds.errors import Problem
 
 ROWS = {"train": 2000, "validation": 100, "test": 100}
 """Questions of each split. The first is about the training files, the others about the held-out ones."""
@@ -26,11 +25,6 @@ def rows(split: str) -> Iterator[tuple[str, str, str | None]]:
     step = max(1, len(asked) // ROWS[split])  # spread over all files
     for name, text, answer in asked[::step][: ROWS[split]]:
         yield name, text, None if split == "test" else answer
-
-
-def check() -> list[Problem]:
-    """What keeps the questions from being made."""
-    return StandardLibrary("stdlib", "dataset").check()
 
 
 def fingerprint(split: str) -> str:
