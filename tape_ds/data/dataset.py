@@ -109,25 +109,37 @@ class TrainingSequences(torch.utils.data.Dataset):
         if self.pose is None:
             return packed_item(stored, self.attend_across)
         input_ids, position_ids = self.pose.draw(stored["input_ids"], generator(self.seed, POSE_DRAWS, index))
-        return _item(input_ids, position_ids, document_ids=np.zeros(len(input_ids), np.int64))
+        return item(input_ids, slice(1, None), position_ids)
 
 
 def packed_item(sequence: dict[str, np.ndarray], attend_across: bool = False) -> dict[str, torch.Tensor]:
     """Return the item (see :class:`TrainingSequences`) of a sequence of :mod:`tape_ds.data.sequences`."""
     owners = np.zeros_like(sequence["document_ids"]) if attend_across else sequence["document_ids"]
-    return _item(sequence["input_ids"], np.arange(len(sequence["input_ids"])), owners)
+    return item(sequence["input_ids"], np.flatnonzero(np.diff(owners) == 0) + 1, document_ids=owners)
 
 
-def _item(input_ids: np.ndarray, position_ids: np.ndarray, document_ids: np.ndarray) -> dict[str, torch.Tensor]:
-    """Tensors with labels: the first token of the sequence and of each of its documents is no target."""
-    labels = input_ids.copy()
-    labels[np.flatnonzero(np.diff(document_ids)) + 1] = IGNORED
-    labels[0] = IGNORED
+def item(
+    input_ids: Sequence[int] | np.ndarray,
+    targets: Sequence[int] | slice | np.ndarray,
+    position_ids: np.ndarray | None = None,
+    document_ids: np.ndarray | None = None,
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of a sequence, types as of :class:`TrainingSequences`.
+
+    Args:
+        input_ids: its tokens, [t].
+        targets: places of those that are targets.
+        position_ids: [t]; default 0 .. t - 1.
+        document_ids: [t]; default all 0, one document.
+    """
+    ids = np.asarray(input_ids, np.int64)
+    labels = np.full_like(ids, IGNORED)
+    labels[targets] = ids[targets]
     return {
-        "input_ids": torch.tensor(input_ids, dtype=torch.int64),
-        "labels": torch.tensor(labels, dtype=torch.int64),
-        "position_ids": torch.tensor(position_ids, dtype=torch.int64),
-        "document_ids": torch.tensor(document_ids, dtype=torch.int32),
+        "input_ids": torch.tensor(ids),
+        "labels": torch.tensor(labels),
+        "position_ids": torch.tensor(np.arange(len(ids)) if position_ids is None else position_ids, dtype=torch.int64),
+        "document_ids": torch.tensor(np.zeros(len(ids)) if document_ids is None else document_ids, dtype=torch.int32),
     }
 
 

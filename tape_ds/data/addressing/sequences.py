@@ -9,13 +9,12 @@ import hashlib
 import random
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from tape_ds.data.addressing.task import AddressingSequence, AddressingTask
 from tape_ds.data.arithmetic.vocabulary import ids_of
+from tape_ds.data.dataset import item
 from tape_ds.data.drawn import DrawnSequences
-from tape_ds.data.scrolls.sequences import item
 
 # Part of the fingerprint: raise it when the code of this folder gives other sequences for the same seed.
 FORMAT = 1
@@ -47,7 +46,7 @@ class AddressingSequences(DrawnSequences):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         sequence = self.sequence(index)
-        return item(np.array([self._ids[word] for word in sequence.words], np.int64), list(sequence.answers))
+        return item([self._ids[word] for word in sequence.words], list(sequence.answers))
 
 
 def held_out(task: AddressingTask, length: int, count: int, seed: int) -> list[AddressingSequence]:

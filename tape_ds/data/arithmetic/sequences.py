@@ -7,14 +7,13 @@ these sizes that are not the test's. So no length is rarer than another, as it w
 import hashlib
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 
 from tape_ds.data.arithmetic import split
 from tape_ds.data.arithmetic.tasks import TASKS, ArithmeticSample
 from tape_ds.data.arithmetic.vocabulary import EOS, ids_of
+from tape_ds.data.dataset import item
 from tape_ds.data.drawn import DrawnSequences
-from tape_ds.data.scrolls.sequences import item
 
 # Part of the fingerprint: raise it when the code of this folder gives other sequences for the same seed.
 FORMAT = 1
@@ -42,7 +41,7 @@ class ArithmeticSequences(DrawnSequences):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         ids, targets = encode(self.sample(index), self._ids)
-        return item(np.array(ids, np.int64), slice(len(ids) - targets, None))
+        return item(ids, slice(len(ids) - targets, None))
 
 
 def encode(sample: ArithmeticSample, ids: Mapping[str, int]) -> tuple[list[int], int]:

@@ -18,7 +18,8 @@ from tape_ds.data import cache, packing
 from tape_ds.data.chat import conversations
 from tape_ds.data.chat.conversations import TooLong
 from tape_ds.data.chat.template import UnfitTemplateError, encoded
-from tape_ds.data.scrolls.sequences import AnswerSequences, item
+from tape_ds.data.dataset import item
+from tape_ds.data.scrolls.sequences import AnswerSequences
 from tape_ds.data.selection import spread, token_counts
 from tape_ds.data.sequences import whole
 from tape_ds.errors import UserError
@@ -196,11 +197,9 @@ class ChatSequences(AnswerSequences):
 
     def item(self, row: dict[str, Any]) -> dict[str, torch.Tensor]:
         """Return the tensors of a packed sequence."""
-        owners = torch.tensor(row["document_ids"], dtype=torch.int32)
-        found = item(row["input_ids"], np.flatnonzero(row["targets"]))
-        lengths = owners.unique_consecutive(return_counts=True)[1]
-        found["position_ids"] = torch.cat([torch.arange(int(length)) for length in lengths])
-        return found | {"document_ids": owners}
+        owners = row["document_ids"]
+        positions = np.concatenate([np.arange(length) for length in np.bincount(owners)])
+        return item(row["input_ids"], np.flatnonzero(row["targets"]), positions, owners)
 
 
 def answers(conversation: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:

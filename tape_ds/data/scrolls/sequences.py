@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from tape_ds.data import cache, packing
-from tape_ds.data.dataset import IGNORED, order_of_sequences
+from tape_ds.data.dataset import item, order_of_sequences
 from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls.datasets import find
 from tape_ds.data.scrolls.prompts import answer_ids, prompt_ids, reserved
@@ -203,16 +203,3 @@ class AnswerSequences(torch.utils.data.Dataset):
     def item(self, row: dict[str, Any]) -> dict[str, torch.Tensor]:
         """Return the tensors of a stored row."""
         return item(row["input_ids"], slice(len(row["input_ids"]) - int(row["targets"]), None))
-
-
-def item(input_ids: np.ndarray, answers: slice | list[int] | np.ndarray) -> dict[str, torch.Tensor]:
-    """Return the tensors (see :class:`AnswerSequences`) of a sequence whose tokens at the places ``answers`` are the
-    targets."""
-    labels = np.full_like(input_ids, IGNORED)
-    labels[answers] = input_ids[answers]
-    return {
-        "input_ids": torch.tensor(input_ids, dtype=torch.int64),
-        "labels": torch.tensor(labels, dtype=torch.int64),
-        "position_ids": torch.arange(len(input_ids)),
-        "document_ids": torch.zeros(len(input_ids), dtype=torch.int32),
-    }
