@@ -117,14 +117,26 @@ class Run(ABC):
         return Path(self.arguments.output_dir)
 
     @property
+    def mean_tokens(self) -> int:
+        """Tokens of a sequence, in the mean over all where sequences have their own lengths."""
+        return self.recipe.window
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.recipe.window
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step, all ranks together."""
-        return self.recipe.global_batch_size * self.recipe.window
+        return self.recipe.global_batch_size * self.mean_tokens
 
     @property
     def sequence_tokens(self) -> str:
         """Tokens of a sequence, in words."""
-        return f"{self.recipe.window:,} tokens"
+        if self.mean_tokens == self.most_tokens:
+            return f"{self.most_tokens:,} tokens"
+        return f"{self.mean_tokens:,} tokens in the mean (at most {self.most_tokens:,})"
 
     @property
     def steps(self) -> int:
@@ -135,7 +147,7 @@ class Run(ABC):
     def flops_per_token(self) -> float:
         """Floating-point operations of training, per token."""
         total, trained = self.parameter_counts
-        return training_flops_per_token(self.config, self.recipe.window, trained / total)
+        return training_flops_per_token(self.config, self.mean_tokens, trained / total)
 
     @property
     def parameter_counts(self) -> tuple[int, int]:
@@ -148,37 +160,6 @@ class Run(ABC):
         """A line for each of the optimizer's groups of parameters: how many numbers it has, and how it is stepped."""
         groups = parameter_groups.divide(self.model, self.arguments, self.recipe.optimization)
         return "\n".join(f"{each}, of {sum(map(_numel, each.parameters.values())):,} numbers" for each in groups)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOfVariedSequences(Run):
-    """A run whose sequences have their own lengths: what is said and counted of a sequence is so in the mean over
-    all."""
-
-    @property
-    @abstractmethod
-    def mean_tokens(self) -> int:
-        """Tokens of a sequence, in the mean."""
-
-    @property
-    @abstractmethod
-    def most_tokens(self) -> int:
-        """Tokens of the longest sequence."""
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Of sequences of the mean length."""
-        return self.recipe.global_batch_size * self.mean_tokens
-
-    @property
-    def sequence_tokens(self) -> str:
-        """The mean and the most."""
-        return f"{self.mean_tokens:,} tokens in the mean (at most {self.most_tokens:,})"
-
-    @property
-    def flops_per_token(self) -> float:
-        """Of a sequence of the mean length; every parameter is trained."""
-        return training_flops_per_token(self.config, self.mean_tokens, 1.0)
 
 
 def _numel(parameter: nn.Parameter) -> int:

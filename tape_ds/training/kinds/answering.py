@@ -25,7 +25,7 @@ from tape_ds.scoring import answers
 from tape_ds.scoring.answers import AnswerLoss, Asked
 from tape_ds.training import tables
 from tape_ds.training.kinds.extension import base_path
-from tape_ds.training.run import RunOfVariedSequences
+from tape_ds.training.run import Run
 
 SCORES = "results/answers.json"
 BEFORE, AFTER = "before", "after"
@@ -68,7 +68,7 @@ def read_scores(path: Path) -> dict[str, AnswerLoss]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finetuning(RunOfVariedSequences):
+class Finetuning(Run):
     """A run that fine-tunes a whole model on answers."""
 
     SERVING: ClassVar[type[AnswerSequences]] = AnswerSequences

@@ -8,11 +8,11 @@ from typing import Any
 
 from tape_ds.data.drawn import DrawnSequences
 from tape_ds.recipe.arithmetic import ArithmeticRecipe
-from tape_ds.training.run import RunOfVariedSequences
+from tape_ds.training.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawnRun(RunOfVariedSequences):
+class DrawnRun(Run):
     """A run that trains a model from nothing on drawn sequences."""
 
     recipe: ArithmeticRecipe
@@ -43,11 +43,6 @@ class DrawnRun(RunOfVariedSequences):
     def mean_tokens(self) -> int:
         """Tokens of a sequence, in the mean over the first thousand."""
         return round(self.sequences.mean_tokens)
-
-    @property
-    def most_tokens(self) -> int:
-        """Tokens of the longest sequence."""
-        return self.recipe.window
 
     def outline(self) -> dict[str, str]:
         """Model, encoding, task and lengths, and what is asked."""
