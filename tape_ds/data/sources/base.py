@@ -120,6 +120,13 @@ class RowSource(Source):
             UserError: the data cannot be read.
         """
 
+    def document(self, name: str, value: Any) -> Document:
+        """Return the document ``name`` if ``value`` is a text, else an error that names it."""
+        if isinstance(value, str):
+            return Document(name, value)
+        wrong = f"{name}: {self.column!r} holds {type(value).__name__}, not text"
+        raise UserError(self.problem(wrong, "add the #field of a column of texts, or mend or remove that row"))
+
 
 class TokenSource(Source):
     """What holds token ids already, each document's under one tokenizer."""

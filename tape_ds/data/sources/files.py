@@ -102,7 +102,7 @@ class _Files(RowSource):
 
     def _shard(self, name: str, file: File) -> Iterator[Document]:
         values = self._guarded(self._values(name, file), name)
-        return (self._document(place, value) for place, value in values)
+        return (self.document(place, value) for place, value in values)
 
     def _guarded(self, values: Iterator[tuple[str, Any]], name: str) -> Iterator[tuple[str, Any]]:
         return self.reading(values, f"{name} cannot be read", _CONNECT if self.remote else _REPAIR)
@@ -122,13 +122,6 @@ class _Files(RowSource):
     def _paths(self) -> list[tuple[str, Path]]:
         """(name, path) of the files, which are on this machine."""
         return [(name, Path(file.path)) for name, file in self.files().items()]
-
-    def _document(self, place: str, value: Any) -> Document:
-        """Return the document ``place`` if ``value`` is a text, else an error that names it."""
-        if isinstance(value, str):
-            return Document(place, value)
-        wrong = f"{place}: {self.column!r} holds {type(value).__name__}, not text"
-        raise UserError(self.problem(wrong, "name a column of texts, or mend or remove that row"))
 
 
 class TextFiles(_Files):

@@ -82,11 +82,7 @@ class HubDataset(RowSource):
 
     def _read(self, whole: "IterableDataset", count: int, index: int, place: str) -> Iterator[Document]:
         """As :meth:`_rows`, each a text."""
-        for name, value in self._rows(whole, count, index, place):
-            if not isinstance(value, str):
-                wrong = f"{name}: {self.column!r} holds {type(value).__name__}, not text"
-                raise UserError(self.problem(wrong, "add the #field of a column of texts"))
-            yield Document(name, value)
+        return (self.document(name, value) for name, value in self._rows(whole, count, index, place))
 
     def _rows(self, whole: "IterableDataset", count: int, index: int, place: str) -> Iterator[tuple[str, Any]]:
         """Part ``index`` of ``count`` of the dataset, at most ``[:N]`` rows of it."""
