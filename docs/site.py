@@ -3,7 +3,8 @@
 A page of the repository may link to anything in it, as ``memory.md`` does to ``../ds_configs/README.md``. mkdocs knows
 the folder docs/ alone. So each file outside that a page names becomes part of the site, below ``repository/``, Markdown
 as a page whose own links are followed in turn; a folder becomes a page with the names in it; and links are written anew
-for where things lie there. mkdocs calls the two functions that begin with ``on_``.
+for where things lie there. Code within a text is told where a narrow column may break it. mkdocs calls the functions
+that begin with ``on_``.
 """
 
 import posixpath
@@ -20,6 +21,16 @@ OUTSIDE = "repository"
 
 _LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 _URL = re.compile(r"^[a-z][a-z0-9+.-]*:", re.I)
+_MARKUP = re.compile(r"(<head>.*?</head>|<script.*?</script>|<pre.*?</pre>|<[^>]*>)", re.S)
+_ENTITY = re.compile(r"(&[^;\s]+;)")
+_WORD = re.compile(r"[^\s&;]+")
+_JOINT = re.compile(
+    r"(?<=\w[_/=:])(?=[\w*])|(?<=\w,)(?=[a-z])|(?<=\w\.)(?=[^\W\d]{6})|(?<=[a-z])(?=[A-Z][a-z])|(?<=[^\W_]{20})(?=\w)"
+)
+LINE = 28
+"""Letters of code that a telephone shows in a line of a text."""
+_WHOLE = re.compile(r"(?<![\w-])--[a-z]+")
+_POWER = re.compile(r"(?<![\w.])\d[\d.]*e-\d+")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -54,6 +65,34 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"{link[1]}{posixpath.relpath(place(target), folder)}{link[3] or ''}{link[4]}"
 
     return _LINK.sub(written, markdown)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Let code break behind its joints (``tape_ds/`` ``model.py``) in a cell, and where it is longer than a line of a
+    telephone; and nothing within ``--`` or ``1e-3``."""
+    parts, in_code, in_table = _MARKUP.split(output), False, False
+    for at, part in enumerate(parts):
+        if at % 2:
+            in_code = part == "<code>" or (in_code and part != "</code>")
+            in_table = part == "<table>" or (in_table and part != "</table>")
+        else:
+            parts[at] = _POWER.sub(whole, breakable(part, 0 if in_table else LINE) if in_code else part)
+    return "".join(parts)
+
+
+def breakable(code: str, shortest: int) -> str:
+    """Code with places to break in its words of more letters."""
+
+    def jointed(word: re.Match[str]) -> str:
+        return _JOINT.sub("<wbr>", word[0]) if len(word[0]) > shortest else word[0]
+
+    pieces = _ENTITY.split(code)
+    pieces[::2] = [_WHOLE.sub(whole, _WORD.sub(jointed, piece)) for piece in pieces[::2]]
+    return "".join(pieces)
+
+
+def whole(found: re.Match[str]) -> str:
+    return f'<span class="whole">{found[0]}</span>'
 
 
 def targets(page: Path) -> list[Path]:
