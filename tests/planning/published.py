@@ -15,6 +15,8 @@ from tape_ds.planning.shape import TrainedShape, sizes
 from tests.planning.helpers import published
 
 TOLERANCE = 0.2
+PLAIN = ("", "fitted")
+"""Notes that explain nothing."""
 MEASURES = {
     "tokens/s/GPU": lambda plan: plan.step.tokens_per_second / plan.job.layout.gpus,
     "MFU, %": lambda plan: 100 * plan.step.mfu,
@@ -47,10 +49,11 @@ class Row:
         return self.predicted / self.published
 
     def line(self):
-        """Of the page's table."""
+        """Of the page's table, which has a letter for an explanation."""
         shown = [f"{value:,.0f}" if value >= 100 else f"{value:.1f}" for value in (self.published, self.predicted)]
-        cells = [self.name, self.quantity, *shown, f"{self.ratio:.2f}", self.note]
-        return markdown_table(cells, []).splitlines()[0]
+        name = self.name if self.quantity == SPEED else f"{self.name}; {self.quantity}"
+        note = f"[{letter(self.note)}]" if self.note not in PLAIN else self.note
+        return markdown_table([name, *shown, f"{self.ratio:.2f}", note], []).splitlines()[0]
 
 
 def job(model, gpu, gpus, length, sequences, again=1, *, zero=3, tensor=1, accumulation=1, fa2=True, **changes):
@@ -125,3 +128,9 @@ ROWS = (
         "it holds the logits of all tokens, with fp32 copies: 6 GB and more; its micro-batch is not known",
     ),
 )
+NOTES = list(dict.fromkeys(row.note for row in ROWS if row.note not in PLAIN))
+
+
+def letter(note):
+    """What stands for an explanation in the page's table."""
+    return "abcdefghij"[NOTES.index(note)]
