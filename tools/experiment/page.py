@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +19,10 @@ from tools.experiment.readings import Numbers, Rows
 from tools.experiment.table import PAPER
 
 MISSING = "-"
+WIDTH = 90
+"""Characters of a line of code that the site shows."""
+_WORD = re.compile(r"(?:'[^']*'|\S)+")
+"""Of a command line: a quoted part has spaces."""
 
 
 @dataclass(frozen=True)
@@ -166,11 +171,24 @@ def origin(sources: Sequence[StoredSource], commands: Iterable[str] = ()) -> str
     """Return which commands made the numbers (none: those of the sources), on what, and when."""
     if not sources:
         return ""
-    lines = dict.fromkeys(f"    {command}" for command in commands or [each.command for each in sources] if command)
+    lines = dict.fromkeys(folded(command) for command in commands or [each.command for each in sources] if command)
     when = max(source.finished for source in sources)[:10]
     known = ", ".join(dict.fromkeys(source.commit for source in sources if source.commit))
     made = "; ".join(part for part in (hardware(sources), when, f"commit {known}" if known else "") if part)
     return "\n".join([f"Made by ({made}):" if made else "Made by:", "", *lines])
+
+
+def folded(command: str) -> str:
+    """Return a command as a block of code that is no wider than a page shows."""
+    words = _WORD.findall(command)
+    lines = [f"    {words[0]}"]
+    for word in words[1:]:
+        if len(lines[-1]) + len(word) + 3 > WIDTH + 4:
+            lines[-1] += " \\"
+            lines.append(f"        {word}")
+        else:
+            lines[-1] += f" {word}"
+    return "\n".join(lines)
 
 
 def hardware(sources: Sequence[StoredSource]) -> str:
