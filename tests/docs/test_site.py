@@ -135,3 +135,48 @@ def test_pages_fit_their_window(site, tmp_path, page, width):
     found = re.search(r"<pre>(\d+)</pre>", done.stdout)
     assert found, done.stdout[-500:]
     assert int(found[1]) <= width
+
+
+MEASURE_ALL = """
+let left = document.querySelectorAll("iframe").length;
+const wide = [];
+function look(frame) {
+  for (const box of frame.contentDocument.querySelectorAll(".md-typeset__scrollwrap"))
+    if (box.scrollWidth > box.clientWidth + 1) wide.push(frame.dataset.page + ": " + box.innerText.slice(0, 60));
+  if (!--left) document.querySelector("pre").textContent = "wide: " + JSON.stringify(wide) + ".";
+}
+for (const frame of document.querySelectorAll("iframe")) frame.onload = () => setTimeout(() => look(frame), 500);
+for (const frame of document.querySelectorAll("iframe")) frame.src = frame.dataset.page;
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
+def test_a_telephone_shows_every_table_of_a_chapter(site, tmp_path):
+    """Those of measured results may scroll: they keep their first column."""
+    found = sorted(page.name for page in site.glob("*.html") if page.name != "404.html") + [
+        "repository/index.html",
+        "repository/CONTRIBUTING.html",
+        "repository/ds_configs/index.html",
+    ]
+    assert len(found) > 40
+    frames = "".join(f"<iframe data-page='{page}' width=390 height=900 style='border:0'></iframe>" for page in found)
+    outer = site / "outer.html"
+    outer.write_text(f"<!doctype html><body>{frames}<pre></pre><script>{MEASURE_ALL}</script></body>", encoding="utf-8")
+    command = [
+        *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+        *(f"--user-data-dir={tmp_path}", "--allow-file-access-from-files", "--window-size=1400,1000"),
+        *("--virtual-time-budget=60000", "--dump-dom", outer.as_uri()),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    outer.unlink()
+    told = re.search(r"wide: (.*?)\.</pre>", done.stdout, re.S)
+    assert told, done.stdout[-500:]
+    assert told[1] == "[]"
+
+
+@pytest.mark.slow
+def test_code_in_a_cell_breaks_at_its_joints(site):
+    text = (site / "extending.html").read_text(encoding="utf-8")
+    assert "<td><code>llama2_<wbr>7b_<wbr>8k</code></td>" in text
+    assert '<code><span class="whole">--learning</span>_rate <span class="whole">1e-4</span></code>' in text
