@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tape_ds.errors import is_main_process
+from tape_ds.errors import is_main_process, redacted
 from tape_ds.recipe import deepspeed_config, pretrained
 from tape_ds.recipe.recipe import Recipe
 
@@ -57,7 +57,7 @@ def describe(recipe: Recipe) -> str:
         "output": str(recipe.trainer_value("output_dir")),
     }
     width = max(map(len, lines))
-    shown = "\n".join(f"{name:<{width}}  {value}" for name, value in lines.items())
+    shown = "\n".join(f"{name:<{width}}  {redacted(value)}" for name, value in lines.items())
     here = [*dataclasses.replace(recipe, elsewhere=False).problems(set()), *device.check(recipe)]
     return "\n".join(
         [shown, *("This machine would refuse the run:" for _ in here[:1]), *(f"  {each}" for each in here)]

@@ -7,6 +7,7 @@ from typing import Any
 from tape_ds import results
 from tape_ds.data.mixing import MixedSequences
 from tape_ds.data.sources.weights import percent
+from tape_ds.errors import redacted
 from tape_ds.numbers import summarise
 from tape_ds.recipe import deepspeed_config
 from tape_ds.run_folder import RESULTS, TRAINED
@@ -72,7 +73,8 @@ def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
         found = run.sequences.tokens(trainer.state.global_step * run.recipe.global_batch_size)
         figures[TokensBySource.NAME] = found
         whole = sum(found.values())
-        print("tokens of each source: " + "; ".join(f"{s} {n:,} ({percent(n / whole)})" for s, n in found.items()))
+        shares = (f"{redacted(spec)} {tokens:,} ({percent(tokens / whole)})" for spec, tokens in found.items())
+        print("tokens of each source: " + "; ".join(shares))
     results.save(started.finish(figures), folder / "run.json")
     if history:
         plots.loss_curve(history, folder / "loss.png")

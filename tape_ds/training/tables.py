@@ -8,16 +8,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tape_ds.errors import redacted
 from tape_ds.scoring.passkey import Passkey
 from tape_ds.scoring.perplexity import Perplexity
 from tape_ds.scoring.span_losses import SpanLosses
 
 
 def print_rows(rows: Mapping[str, str]) -> None:
-    """Name and text, a line each; the text as it is, brackets of a glob included."""
+    """Name and text, a line each; the text as it is, brackets of a glob included, but for credentials."""
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in rows.items():
-        table.add_row(f"[bold]{key}", escape(value))
+        table.add_row(f"[bold]{key}", escape(redacted(value)))
     _print(table)
 
 

@@ -44,6 +44,12 @@ def test_passkeys_are_counted_and_wrong_replies_shown(capsys):
     ]
 
 
+def test_a_credential_is_not_printed(capsys):
+    tables.print_rows({"data": "jsonl:https://somebody:secret@host/a.jsonl"})
+    printed = capsys.readouterr().out
+    assert "secret" not in printed and "@host/a.jsonl" in printed
+
+
 def test_brackets_are_text(capsys):
     """A glob's were taken for markup: ``[a-z]`` vanished, and ``[/b]`` ended the run with an error."""
     tables.print_rows({"data": "text:src/[a-z]*.py, text:[/b]"})
