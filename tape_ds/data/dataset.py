@@ -35,6 +35,7 @@ def generator(seed: int, stream: int, *index: int) -> np.random.Generator:
 
 
 # For speed only: every source of a mixture has an order of its own, and a step may reach over the border of two epochs.
+# What is kept is eight bytes for each sequence read.
 @functools.lru_cache(maxsize=256)
 def order_of_sequences(seed: int, epoch: int, count: int) -> np.ndarray:
     """Return the order in which an epoch reads ``count`` sequences, a permutation int64 [count]."""
