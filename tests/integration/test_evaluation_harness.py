@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 
 from evaluation import harness, harness_tasks
@@ -69,38 +70,59 @@ def test_two_processes_give_what_one_gives(tiny, own, tmp_path):
     assert len(list((tmp_path / "two" / "lm_eval").rglob("results_*.json"))) == 1
 
 
-def test_plain_lm_eval_gives_the_same_on_an_exported_folder(tiny, own, tmp_path):
-    """Nothing of this project is named but the exported folder, whose own code it runs."""
+@pytest.fixture(scope="module")
+def exported(tiny, tmp_path_factory):
+    """A random model, and its export beside it."""
+    folder = tmp_path_factory.mktemp("exported")
     config = json.loads((tiny / "model" / "config.json").read_text())
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     sizes = {name: config[name] for name in (*names, "vocab_size", "bos_token_id", "eos_token_id")}
     torch.manual_seed(5)
     model = TapeForCausalLM(TapeConfig(**sizes, max_position_embeddings=64, position_encoding="tape"))
-    randomised(model).save_pretrained(tmp_path / "model")
+    randomised(model).save_pretrained(folder / "model")
     for file in (tiny / "model").glob("tokenizer*"):
-        (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
-    assert export_hf.main([str(tmp_path / "model"), str(tmp_path / "exported")]) == 0
-    tasks = ["--tasks", "own_choose", "--include_path", str(own)]
-    told = f"pretrained={tmp_path / 'exported'},trust_remote_code=True,dtype=float32"
-    command = ["lm_eval", "--model", "hf", "--model_args", told, "--device", "cpu", *tasks]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+        (folder / "model" / file.name).write_bytes(file.read_bytes())
+    assert export_hf.main([str(folder / "model"), str(folder / "exported")]) == 0
+    return folder
+
+
+def in_python(exported, own):
+    """Return the log-likelihood of every answer, as lm-eval computes them in this process."""
+    index = TaskManager(include_path=str(own), include_defaults=False)
+    model = {"pretrained": str(exported), "trust_remote_code": True, "dtype": "float32"}
+    done = simple_evaluate("hf", model, tasks=["own_choose"], task_manager=index, device="cpu", log_samples=True)
+    return answers(done["samples"]["own_choose"])
+
+
+def by_command(exported, own):
+    """Return the same from its own command, whose index of tasks takes half a minute."""
+    told = f"pretrained={exported},trust_remote_code=True,dtype=float32"
+    command = [*("lm_eval", "--model", "hf", "--model_args", told, "--device", "cpu", "--tasks", "own_choose")]
+    command += ["--include_path", str(own), "--output_path", str(exported.parent / "theirs"), "--log_samples"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(exported.parent)}
     environment.pop("PYTHONPATH", None)
-    done = subprocess.run(
-        [sys.executable, "-m", *command, "--output_path", str(tmp_path / "theirs"), "--log_samples"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = [sys.executable, "-m", *command]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert harness.main([str(tmp_path / "model"), *tasks, "--log_samples", "--output", str(tmp_path / "ours")]) == 0
-    found = [scores(tmp_path / "theirs"), scores(tmp_path / "ours" / "lm_eval")]
-    assert len(found[0]) == 17 * 3 and found[0] == pytest.approx(found[1], abs=1e-4)
+    return written(exported.parent / "theirs")
 
 
-def scores(folder):
-    """The log-likelihood of every answer, as lm-eval's files of samples have them."""
+@pytest.mark.parametrize("plain", [in_python, pytest.param(by_command, marks=pytest.mark.slow)])
+def test_plain_lm_eval_gives_the_same_on_an_exported_folder(exported, own, tmp_path, plain):
+    """Nothing of this project is named but the exported folder, whose own code it runs."""
+    theirs = plain(exported / "exported", own)
+    tasks = ["--tasks", "own_choose", "--include_path", str(own)]
+    assert harness.main([str(exported / "model"), *tasks, "--log_samples", "--output", str(tmp_path / "ours")]) == 0
+    assert len(theirs) == 17 * 3 and theirs == pytest.approx(written(tmp_path / "ours" / "lm_eval"), abs=1e-4)
+
+
+def written(folder):
+    """Return the log-likelihood of every answer, as lm-eval's file of samples has them."""
     (file,) = folder.rglob("samples_own_choose_*.jsonl")
-    rows = sorted((json.loads(line) for line in file.read_text().splitlines()), key=lambda row: row["doc_id"])
+    return answers(json.loads(line) for line in file.read_text().splitlines())
+
+
+def answers(samples):
+    """Return the log-likelihoods of samples, in their order."""
+    rows = sorted(samples, key=lambda row: row["doc_id"])
     return [float(answer[0]) for row in rows for answer in row["filtered_resps"]]

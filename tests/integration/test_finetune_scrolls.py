@@ -1,4 +1,4 @@
-"""The fine-tuning launcher as a user types it, on two processes: what is learnt, resumed, and learnt by one as well."""
+"""The fine-tuning launcher on two processes: what is learnt, resumed, and learnt by one as well."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tape_ds.checkpoint import trained
-from tests.integration.conftest import ROOT, forked, launch, make_answers
+from tests.integration.conftest import ROOT, forked, make_answers
 
 SCRIPT = "launchers/finetune_scrolls.py"
 STEPS, SAVED = 24, 12
@@ -54,9 +54,9 @@ def metrics(output) -> list[tuple]:
 
 @pytest.fixture(scope="module")
 def two(tiny, data, tmp_path_factory):
-    """ZeRO-2 on two processes, from beginning to end; folder and output of the launch."""
+    """ZeRO-2 on two processes, from beginning to end; folder and output."""
     output = tmp_path_factory.mktemp("two")
-    ended = launch(SCRIPT, *arguments(tiny, data, output))
+    ended = forked(SCRIPT, *arguments(tiny, data, output))
     assert ended.code == 0, ended.output[-4000:]
     return output, ended.output
 

@@ -1,7 +1,8 @@
 """``launchers/keep_alive.py`` around a real run: a rank is killed, somebody stops it, and it comes to its end.
 
 One story for all tests: the run is started, a rank gets SIGKILL after the first checkpoint, keep_alive gets SIGTERM
-after the restart has taken some steps, and the same command is typed once more.
+after the restart has taken some steps, and the run's own command goes on. What keep_alive says of a run that finishes
+is in ``tests/cluster/test_supervision.py``.
 """
 
 import json
@@ -21,9 +22,9 @@ import pytest
 
 from tape_ds import checkpoint, run_folder
 from tape_ds.health import run_lock
-from tests.integration.conftest import ROOT
+from tests.integration.conftest import ROOT, forked
 
-STEPS, SAVED = 60, 5
+STEPS, SAVED = 30, 5
 
 
 @dataclass
@@ -45,9 +46,6 @@ class Story:
     """Committed steps then."""
     left: list[run_lock.Holder] = field(default_factory=list)
     """Ranks that were left then."""
-    again: list[str] = field(default_factory=list)
-    """What it said the second time."""
-    code_again: int | None = None
 
 
 def arguments(folder, output) -> list[str]:
@@ -147,13 +145,8 @@ def story(tmp_path_factory) -> Story:
     found.seconds, found.code, found.stopped = time.monotonic() - begun, kept.returncode, lines_of(printed)
     found.held, found.left = run_folder.stopped(found.output), run_lock.named(found.output)
     found.committed = [checkpoint.step_of(each) for each in checkpoint.committed(found.output)]
-    kept = keep_alive(folder, found.output)
-    try:
-        printed, _ = kept.communicate(timeout=120)
-    finally:
-        end(kept)
-    found.code_again, found.again = kept.returncode, lines_of(printed)
-    assert found.code_again == 0, printed[-4000:]
+    again = forked("launchers/pretrain_c4.py", *arguments(folder, found.output), "--resume", "auto")
+    assert again.code == 0, again.output[-4000:]
     return found
 
 
@@ -169,7 +162,6 @@ def test_a_signal_to_keep_alive_is_a_committed_checkpoint_and_exit_code_0(story)
     assert f"goes on from checkpoint-{story.held['step']}" in story.stopped[-1] and story.left == []
 
 
-def test_the_same_command_goes_on_and_finishes(story):
-    assert story.again == ["keep_alive: finished"]
+def test_the_run_goes_on_and_finishes(story):
     assert run_folder.finished(story.output)["step"] == STEPS and run_folder.stopped(story.output) is None
     assert steps_logged(story.output) == list(range(1, STEPS + 1)), "no step twice, none left out"

@@ -1,5 +1,4 @@
-"""A launcher as a user types it, two processes sharing the model or every sequence: the run of one process, its
-scores."""
+"""A launcher on two processes that share the model or every sequence: the run of one process, its scores."""
 
 import json
 
@@ -7,7 +6,7 @@ import pytest
 import torch
 
 from tape_ds.checkpoint import trained
-from tests.integration.conftest import forked, launch
+from tests.integration.conftest import forked
 from tests.integration.shared_runs import arguments, assert_scored_alike, assert_trained_alike
 from tools import consolidate
 
@@ -16,19 +15,19 @@ SCRIPT = "launchers/extend_llama.py"
 
 @pytest.fixture(scope="module")
 def sequences(tiny, tmp_path_factory):
-    """Folder and output of a launch on two processes that share sequences."""
+    """Folder and output of a run of two processes that share sequences."""
     output = tmp_path_factory.mktemp("rows")
-    ended = launch(SCRIPT, *arguments(tiny, output), "--sequence_parallel_size", "2")
+    ended = forked(SCRIPT, *arguments(tiny, output), "--sequence_parallel_size", "2")
     assert ended.code == 0, ended.output[-4000:]
     return output, ended.output
 
 
 @pytest.fixture(scope="module")
 def pieces(tiny, tmp_path_factory):
-    """Folder and output of a launch on two processes that share the model, with a checkpoint half way."""
+    """Folder and output of a run of two processes that share the model, with a checkpoint half way."""
     output = tmp_path_factory.mktemp("pieces")
     sizes = ["--tensor_parallel_size", "2", "--deepspeed", "zero2"]
-    ended = launch(SCRIPT, *arguments(tiny, output), *sizes, "--save_strategy", "steps", "--save_steps", "2")
+    ended = forked(SCRIPT, *arguments(tiny, output), *sizes, "--save_strategy", "steps", "--save_steps", "2")
     assert ended.code == 0, ended.output[-4000:]
     return output, ended.output
 

@@ -1,4 +1,4 @@
-"""The arithmetic launcher as a user types it, on two processes: trained, scored, resumed, and shared otherwise."""
+"""The arithmetic launcher on two processes: trained, scored, resumed, and shared otherwise."""
 
 import json
 import math
@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tape_ds.checkpoint import trained
-from tests.integration.conftest import ROOT, forked, launch
+from tests.integration.conftest import ROOT, forked
 
 SCRIPT = "launchers/train_arithmetic.py"
 STEPS, SAVED = 30, 15
@@ -38,9 +38,9 @@ def metrics(output) -> list[tuple]:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """ZeRO-1 on two processes, from beginning to end; folder and output of the launch."""
+    """ZeRO-1 on two processes, from beginning to end; folder and output."""
     output = tmp_path_factory.mktemp("two")
-    ended = launch(SCRIPT, *arguments(output))
+    ended = forked(SCRIPT, *arguments(output))
     assert ended.code == 0, ended.output[-4000:]
     return output, ended.output
 
