@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import tomllib
+from statistics import fmean
 
 import pytest
 
@@ -62,9 +63,12 @@ def test_it_counts_the_encodings_and_methods_that_there_are():
 
 
 def encodings():
-    found = stored("compare_encodings/compare_encodings.json")["figures"]["encodings"]
-    perplexity = {each["encoding"]: each["perplexity"]["2048"] for each in found}
-    names = {"tape": "with TAPE", "rope": "with RoPE", "yarn": "with RoPE and YaRN", "alibi": "with ALiBi"}
+    found = stored("compare_encodings/encodings.json")["figures"]["comparison"]["runs"]
+    perplexity = {
+        arm: fmean(each["figures"]["stdlib_perplexity_2048"] for each in found if each["arm"] == arm)
+        for arm in ("tape", "rope", "alibi", "fox")
+    }
+    names = {"tape": "with TAPE", "rope": "with RoPE", "alibi": "with ALiBi", "fox": "with FoX"}
     return [f"{perplexity[encoding]:.1f} {said}" for encoding, said in names.items()]
 
 

@@ -224,7 +224,7 @@ def verdict(study: Study, claim: Claim) -> str:
         return f"{claim.arm}: not told apart from {reference}; on average {estimate}."
     if claim.p_holm <= ALPHA:
         return f"{claim.arm}: {estimate}."
-    least = len(study.claims) * 2.0 ** (1 - found.n)
+    least = min(1.0, len(study.claims) * 2.0 ** (1 - found.n))  # as Holm's p is
     few = f"; {found.n} seeds cannot give a lower one than {least:.2g} here" if least > ALPHA else ""
     return f"{claim.arm}: {estimate}, but the sign-flip test does not confirm it (Holm's p {claim.p_holm:.2g}{few})."
 

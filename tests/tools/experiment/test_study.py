@@ -67,6 +67,8 @@ def test_claims_are_corrected_for_there_being_several():
     found = study(ROPE, *arms)
     assert [each.p_holm for each in found.claims] == pytest.approx([14 / 256] * 7)
     assert "Holm's p 0.055; 8 seeds cannot give a lower one than 0.055 here" in verdict(found, found.claims[0])
+    few = study(ROPE, *(moved(f"arm {number}", -1.0, -1.5, -2.0) for number in range(7)))
+    assert "Holm's p 1; 3 seeds cannot give a lower one than 1 here" in verdict(few, few.claims[0])
 
 
 def test_what_cannot_be_compared_is_said():
