@@ -42,10 +42,11 @@ def harness(columns: Sequence[Column]) -> PageSection | None:
     members = {name for each in groups.values() for group in each.values() for name in group.get("tasks") or []}
     for run, figures in found.items():
         for name, each in [*groups[run].items(), *figures["tasks"].items()]:
-            metric, shots = str(each.get("metric")), each.get("shots")
+            metric, shots = each.get("metric") or "no number", each.get("shots")
             row = f"{name}, {metric}" + ("" if shots is None else f", {shots} shots")
-            error = None if each.get("standard_error") is None else 100 * each["standard_error"]
-            scores[name in members].append(Score(run, 100 * each["value"], error, each.get("samples"), row=row))
+            value, error = each.get("value"), each.get("standard_error")
+            percent = Score(run, value and 100 * value, error and 100 * error, each.get("samples"), row=row)
+            scores[name in members].append(percent)
         cut = figures.get("cut") or {}
         if cut.get("requests"):
             warning = f"{columns[run].name}: {cut['requests']:,} requests were cut, by {cut['tokens']:,} tokens."

@@ -243,6 +243,14 @@ def test_members_of_a_group_are_folded():
     }
 
 
+def test_a_task_without_a_number_is_a_dash():
+    """The page could not be made: the command stores null where a task gives no number that was asked for."""
+    made = examples.harness()
+    made.figures["tasks"]["niah"] = {"metric": None, "value": None, "standard_error": None, "shots": 0, "samples": 3}
+    rows = table(page(("a", {"harness": made})), "MMLU, ARC and other tasks", "Tasks of the harness")
+    assert rows["niah, no number, 0 shots"] == {"a": "–"}
+
+
 def test_requests_that_were_cut_are_said():
     made = examples.harness()
     made.figures["cut"] = {"requests": 7, "tokens": 1234}
