@@ -19,9 +19,8 @@ Exit codes: 0 done; 2 something to mend, all of it in one message, nothing was s
 
 import os
 import sys
-from collections.abc import Sequence
 
-from evaluation.options import hand_over
+from evaluation.options import hand_over, without_local_rank
 from tape_ds.errors import command
 
 COMMANDS = {
@@ -42,15 +41,6 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     return hand_over(without_local_rank(words), COMMANDS, "evaluation", __doc__ or "")
-
-
-def without_local_rank(words: Sequence[str]) -> list[str]:
-    """Return the command line without what launchers put first: ``--local_rank=0``, or the two words ``--local_rank
-    0``."""
-    name, _, value = words[0].partition("=") if words else ("", "", "")
-    if name not in ("--local_rank", "--local-rank"):
-        return list(words)
-    return list(words[1:] if value else words[2:])
 
 
 if __name__ == "__main__":

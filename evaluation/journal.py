@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
 from evaluation import job
+from evaluation.options import without_local_rank
 from tape_ds import results
 from tape_ds.data import cache
 from tape_ds.errors import Problem, UserError, check_folder, disk_error, is_main_process, raise_if_any
@@ -236,7 +237,7 @@ def _typed(words: Sequence[str]) -> list[str]:
     """Return the command as it was typed: Python gives the path of a module that ``-m`` ran."""
     if Path(words[0]).parts[-2:] != ("evaluation", "__main__.py"):
         return list(words)
-    return ["python", "-m", "evaluation", *(word for word in words[1:] if not word.startswith("--local_rank="))]
+    return ["python", "-m", "evaluation", *without_local_rank(words[1:])]
 
 
 def folder(output: str | None, model: "FoundModel") -> Path:

@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from evaluation.models import FoundModel
 
 
+def without_local_rank(words: Sequence[str]) -> list[str]:
+    """Return the command line without what launchers put first: ``--local_rank=0``, or the two words ``--local_rank
+    0``."""
+    name, _, value = words[0].partition("=") if words else ("", "", "")
+    if name not in ("--local_rank", "--local-rank"):
+        return list(words)
+    return list(words[1:] if value else words[2:])
+
+
 def hand_over(words: Sequence[str], commands: Mapping[str, str | None], package: str, usage: str) -> int:
     """Call the ``main`` of the command that the first word names, or print the usage.
 

@@ -191,6 +191,7 @@ def test_where_results_go(run, base):
     [
         (["/home/me/tape-ds/evaluation/__main__.py", "passkey", "x"], ["python", "-m", "evaluation", "passkey", "x"]),
         (["evaluation/__main__.py", "--local_rank=1", "passkey"], ["python", "-m", "evaluation", "passkey"]),
+        (["evaluation/__main__.py", "--local_rank", "1", "passkey"], ["python", "-m", "evaluation", "passkey"]),
         (["/home/me/mine.py", "passkey"], ["/home/me/mine.py", "passkey"]),
     ],
 )
