@@ -131,10 +131,10 @@ def _complete_lengths(options: argparse.Namespace, asked: Mapping[str, Any], mod
     if not isinstance(given, dict):
         return [Problem("--task_options", given, "not a mapping", """write for example '{"ignore": 0.9}'""")]
     options.task_options = own.get("task_options", {}) | given
-    options.lengths = options.lengths or own.get("test_lengths")
+    options.lengths = list(dict.fromkeys(options.lengths or own.get("test_lengths") or ()))
     if wrong := tasks.check(options.task, options.task_options):
         return wrong
-    if options.lengths is None:
+    if not options.lengths:
         return [
             Problem("--lengths", None, f"{model.name_or_path} does not say how long its tests are", "give --lengths")
         ]

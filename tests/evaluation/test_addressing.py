@@ -77,6 +77,13 @@ def test_a_thousand_sequences_are_asked_where_nobody_says(run):
     assert stored(folder).config["samples"] == 1000
 
 
+def test_a_length_that_is_given_twice_is_asked_once(run):
+    """Two pieces of work had one key, which ended in a traceback."""
+    folder = run()
+    assert arithmetic.main([str(folder), "--samples", "5", "--lengths", "32", "16", "32"]) == 0
+    assert [each["length"] for each in stored(folder).figures["tests"]] == [32, 16]
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
