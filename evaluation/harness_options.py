@@ -97,6 +97,10 @@ def configure(options: argparse.Namespace) -> "EvaluatorConfig":
     given.output_path = "here"  # where samples go is known, and lm-eval wants to hear so
     try:
         config = EvaluatorConfig.from_cli(given)
+        # a file may hold names as one string, and no seed
+        listed = [config.tasks] if isinstance(config.tasks, str) else config.tasks
+        config.tasks = [name for each in listed for name in str(each).split(",")]
+        config.seed = config.seed or [None] * 4
     except (ValueError, TypeError, OSError) as error:
         text = " ".join(str(error).split())
         raise UserError(Problem("options", options.config or "", text, "see --help")) from error
@@ -123,9 +127,8 @@ def settings(options: argparse.Namespace, config: "EvaluatorConfig") -> dict[str
     """Return every option that decides numbers."""
     theirs = {name: getattr(config, name) for name in NUMBERS}
     ours = {name: vars(options)[name] for name in ("batch_size", "max_length", "truncate", "use_cache", "chunk")}
-    tasks = [each if isinstance(each, str) else str(each) for each in config.tasks]
     metadata = {name: each for name, each in config.metadata.items() if name != "tokenizer"}  # the model's hash has it
-    return {"tasks": tasks, **theirs, **ours, "metadata": metadata}
+    return {"tasks": config.tasks, **theirs, **ours, "metadata": metadata}
 
 
 def _theirs() -> argparse.ArgumentParser:

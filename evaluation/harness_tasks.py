@@ -92,16 +92,15 @@ def _seed(seeds: Sequence[int | None]) -> None:
             take(seed)
 
 
-def match(asked: Sequence[str] | str, manager: TaskManager) -> list[str]:
+def match(asked: Sequence[str], manager: TaskManager) -> list[str]:
     """Return names of tasks, groups and tags, patterns, and YAML files, as ``manager`` loads them.
 
     Raises:
         UserError: everything among them that is none.
     """
-    words = asked.split(",") if isinstance(asked, str) else [word for each in asked for word in each.split(",")]
     names: list[str] = []
     problems = []
-    for word in words:
+    for word in asked:
         given = [str(Path(word).absolute())] if word.endswith(".yaml") and Path(word).is_file() else []
         matched = given or manager.match_tasks([word])
         if not matched:

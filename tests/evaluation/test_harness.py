@@ -326,3 +326,15 @@ def test_every_option_of_lm_eval_is_known():
     assert (options.model, options.tasks, options.use_cache) == ("m", ["a", "b"], False)
     assert harness_options.configure(options).seed == [3, 3, 3, 3]
     assert torch.is_grad_enabled()
+
+
+def test_a_file_may_hold_names_as_one_string_and_no_seed(tmp_path):
+    """A result had the letters of such a string for its tasks, and without a seed none could be written."""
+    (tmp_path / "mine.yaml").write_text("tasks: arc_easy,hellaswag\nseed: null\n")
+    options = harness_options.parse(["m", "--config", str(tmp_path / "mine.yaml")])
+    config = harness_options.configure(options)
+    assert harness_options.settings(options, config)["tasks"] == ["arc_easy", "hellaswag"]
+    assert config.seed == [None, None, None, None]
+    (tmp_path / "mine.yaml").write_text("tasks: 3")
+    with pytest.raises(UserError, match=r"options = .*not iterable"):
+        harness_options.configure(options)
