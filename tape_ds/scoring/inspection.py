@@ -9,11 +9,10 @@ as it is computed and forgotten behind it: at most one layer's weights are held 
 Shape letters: T tokens, S keys (T too: nothing is cached), H query heads, G key/value heads, K head size, V vocabulary.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,47 +34,32 @@ QUERIES_AT_ONCE = 128
 """A bias is computed for so many queries at a time: what it holds on the way can be far larger than itself."""
 
 
-class PositionMap(ABC):
+class PositionMap(NamedTuple):
     """What one layer's encoding says of each pair of tokens."""
 
     kind: str
     """``dot product`` or ``score bias``."""
-
-    @abstractmethod
-    def matrix(self) -> Tensor:
-        """[heads, T, S], fp32 at least: one head where all are the same, else G or H. Only keys up to the query's own
-        place mean something."""
+    matrix: Callable[[], Tensor]
+    """Gives [heads, T, S], fp32 at least: one head where all are the same, else G or H. Only keys up to the query's own
+    place mean something."""
 
 
-@dataclass(frozen=True)
-class DotProducts(PositionMap):
-    """``e_n . e_m`` of the states by which queries and keys are turned, divided by the number of pairs of columns: 1
-    for a token with itself under plain RoPE, whose states have the length of their number of pairs."""
-
-    queries_GTC: Tensor
-    """The states, cosines and sines of C / 2 pairs."""
-    keys_GTC: Tensor
-    """The same; others where keys are turned in another way than queries."""
-    kind = "dot product"
-
-    def matrix(self) -> Tensor:
-        """[G or 1, T, S]."""
-        return self.queries_GTC @ self.keys_GTC.mT / (self.keys_GTC.shape[-1] / 2)
+def _dot_products(queries_GTC: Tensor, keys_GTC: Tensor) -> PositionMap:
+    """``e_n . e_m`` of the states by which queries and keys are turned, cosines and sines of C / 2 pairs, divided by
+    their number: 1 for a token with itself under plain RoPE, whose states have the length of their number of pairs. The
+    two states differ where keys are turned in another way than queries."""
+    return PositionMap("dot product", lambda: queries_GTC @ keys_GTC.mT / (keys_GTC.shape[-1] / 2))
 
 
-@dataclass(frozen=True)
-class Biases(PositionMap):
+def _biases(bias: ScoreBias) -> PositionMap:
     """What the layer adds to the scores."""
 
-    bias: ScoreBias
-    kind = "score bias"
-
-    def matrix(self) -> Tensor:
-        """[H or 1, T, S]."""
-        queries = self.bias.query_marks.shape[2]
-        starts = range(0, queries, QUERIES_AT_ONCE)
-        blocks = [self.bias.of(slice(start, start + QUERIES_AT_ONCE), slice(None)) for start in starts]
+    def matrix() -> Tensor:
+        starts = range(0, bias.query_marks.shape[2], QUERIES_AT_ONCE)
+        blocks = [bias.of(slice(start, start + QUERIES_AT_ONCE), slice(None)) for start in starts]
         return torch.cat(blocks, dim=2)[0]
+
+    return PositionMap("score bias", matrix)
 
 
 @dataclass(frozen=True)
@@ -189,7 +173,7 @@ def _watched(block: Any, number: int, config: Any, visit: Visit) -> Iterator[Non
             found = _positions(block.position, hidden_BTD, state, named, config)
             read[:] = [(None, None, None) if found is None else (found, named["start"], state)]
         else:
-            read[:] = [(DotProducts(state[0], state[0]), None, None)]  # a GPT-J's only argument beside: the rotation
+            read[:] = [(_dot_products(state[0], state[0]), None, None)]  # a GPT-J's only argument beside: the rotation
 
     def after(_: nn.Module, __: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         visit(LayerView(number, output[1][0], *read.pop()))
@@ -214,7 +198,7 @@ def _positions(
     carried = layer.carry(start, state, like_BGTK)
     bias = layer.score_bias(places[0], carried, places[1], carried)
     if isinstance(bias, ScoreBias):
-        return Biases(bias)
+        return _biases(bias)
     # of the layer itself, around which peft may stand; a rotation by what is seen of content has no state to show
     turns, reads = (
         getattr(getattr(layer, name), "__func__", None) is not getattr(PositionLayer, name)
@@ -226,7 +210,7 @@ def _positions(
     return _turned(lambda probe: layer.rotate(probe, probe, start, state), hidden_BTD, heads, config.head_dim)
 
 
-def _turned(turn: Callable[[Tensor], tuple[Tensor, Tensor]], hidden_BTD: Tensor, heads: int, width: int) -> DotProducts:
+def _turned(turn: Callable[[Tensor], tuple[Tensor, Tensor]], hidden_BTD: Tensor, heads: int, width: int) -> PositionMap:
     """States as a rotation shows them. A vector of ones in the first half of a head comes out as [cos | sin], one in
     the second as [-sin | cos], so that together they show every column of a state, of those too whose halves differ."""
     dtype = torch.promote_types(hidden_BTD.dtype, torch.float32)
@@ -235,4 +219,4 @@ def _turned(turn: Callable[[Tensor], tuple[Tensor, Tensor]], hidden_BTD: Tensor,
     halves_21GTK[1, ..., width // 2 :] = 1
     turned = [turn(half) for half in halves_21GTK]
     queries_GTC, keys_GTC = (torch.cat(both, dim=-1)[0] for both in zip(*turned, strict=True))
-    return DotProducts(queries_GTC, keys_GTC)
+    return _dot_products(queries_GTC, keys_GTC)
