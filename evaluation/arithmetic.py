@@ -87,7 +87,7 @@ def ask_all(evaluation: journal.Evaluation, options: argparse.Namespace, found: 
     groups = [(" ".join(f"{i}x{j}" for i, j in group), group) for group in grouped(task, options, scale_of(found))]
     answered = evaluation.run_jobs(groups, partial(ask, model, found.tokenizer(), task, options))
     cells = sorted(itertools.chain(*answered.values()), key=lambda cell: (cell["first"], cell["second"]))
-    means = arithmetic.means(map(arithmetic.as_cell, cells), options.trained)
+    means = arithmetic.means(cells, options.trained)
     return {
         "task": task.name,
         "sizes": list(task.sizes),

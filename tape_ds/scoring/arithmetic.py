@@ -76,22 +76,6 @@ class ArithmeticQuestion:
     answer: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Cell:
-    """What was asked of one pair of lengths."""
-
-    first: int
-    """Length of the first operand."""
-    second: int
-    samples: int
-    correct: int
-
-    @property
-    def rate(self) -> float | None:
-        """Share of right answers, 0 to 1; None where nothing was asked."""
-        return self.correct / self.samples if self.samples else None
-
-
 def replies(
     model: "nn.Module", questions: Sequence[ArithmeticQuestion], *, end: int, batch_size: int, use_cache: bool = True
 ) -> list[tuple[int, ...]]:
@@ -134,18 +118,21 @@ class Mean:
     """That anything was asked of."""
 
 
-def means(cells: Iterable[Cell], trained: Pair) -> dict[str, Mean]:
+def means(cells: Iterable[Mapping[str, Any]], trained: Pair) -> dict[str, Mean]:
     """Return the means of a grid whose training sequences had operands of up to ``trained`` tokens.
+
+    A cell has the lengths of its operands, ``first`` and ``second``, its ``samples`` (none: it does not count), and how
+    many of them were ``correct``.
 
     ``whole``: of every cell. ``trained``: neither operand longer than trained. ``beyond``: either longer, the grid
     without its trained part. ``both_beyond``: both longer. ``twice``: the published convention, up to twice the trained
     lengths, trained part and all; without a value where the grid ends before.
     """
-    found = [cell for cell in cells if cell.rate is not None]
+    found = [cell for cell in cells if cell["samples"]]
     first, second = trained
-    beyond = [(cell.first > first) + (cell.second > second) for cell in found]
-    twice = [cell for cell in found if cell.first <= 2 * first and cell.second <= 2 * second]
-    reached = any(c.first >= 2 * first for c in found) and any(c.second >= 2 * second for c in found)
+    beyond = [(cell["first"] > first) + (cell["second"] > second) for cell in found]
+    twice = [cell for cell in found if cell["first"] <= 2 * first and cell["second"] <= 2 * second]
+    reached = any(c["first"] >= 2 * first for c in found) and any(c["second"] >= 2 * second for c in found)
     parts = {
         "whole": found,
         "trained": [cell for cell, longer in zip(found, beyond, strict=True) if longer == 0],
@@ -156,11 +143,6 @@ def means(cells: Iterable[Cell], trained: Pair) -> dict[str, Mean]:
     return {name: _mean(part) for name, part in parts.items()}
 
 
-def _mean(cells: Sequence[Cell]) -> Mean:
-    rates = [cell.correct / cell.samples for cell in cells]
+def _mean(cells: Sequence[Mapping[str, Any]]) -> Mean:
+    rates = [cell["correct"] / cell["samples"] for cell in cells]
     return Mean(statistics.fmean(rates) if rates else None, len(rates))
-
-
-def as_cell(values: Mapping[str, Any]) -> Cell:
-    """Return a cell of a stored result."""
-    return Cell(**{name: values[name] for name in ("first", "second", "samples", "correct")})

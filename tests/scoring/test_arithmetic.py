@@ -5,7 +5,7 @@ import torch
 
 from tape_ds.scoring import exact_match
 from tape_ds.scoring.answers import Asked
-from tape_ds.scoring.arithmetic import ArithmeticQuestion, Cell, means, replies
+from tape_ds.scoring.arithmetic import ArithmeticQuestion, means, replies
 from tests.model.helpers import tiny_model
 
 END = 2
@@ -47,9 +47,13 @@ def test_a_reply_that_goes_on_behind_the_answer_is_another():
     assert ended == whole[:first]
 
 
+def cell(first, second, samples, correct):
+    return {"first": first, "second": second, "samples": samples, "correct": correct}
+
+
 def square(last, right):
     """A grid of 4 samples a cell, of which ``right(i, j)`` are right."""
-    return [Cell(i, j, 4, right(i, j)) for i in range(1, last + 1) for j in range(1, last + 1)]
+    return [cell(i, j, 4, right(i, j)) for i in range(1, last + 1) for j in range(1, last + 1)]
 
 
 def values(cells, trained):
@@ -85,7 +89,7 @@ def test_which_cells_a_mean_is_of(last, trained, cells):
 
 
 def test_every_cell_counts_alike_and_an_empty_one_not_at_all():
-    cells = [Cell(1, 1, 1, 1), Cell(1, 2, 100, 0), Cell(2, 1, 0, 0), Cell(2, 2, 4, 2)]
+    cells = [cell(1, 1, 1, 1), cell(1, 2, 100, 0), cell(2, 1, 0, 0), cell(2, 2, 4, 2)]
     assert values(cells, (1, 1)) == {
         "whole": (0.5, 3),
         "trained": (1.0, 1),
