@@ -58,14 +58,8 @@ def summary(figures: Mapping[str, Any]) -> str:
 
 def draw(figures: Mapping[str, Any], path: Path, title: str) -> Path:
     """Return the figures as a PNG: the first operand upwards, the second to the right. What was trained is framed, and
-    a cell of which nothing was asked is grey.
-
-    Raises:
-        ValueError: there are no cells.
-    """
+    a cell of which nothing was asked is grey."""
     cells, sizes = figures["cells"], figures["sizes"]
-    if not cells:
-        raise ValueError("no cells: nothing to draw")
     last = [max(cell[name] for cell in cells) for name in ("first", "second")]
     shares = [[math.nan] * last[1] for _ in range(last[0])]
     for cell in cells:

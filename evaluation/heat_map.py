@@ -70,13 +70,7 @@ def markdown(cells: Sequence[Cell]) -> str:
 
 
 def draw(cells: Sequence[Cell], path: Path, *, title: str, native_length: int | None) -> Path:
-    """Return the heat map as a PNG; a dashed line stands where lengths go beyond ``native_length``.
-
-    Raises:
-        ValueError: there are no cells.
-    """
-    if not cells:
-        raise ValueError("no cells: nothing to draw")
+    """Return the heat map as a PNG; a dashed line stands where lengths go beyond ``native_length``."""
     frame = _frame(cells)
     shares, counts = _grid(frame, "share"), _grid(frame, "count").fillna("-")
     depths, lengths = list(shares.index), list(shares.columns)

@@ -53,11 +53,6 @@ def test_a_cell_of_which_nothing_was_asked_is_grey(tmp_path):
     assert near(GREY) == pytest.approx(near(YELLOW), rel=0.1)
 
 
-def test_nothing_to_draw(tmp_path):
-    with pytest.raises(ValueError, match="no cells"):
-        arithmetic_tables.draw(grid(0) | {"cells": []}, tmp_path / "map.png", "none")
-
-
 @pytest.mark.parametrize(("share", "text"), [(0.25, "25.0%"), (1.0, "100.0%"), (None, "N/A")])
 def test_means_are_written_as_per_cents(share, text):
     assert arithmetic_tables.percent(share) == text

@@ -78,11 +78,6 @@ def test_the_picture_shows_all_none_and_the_native_length(tmp_path):
     assert near(blank, yellow) < near(found, yellow) / 2, "the colour bar alone"
 
 
-def test_nothing_to_draw(tmp_path):
-    with pytest.raises(ValueError, match="no cells"):
-        heat_map.draw([], tmp_path / "a.png", title="none", native_length=None)
-
-
 def test_the_same_cells_give_the_same_bytes(tmp_path):
     for name in ("a", "b"):
         heat_map.write(CELLS, tmp_path / name, title="runs/$x^ $y", native_length=8192)  # no formula
