@@ -16,6 +16,7 @@ is read whole at all of them; only the first tokens of the blocks, 1 in ``length
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -130,18 +131,9 @@ def score_windows(
 
 def _batches(windows: Sequence[tuple[np.ndarray, Window]], batch: int) -> Iterator[Sequence[tuple[np.ndarray, Window]]]:
     """Neighbours that have as many tokens and targets, at most ``batch`` of them together."""
-    at = 0
-    while at < len(windows):
-        shape = _shape(windows[at][1])
-        end = at + 1
-        while end < min(at + batch, len(windows)) and _shape(windows[end][1]) == shape:
-            end += 1
-        yield windows[at:end]
-        at = end
-
-
-def _shape(window: Window) -> tuple[int, int]:
-    return window.end - window.start, window.targets
+    for _, alike in groupby(windows, lambda pair: (pair[1].end - pair[1].start, pair[1].targets)):
+        same = list(alike)
+        yield from (same[at : at + batch] for at in range(0, len(same), batch))
 
 
 def sequence(ids: np.ndarray, window: Window, begin: int | None) -> Tensor:
