@@ -66,17 +66,13 @@ def measure(
         By treatment: ``layers``, the figures of each by its number, and ``logits``, theirs.
     """
     heads = model.config.num_attention_heads
-    fitting = max(1, KEPT_BYTES // (heads * len(ids_T) ** 2 * _weight_bytes(model)))
+    weight_bytes = max(4, model.dtype.itemsize)  # weights are fp32 at least
+    fitting = max(1, KEPT_BYTES // (heads * len(ids_T) ** 2 * weight_bytes))
     wanted = sorted(set(layers))
     found: dict[str, dict[str, Any]] = {each.name: {"layers": {}} for each in treatments(shift)}
     for at in range(0, len(wanted), fitting):
         _compare(model, ids_T, wanted[at : at + fitting], shift, token, found)
     return found
-
-
-def _weight_bytes(model: extendable.Model) -> int:
-    """Of one attention weight."""
-    return 8 if model.dtype == torch.float64 else 4
 
 
 def _compare(
