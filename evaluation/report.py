@@ -15,7 +15,7 @@ from pathlib import Path
 from evaluation.pages import columns, render
 from evaluation.pages.parts import Page
 from tape_ds.arguments import Parser
-from tape_ds.errors import UserError, check_folder, command, is_main_process, raise_if_any
+from tape_ds.errors import check_folder, collecting, command, is_main_process, raise_if_any
 
 NAME = "report"
 HTML, MARKDOWN = f"{NAME}.html", f"{NAME}.md"
@@ -29,10 +29,8 @@ def main(argv: list[str]) -> int:
     problems = check_folder("--output", folder)
     found: list[columns.Column] = []
     unused: list[columns.Unused] = []
-    try:
+    with collecting(problems):
         found, unused = columns.collect(options.runs)
-    except UserError as error:
-        problems += error.problems
     raise_if_any(problems)
     if is_main_process():
         render.write(build(found, unused, options.title), folder, NAME)
