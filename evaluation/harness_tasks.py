@@ -34,6 +34,8 @@ class Loaded:
     def __init__(self, manager: TaskManager, found: Any):
         self.manager = manager
         self.found = found
+        self.tasks: dict[str, Any] = found["tasks"]
+        """By name, those of groups among them."""
 
     def load(self, names: Sequence[str]) -> Any:
         """Return what was loaded, whatever the names."""
@@ -41,12 +43,6 @@ class Loaded:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.manager, name)
-
-    @property
-    def tasks(self) -> dict[str, Any]:
-        """The tasks by name, those of groups among them."""
-        tasks: dict[str, Any] = self.found["tasks"]
-        return tasks
 
     def fingerprints(self, num_fewshot: int | None) -> dict[str, str]:
         """SHA-256 of each task: its documents, its shots' documents, and what it makes of them.
