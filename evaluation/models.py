@@ -27,7 +27,7 @@ from tape_ds.data import packing
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError, collecting, raise_if_any
 from tape_ds.export import source_model
-from tape_ds.model import convert, extendable, positions, weights
+from tape_ds.model import convert, positions, weights
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.llama import TapeForCausalLM, change_positions, evaluated_at
 from tape_ds.registration import TYPES
@@ -287,11 +287,6 @@ def _find_own(name_or_path: str, held: Held) -> FoundModel:
             base = convert.resolve(record.base)
             yield from _model_files(Path(base) if Path(base).is_dir() else _download(base))
 
-    def whole() -> PreTrainedModel:
-        if record is not None:
-            return source.load()  # adapters are merged in fp32, which loses nothing
-        return extendable.load(folder, source.config, dtype=dtype)
-
     return FoundModel(
         name_or_path=name_or_path,
         kind="trained" if record is not None else "model folder",
@@ -300,7 +295,7 @@ def _find_own(name_or_path: str, held: Held) -> FoundModel:
         held=held,
         dtype=dtype,
         files=files,
-        whole=whole,
+        whole=lambda: source.load(dtype),
         tokenizer_name_or_path=held.tokenizer or str(folder),
         record=record,
     )

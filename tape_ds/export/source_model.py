@@ -42,15 +42,15 @@ class SourceModel:
         """Whether a tokenizer lies beside the weights."""
         return (self.folder / TOKENIZER).is_file()
 
-    def load(self) -> PreTrainedModel:
-        """Return the whole model in fp32, adapters merged in, in evaluation mode.
+    def load(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+        """Return the whole model in evaluation mode, in ``dtype``; what a run trained in fp32, adapters merged in.
 
         Raises:
             UserError: weights that are missing or do not fit.
         """
         if self.record is not None:
-            return merging.merge(self.folder)
-        return extendable.load(self.folder, self.config, dtype=torch.float32)
+            return merging.merge(self.folder)  # in fp32, which loses nothing
+        return extendable.load(self.folder, self.config, dtype=dtype)
 
 
 def find(name_or_path: str) -> SourceModel:
