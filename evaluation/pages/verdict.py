@@ -1,16 +1,13 @@
 """What a page says first: of each comparison, which model is lowest where, and by how much."""
 
 import math
-import statistics
 from collections.abc import Sequence
-
-from scipy import stats
+from statistics import NormalDist
 
 from evaluation.pages import losses, perplexities
 from evaluation.pages.columns import Column
 from evaluation.pages.tables import Score, Scores
-
-LEVEL = 0.95
+from tape_ds.scoring import statistics
 
 
 def sentences(columns: Sequence[Column]) -> list[str]:
@@ -64,13 +61,13 @@ def _interval(one: Score, other: Score, percent: bool) -> str:
     """Of the difference: from documents that both were scored on, in pairs; else from both standard errors, as if they
     were independent; empty where neither is stored."""
     apart = [other.documents[name] - one.documents[name] for name in one.documents if name in other.documents]
-    if len(apart) > 1:
-        middle, error = statistics.fmean(apart), statistics.stdev(apart) / math.sqrt(len(apart))
-        half, over = stats.t.ppf((1 + LEVEL) / 2, len(apart) - 1) * error, f"{len(apart)} documents, in pairs"
+    if len(apart) > 1 and (found := statistics.sample(apart)).half_width is not None:
+        middle, half, over = found.mean, found.half_width, f"{len(apart)} documents, in pairs"
     elif one.error and other.error:
         middle = math.log(other.value / one.value) if percent else other.value - one.value
         shares = (one.error / one.value, other.error / other.value) if percent else (one.error, other.error)
-        half, over = stats.norm.ppf((1 + LEVEL) / 2) * math.hypot(*shares), "documents, as if independent"
+        half = NormalDist().inv_cdf((1 + statistics.CONFIDENCE) / 2) * math.hypot(*shares)
+        over = "documents, as if independent"
     else:
         return ""
     ends = [-100 * math.expm1(-end) if percent else end for end in (middle - half, middle + half)]
