@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
@@ -66,7 +65,6 @@ def draw(figures: Mapping[str, Any], path: Path, title: str) -> Path:
         if cell["samples"]:
             shares[cell["first"] - 1][cell["second"] - 1] = cell["correct"] / cell["samples"]
     figure = Figure(figsize=(4.8, 4.4), layout="compressed")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot(facecolor="0.8")
     edges = (0.5, last[1] + 0.5, 0.5, last[0] + 0.5)
     image = axes.imshow(shares, cmap=COLOURS, vmin=0, vmax=1, origin="lower", extent=edges, interpolation="nearest")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from evaluation.pages.numbers import length as length_label
@@ -75,7 +74,6 @@ def draw(cells: Sequence[Cell], path: Path, *, title: str, native_length: int | 
     shares, counts = _grid(frame, "share"), _grid(frame, "count").fillna("-")
     depths, lengths = list(shares.index), list(shares.columns)
     figure = Figure(figsize=(3.4 + 0.8 * len(lengths), 1.9 + 0.55 * len(depths)), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     image = axes.imshow(shares, cmap=COLOURS, vmin=0, vmax=1, aspect="auto")
     for row in range(len(depths)):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib import colormaps
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import FuncNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
@@ -35,7 +34,6 @@ def draw(kind: MapKind, path: Path) -> Path:
     found = {(each.layer, each.head): each for each in kind.maps}
     across, down = (len(each) for each in chosen)
     figure = Figure(figsize=(1.6 + 1.9 * across, 0.9 + 1.9 * down), layout="constrained")
-    FigureCanvasAgg(figure)
     panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
     norm, image = _norm(kind), None
     for row, head in enumerate(chosen[1]):

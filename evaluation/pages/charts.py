@@ -12,7 +12,6 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, MultipleLocator, NullLocator
 
@@ -39,7 +38,6 @@ def svg(chart: Chart) -> Markup:
     drawn = io.StringIO()
     with rc_context(fname=STYLE):
         figure = Figure(figsize=INCHES, layout="constrained")
-        FigureCanvasSVG(figure)
         _draw(figure.add_subplot(), chart)
         figure.savefig(drawn, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     inner = re.sub(r' id="\w+_\d+"', "", drawn.getvalue().partition("<svg")[2].partition(">")[2])
