@@ -28,7 +28,7 @@ from evaluation.models import FoundModel, used_at
 from tape_ds.data.tokenizer import without_end
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 from tape_ds.scoring import CHUNK, continuations
-from tape_ds.scoring.continuations import ContinuationSequence
+from tape_ds.scoring.continuations import ContinuationScore, ContinuationSequence
 from tape_ds.scoring.generation import continue_prompts, ends_of
 
 Jobs = Sequence[tuple[str, Any]]
@@ -248,10 +248,9 @@ class HarnessModel(huggingface.HFLM):
             batches[-1].append(sequence)
         return batches
 
-    def _score_batch(self, sequences: Sequence[ContinuationSequence]) -> list[list[tuple[float, bool]]]:
+    def _score_batch(self, sequences: Sequence[ContinuationSequence]) -> list[list[ContinuationScore]]:
         with self._as_used() as model:
-            found = continuations.score(model, sequences)
-        return [[(each.log_probability, each.greedy) for each in scores] for scores in found]
+            return continuations.score(model, sequences)
 
     def _generate_batch(self, batch: Sequence[Prompt]) -> list[tuple[str, int]]:
         """Text and number of tokens behind each prompt; all have the same settings."""

@@ -8,6 +8,7 @@ vocabulary times the length. Log-probabilities come from fp32 logits and are sum
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +30,7 @@ class ContinuationSequence:
     """Token ids; of each, all but the last are the end of ``read``."""
 
 
-@dataclass(frozen=True)
-class ContinuationScore:
+class ContinuationScore(NamedTuple):
     """Of one continuation."""
 
     log_probability: float
@@ -69,7 +69,7 @@ def score(
         hidden_BTD = causal_lm.base_model(input_ids=ids_BT.to(device), use_cache=False).last_hidden_state
         found = _targets(causal_lm.get_output_embeddings(), hidden_BTD, sequences, chunk)
     return [
-        [ContinuationScore(found[number, each][0], found[number, each][1]) for each in sequence.continuations]
+        [ContinuationScore(*found[number, each]) for each in sequence.continuations]
         for number, sequence in enumerate(sequences)
     ]
 
