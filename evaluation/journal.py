@@ -170,7 +170,7 @@ class Evaluation:
                 known |= others
         return {key: known[key] for key in keys}
 
-    def finish(self, figures: Mapping[str, Any]) -> Path:
+    def finish(self, figures: Mapping[str, Any]) -> None:
         """Write the result and remove the journal; rank 0 alone.
 
         Args:
@@ -180,7 +180,6 @@ class Evaluation:
             with self._disk():
                 results.save(self.started.finish(figures), self.path)
             shutil.rmtree(self.journal, ignore_errors=True)
-        return self.path
 
     def _load(self, held: contextlib.ExitStack) -> dict[str, Any]:
         """Return what earlier starts found; the journal is this job's until ``held`` is left.

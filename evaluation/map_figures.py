@@ -27,8 +27,8 @@ EVEN, APART = "cividis", "PuOr"
 """Colours of numbers that grow, and of numbers around 0: both the same to colour-blind readers."""
 
 
-def draw(kind: MapKind, path: Path) -> Path:
-    """Return a row of panels for each head, a column for each layer, one scale of colours; whole or not at all."""
+def draw(kind: MapKind, path: Path) -> None:
+    """Draw a row of panels for each head, a column for each layer, one scale of colours; whole or not at all."""
     layers, heads = (list(dict.fromkeys(getattr(each, name) for each in kind.maps)) for name in ("layer", "head"))
     chosen = [some(layers, LAYERS), some(heads, HEADS)]
     found = {(each.layer, each.head): each for each in kind.maps}
@@ -57,7 +57,6 @@ def draw(kind: MapKind, path: Path) -> Path:
     bar = figure.colorbar(image, ax=panels, label=kind.unit, extend="both" if kind.signed else "neither")
     bar.ax.yaxis.set_major_locator(MaxNLocator(5))
     storage.write_file(path, lambda aside: figure.savefig(aside, dpi=DPI, format="png"))
-    return path
 
 
 def page(kinds: Sequence[MapKind], tokens: Sequence[str], title: str, intro: str) -> str:
