@@ -36,7 +36,6 @@ from tape_ds.run_folder import TRAINED
 ADAPTER = "adapter_config.json"
 _SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "*.py")
 _TOKENIZER_CODE = ("tokenizer_config.json", "config.json")
-_WEIGHTS = ("*.safetensors", "*.bin")
 _REMEDY = "give a run's folder, a model folder, a hub id that can be reached, an adapter, a .gguf file, or smollm2"
 
 
@@ -343,7 +342,7 @@ def _download(name: str) -> Path:
     try:
         folder = Path(snapshot_download(name, allow_patterns=[*_SMALL, "*.safetensors"]))
         if not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(name, allow_patterns=[*_SMALL, *_WEIGHTS]))
+            folder = Path(snapshot_download(name, allow_patterns=[*_SMALL, "*.bin"]))
     except (OSError, ValueError, HTTPError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(Problem("model", name, f"no such folder, and not to be had ({reason})", _REMEDY)) from error
