@@ -6,7 +6,6 @@ import csv
 import itertools
 import json
 import random
-from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -19,45 +18,16 @@ from tape_ds.data.arithmetic.tasks import TASKS
 from tape_ds.model import positions
 from tape_ds.recipe.arithmetic import load
 from tests.evaluation.calculators import Calculator, right
+from tests.evaluation.found_models import Found, asker
 from tests.model.helpers import tiny_model
 
 SMALL = ["--task", "addition", "--trained", "2", "--samples", "10"]
 ADD = right("addition")
 
 
-@dataclass
-class Found:
-    """A model as the command finds it, made of what the test says."""
-
-    model: torch.nn.Module
-    position_limit: int | None = None
-    config: object = None
-    name_or_path: str = "a/model"
-    record: None = None
-    loads: list = field(default_factory=list)
-    device = torch.device("cpu")
-
-    def about(self):
-        return {"address": self.name_or_path, "sha256": "0" * 64}
-
-    def tokenizer(self):
-        return self.model.tokenizer
-
-    def load(self):
-        self.loads.append(1)
-        return self.model
-
-
 @pytest.fixture
 def ask(monkeypatch, tmp_path):
-    """Runs the command on a model; gives the exit code."""
-
-    def run(model, *words, **facts):
-        found = Found(model, **facts)
-        monkeypatch.setattr(arithmetic.models, "find", lambda options, problems=(): found)
-        return arithmetic.main(["a/model", "--output", str(tmp_path), *words]), found
-
-    return run
+    return asker(arithmetic, monkeypatch, tmp_path)
 
 
 def stored(folder):

@@ -3,39 +3,15 @@
 import contextlib
 import csv
 import json
-from dataclasses import dataclass, field
 
 import pytest
-import torch
 
 from evaluation import models, passkey
 from tape_ds import results
-from tests.data.letters import Letters
+from tests.evaluation.found_models import asker
 from tests.scoring.readers import Reader
 
 SMALL = ["--lengths", "400", "1000", "--depths", "0", "0.25", "0.5", "--trials", "2"]
-
-
-@dataclass
-class Found:
-    """A model as the command finds it, made of what the test says."""
-
-    model: torch.nn.Module
-    known_length: int = 512
-    position_limit: int | None = None
-    name_or_path: str = "a/model"
-    loads: list = field(default_factory=list)
-    device = torch.device("cpu")
-
-    def about(self):
-        return {"address": self.name_or_path, "sha256": "0" * 64, "native_length": self.known_length}
-
-    def tokenizer(self):
-        return Letters()
-
-    def load(self):
-        self.loads.append(1)
-        return self.model
 
 
 class Counted(Reader):
@@ -55,14 +31,7 @@ class Counted(Reader):
 
 @pytest.fixture
 def ask(monkeypatch, tmp_path):
-    """Runs the command on a model; gives the exit code."""
-
-    def run(model, *words, **facts):
-        found = Found(model, **facts)
-        monkeypatch.setattr(passkey.models, "find", lambda options, problems=(): found)
-        return passkey.main(["a/model", "--output", str(tmp_path), *words]), found
-
-    return run
+    return asker(passkey, monkeypatch, tmp_path)
 
 
 def stored(folder):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig
 
-from tests.data.letters import END
+from tests.data.letters import END, Letters
 
 
 class Reader(nn.Module):
@@ -17,7 +17,7 @@ class Reader(nn.Module):
         super().__init__()
         self.config = LlamaConfig(num_hidden_layers=1)
         self.base_model = SimpleNamespace(encoding=SimpleNamespace(cache_exact=True))
-        self.table = nn.Embedding(1, 1)
+        self.table, self.tokenizer = nn.Embedding(1, 1), Letters()
         self.sight, self.read = sight, ""
 
     def get_input_embeddings(self):
