@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 
@@ -41,13 +41,7 @@ class SpanLosses:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with the overall ``mean``."""
-        return {
-            "span": self.span,
-            "starts": list(self.starts),
-            "nll": list(self.nll),
-            "counts": list(self.counts),
-            "mean": self.mean,
-        }
+        return asdict(self) | {"mean": self.mean}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SpanLosses":
