@@ -95,13 +95,14 @@ class Told(LM):
 
 
 class Answering(LM):
-    """A model whose reply to a request is ``answer(request)``."""
+    """A model whose reply to a request is ``answer(request)``; remembers what it was ``asked``."""
 
     def __init__(self, answer):
         super().__init__()
-        self.answer = answer
+        self.answer, self.asked = answer, []
 
     def generate_until(self, requests, disable_tqdm=False):
+        self.asked += [request.args for request in requests]
         return [self.answer(request) for request in requests]
 
     def loglikelihood(self, requests, disable_tqdm=False):

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+
+from tests.evaluation import local_tasks
+from tests.evaluation.scrolls.conftest import byte_tokenizer
 
 TASKS = Path(__file__).resolve().parents[2] / "evaluation" / "tasks"
 ASKED = {"lengths": [500, 700], "depths": [0, 0.5], "trials": 2}
@@ -18,11 +19,7 @@ ASKED = {"lengths": [500, 700], "depths": [0, 0.5], "trials": 2}
 def tokenizer(tmp_path_factory):
     """A folder with a tokenizer whose tokens are bytes."""
     folder = tmp_path_factory.mktemp("bytes")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    letters = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
-    letters.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    letters.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=letters).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
     return str(folder)
 
 
@@ -30,28 +27,16 @@ def tokenizer(tmp_path_factory):
 def evaluate(tokenizer, monkeypatch):
     """Runs tasks on a model that writes what ``reply`` gives for a prompt; returns results and prompts."""
     from lm_eval import evaluator, simple_evaluate
-    from lm_eval.api.model import LM
     from lm_eval.tasks import TaskManager
 
     monkeypatch.setattr(evaluator, "add_env_info", lambda results: None)  # asks pip, which takes seconds
 
     def run(reply, tasks=("tape_passkey", "tape_passkey_pose"), **metadata):
-        read = []
-
-        class Told(LM):
-            def generate_until(self, requests, disable_tqdm=False):
-                read.extend(request.args for request in requests)
-                return [reply(request.args[0]) for request in requests]
-
-            def loglikelihood(self, requests, disable_tqdm=False):
-                raise NotImplementedError
-
-            loglikelihood_rolling = loglikelihood
-
+        told = local_tasks.Answering(lambda request: reply(request.args[0]))
         metadata = {"tokenizer": tokenizer, **ASKED, **metadata}
         manager = TaskManager(include_path=str(TASKS), include_defaults=False, metadata=metadata)
-        found = simple_evaluate(model=Told(), tasks=list(tasks), task_manager=manager, bootstrap_iters=0)
-        return found, read
+        found = simple_evaluate(model=told, tasks=list(tasks), task_manager=manager, bootstrap_iters=0)
+        return found, told.asked
 
     return run
 

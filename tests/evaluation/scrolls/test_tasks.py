@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 from lm_eval import simple_evaluate
-from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import AutoTokenizer
@@ -16,26 +15,15 @@ from evaluation.language_model import HarnessModel
 from tape_ds.data.scrolls import examples, prompts, sequences
 from tape_ds.data.scrolls.datasets import DATASETS
 from tape_ds.errors import UserError
+from tests.evaluation import local_tasks
 from tests.evaluation.scrolls.conftest import DATA, known_answers
 
 TASKS = Path(__file__).resolve().parents[3] / "evaluation" / "tasks" / "scrolls"
 
 
-class Says(LM):
-    """Continues a prompt by a rule, and remembers what it was asked."""
-
-    def __init__(self, rule):
-        super().__init__()
-        self.rule, self.asked = rule, []
-
-    def generate_until(self, requests, disable_tqdm=False):
-        self.asked += [each.args for each in requests]
-        return [self.rule(prompt) for prompt, _ in self.asked[-len(requests) :]]
-
-    def loglikelihood(self, requests, disable_tqdm=False):
-        raise AssertionError("nothing here asks for likelihoods")
-
-    loglikelihood_rolling = loglikelihood
+def says(rule):
+    """A model that continues a prompt by a rule."""
+    return local_tasks.Answering(lambda request: rule(request.args[0]))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +40,7 @@ def evaluate(model, manager, *tasks):
 
 def oracle():
     known = known_answers(*DATASETS)
-    return Says(lambda prompt: next(answer for text, answer in known.items() if text in prompt))
+    return says(lambda prompt: next(answer for text, answer in known.items() if text in prompt))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +60,7 @@ def test_an_oracle_is_right_in_every_task(evaluated):
 
 
 def test_a_fool_is_not(manager):
-    found = evaluate(Says(lambda prompt: "qqq"), manager(), "tape_scrolls")
+    found = evaluate(says(lambda prompt: "qqq"), manager(), "tape_scrolls")
     assert {
         name: found[f"tape_scrolls_{name}"][f"{each.metric},none"] for name, each in DATASETS.items()
     } == dict.fromkeys(DATASETS, 0.0)
@@ -105,7 +93,7 @@ def test_training_generation_and_lm_eval_read_the_same_ids(name, room, manager, 
     asked = [row["input_ids"][: -row["targets"]] for row in trained]
     cut = [row.cut_tokens > 0 for row in documents(manager, name, max_tokens=max_tokens, tokenizer=str(llama))]
     assert set(cut) == {room == 120}
-    model, plain = Says(lambda prompt: ""), HFLM(pretrained=str(llama), device="cpu")
+    model, plain = says(lambda prompt: ""), HFLM(pretrained=str(llama), device="cpu")
     evaluate(model, manager(max_tokens=max_tokens, tokenizer=str(llama)), f"tape_scrolls_{name}")
     ours = HarnessModel(models.at(str(llama)))
     for prompt, each in zip([prompt for prompt, _ in model.asked], asked, strict=True):
@@ -114,7 +102,7 @@ def test_training_generation_and_lm_eval_read_the_same_ids(name, room, manager, 
 
 def test_a_long_prompt_is_cut_here_and_counted(manager, llama, capsys):
     """lm-eval itself would cut it from the left, where the question stands."""
-    model = Says(lambda prompt: "")
+    model = says(lambda prompt: "")
     evaluate(model, manager(max_tokens=301, tokenizer=str(llama)), "tape_scrolls_qasper")
     rows = examples.read("qasper", "validation", DATA)
     assert [prompt for prompt, _ in model.asked] == [row.input[:99] for row in rows]  # 301 - 201, and <s>
