@@ -35,11 +35,10 @@ def write(cells: Sequence[Cell], folder: Path, *, title: str, native_length: int
 
 
 def _frame(cells: Sequence[Cell]) -> pd.DataFrame:
-    """Cells with ``share`` (0 to 1), and in words ``count`` (found of asked) and ``place`` (their depth), in order."""
+    """Cells with ``share`` (0 to 1), and in words ``count`` (found of asked), in order."""
     frame = pd.DataFrame(cells).sort_values(["depth", "length"], na_position="first")
     frame["share"] = frame["correct"] / frame["trials"]
     frame["count"] = frame["correct"].astype(str) + "/" + frame["trials"].astype(str)
-    frame["place"] = [depth_label(depth) for depth in frame["depth"]]
     return frame
 
 
@@ -50,8 +49,8 @@ def depth_label(depth: float | None) -> str:
 
 def _grid(frame: pd.DataFrame, name: str) -> pd.DataFrame:
     """Return depths down, lengths across."""
-    wide = frame.pivot(index="place", columns="length", values=name)
-    return wide.reindex(frame["place"].unique())
+    wide = frame.pivot(index="depth", columns="length", values=name)
+    return wide.reindex(frame["depth"].unique()).rename(index=depth_label)
 
 
 def markdown(cells: Sequence[Cell]) -> str:

@@ -41,6 +41,13 @@ def test_keys_that_lie_anywhere_are_one_row():
     ]
 
 
+def test_depths_that_are_written_alike_are_two_rows(tmp_path):
+    """The command ended in a traceback behind all of its work: 50 % stood for both."""
+    near = [cell(1024, 0.5, 4), cell(1024, 0.5001, 3)]
+    assert heat_map.markdown(near).splitlines()[2:4] == ["| 50% | 4/4 |", "| 50% | 3/4 |"]
+    heat_map.draw(near, tmp_path / "a.png", title="near", native_length=None)
+
+
 def test_a_missing_cell_is_a_gap_not_a_zero(tmp_path):
     lines = heat_map.markdown(CELLS[:3]).splitlines()
     assert lines[3] == "| 100% | 1/4 | - |"
