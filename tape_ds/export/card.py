@@ -224,13 +224,10 @@ def _made_with(result: Result | None) -> str:
         names = [name for name in _SHOWN_VERSIONS if name in result.versions]
         versions = ", ".join(f"{name} {result.versions[name]}" for name in names)
         done = "Trained" if result.figures.get("trained") else "Scored"
-        lines.append(f"{done} with {versions}{_commit(result)}, on {result.started[:10]}, by")
+        commit = f", {commit_words(result.commit)}" if result.commit is not None else ""
+        lines.append(f"{done} with {versions}{commit}, on {result.started[:10]}, by")
         lines.append(f"```\n{command_line(result.command)}\n```")
     return "\n\n".join(lines)
-
-
-def _commit(result: Result) -> str:
-    return f", {commit_words(result.commit)}" if result.commit is not None else ""
 
 
 def commit_words(commit: Mapping[str, Any]) -> str:
