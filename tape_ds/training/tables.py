@@ -36,7 +36,7 @@ def print_loss_by_position(scores: Mapping[str, Mapping[str, SpanLosses]], nativ
             cells = [f"{value:.2f}" for value in losses.nll]
             cells = [f"[bold]{c}" if s >= native_length else c for c, s in zip(cells, losses.starts, strict=True)]
             past = f"{losses.mean_between(native_length):.3f}" if losses.starts[-1] >= native_length else "-"
-            table.add_row(variant, *cells, f"{losses.mean:.3f}", past)
+            table.add_row(escape(variant), *cells, f"{losses.mean:.3f}", past)
         _print(table)
 
 
@@ -64,7 +64,7 @@ def print_passkeys(found: Mapping[str, Iterable[Passkey]], native_length: int) -
             bold = "[bold]" if each.length > native_length else ""
             wrong = [f"{miss.reply!r} for {miss.key} at {miss.depth:.0%}" for miss in each.replies if not miss.correct]
             sizes = f"{each.length:,}", f"{each.length / native_length:.2g}"
-            table.add_row(variant, *sizes, f"{bold}{each.correct} of {each.trials}", escape("\n".join(wrong)))
+            table.add_row(escape(variant), *sizes, f"{bold}{each.correct} of {each.trials}", escape("\n".join(wrong)))
         table.add_section()
     _print(table)
 

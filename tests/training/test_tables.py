@@ -57,3 +57,10 @@ def test_brackets_are_text(capsys):
     tables.print_loss_by_position({"untouched": {"[a]/[/b].py": losses}}, native_length=4)
     printed = capsys.readouterr().out
     assert "text:src/[a-z]*.py, text:[/b]" in printed and "on [a]/[/b].py" in printed
+
+
+def test_brackets_in_the_name_of_a_model_are_text(capsys):
+    """Evaluations call a row as the model was typed: ``runs/[lora]`` was shown as ``runs/``."""
+    tables.print_loss_by_position({"runs/[lora]": {"a.py": SpanLosses(4, (0,), (2.5,), (3,))}}, native_length=4)
+    tables.print_passkeys({"runs/[lora]": [Passkey(64, (Reply(0, 64, 0.5, 7, " 7."),))]}, native_length=64)
+    assert capsys.readouterr().out.count("runs/[lora]") == 2
