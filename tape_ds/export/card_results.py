@@ -91,9 +91,8 @@ def _row_figures(result: Result) -> dict[str, list[Mapping[str, Any]]]:
     """Return figures of :data:`TITLES` that hold rows; a mapping's values are its rows."""
     found = {}
     for name in TITLES:
-        figure = result.figures.get(name)
-        rows = list(figure.values()) if isinstance(figure, dict) else figure
-        if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
+        figure = result.figures.get(name) or []
+        if rows := list(figure.values() if isinstance(figure, dict) else figure):
             found[name] = rows
     return found
 
