@@ -63,12 +63,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return the command line before ``--``."""
-    parser = Parser(
-        prog=f"python -m {NAME}",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog=f"python -m {NAME}", description=__doc__)
     parser.add_argument("experiment", nargs="?", metavar="EXPERIMENT", help="a name, see --list, or a .yaml file")
     parser.add_argument("--list", action="store_true", help="all experiments; nothing is run")
     parser.add_argument("--page", action="store_true", help="write docs/results/README.md from what is stored")
