@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tape_ds.arguments import Parser
+from tape_ds.arguments import Parser, below_one
 from tape_ds.errors import Problem, UserError, check_folder, command, did_you_mean, raise_if_any
 from tape_ds.markdown_table import markdown_table
 from tools.experiment import table
@@ -97,9 +97,7 @@ def check(options: argparse.Namespace) -> "runs.ExperimentWork":
     given |= {"arms": {arm: found.arms[arm] for arm in chosen if arm in found.arms}}
     own = {name: getattr(found, name) for name in Experiment.model_fields}
     found = Experiment.build(own | {name: value for name, value in given.items() if value is not None})
-    for name in ("jobs", "processes"):
-        value = getattr(options, name)
-        problems += [Problem(name, value, "too few", "give 1 or more")] if value is not None and value < 1 else []
+    problems += below_one(options, "jobs", "processes")
     for name in ("output", "results"):
         problems += check_folder(name, getattr(options, name) or ".")
     raise_if_any([*problems, *check_launcher(options.launcher), *runs.check_jobs(options.jobs), *table.check(found)])
