@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tape_ds.arguments import Parser
-from tape_ds.errors import Problem, UserError, command, raise_if_any
+from tape_ds.errors import Problem, collecting, command, raise_if_any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -84,8 +84,7 @@ def check(options: argparse.Namespace) -> "FoundModel":
     except (OSError, OverflowError) as error:
         wrong = f"cannot be listened at ({error})"
         problems.append(Problem("--port", place(options), wrong, "choose another --port or --host"))
-    found = None
-    try:
+    with collecting(problems):
         found = models.find(options)
         length = options.max_length or found.native_length
         if found.position_limit is not None and length > found.position_limit:
@@ -94,10 +93,7 @@ def check(options: argparse.Namespace) -> "FoundModel":
         if not found.tokenizer().is_fast:
             wrong = "the server streams by tokenizers that have a tokenizer.json, and this one has none"
             problems.append(Problem("--tokenizer", found.tokenizer_name_or_path, wrong, "give the name or path of one"))
-    except UserError as error:
-        problems += error.problems
     raise_if_any(problems)
-    assert found is not None
     return found
 
 
