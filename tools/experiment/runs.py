@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import installation, results, storage
-from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.errors import Problem, collecting, raise_if_any
 from tape_ds.installation import ROOT
 from tools.experiment import readings, table
 from tools.experiment.table import Experiment
@@ -217,10 +217,8 @@ def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: i
 
     own_seeds: dict[str, int] = {}
     for arm in asked.arms:
-        try:
+        with collecting(problems.setdefault(arm, [])):
             own_seeds[arm] = load(arm, [])[0].trainer_value("seed")
-        except UserError as error:
-            problems[arm] = error.problems
     raise_if_any(_merged(problems, len(asked.arms)))
 
     def run(arm: str, seed: int | None) -> PlannedRun:
