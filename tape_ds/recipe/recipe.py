@@ -118,11 +118,6 @@ class Recipe(ABC):
         return getattr(self.trainer, name)
 
     @property
-    def training_kwargs(self) -> dict[str, Any]:
-        """Arguments of ``TrainingArguments``, without ``deepspeed`` and ``gradient_accumulation_steps``."""
-        return self.trainer.kwargs
-
-    @property
     def resume_from_checkpoint(self) -> str | bool:
         """A checkpoint's path, True for the newest of output_dir, "auto" for that if there is one, False for none."""
         return self.trainer_value("resume_from_checkpoint") or False
@@ -167,7 +162,7 @@ class Recipe(ABC):
 
         # another version of transformers may lack a field that this stack sets, which is no mistake of the recipe's
         known = {field.name for field in dataclasses.fields(TrainingArguments)} | self.given
-        kwargs = {name: value for name, value in self.training_kwargs.items() if name in known}
+        kwargs = {name: value for name, value in self.trainer.kwargs.items() if name in known}
         kwargs["resume_from_checkpoint"] = self.resume_from_checkpoint or None
         kwargs["gradient_accumulation_steps"] = self.accumulation()
         if self.chosen_cpu is not None or not torch.accelerator.is_available():
@@ -192,13 +187,13 @@ class Recipe(ABC):
         for name in self.SECTIONS:
             flat |= getattr(self, name).flat()
         flat["global_batch_size"] = self.global_batch_size
-        return flat | self.training_kwargs | {"deepspeed": self.deepspeed}
+        return flat | self.trainer.kwargs | {"deepspeed": self.deepspeed}
 
     def to_yaml(self) -> str:
         """:meth:`as_dict` as the text of a recipe, with transformers' defaults of everything that has one."""
         skipped = {"deepspeed", "gradient_accumulation_steps", "num_train_epochs"}  # others decide these
         defaults = {name: self.trainer_value(name) for name in trainer.FIELDS if name not in skipped}
-        trainers = {name: value for name, value in defaults.items() if value is not None} | self.training_kwargs
+        trainers = {name: value for name, value in defaults.items() if value is not None} | self.trainer.kwargs
         ours = {name: value for name, value in self.as_dict().items() if name not in trainer.FIELDS}
         whole = ours | dict(sorted(trainers.items())) | {"deepspeed": self.deepspeed}
         return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True)

@@ -161,7 +161,8 @@ class Trainer(_Fields):  # type: ignore[misc, valid-type]
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """The arguments that are given, or that this stack sets; transformers knows its defaults of the others."""
+        """The arguments that are given, or that this stack sets, without ``deepspeed`` and
+        ``gradient_accumulation_steps``; transformers knows its defaults of the others."""
         own = {name: getattr(self, name) for name in FIELDS if name in {*self.model_fields_set, *_OURS, "output_dir"}}
         if own.get("activation_checkpointing"):
             options = own.get("activation_checkpointing_kwargs") or {}

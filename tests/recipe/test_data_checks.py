@@ -83,7 +83,7 @@ def test_a_recipe_for_every_published_one():
 def test_pose_in_its_paper_s_settings(name):
     window, target = PUBLISHED[name]
     recipe = load(["--recipe", name], world_size=8)
-    kwargs = recipe.training_kwargs
+    kwargs = recipe.trainer.kwargs
     assert (recipe.data.window, recipe.model.target_length) == (window, target)
     assert recipe.data.pose == Pose(chunks=2, reach=5)
     assert (recipe.data.min_document_tokens, recipe.data.max_documents) == (window, 100_000)

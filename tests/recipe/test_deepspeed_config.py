@@ -116,7 +116,7 @@ def test_what_is_left_out_is_completed():
 def test_the_completed_file_and_not_the_name_reaches_the_trainer(tmp_path):
     recipe = load(["--max_steps", "3", "--output_dir", str(tmp_path), "--deepspeed", "zero2"], world_size=1)
     assert recipe.deepspeed["zero_optimization"]["stage"] == 2
-    assert "deepspeed" not in recipe.training_kwargs
+    assert "deepspeed" not in recipe.trainer.kwargs
 
 
 def test_a_key_of_every_block_was_found():

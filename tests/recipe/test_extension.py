@@ -204,12 +204,12 @@ def test_the_shipped_recipes_load(name, monkeypatch):
     has_bitsandbytes(monkeypatch)
     recipe = load(["--recipe", name], world_size=2)
     assert recipe.name == name and (recipe.deepspeed is not None) == recipe.trains
-    assert recipe.training_kwargs["output_dir"] == f"runs/{name}"
+    assert recipe.trainer.kwargs["output_dir"] == f"runs/{name}"
 
 
 def test_the_paper_s_recipe():
     recipe = load(["--recipe", "llama2_7b_8k"], world_size=8)
-    kwargs = recipe.training_kwargs
+    kwargs = recipe.trainer.kwargs
     assert (recipe.global_batch_size, recipe.accumulation(), kwargs["max_steps"]) == (64, 8, 1000)
     assert (kwargs["learning_rate"], kwargs["warmup_steps"]) == (2e-5, 50)
     assert kwargs["lr_scheduler_type"] == "constant_with_warmup"

@@ -185,7 +185,7 @@ def test_a_wrong_field_silences_only_what_reads_it():
 def test_the_command_line_wins_over_the_file_and_the_file_over_its_base():
     write("base.yaml", learning_rate=1.0, warmup_steps=1, seed=1)
     Path("top.yaml").write_text("base: base.yaml\nwarmup_steps: 2\nseed: 2\n")
-    kwargs = load(["--recipe", "top.yaml", "--seed", "3"]).training_kwargs
+    kwargs = load(["--recipe", "top.yaml", "--seed", "3"]).trainer.kwargs
     assert (kwargs["learning_rate"], kwargs["warmup_steps"], kwargs["seed"]) == (1.0, 2, 3)
 
 
@@ -199,7 +199,7 @@ def test_a_base_lies_beside_its_recipe_or_among_the_shipped_ones(tmp_path):
     Path("sub").mkdir()
     write("sub/base.yaml", seed=5)
     Path("sub/top.yaml").write_text("base: base\n")
-    assert load(["--recipe", "sub/top.yaml"]).training_kwargs["seed"] == 5
+    assert load(["--recipe", "sub/top.yaml"]).trainer.kwargs["seed"] == 5
     Path("sub/top.yaml").write_text("base: demo\nseed: 6\n")
     assert load(["--recipe", "sub/top.yaml"]).data.pose.chunks == 2
 
@@ -219,10 +219,10 @@ def test_dotted_overrides_reach_into_a_json_given_in_the_recipe():
 def test_numbers_may_be_spelled_as_text():
     """YAML 1.1 takes 1e-4 without a dot for a text."""
     text = yaml.safe_dump({key: value for key, value in GOOD.items() if key != "learning_rate"})
-    assert load(["--recipe", write(text=text + "learning_rate: 1e-4\n")]).training_kwargs["learning_rate"] == 1e-4
+    assert load(["--recipe", write(text=text + "learning_rate: 1e-4\n")]).trainer.kwargs["learning_rate"] == 1e-4
     kwargs = load(
         ["--recipe", write(), "--learning-rate=2e-4", "--max_steps", "1e1", "--weight_decay", "0"]
-    ).training_kwargs
+    ).trainer.kwargs
     assert (kwargs["learning_rate"], kwargs["max_steps"], kwargs["weight_decay"]) == (2e-4, 10, 0)
 
 
@@ -242,7 +242,7 @@ def test_the_last_word_counts_on_the_command_line():
     """A script with flags of its own can pass "$@" on; a list is replaced as a whole, like a number."""
     argv = ["--max_steps", "4", "--eval_data", "stdlib:typing.py", "--max_steps=6", "--eval_data", "stdlib:inspect.py"]
     recipe = load(["--recipe", write(), *argv])
-    assert (recipe.training_kwargs["max_steps"], recipe.data.eval_data) == (6, ["stdlib:inspect.py"])
+    assert (recipe.trainer.kwargs["max_steps"], recipe.data.eval_data) == (6, ["stdlib:inspect.py"])
 
 
 def test_flags_without_a_value_negative_numbers_and_null():
@@ -258,15 +258,15 @@ def test_flags_without_a_value_negative_numbers_and_null():
         "null",
     ]
     recipe = load([*argv, "--local_rank=1", "--dry_run", "--print_config", "--save_strategy", "no"])
-    assert recipe.training_kwargs["torch_compile"] is True and recipe.training_kwargs["max_steps"] == -1
+    assert recipe.trainer.kwargs["torch_compile"] is True and recipe.trainer.kwargs["max_steps"] == -1
     assert recipe.deepspeed is None and recipe.dry_run and recipe.print_config
-    assert recipe.training_kwargs["save_strategy"] == "no"
+    assert recipe.trainer.kwargs["save_strategy"] == "no"
 
 
 def test_null_means_not_given_but_for_deepspeed():
     text = yaml.safe_dump(GOOD | {"report_to": None, "output_dir": None, "window": None, "pose_chunks": 1})
     recipe = load(["--recipe", write(text=text)])
-    assert recipe.training_kwargs["report_to"] == "none" and recipe.training_kwargs["output_dir"] == "runs/mine"
+    assert recipe.trainer.kwargs["report_to"] == "none" and recipe.trainer.kwargs["output_dir"] == "runs/mine"
     assert recipe.data.window == 16384
 
 
@@ -278,4 +278,4 @@ def test_numbers_inside_a_mapping_may_be_spelled_as_text_too():
 
 def test_a_bare_no_of_yaml_is_the_word():
     text = yaml.safe_dump(GOOD) + "save_strategy: no\n"
-    assert load(["--recipe", write(text=text)]).training_kwargs["save_strategy"] == "no"
+    assert load(["--recipe", write(text=text)]).trainer.kwargs["save_strategy"] == "no"

@@ -204,7 +204,7 @@ def test_the_family_differs_in_the_encoding_alone():
         said = helpers.said(f"c4_155m_{encoding}")
         assert said.pop("base") == "c4_155m" and set(said) <= own and said["position_encoding"] == encoding
         recipe = load(["--recipe", f"c4_155m_{encoding}"], world_size=8)
-        kwargs = recipe.training_kwargs
+        kwargs = recipe.trainer.kwargs
         assert (recipe.global_batch_size, recipe.window, kwargs["max_steps"]) == (512, 1024, 10000)
         assert (kwargs["learning_rate"], kwargs["weight_decay"], kwargs["warmup_steps"]) == (1e-4, 0.01, 0.02)
         assert kwargs["lr_scheduler_type"] == "polynomial" and recipe.evaluation.eval_lengths[-1] == 8192
@@ -253,4 +253,4 @@ def test_seven_billion(tokenizer):
         model = TapeForCausalLM(recipe.model_config(tokenizer))
     assert model.num_parameters() == 6_738_415_616 + 31 * (4096 * 128 + 2 * 128 * 32 + 32 * 32)
     assert recipe.accumulation() == 16 and recipe.deepspeed["zero_optimization"]["stage"] == 3
-    assert recipe.training_kwargs["activation_checkpointing_kwargs"] == {"use_reentrant": False}
+    assert recipe.trainer.kwargs["activation_checkpointing_kwargs"] == {"use_reentrant": False}

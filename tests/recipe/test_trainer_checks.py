@@ -163,7 +163,7 @@ def test_values_that_the_json_shares_with_the_trainer_may_agree():
 
 
 def test_the_old_name_of_checkpointing_is_understood():
-    kwargs = load(["--recipe", write(gradient_checkpointing=True)]).training_kwargs
+    kwargs = load(["--recipe", write(gradient_checkpointing=True)]).trainer.kwargs
     assert kwargs["activation_checkpointing"] is True and "gradient_checkpointing" not in kwargs
     found, _ = problems_of("--recipe", write(gradient_checkpointing=True, activation_checkpointing=False))
     assert "gradient_checkpointing" in found
