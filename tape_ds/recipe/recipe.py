@@ -139,23 +139,17 @@ class Recipe(ABC):
         raise_if_any(list(check_groups(self.scale, world)))
         return Layout(world, self.scale.sequence_parallel_size, self.scale.tensor_parallel_size)
 
-    def accumulation(self, world_size: int | None = None) -> int:
-        """Backward passes per optimizer step and process; 1 where there are no steps.
-
-        Raises:
-            UserError: the global batch cannot be shared out over ``world_size`` processes.
-        """
+    def accumulation(self) -> int:
+        """Backward passes per optimizer step and process; 1 where there are no steps."""
         if not self.trains:
             return 1
-        layout = self.layout(world_size)
-        raise_if_any(list(self._shared_out(layout)))
-        return self.global_batch_size // (self.trainer_value("per_device_train_batch_size") * layout.data)
+        return self.global_batch_size // (self.trainer_value("per_device_train_batch_size") * self.layout().data)
 
     def training_arguments(self) -> "TrainingArguments":
         """Return the trainer's arguments; transformers picks the device and starts the process group here.
 
         Raises:
-            UserError: the batch does not divide, or transformers refuses a value on this machine.
+            UserError: transformers refuses a value on this machine.
         """
         import torch
         from transformers import TrainingArguments

@@ -38,7 +38,7 @@ def test_the_plan_says_who_reads():
 def test_another_number_of_processes_must_fit_too():
     recipe = extension.load(["--recipe", write(sequence_parallel_size=2)], world_size=4)
     with pytest.raises(UserError, match="does not divide the job's processes, 3"):
-        recipe.accumulation(world_size=3)
+        recipe.layout(3)
 
 
 # (what to change, processes, expected field, part of the message)

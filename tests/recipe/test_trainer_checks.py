@@ -145,10 +145,9 @@ def test_an_output_folder_without_rights(tmp_path, monkeypatch):
 
 def test_the_global_batch_decides_and_accumulation_follows(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    recipe = load(["--recipe", write()])
-    assert (recipe.accumulation(), recipe.accumulation(1), recipe.accumulation(4)) == (2, 4, 1)
+    assert [load(["--recipe", write()], world).accumulation() for world in (None, 1, 4)] == [2, 4, 1]
     with pytest.raises(UserError, match="global_batch_size"):
-        recipe.accumulation(3)
+        load(["--recipe", write()], 3)
     assert load(["--recipe", write(without=("global_batch_size",))]).global_batch_size == 4
 
 
