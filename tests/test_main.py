@@ -16,17 +16,11 @@ from tape_ds import __version__, installation
 from tape_ds.__main__ import COMMANDS, LAUNCHER_OPTIONS, LOOKS
 from tape_ds.errors import UserError
 from tape_ds.installation import ROOT
-from tape_ds.recipe import arithmetic, extension, finetuning, loading, pretraining
+from tape_ds.recipe import loading
+from tape_ds.recipe.kinds import KINDS
 
 EXTEND = str(ROOT / "launchers" / "extend_llama.py")
 RUNNER = [sys.executable, "-m", "deepspeed.launcher.runner"]
-RECIPES = (
-    arithmetic.ArithmeticRecipe,
-    extension.ExtensionRecipe,
-    finetuning.ChatRecipe,
-    finetuning.ScrollsRecipe,
-    pretraining.PretrainingRecipe,
-)
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +96,7 @@ def test_the_launcher_has_the_option(deepspeeds_options, option):
 
 
 def test_no_script_has_an_option_of_the_launcher():
-    taken = {f"--{field}" for kind in RECIPES for field in loading.field_hints(kind)}
+    taken = {f"--{field}" for kind in KINDS.values() for field in loading.field_hints(kind)}
     taken |= {
         option
         for file in (ROOT / "evaluation").rglob("*.py")

@@ -4,17 +4,11 @@ import re
 
 import pytest
 
-from tape_ds.recipe import arithmetic, extension, finetuning, loading, pretraining, trainer
+from tape_ds.recipe import extension, finetuning, loading, pretraining, trainer
+from tape_ds.recipe.kinds import KINDS
 from tests.docs import pages
 
 PAGE = pages.ROOT / "docs" / "coming_from.md"
-KINDS = (
-    extension.ExtensionRecipe,
-    finetuning.ChatRecipe,
-    finetuning.ScrollsRecipe,
-    pretraining.PretrainingRecipe,
-    arithmetic.ArithmeticRecipe,
-)
 FILE = re.compile(r"(?:launchers|tools|ds_configs|tape_ds)/[\w/]+\.(?:py|json)")
 
 
@@ -32,7 +26,7 @@ def flags():
 @pytest.fixture(scope="module")
 def known():
     """Fields of all recipes, and the options that the evaluation's and the tools' parsers are given."""
-    fields = {field for kind in KINDS for field in loading.field_hints(kind)} | {"recipe"}
+    fields = {field for kind in KINDS.values() for field in loading.field_hints(kind)} | {"recipe"}
     files = [path for folder in ("evaluation", "tools") for path in (pages.ROOT / folder).rglob("*.py")]
     return fields | {each for path in files for each in re.findall(r'"--(\w+)"', path.read_text(encoding="utf-8"))}
 

@@ -5,14 +5,9 @@ import pytest
 from tape_ds.errors import UserError
 from tape_ds.installation import ROOT
 from tape_ds.recipe import files, help, loading, trainer
-from tape_ds.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.recipe.extension import ExtensionRecipe
-from tape_ds.recipe.finetuning import ChatRecipe, ScrollsRecipe
-from tape_ds.recipe.pretraining import PretrainingRecipe
+from tape_ds.recipe.kinds import KINDS
 
-KINDS = {
-    kind.LAUNCHER: kind for kind in (ExtensionRecipe, PretrainingRecipe, ChatRecipe, ScrollsRecipe, ArithmeticRecipe)
-}
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 

@@ -4,29 +4,24 @@ import pytest
 
 from tape_ds import fields
 from tape_ds.recipe import library_fields, loading, trainer
-from tape_ds.recipe.arithmetic import ArithmeticRecipe
-from tape_ds.recipe.extension import ExtensionRecipe
-from tape_ds.recipe.finetuning import ChatRecipe, ScrollsRecipe
-from tape_ds.recipe.pretraining import PretrainingRecipe
+from tape_ds.recipe.kinds import KINDS
 from tools.library_fields import collect
 
-KINDS = pytest.mark.parametrize(
-    "kind", [ExtensionRecipe, PretrainingRecipe, ChatRecipe, ScrollsRecipe, ArithmeticRecipe]
-)
+EVERY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
 def test_the_file_is_that_of_the_installed_libraries():
     assert library_fields.read() == collect(), "run python tools/library_fields.py"
 
 
-@KINDS
+@EVERY_KIND
 def test_former_and_owned_names_are_what_they_claim(kind):
     today = set(loading.field_hints(kind))
     assert not (set(trainer.REMOVED) | set(kind.FORMER)) & today
     assert set(trainer.OWNED) | set(trainer.DEFAULTS) <= today
 
 
-@KINDS
+@EVERY_KIND
 def test_no_field_of_ours_hides_one_of_the_trainer(kind):
     ours = [name for section in kind.SECTIONS.values() for name in section.flat_fields()]
     shared = {"global_batch_size", "base", "launcher", "recipe"}
