@@ -147,7 +147,7 @@ def _numbers(whose: str, rows: Mapping[str, Mapping[Quantity, Number]], tables: 
         having = [table for table in tables if quantity in table.quantities] or tables[:1]
         return having[0].places(quantity) if having else 3
 
-    asked = readings.ordered(rows)
+    asked = readings.ordered(rows.values())
     lines = [[method, *(decimal(found.get(each), places(each)) for each in asked)] for method, found in rows.items()]
     return markdown_table([whose, *(str(each).replace("_", " ") for each in asked)], lines)
 

@@ -5,7 +5,7 @@ Shares are in per cent. A row is a method; a result with one row calls it by no 
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean, stdev
@@ -259,8 +259,8 @@ READERS: dict[str, Callable[[results.Result], Rows]] = {
 """A file's name without its ending -> how its numbers are read."""
 
 
-def ordered(rows: Mapping[str, Mapping[Quantity, Any]]) -> list[Quantity]:
+def ordered(rows: Iterable[Mapping[Quantity, Any]]) -> list[Quantity]:
     """Return all there are numbers of: in the order in which they were found, lengths of one kind ascending."""
-    found = list(dict.fromkeys(quantity for numbers in rows.values() for quantity in numbers))
+    found = list(dict.fromkeys(quantity for numbers in rows for quantity in numbers))
     kinds = list(dict.fromkeys((quantity.task, quantity.metric) for quantity in found))
     return sorted(found, key=lambda each: (kinds.index((each.task, each.metric)), each.length or 0))

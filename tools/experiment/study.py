@@ -16,6 +16,7 @@ from tape_ds.markdown_table import markdown_table
 from tape_ds.numbers import NOT_AVAILABLE, number
 from tape_ds.scoring import statistics
 from tape_ds.scoring.statistics import Sample
+from tools.experiment import readings
 from tools.experiment.readings import BY_UPDATES
 
 ALPHA = 1 - statistics.CONFIDENCE
@@ -112,11 +113,8 @@ class Study:
     @cached_property
     def measures(self) -> list[Measure]:
         """All figures; cost comes last."""
-        found = list(dict.fromkeys(quantity for row in self.rows for quantity in row.figures))
-        late = ("train_loss", *COSTS)
-        kinds = list(dict.fromkeys((each.task, each.metric) for each in found))
-        found.sort(key=lambda q: (q.metric in late, kinds.index((q.task, q.metric)), q.length or 0))
-        return [Measure(each) for each in found]
+        found = readings.ordered(row.figures for row in self.rows)
+        return [Measure(each) for each in sorted(found, key=lambda each: each.metric in ("train_loss", *COSTS))]
 
     @cached_property
     def primary(self) -> Measure:
