@@ -30,9 +30,10 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.choose import RESULTS, ROOT, TABLE
+from benchmarks.choose import RESULTS, TABLE
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, raise_if_any
+from tape_ds.installation import ROOT, environment
 from tape_ds.results import now
 
 LEAST_SECONDS = 10
@@ -212,12 +213,11 @@ class Part:
 
     def start(self, command: list[str], log: Path) -> "subprocess.Popen[bytes]":
         """Return a process in a session of its own, so that all it starts can be ended together."""
-        paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        own = {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+        own = environment() | {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
         own |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"} if self.rehearse else {}
         with open(log, "wb") as file:
             return subprocess.Popen(
-                command, cwd=ROOT, env=os.environ | own, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+                command, cwd=ROOT, env=own, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
             )
 
     def pack(self) -> None:

@@ -20,9 +20,9 @@ from benchmarks.benchmark_case import BASELINE, TIMED
 from benchmarks.shapes import parse
 from tape_ds.arguments import Parser
 from tape_ds.errors import Problem, UserError
+from tape_ds.installation import ROOT
 from tape_ds.model import attention
 
-ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 TABLE = ROOT / "tape_ds" / "model" / "attention" / "table.json"
 PREFIX = "attend "

@@ -7,7 +7,6 @@ The checkpoint is made in ``--work`` when it is not there. Tokens a second, memo
 
 import json
 import math
-import os
 import shutil
 import statistics
 import subprocess
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils.other import get_free_port
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import table
@@ -25,8 +23,9 @@ from benchmarks.toys import TINY
 from tape_ds import results
 from tape_ds.arguments import Parser
 from tape_ds.data import tokenizer
+from tape_ds.installation import environment
+from tools.experiment.runs import Starting
 
-ROOT = Path(__file__).resolve().parents[1]
 STEPS, TOY_STEPS = 20, 2
 VOCABULARY = 400
 """Tokens of the text; a model may have embeddings for more."""
@@ -64,12 +63,9 @@ def main() -> int:
     shutil.rmtree(run, ignore_errors=True)  # of an earlier try
     started = results.collect(command=["benchmarks.train", "--backend", options.backend], config=fields)
     words = [word for name, value in fields.items() for word in (f"--{name}", str(value))]
-    runner = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "1"]
-    runner += ["--master_port", str(get_free_port())]
-    own = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    own |= {"DS_ACCELERATOR": "cpu"} if options.toys else {}
-    command = [*runner, "launchers/extend_llama.py", *words]  # as a user starts it
-    code = subprocess.run(command, cwd=ROOT, env=os.environ | own).returncode
+    own = environment() | ({"DS_ACCELERATOR": "cpu"} if options.toys else {})
+    command = Starting(1, "deepspeed --num_accelerators 1").line(["launch", "launchers/extend_llama.py", *words])
+    code = subprocess.run(command, env=own).returncode
     if code != 0:
         return code
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
