@@ -29,17 +29,8 @@ from tape_ds.recipe import library_fields
 _MAPPINGS = {f"{name}_kwargs" for name in ("activation_checkpointing", "gradient_checkpointing", "lr_scheduler")}
 _MAPPINGS |= {"accelerator_config"}
 """Fields that transformers also takes as a file or as JSON in a text; here they are mappings, which can be checked."""
-_PLAIN = {
-    bool: "bool",
-    int: "int",
-    float: "float",
-    str: "str",
-    Path: "str",
-    type(None): "None",
-    dict: "dict",
-    list: "list",
-    Any: "Any",
-}
+_PLAIN: dict[Any, str] = {kind: kind.__name__ for kind in (bool, int, float, str, dict, list)}
+_PLAIN |= {Path: "str", type(None): "None", Any: "Any"}
 
 
 def collect() -> dict[str, Any]:
