@@ -3,6 +3,7 @@
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,9 +74,7 @@ def looped(instructions: list[Instruction], places: dict[int, int]) -> frozenset
     if not ways:
         return frozenset()
     graph = coo_array(([1] * len(ways), tuple(zip(*ways, strict=True))), shape=(len(instructions), len(instructions)))
-    count, component = connected_components(graph, connection="strong")
-    sizes = [0] * count
-    for own in component:
-        sizes[own] += 1
+    _, component = connected_components(graph, connection="strong")
+    sizes = Counter(component)
     themselves = {start for start, end in ways if start == end}
     return frozenset(place for place, own in enumerate(component) if sizes[own] > 1 or place in themselves)
