@@ -51,7 +51,6 @@ def test_what_does_not_fit_ends_with_its_own_code(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_pipe_gets_the_plan_alone():
     """Nor does it begin with what libraries print when they are imported."""
     words = [sys.executable, "tools/plan.py", "c4_155m_tape", "--gpus", "4"]

@@ -11,6 +11,7 @@ from tape_ds import results
 from tape_ds.model import convert
 from tests.export.conftest import base, run
 from tests.model.helpers import tiny_model
+from tests.tools.helpers import saved
 from tools import stability
 
 __all__ = ["base", "run"]
@@ -35,11 +36,7 @@ def text(tmp_path):
 @pytest.fixture
 def broken(base, tmp_path):
     """A model folder of a form that is not equivariant, with the tokenizer of ``base``."""
-    folder = tmp_path / "flattened"
-    tiny_model(encoding="tape flattened").save_pretrained(folder)
-    for file in base.glob("*token*"):
-        (folder / file.name).write_bytes(file.read_bytes())
-    return folder
+    return saved(tiny_model(encoding="tape flattened"), base, tmp_path / "flattened")
 
 
 def written(output, *arguments):
@@ -64,10 +61,7 @@ def test_a_run_and_a_plain_llama_are_stable_and_a_broken_form_is_not(tmp_path, b
 
 
 def test_an_encoding_without_positions_says_so(tmp_path, base, text, capsys):
-    folder = tmp_path / "nope"
-    tiny_model(encoding="nope").save_pretrained(folder)
-    for file in base.glob("*token*"):
-        (folder / file.name).write_bytes(file.read_bytes())
+    folder = saved(tiny_model(encoding="nope"), base, tmp_path / "nope")
     result, rows = written(tmp_path / "out", folder, "--texts", text)
     assert {row["positions_percent"] for row in rows} == {""}
     assert "nope: no layer turns queries and keys" in capsys.readouterr().out
@@ -114,12 +108,11 @@ def test_two_models_of_one_name_are_told_apart_by_hand(base, text, capsys):
 
 
 def test_a_tokenizer_without_bos_needs_a_token(tmp_path, base, text, capsys):
-    folder = tmp_path / "without"
-    convert.to_plain(tiny_model(encoding="rope")).save_pretrained(folder)
-    for file in base.glob("*token*"):
+    folder = saved(convert.to_plain(tiny_model(encoding="rope")), base, tmp_path / "without")
+    for file in folder.glob("*token*"):
         content = json.loads(file.read_text())
         content.pop("bos_token", None)
-        (folder / file.name).write_text(json.dumps(content))
+        file.write_text(json.dumps(content))
     assert stability.main([str(folder), "--texts", text]) == 2
     assert "has no BOS" in capsys.readouterr().err
     result, _ = written(tmp_path / "out", folder, "--texts", text, "--token", "5")
@@ -146,12 +139,9 @@ def test_a_layer_named_twice_is_one(tmp_path, base, text):
 
 
 def test_a_model_that_is_not_finite_is_refused(tmp_path, base, text, capsys):
-    folder = tmp_path / "broken"
     model = tiny_model(encoding="tape")
     with torch.no_grad():
         model.model.layers[1].self_attn.q_proj.weight[0, 0] = math.nan
-    model.save_pretrained(folder)
-    for file in base.glob("*token*"):
-        (folder / file.name).write_bytes(file.read_bytes())
+    folder = saved(model, base, tmp_path / "broken")
     assert stability.main([str(folder), "--texts", text, "--tokens", "40", "--output", str(tmp_path / "out")]) == 2
     assert "not finite" in capsys.readouterr().err and not (tmp_path / "out").exists()

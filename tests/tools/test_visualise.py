@@ -19,6 +19,7 @@ from tape_ds import TapeForCausalLM, results
 from tape_ds.scoring.inspection import inspect
 from tests.export.conftest import base, run
 from tests.model.helpers import tiny_model
+from tests.tools.helpers import saved
 from tools import visualise
 
 __all__ = ["base", "run"]
@@ -30,11 +31,7 @@ PROMPT = " ".join(f"w{each}" for each in IDS)
 
 def folder_of(name, base, tmp_path):
     """A model folder of an encoding, with the tokenizer of ``base``."""
-    folder = tmp_path / name.replace(" ", "_")
-    tiny_model(encoding=name).save_pretrained(folder)
-    for file in base.glob("*token*"):
-        (folder / file.name).write_bytes(file.read_bytes())
-    return folder
+    return saved(tiny_model(encoding=name), base, tmp_path / name)
 
 
 @pytest.fixture
@@ -130,10 +127,7 @@ def test_what_was_chosen_is_shown_and_no_more(tmp_path, base, written):
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_written(tmp_path, base, capsys, arguments, field):
-    other = tmp_path / "other"
-    tiny_model(heads="mqa").save_pretrained(other)
-    for file in base.glob("*token*"):
-        (other / file.name).write_bytes(file.read_bytes())
+    other = saved(tiny_model(heads="mqa"), base, tmp_path / "other")
     given = [str(other) if each == "OTHER" else each for each in arguments]
     assert visualise.main([str(base), *given, "--output", str(tmp_path / "out")]) == 2
     assert f" {field} = " in capsys.readouterr().err
@@ -142,11 +136,9 @@ def test_what_is_wrong_is_said_and_nothing_is_written(tmp_path, base, capsys, ar
 
 def test_a_plain_gptj_has_no_end_once_it_is_read(tmp_path, base, written):
     """Its own class ends with a table of 8 positions; ours computes any."""
-    folder = tmp_path / "gptj"
     sizes = {"vocab_size": 61, "n_positions": 8, "n_embd": 32, "n_layer": 2, "n_head": 2, "rotary_dim": 8}
-    GPTJForCausalLM(GPTJConfig(**sizes, bos_token_id=1, eos_token_id=2)).save_pretrained(folder)
-    for file in base.glob("*token*"):
-        (folder / file.name).write_bytes(file.read_bytes())
+    gptj = GPTJForCausalLM(GPTJConfig(**sizes, bos_token_id=1, eos_token_id=2))
+    folder = saved(gptj, base, tmp_path / "gptj")
     _, _, tokens = written(tmp_path / "out", folder, "--prompt", PROMPT)
     assert len(tokens) == len(IDS) > 8
 
