@@ -29,8 +29,6 @@ CHARACTERS = 4
 """Of a token, roughly, for a look at texts without a tokenizer."""
 LOOKED_AT = 64
 """Held-out documents of a source that a plan looks at."""
-SMOLLM2_LENGTH = 8192
-"""Native length of SmolLM2-135M: known here so that it need not be unpacked to be checked."""
 
 
 class ExtensionModel(Section):
@@ -111,7 +109,7 @@ class ExtensionRecipe(Recipe):
     DEFAULT: ClassVar[str] = "demo"
     STAND_INS: ClassVar[Mapping[str, Any]] = {
         "model": pretrained.SMOLLM2,
-        "target_length": SMOLLM2_LENGTH,
+        "target_length": pretrained.SMOLLM2_LENGTH,
         "train_data": ["stdlib"],
     }
     FORMER: ClassVar[Mapping[str, str]] = {
@@ -142,7 +140,7 @@ class ExtensionRecipe(Recipe):
     def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
         """The window is the target; a method has its encoding, and trains that encoding's parameters if it has any."""
         target, method = flat["target_length"], METHODS[flat["method"]]
-        length = native_length(at_hand(flat["model"], online=False) or {}) if method.drops_rope else None
+        length = native_length(pretrained.known(flat["model"], online=False) or {}) if method.drops_rope else None
         length = min(target, length or target)
         window = flat["window"] or length
         encoding = flat["position_encoding"] or method.encoding
@@ -216,7 +214,7 @@ class ExtensionRecipe(Recipe):
 
     def problems(self, broken: set[str]) -> Iterator[Problem]:
         """As every recipe's; of a model of another family nothing is said of lengths, which would lead astray."""
-        if "model" not in broken and foreign(pretrained.known(self.model.model, online=self.dry_run) or {}):
+        if "model" not in broken and foreign(self.native_config() or {}):
             broken = broken | {"target_length", "window", "rope_parameters"}
         yield from super().problems(broken)
 
@@ -226,7 +224,7 @@ class ExtensionRecipe(Recipe):
 
     def native_config(self) -> Mapping[str, Any] | None:
         """Return what is known of the model's configuration without loading or unpacking anything."""
-        return at_hand(self.model.model, online=self.dry_run)
+        return pretrained.known(self.model.model, online=self.dry_run)
 
     @rule("model", "method", "target_length", "rope_parameters")
     def _model_has_the_length(self) -> Iterator[Problem]:
@@ -569,14 +567,6 @@ def _check_factor(recipe: ExtensionRecipe, base: int) -> list[Problem]:
     enough = math.ceil(target / base * 1000) / 1000  # rounded down it would not reach either
     remedy = f"give {enough:.10g} or more ({target:,} / {base:,}), or leave factor out (factor: null): it follows"
     return [Problem("rope_parameters.factor", factor, wrong, f"{remedy} from target_length")]
-
-
-def at_hand(model: str, *, online: bool) -> Mapping[str, Any] | None:
-    """Return what is known of a model's configuration without loading or unpacking anything; ``online`` asks the
-    hub."""
-    if model == pretrained.SMOLLM2:
-        return {"max_position_embeddings": SMOLLM2_LENGTH}
-    return pretrained.known(model, online=online)
 
 
 def native_length(config: Mapping[str, Any]) -> int | None:

