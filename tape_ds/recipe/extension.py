@@ -1,6 +1,5 @@
 """The recipe of ``extend_llama.py``: a pretrained model learns to address a longer context."""
 
-import importlib.util
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,11 +14,10 @@ from tape_ds.data.pose import Pose
 from tape_ds.data.sequences import Packing
 from tape_ds.errors import Problem, did_you_mean
 from tape_ds.fields import DERIVED, Section, rule
-from tape_ds.methods import METHODS, Method, trained
+from tape_ds.methods import METHODS
 from tape_ds.model.families import foreign
-from tape_ds.parallel.layout import SEQUENCE, TENSOR
-from tape_ds.recipe import deepspeed_config, loading, pretrained
-from tape_ds.recipe.method import ADAPTERS, GROUPS, MethodSection, with_trait
+from tape_ds.recipe import loading, pretrained
+from tape_ds.recipe.method import MethodSection
 from tape_ds.recipe.recipe import Recipe
 from tape_ds.recipe.sections import learns
 
@@ -157,14 +155,9 @@ class ExtensionRecipe(Recipe):
         }
 
     @property
-    def chosen(self) -> Method:
-        """The method."""
-        return METHODS[self.method.method]
-
-    @property
     def trains(self) -> bool:
         """Whether there are steps to take: some methods are RoPE scaling alone."""
-        return self.chosen.trains != "nothing"
+        return self.method.chosen.trains != "nothing"
 
     @property
     def trains_positions(self) -> bool:
@@ -174,7 +167,7 @@ class ExtensionRecipe(Recipe):
     @property
     def rope_parameters(self) -> dict[str, Any]:
         """``rope_parameters`` to start from, the method's own included; the model's length is still to be filled in."""
-        own = dict(self.chosen.rope_parameters)
+        own = dict(self.method.chosen.rope_parameters)
         if self.method.theta_linear:
             own["rope_type"] = "linear"
         return own | {name: value for name, value in self.model.rope_parameters.items() if value is not None}
@@ -182,8 +175,9 @@ class ExtensionRecipe(Recipe):
     @property
     def position_options(self) -> dict[str, Any]:
         """``position_options``, the method's own included; the model's length is still to be filled in."""
-        of_method = self.chosen.position_options if self.model.position_encoding == self.chosen.encoding else {}
-        return dict(of_method) | self.model.position_options
+        method = self.method.chosen
+        own = method.position_options if self.model.position_encoding == method.encoding else {}
+        return dict(own) | self.model.position_options
 
     def as_dict(self) -> dict[str, Any]:
         """As every recipe's; settings of other methods are left out."""
@@ -194,7 +188,7 @@ class ExtensionRecipe(Recipe):
         from tape_ds.data.sources import weights
 
         model, data, method = self.model, self.data, self.method
-        trains = self.chosen.trains
+        trains = method.chosen.trains
         groups = [name for name in ("position", "norms", "embeddings") if getattr(method, f"train_{name}")]
         trained = {"groups": groups, "adapters": ["adapters", *groups]}.get(trains, [trains])
         options = f" {self.position_options}" if self.position_options else ""
@@ -356,156 +350,6 @@ class ExtensionRecipe(Recipe):
             wrong = "packing = 'single' makes sequences of one document, there is nothing to attend across"
             yield Problem("attend_across", True, wrong, "remove it, or packing: cut or whole")
 
-    @rule("method", "distill", "deepspeed", SEQUENCE, TENSOR, "torch_compile")
-    def _distillation(self) -> Iterator[Problem]:
-        """The untouched model is whole in every process, beside the engine."""
-        if not self.method.distill:
-            return
-        reasons = {
-            f"method = {self.method.method!r} trains nothing": not self.trains,
-            "ZeRO-3 would shard the untouched model too (use deepspeed: zero1 or zero2)": self.trains
-            and deepspeed_config.stage(self.deepspeed or {}) == 3,
-            "processes that share a sequence have parts of its tokens": self.scale.sequence_parallel_size > 1,
-            "processes that share layers have parts of the vocabulary": self.scale.tensor_parallel_size > 1,
-            "torch_compile does not take a second model's tokens": bool(self.trainer_value("torch_compile")),
-        }
-        if wrong := "; ".join(reason for reason, holds in reasons.items() if holds):
-            yield Problem("distill", True, wrong, "mend that, or distill: false")
-
-    @rule("method", *ADAPTERS, "group_tokens", "theta_linear", "distill", "distill_weight", *GROUPS)
-    def _idle_fields(self) -> Iterator[Problem]:
-        """A setting that the method does not read is a mistake, unless it says what is so anyway."""
-        name = self.method.method
-        trains = self.chosen.trains
-        so_anyway = {"load_in_4bit": False, "theta_linear": False, "group_tokens": None, "distill": False}
-        so_anyway |= dict.fromkeys(GROUPS, trains == "everything")
-        for field in sorted(self.given & self.method.idle):
-            value = getattr(self.method, field)
-            if field in so_anyway and value is so_anyway[field]:
-                continue
-            if field in GROUPS:
-                wrong = f"trains {trains if trains == 'nothing' else 'every parameter'}"
-                remedy = f"remove it (where a base has it: {field}: {str(not value).lower()}), or choose another method"
-            elif field == "group_tokens":
-                wrong, others = "does not group attention", with_trait(lambda m: m.grouped)
-                remedy = f"remove it (where a base has it: group_tokens: null), or method: {others}"
-            elif field == "distill_weight":
-                yield Problem(field, value, "there is no distillation that it weighs", "distill: true, or remove it")
-                continue
-            elif field == "theta_linear":
-                wrong, others = "leaves rope_theta as it is", with_trait(lambda m: "rope_theta" in m.rope_parameters)
-                remedy = f"remove it (or give false), or method: {others}"
-            else:
-                wrong, others = "has no adapters", with_trait(lambda m: m.trains == "adapters")
-                remedy = f"remove it, or choose a method with adapters: {others}"
-            yield Problem(field, value, f"method = {name!r} {wrong}", remedy)
-
-    @rule("method", "position_encoding", "position_options", *GROUPS)
-    def _trains_something(self) -> Iterator[Problem]:
-        """Position updates are trained by the methods that are about them, and by no others."""
-        from tape_ds.model import positions
-
-        settings, encoding, options = self.method, self.model.position_encoding, self.model.position_options
-        if positions.check_options(encoding, options):
-            return
-        method, name = self.chosen, settings.method
-        if method.trains in ("everything", "nothing"):
-            return
-        can = learns(encoding, options)
-        has_none = f"position_encoding = {encoding!r} has no position updates" + (" with these options" * bool(options))
-        ours = with_trait(lambda m: m.learns_positions)
-        if settings.train_position and not method.learns_positions:
-            yield Problem("train_position", True, f"method = {name!r} trains no position updates", f"method: {ours}")
-        elif settings.train_position and not can:
-            remedy = "position_encoding: tape (with an update on), or train_position: false"
-            yield Problem("train_position", True, has_none, remedy)
-        elif method.learns_positions and "train_position" not in self.given and not can:
-            others = ", ".join(each for each in trained() if not METHODS[each].learns_positions)
-            remedy = f"position_encoding: tape (with an update on), or another method: {others}"
-            yield Problem("method", name, has_none, remedy)
-        if method.trains == "groups" and not any(getattr(settings, switch) for switch in GROUPS):
-            remedy = f"set {', '.join(GROUPS[:-1])} or {GROUPS[-1]}"
-            yield Problem("method", name, "nothing is left to train", remedy)
-
-    @rule("method", "rope_parameters", "theta_linear")
-    def _rope_type(self) -> Iterator[Problem]:
-        """A method that is RoPE scaling cannot start from another one."""
-        name, given = self.method.method, self.model.rope_parameters.get("rope_type")
-        own = self.chosen.rope_parameters.get("rope_type")
-        own = "linear" if own is not None and self.method.theta_linear else own
-        if None not in (own, given) and given != own:
-            remedy = "remove rope_parameters (where a base has them: rope_parameters: {}), or choose another method"
-            yield Problem("rope_parameters.rope_type", given, f"method = {name!r} is RoPE scaling {own!r}", remedy)
-
-    @rule("method", "position_encoding", "rope_parameters", "pose_chunks")
-    def _dropped(self) -> Iterator[Problem]:
-        """Without RoPE there are no angles to scale and no positions to skip."""
-        name, model, data = self.method.method, self.model, self.data
-        if not self.chosen.drops_rope:
-            return
-        if model.position_encoding != self.chosen.encoding:
-            wrong, remedy = (
-                f"method = {name!r} puts {self.chosen.encoding!r} in RoPE's place",
-                "remove it, or method: full",
-            )
-            yield Problem("position_encoding", model.position_encoding, wrong, remedy)
-        if model.rope_parameters:
-            remedy = "remove it (where a base has it: rope_parameters: {}), or method: full"
-            yield Problem("rope_parameters", model.rope_parameters, f"method = {name!r} drops RoPE", remedy)
-        if data.pose.chunks >= 2:
-            wrong = f"method = {name!r} drops RoPE: positions that skip ahead are seen by nothing"
-            yield Problem("pose_chunks", data.pose.chunks, wrong, "give pose_chunks: 1")
-
-    @rule("method", "resume_from_checkpoint")
-    def _nothing_to_resume(self) -> Iterator[Problem]:
-        name, given = self.method.method, self.resume_from_checkpoint
-        if given and given != "auto" and not self.trains:  # auto: if there is something to go on with
-            wrong = f"method = {name!r} takes no steps: there is nothing to go on with"
-            yield Problem("resume_from_checkpoint", given, wrong, "remove it")
-
-    @rule("method", "group_tokens", "window", "position_encoding")
-    def _groups(self) -> Iterator[Problem]:
-        from tape_ds.model import positions
-
-        group, window, encoding = self.method.group_tokens, self.data.window, self.model.position_encoding
-        if not self.chosen.grouped:
-            return
-        if group < 2 or group % 2:
-            yield Problem("group_tokens", group, "groups are shifted by half of one", "give an even number, 2 or more")
-        elif group >= window:
-            wrong = f"not shorter than the window of {window} tokens: nothing would be cut"
-            yield Problem("group_tokens", group, wrong, "give less, usually a quarter of the window")
-        if encoding in positions.available() and positions.biases_scores(encoding):
-            wrong = f"method = {self.method.method!r} cannot cut an encoding that biases scores"
-            yield Problem("position_encoding", encoding, wrong, "position_encoding: rope, or method: lora")
-
-    @rule("method", "load_in_4bit", "deepspeed")
-    def _four_bits(self) -> Iterator[Problem]:
-        """QLoRA, Dettmers et al. 2023, arXiv:2305.14314."""
-        if not self.method.load_in_4bit or self.chosen.trains != "adapters":
-            return
-        reasons = []
-        if not self.elsewhere and importlib.util.find_spec("bitsandbytes") is None:
-            reasons.append("bitsandbytes is not installed (pip install bitsandbytes)")
-        if self.deepspeed and deepspeed_config.stage(self.deepspeed) == 3:
-            reasons.append("ZeRO-3 cannot shard packed 4-bit weights (use deepspeed: zero1 or zero2)")
-        if reasons:
-            yield Problem("load_in_4bit", True, "; ".join(reasons), "mend that, or load_in_4bit: false")
-
-    @rule(SEQUENCE, TENSOR, "method")
-    def _whole_heads(self) -> Iterator[Problem]:
-        for name in (SEQUENCE, TENSOR):
-            size = getattr(self.scale, name)
-            if size > 1 and self.chosen.grouped:
-                wrong = f"{self.method.method} attends within groups, and needs every head in one process"
-                yield Problem(name, size, wrong, "remove it, or choose a method with full attention: lora")
-
-    @rule(TENSOR, "load_in_4bit")
-    def _pieces(self) -> Iterator[Problem]:
-        size = self.scale.tensor_parallel_size
-        if size > 1 and self.method.load_in_4bit:
-            yield Problem(TENSOR, size, "a weight in 4 bits cannot be cut", "remove one of the two, or use ZeRO-3")
-
 
 def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Problem]:
     """What of the recipe the model cannot do, once its configuration is known.
@@ -524,7 +368,7 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
     if target < native:
         wrong = f"shorter than the {native} tokens that {recipe.model.model} has natively"
         problems.append(Problem("target_length", target, wrong, f"give {native} or more"))
-    if recipe.chosen.drops_rope:
+    if recipe.method.chosen.drops_rope:
         problems += _check_dropped(recipe, config, native)
     window = recipe.rope_parameters.get("original_max_position_embeddings")
     if isinstance(window, int) and window > native:
@@ -537,7 +381,7 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
     theta = rope.get("rope_theta")
     problems += _check_factor(recipe, base)
     # a base frequency that a method is about must be larger than the model's
-    present = own["rope_theta"] if own is not None and "rope_theta" in recipe.chosen.rope_parameters else None
+    present = own["rope_theta"] if own is not None and "rope_theta" in recipe.method.chosen.rope_parameters else None
     if present is not None and isinstance(theta, (int, float)) and theta <= present:
         wrong = f"not larger than the rope_theta of {recipe.model.model}, {present:g}: it would reach no further"
         remedy = "give a larger one, or choose another method"

@@ -143,8 +143,12 @@ FIELDS: Mapping[str, Any] = _Fields.model_fields
 class Whole(Protocol):
     """What the rules of a section may ask of the recipe that it belongs to."""
 
+    given: frozenset[str]
+    elsewhere: bool
     world_size: int
     deepspeed: dict[str, Any] | None
+    model: Any
+    data: Any
     scale: Any
     window: int
     trains: bool

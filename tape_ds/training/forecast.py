@@ -72,7 +72,7 @@ def job(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
     data = None if own is None else own.data
     has_borders = data is None or (data.pose.chunks == 1 and not data.attend_across and data.packing != "single")
     span = None
-    if own is not None and own.chosen.grouped:
+    if own is not None and own.method.chosen.grouped:
         from tape_ds.model.attention.shifted_groups import attention_span
 
         span = attention_span(own.window, own.method.group_tokens, config.num_attention_heads)
@@ -97,11 +97,11 @@ def job(recipe: Recipe, config: Config, world: int, gpu: Gpu | None) -> Job:
 
 def trained_of(recipe: Recipe) -> TrainedShape:
     """Return which parameters a recipe's method trains."""
-    if not isinstance(recipe, ExtensionRecipe) or recipe.chosen.trains == "everything":
+    if not isinstance(recipe, ExtensionRecipe) or recipe.method.chosen.trains == "everything":
         return TrainedShape.everything()
     if not recipe.trains:
         return TrainedShape()
-    method, has_adapters = recipe.method, recipe.chosen.trains == "adapters"
+    method, has_adapters = recipe.method, recipe.method.chosen.trains == "adapters"
     return TrainedShape(
         norms=method.train_norms,
         embeddings=method.train_embeddings,

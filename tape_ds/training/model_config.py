@@ -58,7 +58,7 @@ def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[
     if not model.position_options and getattr(native, "position_encoding", None) == model.position_encoding:
         return dict(getattr(native, "position_options", None) or {})
     chosen = recipe.position_options
-    scaled = recipe.chosen.drops_rope and chosen.get("score_scale") is not None
+    scaled = recipe.method.chosen.drops_rope and chosen.get("score_scale") is not None
     return ({"trained_length": native.max_position_embeddings} if scaled else {}) | chosen
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tape_ds.errors import UserError
-from tape_ds.recipe import extension, files
+from tape_ds.recipe import extension, files, method
 
 GOOD = {
     "model": "smollm2",
@@ -53,7 +53,7 @@ def has_bitsandbytes(monkeypatch):
     """Recipes load as where it is installed."""
     find = importlib.util.find_spec
     finder = SimpleNamespace(find_spec=lambda name: name if name == "bitsandbytes" else find(name))
-    monkeypatch.setattr(extension, "importlib", SimpleNamespace(util=finder))
+    monkeypatch.setattr(method, "importlib", SimpleNamespace(util=finder))
 
 
 def problems_of(*argv, world_size=1, load=extension.load):

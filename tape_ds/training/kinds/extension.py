@@ -93,7 +93,7 @@ class Extension(Run):
     @property
     def flops_per_token(self) -> float:
         """As every run's; attention in groups is the less work."""
-        if not self.recipe.chosen.grouped:
+        if not self.recipe.method.chosen.grouped:
             return super().flops_per_token
         total, trained = self.parameter_counts
         window, group = self.recipe.window, self.recipe.method.group_tokens
@@ -180,7 +180,7 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
     """
     base = convert.resolve(base_path(recipe.model.model))
     native = extendable.read_config(base)
-    fitting = [*check_against_model(recipe, native), *targets_of(recipe.chosen, native.model_type, recipe.method)]
+    fitting = [*check_against_model(recipe, native), *targets_of(recipe.method, native.model_type)]
     learned = recipe.trains_positions and learns(
         recipe.model.position_encoding, model_config.position_options(recipe, native)
     )
