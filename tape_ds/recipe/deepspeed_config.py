@@ -11,7 +11,6 @@ import copy
 import json
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from tape_ds import paths
@@ -40,14 +39,9 @@ def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, A
     return complete({key: block for key, block in config.items() if key not in broken})
 
 
-def find(name: str) -> Path | None:
-    """Return the file that ``name`` means."""
-    candidates = [FOLDER / f"{name}.json", paths.of(name), FOLDER / name]
-    return next((path for path in candidates if os.path.isfile(path)), None)
-
-
 def _read_file(name: str, problems: list[Problem]) -> dict[str, Any] | None:
-    path = find(name)
+    candidates = (FOLDER / f"{name}.json", paths.of(name), FOLDER / name)
+    path = next((each for each in candidates if os.path.isfile(each)), None)
     if path is None:
         known = sorted(file.stem for file in FOLDER.glob("*.json"))
         remedy = f"{did_you_mean(name, known)} (in {FOLDER}), or give the path of a JSON file"
