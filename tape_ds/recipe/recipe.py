@@ -241,12 +241,9 @@ class Recipe(ABC):
         unknown = list(attention.problems(self.model.attention_backend))
         yield from unknown
         named = attention.requested(self.model.attention_backend)
-        if (
-            not unknown
-            and not self.elsewhere
-            and named != "auto"
-            and (lacking := attention.missing(named, self._device().type)) is not None
-        ):
+        if unknown or self.elsewhere or named == "auto":
+            return
+        if (lacking := attention.missing(named, self._device().type)) is not None:
             yield lacking
 
     def _device(self) -> Any:
