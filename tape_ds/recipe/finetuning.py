@@ -187,11 +187,6 @@ class ChatRecipe(FinetuningRecipe):
     model: FinetuningModel
     data: ChatData
 
-    @classmethod
-    def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """Nothing follows from other fields."""
-        return {}
-
     def outline(self) -> dict[str, str]:
         """Model, data and what is scored."""
         data = self.data
