@@ -61,6 +61,13 @@ class ScrollsData(Section):
     """Folder of tokenised sequences, shared by runs; null: ``tape_ds/data`` in XDG_CACHE_HOME, else in HF_HOME, else in
     ~/.cache."""
 
+    @property
+    def named(self) -> str:
+        """The data set, and where it comes from."""
+        made = self.dataset == datasets.MADE.name
+        origin = "Python's own sources" if made else f"the hub's {datasets.HUB_REPOSITORY}"
+        return f"{self.dataset} of {self.data_dir or origin}"
+
 
 class ChatData(Section):
     """The conversations that are learnt."""
@@ -141,11 +148,10 @@ class ScrollsRecipe(FinetuningRecipe):
         """Model, data and what is scored."""
         data = self.data
         begun = ", in the published code's format" if data.reference_format else ""
-        origin = data.data_dir or data_origin(data.dataset)
         asked = f"answers to {data.eval_examples:,} questions of {HELD_OUT}"
         return {
             "model": f"{self.model.model}, with its own encoding; every parameter is trained",
-            "data": f"{data.dataset} of {origin}: sequences of up to {data.max_tokens:,} tokens, answers of up to "
+            "data": f"{data.named}: sequences of up to {data.max_tokens:,} tokens, answers of up to "
             f"{data.answer_tokens:,} and EOS{begun}",
             "held out": asked if data.eval_examples else "nothing",
         }
@@ -162,11 +168,6 @@ class ScrollsRecipe(FinetuningRecipe):
         if data.max_tokens < (least := reserved(data.answer_tokens) + SMALLEST_PROMPT):
             wrong = f"answer_tokens = {data.answer_tokens} and EOS leave fewer than {SMALLEST_PROMPT} for the text"
             yield Problem("max_tokens", data.max_tokens, wrong, f"give {least} or more, or fewer answer_tokens")
-
-
-def data_origin(dataset: str) -> str:
-    """Return where a data set comes from if no ``data_dir`` is given."""
-    return "Python's own sources" if dataset == datasets.MADE.name else f"the hub's {datasets.HUB_REPOSITORY}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from tape_ds.data.scrolls import examples, sequences
 from tape_ds.errors import Problem, raise_if_any
 from tape_ds.model import convert, extendable
 from tape_ds.model import rows as rows_of_vocabulary
-from tape_ds.recipe.finetuning import HELD_OUT, TRAIN, ChatRecipe, FinetuningRecipe, ScrollsRecipe, data_origin
+from tape_ds.recipe.finetuning import HELD_OUT, TRAIN, ChatRecipe, FinetuningRecipe, ScrollsRecipe
 from tape_ds.recipe.scale import check_model
 from tape_ds.recipe.sections import check_trained, learns
 from tape_ds.scoring.answers import Asked
@@ -72,10 +72,8 @@ class ScrollsTuning(Finetuning):
 
     def describe_data(self) -> dict[str, str]:
         """Sequences and questions."""
-        data = self.recipe.data
         return {
-            "data": f"{data.dataset} of {data.data_dir or data_origin(data.dataset)}: "
-            f"{len(self.sequences.lengths):,} sequences",
+            "data": f"{self.recipe.data.named}: {len(self.sequences.lengths):,} sequences",
             "held out": f"{len(self.asked):,} questions of {HELD_OUT}" if self.asked else "nothing",
         }
 
