@@ -90,6 +90,8 @@ def check(options: argparse.Namespace) -> "runs.ExperimentWork":
     from tools.experiment import runs
 
     found = table.read(options.experiment, options.scale)
+    import torch  # here: a mistyped name is answered at once
+
     chosen = options.arms or list(found.arms)
     unknown = [arm for arm in chosen if arm not in found.arms]
     problems = [Problem("arms", arm, "no such arm", did_you_mean(arm, found.arms)) for arm in unknown]
@@ -100,10 +102,13 @@ def check(options: argparse.Namespace) -> "runs.ExperimentWork":
     problems += below_one(options, "jobs", "processes")
     for name in ("output", "results"):
         problems += check_folder(name, getattr(options, name) or ".")
-    raise_if_any([*problems, *check_launcher(options.launcher), *runs.check_jobs(options.jobs), *table.check(found)])
+    if options.jobs > 1 and torch.cuda.is_available():
+        wrong, remedy = "runs at a time would share the GPUs", "leave it out, or hide them from torch"
+        problems.append(Problem("jobs", options.jobs, wrong, remedy))
+    raise_if_any([*problems, *check_launcher(options.launcher), *table.check(found)])
     name = f"{Path(options.experiment).stem}_{options.scale}" if found.label else Path(options.experiment).stem
     output = Path(options.output) if options.output else table.output_of(found, options.experiment, options.scale)
-    many = 8 if options.scale == PAPER else runs.default_processes(options.jobs)
+    many = 8 if options.scale == PAPER else max(1, (torch.cuda.device_count() or 2) // options.jobs)
     starting = runs.Starting(options.processes or found.processes or many, options.launcher)
     return runs.ExperimentWork(name, found, output, starting, options.jobs)
 

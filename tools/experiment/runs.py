@@ -171,22 +171,6 @@ def environment(program: str) -> dict[str, str]:
     return found
 
 
-def default_processes(jobs: int) -> int:
-    """Of each run where nobody says: every GPU, or 2 on a CPU, shared by the jobs."""
-    import torch
-
-    return max(1, (torch.cuda.device_count() or 2) // jobs)
-
-
-def check_jobs(count: int) -> list[Problem]:
-    """Return what is wrong with a number of runs at a time."""
-    import torch
-
-    if count > 1 and torch.cuda.is_available():
-        return [Problem("jobs", count, "runs at a time would share the GPUs", "leave it out, or hide them from torch")]
-    return []
-
-
 def plan(asked: Experiment, passed_on: Sequence[str], output: Path, processes: int) -> list[PlannedRun]:
     """Return a run of each arm for each seed, each checked as the launcher would.
 
