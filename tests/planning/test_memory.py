@@ -5,6 +5,7 @@ import pytest
 from tape_ds.planning import activations, memory
 from tape_ds.planning.job import possible
 from tape_ds.planning.layout import Engine
+from tape_ds.planning.shape import TrainedShape
 from tests.planning.helpers import FROZEN, job
 
 BIG = Engine(persistence=0)
@@ -149,8 +150,6 @@ def test_logits_are_those_of_one_chunk():
 
 
 def test_a_method_that_trains_nothing_needs_weights_and_logits():
-    from tape_ds.planning.shape import TrainedShape
-
     (found,) = memory.estimate(job("rope", trained=TrainedShape(), zero=None), reserve=False).moments
     assert found.moment == "forward" and found.total == found.weights + found.gathered + found.logits
 

@@ -12,12 +12,6 @@ from tape_ds.training import plan
 from tests.recipe.helpers import json_file, problems_of, write
 
 
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
-    """Recipes are written where nothing else is."""
-    monkeypatch.chdir(tmp_path)
-
-
 def test_batch_and_accumulation_count_groups():
     """8 processes that share sequences by fours read two batches at a time."""
     recipe = extension.load(["--recipe", write(sequence_parallel_size=4)], world_size=8)
