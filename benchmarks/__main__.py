@@ -27,7 +27,7 @@ from benchmarks import campaign, choose, table, toys
 from benchmarks.benchmark_case import REFUSED, TIMED, WRONG, Setting, run
 from benchmarks.groups import GROUPS, Group
 from tape_ds.arguments import Parser, below_one
-from tape_ds.errors import Problem, command, did_you_mean, raise_if_any
+from tape_ds.errors import Problem, check_folder, command, did_you_mean, raise_if_any
 from tape_ds.model.attention.names import ENVIRONMENT
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -94,7 +94,7 @@ def check(options: argparse.Namespace) -> None:
     Raises:
         UserError: unknown names, a device that is not there, nothing left to run, a backend forced from outside.
     """
-    problems = below_one(options, "repeats")
+    problems = below_one(options, "repeats") + check_folder("--out", options.out)
     named = [*(("groups", name, [*GROUPS, *COMMANDS]) for name in options.groups)]
     named += [("device", options.device, ["cpu", "cuda"]), ("dtype", options.dtype, [*DTYPES])]
     for field, name, names in named:

@@ -32,7 +32,7 @@ import torch
 
 from benchmarks.choose import RESULTS, TABLE
 from tape_ds.arguments import Parser
-from tape_ds.errors import Problem, raise_if_any
+from tape_ds.errors import Problem, check_folder, raise_if_any
 from tape_ds.installation import ROOT, environment
 from tape_ds.results import now
 
@@ -134,9 +134,9 @@ def check(options: argparse.Namespace) -> None:
     """Report everything wrong with the command line.
 
     Raises:
-        UserError: no such part, no time, no GPU.
+        UserError: no such part, no time, no GPU, no folder to write to.
     """
-    problems = []
+    problems = check_folder("--out", options.out)
     parts = sorted({stage.part for stage in STAGES})
     if options.part not in (None, *parts):
         problems.append(Problem("part", options.part, "unknown part", f"give one of {', '.join(map(str, parts))}"))

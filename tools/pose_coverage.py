@@ -32,7 +32,7 @@ from tape_ds.arguments import Parser, below_one
 from tape_ds.data import coverage, sources
 from tape_ds.data.sequences import FILL
 from tape_ds.data.sources import weights
-from tape_ds.errors import Problem, command, raise_if_any
+from tape_ds.errors import Problem, check_folder, command, raise_if_any
 from tape_ds.recipe import loading
 from tape_ds.recipe.extension import ExtensionRecipe
 
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def problems(own: argparse.Namespace, recipe: ExtensionRecipe) -> list[Problem]:
     """Return what is wrong with this command's own options."""
-    found = below_one(own, "samples")
+    found = below_one(own, "samples") + check_folder("--output", own.output)
     least = recipe.window if recipe.data.packing == "single" else 1
     if own.document_tokens is not None and own.document_tokens < least:
         found.append(Problem("document_tokens", own.document_tokens, "fill no sequence", f"give {least} or more"))

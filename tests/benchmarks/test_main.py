@@ -66,6 +66,14 @@ def test_mistakes_are_named(arguments, words, capsys):
     assert all(word in message for word in words)
 
 
+@pytest.mark.parametrize("command", [["rotate", "--device", "cpu"], ["campaign", "--rehearse"]])
+def test_a_file_is_no_folder_for_tables_and_that_is_said_before_work(command, tmp_path, capsys):
+    """A shape was timed first, and then nothing could be written."""
+    (tmp_path / "taken").write_text("mine")
+    assert main([*command, "--out", str(tmp_path / "taken" / "out")]) == 2
+    assert "is a file" in capsys.readouterr().err
+
+
 def test_a_missing_gpu_is_named(monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["step", "--device", "cuda"]) == 2

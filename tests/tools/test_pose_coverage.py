@@ -91,6 +91,13 @@ def test_what_is_wrong_is_said_and_nothing_is_written(tmp_path, capsys, argument
     assert not (tmp_path / "out").exists()
 
 
+def test_a_file_is_no_folder_for_results_and_that_is_said_before_work(tmp_path, capsys):
+    """Sequences were counted first, and then nothing could be written."""
+    (tmp_path / "taken").write_text("mine")
+    assert pose_coverage.main([*MADE_UP, "--output", str(tmp_path / "taken" / "out")]) == 2
+    assert " --output = " in capsys.readouterr().err
+
+
 def test_the_table_is_of_plain_numbers(tmp_path):
     """No numpy in what is stored."""
     written(tmp_path / "out", *MADE_UP, "--samples", "2")
