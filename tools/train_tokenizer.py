@@ -10,8 +10,8 @@ files. Data specs are those of the recipes.
 
 import sys
 
-from tape_ds.arguments import Parser
-from tape_ds.errors import Problem, UserError, command
+from tape_ds.arguments import Parser, below_one
+from tape_ds.errors import command, raise_if_any
 
 
 @command
@@ -26,8 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     limit = tokenizer.MAX_CHARACTERS
     parser.add_argument("--max_characters", type=int, default=limit, help="text read at most; %(default)s")
     options = parser.parse_args(argv)
-    if options.max_characters < 1:
-        raise UserError(Problem("max_characters", options.max_characters, "no text", "at least 1"))
+    raise_if_any(below_one(options, "vocab_size", "max_characters"))
     settings = {"max_characters": options.max_characters, "field": "data"}
     trained = tokenizer.train(options.data, options.vocab_size, options.output, **settings)
     print(f"{options.output}: {len(trained):,} tokens, trained on {', '.join(options.data)}")

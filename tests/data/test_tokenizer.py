@@ -243,6 +243,8 @@ def test_command_names_its_own_options_and_exits_with_two(trained, tmp_path, cap
     assert train_tokenizer.main(["--data", *DATA, "--vocab_size", "300000", "--output", new]) == 2
     assert "too high (300000)" in capsys.readouterr().err
     assert train_tokenizer.main(["--data", *DATA, "--vocab_size", "300", "--output", str(trained[1])]) == 2
-    limited = ["--data", *DATA, "--vocab_size", "300", "--output", new, "--max_characters", "0"]
-    assert train_tokenizer.main(limited) == 2
+    none = ["--data", *DATA, "--vocab_size", "0", "--output", new, "--max_characters", "0"]
+    assert train_tokenizer.main(none) == 2
+    told = capsys.readouterr().err
+    assert "--vocab_size = 0: is below 1" in told and "--max_characters = 0: is below 1" in told
     assert not (tmp_path / "new").exists()
