@@ -119,6 +119,8 @@ def check(asked: Experiment) -> list[Problem]:
         ]
         if not folder_of(arm):
             problems.append(Problem("arms", arm, "a name needs a letter or a digit", "give it one"))
+        if not isinstance(own.get("recipe", ""), str):
+            problems.append(Problem(f"arms.{arm}.recipe", own["recipe"], "no name of a recipe", "give one as a text"))
         if not (asked.recipe or "recipe" in own):
             problems.append(Problem("recipe", None, f"missing for {arm}", "name one"))
     problems += [Problem("fields", name, "decided by the runner", "remove it") for name in OWN if name in asked.fields]
@@ -134,7 +136,8 @@ def check(asked: Experiment) -> list[Problem]:
     for key in ("before", "score", "then"):
         for text in getattr(asked, key):
             try:
-                shlex.split(text)
+                if shlex.split(text) in ([], ["launch"]):
+                    problems.append(Problem(key, text, "no command", "write one, or remove it"))
             except ValueError as error:
                 problems.append(Problem(key, text, f"cannot be read ({error})", "write it as in a shell"))
     return problems

@@ -51,6 +51,8 @@ def test_names_are_those_of_published_rows(name):
         ("about: x\nrecipe: tiny\narms: {a: {}}\nreference: b", ["no such arm", "Or give --arms b as well"]),
         ("about: x\nseeds: [1, 1, -1]", ["seeds", "out of range"]),
         ('about: x\nscore: ["python \'x"]', ["score", "cannot be read"]),
+        ("about: x\nscore: ['', launch]", ["score = ''", "score = 'launch'", "no command"]),
+        ("about: x\narms: {a: {recipe: [tiny]}}", ["arms.a.recipe", "no name"]),
         ("about: x\nrecipe: tiny\narms: {a: {}, a: {}}", ["written twice"]),
     ],
 )
