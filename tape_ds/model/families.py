@@ -87,6 +87,8 @@ def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
 
     try:
         content, _ = PreTrainedConfig.get_config_dict(source, **hub_arguments)
+        if not isinstance(content, dict):
+            raise ValueError("it is no mapping")
         if baichuan.recognises(content):
             return baichuan.llama_config(content, str(source))
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, **hub_arguments)

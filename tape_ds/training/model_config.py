@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tape_ds.errors import raise_if_any
 from tape_ds.model import positions
 from tape_ds.model.families import TAPE
 from tape_ds.model.positions import scaling
@@ -97,7 +98,8 @@ def beforehand(recipe: Recipe, base: str | None = None) -> Config:
         base: name or path of the model to start from, or its ``config.json``, in place of the recipe's.
 
     Raises:
-        UserError: a base model that is neither at hand nor among the published ones that the planner knows.
+        UserError: a base model that is neither at hand nor among the published ones that the planner knows, or that
+            is of another family.
     """
     if isinstance(recipe, ArithmeticRecipe) and base is None:
         return recipe.checked_config()
@@ -108,6 +110,7 @@ def beforehand(recipe: Recipe, base: str | None = None) -> Config:
     from tape_ds.model import extendable
 
     native = native_config(recipe.model.model if base is None else base)
+    raise_if_any(extendable.check(native))
     if isinstance(recipe, ExtensionRecipe):
         return extended(recipe, native)
     return finetuned(recipe, native) if isinstance(recipe, FinetuningRecipe) else extendable.configure(native)
