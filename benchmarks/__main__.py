@@ -142,7 +142,6 @@ def measure(
         setting,
         repeats,
         head_start=group.single,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
         warm_up=min(3, repeats // 10),
     )
     return table.rows_of(name, shape.label, setting, repeats, findings, origin)

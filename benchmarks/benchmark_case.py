@@ -7,6 +7,7 @@ listed with the library's reason.
 import functools
 import gc
 import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -175,10 +176,9 @@ def run(
     repeats: int,
     *,
     head_start: bool,
-    say: Callable[[str], object],
     warm_up: int = 0,
 ) -> list[Finding]:
-    """Check every implementation, then time the right ones in turn.
+    """Check every implementation and say what came of it, then time the right ones in turn.
 
     Peak memory is taken from the first run at full size, which is a first warm-up too; ``warm_up`` more follow.
     """
@@ -191,7 +191,7 @@ def run(
         if entry.encoding not in truths:
             truths[entry.encoding] = case.truth[entry.encoding]()
         finding, runner = _check(entry, truths[entry.encoding], setting)
-        say(f"  {key}: {finding.status}{' ' + finding.reason if finding.reason else ''}")
+        print(f"  {key}: {finding.status} {finding.reason}".rstrip(), file=sys.stderr, flush=True)
         findings[key] = finding
         if runner is not None:
             runners[key] = runner
@@ -203,7 +203,7 @@ def run(
         except (RuntimeError, MemoryError) as error:  # out of memory: the check may have run on fewer tokens
             _tidy(setting.device)
             findings[key] = findings[key]._replace(status=REFUSED, reason=_reason(error, []))
-            say(f"  {key}: {findings[key].reason}")
+            print(f"  {key}: {findings[key].reason}", file=sys.stderr, flush=True)
             del runners[key]
     samples = interleaved(runners, repeats, clock(setting.device, head_start), warm_up) if runners else {}
     for key, taken in samples.items():

@@ -69,7 +69,7 @@ def test_a_packed_truth_is_that_of_every_document_alone():
 def test_a_rival_that_looks_across_documents_is_found_out():
     shape = replace(SHAPE, documents=3)
     blind = attention.Implementation("tape", "blind", attention.WIDE, lambda: calls.plain_attention)
-    (finding,) = run(attention.between([blind], shape, SETTING), SETTING, 1, head_start=True, say=lambda line: None)
+    (finding,) = run(attention.between([blind], shape, SETTING), SETTING, 1, head_start=True)
     assert finding.status == "wrong"
 
 
@@ -107,9 +107,7 @@ def test_what_takes_documents_is_called_right(name, monkeypatch):
     (implementation,) = [
         each for each in attention.implementations(shape, torch.device("cuda")) if each[:2] == ("tape", name)
     ]
-    (finding,) = run(
-        attention.between([implementation], shape, SETTING), SETTING, 1, head_start=True, say=lambda line: None
-    )
+    (finding,) = run(attention.between([implementation], shape, SETTING), SETTING, 1, head_start=True)
     assert finding.status == "timed", finding.reason
     if "varlen" in name:  # two sequences of three documents; stacked, twice the rows
         assert set(varlen_on_cpu.CALLS) == {12 if name.startswith("stacked") else 6}
@@ -142,7 +140,7 @@ def test_a_rival_that_computes_something_else_is_found_out(make, tensor):
         attention._runner, attention.Implementation("tape", "broken", attention.WIDE, make), leaves, inputs
     )
     asked = asked._replace(entries=[CaseEntry("broken", "tape", build)])
-    (finding,) = run(asked, SETTING, 1, head_start=True, say=lambda line: None)
+    (finding,) = run(asked, SETTING, 1, head_start=True)
     assert finding.status == "wrong"
     assert finding.times == {}
     if tensor:
@@ -152,7 +150,7 @@ def test_a_rival_that_computes_something_else_is_found_out(make, tensor):
 @pytest.mark.slow
 def test_whole_matrices_are_asked_for_up_to_a_size(monkeypatch):
     monkeypatch.setitem(calls.MATRIX_ENTRIES, "cpu", 2 * 4 * 24 * 24 - 1)
-    findings = run(attention.case(SHAPE, SETTING), SETTING, 1, head_start=True, say=lambda line: None)
+    findings = run(attention.case(SHAPE, SETTING), SETTING, 1, head_start=True)
     status = {f"{each.encoding} {each.implementation}": each for each in findings}
     for name in ("rope sdpa math", "tape one call, sdpa math", "tape attend reference"):
         assert status[name].status == "refused"

@@ -49,5 +49,5 @@ def test_a_launch_that_computes_something_else_gets_no_time(monkeypatch):
         make=lambda: lambda *inputs: tuple(1.5 * x for x in implementations[1].make()(*inputs))
     )
     entries = launches.attention.between([implementations[0], broken], SHAPE, SETTING).entries
-    findings = run(asked._replace(entries=entries), SETTING, 1, head_start=True, say=lambda line: None)
+    findings = run(asked._replace(entries=entries), SETTING, 1, head_start=True)
     assert [each.status for each in findings] == ["timed", "wrong"]

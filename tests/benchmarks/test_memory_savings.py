@@ -28,7 +28,7 @@ def small_chunks(monkeypatch):
 def test_the_loss_of_whole_sequences_is_the_same(toys, small_chunks):
     """Savings on blocks are checked with every other group's implementations; their toy sequence has a single chunk."""
     setting, shape = Setting(CPU, torch.float32), BenchmarkModel("tiny", 1, 1, 200)
-    found = run(memory_savings.case(shape, setting), setting, 1, head_start=False, say=lambda _: None)
+    found = run(memory_savings.case(shape, setting), setting, 1, head_start=False)
     assert [(finding.implementation, finding.status) for finding in found] == [
         (name, TIMED) for name in NOTHING | ON_LOGITS
     ]

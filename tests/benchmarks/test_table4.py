@@ -17,7 +17,7 @@ LAYER = replace(MODEL, layers=1)
 
 
 def findings(shape, setting=SETTING):
-    return run(table4.case(shape, setting), setting, 1, head_start=False, say=lambda line: None)
+    return run(table4.case(shape, setting), setting, 1, head_start=False)
 
 
 @pytest.mark.parametrize("shape", [LAYER, replace(LAYER, batch=2), MODEL], ids=["layer", "rows", "model"])
