@@ -7,6 +7,7 @@ from tape_ds import TapeForCausalLM
 from tape_ds.methods import init_weights
 from tape_ds.model import positions
 from tests.model.helpers import tiny_config
+from tools.flops import PLACEHOLDERS
 
 SIZES = {
     "hidden_size": 64,
@@ -19,20 +20,8 @@ SIZES = {
 
 def config(encoding="tape", **changes):
     """A configuration large enough to see the spread of its weights."""
-    own = {
-        "bipe_rope": {"position_options": {"separators": [3]}},
-        "bipe_alibi": {"position_options": {"separators": [3]}},
-        "cope": {"attention_backend": "sdpa"},
-    }
-    own["yarn"] = {
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 1.0,
-            "original_max_position_embeddings": 64,
-        }
-    }
-    return tiny_config("mha", "rope", **(SIZES | {"position_encoding": encoding} | own.get(encoding, {}) | changes))
+    own = PLACEHOLDERS.get(encoding, {})
+    return tiny_config("mha", "rope", **(SIZES | {"position_encoding": encoding} | own | changes))
 
 
 def build(encoding="tape", seed=1, dtype=torch.float32, **changes):

@@ -9,19 +9,14 @@ from tape_ds.model.positions import registry
 from tape_ds.planning import shape
 from tape_ds.planning.shape import TrainedShape
 from tests.planning.helpers import published
+from tools.flops import PLACEHOLDERS
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}
-OWN = {
-    "yarn": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 1.0}},
-    "bipe_rope": {"position_options": {"separators": [1]}},
-    "bipe_alibi": {"position_options": {"separators": [1]}},
-    "cope": {"attention_backend": "sdpa"},
-}
 
 
 def small(encoding="tape", **changes):
     """A configuration of a few thousand parameters."""
-    return TapeConfig(**{**SMALL, "position_encoding": encoding, **OWN.get(encoding, {}), **changes})
+    return TapeConfig(**{**SMALL, "position_encoding": encoding, **PLACEHOLDERS.get(encoding, {}), **changes})
 
 
 @pytest.mark.parametrize("encoding", positions.available())
