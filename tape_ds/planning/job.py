@@ -115,5 +115,5 @@ def possible(job: Job) -> bool:
         return False
     if job.distilled and layout.zero == 3:
         return False
-    cut = sequence == 1 and layout.zero in (1, 2) and model.gated and not job.quantised
-    return tensor == 1 or cut
+    whole = job.quantised or model.summed_bias or not model.gated
+    return tensor == 1 or (sequence == 1 and layout.zero in (1, 2) and not whole)

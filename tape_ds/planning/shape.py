@@ -140,6 +140,8 @@ class Sizes:
     """Whether attention on a CPU keeps what the encoding adds to its scores."""
     normed_heads: bool
     """Whether each head of queries and keys has a norm."""
+    summed_bias: bool
+    """Whether a bias is added behind what tensor parallelism would sum over ranks."""
     position_weights: tuple[tuple[int, int], ...]
     """(numbers in one, how many) of the encoding's own parameters."""
     position_work: tuple[float, float]
@@ -214,6 +216,7 @@ def sizes(config: Config) -> Sizes:
         rank=rank,
         biased=biased,
         normed_heads=getattr(config, "qk_norm", False),
+        summed_bias=any(getattr(config, name, False) for name in ("attention_bias", "mlp_bias")),
         position_weights=weights,
         position_work=work,
     )

@@ -1,9 +1,12 @@
 """What no layout can do."""
 
+from dataclasses import replace
+
 import pytest
 
+from tape_ds.planning import shape
 from tape_ds.planning.job import possible
-from tests.planning.helpers import job
+from tests.planning.helpers import job, published
 
 
 @pytest.mark.parametrize(
@@ -26,6 +29,13 @@ def test_what_a_recipe_refuses_is_not_possible(changes):
 
 def test_tensor_parallelism_goes_with_zero_1_and_2():
     assert possible(job(tensor=8, zero=1)) and possible(job(tensor=2, zero=2))
+
+
+@pytest.mark.parametrize("name", ["attention_bias", "mlp_bias"])
+def test_a_bias_behind_a_sum_of_parts_is_not_cut(name):
+    """A search ranked such layouts, which the run then refused."""
+    model = shape.sizes(published("llama2-7b", **{name: True}))
+    assert possible(replace(job(zero=1), model=model)) and not possible(replace(job(zero=1, tensor=2), model=model))
 
 
 def test_groups_of_key_heads_may_be_repeated_or_split():
