@@ -150,6 +150,7 @@ def test_the_interpreter_compiles_nothing(monkeypatch, capsys):
         (["--kernels", "no.such.module"], "neither an operator nor a module"),
         (["--kernels", "json"], "neither an operator nor a module"),
         (["--workers", "0"], "workers = 0: is below 1"),
+        (["--only", "forward("], "only = 'forward(': no regular expression"),
     ],
 )
 def test_a_command_that_cannot_work_says_why(monkeypatch, capsys, arguments, words):

@@ -92,7 +92,7 @@ def check(options: argparse.Namespace) -> list[Maker]:
     """Who makes the calls.
 
     Raises:
-        UserError: no compiler, an unknown operator.
+        UserError: no compiler, an unknown operator, an expression that is none.
     """
     if triton is None:
         raise_if_any([Problem("triton", None, "not installed", "pip install triton (Linux)")])
@@ -103,6 +103,11 @@ def check(options: argparse.Namespace) -> list[Maker]:
         remedy = "unset it: env -u TRITON_INTERPRET python -m tools.compile_kernels"
         problems.append(Problem("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET"), wrong, remedy))
     problems += below_one(options, "workers")
+    try:
+        re.compile(options.only)
+    except re.error as error:
+        wrong = f"no regular expression ({error})"
+        problems.append(Problem("--only", options.only, wrong, "put a backslash before what stands for itself"))
     wrong = "neither an operator nor a module with calls(dtype)"
     unknown = [name for name, found in makers.items() if found is None]
     problems += [Problem("kernels", name, wrong, did_you_mean(name, calls.OPERATORS)) for name in unknown]
