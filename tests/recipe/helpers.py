@@ -27,9 +27,9 @@ GOOD = {
 }
 
 
-def write(name="mine.yaml", without=(), text=None, **fields):
-    """A recipe file in the current folder: :data:`GOOD` with ``fields``, or exactly ``text``."""
-    content = {key: value for key, value in (GOOD | fields).items() if key not in without}
+def write(name="mine.yaml", without=(), text=None, good=GOOD, **fields):
+    """A recipe file in the current folder: a ``good`` one with ``fields``, or exactly ``text``."""
+    content = {key: value for key, value in (good | fields).items() if key not in without}
     Path(name).write_text(yaml.safe_dump(content) if text is None else text)
     return name
 

@@ -1,9 +1,9 @@
 """The recipe of the arithmetic launcher: its own contradictions, what follows from what, and the shipped ones."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tape_ds.model import positions
 from tape_ds.recipe import files
@@ -22,6 +22,8 @@ GOOD = {
     "max_steps": 4,
     "global_batch_size": 8,
 }
+write = partial(helpers.write, good=GOOD)
+problems_of = partial(helpers.problems_of, load=load)
 SHIPPED = (
     *("addition", "addition_20", "addition_40", "addition_6", "addition_tiny"),
     *("bitwise_or", "multiplication_15", "sorting", "subtraction_20"),
@@ -29,20 +31,8 @@ SHIPPED = (
 ADDRESSING = ("flip_flop", "look_ahead", "look_back", "look_back_markers", "recall", "selective_copy")
 
 
-def write(without=(), **fields):
-    """A recipe file in the current folder: :data:`GOOD` with ``fields``."""
-    content = {key: value for key, value in (GOOD | fields).items() if key not in without}
-    Path("mine.yaml").write_text(yaml.safe_dump(content))
-    return "mine.yaml"
-
-
 def loaded(world_size=None, **fields):
     return load(["--recipe", write(**fields)], world_size=world_size)
-
-
-def problems_of(*argv, world_size=None):
-    """As the helpers' for this launcher."""
-    return helpers.problems_of(*argv, load=load, world_size=world_size)
 
 
 # (what to change, expected field, part of the problem, part of the remedy)

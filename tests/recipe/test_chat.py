@@ -1,10 +1,10 @@
 """Recipes of conversations: their own contradictions, what they share with SCROLLS, and the shipped ones."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tape_ds.recipe import finetuning, kinds
 from tape_ds.recipe.finetuning import load_chat
@@ -12,19 +12,9 @@ from tape_ds.training import plan
 from tests.recipe import helpers
 
 GOOD = {"model": "smollm2", "train_data": ["stdlib"], "max_steps": 4, "global_batch_size": 8}
+write = partial(helpers.write, good=GOOD)
+problems_of = partial(helpers.problems_of, load=load_chat)
 TALK = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
-
-
-def write(without=(), **fields):
-    """A recipe file in the current folder: :data:`GOOD` with ``fields``."""
-    content = {key: value for key, value in (GOOD | fields).items() if key not in without}
-    Path("mine.yaml").write_text(yaml.safe_dump(content))
-    return "mine.yaml"
-
-
-def problems_of(*argv):
-    """As the helpers' for this launcher."""
-    return helpers.problems_of(*argv, load=load_chat)
 
 
 # (what to change, expected field, part of the problem, part of the remedy)

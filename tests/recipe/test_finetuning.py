@@ -1,10 +1,10 @@
 """The recipe of the fine-tuning launcher: its own contradictions, its defaults, and the shipped ones."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tape_ds.data.scrolls.datasets import DATASETS
 from tape_ds.recipe.finetuning import load
@@ -13,18 +13,8 @@ from tests.recipe import helpers
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets" / "scrolls"
 GOOD = {"model": "smollm2", "dataset": "qasper", "data_dir": str(ASSETS), "max_steps": 4, "global_batch_size": 8}
-
-
-def write(without=(), **fields):
-    """A recipe file in the current folder: :data:`GOOD` with ``fields``."""
-    content = {key: value for key, value in (GOOD | fields).items() if key not in without}
-    Path("mine.yaml").write_text(yaml.safe_dump(content))
-    return "mine.yaml"
-
-
-def problems_of(*argv):
-    """As the helpers' for this launcher."""
-    return helpers.problems_of(*argv, load=load)
+write = partial(helpers.write, good=GOOD)
+problems_of = partial(helpers.problems_of, load=load)
 
 
 # (what to change, expected field, part of the problem, part of the remedy)

@@ -1,10 +1,10 @@
 """The recipe of the pretraining launcher: its own contradictions, its defaults, and the shipped ones."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from tape_ds import TapeForCausalLM
 from tape_ds.model import positions
@@ -48,18 +48,8 @@ GOOD = {
     "max_steps": 4,
     "global_batch_size": 8,
 }
-
-
-def write(without=(), **fields):
-    """A recipe file in the current folder: :data:`GOOD` with ``fields``."""
-    content = {key: value for key, value in (GOOD | fields).items() if key not in without}
-    Path("mine.yaml").write_text(yaml.safe_dump(content))
-    return "mine.yaml"
-
-
-def problems_of(*argv):
-    """As the helpers' for this launcher."""
-    return helpers.problems_of(*argv, load=load)
+write = partial(helpers.write, good=GOOD)
+problems_of = partial(helpers.problems_of, load=load)
 
 
 # (what to change, expected field, part of the value shown, part of the remedy)
