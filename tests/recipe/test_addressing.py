@@ -8,6 +8,7 @@ from tape_ds.data.addressing.tasks import TASKS
 from tape_ds.model import positions
 from tape_ds.recipe.arithmetic import load
 from tape_ds.training import plan
+from tests.recipe import helpers
 from tests.recipe import test_arithmetic as arithmetic
 
 LENGTHS = {"look_back": [32, 48], "look_ahead": [32, 48], "flip_flop": [64, 64], "selective_copy": [32], "recall": [32]}
@@ -55,10 +56,8 @@ MALFORMED = {
 
 @pytest.mark.parametrize("case", MALFORMED)
 def test_what_is_wrong_is_said(case):
-    fields, field, wrong, remedy = MALFORMED[case]
-    found, _ = arithmetic.problems_of("--recipe", write(**fields))
-    assert list(found) == [field]
-    assert wrong in found[field].wrong and remedy in found[field].remedy
+    fields, *said = MALFORMED[case]
+    helpers.check_said(arithmetic.problems_of("--recipe", write(**fields))[0], *said)
 
 
 def test_arithmetic_has_no_lengths():

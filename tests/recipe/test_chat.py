@@ -37,10 +37,8 @@ MALFORMED = {
 
 @pytest.mark.parametrize("case", MALFORMED)
 def test_what_is_wrong_is_said(case):
-    fields, field, wrong, remedy = MALFORMED[case]
-    found, _ = problems_of("--recipe", write(**fields))
-    assert list(found) == [field]
-    assert wrong in found[field].wrong and remedy in found[field].remedy
+    fields, *said = MALFORMED[case]
+    helpers.check_said(problems_of("--recipe", write(**fields))[0], *said)
 
 
 def test_everything_at_once():

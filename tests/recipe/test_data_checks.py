@@ -4,7 +4,7 @@ import pytest
 
 from tape_ds.data.pose import Pose
 from tape_ds.recipe.extension import load
-from tests.recipe.helpers import in_folder, problems_of, write
+from tests.recipe.helpers import check_malformed, in_folder, write
 
 PACKED = {"pose_chunks": 1}
 
@@ -33,10 +33,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_a_malformed_recipe_names_field_value_and_remedy(name):
-    change, field, value, remedy = MALFORMED[name]
-    found, message = problems_of("--recipe", write(**change))
-    assert set(found) == {field}, message
-    assert value in message and remedy in str(found[field]), message
+    check_malformed(*MALFORMED[name])
 
 
 def test_options_of_pose_reach_its_draw():

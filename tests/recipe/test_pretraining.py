@@ -108,10 +108,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_a_malformed_recipe_names_field_value_and_remedy(name):
-    change, field, value, remedy = MALFORMED[name]
-    found, message = problems_of("--recipe", write(**change))
-    assert set(found) == {field}, message
-    assert value in message and remedy in found[field].remedy, message
+    helpers.check_malformed(*MALFORMED[name], load=load, good=GOOD)
 
 
 def test_token_ids_are_not_streamed(tmp_path):
