@@ -149,6 +149,7 @@ def test_the_interpreter_compiles_nothing(monkeypatch, capsys):
         (["--kernels", "rotat"], "kernels = 'rotat': neither an operator nor a module"),
         (["--kernels", "no.such.module"], "neither an operator nor a module"),
         (["--kernels", "json"], "neither an operator nor a module"),
+        (["--kernels", "json.decoder.calls"], "neither an operator nor a module"),
         (["--workers", "0"], "workers = 0: is below 1"),
         (["--only", "forward("], "only = 'forward(': no regular expression"),
     ],

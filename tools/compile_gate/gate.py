@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -119,9 +118,12 @@ def maker(name: str) -> Maker | None:
     """Who makes the calls of an operator, or of a module; None where there is no such thing."""
     if name in calls.OPERATORS:
         return calls.OPERATORS[name]
-    if importlib.util.find_spec(name.partition(".")[0]) is None or importlib.util.find_spec(name) is None:
+    try:
+        return getattr(importlib.import_module(name), "calls", None)
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):  # what the module itself imports is missing
+            raise
         return None
-    return getattr(importlib.import_module(name), "calls", None)
 
 
 def collect(options: argparse.Namespace, makers: list[Maker]) -> tuple[list[Build], list[str]]:
