@@ -262,12 +262,16 @@ def refuse(*arguments, **options):
     raise OSError("an import touched the network")
 
 socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
-for name in ("flash_attn", "liger_kernel"):
+for name in ("flash_attn", "liger_kernel", "triton"):
     sys.modules[name] = None
 
 import tape_ds
 for module in pkgutil.walk_packages(tape_ds.__path__, "tape_ds."):
     importlib.import_module(module.name)
+
+import torch
+from tape_ds.kernels import jit
+print(jit.triton, jit.tl, jit.INTERPRETED, jit.why_not(torch.zeros(1)))
 """
 
 IMPORT_MODEL = """
@@ -285,6 +289,7 @@ def run(code):
 def test_everything_imports_without_gpu_network_or_optional_packages():
     done = run(IMPORT_ALL)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "None None False Triton is not installed"
 
 
 def test_importing_the_model_pulls_in_no_training_library():

@@ -6,8 +6,6 @@ large so that a parameter in the wrong group would show.
 
 import json
 import math
-import subprocess
-import sys
 import time
 
 import pytest
@@ -15,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tape_ds.checkpoint import trained
-from tests.integration.conftest import ROOT, forked, start
+from tests.integration.conftest import forked, start
 
 SCRIPT = "launchers/pretrain_c4.py"
 STEPS, SAVED, KILLED = 45, 15, 20
@@ -162,8 +160,6 @@ def alike(folder, other):
     ],
 )
 def test_what_starts_nothing(flags, code, shown, tmp_path):
-    command = [sys.executable, str(ROOT / SCRIPT), *flags, "--output_dir", str(tmp_path / "never")]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    printed = ended.stdout + ended.stderr
-    assert ended.returncode == code and printed.count(shown) == 1 and "Traceback" not in printed, printed
+    ended = forked(SCRIPT, *flags, "--output_dir", str(tmp_path / "never"), processes=1)
+    assert ended.code == code and ended.output.count(shown) == 1 and "Traceback" not in ended.output, ended.output
     assert not (tmp_path / "never").exists()

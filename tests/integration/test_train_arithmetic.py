@@ -2,15 +2,13 @@
 
 import json
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tape_ds.checkpoint import trained
-from tests.integration.conftest import ROOT, forked
+from tests.integration.conftest import forked
 
 SCRIPT = "launchers/train_arithmetic.py"
 STEPS, SAVED = 30, 15
@@ -97,6 +95,6 @@ def test_however_the_work_is_shared_the_sequences_are_the_same(two, tmp_path, pr
 
 def test_a_dry_run_starts_nothing(tmp_path):
     flags = ["--recipe", "arithmetic/addition_40", "--dry_run", "--output_dir", str(tmp_path / "never")]
-    ended = subprocess.run([sys.executable, str(ROOT / SCRIPT), *flags], cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 0 and "512 sequences = up to 63,488 tokens a step" in ended.stdout, ended.stderr
+    ended = forked(SCRIPT, *flags, processes=1)
+    assert ended.code == 0 and "512 sequences = up to 63,488 tokens a step" in ended.output, ended.output
     assert not (tmp_path / "never").exists()
