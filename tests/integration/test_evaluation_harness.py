@@ -97,11 +97,11 @@ def in_python(exported, own):
 def by_command(exported, own):
     """Return the same from its own command, whose index of tasks takes half a minute."""
     told = f"pretrained={exported},trust_remote_code=True,dtype=float32"
-    command = [*("lm_eval", "--model", "hf", "--model_args", told, "--device", "cpu", "--tasks", "own_choose")]
-    command += ["--include_path", str(own), "--output_path", str(exported.parent / "theirs"), "--log_samples"]
+    command = [sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args", told, "--device", "cpu"]
+    command += ["--tasks", "own_choose", "--include_path", str(own)]
+    command += ["--output_path", str(exported.parent / "theirs"), "--log_samples"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(exported.parent)}
     environment.pop("PYTHONPATH", None)
-    command = [sys.executable, "-m", *command]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return written(exported.parent / "theirs")
