@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "results": {"errors", "storage"},
     "kernels": {"errors"},
     "model": {"kernels", "errors", "storage"},
-    "data": {"model", "errors", "fields", "storage"},
+    "data": {"model", "errors", "fields", "paths", "storage"},
     "paths": {"errors", "storage"},
     "run_folder": {"errors", "storage"},
     "methods": {"model", "errors"},

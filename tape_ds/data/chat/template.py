@@ -9,11 +9,11 @@ drops the reasoning of former answers, as Qwen3's does) is refused.
 """
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tape_ds import paths
 from tape_ds.data.chat.conversations import ASSISTANT, Conversation, without_template
 from tape_ds.errors import Problem
 
@@ -34,7 +34,7 @@ def give(tokenizer: "PreTrainedTokenizerBase", file: str | None, model: str) -> 
     """Make the template of ``file``, where one is given, the tokenizer's own, which is saved with it; return the
     problem of a tokenizer that has none, or is too slow a kind to tell an answer's tokens."""
     if file is not None:
-        tokenizer.chat_template = Path(file).expanduser().read_text(encoding="utf-8")
+        tokenizer.chat_template = paths.of(file).read_text(encoding="utf-8")
     try:
         tokenizer.get_chat_template()
     except ValueError:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from tape_ds import paths
 from tape_ds.data.scrolls import made
 from tape_ds.data.scrolls.datasets import HUB_REPOSITORY, MADE, SPLITS, Dataset, find
 from tape_ds.data.sources.base import UNREADABLE, file_identity
@@ -166,7 +167,7 @@ def _locate(dataset: Dataset, split: str, data_dir: str | Path | None) -> _Locat
 
     if data_dir is None:
         return _member(_download(dataset), dataset, split)
-    given = Path(data_dir).expanduser()
+    given = paths.of(str(data_dir))
     plain, archive = given / dataset.name / f"{split}.jsonl", given / f"{dataset.name}.zip"
     if plain.is_file():
         return _Location(plain, File(LocalFileSystem(), str(plain)))

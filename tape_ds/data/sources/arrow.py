@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tape_ds import paths
 from tape_ds.data import manifest
 from tape_ds.data.sources.base import OTHER_TOKENIZER, TokenSource, file_identity
 from tape_ds.errors import Problem, UserError
@@ -24,7 +25,7 @@ class ArrowFolder(TokenSource):
 
     def __init__(self, spec: str, field: str = "data"):
         super().__init__(spec, field)
-        self.folder = Path(self.rest).expanduser()
+        self.folder = paths.of(self.rest)
 
     @property
     def prepared(self) -> bool:

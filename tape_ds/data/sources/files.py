@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tape_ds import paths
 from tape_ds.data.sources import opening
 from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard, file_identity
 from tape_ds.data.sources.opening import File
@@ -35,7 +36,7 @@ class _Files(RowSource):
         self.pattern, _, self.column = self.rest.rpartition("#") if "#" in self.rest else (self.rest, "", "")
         self.remote = opening.is_remote(self.pattern)
         if self.pattern and not self.remote:
-            self.pattern = str(Path(self.pattern).expanduser())
+            self.pattern = str(paths.of(self.pattern))
 
     def files(self) -> dict[str, File]:
         """Name -> file, sorted by name.

@@ -88,8 +88,8 @@ def find(pattern: str) -> dict[str, File]:
     else:
         filesystem, path = LocalFileSystem(), pattern
         names = [name for name in glob.glob(pattern, recursive=True) if Path(name).is_file()]
-    parents = PurePosixPath(path).parents  # of these the lowest without a wildcard
-    root = next(parent for parent in parents if not glob.has_magic(str(parent)))
+    place = PurePosixPath(path)  # a root folder has none above it
+    root = next((parent for parent in place.parents if not glob.has_magic(str(parent))), place)
     return {PurePosixPath(name).relative_to(root).as_posix(): File(filesystem, name) for name in sorted(names)}
 
 

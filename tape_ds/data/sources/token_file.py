@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tape_ds import storage
+from tape_ds import paths, storage
 from tape_ds.data.sources.base import OTHER_TOKENIZER, TokenSource, file_identity
 from tape_ds.errors import Problem, UserError, redacted
 
@@ -140,7 +140,7 @@ class TokenFile(TokenSource):
 
     def __init__(self, spec: str, field: str = "data"):
         super().__init__(spec, field)
-        self.path = Path(self.rest).expanduser()
+        self.path = paths.of(self.rest)
 
     def check(self) -> list[Problem]:
         """The file is there, as long as its record says, and not of wider ids than it is read with."""

@@ -342,6 +342,7 @@ def test_arrow_folder_checked(tmp_path):
     datasets.Dataset.from_dict({"input_ids": [["a"]]}).save_to_disk(str(tmp_path / "letters"))
     (tmp_path / "empty").mkdir()
     assert "no such folder" in wrong("absent")
+    assert "no such folder" in parse("arrow:~nobody-here/ids").check()[0].wrong
     assert "not a saved dataset" in wrong("empty")
     assert "no column 'input_ids'" in wrong("text")
     assert f"arrow:{tmp_path}/dict/train" in wrong("dict")
@@ -365,7 +366,8 @@ def test_file_problems(folder):
 
     assert wrong("text:DIR/*.md") == ["no file matches"]
     assert wrong("text:DIR/absent.txt") == ["no such file"]
-    assert wrong("text:") == ["no such file"]
+    for spec in ("text:", "text:.", "text:/", "text:~nobody-here/a.txt"):
+        assert wrong(spec) == ["no such file"], spec
     assert wrong("text:DIR/a.txt#body") == ["a text file has no '#field'"]
     assert wrong("jsonl:DIR/absent") == ["no '#field' says which column holds the text", "no such file"]
     assert wrong("jsonl:DIR/x.jsonl#bod") == ["x.jsonl has no column 'bod'"]

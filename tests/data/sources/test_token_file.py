@@ -118,8 +118,9 @@ def test_there_is_no_text_in_it(tmp_path):
         parse(f"bin:{tmp_path}/x.bin").shards("train")
     with pytest.raises(UserError, match="no such file"):
         parse_all([f"bin:{tmp_path}/y.bin"])
-    with pytest.raises(UserError, match="no such file"):
-        parse_all(["bin:"])
+    for spec in ("bin:", "bin:~nobody-here/x.bin"):
+        with pytest.raises(UserError, match="no such file"):
+            parse_all([spec])
 
 
 @pytest.mark.parametrize("real", [True, False])
