@@ -204,7 +204,7 @@ def _download(dataset: Dataset) -> Path:
     file = f"{dataset.name}.zip"
     try:
         return Path(hf_hub_download(HUB_REPOSITORY, file, repo_type="dataset"))
-    except (OSError, ValueError, RuntimeError) as error:  # no network, offline mode, no such file: all end here
+    except (*UNREADABLE, RuntimeError) as error:  # no network, offline mode, no such file: all end here
         reason = " ".join(str(error).split())
         wrong = f"{HUB_REPOSITORY}/{file} cannot be had from the hub: {reason}"
         remedy = f"check the network, or give data_dir: a folder with {file} or {dataset.name}/SPLIT.jsonl"

@@ -122,10 +122,12 @@ class RowSource(Source):
 
     def document(self, name: str, value: Any) -> Document:
         """Return the document ``name`` if ``value`` is a text, else an error that names it."""
-        if isinstance(value, str):
-            return Document(name, value)
-        wrong = f"{name}: {self.column!r} holds {type(value).__name__}, not text"
-        raise UserError(self.problem(wrong, "add the #field of a column of texts, or mend or remove that row"))
+        if not isinstance(value, str):
+            wrong = f"{name}: {self.column!r} holds {type(value).__name__}, not text"
+            raise UserError(self.problem(wrong, "add the #field of a column of texts, or mend or remove that row"))
+        if not storage.is_utf8(value):  # no tokenizer takes half of a character, as "\ud83d" in JSON
+            raise UserError(self.problem(f"{name}: {self.column!r} is no Unicode text", "mend or remove that row"))
+        return Document(name, value)
 
 
 class TokenSource(Source):

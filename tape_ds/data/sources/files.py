@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tape_ds import paths
+from tape_ds import paths, storage
 from tape_ds.data.sources import opening
 from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard, file_identity
 from tape_ds.data.sources.opening import File
@@ -67,6 +67,10 @@ class _Files(RowSource):
         if not files:
             wrong = "no file matches" if glob.has_magic(self.pattern) else "no such file"
             problems.append(self.problem(wrong, f"check the path; relative ones start at {Path.cwd()}"))
+        for name in files:
+            if not storage.is_utf8(name):
+                wrong = f"the name of the file {storage.shown(name)} is not UTF-8"
+                problems.append(self.problem(wrong, "rename it, or leave it out of the glob"))
         if not problems:
             for name, file in islice(files.items(), _PEEKED_FILES):
                 problems += self._peek(name, file)
@@ -80,9 +84,10 @@ class _Files(RowSource):
             return error.problems
         except UNREADABLE as error:
             return [self.problem(f"{name} cannot be read: {error}", _REPAIR)]
-        if columns is None or self.column in columns:
-            return []
-        return [self.problem(f"{name} has no column {self.column!r}", did_you_mean(self.column, columns))]
+        return [] if columns is None or self.column in columns else [self._without_column(name, columns)]
+
+    def _without_column(self, name: str, columns: list[str]) -> Problem:
+        return self.problem(f"{name} has no column {self.column!r}", did_you_mean(self.column, columns))
 
     @abstractmethod
     def _columns(self, file: File) -> list[str] | None:
@@ -194,7 +199,7 @@ class JsonLines(_Files):
                 place = f"{name}:{number}"
                 try:
                     record = json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     wrong = f"{place} is not JSON ({error})"
                     raise UserError(self.problem(wrong, "mend or remove that line")) from error
                 if not isinstance(record, dict):
@@ -232,6 +237,8 @@ class ParquetFiles(_Files):
         import pyarrow.parquet
 
         with file.open() as stream, pyarrow.parquet.ParquetFile(stream) as table:
+            if self.column not in table.schema_arrow.names:  # of a file that was not peeked into
+                raise UserError(self._without_column(name, table.schema_arrow.names))
             batches = table.iter_batches(batch_size=256, columns=[self.column])
             values = (value for batch in batches for value in batch.column(0).to_pylist())
             for row, value in enumerate(values):

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tape_ds.data.sources.base import Document, RowSource, Shard
+from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard
 from tape_ds.errors import Problem, UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class HubDataset(RowSource):
         wanted = self.split or self._SPLIT_OF[split]
         try:
             whole = datasets.load_dataset(self.name, self.config, split=wanted, revision=self.revision, streaming=True)
-        except (datasets.exceptions.DatasetNotFoundError, OSError, RuntimeError, ValueError) as error:
+        except (*UNREADABLE, RuntimeError) as error:
             # Unknown names, configurations and splits, loading scripts and a missing network all end here; the
             # library's sentence says which.
             remedy = "check name, configuration, split and network; a loading script: try @refs/convert/parquet"

@@ -12,8 +12,9 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from huggingface_hub.errors import HTTPError
 
-from tape_ds.data.sources import HELD_OUT, base, check_lists, parse, parse_all, standard_library
+from tape_ds.data.sources import HELD_OUT, base, check_lists, files, parse, parse_all, standard_library
 from tape_ds.errors import UserError
 
 
@@ -154,9 +155,16 @@ def test_large_files_are_identified_without_reading_them(folder, monkeypatch):
 
 @pytest.mark.parametrize(
     ("line", "wrong"),
-    [('{"body": "cut', "x.jsonl:4 is not JSON"), ("[1]", "x.jsonl:4 is a list"), ('{"body": null}', "holds NoneType")],
+    [
+        ('{"body": "cut', "x.jsonl:4 is not JSON"),
+        ("[" * 10**6, "x.jsonl:4 is not JSON"),
+        ("[1]", "x.jsonl:4 is a list"),
+        ('{"body": null}', "holds NoneType"),
+        (r'{"body": "half \ud83d"}', "'body' is no Unicode text"),
+    ],
 )
 def test_bad_line_is_named(folder, line, wrong):
+    """Half of a character was a TypeError of the tokenizer, and a line too deep a RecursionError."""
     with (folder / "x.jsonl").open("a") as file:
         file.write(line)
     assert parse(f"jsonl:{folder}/x.jsonl#body").check() == []
@@ -195,6 +203,21 @@ def test_text_that_is_not_utf8_is_named(folder):
     (folder / "a.txt").write_bytes(b"caf\xe9")
     with pytest.raises(UserError, match=r"a\.txt is not UTF-8 \(byte 3\)"):
         texts(f"text:{folder}/a.txt")
+
+
+def test_a_column_that_only_later_files_lack_is_named(folder, monkeypatch):
+    """Files are peeked into up to a number, and remote ones not at all: the others ended in an IndexError."""
+    monkeypatch.setattr(files, "_PEEKED_FILES", 1)
+    pyarrow.parquet.write_table(pa.table({"contents": ["x"]}), folder / "zz.parquet")
+    with pytest.raises(UserError, match=r"zz\.parquet has no column 'content'\n.*did you mean 'contents'"):
+        texts(f"parquet:{folder}/*.parquet#content")
+
+
+def test_a_name_that_is_not_utf8_is_named(folder):
+    """It ended in a UnicodeEncodeError of the fingerprint."""
+    (folder / os.fsdecode(b"caf\xe9.txt")).write_text("x")
+    (problem,) = parse(f"text:{folder}/*.txt").check()
+    assert problem.wrong == "the name of the file caf?.txt is not UTF-8"
 
 
 # --- the hub --------------------------------------------------------------------------------------------------------
@@ -258,7 +281,13 @@ def test_hub_column_problems_name_the_remedy(hub):
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("Dataset scripts are no longer supported"), ConnectionError("no network"), ValueError("Bad")]
+    "error",
+    [
+        RuntimeError("Dataset scripts are no longer supported"),
+        ConnectionError("no network"),
+        ValueError("Bad"),
+        HTTPError("server disconnected"),
+    ],
 )
 def test_hub_failure_becomes_one_message(monkeypatch, error):
     def load_dataset(*args, **kwargs):
