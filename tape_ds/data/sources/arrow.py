@@ -45,9 +45,12 @@ class ArrowFolder(TokenSource):
         try:
             info = json.loads((self.folder / "dataset_info.json").read_text(encoding="utf-8"))
             columns = dict(info["features"])
-            json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
+            state = json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
+            absent = [name for each in state["_data_files"] if not (self.folder / (name := each["filename"])).is_file()]
         except (OSError, ValueError, KeyError, TypeError) as error:
             return [self.problem(f"not a saved dataset ({error!r})", "write it with datasets' save_to_disk")]
+        if absent:
+            return [self.problem(f"{', '.join(absent)} of it is missing", "copy the folder whole, or write it anew")]
         if "input_ids" not in columns:
             remedy = f"tokenise it first; its columns are {', '.join(columns)}"
             return [self.problem("the dataset has no column 'input_ids'", remedy)]
@@ -59,8 +62,11 @@ class ArrowFolder(TokenSource):
         """(name, token ids [n]) of every row; rows without a name are named ``folder:number``.
 
         Raises:
-            UserError: a row without ids, or with a null among them.
+            UserError: a row without ids, or with a null among them; a damaged file.
         """
+        return self.reading(self._rows(), "it cannot be read", "write the folder anew")
+
+    def _rows(self) -> Iterator[tuple[str, np.ndarray]]:
         import datasets
 
         number = 0

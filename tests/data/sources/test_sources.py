@@ -377,6 +377,23 @@ def test_arrow_folder_checked(tmp_path):
     assert f"arrow:{tmp_path}/dict/train" in wrong("dict")
     assert "not a list of integers" in wrong("flat")
     assert "not a list of integers" in wrong("letters")
+    datasets.Dataset.from_dict({"input_ids": [[1, 2]]}).save_to_disk(str(tmp_path / "part"))
+    (shard,) = (tmp_path / "part").glob("*.arrow")
+    shard.unlink()
+    assert f"{shard.name} of it is missing" in wrong("part")
+    for state in ("{}", "[]", '{"_data_files": [3]}'):
+        (tmp_path / "part" / "state.json").write_text(state)
+        assert "not a saved dataset" in wrong("part")
+
+
+def test_a_damaged_arrow_folder_is_named(tmp_path):
+    """Cut by a copy that broke off, it ended in a traceback of pyarrow's."""
+    datasets.Dataset.from_dict({"input_ids": [[1, 2, 3]] * 100}).save_to_disk(str(tmp_path / "ids"))
+    (shard,) = (tmp_path / "ids").glob("*.arrow")
+    shard.write_bytes(shard.read_bytes()[:1000])
+    (source,) = parse_all([f"arrow:{tmp_path}/ids"])
+    with pytest.raises(UserError, match="it cannot be read: Expected to be able to read"):
+        list(source.token_rows())
 
 
 # --- wrong data specs -----------------------------------------------------------------------------------------------
