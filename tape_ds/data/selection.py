@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,13 +123,13 @@ def _first(
 ) -> Selection:
     """Return the first ``count`` documents of a text source that have ``min_tokens``; nothing is stored of the
     others."""
-    from datasets import load_from_disk
+    from datasets import Dataset, load_from_disk
 
     limits = {"min_tokens": min_tokens, "count": count}
     origin = {"source": source.fingerprint(), "split": split, "tokenizer": identity}
     key = cache.key("first", format=packing.FORMAT, **origin, **limits)
-    none = source.problem(f"no document has {min_tokens} tokens or more", "name others, or lower min_document_tokens")
-    read = Counter[str]()
+    features = packing.document_features()
+    read = Counter(tokens=0, read_documents=0, read_tokens=0)
 
     def long_ones() -> Iterator[dict[str, Any]]:
         for row in packing.encoded_rows(source.documents(split), tokenizer):
@@ -140,8 +140,14 @@ def _first(
                 yield row
 
     def build(folder: Path) -> None:
-        packing.write(key, packing.document_features(), lambda: packing.some(islice(long_ones(), count), none), folder)
+        rows = islice(long_ones(), count)
+        if (first := next(rows, None)) is None:  # datasets writes nothing without a row
+            folder.mkdir()
+        else:
+            packing.write(key, features, lambda: chain([first], rows), folder)
         (folder / "read.json").write_text(json.dumps(read), encoding="utf-8")
 
     folder = cache.folder(cache_dir, key, build)
-    return Selection(load_from_disk(str(folder)), **json.loads((folder / "read.json").read_text(encoding="utf-8")))
+    counts = json.loads((folder / "read.json").read_text(encoding="utf-8"))
+    none = Dataset.from_dict({"name": [], "input_ids": []}, features)
+    return Selection(load_from_disk(str(folder)) if counts["tokens"] else none, **counts)

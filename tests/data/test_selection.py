@@ -96,6 +96,17 @@ def test_the_maximum_is_of_all_specs_together(lines, tokenizer, cache, tmp_path)
     assert len(select([lines, more], tokenizer, "train", cache, 12, max_documents=3).documents) == 3
 
 
+@pytest.mark.parametrize("most", [None, 5])
+def test_a_source_without_a_long_document_is_passed(lines, tokenizer, cache, tmp_path, most):
+    """With a maximum it was refused, whatever the others had."""
+    (tmp_path / "more.txt").write_text(LINES[3] * 2)
+    more = f"text:{tmp_path}/more.txt"
+    for _ in range(2):  # the second time from the cache
+        found = select([lines, more], tokenizer, "train", cache, max(sizes()) + 1, most)
+        assert found.documents["name"] == ["more.txt"] and found.read_documents == 7
+    assert CountingTokenizer.texts == 7
+
+
 def test_token_ids_are_counted_where_they_lie(tokenizer, cache, tmp_path):
     rows = {"input_ids": [[5, 6], [7, 8, 9], [5] * 9, [6] * 8]}
     datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "ids"))
@@ -110,7 +121,7 @@ def test_nothing_long_enough(lines, tokenizer, cache, count):
     with pytest.raises(UserError, match=r"documents? has 5000 tokens or more") as caught:
         select([lines], tokenizer, "heldout", cache, 5000, count)
     assert caught.value.problems[0].field == "eval_data"
-    assert "first" not in folders(cache)
+    assert caught.value.problems[0].wrong.startswith("none of 6 documents")
 
 
 def test_a_selection_says_what_it_is():
