@@ -51,6 +51,8 @@ class ArrowFolder(TokenSource):
             return [self.problem(f"not a saved dataset ({error!r})", "write it with datasets' save_to_disk")]
         if absent:
             return [self.problem(f"{', '.join(absent)} of it is missing", "copy the folder whole, or write it anew")]
+        if not state["_data_files"]:
+            return [self.problem("it has no rows", "name data that hold text")]
         if "input_ids" not in columns:
             remedy = f"tokenise it first; its columns are {', '.join(columns)}"
             return [self.problem("the dataset has no column 'input_ids'", remedy)]

@@ -381,6 +381,8 @@ def test_arrow_folder_checked(tmp_path):
     (shard,) = (tmp_path / "part").glob("*.arrow")
     shard.unlink()
     assert f"{shard.name} of it is missing" in wrong("part")
+    datasets.Dataset.from_dict({"input_ids": [[1]]}).select([]).save_to_disk(str(tmp_path / "none"))
+    assert "no rows" in wrong("none")
     for state in ("{}", "[]", '{"_data_files": [3]}'):
         (tmp_path / "part" / "state.json").write_text(state)
         assert "not a saved dataset" in wrong("part")
