@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import storage
-from tape_ds.errors import DiskError, Problem, UserError, disk_error
+from tape_ds.errors import DiskError, Problem, UserError, check_folder, disk_error, raise_if_any
 
 
 def key(kind: str, **parts: Any) -> str:
@@ -40,6 +40,7 @@ def folder(cache_dir: str | Path, name: str, build: Callable[[Path], None]) -> P
             build alone, and goes with all else in it. What ``build`` raises is passed on, and nothing is kept.
 
     Raises:
+        UserError: ``cache_dir`` is a file.
         DiskError: the folder has to be built, and the disk is full or read-only.
     """
     from filelock import FileLock
@@ -47,6 +48,7 @@ def folder(cache_dir: str | Path, name: str, build: Callable[[Path], None]) -> P
     finished = Path(cache_dir) / name
     if finished.exists():
         return finished
+    raise_if_any(check_folder("data_cache", cache_dir))
     remedy = "or name another data_cache: nothing of it was kept, and what the cache holds already stays"
     with disk("data_cache", Path(cache_dir), remedy):
         finished.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +108,7 @@ def _build(finished: Path, build: Callable[[Path], None]) -> bool:
     aside = Path(tempfile.mkdtemp(prefix=here, dir=finished.parent))
     try:
         build(aside / "done")
-        for path in (aside / "done").rglob("*"):
+        for path in (*(aside / "done").rglob("*"), aside / "done"):
             storage.sync(path)
         is_ours = _rename(aside / "done", finished)
         storage.sync(finished.parent)

@@ -101,7 +101,7 @@ def prepare(
         return manifest.read(folder)
     with cache.disk("output", folder, "started again, the preparation resumes where it was"), claimed(folder):
         storage.write_json(folder / RECORDS / "plan.json", asdict(settings))
-        for left_over in folder.glob(".*.writing"):
+        for left_over in folder.rglob(".*.writing"):
             left_over.unlink()
         write = partial(_write_part, tokenizer=tokenizer, folder=folder, limit=shard_tokens, report=report)
         written = _in_processes(write, list(enumerate(_dealt(inputs, parts))), processes)

@@ -130,6 +130,13 @@ def test_a_full_disk_names_the_cache_and_leaves_it_as_it_was(tmp_path):
     assert names(tmp_path / "cache") == ["a"]
 
 
+def test_a_cache_that_is_a_file_is_named(tmp_path):
+    """It ended in a FileExistsError."""
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(UserError, match=r"data_cache = '.*/cache/of': .*/cache is a file\n.*name a folder"):
+        cache.folder(tmp_path / "cache" / "of", "a", write("x"))
+
+
 def test_a_folder_beside_no_cache_is_named_as_on_the_command_line(tmp_path):
     with pytest.raises(DiskError) as caught:
         cache.build_aside(tmp_path / "out", full, "out")
@@ -141,7 +148,7 @@ def test_what_is_built_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypat
     synced = []
     monkeypatch.setattr(storage, "sync", lambda path: synced.append((path.name, (tmp_path / "a").exists())))
     cache.folder(tmp_path, "a", write("x"))
-    assert synced == [("file", False), (tmp_path.name, True)]
+    assert synced == [("file", False), ("done", False), (tmp_path.name, True)]
 
 
 def tokenise_onto(disk, texts, tokenizer):
