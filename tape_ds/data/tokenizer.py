@@ -129,7 +129,7 @@ def load(name_or_path: str, field: str = "tokenizer", *, trust_remote_code: bool
         return AutoTokenizer.from_pretrained(convert.resolve(name_or_path), trust_remote_code=trust_remote_code)
     except UserError as error:
         raise UserError([replace(problem, field=field) for problem in error.problems]) from error
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of a file of another form transformers raises whatever it meets, tokenizers a bare one
         reason = " ".join(str(error).split())[:300]
         remedy = "give a folder with tokenizer.json or tokenizer.model, or a hub id"
         raise UserError(Problem(field, name_or_path, f"no tokenizer could be read ({reason})", remedy)) from error

@@ -1,7 +1,9 @@
 """Training a tokenizer: the same ids as sentencepiece, texts that survive, the same files every time."""
 
 import hashlib
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -232,6 +234,24 @@ def test_loading_another_tokenizer(trained, tmp_path):
         with pytest.raises(UserError) as caught:
             tokenizers.load(name_or_path, "--tokenizer")
         assert caught.value.problems[0].field == "--tokenizer"
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer.json", {}),
+        ("tokenizer.json", []),
+        ("tokenizer.json", {"version": "1.0", "added_tokens": [], "model": {"type": "of tomorrow"}}),
+        ("tokenizer_config.json", []),
+        ("tokenizer_config.json", {"tokenizer_class": 3}),
+    ],
+)
+def test_a_tokenizer_of_another_form_is_named(trained, tmp_path, file, content):
+    """A file that a newer library wrote, or another, ended in a traceback."""
+    shutil.copytree(trained[1], tmp_path / "other")
+    (tmp_path / "other" / file).write_text(json.dumps(content))
+    with pytest.raises(UserError, match="no tokenizer could be read"):
+        tokenizers.load(str(tmp_path / "other"))
 
 
 def test_command_names_its_own_options_and_exits_with_two(trained, tmp_path, capsys):
