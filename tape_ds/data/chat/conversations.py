@@ -9,6 +9,7 @@ calls, a weight), or in another form, is refused with its place.
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+from tape_ds import storage
 from tape_ds.data import sources
 from tape_ds.data.chat import made
 from tape_ds.data.sources import RowSource, Source, StandardLibrary
@@ -127,10 +128,8 @@ def _wrong(value: Any) -> tuple[str, str] | None:
             if not isinstance(turn.get(key), str):
                 found = type(turn[key]).__name__ if key in held else "nothing"
                 return f"turn {number} has {found} under {key!r}, not a text", _OTHER_FORM
-        try:
-            turn["content"].encode()
-        except UnicodeEncodeError as error:  # half of a character, as "\ud83d": no tokenizer takes it
-            return f"turn {number} is no Unicode text ({error.reason})", "mend or remove that row"
+        if not storage.is_utf8(turn["content"]):  # half of a character, as "\ud83d": no tokenizer takes it
+            return f"turn {number} is no Unicode text", "mend or remove that row"
         if turn["role"] not in ROLES:
             return f"turn {number} has the role {turn['role']!r}", f"one of: {', '.join(ROLES)}"
         if others := sorted(key for key in held - {"role", "content"} if turn[key] not in ("", [], {})):

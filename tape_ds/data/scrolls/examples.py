@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tape_ds import paths
+from tape_ds import paths, storage
 from tape_ds.data.scrolls import made
 from tape_ds.data.scrolls.datasets import HUB_REPOSITORY, MADE, SPLITS, Dataset, find
 from tape_ds.data.sources.base import UNREADABLE, file_identity
@@ -228,12 +228,8 @@ def _row(line: str, location: _Location, number: int, split: str) -> ScrollsRow:
         raise UserError(location.problem(f"line {number} has no text under {', '.join(wrong)}", remedy))
     if not fields["input"].strip():
         raise UserError(location.problem(f"line {number} has an empty input", "remove the line, or give its text"))
-    output = fields.get("output")
-    row = ScrollsRow(
-        fields["id"], fields["input"], output if isinstance(output, str) else None, fields.get("is_hard") is True
-    )
-    try:
-        f"{row.id}{row.input}{row.output}".encode()
-    except UnicodeEncodeError as error:  # half of a character, as "\ud83d": no tokenizer and no file takes it
-        raise UserError(location.problem(f"line {number} is no Unicode text ({error.reason})", remedy)) from error
-    return row
+    output = fields["output"] if isinstance(fields.get("output"), str) else None
+    # half of a character, as "\ud83d": no tokenizer and no file takes it
+    if not storage.is_utf8(f"{fields['id']}{fields['input']}{output}"):
+        raise UserError(location.problem(f"line {number} is no Unicode text", remedy))
+    return ScrollsRow(fields["id"], fields["input"], output, fields.get("is_hard") is True)

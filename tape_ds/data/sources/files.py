@@ -100,18 +100,18 @@ class _Files(RowSource):
     def values(self, split: str) -> Iterator[tuple[str, Any]]:
         """Of all files, whatever the values are."""
         for name, file in self.files().items():
-            yield from self._guarded(self._values(name, file), name)
+            yield from self._guarded(name, file)
 
     def shards(self, split: str) -> list[Shard]:
         """Return a shard for each file."""
         return [Shard(name, partial(self._shard, name, file)) for name, file in self.files().items()]
 
     def _shard(self, name: str, file: File) -> Iterator[Document]:
-        values = self._guarded(self._values(name, file), name)
-        return (self.document(place, value) for place, value in values)
+        return (self.document(place, value) for place, value in self._guarded(name, file))
 
-    def _guarded(self, values: Iterator[tuple[str, Any]], name: str) -> Iterator[tuple[str, Any]]:
-        return self.reading(values, f"{name} cannot be read", _CONNECT if self.remote else _REPAIR)
+    def _guarded(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
+        remedy = _CONNECT if self.remote else _REPAIR
+        return self.reading(self._values(name, file), f"{name} cannot be read", remedy)
 
     def fingerprint(self) -> str:
         """Return names, column and the identity of each file's contents (:func:`file_identity`).
