@@ -2,6 +2,7 @@
 
 import datasets
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -30,6 +31,13 @@ def build_tokenizer(bos: bool = True) -> CountingTokenizer:
     if bos:
         tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     return CountingTokenizer(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
+def same(one, other):
+    """Whether two items, or batches, are equal in everything."""
+    return one.keys() == other.keys() and all(
+        torch.equal(*map(torch.as_tensor, (one[name], other[name]))) for name in one
+    )
 
 
 @pytest.fixture

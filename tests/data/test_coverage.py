@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from tape_ds.data.coverage import Coverage, measure
-from tape_ds.data.pose import Pose, PoseSequences
-from tape_ds.data.sequences import cut
 
 
 def one_document(*positions):
@@ -56,20 +54,6 @@ def test_any_sequences_as_counted_pair_by_pair(seed):
     found = measure(sequences, target)
     assert found.sequences == 5
     np.testing.assert_array_equal(found.pairs, pair_by_pair(sequences, target))
-
-
-def test_pose_sequences_as_counted_pair_by_pair():
-    pose, rng = PoseSequences(12, 64, Pose(chunks=4)), np.random.default_rng(0)
-    sequences = [one_document(*pose.draw(np.arange(40), rng)[1]) for _ in range(20)]
-    np.testing.assert_array_equal(measure(sequences, 64).pairs, pair_by_pair(sequences, 64))
-
-
-def test_packed_sequences_see_nothing_beyond_their_documents():
-    sequences = list(cut([np.arange(size) for size in (5, 9, 3, 7)], 12))
-    layouts = [(np.arange(12), sequence["document_ids"]) for sequence in sequences]
-    pairs = measure(layouts, 16).pairs
-    np.testing.assert_array_equal(pairs, pair_by_pair(layouts, 16))
-    assert pairs[7:].sum() == 0 and pairs[6] > 0
 
 
 def test_summary_and_bins():

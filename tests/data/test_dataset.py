@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 from tape_ds.data.dataset import TrainingSequences, collate
 from tape_ds.data.pose import Pose, PoseSequences
 from tape_ds.data.sequences import cut
+from tests.data.conftest import same
 
 
 def packed(count=10, length=6):
@@ -37,12 +38,6 @@ def training_sequences(**changes):
         **changes,
     }
     return TrainingSequences(settings.pop("stored"), **settings)
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(
-        torch.equal(*map(torch.as_tensor, (one[name], other[name]))) for name in one
-    )
 
 
 # --- items ----------------------------------------------------------------------------------------------------------
@@ -233,13 +228,3 @@ def test_a_full_batch_says_where_documents_begin():
     assert batch["max_length_q"] == batch["max_length_k"] == 5
     assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4]], "the same in every sequence: once"
     assert "cu_seq_lens_q" not in collate([first, second], multiple_of=4)
-
-
-def test_short_documents_are_padded_sequences():
-    sequences = training_sequences(
-        stored=datasets.Dataset.from_dict({"input_ids": [[1, 2, 3], list(range(20))]}), samples=2
-    )
-    batch = collate([sequences[0], sequences[1]])
-    assert batch["input_ids"].shape == (2, 8)
-    assert sorted((batch["document_ids"] >= 0).sum(1).tolist()) == [3, 8]
-    assert (batch["position_ids"] < 64).all()

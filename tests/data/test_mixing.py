@@ -19,18 +19,13 @@ from tape_ds.data.dataset import TrainingSequences, collate
 from tape_ds.data.mixing import BLOCK, MixedSequences, mix
 from tape_ds.data.pose import Pose, PoseSequences
 from tape_ds.data.streaming import Stream, StreamedSequences
+from tests.data.conftest import same
 from tests.data.test_streaming import GLOBAL_BATCH, batches_of_ranks
 
 WINDOW = 8
 SHARES = {"books": 0.6, "code": 0.3, "sums": 0.1}
 SIZES = {"books": 50, "code": 7, "sums": 12}  # sequences of each source; code comes round again soon
 FIRST = {"books": 1000, "code": 2000, "sums": 3000}  # a token of sequence n is FIRST + n
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(
-        torch.equal(*map(torch.as_tensor, (one[name], other[name]))) for name in one
-    )
 
 
 def stored(spec, lengths):
@@ -219,17 +214,6 @@ def test_loader_processes_change_nothing(streamed, workers):
         assert len(batches) == 6
         for step, batch in enumerate(batches):
             assert same(batch, collate(expected[4 * step : 4 * step + 4]))
-
-
-def test_every_streamed_token_is_read_once(streamed):
-    """The samples of a source's worker are its sequences from the first on, none twice and none left out."""
-    sequences = streamed(samples=240)
-    for source, part in enumerate(sequences.parts):
-        for worker in range(part.stream_workers):
-            own = [n for n in range(240) if sequences.place(n)[0] == source and n % part.stream_workers == worker]
-            stream = part.sequences.stream.sequences(worker, 0)
-            for index, sequence in zip(own, stream, strict=False):
-                assert sequences[index]["input_ids"].tolist() == sequence["input_ids"].tolist()
 
 
 def test_a_rank_opens_its_own_stream_workers_alone(streamed, monkeypatch):

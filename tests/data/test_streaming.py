@@ -19,7 +19,7 @@ from tape_ds.data.dataset import collate, generator
 from tape_ds.data.sources import Document, Shard
 from tape_ds.data.streaming import Stream, StreamedSequences, StreamError, shuffled
 from tape_ds.errors import UserError
-from tests.data.conftest import build_tokenizer
+from tests.data.conftest import build_tokenizer, same
 
 WINDOW = 16
 SIZES = [9, 1, 14, 6, 11, 3, 8]  # documents of each shard
@@ -57,12 +57,6 @@ def open_sequences(folder, tokenizer):
         )
 
     return make
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(
-        torch.equal(*map(torch.as_tensor, (one[name], other[name]))) for name in one
-    )
 
 
 def documents_of(sequences, number):
@@ -286,12 +280,6 @@ def test_reading_does_not_go_on_after_an_error(open_sequences, folder):
         list(sequences)
     (folder / "2.jsonl").write_text(good)
     assert same(sequences[80], open_sequences(workers=1)[80])
-
-
-def test_tokenised_folder_is_refused(open_sequences, tmp_path):
-    datasets.Dataset.from_dict({"input_ids": [[1, 2, 3]]}).save_to_disk(str(tmp_path / "ids"))
-    with pytest.raises(TypeError, match="token ids, not text"):
-        open_sequences(specs=[f"arrow:{tmp_path}/ids"])
 
 
 def test_data_without_tokens_are_refused(open_sequences, folder):

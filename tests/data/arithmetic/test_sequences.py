@@ -9,10 +9,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from tape_ds.data.arithmetic import sequences, split, vocabulary
+from tape_ds.data.arithmetic import sequences, vocabulary
 from tape_ds.data.arithmetic.sequences import ArithmeticSequences
 from tape_ds.data.arithmetic.tasks import TASKS, ArithmeticSample
-from tape_ds.data.dataset import collate
 
 
 def served(name="addition", first=5, second=5, samples=1000, seed=3):
@@ -40,14 +39,6 @@ def test_digits_are_reversed_and_the_answer_is_right():
         assert int(sample.answer[::-1]) == int(first[::-1]) + int(second[::-1])
 
 
-def test_padding_is_no_target_and_unseen():
-    made = served()
-    batch = collate([made[index] for index in range(32)], pad_token_id=vocabulary.PAD)
-    padded = batch["input_ids"] == vocabulary.PAD
-    assert padded.any() and torch.equal(padded, batch["document_ids"] == -1)
-    assert (batch["labels"][padded] == -100).all()
-
-
 def test_pairs_of_lengths_are_uniform():
     """Chi-square over 1 .. 6 by 1 .. 4, within four deviations of its mean."""
     made = served(first=6, second=4, samples=24_000)
@@ -57,12 +48,6 @@ def test_pairs_of_lengths_are_uniform():
     assert abs(chi_square - 23) < 4 * 46**0.5
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_no_sequence_is_a_test(name):
-    made = served(name, 4, 4)
-    assert not any(split.is_test(name, made.sample(index).operands) for index in range(len(made)))
-
-
 def test_a_sample_is_a_function_of_seed_and_number():
     """Whoever asks, in whatever order."""
     forward, backward = served(), served()
@@ -70,19 +55,6 @@ def test_a_sample_is_a_function_of_seed_and_number():
     assert all(forward[index]["input_ids"].tolist() == found[index] for index in range(100))
     other = served(seed=4)
     assert sum(other[index]["input_ids"].tolist() == found[index] for index in range(100)) < 5
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_any_number_of_ranks_reads_the_same_batches(ranks):
-    """A global batch of 16 is what its ranks read together, whatever each reads."""
-    each = 16 // ranks
-    batches = []
-    for step in range(3):
-        read = [served() for _ in range(ranks)]
-        batches += [
-            read[rank].sample(step * 16 + rank * each + place) for rank in range(ranks) for place in range(each)
-        ]
-    assert batches == [served().sample(index) for index in range(48)]
 
 
 def test_the_ends_of_the_run_are_kept():

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from tape_ds.data.dataset import collate
 from tape_ds.data.scrolls import sequences
 from tape_ds.data.scrolls.sequences import AnswerSequences, SequenceForm
 from tape_ds.data.selection import token_counts
@@ -128,14 +127,6 @@ def test_a_sample_is_a_function_of_seed_and_number(made):
 def test_tokens_are_those_of_all_samples(made):
     samples = served(made, samples=40)
     assert samples.tokens == sum(len(samples[index]["input_ids"]) for index in range(40))
-
-
-def test_padding_is_neither_read_nor_a_target(made):
-    samples = served(made)
-    batch = collate([samples[index] for index in range(4)], pad_token_id=7)
-    padding = batch["document_ids"] == -1
-    assert padding.any() and (batch["labels"][padding] == -100).all() and (batch["input_ids"][padding] == 7).all()
-    assert batch["input_ids"].shape[1] == max(len(samples[index]["input_ids"]) for index in range(4))
 
 
 def test_neighbours_are_padded_less(made):

@@ -326,13 +326,6 @@ def test_shards_one_after_another_are_the_documents(folder, hub, spec, shards):
     assert [document.text for shard in copies for document in shard.documents()] == expected
 
 
-def test_shards_of_stdlib_keep_to_their_split():
-    train, held_out = ({shard.name for shard in parse("stdlib").shards(split)} for split in ("train", "heldout"))
-    assert held_out == set(HELD_OUT)
-    assert len(train) > 300
-    assert not train & held_out
-
-
 def test_hub_stream_that_breaks_off_is_named(monkeypatch):
     def rows(numbers):
         yield from ({"text": f"t{number}"} for number in range(300))
