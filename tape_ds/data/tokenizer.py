@@ -89,9 +89,7 @@ def train(
     return AutoTokenizer.from_pretrained(folder)
 
 
-def cached(
-    specs: Sequence[str], vocab_size: int, cache_dir: str | Path, *, max_characters: int = MAX_CHARACTERS
-) -> "PreTrainedTokenizerBase":
+def cached(specs: Sequence[str], vocab_size: int, cache_dir: str | Path) -> "PreTrainedTokenizerBase":
     """Return the tokenizer of :func:`train`, trained by the first process that asks and read from ``cache_dir`` ever
     after.
 
@@ -100,12 +98,12 @@ def cached(
     from transformers import AutoTokenizer
 
     sources = _text_sources(specs, "train_data")
-    settings = {"vocab_size": vocab_size, "max_characters": max_characters, **SETTINGS}
+    settings = {"vocab_size": vocab_size, "max_characters": MAX_CHARACTERS, **SETTINGS}
     fingerprints = [source.fingerprint() for source in sources]
     name = cache.key("tokenizer", format=FORMAT, sources=fingerprints, settings=settings)
 
     def build(folder: Path) -> None:
-        _save(_sentencepiece(sources, vocab_size, max_characters), folder)
+        _save(_sentencepiece(sources, vocab_size, MAX_CHARACTERS), folder)
 
     return AutoTokenizer.from_pretrained(cache.folder(cache_dir, name, build))
 

@@ -46,8 +46,7 @@ class Addressing:
 
     def derived(self) -> dict[str, Any]:
         """Return fields of the recipe that follow from it."""
-        options = tasks.options_of(self.task)
-        return {"task_options": options, "test_lengths": list(self.tested), "window": self.window}
+        return {"task_options": {**vars(self.task)}, "test_lengths": list(self.tested), "window": self.window}
 
 
 def wrong_trained(task: AddressingTask, given: list[int]) -> str | None:

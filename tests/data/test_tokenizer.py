@@ -133,7 +133,9 @@ def test_cached_trains_once_and_follows_documents_and_settings(tmp_path, monkeyp
         again = tokenizers.cached(spec, 295, cache)
         assert tokenizer_fingerprint(again) == tokenizer_fingerprint(first)
     tokenizers.cached(spec, 294, cache)
-    tokenizers.cached(spec, 295, cache, max_characters=100)
+    with monkeypatch.context() as patched:
+        patched.setattr(tokenizers, "MAX_CHARACTERS", 100)
+        tokenizers.cached(spec, 295, cache)
     (tmp_path / "b.txt").write_text("jumps over the lazy dog " * 20)
     assert tokenizer_fingerprint(tokenizers.cached(spec, 295, cache)) != tokenizer_fingerprint(first)
     assert len([path for path in cache.iterdir() if path.is_dir()]) == 4

@@ -28,7 +28,7 @@ def make(name: str, options: Mapping[str, Any]) -> AddressingTask:
 
 def check(name: str, options: Mapping[str, Any]) -> list[Problem]:
     """Return what is wrong with the options of a task that there is."""
-    hints = {option: get_type_hints(type(TASKS[name]))[option] for option in options_of(TASKS[name])}
+    hints = {option: get_type_hints(type(TASKS[name]))[option] for option in vars(TASKS[name])}
     found = []
     for option, value in options.items():
         if option not in hints:
@@ -37,11 +37,6 @@ def check(name: str, options: Mapping[str, Any]) -> list[Problem]:
             found.append(Problem(option, value, "wrong type", f"give {_TYPES[hints[option]]}"))
     found = found or list(replace(TASKS[name], **options).problems())
     return [Problem(f"task_options.{each.field}", each.value, each.wrong, each.remedy) for each in found]
-
-
-def options_of(task: AddressingTask) -> dict[str, Any]:
-    """Return every option of a task, with its value."""
-    return {**vars(task)}
 
 
 _TYPES = {int: "a whole number", float: "a number"}

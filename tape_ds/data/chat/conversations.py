@@ -21,9 +21,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 ASSISTANT = "assistant"
 """Whose turns are learnt."""
 
-Message = dict[str, str]
-"""``role`` and ``content``."""
-Conversation = list[Message]
+Conversation = list[dict[str, str]]
+"""Turns of ``role`` and ``content``."""
 
 TooLong = Literal["cut", "leave_out"]
 """What becomes of a conversation of more than ``max_tokens``: it loses its end, or it is left out."""

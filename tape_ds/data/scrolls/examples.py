@@ -11,10 +11,9 @@ import io
 import json
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tape_ds import paths, storage
 from tape_ds.data.scrolls import made
@@ -86,8 +85,8 @@ def rows(name: str, split: str, data_dir: str | Path | None = None) -> Iterator[
     location = _locate(dataset, split, data_dir)
     found = False
     try:
-        with location.open() as file:
-            for number, line in enumerate(file, 1):
+        with location.file.open() as raw:  # with or without the mark that some editors put before UTF-8
+            for number, line in enumerate(io.TextIOWrapper(raw, encoding="utf-8-sig"), 1):
                 if line.strip():
                     found = True
                     yield _row(line, location, number, split)
@@ -133,12 +132,6 @@ class _Location:
 
     path: Path
     file: File
-
-    @contextmanager
-    def open(self) -> Iterator[IO[str]]:
-        """Its text, UTF-8, with or without the mark that some editors put before it."""
-        with self.file.open() as raw:
-            yield io.TextIOWrapper(raw, encoding="utf-8-sig")
 
     def identity(self) -> str:
         """Return what stands for the contents."""
