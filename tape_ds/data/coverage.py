@@ -1,9 +1,8 @@
 """Which relative distances a run's sequences show the model, and how often.
 
-The distance of a query to a key is the difference of their positions. A sequence of ``T`` tokens with positions 0 .. T
-- 1 has ``T - d`` pairs at distance ``d``; PoSE's sequences have the pairs within each chunk, and between chunks those
-  that its
-skips make. A distance that no pair had is one that the model has to meet untrained.
+The distance of a query to a key is the difference of their positions. A sequence of ``T`` tokens whose positions begin
+at 0 and skip nothing has ``T - d`` pairs at distance ``d``; PoSE's sequences have the pairs within each chunk, and
+between chunks those that its skips make. A distance that no pair had is one that the model has to meet untrained.
 
 Counts are exact: of a document the correlation of its positions with themselves, by Fourier transform.
 """
