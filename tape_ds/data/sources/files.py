@@ -117,8 +117,14 @@ class _Files(RowSource):
         """Return names, column and the identity of each file's contents (:func:`file_identity`).
 
         Of remote files the spec stands for the contents, as it does for a dataset of the hub: name a revision.
+
+        Raises:
+            UserError: a file that this user may not read, of those that are not peeked into.
         """
-        read = [self.pattern] if self.remote else [f"{name}={file_identity(path)}" for name, path in self._paths()]
+        try:
+            read = [self.pattern] if self.remote else [f"{name}={file_identity(path)}" for name, path in self._paths()]
+        except OSError as error:
+            raise UserError(self.problem(f"cannot be read: {error}", _REPAIR)) from error
         return hashlib.sha256("\0".join([self.kind, self.column, *read]).encode()).hexdigest()
 
     def identities(self, split: str) -> set[str]:

@@ -1,5 +1,6 @@
 """Data specs: what they yield, in which order, and how a wrong one is reported."""
 
+import errno
 import gzip
 import itertools
 import json
@@ -14,6 +15,7 @@ import pyarrow.parquet
 import pytest
 from huggingface_hub.errors import HTTPError
 
+from tape_ds import storage
 from tape_ds.data.sources import HELD_OUT, base, check_lists, files, parse, parse_all, standard_library
 from tape_ds.errors import UserError
 
@@ -211,6 +213,17 @@ def test_a_column_that_only_later_files_lack_is_named(folder, monkeypatch):
     pyarrow.parquet.write_table(pa.table({"contents": ["x"]}), folder / "zz.parquet")
     with pytest.raises(UserError, match=r"zz\.parquet has no column 'content'\n.*did you mean 'contents'"):
         texts(f"parquet:{folder}/*.parquet#content")
+
+
+def test_a_file_that_may_not_be_read_is_named(folder, monkeypatch):
+    """Beyond those that are peeked into it was a PermissionError of the fingerprint."""
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(storage, "digest", refuse)
+    with pytest.raises(UserError, match=r"cannot be read: .*Permission denied: '.*a\.txt'"):
+        parse(f"text:{folder}/*.txt").fingerprint()
 
 
 def test_a_name_that_is_not_utf8_is_named(folder):
