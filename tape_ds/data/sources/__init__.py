@@ -11,6 +11,7 @@ spec stands (training or evaluation) says what it is for, and both splits yield 
 
 from collections.abc import Sequence
 
+from tape_ds import paths
 from tape_ds.data.sources import weights
 from tape_ds.data.sources.arrow import ArrowFolder
 from tape_ds.data.sources.base import SPLITS, Document, RowSource, Shard, Source, TokenSource
@@ -60,6 +61,7 @@ def parse(spec: str, field: str = "data") -> Source:
     forms = ", ".join(kind.form for kind in KINDS.values())
     if not isinstance(spec, str) or not spec.strip():
         raise UserError(Problem(field, spec, "not a data spec", f"one of: {forms}"))
+    raise_if_any(list(paths.check(field, spec)))
     kind = spec.partition(":")[0]
     if spec[0] in "[{":
         remedy = "weights are given in train_data of a recipe, and nowhere else: [{source: SPEC, weight: NUMBER}, ...]"

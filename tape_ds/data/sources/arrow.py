@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ class ArrowFolder(TokenSource):
 
     def check(self) -> list[Problem]:
         """The folder is one dataset and has ``input_ids``; a prepared one has every shard, and no other."""
-        if not self.rest or not self.folder.is_dir():
+        if not self.rest or not os.path.isdir(self.folder):  # which a name too long for one is not, either
             return [self.problem("no such folder", f"check the path; relative ones start at {Path.cwd()}")]
         if self.prepared and (found := manifest.check(self.folder, self.field, self.spec)):
             return found

@@ -8,6 +8,7 @@ for LongLoRA's: 16 bits, of whatever tokenizer it is read with.
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,7 +145,7 @@ class TokenFile(TokenSource):
 
     def check(self) -> list[Problem]:
         """The file is there, as long as its record says, and not of wider ids than it is read with."""
-        if not self.rest or not self.path.is_file():
+        if not self.rest or not os.path.isfile(self.path):  # which a name too long for a file is not, either
             return [self.problem("no such file", f"check the path; relative ones start at {Path.cwd()}")]
         try:
             record = read_record(self.path)

@@ -377,7 +377,8 @@ def test_arrow_folder_checked(tmp_path):
     datasets.Dataset.from_dict({"input_ids": [["a"]]}).save_to_disk(str(tmp_path / "letters"))
     (tmp_path / "empty").mkdir()
     assert "no such folder" in wrong("absent")
-    assert "no such folder" in parse("arrow:~nobody-here/ids").check()[0].wrong
+    for spec in ("arrow:~nobody-here/ids", f"arrow:{'x' * 300}"):
+        assert "no such folder" in parse(spec).check()[0].wrong
     assert "not a saved dataset" in wrong("empty")
     assert "no column 'input_ids'" in wrong("text")
     assert f"arrow:{tmp_path}/dict/train" in wrong("dict")
@@ -412,6 +413,9 @@ def test_unknown_kind_gets_a_close_match():
         parse("parqet:x#y")
     with pytest.raises(UserError, match="not a data spec"):
         parse("")
+    for spec, wrong in (("text:~a\0", "null byte"), ("bin:~a\udcff", "no UTF-8")):
+        with pytest.raises(UserError, match=wrong):
+            parse(spec)
 
 
 def test_file_problems(folder):

@@ -118,7 +118,7 @@ def test_there_is_no_text_in_it(tmp_path):
         parse(f"bin:{tmp_path}/x.bin").shards("train")
     with pytest.raises(UserError, match="no such file"):
         parse_all([f"bin:{tmp_path}/y.bin"])
-    for spec in ("bin:", "bin:~nobody-here/x.bin"):
+    for spec in ("bin:", "bin:~nobody-here/x.bin", f"bin:{'x' * 300}"):
         with pytest.raises(UserError, match="no such file"):
             parse_all([spec])
 
