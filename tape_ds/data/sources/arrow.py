@@ -73,7 +73,10 @@ class ArrowFolder(TokenSource):
         import datasets
 
         number = 0
-        dataset = datasets.load_from_disk(str(self.folder)).with_format("arrow")
+        try:
+            dataset = datasets.load_from_disk(str(self.folder)).with_format("arrow")
+        except Exception as error:  # of a folder that another version wrote datasets raises whatever it meets
+            raise UserError(self.problem(f"it cannot be read: {error!r}", "write the folder anew")) from error
         for batch in dataset.iter(batch_size=64):
             rows = batch.column("input_ids").combine_chunks()
             names = batch.column("name").to_pylist() if "name" in batch.column_names else [None] * len(rows)
