@@ -234,10 +234,10 @@ def _record(folder: Path, name: str) -> Path:
 
 
 def _recorded(folder: Path, name: str) -> ShardEntry | None:
-    """Return a shard as its record has it; None where it has to be made."""
+    """Return a shard as its record has it; None where it has to be made, as for a record that is damaged."""
     try:
         entry = ShardEntry(**json.loads(_record(folder, name).read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    except (FileNotFoundError, TypeError, ValueError):
         return None
     return None if entry.documents and manifest.misfit(folder, entry) else entry
 

@@ -277,6 +277,16 @@ def test_missing_and_short_shards_are_made_again(spec, silent, done):
     assert contents(done) == before
 
 
+@pytest.mark.parametrize("content", ["{", '{"file": "x"}', "[]"])
+def test_a_shard_whose_record_is_damaged_is_made_again(spec, silent, done, content):
+    """It was a traceback of json's, at every start."""
+    before = contents(done)
+    (done / "manifest.json").unlink()
+    (done / "records" / f"{shards(done)[0]}.json").write_text(content)
+    prepare([spec], silent, done, **SETTINGS)
+    assert contents(done) == before
+
+
 # --- what a user can get wrong --------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,6 @@ for each, all with one id.
 import hashlib
 import io
 import json
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,7 +182,7 @@ def _member(path: Path, dataset: Dataset, split: str) -> _Location:
     remedy = "give the zip file as SCROLLS publishes it"
     try:
         archive = ZipFileSystem(str(path))
-    except (OSError, zipfile.BadZipFile) as error:
+    except (*UNREADABLE, RuntimeError) as error:  # RuntimeError: a version of the format that zipfile does not know
         raise UserError(Problem("data_dir", str(path), f"not a readable zip file ({error})", remedy)) from error
     if not archive.isfile(member):
         raise UserError(Problem("data_dir", str(path), f"no file called {member} in it", remedy))

@@ -135,6 +135,9 @@ def test_an_archive_that_cannot_be_unpacked_is_said(tmp_path, at, value):
     data[at] = data[data.index(b"PK\x01\x02") + at + 2] = value  # in the file's own header, and in the directory
     (tmp_path / "qasper.zip").write_bytes(data)
     assert "qasper/train.jsonl cannot be read" in problem("qasper", "train", tmp_path).wrong
+    data[data.index(b"PK\x01\x02") + 6] = 112  # the version of the format that is needed
+    (tmp_path / "qasper.zip").write_bytes(data)
+    assert "not a readable zip file (zip file version 11.2)" in problem("qasper", "train", tmp_path).wrong
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path):
