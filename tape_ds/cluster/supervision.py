@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from tape_ds import checkpoint, run_folder
+from tape_ds import checkpoint, paths, run_folder
 from tape_ds.cluster import ssh
 from tape_ds.errors import EXIT_CODE, Problem, UserError, raise_if_any
 from tape_ds.health import exit_code_file, run_lock
@@ -113,7 +113,11 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
         again += [f"--{field}", "auto"]
     if anew:
         again += [f"--{_ANEW}", "false"]
-    output = Path(str(fields.get("output_dir", f"runs/{name}"))).expanduser()
+    given = fields.get("output_dir")
+    if given is None:
+        given = f"runs/{name}"
+    raise_if_any(list(paths.check("output_dir", str(given))))
+    output = Path(str(given)).expanduser()
     hosts, port = _machines(command[: places[0]])
     return LaunchSpec(first, again, output, script.name, hosts, port)
 

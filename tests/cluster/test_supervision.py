@@ -355,6 +355,7 @@ def test_what_a_start_goes_on_from(flags, first, again):
         ("pretrain_c4.py --recipe RECIPE", "there"),
         ("pretrain_c4.py --output-dir ~/x --recipe RECIPE", str(Path.home() / "x")),
         ("pretrain_c4.py --recipe BARE", "runs/bare"),
+        ("pretrain_c4.py --recipe tiny --output_dir null", "runs/tiny"),
     ],
 )
 def test_where_the_run_lies(arguments, output, tmp_path):
@@ -377,6 +378,7 @@ def test_where_the_run_lies(arguments, output, tmp_path):
         (["python", "launchers/pretrain_c4.py", "--recipe", "tinny"], "no such recipe"),
         (["python", "launchers/pretrain_c4.py", "--recipe", "demo"], "it is a recipe of extend_llama.py"),
         (["python", "launchers/pretrain_c4.py", "stray"], "belongs to no --field"),
+        (["python", "launchers/pretrain_c4.py", "--output_dir", "~no_such_user/x"], "there is no user 'no_such_user'"),
         (["python", "launchers/pretrain_c4.py", "--dry_run"], "it would train nothing"),
         (["python", "launchers/pretrain_c4.py", "--print_config", "true"], "it would train nothing"),
     ],
