@@ -145,7 +145,8 @@ class PositionUpdates(TrainerCallback):
         """Measure where an eighth of the run has ended since the last logging step; on every rank together."""
         if not logs or "loss" not in logs:
             return
-        now, before = state.global_step, max(0, state.global_step - int(args.logging_steps))
+        # the state's, in steps: what the recipe says may be a share of the run
+        now, before = state.global_step, max(0, state.global_step - state.logging_steps)
         if now * self.TIMES // state.max_steps == before * self.TIMES // state.max_steps:
             return
         places = None if self.places is None else self.places[: self.TOKENS]

@@ -245,6 +245,14 @@ def test_position_updates_are_measured_eight_times_a_run(tmp_path, capsys):
     assert [entry["loss"] for entry in entries[4]] == losses(plain)
 
 
+def test_position_updates_are_measured_where_logging_steps_is_a_share(tmp_path):
+    """A quarter of the steps was taken for no step at all, and nothing was measured."""
+    trainer = build(tmp_path, max_steps=16, logging_steps=0.25)
+    trainer.add_callback(PositionUpdates(trainer.train_dataset[0]))
+    trainer.train()
+    assert [each["step"] for each in trainer.state.log_history if "position_updates" in each] == [4, 8, 12, 16]
+
+
 def test_metrics_hold_each_step_once(tmp_path):
     """Steps after the checkpoint are run again when a killed run resumes; an earlier run's lines are not this one's."""
     file = tmp_path / "metrics.jsonl"
