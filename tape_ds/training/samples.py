@@ -1,5 +1,6 @@
 """Text that the model writes while it trains: what the recipe's ``sample_prompts`` ask for."""
 
+import functools
 from typing import Any
 
 import torch
@@ -35,7 +36,9 @@ class WriteSamples(TrainerCallback):
             pairs = list(zip(self.asked.sample_prompts, texts, strict=True))
             for prompt, text in pairs:
                 print(f"sample at step {state.global_step}: {prompt!r} -> {text!r}", flush=True)
-            self._hand_on(state.global_step, pairs)
+            for callback in self.trainer.callback_handler.callbacks:
+                if isinstance(callback, SafeTracker):
+                    callback.attempt(functools.partial(_hand_on, step=state.global_step, pairs=pairs))
 
     def write(self, model: Any) -> list[str]:
         """Return what the model writes behind each prompt."""
@@ -49,15 +52,14 @@ class WriteSamples(TrainerCallback):
                 texts.append(self.tokenizer.decode(new))
         return texts
 
-    def _hand_on(self, step: int, pairs: list[tuple[str, str]]) -> None:
-        """To the trackers that take texts: TensorBoard and W&B."""
-        for callback in self.trainer.callback_handler.callbacks:
-            tracker = callback.tracker if isinstance(callback, SafeTracker) else callback
-            board, wandb = getattr(tracker, "tb_writer", None), getattr(tracker, "_wandb", None)
-            if board is not None:
-                for number, (prompt, text) in enumerate(pairs):
-                    board.add_text(f"{NAME}/{number}", f"    {prompt}|{text}", step)
-            if wandb is not None and wandb.run is not None:
-                rows = [[step, prompt, text] for prompt, text in pairs]
-                table = wandb.Table(columns=["step", "prompt", "text"], data=rows)
-                wandb.log({NAME: table, "train/global_step": step})
+
+def _hand_on(tracker: Any, step: int, pairs: list[tuple[str, str]]) -> None:
+    """To a tracker that takes texts: TensorBoard and W&B."""
+    board, wandb = getattr(tracker, "tb_writer", None), getattr(tracker, "_wandb", None)
+    if board is not None:
+        for number, (prompt, text) in enumerate(pairs):
+            board.add_text(f"{NAME}/{number}", f"    {prompt}|{text}", step)
+    if wandb is not None and wandb.run is not None:
+        rows = [[step, prompt, text] for prompt, text in pairs]
+        table = wandb.Table(columns=["step", "prompt", "text"], data=rows)
+        wandb.log({NAME: table, "train/global_step": step})

@@ -1,7 +1,6 @@
 """Trackers (TensorBoard, W&B and their like) that may fail: a disk that takes no more of their files costs a run its
 curves there, and not the run; ``metrics.jsonl`` has the same numbers."""
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,14 @@ class SafeTracker:
     def __getattr__(self, event: str) -> Callable[..., Any]:
         if not event.startswith("on_"):
             raise AttributeError(event)
-        return functools.partial(self._call, event)
+        return lambda *args, **kwargs: self.attempt(lambda tracker: getattr(tracker, event)(*args, **kwargs))
 
-    def _call(self, event: str, *args: Any, **kwargs: Any) -> Any:
+    def attempt(self, call: Callable[[Any], Any]) -> Any:
+        """Return what ``call`` makes of the tracker; None from the first time on that a disk refuses it."""
         if self.tracker is None:
             return None
         try:
-            return getattr(self.tracker, event)(*args, **kwargs)
+            return call(self.tracker)
         except Exception as error:
             refused = storage.refusal(error)
             if refused is None:
