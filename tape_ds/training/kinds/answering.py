@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
+from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from tape_ds import storage
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data.chat.sequences import CutConversations
 from tape_ds.data.scrolls.sequences import AnswerSequences, CutText
 from tape_ds.errors import Problem
-from tape_ds.parallel.distributed_map import share_out
+from tape_ds.parallel.distributed_map import rounds, share_out
 from tape_ds.recipe.finetuning import FinetuningRecipe
 from tape_ds.scoring import answers
 from tape_ds.scoring.answers import AnswerLoss, Asked
 from tape_ds.training import tables
+from tape_ds.training.callbacks import ScoredAround
+from tape_ds.training.held_out import Variants
 from tape_ds.training.kinds.extension import base_path
 from tape_ds.training.run import Run
 
@@ -33,32 +35,33 @@ BEFORE, AFTER = "before", "after"
 Cut = CutText | CutConversations
 
 
-class AnswerScores(TrainerCallback):
-    """Scores reference answers; results go to ``file``. A resumed run keeps what its first part found before."""
+class AnswerScores(ScoredAround[AnswerLoss]):
+    """Scores reference answers."""
 
     def __init__(self, asked: Sequence[Asked], file: Path):
-        self.asked = asked
-        self.file = file
+        super().__init__({BEFORE: None}, {AFTER: None}, file, read_scores, write_scores)
+        self.questions = asked
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Score the model as it came; scores of an earlier run in this folder go."""
-        if state.global_step > 0:
-            return
-        if state.is_world_process_zero:
-            self.file.unlink(missing_ok=True)
-        self._score(kwargs["model"], BEFORE, state)
+    def announcement(self, variants: Variants) -> str:
+        """How many, and when."""
+        return f"scoring {len(self.questions):,} answers {', '.join(variants)} training"
 
-    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Score the fine-tuned model."""
-        self._score(kwargs["model"], AFTER, state)
+    def tokens(self, model: Any, variants: Variants) -> int:
+        """Return this rank's share of those of prompts and answers."""
+        return sum(one.input_ids_1T.shape[1] for one in self.questions) * rounds(len(self.questions)) // len(self.questions)
 
-    def _score(self, model: Any, when: str, state: TrainerState) -> None:
-        if state.is_world_process_zero:
-            print(f"scoring {len(self.asked):,} answers {when} training", flush=True)
-        found = answers.score(model, self.asked, each=share_out)
-        if state.is_world_process_zero:
-            scores = read_scores(self.file) | {when: found}
-            storage.write_json(self.file, {name: each.to_dict() for name, each in scores.items()})
+    def measure(self, model: Any, variants: Variants) -> dict[str, AnswerLoss]:
+        """Return the loss on all of them."""
+        return {when: answers.score(model, self.questions, each=share_out) for when in variants}
+
+    def asked(self, found: AnswerLoss) -> Any:
+        """Return how many there were, and of how many tokens."""
+        return found.examples, found.targets
+
+
+def write_scores(path: Path, scores: Mapping[str, AnswerLoss]) -> None:
+    """Store scores as JSON."""
+    storage.write_json(path, {when: each.to_dict() for when, each in scores.items()})
 
 
 def read_scores(path: Path) -> dict[str, AnswerLoss]:
