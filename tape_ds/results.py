@@ -192,8 +192,7 @@ def save(result: Result, path: str | Path) -> Path:
     Raises OSError when the disk refuses; what was at ``path`` before is then untouched.
     """
     path = Path(path)
-    text = json.dumps(_plain(dataclasses.asdict(result)), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    storage.write_text(path, text)
+    storage.write_json(path, _plain(result))
     return path
 
 

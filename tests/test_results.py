@@ -52,6 +52,13 @@ def test_figures_that_are_not_finite_survive_in_valid_json(tmp_path):
     assert figures["worst"] == [math.inf, -math.inf]
 
 
+def test_a_text_that_is_no_unicode_is_stored(tmp_path):
+    """A file's name need not be UTF-8, and JSON lines may hold half a surrogate pair: what a run had found was lost."""
+    started = results.collect(command=["x", os.fsdecode(b"text:\xff.txt")])
+    finished = started.finish({"replies": ["\ud800", "d\u00e9j\u00e0"]})
+    assert results.load(results.save(finished, tmp_path / "r.json")) == finished
+
+
 def test_environment_and_credentials_are_never_stored(tmp_path, monkeypatch):
     monkeypatch.setenv("TAPE_TEST_VARIABLE", "environment-canary")
     token = "hf_" + "a" * 30

@@ -161,13 +161,16 @@ def read_record(folder: str | Path) -> TrainedRecord:
     path = Path(folder) / RECORD
     remedy = "give the folder 'trained' of a run, or one of its checkpoints"
     try:
-        fields = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise UserError(Problem("trained weights", str(folder), f"no readable {RECORD} ({error})", remedy)) from error
     if (
         not isinstance(fields, dict)
         or fields.keys() != TrainedRecord.__dataclass_fields__.keys()
         or fields["format"] != FORMAT
+        or not isinstance(fields["base"], str | None)
+        or not isinstance(fields["names"], list)
+        or not all(isinstance(name, str) for name in (fields["method"], *fields["names"]))
     ):
         raise UserError(Problem("trained weights", str(folder), f"{RECORD} is not of format {FORMAT}", remedy))
     return TrainedRecord(**(fields | {"names": tuple(fields["names"])}))

@@ -100,11 +100,23 @@ def test_an_adapter_names_its_base_as_the_recipe_does(base, tmp_path):
     assert not any(str(tmp_path) in text for text in saved)
 
 
-def test_a_folder_without_a_record_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"trained\.json"):
-        trained.read_record(tmp_path)
-    (tmp_path / trained.RECORD).write_text(json.dumps({"format": 99}))
-    with pytest.raises(UserError, match="not of format"):
+RIGHT = {"base": None, "method": "full", "names": ["a"], "format": trained.FORMAT}
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        (None, r"no readable trained\.json"),
+        (b"\xff", r"no readable trained\.json"),
+        (b'{"format": 99}', "not of format"),
+        *((json.dumps(RIGHT | odd).encode(), "not of format") for odd in ({"names": None}, {"names": [1]}, {"base": 5})),
+    ],
+)
+def test_a_folder_without_a_record_is_refused(tmp_path, content, wrong):
+    """Bytes that are no text, and names that are none, ended in a traceback."""
+    if content is not None:
+        (tmp_path / trained.RECORD).write_bytes(content)
+    with pytest.raises(UserError, match=wrong):
         trained.read_record(tmp_path)
 
 
