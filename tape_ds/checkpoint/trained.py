@@ -106,7 +106,11 @@ def replace_trained(
     if speaks:
         for left_over in (aside, replaced):
             shutil.rmtree(left_over, ignore_errors=True)
-    save_trained(aside, model, record, tokenizer)
+    try:
+        save_trained(aside, model, record, tokenizer)
+    except Exception:
+        shutil.rmtree(aside, ignore_errors=True)  # of a disk that is full, which it would keep so
+        raise
     if speaks:
         for path in aside.iterdir():
             storage.sync(path)

@@ -1,5 +1,6 @@
 """Folders of trained weights: small, whole again with their base, and never accepted when they do not fit."""
 
+import errno
 import json
 
 import pytest
@@ -98,6 +99,21 @@ def test_an_adapter_names_its_base_as_the_recipe_does(base, tmp_path):
     saved = [file.read_text() for file in (tmp_path / "trained").iterdir() if file.suffix != ".safetensors"]
     assert '"base_model_name_or_path": "smollm2"' in "".join(saved)
     assert not any(str(tmp_path) in text for text in saved)
+
+
+def test_a_disk_that_fills_up_leaves_the_folder_of_before_alone(base, tmp_path, monkeypatch):
+    """What was written of the new one stayed beside it, on the full disk."""
+    model, folder = trained_folder(base, tmp_path, "tape")
+    before = {file: file.read_bytes() for file in folder.iterdir()}
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(trained.storage, "write_json", full)
+    with pytest.raises(OSError, match="No space left"):
+        trained.replace_trained(folder, model, trained.read_record(folder))
+    assert {file: file.read_bytes() for file in folder.iterdir()} == before
+    assert list(tmp_path.glob("*.writing")) == []
 
 
 RIGHT = {"base": None, "method": "full", "names": ["a"], "format": trained.FORMAT}
