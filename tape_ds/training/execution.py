@@ -38,11 +38,11 @@ def launch(recipe: Recipe, assemble: Callable[..., run.Run]) -> int:
     stopping.watch_launcher(stop)
     rendezvous.leave_when(lambda: stop.reason)  # nothing is lost there, and others may never come
     stopping.tolerate_lost_terminal()
+    output = Path(recipe.trainer_value("output_dir")).expanduser()
     try:
         prepared = assemble(recipe)
     except UserError:
         # nothing was started: the lock goes, and folders that were made for it
-        output = Path(recipe.trainer_value("output_dir")).expanduser()
         run_lock.RunLock(output, RankSync().rank).release()
         for folder in (output / run_folder.RANKS, output):
             with contextlib.suppress(OSError):
@@ -51,7 +51,7 @@ def launch(recipe: Recipe, assemble: Callable[..., run.Run]) -> int:
     except run.NothingToDo as nothing:
         if RankSync().rank == 0:
             say(str(nothing))
-        leave_process_group()
+        _leave(output, RankSync())
         return 0
     return execute(prepared, stop)
 
@@ -86,7 +86,7 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
         if rank_sync.rank == 0:
             say(str(stopped))
         exit_code_file.leave(guards.EXIT_CODE)
-        _leave(prepared, rank_sync)
+        _leave(prepared.output, rank_sync)
         return guards.EXIT_CODE
     except RuntimeError as error:
         if (reason := _lost_peer(error)) is None:
@@ -99,7 +99,7 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
     if started is not None:
         report.conclude(prepared, trainer, started)
         run_folder.mark_finished(prepared.output, trainer.state.global_step, dict(prepared.identity))
-    _leave(prepared, rank_sync)
+    _leave(prepared.output, rank_sync)
     return 0
 
 
@@ -126,7 +126,7 @@ def _end_early(prepared: run.Run, rank_sync: RankSync, stopped: Stopped) -> int:
             except OSError as error:  # the exit code says it all the same
                 say(f"{run_folder.STOPPED} cannot be written: {storage.explain(error, prepared.output)}")
         say(f"{stopped}; {_what_is_left(prepared, stopped.lost)}")
-    _leave(prepared, rank_sync)
+    _leave(prepared.output, rank_sync)
     return 1 if stopped.lost else 0
 
 
@@ -144,8 +144,8 @@ def _what_is_left(prepared: run.Run, lost: bool = False) -> str:
     return f"--resume auto goes on from {newest[0].name}" if newest else "nothing was trained yet"
 
 
-def _leave(prepared: run.Run, rank_sync: RankSync) -> None:
+def _leave(output: Path, rank_sync: RankSync) -> None:
     """Let go of the folder when all ranks are done with it."""
     rank_sync.first(None)
-    run_lock.RunLock(prepared.output, rank_sync.rank).release()
+    run_lock.RunLock(output, rank_sync.rank).release()
     leave_process_group()

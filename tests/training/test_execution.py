@@ -8,6 +8,9 @@ from transformers import AutoModelForCausalLM
 
 from tape_ds import TapeConfig
 from tape_ds.checkpoint import merging
+from tape_ds.cluster import rendezvous
+from tape_ds.health import stopping
+from tape_ds.health.stopping import StopRequest
 from tape_ds.training import execution
 from tape_ds.training.kinds import extension
 from tests.training.kinds.test_extension import model, recipe
@@ -69,3 +72,16 @@ def test_results_go_with_the_weights_they_are_of(model, monkeypatch):
     with pytest.raises(RuntimeError, match="out of memory"):
         execution.execute(extension.assemble(recipe(model, **fields, learning_rate=0.5, start_anew=True)))
     assert not result.exists() and (model.parent / "run" / "trained" / "trained.json").is_file()
+
+
+def test_a_run_that_has_nothing_to_do_lets_go_of_its_folder(model, monkeypatch, capsys):
+    """Its file among those of living ranks stayed behind."""
+    monkeypatch.setattr(StopRequest, "listen", lambda self: None)
+    monkeypatch.setattr(stopping, "watch_launcher", lambda stop: None)
+    monkeypatch.setattr(stopping, "tolerate_lost_terminal", lambda: None)
+    monkeypatch.setattr(rendezvous, "leave_when", lambda asked: None)
+    asked = recipe(model, method="norms", max_steps=2, report_to="none", resume="auto", expandable_segments=False)
+    for told in ("results:", "finished already, at step 2"):
+        assert execution.launch(asked, extension.assemble) == 0
+        assert told in capsys.readouterr().out
+        assert list((model.parent / "run" / "ranks").iterdir()) == []
