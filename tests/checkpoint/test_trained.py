@@ -125,7 +125,10 @@ RIGHT = {"base": None, "method": "full", "names": ["a"], "format": trained.FORMA
         (None, r"no readable trained\.json"),
         (b"\xff", r"no readable trained\.json"),
         (b'{"format": 99}', "not of format"),
-        *((json.dumps(RIGHT | odd).encode(), "not of format") for odd in ({"names": None}, {"names": [1]}, {"base": 5})),
+        *(
+            (json.dumps(RIGHT | odd).encode(), "not of format")
+            for odd in ({"names": None}, {"names": [1]}, {"base": 5})
+        ),
     ],
 )
 def test_a_folder_without_a_record_is_refused(tmp_path, content, wrong):

@@ -48,7 +48,8 @@ class AnswerScores(ScoredAround[AnswerLoss]):
 
     def tokens(self, model: Any, variants: Variants) -> int:
         """Return this rank's share of those of prompts and answers."""
-        return sum(one.input_ids_1T.shape[1] for one in self.questions) * rounds(len(self.questions)) // len(self.questions)
+        tokens, count = sum(one.input_ids_1T.shape[1] for one in self.questions), len(self.questions)
+        return tokens * rounds(count) // count
 
     def measure(self, model: Any, variants: Variants) -> dict[str, AnswerLoss]:
         """Return the loss on all of them."""
