@@ -10,33 +10,21 @@ in one message, nothing started; 3 stopped by a guard; 4 stuck; 1 anything else 
 """
 
 import sys
-from typing import NoReturn
+from typing import Any
 
-from tape_ds.cluster.rendezvous import report_failures
-from tape_ds.errors import command
-from tape_ds.recipe import extension, help, loading
 from tape_ds.training import plan
 
 
-@command
-@report_failures
 def main() -> int:
     """Check the recipe, then build, train, score and report."""
-    if help.answered(sys.argv[1:], extension.ExtensionRecipe):
-        return 0
-    recipe = loading.load(sys.argv[1:], kind=extension.ExtensionRecipe)
-    return 0 if plan.shown(recipe) else extend(recipe)
+    return plan.main("extend_llama", assemble)
 
 
-def extend(recipe: extension.ExtensionRecipe) -> NoReturn:
-    """The run itself; the heavy libraries load here, after every check that needs none of them."""
-    from tape_ds.training.environment import end_process, prepare_process
+def assemble(recipe: Any) -> Any:
+    """The run of a recipe."""
+    from tape_ds.training.kinds import extension
 
-    prepare_process()
-    from tape_ds.training.execution import launch
-    from tape_ds.training.kinds.extension import assemble
-
-    end_process(launch(recipe, assemble))
+    return extension.assemble(recipe)
 
 
 if __name__ == "__main__":

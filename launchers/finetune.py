@@ -12,37 +12,21 @@ stuck; 1 anything else (docs/staying_alive.md).
 """
 
 import sys
-from typing import NoReturn
+from typing import Any
 
-from tape_ds.cluster.rendezvous import report_failures
-from tape_ds.errors import command
-from tape_ds.recipe import command_line, finetuning, help, kinds, loading
-from tape_ds.recipe.recipe import Recipe
 from tape_ds.training import plan
 
 
-@command
-@report_failures
 def main() -> int:
     """Check the recipe, then build, train, score and report."""
-    argv = sys.argv[1:]
-    names = command_line.read(argv, []).get("recipe") or [finetuning.ChatRecipe.DEFAULT]
-    kind = kinds.taken(finetuning.ChatRecipe.LAUNCHER, names[-1])
-    if help.answered(argv, kind):
-        return 0
-    recipe = loading.load(argv, kind=kind)
-    return 0 if plan.shown(recipe) else finetune(recipe)
+    return plan.main("finetune", assemble)
 
 
-def finetune(recipe: Recipe) -> NoReturn:
-    """The run itself; the heavy libraries load here, after every check that needs none of them."""
-    from tape_ds.training.environment import end_process, prepare_process
+def assemble(recipe: Any) -> Any:
+    """The run of a recipe."""
+    from tape_ds.training.kinds import finetuning
 
-    prepare_process()
-    from tape_ds.training.execution import launch
-    from tape_ds.training.kinds.finetuning import assemble
-
-    end_process(launch(recipe, assemble))
+    return finetuning.assemble(recipe)
 
 
 if __name__ == "__main__":

@@ -12,33 +12,21 @@ stopped by a guard; 4 stuck; 1 anything else (docs/staying_alive.md).
 """
 
 import sys
-from typing import NoReturn
+from typing import Any
 
-from tape_ds.cluster.rendezvous import report_failures
-from tape_ds.errors import command
-from tape_ds.recipe import finetuning, help, loading
 from tape_ds.training import plan
 
 
-@command
-@report_failures
 def main() -> int:
     """Check the recipe, then build, train, score and report."""
-    if help.answered(sys.argv[1:], finetuning.ScrollsRecipe):
-        return 0
-    recipe = loading.load(sys.argv[1:], kind=finetuning.ScrollsRecipe)
-    return 0 if plan.shown(recipe) else finetune(recipe)
+    return plan.main("finetune_scrolls", assemble)
 
 
-def finetune(recipe: finetuning.ScrollsRecipe) -> NoReturn:
-    """The run itself; the heavy libraries load here, after every check that needs none of them."""
-    from tape_ds.training.environment import end_process, prepare_process
+def assemble(recipe: Any) -> Any:
+    """The run of a recipe."""
+    from tape_ds.training.kinds import finetuning
 
-    prepare_process()
-    from tape_ds.training.execution import launch
-    from tape_ds.training.kinds.finetuning import assemble
-
-    end_process(launch(recipe, assemble))
+    return finetuning.assemble(recipe)
 
 
 if __name__ == "__main__":

@@ -12,33 +12,21 @@ docs/staying_alive.md).
 """
 
 import sys
-from typing import NoReturn
+from typing import Any
 
-from tape_ds.cluster.rendezvous import report_failures
-from tape_ds.errors import command
-from tape_ds.recipe import help, loading, pretraining
 from tape_ds.training import plan
 
 
-@command
-@report_failures
 def main() -> int:
     """Check the recipe, then build, train, score and report."""
-    if help.answered(sys.argv[1:], pretraining.PretrainingRecipe):
-        return 0
-    recipe = loading.load(sys.argv[1:], kind=pretraining.PretrainingRecipe)
-    return 0 if plan.shown(recipe) else pretrain(recipe)
+    return plan.main("pretrain_c4", assemble)
 
 
-def pretrain(recipe: pretraining.PretrainingRecipe) -> NoReturn:
-    """The run itself; the heavy libraries load here, after every check that needs none of them."""
-    from tape_ds.training.environment import end_process, prepare_process
+def assemble(recipe: Any) -> Any:
+    """The run of a recipe."""
+    from tape_ds.training.kinds import pretraining
 
-    prepare_process()
-    from tape_ds.training.execution import launch
-    from tape_ds.training.kinds.pretraining import assemble
-
-    end_process(launch(recipe, assemble))
+    return pretraining.assemble(recipe)
 
 
 if __name__ == "__main__":

@@ -11,33 +11,21 @@ of it in one message, nothing started; 3 stopped by a guard; 4 stuck; 1 anything
 """
 
 import sys
-from typing import NoReturn
+from typing import Any
 
-from tape_ds.cluster.rendezvous import report_failures
-from tape_ds.errors import command
-from tape_ds.recipe import arithmetic, help, loading
 from tape_ds.training import plan
 
 
-@command
-@report_failures
 def main() -> int:
     """Check the recipe, then build, train, score and report."""
-    if help.answered(sys.argv[1:], arithmetic.ArithmeticRecipe):
-        return 0
-    recipe = loading.load(sys.argv[1:], kind=arithmetic.ArithmeticRecipe)
-    return 0 if plan.shown(recipe) else train(recipe)
+    return plan.main("train_arithmetic", assemble)
 
 
-def train(recipe: arithmetic.ArithmeticRecipe) -> NoReturn:
-    """The run itself; the heavy libraries load here, after every check that needs none of them."""
-    from tape_ds.training.environment import end_process, prepare_process
+def assemble(recipe: Any) -> Any:
+    """The run of a recipe."""
+    from tape_ds.training.kinds import arithmetic
 
-    prepare_process()
-    from tape_ds.training.execution import launch
-    from tape_ds.training.kinds.arithmetic import assemble
-
-    end_process(launch(recipe, assemble))
+    return arithmetic.assemble(recipe)
 
 
 if __name__ == "__main__":

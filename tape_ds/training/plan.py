@@ -1,10 +1,41 @@
-"""What a recipe would do, as far as that is known without loading a model, data or a process group."""
+"""What a recipe would do, as far as that is known without loading a model, data or a process group; and every
+launcher's way there, or on to the run itself."""
 
 import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any
 
-from tape_ds.errors import is_main_process, redacted
-from tape_ds.recipe import deepspeed_config, pretrained
+from tape_ds.cluster.rendezvous import report_failures
+from tape_ds.errors import command, is_main_process, redacted
+from tape_ds.recipe import command_line, deepspeed_config, help, kinds, loading, pretrained
 from tape_ds.recipe.recipe import Recipe
+
+
+@command
+@report_failures
+def main(launcher: str, assemble: Callable[[Any], Any]) -> int:
+    """Check the recipe, then build, train, score and report.
+
+    Args:
+        launcher: name of its file, by which recipes say whose they are.
+        assemble: makes the run of a recipe, see :mod:`tape_ds.training.kinds`; imports that only when it is called.
+    """
+    argv = sys.argv[1:]
+    names = command_line.read(argv, []).get("recipe") or [kinds.KINDS[launcher].DEFAULT]
+    kind = kinds.taken(launcher, names[-1])
+    if help.answered(argv, kind):
+        return 0
+    recipe = loading.load(argv, kind=kind)
+    if shown(recipe):
+        return 0
+    # the heavy libraries load here, after every check that needs none of them
+    from tape_ds.training.environment import end_process, prepare_process
+
+    prepare_process()
+    from tape_ds.training.execution import launch
+
+    end_process(launch(recipe, assemble))
 
 
 def shown(recipe: Recipe) -> bool:
