@@ -13,6 +13,7 @@ import difflib
 import functools
 import os
 import re
+import select
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -184,14 +185,21 @@ def is_main_process() -> bool:
 
 def command(main: Callable[..., int | None]) -> Callable[..., int]:
     """Wrap a command's ``main``: a :class:`UserError` is printed by rank 0 alone (or where it was found) and becomes
-    exit code 2, and so does a disk that refuses what is written."""
+    exit code 2, and so does a disk that refuses what is written. Where nobody reads on, it ends with 1 and no word."""
 
     @functools.wraps(main)
     def wrapped(*args: Any, **kwargs: Any) -> int:
         try:
-            return main(*args, **kwargs) or 0
+            code = main(*args, **kwargs) or 0
+            sys.stdout.flush()
+            return code
         except UserError as error:
             return _tell(error)
+        except BrokenPipeError:
+            if _is_read():
+                raise  # another pipe
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at its exit goes there
+            return 1
         except Exception as error:
             refused = disk_error(error)
             if refused is None:
@@ -199,6 +207,13 @@ def command(main: Callable[..., int | None]) -> Callable[..., int]:
             return _tell(refused)
 
     return wrapped
+
+
+def _is_read() -> bool:
+    """Return whether somebody still reads what this process writes; ``| head`` ends when it has its lines."""
+    look = select.poll()
+    look.register(sys.stdout.fileno(), 0)
+    return not look.poll(0)
 
 
 def _tell(error: UserError) -> int:

@@ -1,12 +1,15 @@
 """What a user reads: every problem at once, a disk that refused, and never a credential."""
 
 import errno
+import subprocess
+import sys
 
 import pytest
 
 from tape_ds import errors, storage
 from tape_ds.errors import DiskError, Problem, UserError, check_folder, command, did_you_mean, disk_error, redacted
 from tests.disks import mounted
+from tests.processes import ROOT
 
 TOKEN = "hf_" + "aB3" * 10
 
@@ -141,6 +144,31 @@ def test_a_message_shows_no_credential(capsys):
     said = capsys.readouterr().err
     assert "canary" not in said and TOKEN[:12] not in said and "me:" not in said
     assert "1. hub_token = '<redacted>': is refused" in said
+
+
+@pytest.mark.parametrize("flush", [True, False])
+def test_a_reader_that_has_enough_is_no_traceback(flush):
+    """``extend_llama.py --print_config | head -3`` showed three lines and a traceback."""
+    code = f"""
+from tape_ds.errors import command
+
+@command
+def main():
+    for number in range(100_000):
+        print(number, flush={flush})
+
+raise SystemExit(main())
+"""
+    line = [sys.executable, "-c", code]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as writing:
+        assert writing.stdout.readline() == b"0\n"
+        writing.stdout.close()
+        assert writing.stderr.read() == b"" and writing.wait() == 1
+
+
+def test_another_pipe_that_breaks_is_an_error():
+    with pytest.raises(BrokenPipeError, match="of a worker"):
+        run(BrokenPipeError("of a worker"))
 
 
 def test_a_folder_of_results_need_not_be_there_but_must_be_able_to(tmp_path):
