@@ -283,7 +283,6 @@ def test_another_commit_is_no_reason_to_begin_a_finished_run_again(train, monkey
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_run_that_is_resumed_behind_its_last_step_reports_all_of_it(train, monkeypatch):
     """Skipped steps and the mean loss, where no step is left to be taken."""
     at_step(monkeypatch, 3, lambda trainer: setattr(trainer, "hook", poison(trainer)))

@@ -96,7 +96,6 @@ def test_a_run_is_the_same_and_nothing_of_it_stays(recorded, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_blocks_that_are_computed_again_and_tiles(tmp_path):
     """Times still add up where dispatch modes are at work, and forwards are other functions already."""
     memory = Memory(checkpoint_layers="selective", checkpoint_offload=True, mlp_tiles=2)

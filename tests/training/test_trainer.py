@@ -336,7 +336,6 @@ def test_ranks_score_at_the_same_time_what_waits_for_the_same_weights(tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_scores_of_another_run_are_not_kept(tmp_path):
     """Neither by a fresh run in the same folder, nor beside those of other documents."""
     file = tmp_path / "scores.json"
@@ -382,7 +381,6 @@ def test_passkeys_are_asked_for_before_training_and_after(tmp_path, capsys):
     assert [f"asking {name} for 1 passkeys in prompts of 40 tokens" in printed for name in found] == [True, True]
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_a_resumed_run_keeps_the_passkeys_of_its_first_part(tmp_path):
     """As far as the prompts are the same; what was stored without the name of a model cannot be told apart."""

@@ -151,7 +151,6 @@ def one_sequence(problem):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_resumed_equals_uninterrupted_to_the_last_digit(tmp_path):
     settings = {"max_steps": 4, "save_steps": 2, "logging_steps": 1, "position_encoding": "tape"}
     whole = build_trainer(arithmetic.assemble(recipe(tmp_path, **settings)))

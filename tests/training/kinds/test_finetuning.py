@@ -170,7 +170,6 @@ def test_a_run_from_end_to_end(place, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_resumed_equals_uninterrupted_to_the_last_digit(place, tmp_path):
     """The first part's score of the model as it came stays."""
     settings = {"max_steps": 4, "save_steps": 2, "logging_steps": 1, "per_device_train_batch_size": 2}
