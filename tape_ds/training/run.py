@@ -202,7 +202,9 @@ def start(recipe: Recipe, read: Mapping[str, str]) -> Started:
 
 def _claim(output: Path, rank_sync: RankSync) -> None:
     """Be the only job in the run's folder, and clear away what a killed one left half done."""
-    others = rank_sync.rank == 0 and any(holder.pid != os.getpid() for holder in run_lock.living(output))
+    others = rank_sync.rank == 0 and any(
+        holder.pid != os.getpid() or not holder.is_here for holder in run_lock.living(output)
+    )
     raise_if_any(rank_sync.first(run_lock.refuse(output) if others else []))
     wrong: list[Problem] = []
     try:

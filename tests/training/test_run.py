@@ -1,5 +1,6 @@
 """What every run has."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -75,3 +76,14 @@ def test_what_one_rank_is_refused_all_are(tmp_path):
         run._claim(tmp_path, TwoRanks([problem]))
     assert run._everyones([problem], TwoRanks([problem])) == [problem]
     RunLock(tmp_path, 0).release()
+
+
+def test_a_rank_on_another_machine_is_another_whatever_its_number(tmp_path):
+    """Containers count their processes from 1 on: one of the same number elsewhere was taken for this process."""
+    lock = RunLock(tmp_path, 3)
+    lock.acquire()
+    holder = json.loads(lock.path.read_text())
+    lock.path.write_text(json.dumps(holder | {"host": "elsewhere"}))
+    with pytest.raises(UserError, match=r"rank 3: process \d+ on elsewhere"):
+        run._claim(tmp_path, TwoRanks([]))
+    lock.release()
