@@ -197,7 +197,7 @@ def current(seconds: float) -> Rendezvous | None:
     where rank 0 is. The store is made as torch does itself, which finds this one when the process group is joined.
 
     Raises:
-        UserError: rank 0 cannot be reached, or its port is taken.
+        UserError: rank 0 cannot be reached, its port is taken, or no variable says which it is.
     """
     global _met
     place = places.here()
@@ -205,7 +205,11 @@ def current(seconds: float) -> Rendezvous | None:
         return _met
     from torch import distributed
 
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    address, given = os.environ["MASTER_ADDR"], os.environ.get("MASTER_PORT", "")
+    if not given.isdecimal():
+        remedy = "set it, to the same free port on all machines"
+        raise UserError(Problem("MASTER_PORT", given, "not the number of a port, and MASTER_ADDR is set", remedy))
+    port = int(given)
     is_here = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if not is_here:
         _reach(place, address, port, seconds)

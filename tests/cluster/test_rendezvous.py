@@ -299,3 +299,20 @@ def test_a_port_that_is_taken_is_said_by_rank_0(monkeypatch):
         ranked(monkeypatch, taken.getsockname()[1], rank=0)
         with pytest.raises(UserError, match=r"--master_port = .*: taken on this machine"):
             rendezvous.current(2)
+
+
+@pytest.mark.parametrize("port", [None, "", "x1"])
+def test_an_address_without_a_port_is_a_mistake(port, monkeypatch, capsys):
+    """srun hands on what the shell has: an address alone ended in a KeyError within a KeyError."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, value or "")
+    if port is None:
+        monkeypatch.delenv("MASTER_PORT")
+
+    @command
+    @rendezvous.report_failures
+    def main():
+        rendezvous.current(1)
+
+    assert main() == EXIT_CODE
+    assert "MASTER_PORT" in capsys.readouterr().err
