@@ -53,7 +53,6 @@ class StopRequest:
     def __init__(self) -> None:
         self.reason: str | None = None
         """The first reason that was given: a signal's name (``"SIGTERM"``), or words; None: go on."""
-        self._previous: dict[int, Any] = {}
         self._interrupted: float | None = None
 
     def request(self, reason: str) -> None:
@@ -69,13 +68,7 @@ class StopRequest:
         for number in SIGNALS:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue
-            self._previous[number] = signal.signal(number, self._note)
-
-    def close(self) -> None:
-        """Put back the handlers that were there before :meth:`listen`."""
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous = {}
+            signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

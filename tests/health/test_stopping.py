@@ -27,12 +27,20 @@ sys.modules["tape_ds"].__path__ = [{str(ROOT / "tape_ds")!r}]
 
 
 @pytest.fixture
-def request_here():
-    """This process, listening; its handlers are put back after the test."""
+def handlers():
+    """Are put back after the test."""
+    before = {number: signal.getsignal(number) for number in stopping.SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def request_here(handlers):
+    """This process, listening."""
     request = StopRequest()
     request.listen()
-    yield request
-    request.close()
+    return request
 
 
 @pytest.mark.parametrize("number", stopping.SIGNALS)
@@ -54,25 +62,12 @@ def test_a_second_ctrl_c_interrupts_but_not_the_same_one_again(request_here, mon
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_handlers_of_before_come_back():
-    before = {number: signal.getsignal(number) for number in stopping.SIGNALS}
+def test_what_nohup_ignores_stays_ignored(handlers):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     request = StopRequest()
     request.listen()
-    assert all(signal.getsignal(number) != before[number] for number in stopping.SIGNALS)
-    request.close()
-    assert {number: signal.getsignal(number) for number in stopping.SIGNALS} == before
-
-
-def test_what_nohup_ignores_stays_ignored():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    request = StopRequest()
-    try:
-        request.listen()
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert request.reason is None
-    finally:
-        request.close()
-        signal.signal(signal.SIGHUP, before)
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert request.reason is None
 
 
 @pytest.mark.parametrize(
