@@ -41,6 +41,9 @@ def check(name: str, value: Any) -> Iterator[Problem]:
 
 def check_path(name: str, text: str) -> Iterator[Problem]:
     """Why ``text`` can be no path on this machine, whatever lies there."""
+    if not text:  # a shell's variable that is not set, and not the current folder
+        yield Problem(name, text, "empty", "give a path, or leave it out")
+        return
     try:
         path = Path(text).expanduser()
     except RuntimeError:

@@ -1,6 +1,7 @@
 """What a person wrote as a path or a text is looked at without failing, and refused by name where it can be none.
 
-Every case below once ended in a traceback.
+Every case below once ended in a traceback, but for empty texts: what a shell makes of a variable that is not set was the
+current folder, and a new start.
 """
 
 import os
@@ -36,6 +37,8 @@ REFUSED = {
     "bytes that are no text": ("run_name", "a\udcffb", "no UTF-8"),
     "a long name": ("output_dir", f"runs/{LONG}", "longer than a path"),
     "a long path": ("resume_from_checkpoint", "c/" * 3000, "longer than a path"),
+    "no folder at all": ("output_dir", "", "empty"),
+    "no checkpoint at all": ("resume", "", "empty"),
     "a user nobody knows": ("output_dir", "~nobody-here/runs", "no user 'nobody-here'"),
 }
 
