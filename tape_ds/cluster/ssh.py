@@ -26,7 +26,7 @@ def slots_of(hostfile: Path) -> dict[str, int]:
     slots, wrong = None, "there is no such file"
     try:
         slots = runner.fetch_hostfile(str(hostfile))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         wrong = str(error)
     if slots is None:
         raise UserError(Problem("--hostfile", str(hostfile), wrong, "write one machine a line, as: node1 slots=8"))

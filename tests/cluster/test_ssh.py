@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from deepspeed.launcher import runner
 
 from tape_ds.cluster import ssh
 from tape_ds.errors import UserError
@@ -33,6 +34,17 @@ def test_a_hostfile_that_deepspeed_cannot_use_is_said(text, wrong, tmp_path):
         path.write_text(text)
     with pytest.raises(UserError, match=re.escape(f"--hostfile = '{path}'") + f".*{wrong}"):
         ssh.slots_of(path)
+
+
+def test_a_hostfile_that_may_not_be_read_is_said(tmp_path, monkeypatch):
+    """It ended in a traceback."""
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(runner, "fetch_hostfile", refuse)
+    with pytest.raises(UserError, match="Permission denied"):
+        ssh.slots_of(tmp_path / "hosts")
 
 
 def test_all_machines_are_told_and_those_that_fail_are_named(fake_ssh, tmp_path, monkeypatch):
