@@ -1,7 +1,7 @@
 """What a person wrote as a path or a text is looked at without failing, and refused by name where it can be none.
 
-Every case below once ended in a traceback, but for empty texts: what a shell makes of a variable that is not set was the
-current folder, and a new start.
+Every case below once ended in a traceback, but for empty texts: what a shell makes of a variable that is not set was
+the current folder, and a new start.
 """
 
 import os

@@ -88,7 +88,7 @@ class RunLock:
         while self.path not in _held:
             try:
                 self._attempt()
-            except BlockingIOError:
+            except (BlockingIOError, FileNotFoundError):  # not there: a job that ended has just cleared it away
                 if time.monotonic() > deadline:
                     wrong = f"another process took the place of rank {self.rank} in it just now"
                     problem = Problem("output_dir", str(self.output), wrong, "start it once only")
@@ -103,7 +103,7 @@ class RunLock:
         file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             _lock(file, fcntl.LOCK_EX)
-            if not self.path.exists() or not os.path.samestat(os.fstat(file), self.path.stat()):
+            if not os.path.samestat(os.fstat(file), self.path.stat()):
                 raise BlockingIOError(errno.EAGAIN, "its former holder has just removed it")
         except BaseException:
             os.close(file)

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -172,6 +173,24 @@ def test_a_file_system_without_locks_is_said_once(number, tmp_path, monkeypatch,
             lock.acquire()
             lock.release()
     assert caplog.text.count("knows no locks") == 1
+
+
+def test_a_folder_that_another_job_clears_away_is_made_again(tmp_path, monkeypatch):
+    """A job that is refused takes its empty folders along; one that began at that moment was told that its own was not
+    there."""
+    mkdir, made = Path.mkdir, []
+
+    def cleared_away(path, *args, **kwargs):
+        mkdir(path, *args, **kwargs)
+        made.append(path)
+        if len(made) == 1:
+            path.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", cleared_away)
+    lock = RunLock(tmp_path, 0)
+    lock.acquire()
+    assert len(made) == 2 and lock.path.is_file()
+    lock.release()
 
 
 def test_a_folder_that_cannot_be_written_is_the_user_s(tmp_path):
