@@ -47,8 +47,10 @@ def names(model: PreTrainedModel, settings: Any) -> list[str]:
 
 
 def position_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules that hold an encoding's own parameters, by path."""
-    return {p: m for p, m in model.named_modules() if isinstance(m, (PositionEncoding, PositionLayer))}
+    """Return the modules that hold an encoding's own parameters, by path; not those inside another one (Abacus stands
+    around an encoding): peft would copy an inner one twice, and train the copy that nobody reads."""
+    found = {p: m for p, m in model.named_modules() if isinstance(m, (PositionEncoding, PositionLayer))}
+    return {p: m for p, m in found.items() if not any(p.startswith(f"{outer}.") for outer in found)}
 
 
 def position_parameters(model: nn.Module) -> set[str]:

@@ -96,6 +96,20 @@ def test_tape_and_lora_train_both():
     assert sum("lora_" in name for name in trained) == 3 * 2 * 2
 
 
+def test_an_encoding_within_another_is_copied_once_with_adapters():
+    """With Abacus around BiPE, peft copied BiPE's table a second time: what trained was a copy that no forward reads,
+    and the table that is read stayed frozen."""
+    digits = {"abacus": True, "abacus_digits": list(range(20, 50))}
+    model = tiny_model(encoding="bipe_rope", position_options={"separators": [7], **digits})
+    trained = methods.prepare("lora", model, settings())
+    ids = tokens(2, 16)
+    trained.model.train()(input_ids=ids, labels=ids).loss.backward()
+    found = {name: parameter.grad for name, parameter in trained.model.named_parameters() if name in trained.names}
+    tables = {name: grad for name, grad in found.items() if "encoding" in name}
+    assert sorted(name.split("default.")[1] for name in tables) == ["digits.weight", "inner.intra.weight"]
+    assert all(grad is not None and grad.any() for grad in tables.values())
+
+
 def test_a_changed_set_is_noticed():
     trained = methods.prepare("tape", tiny_model(), settings())
     methods.assert_trainable(trained.model, trained.names)
