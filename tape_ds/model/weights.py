@@ -26,7 +26,7 @@ WHOLE, PICKLED = "model.safetensors", "pytorch_model.bin"
 _PICKLE = b"\x80"  # how a pickle of any protocol since 2 begins: torch's older format
 ADAPTER, PICKLED_ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_model.bin", "adapter_config.json"
 """peft's names."""
-_NOT_TORCH = "is no file that torch saved"
+_NOT_TORCH = "is no file that torch saved, or cannot be opened"
 REMEDY = "fetch or copy the file again, or take it from an earlier checkpoint"
 
 
@@ -154,8 +154,11 @@ def check_adapter(folder: str | Path, field: str = "model") -> list[Problem]:
 
 
 def _is_torch_file(file: Path) -> bool:
-    with file.open("rb") as opened:
-        return opened.read(1) == _PICKLE or zipfile.is_zipfile(file)
+    try:
+        with file.open("rb") as opened:
+            return opened.read(1) == _PICKLE or zipfile.is_zipfile(opened)
+    except OSError:  # a link to what is no longer in the hub's cache, for one
+        return False
 
 
 def read_torch_file(file: Path, field: str = "model") -> dict[str, "Tensor"]:
@@ -169,6 +172,9 @@ def read_torch_file(file: Path, field: str = "model") -> dict[str, "Tensor"]:
     mapped = zipfile.is_zipfile(file)  # torch's older format cannot be
     with reading(file, field):
         found: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+    if not isinstance(found, dict) or not all(isinstance(each, torch.Tensor) for each in found.values()):
+        wrong = "could not be read: it holds something else than tensors by their names"
+        raise UserError(Problem(field, str(file), wrong, _TENSORS_ALONE))
     return found
 
 

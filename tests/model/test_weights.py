@@ -129,6 +129,23 @@ def test_a_damaged_torch_file_is_a_message(published, content):
         load(published)
 
 
+def test_a_torch_file_that_is_not_there_is_a_message(published):
+    """A link into a cache that was emptied ended in a traceback, before a recipe said anything."""
+    file = published / "pytorch_model.bin"
+    file.unlink()
+    file.symlink_to(published / "emptied")
+    (problem,) = weights.check_folder(published)
+    assert problem.value == str(file) and "cannot be opened" in problem.wrong
+
+
+@pytest.mark.parametrize("content", [{"model": {"x": torch.ones(1)}}, [torch.ones(1)]], ids=["nested", "a list"])
+def test_a_torch_file_of_something_else_is_a_message(published, content):
+    """What training scripts save is often a dictionary of dictionaries: a Baichuan's conversion ended in a traceback."""
+    torch.save(content, published / "pytorch_model.bin")
+    with pytest.raises(UserError, match="something else than tensors"):
+        weights.read_torch_file(published / "pytorch_model.bin")
+
+
 def test_a_folder_without_weights_is_a_message(published):
     (published / "pytorch_model.bin").unlink()
     with pytest.raises(UserError, match="no weights in it"):
