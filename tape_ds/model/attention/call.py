@@ -112,6 +112,11 @@ def blank_padding(call: AttentionCall) -> AttentionCall:
     return call._replace(q=q, k=k, values=tuple(values))
 
 
+def has_flash(x: Tensor) -> bool:
+    """Return whether torch's FlashAttention runs where ``x`` is: not on NVIDIA's GPUs before Ampere, a V100 for one."""
+    return not x.is_cuda or torch.cuda.get_device_capability(x.device) >= (8, 0)
+
+
 def fp32_kept(q: Tensor) -> torch.autocast:
     """Autocast would turn matrix products that are fp32 on purpose back into bf16."""
     return torch.autocast(q.device.type, enabled=False)

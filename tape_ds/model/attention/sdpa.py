@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tape_ds.kernels.cpu_attention import cpu_attention
 from tape_ds.model.attention.biased import biased_attention
 from tape_ds.model.attention.borders import FEW_QUERIES, Borders, Packed
-from tape_ds.model.attention.call import AttentionCall, allowed_keys, blank_padding, fp32_kept, joined
+from tape_ds.model.attention.call import AttentionCall, allowed_keys, blank_padding, fp32_kept, has_flash, joined
 from tape_ds.model.attention.documents import attention_by_documents, by_key_width
 from tape_ds.model.attention.plain import attention_by_reference, few_queries
 
@@ -151,7 +151,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool,
     if value_width != width:  # columns of zeros change neither the scores nor the sums
         common = max(width, value_width)
         q, k, v = (x if x.shape[-1] == common else F.pad(x, (0, common - x.shape[-1])) for x in (q, k, v))
-    if grouped and not on_cpu and (mask is not None or q.dtype not in _HALVES):
+    if grouped and not on_cpu and (mask is not None or q.dtype not in _HALVES or not has_flash(q)):
         return _by_head_of_group(q, k, v, mask, is_causal, scale)[..., :value_width]
     return _sdpa(q, k, v, mask, is_causal, scale, grouped)[..., :value_width]
 
@@ -177,8 +177,8 @@ def _few(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> 
 
 
 def _by_head_of_group(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
-    """Return one call for the first query heads of all groups, one for the second, ...: with a mask, or in fp32,
-    torch's CUDA kernels take no grouped queries, and it would fall back to matrices."""
+    """Return one call for the first query heads of all groups, one for the second, ...: only FlashAttention's kernel
+    takes grouped queries on CUDA (no mask, 16 bits), and torch would fall back to matrices."""
     q_BGXTK = q.unflatten(1, (k.shape[1], -1))
     masks: list[Tensor | None] = [mask] * q_BGXTK.shape[2]
     if mask is not None and mask.shape[1] > 1:

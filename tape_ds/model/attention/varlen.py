@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
 from tape_ds.model.attention.borders import Packed
-from tape_ds.model.attention.call import AttentionCall
+from tape_ds.model.attention.call import AttentionCall, has_flash
 from tape_ds.model.attention.documents import attention_by_documents, whole_sequences
 
 # torch 2.11 takes grouped heads without being told; later versions ask for it.
@@ -45,6 +45,8 @@ def attention_by_varlen(call: AttentionCall) -> tuple[Tensor, ...]:
 
 
 def why_not(call: AttentionCall) -> str | None:
-    """Why its kernels do not take heads of this size."""
+    """Why its kernels do not run here, or do not take heads of this size."""
+    if not has_flash(call.q):
+        return "needs a GPU of compute capability 8.0 or newer"
     width = call.q.shape[-1]
     return f"takes heads of a multiple of 8 up to {_WIDEST}, not {width}" if width % 8 or width > _WIDEST else None

@@ -254,6 +254,7 @@ def calls(monkeypatch):
         return torch.zeros(*q.shape[:3], v.shape[-1])
 
     monkeypatch.setattr(sdpa, "_sdpa", answer)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     return made
 
 
@@ -264,6 +265,20 @@ def test_grouped_queries_on_cuda_never_fall_to_torch_s_matrices(calls, dtype):
         q, k = (torch.empty(1, heads, 40, 8, device="cuda", dtype=dtype) for heads in (4, 2))
         assert sdpa.fused(q, k, k, None, True, 1.0).shape == q.shape
     assert calls == ([(dtype, 4, True)] if dtype == torch.bfloat16 else [(dtype, 2, False)] * 2)
+
+
+def test_a_gpu_before_ampere_is_asked_for_no_flash_attention(calls, monkeypatch):
+    """On a V100 packed fp16 ended in torch's "FlashAttention only supports Ampere GPUs or newer", and grouped queries
+    fell to matrices, since its other fused kernel takes none."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    packed = call(queries=40, keys=40, documents=3)
+    with FakeTensorMode():
+        q, k = (torch.empty(1, heads, 40, 8, device="cuda", dtype=torch.float16) for heads in (4, 2))
+        assert choose("auto", packed._replace(q=q)) == "sdpa"
+        with pytest.raises(ValueError, match=r"'varlen' needs a GPU of compute capability 8\.0"):
+            choose("varlen", packed._replace(q=q))
+        sdpa.fused(q, k, k, None, True, 1.0)
+    assert calls == [(torch.float16, 2, False)] * 2
 
 
 def test_autocast_comes_before_the_choice_among_torch_s_kernels(calls):
