@@ -9,6 +9,7 @@ from transformers import DynamicCache, StaticCache
 from tape_ds import TapeForCausalLM
 from tape_ds.errors import UserError
 from tape_ds.model.positions import registry
+from tape_ds.model.positions.options import PropeOptions
 from tape_ds.model.positions.pope import polar
 from tests.model.helpers import tiny_config, tiny_model, tokens
 
@@ -130,3 +131,11 @@ def test_the_highest_frequencies_turn_as_rope_s_and_the_others_do_not(share, kep
     assert torch.equal(part[..., :kept], whole[..., :kept])
     assert torch.equal(part[..., 4 : 4 + kept], whole[..., 4 : 4 + kept])
     assert (part[..., kept:4] == whole[..., :1, :1]).all() and not part[..., 4 + kept :].any()
+
+
+def test_a_share_is_what_it_says():
+    """0.58 of 50 frequencies were 28, and the least share that a message gave for 48 was refused again."""
+    assert PropeOptions(share=0.58).kept(100) == 29 and PropeOptions(share=0.599).kept(100) == 29
+    for head_size in range(2, 257, 2):
+        assert PropeOptions(share=float(f"{2 / head_size:g}")).kept(head_size) == 1
+    assert [PropeOptions(share=part / 100).kept(200) for part in range(1, 101)] == list(range(1, 101))
