@@ -140,7 +140,7 @@ def test_a_torch_file_that_is_not_there_is_a_message(published):
 
 @pytest.mark.parametrize("content", [{"model": {"x": torch.ones(1)}}, [torch.ones(1)]], ids=["nested", "a list"])
 def test_a_torch_file_of_something_else_is_a_message(published, content):
-    """What training scripts save is often a dictionary of dictionaries: a Baichuan's conversion ended in a traceback."""
+    """What training scripts save is often a dictionary of dictionaries; converting a Baichuan ended in a traceback."""
     torch.save(content, published / "pytorch_model.bin")
     with pytest.raises(UserError, match="something else than tensors"):
         weights.read_torch_file(published / "pytorch_model.bin")
