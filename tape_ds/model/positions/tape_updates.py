@@ -88,23 +88,6 @@ class ChannelScale(base.Weight):
         return (mean.unflatten(-1, (2, -1)) * self.weight).flatten(-2)
 
 
-class WholeHeadMix(HeadMix):
-    """:class:`HeadMix` as an addend."""
-
-    def forward(self, moved_BHTC: Tensor) -> Tensor:
-        """[B, H, T, C] -> [B, G, T, C]."""
-        return torch.matmul(self.weight, moved_BHTC.flatten(2)).unflatten(2, moved_BHTC.shape[2:])
-
-
-class WholeHeadScale(HeadScale):
-    """:class:`HeadScale` as an addend."""
-
-    def forward(self, moved_BHTC: Tensor) -> Tensor:
-        """[B, H, T, C] -> [B, G, T, C]."""
-        scaled = self.weight[:, None, None] * moved_BHTC
-        return scaled.unflatten(1, (self.groups, -1)).sum(dim=2)
-
-
 class Separately(nn.Module):
     """Two of a kind, the first for the cosines, the second for the sines."""
 
@@ -193,25 +176,30 @@ def across_channels(of: Update) -> Tensor:
         inner_BGT2I = of.expand(e_BGTC.unflatten(-1, (2, -1))) * gate_BTI[:, None, :, None]
         return of.contract(inner_BGT2I).flatten(-2)
 
-    return _step_by_step(of, feed_forward)
+    return _step_by_step(of, of.attend, feed_forward)
 
 
 def across_both(of: Update) -> Tensor:
     """``W_down diag(SiLU(g)) W_up`` with W_up [I, G X], on each half of the state of all heads."""
+
+    def attend(moved_BHTC: Tensor) -> Tensor:
+        return torch.matmul(of.attend(), moved_BHTC.flatten(2)).unflatten(2, moved_BHTC.shape[2:])
 
     def feed_forward(e_BGTC: Tensor, gate_BTI: Tensor) -> Tensor:
         flat_BT2X = e_BGTC.unflatten(-1, (2, -1)).permute(0, 2, 3, 1, 4).flatten(3)
         out_BT2X = of.contract(of.expand(flat_BT2X) * gate_BTI[:, :, None])
         return out_BT2X.unflatten(-1, (e_BGTC.shape[1], -1)).permute(0, 3, 1, 2, 4).flatten(-2)
 
-    return _step_by_step(of, feed_forward)
+    return _step_by_step(of, attend, feed_forward)
 
 
-def _step_by_step(of: Update, feed_forward: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def _step_by_step(
+    of: Update, attend: Callable[[Tensor], Tensor], feed_forward: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
     """Return an ablation's two updates, each in plain operations and rounded on its own."""
     state = of.state
     if of.moved is not None:
-        state = _added(state, of.attend(of.moved), of.dtype)
+        state = _added(state, attend(of.moved), of.dtype)
     if of.gate is not None:
         e_BGTC = of.start if state is None else of.start + state
         e_BGTC = e_BGTC.to(of.gate.dtype).expand(len(of.gate), of.groups, -1, -1)
@@ -309,8 +297,8 @@ FORMS = {
     ),
     "flattened": UpdateForm(
         True,
-        WholeHeadMix,
-        WholeHeadScale,
+        HeadMix,
+        HeadScale,
         lambda config: config.num_key_value_heads * config.head_dim,
         Projection,
         across_both,
