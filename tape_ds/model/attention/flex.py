@@ -38,44 +38,28 @@ def attention_by_flex(call: AttentionCall) -> Tensor:
 
     What a block skips is not read, but the rest of a block is multiplied by 0: padding is zeroed here too.
     """
-    call = blank_padding(call)
-    return flex_attend(
-        call.q, call.k, call.v, call.causal, call.document_ids, call.offset, call.scale, call.bias, compiled=True
-    )
+    return flex_attend(blank_padding(call), compiled=True)
 
 
-def flex_attend(
-    q_BHTK: Tensor,
-    k_BGSK: Tensor,
-    v_BGSV: Tensor,
-    causal: bool,
-    document_ids: Tensor | None,
-    offset: int | Tensor,
-    scale: float,
-    bias: ScoreBias | ContentBias | None,
-    *,
-    compiled: bool,
-) -> Tensor:
-    """The arguments of :func:`tape_ds.model.attention.attend.attend`, complete; -> [B, H, T, V].
-
-    What padding holds must be finite.
+def flex_attend(call: AttentionCall, *, compiled: bool) -> Tensor:
+    """-> [B, H, T, V], of a call whose padding is finite.
 
     Raises:
         ValueError: a bias without an elementwise form.
     """
+    q, k, v, bias = call.q, call.k, call.v, call.bias
     if isinstance(bias, ContentBias) or (bias is not None and bias.element is None):
         raise ValueError("FlexAttention needs a bias that is a function of one query and one key")
-    mask = _block_mask(q_BHTK, k_BGSK.shape[2], causal, document_ids, offset, compiled)
     function: Any = _compiled() if compiled else flex_attention
     return function(
-        q_BHTK.contiguous(),
-        k_BGSK.contiguous(),
-        v_BGSV.contiguous(),
+        q.contiguous(),
+        k.contiguous(),
+        v.contiguous(),
         score_mod=None if bias is None else score_mod(bias),
-        block_mask=mask,
-        scale=scale,
-        enable_gqa=q_BHTK.shape[1] != k_BGSK.shape[1],
-        kernel_options=kernel_options(q_BHTK.shape[2], k_BGSK.shape[-1] + v_BGSV.shape[-1]),
+        block_mask=_block_mask(call, compiled),
+        scale=call.scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+        kernel_options=kernel_options(q.shape[2], k.shape[-1] + v.shape[-1]),
     )
 
 
@@ -99,9 +83,8 @@ def score_mod(bias: ScoreBias) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tens
     return modified
 
 
-def _block_mask(
-    q: Tensor, keys: int, causal: bool, document_ids: Tensor | None, offset: int | Tensor, compiled: bool
-) -> BlockMask | None:
+def _block_mask(call: AttentionCall, compiled: bool) -> BlockMask | None:
+    causal, document_ids, offset = call.causal, call.document_ids, call.offset
     if not causal and document_ids is None:
         return None
 
@@ -112,8 +95,9 @@ def _block_mask(
         document = document_ids[batch, query + offset]
         return seen & (document == document_ids[batch, key]) & (document >= 0)
 
-    batch = None if document_ids is None else q.shape[0]
-    return create_block_mask(allowed, batch, None, q.shape[2], keys, device=q.device, _compile=compiled)
+    batch = None if document_ids is None else len(call.q)
+    lengths = call.q.shape[2], call.k.shape[2]
+    return create_block_mask(allowed, batch, None, *lengths, device=call.q.device, _compile=compiled)
 
 
 @functools.cache

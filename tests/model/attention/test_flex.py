@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tape_ds.model.attention import backends, flex
-from tape_ds.model.attention.call import allowed_keys
+from tape_ds.model.attention.call import allowed_keys, complete
 from tape_ds.model.attention.flex import flex_attend
 from tape_ds.model.score_bias import ScoreBias
 from tests.model.attention.by_ids import attend
@@ -43,11 +43,15 @@ def ids_of(documents, device="cpu"):
     return None if documents is None else torch.tensor(documents, device=device)
 
 
+def call_of(q, k, v, bias):
+    return complete(q, k, (v,), True, None, 0, 1.0, bias)
+
+
 @pytest.fixture
 def on_a_cpu(monkeypatch):
     """The backend as it is, but for the compiler and the refusal of a CPU."""
     monkeypatch.setattr(backends, "chip_of", lambda device: backends.Chip("cuda", "sm_90"))
-    monkeypatch.setattr(flex, "flex_attend", lambda *call, compiled: flex_attend(*call, compiled=False))
+    monkeypatch.setattr(flex, "flex_attend", lambda call, compiled: flex_attend(call, compiled=False))
 
 
 def check(qkv, bias, **arguments):
@@ -100,7 +104,9 @@ def test_every_value_width(on_a_cpu, value):
 def test_nothing_leaves_padding(on_a_cpu, monkeypatch):
     """A block that holds padding beside real tokens multiplies it by 0; its queries would spoil the keys' gradients."""
     ids, given, inner = ids_of(DOCUMENTS["holes"]), [], flex.flex_attend
-    monkeypatch.setattr(flex, "flex_attend", lambda *call, **options: given.extend(call[:3]) or inner(*call, **options))
+    monkeypatch.setattr(
+        flex, "flex_attend", lambda call, **options: given.extend((call.q, call.k, call.v)) or inner(call, **options)
+    )
     qkv, bias, _ = case("alibi")
     dirty = [x.detach().masked_fill((ids < 0)[:, None, :, None], float("nan")) for x in qkv]
     out = attend(*dirty, score_bias=bias, document_ids=ids, backend="flex")
@@ -123,7 +129,7 @@ def test_a_bias_of_vectors_is_refused_in_words(on_a_cpu):
     with pytest.raises(ValueError, match="'flex' cannot compute this encoding's bias; choose auto or sdpa"):
         attend(*qkv, score_bias=vectors, backend="flex")
     with pytest.raises(ValueError, match="a function of one query and one key"):
-        flex_attend(*qkv, True, None, 0, 1.0, vectors, compiled=False)
+        flex_attend(call_of(*qkv, vectors), compiled=False)
 
 
 # Long enough for several blocks of 128 and no multiple of one; head sizes that Triton multiplies.
@@ -158,7 +164,7 @@ def test_blocks_are_small_where_a_wide_value_would_not_fit_beside_the_key(monkey
     given = {}
     monkeypatch.setattr(flex, "flex_attention", lambda q, k, v, **options: given.update(options) or v)
     qkv, _, _ = case("none", queries=queries, keys=queries, sizes=sizes)
-    flex_attend(*qkv, True, None, 0, 1.0, None, compiled=False)
+    flex_attend(call_of(*qkv, None), compiled=False)
     assert given["kernel_options"] == (flex.SMALL_BLOCKS if small else None)
     blocks = flex.SMALL_BLOCKS  # what FlexAttention asserts of them
     assert blocks["bwd_BLOCK_N1"] % blocks["bwd_BLOCK_M1"] == blocks["bwd_BLOCK_M2"] % blocks["bwd_BLOCK_N2"] == 0
