@@ -146,25 +146,11 @@ def llama_tensors(tensors: dict[str, Tensor], source: str) -> dict[str, Tensor]:
 def _read(source: Path) -> dict[str, Tensor]:
     """Return the published tensors: of the safetensors where there are any, else of torch files, which are read without
     running anything in them."""
-    for whole in ("model.safetensors", "pytorch_model.bin"):
-        index = source / f"{whole}.index.json"
-        names = {whole}
-        if index.is_file():
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        elif not (source / whole).is_file():
-            continue
-        if missing := sorted(name for name in names if not (source / name).is_file()):
-            remedy = "give the whole published folder"
-            raise UserError(Problem("model", str(source), f"weights are missing: {', '.join(missing)}", remedy))
-        return {name: tensor for file in sorted(names) for name, tensor in _read_file(source / file).items()}
-    remedy = "give the published folder, with model.safetensors or pytorch_model.bin (or their shards)"
-    raise UserError(Problem("model", str(source), "no weights in it", remedy))
-
-
-def _read_file(file: Path) -> dict[str, Tensor]:
-    if file.suffix == ".safetensors":
-        return weights.read(file)
-    return weights.read_torch_file(file)
+    raise_if_any(weights.check_folder(source))
+    safe = sorted(source.glob("*.safetensors"))
+    read = weights.read if safe else weights.read_torch_file
+    files = safe or sorted(source.glob("pytorch_model*.bin"))
+    return {name: tensor for file in files for name, tensor in read(file).items()}
 
 
 def _special_tokens(source: Path) -> dict[str, Any]:

@@ -230,7 +230,10 @@ def test_another_baichuan_is_refused_with_the_reason(tmp_path, changes, words):
         (lambda folder: (folder / "tokenizer.model").unlink(), "no tokenizer.model"),
         (lambda folder: (folder / "pytorch_model.bin").unlink(), "no weights in it"),
         (
-            lambda folder: (folder / "pytorch_model.bin.index.json").write_text('{"weight_map": {"x": "a.bin"}}'),
+            lambda folder: (
+                (folder / "pytorch_model.bin").unlink(),
+                (folder / "pytorch_model.bin.index.json").write_text('{"weight_map": {"x": "a.bin"}}'),
+            ),
             r"weights are missing: a\.bin",
         ),
         (
