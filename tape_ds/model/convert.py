@@ -22,9 +22,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedConfig,
-    Qwen2Config,
     Qwen2ForCausalLM,
-    Qwen3Config,
     Qwen3ForCausalLM,
 )
 
@@ -48,8 +46,6 @@ _HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", 
 # Not what describes a class rather than a model: a copied ``model_type`` would shadow the new configuration's own.
 _CLASS_FIELDS = {"architectures", "model_type", "transformers_version"}
 _LLAMA_FIELDS = set(LlamaConfig.__dataclass_fields__) - _CLASS_FIELDS
-_QWEN2_FIELDS = set(Qwen2Config.__dataclass_fields__) - _CLASS_FIELDS
-_QWEN3_FIELDS = set(Qwen3Config.__dataclass_fields__) - _CLASS_FIELDS
 
 
 def tape_config(source: PreTrainedConfig, **changes: Any) -> TapeConfig:
@@ -132,17 +128,14 @@ def to_plain(model: TapeForCausalLM) -> LlamaForCausalLM | Qwen2ForCausalLM | Qw
 def _plain_model(
     config: TapeConfig, rope_parameters: dict[str, Any]
 ) -> LlamaForCausalLM | Qwen2ForCausalLM | Qwen3ForCausalLM:
-    known = _QWEN2_FIELDS if config.qkv_bias else _QWEN3_FIELDS if config.qk_norm else _LLAMA_FIELDS
-    fields = {name: value for name, value in config.to_dict().items() if name in known} | {
-        "rope_parameters": rope_parameters
-    }
-    if config.qk_norm:
-        return Qwen3ForCausalLM(Qwen3Config(**fields))
-    if not config.qkv_bias:
-        return LlamaForCausalLM(LlamaConfig(**fields))
-    if config.head_dim * config.num_attention_heads != config.hidden_size:
+    model: Any = LlamaForCausalLM
+    if config.qkv_bias or config.qk_norm:
+        model = Qwen2ForCausalLM if config.qkv_bias else Qwen3ForCausalLM
+    known = set(model.config_class.__dataclass_fields__) - _CLASS_FIELDS
+    fields = {name: value for name, value in config.to_dict().items() if name in known}
+    if config.qkv_bias and config.head_dim * config.num_attention_heads != config.hidden_size:
         fields["head_dim"] = config.head_dim  # no field of Qwen2's, but its attention reads it
-    return Qwen2ForCausalLM(Qwen2Config(**fields))
+    return model(model.config_class(**fields | {"rope_parameters": rope_parameters}))
 
 
 @contextlib.contextmanager
