@@ -78,9 +78,7 @@ def split_kernel(
         present_S, documents_S = rows_present(IDS, keys_S, high, -1)
         k = load(tile(k_base, k_s, KEYS, COLUMNS), keys_S < high, True, WIDTH, COLUMNS)
         scores_TS = tl.dot(q, tl.trans(k), input_precision="ieee")
-        allowed_TS = visible(
-            places_T[:, None], documents_T[:, None], keys_S[None, :], documents_S[None, :], high, IDS, True
-        )
+        allowed_TS = visible(places_T[:, None], documents_T[:, None], keys_S[None, :], documents_S[None, :], high, IDS)
         scores_TS = tl.where(allowed_TS & present_T[:, None] & present_S[None, :], scores_TS, float("-inf"))
         new_T = tl.maximum(top_T, tl.max(scores_TS, 1) * scale_2)
         p_TS = tl.exp2(scores_TS * scale_2 - new_T[:, None])

@@ -86,14 +86,13 @@ def _forward(
     v_BGSK: Tensor,
     e_BGSK: Tensor,
     documents_3BS: Tensor | None,
-    causal: bool,
     offset: int,
     scale: float,
     deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if problem := why_not(q_BHTK, k_BGSK, v_BGSK, e_BGSK):
         raise ValueError(f"tape_attention: {problem}")
-    call = ForwardCall(causal, offset, scale, documents_3BS)
+    call = ForwardCall(offset, scale, documents_3BS)
     with torch.cuda.device_of(q_BHTK):
         return tape_attention_forward.forward(q_BHTK, k_BGSK, v_BGSK, e_BGSK, call)
 
@@ -117,12 +116,11 @@ def _backward(
     moved_BHTK: Tensor,
     lse_BHT: Tensor,
     documents_3BS: Tensor | None,
-    causal: bool,
     offset: int,
     scale: float,
     deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    call = ForwardCall(causal, offset, scale, documents_3BS)
+    call = ForwardCall(offset, scale, documents_3BS)
     exact = deterministic or torch.are_deterministic_algorithms_enabled()
     saved = Saved(q_BHTK, k_BGSK, v_BGSK, e_BGSK, out_BHTK, moved_BHTK, lse_BHT)
     with torch.cuda.device_of(q_BHTK):  # what ``sum`` hands back is one number seen everywhere: rows() copies that
@@ -144,7 +142,7 @@ def _differentiate(
     ctx: FunctionCtx, dout_BHTK: Tensor, dmoved_BHTK: Tensor, _: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     gradients = _backward(dout_BHTK, dmoved_BHTK, *ctx.saved_tensors, *ctx.options)  # type: ignore[attr-defined]
-    return *gradients, None, None, None, None, None
+    return *gradients, None, None, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_keep)
@@ -156,13 +154,12 @@ def tape_attention(
     v_BGSK: Tensor,
     e_BGSK: Tensor,
     *,
-    causal: bool = True,
     offset: int | None = None,
     document_ids: Tensor | None = None,
     scale: float | None = None,
     deterministic: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention of a value and a position state, without anything of size T x S in memory.
+    """Causal softmax attention of a value and a position state, without anything of size T x S in memory.
 
     Args:
         q_BHTK: queries, K even and at most 128. Any strides whose last is 1; so for k, v and e, which may be parts of
@@ -170,8 +167,7 @@ def tape_attention(
         k_BGSK: keys; query head h reads key/value head h // (H / G), which is never repeated in memory.
         v_BGSK: values.
         e_BGSK: position states, in the value's dtype.
-        causal: query t sees no key behind offset + t.
-        offset: place of the first query on the key axis; S - T if None.
+        offset: place of the first query on the key axis; S - T if None. Query t sees no key behind offset + t.
         document_ids: integers [B, S], below 0 is padding. Query t stands at offset + t and sees its own document only;
             padding sees nothing and its memory is never used, whatever it holds. Documents that lie together cost only
             their own blocks. Or what :func:`document_borders` made of the ids, for all layers at once.
@@ -198,4 +194,4 @@ def tape_attention(
             raise ValueError(f"tape_attention: document_ids {list(document_ids.shape)} are not {list(ids_shape)}")
         if document_ids.ndim == 2:
             documents_3BS = document_borders(document_ids)
-    return _forward(q_BHTK, k_BGSK, v_BGSK, e_BGSK, documents_3BS, causal, offset, scale, deterministic)[:2]
+    return _forward(q_BHTK, k_BGSK, v_BGSK, e_BGSK, documents_3BS, offset, scale, deterministic)[:2]

@@ -36,7 +36,7 @@ VALUES: Table = {
     **_INTERPRETED,
 }
 VALUES_DOCUMENTS: Table = {**VALUES, (90, 128): (Launch(128, 32, 8, 2),)}
-"""Documents need registers for ids and for loads that wait; Triton 3.9 has too few without causality as well."""
+"""Documents need registers for ids and for loads that wait."""
 KEYS_AND_QUERIES: Table = {
     (90, 128): (Launch(128, 64, 8, 2),),
     (90, 64): (Launch(128, 64, 8, 2),),
@@ -97,7 +97,7 @@ def backward(
         sums_BHTK = torch.empty(room, device=q_BHTK.device, dtype=torch.float32).transpose(1, 2)
     delta_BHT = torch.empty_like(lse_BHT)
     plain = call.documents_3BS is None
-    shape = (q_BHTK.shape, groups, keys, call.causal, plain)
+    shape = (q_BHTK.shape, groups, keys, plain)
     documents, arguments = call.documents(), call.arguments(queries, keys)
     arguments |= {"group": heads // groups, "WIDTH": width, "COLUMNS": columns}
 
@@ -138,7 +138,7 @@ def backward(
 
     start("delta", DELTA, delta)
     keys_table = KEYS_AND_QUERIES if plain else KEYS_AND_QUERIES_DOCUMENTS
-    start("dV", VALUES if plain and call.causal else VALUES_DOCUMENTS, values)
+    start("dV", VALUES if plain else VALUES_DOCUMENTS, values)
     if deterministic:
         start("dK", keys_table, keys_and_queries)
         start("dQ", QUERIES, only_queries)

@@ -51,16 +51,13 @@ def delta_kernel(
 @jit
 def _query_range(
     key, keys_S, present_S, FIRST, LAST, queries, keys, reach, offset,
-    CAUSAL: tl.constexpr, KEYS: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
     """Queries that may see a block of keys: from ``low`` to ``high``; from ``whole`` to ``rest`` they see all of it.
 
     All but ``high`` are multiples of QUERIES, from ``rest`` on there is at most one block, which is not full.
     """
-    low, high = key * 0, queries
-    if CAUSAL:
-        low = tl.maximum(key - offset, 0)
-    whole = low
+    low, high = tl.maximum(key - offset, 0), queries
     if FIRST is not None:
         first_S = tl.load(FIRST + keys_S, mask=present_S, other=keys)
         last_S = tl.load(LAST + keys_S, mask=present_S, other=-1)
@@ -68,8 +65,7 @@ def _query_range(
         high = tl.minimum(high, tl.max(last_S, 0) + 1 - offset)
         whole = high
     else:
-        if CAUSAL:
-            whole = tl.maximum(key + KEYS - 1 - offset, 0)
+        whole = tl.maximum(key + KEYS - 1 - offset, 0)
         whole = tl.where(key + KEYS > reach, high, whole)  # the last keys need their mask everywhere
     low = low // QUERIES
     whole = tl.maximum(tl.cdiv(tl.minimum(whole, high), QUERIES), low)
@@ -90,7 +86,7 @@ def _next(head, start, first, whole, rest, high, QUERIES: tl.constexpr):
 def _walk_values(
     k, Q, DOUT, DMOVED, LSE, q_h, q_t, dout_h, dout_t, dmoved_h, dmoved_t, lse_h, IDS, keys_S, documents_S,
     first, whole, rest, high, blocks, end, reach, offset, scale, group, dv_SK, de_SK,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    MASKED: tl.constexpr,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
     """Add what ``blocks`` blocks of queries of all heads of a group give to dV and dE of a block of keys."""
@@ -109,7 +105,7 @@ def _walk_values(
             ahead = offset + start  # places are told from the block's own: its columns are then constants
             allowed_ST = visible(
                 tl.arange(0, QUERIES)[None, :], documents_T[None, :], keys_S[:, None] - ahead, documents_S[:, None],
-                reach - ahead, IDS, CAUSAL,
+                reach - ahead, IDS,
             )  # fmt: skip
             x_ST = tl.where(allowed_ST, x_ST, float("-inf"))  # of 16-bit weights the compiler would select halves
         p_ST = tl.exp2(x_ST)
@@ -129,7 +125,7 @@ def values_kernel(
     Q, K, DOUT, DMOVED, LSE, DV, DE, IDS, FIRST, LAST,
     q_b, q_h, q_t, k_b, k_g, k_s, dout_b, dout_h, dout_t, dmoved_b, dmoved_h, dmoved_t, dv_b, dv_g, dv_s, lse_h,
     queries, keys, reach, offset, scale, group,
-    CAUSAL: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
     ROWS: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
     """dV and dE of one block of keys of one key/value head; grid (blocks, groups, batch)."""
@@ -146,7 +142,7 @@ def values_kernel(
         tile(move(K + batch * k_b + groups_head * k_g, key, k_s), k_s, ROWS, COLUMNS), present_S, True, WIDTH, COLUMNS
     )
     low, whole, rest, high = _query_range(
-        key, keys_S, present_S, FIRST, LAST, queries, keys, reach, offset, CAUSAL, ROWS, QUERIES
+        key, keys_S, present_S, FIRST, LAST, queries, keys, reach, offset, ROWS, QUERIES
     )
     head = groups_head * group
     Q += batch * q_b + head * q_h
@@ -160,13 +156,13 @@ def values_kernel(
     dv_SK, de_SK = _walk_values(
         k, Q, DOUT, DMOVED, LSE, q_h, q_t, dout_h, dout_t, dmoved_h, dmoved_t, lse_h, IDS, keys_S, documents_S,
         start, whole, rest, high, blocks, end, reach, offset, scale, group, dv_SK, de_SK,
-        True, CAUSAL, WIDTH, COLUMNS, QUERIES,
+        True, WIDTH, COLUMNS, QUERIES,
     )  # fmt: skip
     if IDS is None:
         dv_SK, de_SK = _walk_values(
             k, Q, DOUT, DMOVED, LSE, q_h, q_t, dout_h, dout_t, dmoved_h, dmoved_t, lse_h, IDS, keys_S, documents_S,
             whole, rest, rest, rest, (rest - whole) // QUERIES, end, reach, offset, scale, group, dv_SK, de_SK,
-            False, CAUSAL, WIDTH, COLUMNS, QUERIES,
+            False, WIDTH, COLUMNS, QUERIES,
         )  # fmt: skip
     at = move(batch * dv_b + groups_head * dv_g, key, dv_s)
     store(tile(DV + at, dv_s, ROWS, COLUMNS), dv_SK, keys_S < reach, WIDTH, COLUMNS)
@@ -177,7 +173,7 @@ def values_kernel(
 def _walk_keys(
     k, v, e, Q, DOUT, DMOVED, DQ, LSE, DELTA, q_h, q_t, dout_h, dout_t, dmoved_h, dmoved_t, dq_h, dq_t, lse_h,
     IDS, keys_S, documents_S, first, whole, rest, high, blocks, end, reach, offset, scale, group, dk_SK,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, ATOMIC: tl.constexpr,
+    MASKED: tl.constexpr, ATOMIC: tl.constexpr,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
     """Add what ``blocks`` blocks of queries of a group's heads give to dK of a block of keys, and (ATOMIC) to dQ."""
@@ -193,7 +189,7 @@ def _walk_keys(
         x_ST = tl.dot(k, tl.trans(q), input_precision="ieee") * scale_2 - lse_T[None, :]
         if MASKED:
             allowed_ST = visible(
-                places_T[None, :], documents_T[None, :], keys_S[:, None], documents_S[:, None], reach, IDS, CAUSAL
+                places_T[None, :], documents_T[None, :], keys_S[:, None], documents_S[:, None], reach, IDS
             )
             x_ST = tl.where(allowed_ST, x_ST, float("-inf"))  # of 16-bit weights the compiler would select halves
         p_ST = tl.exp2(x_ST)
@@ -221,7 +217,7 @@ def keys_kernel(
     q_b, q_h, q_t, k_b, k_g, k_s, v_b, v_g, v_s, e_b, e_g, e_s,
     dout_b, dout_h, dout_t, dmoved_b, dmoved_h, dmoved_t, dk_b, dk_g, dk_s, dq_b, dq_h, dq_t, lse_h,
     queries, keys, reach, offset, scale, group,
-    CAUSAL: tl.constexpr, ATOMIC: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+    ATOMIC: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
     ROWS: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
     """dK of one block of keys of one key/value head, and its part of dQ; grid (blocks, groups, batch)."""
@@ -244,7 +240,7 @@ def keys_kernel(
         tile(move(E + batch * e_b + groups_head * e_g, key, e_s), e_s, ROWS, COLUMNS), present_S, True, WIDTH, COLUMNS
     )
     low, whole, rest, high = _query_range(
-        key, keys_S, present_S, FIRST, LAST, queries, keys, reach, offset, CAUSAL, ROWS, QUERIES
+        key, keys_S, present_S, FIRST, LAST, queries, keys, reach, offset, ROWS, QUERIES
     )
     head = groups_head * group
     Q += batch * q_b + head * q_h
@@ -260,14 +256,14 @@ def keys_kernel(
     dk_SK = _walk_keys(
         k, v, e, Q, DOUT, DMOVED, DQ, LSE, DELTA, q_h, q_t, dout_h, dout_t, dmoved_h, dmoved_t, dq_h, dq_t, lse_h,
         IDS, keys_S, documents_S, start, whole, rest, high, blocks, end, reach, offset, scale, group, dk_SK,
-        True, CAUSAL, ATOMIC, WIDTH, COLUMNS, QUERIES,
+        True, ATOMIC, WIDTH, COLUMNS, QUERIES,
     )  # fmt: skip
     if IDS is None:
         dk_SK = _walk_keys(
             k, v, e, Q, DOUT, DMOVED, DQ, LSE, DELTA, q_h, q_t, dout_h, dout_t, dmoved_h, dmoved_t, dq_h, dq_t, lse_h,
             IDS, keys_S, documents_S, whole, rest, rest, rest, (rest - whole) // QUERIES,
             end, reach, offset, scale, group, dk_SK,
-            False, CAUSAL, ATOMIC, WIDTH, COLUMNS, QUERIES,
+            False, ATOMIC, WIDTH, COLUMNS, QUERIES,
         )  # fmt: skip
     dk_tile = tile(move(DK + batch * dk_b + groups_head * dk_g, key, dk_s), dk_s, ROWS, COLUMNS)
     store(dk_tile, dk_SK * scale, keys_S < reach, WIDTH, COLUMNS)
@@ -277,7 +273,7 @@ def keys_kernel(
 def _walk_queries(
     q, do_v, do_e, lse_T, delta_T, k_base, v_base, e_base, k_s, v_s, e_s,
     IDS, places_T, documents_T, low, high, reach, scale, dq_TK,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    MASKED: tl.constexpr,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Add what the keys ``low`` to ``high`` give to dQ of a block of queries."""
@@ -292,7 +288,7 @@ def _walk_queries(
         x_TS = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_2 - lse_T[:, None]
         if MASKED:
             allowed_TS = visible(
-                places_T[:, None], documents_T[:, None], keys_S[None, :], documents_S[None, :], reach, IDS, CAUSAL
+                places_T[:, None], documents_T[:, None], keys_S[None, :], documents_S[None, :], reach, IDS
             )
             x_TS = tl.where(allowed_TS, x_TS, float("-inf"))
         p_TS = tl.exp2(x_TS)
@@ -314,7 +310,7 @@ def queries_kernel(
     q_b, q_h, q_t, k_b, k_g, k_s, v_b, v_g, v_s, e_b, e_g, e_s,
     dout_b, dout_h, dout_t, dmoved_b, dmoved_h, dmoved_t, dq_b, dq_h, dq_t, lse_h,
     queries, keys, reach, offset, scale, group,
-    CAUSAL: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """dQ of one block of queries without atomics; grid (blocks, heads, batch)."""
@@ -329,7 +325,7 @@ def queries_kernel(
         FIRST += batch * keys
         LAST += batch * keys
     present_T, documents_T = rows_present(IDS, places_T, queries_end(IDS, offset, queries, keys), -2)
-    low, whole, high = key_range(row, places_T, present_T, FIRST, LAST, keys, reach, offset, CAUSAL, ROWS, KEYS)
+    low, whole, high = key_range(row, places_T, present_T, FIRST, LAST, keys, reach, offset, ROWS, KEYS)
     line = (batch * tl.num_programs(1) + head) * lse_h
     q = load(tile(move(Q + batch * q_b + head * q_h, row, q_t), q_t, ROWS, COLUMNS), present_T, True, WIDTH, COLUMNS)
     dout_tile = tile(move(DOUT + batch * dout_b + head * dout_h, row, dout_t), dout_t, ROWS, COLUMNS)
@@ -345,11 +341,11 @@ def queries_kernel(
     if IDS is None:
         dq_TK = _walk_queries(
             q, do_v, do_e, lse_T, delta_T, k_base, v_base, e_base, k_s, v_s, e_s,
-            IDS, places_T, documents_T, low, whole, reach, scale, dq_TK, False, CAUSAL, WIDTH, COLUMNS, KEYS,
+            IDS, places_T, documents_T, low, whole, reach, scale, dq_TK, False, WIDTH, COLUMNS, KEYS,
         )  # fmt: skip
     dq_TK = _walk_queries(
         q, do_v, do_e, lse_T, delta_T, k_base, v_base, e_base, k_s, v_s, e_s,
-        IDS, places_T, documents_T, whole, high, reach, scale, dq_TK, True, CAUSAL, WIDTH, COLUMNS, KEYS,
+        IDS, places_T, documents_T, whole, high, reach, scale, dq_TK, True, WIDTH, COLUMNS, KEYS,
     )  # fmt: skip
     dq_tile = tile(move(DQ + batch * dq_b + head * dq_h, row, dq_t), dq_t, ROWS, COLUMNS)
     store(dq_tile, dq_TK * scale, rows_T < queries, WIDTH, COLUMNS)

@@ -45,7 +45,6 @@ FORWARD: Table = {
 class ForwardCall(NamedTuple):
     """What every kernel of one call is told beside its tensors."""
 
-    causal: bool
     offset: int
     """Place of the first query on the key axis."""
     scale: float
@@ -54,7 +53,7 @@ class ForwardCall(NamedTuple):
 
     def reach(self, queries: int, keys: int) -> int:
         """Return keys from here on are seen by nobody and never read."""
-        return max(0, min(keys, self.offset + queries)) if self.causal else keys
+        return max(0, min(keys, self.offset + queries))
 
     def documents(self) -> tuple[Tensor | None, ...]:
         """Return the kernels' IDS, FIRST and LAST."""
@@ -62,16 +61,8 @@ class ForwardCall(NamedTuple):
 
     def arguments(self, queries: int, keys: int) -> dict[str, Any]:
         """Return the kernels' arguments of the same names."""
-        plain = self.documents_3BS is None
-        return {
-            "queries": queries,
-            "keys": keys,
-            "reach": self.reach(queries, keys),
-            # A query before the first key sees nothing, but where places do not matter no query stands anywhere.
-            "offset": 0 if plain and not self.causal else self.offset,
-            "scale": self.scale,
-            "CAUSAL": self.causal,
-        }
+        reach = self.reach(queries, keys)
+        return {"queries": queries, "keys": keys, "reach": reach, "offset": self.offset, "scale": self.scale}
 
 
 def whole_blocks(queries: int) -> int:
@@ -83,7 +74,7 @@ def whole_blocks(queries: int) -> int:
 def _walk(
     q, k_base, v_base, e_base, k_s, v_s, e_s, IDS, places_T, documents_T, low, high, reach, scale,
     top_T, total_T, v_TK, e_TK,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    MASKED: tl.constexpr,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Add the keys ``low`` to ``high`` to the running maximum, sum and the two outputs of a block of queries."""
@@ -99,7 +90,7 @@ def _walk(
         scores_TS = tl.dot(q, tl.trans(k), input_precision="ieee")
         if MASKED:
             allowed_TS = visible(
-                places_T[:, None], documents_T[:, None], keys_S[None, :], documents_S[None, :], reach, IDS, CAUSAL
+                places_T[:, None], documents_T[:, None], keys_S[None, :], documents_S[None, :], reach, IDS
             )
             scores_TS = tl.where(allowed_TS, scores_TS, float("-inf"))
         new_T = tl.maximum(top_T, tl.max(scores_TS, 1) * scale_2)  # a scale above 0 keeps the order
@@ -123,11 +114,11 @@ def forward_kernel(
     Q, K, V, E, OUT, MOVED, LSE, IDS, FIRST, LAST,
     q_b, q_h, q_t, k_b, k_g, k_s, v_b, v_g, v_s, e_b, e_g, e_s, out_b, out_h, out_t, lse_h,
     queries, keys, reach, offset, scale, group,
-    CAUSAL: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Output and base-2 log-sum-exp of one block of queries; grid (blocks, heads, batch)."""
-    block = tl.num_programs(0) - 1 - tl.program_id(0)  # under causality the last blocks take longest: they start first
+    block = tl.num_programs(0) - 1 - tl.program_id(0)  # the last blocks take longest: they start first
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     groups_head = head // group
     row = block * ROWS
@@ -138,7 +129,7 @@ def forward_kernel(
         FIRST += batch * keys
         LAST += batch * keys
     present_T, documents_T = rows_present(IDS, places_T, queries_end(IDS, offset, queries, keys), -2)
-    low, whole, high = key_range(row, places_T, present_T, FIRST, LAST, keys, reach, offset, CAUSAL, ROWS, KEYS)
+    low, whole, high = key_range(row, places_T, present_T, FIRST, LAST, keys, reach, offset, ROWS, KEYS)
     q = load(tile(move(Q + batch * q_b + head * q_h, row, q_t), q_t, ROWS, COLUMNS), present_T, True, WIDTH, COLUMNS)
     k_base = K + batch * k_b + groups_head * k_g
     v_base = V + batch * v_b + groups_head * v_g
@@ -150,11 +141,11 @@ def forward_kernel(
     if IDS is None:
         top_T, total_T, v_TK, e_TK = _walk(
             q, k_base, v_base, e_base, k_s, v_s, e_s, IDS, places_T, documents_T, low, whole, reach, scale,
-            top_T, total_T, v_TK, e_TK, False, CAUSAL, WIDTH, COLUMNS, KEYS,
+            top_T, total_T, v_TK, e_TK, False, WIDTH, COLUMNS, KEYS,
         )  # fmt: skip
     top_T, total_T, v_TK, e_TK = _walk(
         q, k_base, v_base, e_base, k_s, v_s, e_s, IDS, places_T, documents_T, whole, high, reach, scale,
-        top_T, total_T, v_TK, e_TK, True, CAUSAL, WIDTH, COLUMNS, KEYS,
+        top_T, total_T, v_TK, e_TK, True, WIDTH, COLUMNS, KEYS,
     )  # fmt: skip
 
     seen_T = total_T > 0
@@ -194,6 +185,6 @@ def forward(
 
     if out_BHTK.numel():
         plain = call.documents_3BS is None
-        shape = (q_BHTK.shape, groups, keys, call.causal, plain)
+        shape = (q_BHTK.shape, groups, keys, plain)
         run(choose("tape_attention forward", FORWARD, q_BHTK.device, padded(width), shape, run))
     return out_BHTK, moved_BHTK, lse_BHT

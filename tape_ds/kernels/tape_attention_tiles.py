@@ -80,7 +80,7 @@ def queries_end(IDS, offset, queries, keys):
 
 
 @jit
-def visible(row_places, row_documents, column_places, column_documents, reach, IDS, CAUSAL: tl.constexpr):
+def visible(row_places, row_documents, column_places, column_documents, reach, IDS):
     """Which key (columns) each query (rows) may see; both are given so that they broadcast against each other.
 
     Args:
@@ -93,22 +93,19 @@ def visible(row_places, row_documents, column_places, column_documents, reach, I
         known = row_documents == column_documents  # a key behind the reach has no document
     else:
         known = column_places < reach
-    if CAUSAL:  # not two conditions joined: a compiler keeps those of a whole tile, for which there are no registers
-        known = tl.where(known, column_places, 0x7FFFFFFF) <= row_places
-    return known
+    # Not two conditions joined: a compiler keeps those of a whole tile, for which there are no registers.
+    return tl.where(known, column_places, 0x7FFFFFFF) <= row_places
 
 
 @jit
 def key_range(
     row, places_T, present_T, FIRST, LAST, keys, reach, offset,
-    CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Keys that a block of queries may see: from ``low`` to ``high``; up to ``whole`` every one of them sees all."""
-    low, high, whole = row * 0, reach, reach
-    if CAUSAL:
-        high = tl.minimum(reach, tl.maximum(offset + row + QUERIES, 0))
-        whole = tl.minimum(reach, tl.maximum(offset + row + 1, 0))
-    whole = whole // KEYS * KEYS
+    low = row * 0
+    high = tl.minimum(reach, tl.maximum(offset + row + QUERIES, 0))
+    whole = tl.minimum(reach, tl.maximum(offset + row + 1, 0)) // KEYS * KEYS
     if FIRST is not None:
         first_T = tl.load(FIRST + places_T, mask=present_T, other=keys)
         last_T = tl.load(LAST + places_T, mask=present_T, other=-1)

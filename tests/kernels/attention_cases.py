@@ -56,14 +56,12 @@ def case(
     tensors = [torch.randn(batch, *size, width, device=DEVICE).to(dtype).transpose(1, 2) for size in sizes]
     offset = options.get("offset", keys - queries)
     places_T, places_S = offset + torch.arange(queries, device=DEVICE), torch.arange(keys, device=DEVICE)
-    allowed_BTS = torch.ones(batch, queries, keys, dtype=torch.bool, device=DEVICE)
-    if options.get("causal", True):
-        allowed_BTS &= places_S <= places_T[:, None]
+    allowed_BTS = (places_S <= places_T[:, None]).expand(batch, -1, -1)
     if (ids_BS := options.get("document_ids")) is not None:
         own_BT = torch.full((batch, queries), -1, device=DEVICE)
         there_T = (places_T >= 0) & (places_T < keys)
         own_BT[:, there_T] = ids_BS[:, places_T[there_T]].to(own_BT)
-        allowed_BTS &= (own_BT[:, :, None] == ids_BS[:, None, :]) & (ids_BS >= 0)[:, None, :]
+        allowed_BTS = allowed_BTS & (own_BT[:, :, None] == ids_BS[:, None, :]) & (ids_BS >= 0)[:, None, :]
     return Case(*tensors, allowed_BTS, options)
 
 

@@ -135,7 +135,6 @@ def mix(**shape) -> list[Tensor]:
 RUNS: dict[str, Callable[[], list[Tensor]]] = {
     "attention": lambda: attend(case(47, 70, 10, heads=4, groups=2)),
     "attention, deterministic": lambda: attend(case(70, 47, 16, heads=2, groups=2), deterministic=True),
-    "attention, not causal": lambda: attend(case(33, 40, 16, batch=2, causal=False)),
     "attention, unused keys": lambda: attend(case(20, 90, 16, offset=30)),
     "attention, documents": lambda: attend(case(47, 47, 16, batch=2, heads=2, document_ids=HOLES)),
     "attention, documents of later queries": lambda: attend(case(30, 47, 10, batch=2, offset=25, document_ids=HOLES)),

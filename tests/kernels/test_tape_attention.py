@@ -40,6 +40,7 @@ def run(example, **more):
         ({"queries": 63, "keys": 63, "width": 32}, False),
         ({"queries": 63, "keys": 63, "width": 32}, True),
         ({"queries": 111, "keys": 111, "width": 32, "heads": 3, "groups": 1}, False),
+        ({"queries": 50, "keys": 70, "width": 32, "heads": 4, "groups": 2}, False),
         ({"queries": 33, "keys": 80, "width": 32, "heads": 2, "groups": 2, "batch": 2}, True),
         ({"queries": 80, "keys": 45, "width": 32}, False),
         ({"queries": 80, "keys": 45, "width": 32}, True),
@@ -47,10 +48,6 @@ def run(example, **more):
         ({"queries": 40, "keys": 100, "width": 32, "offset": 30}, True),
         ({"queries": 40, "keys": 50, "width": 32, "offset": 20}, False),
         ({"queries": 40, "keys": 50, "width": 32, "offset": 20}, True),
-        ({"queries": 50, "keys": 70, "width": 32, "heads": 4, "groups": 2, "causal": False}, False),
-        ({"queries": 50, "keys": 70, "width": 32, "causal": False}, True),
-        ({"queries": 70, "keys": 50, "width": 32, "causal": False}, False),
-        ({"queries": 70, "keys": 50, "width": 32, "causal": False}, True),
         ({"queries": 40, "keys": 40, "width": 32, "scale": 0.7}, False),
         ({"queries": 1, "keys": 65, "width": 32, "batch": 4}, False),
         ({"queries": 33, "keys": 33, "width": 10, "batch": 4}, True),
@@ -58,7 +55,7 @@ def run(example, **more):
     ids=str,
 )
 def test_output_and_gradients(shape, deterministic):
-    """Odd lengths, T != S, keys nobody sees, queries before the first key, GQA and MQA, no causality."""
+    """Odd lengths, T != S, keys nobody sees, queries before the first key, GQA and MQA."""
     example = case(**shape)
     check(run(example, deterministic=deterministic), example)
 
@@ -96,12 +93,12 @@ LAYOUTS = {
 
 
 @pytest.mark.usefixtures("nan_memory")
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_documents(layout, causal):
+def test_documents(layout, deterministic):
     ids = LAYOUTS[layout]
-    example = case(100, 100, 32, batch=len(ids), document_ids=ids, causal=causal)
-    check(run(example, deterministic=not causal), example)
+    example = case(100, 100, 32, batch=len(ids), document_ids=ids)
+    check(run(example, deterministic=deterministic), example)
 
 
 @pytest.mark.usefixtures("nan_memory")
@@ -314,10 +311,10 @@ def test_operators_are_registered_in_full():
     inputs = [x.requires_grad_() for x in example.inputs]
     borders = document_borders(example.options["document_ids"])
     for given in (borders, None):
-        torch.library.opcheck(torch.ops.tape_ds.tape_attention.default, (*inputs, given, True, 4, 0.2, False))
-    results = torch.ops.tape_ds.tape_attention(*inputs, None, True, 4, 0.2, False)
+        torch.library.opcheck(torch.ops.tape_ds.tape_attention.default, (*inputs, given, 4, 0.2, False))
+    results = torch.ops.tape_ds.tape_attention(*inputs, None, 4, 0.2, False)
     tensors = [x.detach() for x in (example.dout_BHTK, example.dmoved_BHTK, *inputs, *results)]
-    torch.library.opcheck(torch.ops.tape_ds.tape_attention_backward.default, (*tensors, None, True, 4, 0.2, False))
+    torch.library.opcheck(torch.ops.tape_ds.tape_attention_backward.default, (*tensors, None, 4, 0.2, False))
 
 
 def test_gradients_under_checkpointing():
@@ -406,7 +403,7 @@ def test_tensor_cores(width, dtype, deterministic):
     for repeat in range(20):
         options = [
             {"queries": 1000, "keys": 1000},
-            {"queries": 700, "keys": 1030, "causal": False},
+            {"queries": 700, "keys": 1030},
             {"queries": 513, "keys": 900, "offset": 100},
             {"queries": 900, "keys": 900, "document_ids": documents((0, 300), (-1, 77), (1, 523), batch=2)},
         ][repeat % 4]

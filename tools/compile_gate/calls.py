@@ -100,7 +100,6 @@ def tape_attention_calls(dtype: torch.dtype) -> Calls:
             yield trained(model, tokens, packed, deterministic=True)
     if not full:
         return
-    yield trained(LLAMA_7B, WHOLE, False, causal=False)
     for model in OTHERS:
         yield trained(model, WHOLE, False)
         yield trained(model, ODD, True)

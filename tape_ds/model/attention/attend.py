@@ -23,24 +23,22 @@ def attend(
     k_BGSK: Tensor,
     values: Sequence[Tensor],
     *,
-    causal: bool = True,
     borders: Borders | None = None,
     offset: int | Tensor | None = None,
     scale: float | None = None,
     score_bias: ScoreBias | ContentBias | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, ...]:
-    """Attention of T queries over S keys; without dropout.
+    """Attention of T queries over S keys, query t over those up to its own place ``offset + t``; without dropout.
 
     Args:
         q_BHTK: queries; H is a multiple of G (grouped-query attention, keys and values are repeated by nobody).
         k_BGSK: keys.
         values: one or more [B, G, S, V], of any widths V >= 1, that share one softmax.
-        causal: query t sees the keys up to its own place ``offset + t``.
-        borders: which document every key belongs to, and which keys are padding; of the keys up to the last query
-            where ``causal``. None: one document, no padding.
+        borders: which document every key belongs to, and which keys are padding; of the keys up to the last query.
+            None: one document, no padding.
         offset: place of the first query on the key axis; default S - T. Keys behind the last query (the unused end of
-            a static cache) are never seen by a causal query.
+            a static cache) are never seen.
         scale: factor on the scores; default K ** -0.5.
         score_bias: what is added to the scaled scores; never held for all queries at once.
         backend: "auto" or a name of :func:`available`; the environment variable ``TAPE_DS_ATTENTION`` overrides it.
@@ -52,7 +50,7 @@ def attend(
         ValueError: unknown backend, one that cannot compute this call here, queries that stand outside the key axis,
             borders of other sequences, or an input so long that the only way left would hold the whole T x S matrix.
     """
-    call = complete(q_BHTK, k_BGSK, tuple(values), causal, borders, offset, scale, score_bias)
+    call = complete(q_BHTK, k_BGSK, tuple(values), borders, offset, scale, score_bias)
     return backends.run(backends.choose(backend, call), call)
 
 
@@ -68,5 +66,5 @@ def attend_with_weights(
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """:func:`attend` by the ``reference`` backend, together with its weights [B, H, T, S] (fp32)."""
     wide = torch.cat(list(values), dim=-1)
-    out, weights = attention_with_weights(complete(q_BHTK, k_BGSK, (wide,), True, borders, offset, scale, score_bias))
+    out, weights = attention_with_weights(complete(q_BHTK, k_BGSK, (wide,), borders, offset, scale, score_bias))
     return out.split([value.shape[-1] for value in values], dim=-1), weights

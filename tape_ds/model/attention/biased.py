@@ -43,7 +43,7 @@ def biased_attention(call: AttentionCall, bias: ScoreBias | ContentBias, fused: 
     blocks = []
     for start in range(0, queries, rows):
         stop = min(start + rows, queries)
-        seen = call.offset + stop if call.causal and isinstance(call.offset, int) else keys
+        seen = call.offset + stop if isinstance(call.offset, int) else keys
         arguments = (q[:, :, start:stop], k[:, :, :seen], v[:, :, :seen], call, bias, slice(start, stop))
         if recompute:
             blocks.append(checkpoint(_block, *arguments, fused, use_reentrant=False, preserve_rng_state=False))
@@ -63,7 +63,7 @@ def _block(
     """
     keys, ids = k.shape[2], call.document_ids
     ids = None if ids is None else ids[:, :keys]
-    allowed_B1TS = allowed_keys(q.shape[2], keys, call.causal, ids, call.offset + at.start, q.device)[:, None]
+    allowed_B1TS = allowed_keys(q.shape[2], keys, ids, call.offset + at.start, q.device)[:, None]
     if isinstance(bias, ContentBias):
         return matrix_attention(q, k, v, allowed_B1TS, call.scale, functools.partial(bias.block, q, allowed_B1TS))
     bias_BHTS = bias.of(at, slice(0, keys))

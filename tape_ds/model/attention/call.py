@@ -20,7 +20,6 @@ class AttentionCall(NamedTuple):
     k: Tensor
     values: tuple[Tensor, ...]
     """One or more, each [B, G, S, V] of a width of its own: all are weighted by the same softmax."""
-    causal: bool
     borders: Borders | None
     offset: int | Tensor
     scale: float
@@ -55,7 +54,6 @@ def complete(
     q: Tensor,
     k: Tensor,
     values: tuple[Tensor, ...],
-    causal: bool,
     borders: Borders | None,
     offset: int | Tensor | None,
     scale: float | None,
@@ -69,11 +67,11 @@ def complete(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     offset = k.shape[2] - q.shape[2] if offset is None else offset
     if isinstance(offset, Tensor):
-        return AttentionCall(q, k, values, causal, borders, offset, scale, bias)
+        return AttentionCall(q, k, values, borders, offset, scale, bias)
     seen = offset + q.shape[2]
     if offset < 0 or seen > k.shape[2]:
         raise ValueError(f"{q.shape[2]} queries at offset {offset} do not fit on an axis of {k.shape[2]} keys")
-    if causal and seen < k.shape[2]:
+    if seen < k.shape[2]:
         k, values = k[:, :, :seen], tuple(value[:, :, :seen] for value in values)
         bias = bias.until(seen) if isinstance(bias, ScoreBias) else bias  # a ContentBias sees the keys it is given
     if borders is not None and (len(q), k.shape[2], q.shape[2]) != (*borders.ids_BS.shape, borders.queries):
@@ -81,19 +79,16 @@ def complete(
             f"borders of {list(borders.ids_BS.shape)} keys and {borders.queries} queries do not fit "
             f"{q.shape[2]} queries over {[len(q), k.shape[2]]} keys"
         )
-    return AttentionCall(q, k, values, causal, borders, offset, scale, bias)
+    return AttentionCall(q, k, values, borders, offset, scale, bias)
 
 
 def allowed_keys(
-    queries: int, keys: int, causal: bool, document_ids: Tensor | None, offset: int | Tensor, device: torch.device
+    queries: int, keys: int, document_ids: Tensor | None, offset: int | Tensor, device: torch.device
 ) -> Tensor:
     """Return the mask that a call stands for: bool [B or 1, T, S], True where a query may see a key."""
     query_positions = torch.arange(queries, device=device) + offset
     key_positions = torch.arange(keys, device=device)
-    if causal:
-        allowed_1TS = (key_positions[None, :] <= query_positions[:, None])[None]
-    else:
-        allowed_1TS = torch.ones(1, queries, keys, dtype=torch.bool, device=device)
+    allowed_1TS = (key_positions[None, :] <= query_positions[:, None])[None]
     if document_ids is None:
         return allowed_1TS
     query_ids_BT = document_ids.index_select(1, query_positions)

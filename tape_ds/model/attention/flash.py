@@ -46,8 +46,8 @@ RELEASES = (
 
 
 def attention_by_flash(call: AttentionCall) -> tuple[Tensor, ...]:
-    """Any causal or full call without a bias, in fp16 or bf16."""
-    options = {"softmax_scale": call.scale, "causal": call.causal}
+    """Any call without a bias, in fp16 or bf16."""
+    options = {"softmax_scale": call.scale, "causal": True}
     if call.borders is None:
         q_BTHK, k_BSGK = call.q.transpose(1, 2), call.k.transpose(1, 2)
 

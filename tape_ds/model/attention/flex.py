@@ -83,13 +83,11 @@ def score_mod(bias: ScoreBias) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tens
     return modified
 
 
-def _block_mask(call: AttentionCall, compiled: bool) -> BlockMask | None:
-    causal, document_ids, offset = call.causal, call.document_ids, call.offset
-    if not causal and document_ids is None:
-        return None
+def _block_mask(call: AttentionCall, compiled: bool) -> BlockMask:
+    document_ids, offset = call.document_ids, call.offset
 
     def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        seen = key <= query + offset if causal else key >= 0
+        seen = key <= query + offset
         if document_ids is None:
             return seen
         document = document_ids[batch, query + offset]

@@ -26,7 +26,7 @@ def attention_by_triton(call: AttentionCall) -> tuple[Tensor, ...]:
     else:
         documents = None if call.borders is None else call.borders.once("kernels", _for_kernels)
         outs = tape_attention.tape_attention(
-            call.q, call.k, *halves, causal=call.causal, offset=call.offset, document_ids=documents, scale=call.scale
+            call.q, call.k, *halves, offset=call.offset, document_ids=documents, scale=call.scale
         )
     parts = [out for out in outs if out is not None]
     return tuple(parts) if len(parts) == len(call.values) else (torch.cat(parts, dim=-1),)
@@ -53,7 +53,7 @@ def _halves(call: AttentionCall) -> tuple[Tensor, ...]:
 def _decodes(call: AttentionCall) -> bool:
     """Return whether this is a step of decoding: few queries, and nobody asks for a gradient."""
     halves = _halves(call)
-    if call.trains or not call.causal or not call.scale > 0 or len(halves) > 2:
+    if call.trains or not call.scale > 0 or len(halves) > 2:
         return False
     return decode_attention.why_not(call.q, call.k, *halves) is None
 

@@ -24,7 +24,7 @@ def attention_with_weights(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Return the output [B, H, T, V] and the weights [B, H, T, S]."""
     call = blank_padding(call)
     q, k, v = call.q, call.k, call.v
-    allowed_BTS = allowed_keys(q.shape[2], k.shape[2], call.causal, call.document_ids, call.offset, q.device)
+    allowed_BTS = allowed_keys(q.shape[2], k.shape[2], call.document_ids, call.offset, q.device)
     with fp32_kept(q):
         if isinstance(call.bias, ContentBias):
             bias = functools.partial(call.bias.block, q, allowed_BTS[:, None])

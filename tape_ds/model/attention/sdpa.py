@@ -55,7 +55,7 @@ def _of_one_value(call: AttentionCall) -> Tensor:
     if isinstance(call.offset, Tensor):  # a static cache inside torch.compile: shapes must not depend on the offset
         return _masked(call)
     if call.borders is None:
-        return _unmasked(call.q, call.k, call.v, call.causal, call.offset, call.scale)
+        return _unmasked(call.q, call.k, call.v, call.offset, call.scale)
     if torch.compiler.is_compiling() or call.q.shape[2] <= FEW_QUERIES or _is_small(call, call.borders):
         return _masked(call)
     return _by_document(call, call.borders)
@@ -67,10 +67,10 @@ def _is_small(call: AttentionCall, borders: Borders) -> bool:
     return scores <= MASK_ENTRIES * len(borders.packed.cu_keys)
 
 
-def _unmasked(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float) -> Tensor:
+def _unmasked(q: Tensor, k: Tensor, v: Tensor, offset: int, scale: float) -> Tensor:
     """Return one document, no padding: no mask larger than QUERY_BLOCK x S."""
     queries = q.shape[2]
-    if not causal or queries == 1:
+    if queries == 1:
         return fused(q, k, v, None, False, scale)
     if offset == 0:
         return fused(q, k, v, None, True, scale)
@@ -78,7 +78,7 @@ def _unmasked(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale:
     for start in range(0, queries, QUERY_BLOCK):
         stop = min(start + QUERY_BLOCK, queries)
         seen = offset + stop
-        mask_1TS = allowed_keys(stop - start, seen, True, None, offset + start, q.device)
+        mask_1TS = allowed_keys(stop - start, seen, None, offset + start, q.device)
         blocks.append(fused(q[:, :, start:stop], k[:, :, :seen], v[:, :, :seen], mask_1TS[:, None], False, scale))
     return torch.cat(blocks, dim=2)
 
@@ -95,7 +95,7 @@ def _masked(call: AttentionCall) -> Tensor:
 def _masked_block(call: AttentionCall, start: int, stop: int) -> Tensor:
     """Return the queries ``start .. stop`` of a call whose padding is zeros."""
     first = call.offset + start
-    allowed_BTS = allowed_keys(stop - start, call.k.shape[2], call.causal, call.document_ids, first, call.q.device)
+    allowed_BTS = allowed_keys(stop - start, call.k.shape[2], call.document_ids, first, call.q.device)
     # A row without any key is a softmax over nothing. It sees everything (zeros, mostly) and is then dropped, so that
     # neither its output nor its gradient can be NaN on any of torch's backends.
     blind_B1T1 = ~allowed_BTS.any(dim=-1, keepdim=True)[:, None]
@@ -114,7 +114,7 @@ def _by_document(call: AttentionCall, borders: Borders) -> Tensor:
             if len(q):
                 q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
                 past = k.shape[2] - q.shape[2]
-                outs.append(_unmasked(q, k, v, call.causal, past, call.scale)[0].transpose(0, 1))
+                outs.append(_unmasked(q, k, v, past, call.scale)[0].transpose(0, 1))
         return torch.cat(outs) if outs else q_PHK.new_zeros(0, q_PHK.shape[1], v_PGV.shape[-1])
 
     return attention_by_documents(call, borders.packed, attention, one_width=False)[0]

@@ -35,7 +35,7 @@ def attention_by_varlen(call: AttentionCall) -> tuple[Tensor, ...]:
             packed.longest_queries,
             packed.longest_keys,
             scale=call.scale,
-            window_size=(-1, 0) if call.causal else (-1, -1),
+            window_size=(-1, 0),
             **grouped,
         )
         assert isinstance(out_PHK, Tensor)  # nobody asked for the log-sum-exp

@@ -4,15 +4,15 @@ from tape_ds.model.attention import attend as attention
 from tape_ds.model.attention.borders import borders_of
 
 
-def attend(q_BHTK, k_BGSK, v_BGSV, *, causal=True, document_ids=None, offset=None, **arguments):
+def attend(q_BHTK, k_BGSK, v_BGSV, *, document_ids=None, offset=None, **arguments):
     """``attend`` with integers [B, S] in place of borders: a query sees only keys of its own document; -1 is padding,
     which sees nothing and is seen by nobody, whatever it contains (NaN included). Returns [B, H, T, V]."""
     borders = None
     if document_ids is not None:
         queries, keys = q_BHTK.shape[2], k_BGSK.shape[2]
         offset = keys - queries if offset is None else offset
-        if causal and isinstance(offset, int):  # keys behind the last query play no part
+        if isinstance(offset, int):  # keys behind the last query play no part
             document_ids = document_ids[:, : offset + queries]
         borders = borders_of(document_ids, queries, offset)
-    arguments |= {"causal": causal, "borders": borders, "offset": offset}
+    arguments |= {"borders": borders, "offset": offset}
     return attention.attend(q_BHTK, k_BGSK, [v_BGSV], **arguments)[0]

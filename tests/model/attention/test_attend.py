@@ -39,7 +39,7 @@ def inputs(queries=9, keys=9, heads=4, groups=2, key_width=6, value_width=12, dt
     return [torch.randn(batch, *shape, dtype=dtype, requires_grad=True) for shape in shapes]
 
 
-def oracle(q, k, v, causal, documents, offset):
+def oracle(q, k, v, documents, offset):
     """One query at a time, in fp64, over the keys that the definition allows."""
     q, k, v = (x.double() for x in (q, k, v))
     group = q.shape[1] // k.shape[1]
@@ -49,18 +49,18 @@ def oracle(q, k, v, causal, documents, offset):
         for h in range(q.shape[1]):
             for t in range(q.shape[2]):
                 place = t + offset
-                seen = [s for s in range(k.shape[2]) if ids[s] == ids[place] >= 0 and (s <= place or not causal)]
+                seen = [s for s in range(k.shape[2]) if ids[s] == ids[place] >= 0 and s <= place]
                 weights = torch.softmax(k[b, h // group, seen] @ q[b, h, t] * q.shape[-1] ** -0.5, dim=0)
                 rows.append(weights @ v[b, h // group, seen])
     return torch.stack(rows).view(*q.shape[:3], v.shape[-1])
 
 
-def check(backend, q, k, v, causal=True, documents=None, offset=None, tolerance=2e-6):
+def check(backend, q, k, v, documents=None, offset=None, tolerance=2e-6):
     """Output and all three gradients equal the oracle's; the tolerance is for fp32 numbers of order 1."""
     ids = None if documents is None else torch.tensor(documents)
-    out = attend(q, k, v, causal=causal, document_ids=ids, offset=offset, backend=backend)
+    out = attend(q, k, v, document_ids=ids, offset=offset, backend=backend)
     place = k.shape[2] - q.shape[2] if offset is None else offset
-    truth = oracle(q, k, v, causal, documents, place)
+    truth = oracle(q, k, v, documents, place)
     torch.testing.assert_close(out.double(), truth, rtol=0, atol=tolerance)
     direction = torch.randn_like(out)
     if not out.requires_grad:  # every query is padding: nothing was computed that could have a gradient
@@ -74,11 +74,10 @@ def check(backend, q, k, v, causal=True, documents=None, offset=None, tolerance=
 
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("documents", DOCUMENTS)
-@pytest.mark.parametrize("causal", [True, False])
-def test_every_mask_at_every_place(backend, places, documents, causal):
+def test_every_mask_at_every_place(backend, places, documents):
     queries, offset = PLACES[places]
     q, k, v = inputs(queries=queries)
-    check(backend, q, k, v, causal, DOCUMENTS[documents], offset)
+    check(backend, q, k, v, DOCUMENTS[documents], offset)
 
 
 @pytest.mark.parametrize("value_width", [3, 6, 7, 12, 18])
@@ -133,7 +132,7 @@ def test_a_step_of_decoding_behind_a_mask(backend, documents, heads, groups, que
     q, k, v = inputs(queries=queries, heads=heads, groups=groups)
     with torch.no_grad():
         out = attend(q, k, v, document_ids=torch.tensor(DOCUMENTS[documents]), backend=backend)
-    truth = oracle(q, k, v, True, DOCUMENTS[documents], 9 - queries)
+    truth = oracle(q, k, v, DOCUMENTS[documents], 9 - queries)
     torch.testing.assert_close(out.double(), truth.detach(), rtol=0, atol=2e-6)
 
 
@@ -177,7 +176,7 @@ def test_half_precision_is_no_worse_than_plain_torch(backend):
     """bf16: at most twice the error of the plain form in bf16."""
     exact = inputs(dtype=torch.float64)
     q, k, v = (x.detach().bfloat16() for x in exact)
-    truth = oracle(q, k, v, True, None, 0)
+    truth = oracle(q, k, v, None, 0)
     plain = torch.softmax(
         (q @ k.repeat_interleave(2, 1).mT * 6**-0.5).masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf), -1
     ) @ v.repeat_interleave(2, 1)

@@ -25,7 +25,7 @@ def call(queries=9, value_width=16, dtype=torch.bfloat16, bias=None, offset=None
     shapes = ((4, queries, width), (2, keys, width), (2, keys, value_width))
     q, k, v = (torch.zeros(1, *shape, dtype=dtype) for shape in shapes)
     ids = torch.arange(keys)[None] * documents // keys
-    return complete(q, k, (v,), True, borders_of(ids, queries, keys - queries), offset, None, bias)
+    return complete(q, k, (v,), borders_of(ids, queries, keys - queries), offset, None, bias)
 
 
 @pytest.fixture

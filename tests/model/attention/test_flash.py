@@ -92,18 +92,15 @@ def releases(monkeypatch, capability, modules, versions):
 
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("documents", DOCUMENTS)
-@pytest.mark.parametrize("causal", [True, False])
-def test_every_mask_at_every_place(package, places, documents, causal):
+def test_every_mask_at_every_place(package, places, documents):
     """Documents without a query, queries without a document, scattered ones: gathered, computed, and put back."""
-    if documents == "none" and not causal:
-        pytest.skip("nothing is masked")
     queries, offset = PLACES[places]
     q, k, v = inputs(queries=queries)
     ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents])
-    out = attend(q, k, v, causal=causal, document_ids=ids, offset=offset, backend="flash")
-    truth = oracle(q, k, v, causal, DOCUMENTS[documents], offset)
+    out = attend(q, k, v, document_ids=ids, offset=offset, backend="flash")
+    truth = oracle(q, k, v, DOCUMENTS[documents], offset)
     torch.testing.assert_close(out.double(), truth, rtol=0, atol=2e-6)
-    seen = ids if ids is None or not causal else ids[:, : offset + queries]
+    seen = ids if ids is None else ids[:, : offset + queries]
     assert set(package.calls) == {"dense" if seen is None or borders_of(seen, queries) is None else "varlen"}
 
 
@@ -115,7 +112,7 @@ def test_one_call_per_width_of_the_key(package, value_width, calls, documents):
     out = attend(q, k, v, document_ids=ids, backend="flash")
     assert len(package.calls) == calls
     direction = torch.randn_like(out)
-    truth = oracle(q, k, v, True, documents, 0)
+    truth = oracle(q, k, v, documents, 0)
     torch.testing.assert_close(out.double(), truth, rtol=0, atol=2e-6)
     mine, theirs = (torch.autograd.grad(x, (q, k, v), direction.to(x.dtype)) for x in (out, truth))
     for a, b in zip(mine, theirs, strict=True):

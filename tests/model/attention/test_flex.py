@@ -44,7 +44,7 @@ def ids_of(documents, device="cpu"):
 
 
 def call_of(q, k, v, bias):
-    return complete(q, k, (v,), True, None, 0, 1.0, bias)
+    return complete(q, k, (v,), None, 0, 1.0, bias)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_every_bias(on_a_cpu, name, heads, rows):
 
 
 @uncompiled_is_meant
-@pytest.mark.parametrize("arguments", [{"causal": False}, {"scale": 0.1}, {"offset": torch.tensor(2)}], ids=str)
+@pytest.mark.parametrize("arguments", [{"scale": 0.1}, {"offset": torch.tensor(2)}], ids=str)
 def test_the_other_arguments(on_a_cpu, arguments):
     qkv, bias, _ = case("alibi", 4, 2)
     check(qkv, bias, document_ids=ids_of(DOCUMENTS["scattered"]), **({"offset": 2} | arguments))
@@ -150,7 +150,7 @@ def matrices(q, k, v, bias, ids):
     scores = q @ k.repeat_interleave(group, 1).mT * q.shape[-1] ** -0.5
     if bias is not None:
         scores = scores + bias.of(slice(None), slice(None)).to(q.dtype)
-    seen = allowed_keys(LENGTH, LENGTH, True, ids, 0, q.device)[:, None]
+    seen = allowed_keys(LENGTH, LENGTH, ids, 0, q.device)[:, None]
     weights = scores.masked_fill(~seen, -1e4).softmax(-1).masked_fill(~seen, 0.0)
     return weights @ v.repeat_interleave(group, 1)
 

@@ -40,7 +40,7 @@ def test_forward_and_gradients_are_the_definition_s(taken, places, documents):
     ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents])
     out = attend(q, k, v, document_ids=ids, offset=offset, backend="triton")
     assert taken == ["tape_attention"]
-    truth = oracle(q, k, v, True, DOCUMENTS[documents], offset)
+    truth = oracle(q, k, v, DOCUMENTS[documents], offset)
     torch.testing.assert_close(out.double(), truth, rtol=0, atol=4e-6)
     direction = torch.randn_like(out)
     mine, theirs = (torch.autograd.grad(x, (q, k, v), direction.to(x.dtype)) for x in (out, truth))
@@ -51,7 +51,7 @@ def test_forward_and_gradients_are_the_definition_s(taken, places, documents):
 def test_a_step_of_decoding_has_a_kernel_of_its_own(taken):
     q, k, v = (x.detach() for x in inputs(queries=1, key_width=16, value_width=32))
     out = attend(q, k, v, backend="triton")
-    torch.testing.assert_close(out.double(), oracle(q, k, v, True, None, 8), rtol=0, atol=4e-6)
+    torch.testing.assert_close(out.double(), oracle(q, k, v, None, 8), rtol=0, atol=4e-6)
     attend(q, k, v[..., :16], backend="triton")
     assert taken == ["decode_attention", "decode_attention"]
 

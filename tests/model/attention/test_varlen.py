@@ -27,14 +27,13 @@ def on_a_gpu(monkeypatch):
 
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("documents", DOCUMENTS)
-@pytest.mark.parametrize("causal", [True, False])
-def test_every_mask_at_every_place(on_a_gpu, places, documents, causal):
+def test_every_mask_at_every_place(on_a_gpu, places, documents):
     """Documents without a query, queries without a document, scattered ones: gathered, computed, and put back."""
     queries, offset = PLACES[places]
     q, k, v = inputs(queries=queries, key_width=8, value_width=16)
     ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents])
-    out = attend(q, k, v, causal=causal, document_ids=ids, offset=offset, backend="varlen")
-    truth = oracle(q, k, v, causal, DOCUMENTS[documents], offset)
+    out = attend(q, k, v, document_ids=ids, offset=offset, backend="varlen")
+    truth = oracle(q, k, v, DOCUMENTS[documents], offset)
     torch.testing.assert_close(out.double(), truth, rtol=0, atol=2e-6)
     direction = torch.randn_like(out)
     mine, theirs = (torch.autograd.grad(x, (q, k, v), direction.to(x.dtype)) for x in (out, truth))
@@ -48,7 +47,7 @@ def test_one_call_per_width_of_the_key(on_a_gpu, value_width, calls, heads, grou
     q, k, v = inputs(key_width=8, value_width=value_width, heads=heads, groups=groups)
     out = attend(q, k, v, document_ids=torch.tensor(DOCUMENTS["packed"]), backend="varlen")
     assert [5] * calls == varlen_on_cpu.CALLS
-    torch.testing.assert_close(out.double(), oracle(q, k, v, True, DOCUMENTS["packed"], 0), rtol=0, atol=2e-6)
+    torch.testing.assert_close(out.double(), oracle(q, k, v, DOCUMENTS["packed"], 0), rtol=0, atol=2e-6)
 
 
 def test_nothing_leaves_padding(on_a_gpu):
