@@ -6,6 +6,7 @@ that holds a trained copy of it) serves the loss as well as the logits.
 Shape letters: B batch, T tokens, D hidden size, V entries of the vocabulary.
 """
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -202,10 +203,6 @@ def why_not(head: nn.Module) -> str | None:
     return f"the output head is a {foreign[0]}, which only gives logits" if foreign else None
 
 
-_SAID: set[str] = set()
-
-
+@functools.cache
 def _say_once(reason: str) -> None:
-    if reason not in _SAID:
-        _SAID.add(reason)
-        logger.warning("the loss holds the logits of the whole batch, and fp32 copies of them: %s", reason)
+    logger.warning("the loss holds the logits of the whole batch, and fp32 copies of them: %s", reason)

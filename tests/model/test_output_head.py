@@ -24,7 +24,7 @@ def several_chunks(monkeypatch):
     """8 tokens each, and nothing said before."""
     monkeypatch.setattr(kernel, "CHUNK_BYTES", 1)
     monkeypatch.setattr(kernel, "CHUNK_MULTIPLE", 8)
-    monkeypatch.setattr(output_head, "_SAID", set())
+    output_head._say_once.cache_clear()
 
 
 @pytest.fixture
