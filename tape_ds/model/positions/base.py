@@ -139,6 +139,10 @@ class PositionLayer(nn.Module):
     keeps_bias = False
     """Whether attention without a fused kernel keeps a bias of this layer for the backward."""
 
+    def __init__(self, *made_of: Any):
+        """Every layer is made of a configuration, its options and the layer's index; this one reads none of them."""
+        super().__init__()
+
     def in_attention(self) -> InAttention:
         """Return what attention is given of this layer."""
         return InAttention(self.observe, self.rotate, self.scaled, self.accumulate, self.carry, self.score_bias)

@@ -21,7 +21,7 @@ from tape_ds.model.positions.prope import PropeEncoding
 from tape_ds.model.positions.randpe import RandpeEncoding
 from tape_ds.model.positions.repo import RepoEncoding, RepoLayer
 from tape_ds.model.positions.rope import RopeEncoding, RopeLayer
-from tape_ds.model.positions.sincos import SincosEncoding, SincosLayer
+from tape_ds.model.positions.sincos import SincosEncoding
 from tape_ds.model.positions.t5 import T5Layer
 from tape_ds.model.positions.tape import TapeEncoding, TapeLayer
 from tape_ds.model.positions.xpos import XposEncoding, XposLayer
@@ -48,7 +48,7 @@ _CLASSES = {
     "randpe": _Classes(RandpeEncoding, RopeLayer),
     "repo": _Classes(RepoEncoding, RepoLayer),
     "rope": _Classes(RopeEncoding, RopeLayer),
-    "sincos": _Classes(SincosEncoding, SincosLayer),
+    "sincos": _Classes(SincosEncoding, PositionLayer),
     "t5": _Classes(AlibiEncoding, T5Layer),
     "tape": _Classes(TapeEncoding, TapeLayer),
     "xpos": _Classes(XposEncoding, XposLayer),

@@ -112,9 +112,6 @@ def _own_length(places_BT1: Tensor, documents_BS: Tensor | None) -> Tensor:
 class RopeLayer(base.PositionLayer):
     """Rotates queries and keys by the start; updates nothing."""
 
-    def __init__(self, config: TapeConfig, options: Options, layer_idx: int):
-        super().__init__()
-
     def rotate(
         self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: None, observed: None = None
     ) -> tuple[Tensor, Tensor]:

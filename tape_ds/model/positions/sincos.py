@@ -3,16 +3,10 @@ arXiv:1706.03762, Section 3.5)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from tape_ds.model.positions import base
-from tape_ds.model.positions.options import Options
-
-if TYPE_CHECKING:
-    from tape_ds.model.configuration import TapeConfig
 
 BASE = 10_000.0
 
@@ -29,10 +23,3 @@ class SincosEncoding(base.PositionEncoding):
         angles_BTC = positions_BTN.double() * BASE**-exponents_C
         waves_BTD = torch.stack((angles_BTC.sin(), angles_BTC.cos()), dim=-1).flatten(2)[..., :width]
         return (x_BTD + waves_BTD.float()).to(x_BTD.dtype)
-
-
-class SincosLayer(base.PositionLayer):
-    """Does nothing: positions entered with the embeddings."""
-
-    def __init__(self, config: TapeConfig, options: Options, layer_idx: int):
-        super().__init__()
