@@ -58,7 +58,8 @@ def executed(folder, **changes):
 def test_trained_with_pose_scored_and_loaded_again(gptj, method):
     adapters = {"lora_targets": TARGETS} if "lora" in method else {}
     grouped = {"group_tokens": 4} if method == "longlora" else {}
-    prepared = executed(gptj, method=method, **adapters, **grouped)
+    trained = {"train_embeddings": True} if method == "full" else {}
+    prepared = executed(gptj, method=method, **adapters, **grouped, **trained)
     scores = json.loads((prepared.output / extension.SCORES).read_text())
     assert list(scores) == ["untouched", "yarn x2, untrained", f"{method}, trained"]
     means = [part["held.txt"]["mean"] for part in scores.values()]
