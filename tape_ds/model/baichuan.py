@@ -147,10 +147,10 @@ def _read(source: Path) -> dict[str, Tensor]:
     """Return the published tensors: of the safetensors where there are any, else of torch files, which are read without
     running anything in them."""
     raise_if_any(weights.check_folder(source))
-    safe = sorted(source.glob("*.safetensors"))
-    read = weights.read if safe else weights.read_torch_file
-    files = safe or sorted(source.glob("pytorch_model*.bin"))
-    return {name: tensor for file in files for name, tensor in read(file).items()}
+    has_safe = any((source / name).is_file() for name in (weights.WHOLE, f"{weights.WHOLE}.index.json"))
+    whole, read = (weights.WHOLE, weights.read) if has_safe else (weights.PICKLED, weights.read_torch_file)
+    files = sorted(set(weights.places(source, whole).values())) or [whole]  # and not what else lies there
+    return {name: tensor for file in files for name, tensor in read(source / file).items()}
 
 
 def _special_tokens(source: Path) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def _check_index(folder: Path, whole: str, field: str) -> list[Problem]:
     """Whether every shard that the index of a folder names, if it has one, lies beside it."""
     index = folder / f"{whole}.index.json"
     try:
-        names = sorted(set(_places(folder, whole).values()))
+        names = sorted(set(places(folder, whole).values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return [Problem(field, str(index), f"could not be read ({_reason(error)})", REMEDY)]
     wrong = [f"the shard {name!r} that it names is not a file beside it" for name in names if Path(name).name != name]
@@ -107,7 +107,7 @@ def _check_index(folder: Path, whole: str, field: str) -> list[Problem]:
     return [Problem(field, str(index), each, "give the whole folder, as it was published or saved") for each in wrong]
 
 
-def _places(folder: Path, whole: str) -> dict[str, str]:
+def places(folder: Path, whole: str) -> dict[str, str]:
     """Tensor -> the shard that the index of a folder has it in; nothing where there is no index to be read."""
     index = folder / f"{whole}.index.json"
     if not index.is_file() or (folder / whole).is_file():
@@ -118,7 +118,7 @@ def _places(folder: Path, whole: str) -> dict[str, str]:
 def _check_places(folder: Path, whole: dict[str, set[str]], field: str) -> list[Problem]:
     """Whether every tensor is in the shard that the index says, of those shards that are ``whole``: name -> tensors."""
     lacking: dict[str, list[str]] = {}
-    for name, shard in sorted(_places(folder, WHOLE).items()):
+    for name, shard in sorted(places(folder, WHOLE).items()):
         if name not in whole.get(shard, {name}):
             lacking.setdefault(shard, []).append(name)
     return [

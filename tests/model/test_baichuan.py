@@ -301,6 +301,13 @@ def test_a_hub_that_cannot_be_reached_is_a_user_error(tmp_path, monkeypatch):
         convert.resolve("baichuan-inc/Baichuan2-7B-Base", tmp_path / "models")
 
 
+@pytest.mark.parametrize("save", ["bin", "safetensors"])
+def test_weights_that_are_no_part_of_the_model_are_not_read(tmp_path, save):
+    tensors = publish(tmp_path / "published", save=save)
+    save_file({"stray": torch.ones(1)}, tmp_path / "published" / "adapter_model.safetensors")
+    assert baichuan._read(tmp_path / "published").keys() == tensors.keys()
+
+
 def test_frequencies_that_a_checkpoint_stores_are_left_out():
     tensors = published_tensors() | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     llama = baichuan.llama_tensors(tensors, "here")
