@@ -33,7 +33,7 @@ def check(name: str, value: Any) -> Iterator[Problem]:
     """Why the value of field ``name`` cannot be the path that it should be, or cannot be written down at all."""
     if any("\x00" in text for text in _texts(value)):
         yield Problem(name, value, "holds a null byte, which ends a text", "remove it")
-    elif any("\ud800" <= character <= "\udfff" for text in _texts(value) for character in text):
+    elif not all(storage.is_utf8(text) for text in _texts(value)):
         yield Problem(name, value, "holds bytes that are no UTF-8", "write it in UTF-8")
     elif name in FIELDS and isinstance(value, str):
         yield from check_path(name, value)

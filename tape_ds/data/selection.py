@@ -149,5 +149,6 @@ def _first(
 
     folder = cache.folder(cache_dir, key, build)
     counts = json.loads((folder / "read.json").read_text(encoding="utf-8"))
-    none = Dataset.from_dict({"name": [], "input_ids": []}, features)
-    return Selection(load_from_disk(str(folder)) if counts["tokens"] else none, **counts)
+    if not counts["tokens"]:
+        return Selection(Dataset.from_dict({"name": [], "input_ids": []}, features), **counts)
+    return Selection(load_from_disk(str(folder)), **counts)
