@@ -107,7 +107,7 @@ def updates():
     claims = stored("extend_smollm2_16k/updates_off.json")["figures"]["comparison"]["claims"]
     (tape,) = (each for each in claims if each["arm"] == "tape")
     low, high = tape["interval"]
-    return [f"add {tape['found']['mean']:.3f} there", f"(two seeds, 95 %: {low:.3f} to {high:.3f})"]
+    return [f"two seeds, TAPE's updates [add {tape['found']['mean']:.3f}](docs/", f"(95 %: {low:.3f} to {high:.3f})"]
 
 
 @pytest.mark.parametrize("figures", [encodings, methods, sums, demo, updates], ids=lambda each: each.__name__)

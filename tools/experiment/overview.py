@@ -53,8 +53,8 @@ def build(root: Path = ROOT) -> str:
         "commit beside it: what `tools/compare_*.py` and `tools.reproduce` did then, `tools.experiment` does today.",
         "\n".join(f"- [{_title(path)}]({path.name})" for path in others),
         "## The paper's tables and figures",
-        "Published numbers are of the paper's models and data and were not measured here; ours are of what their cell "
-        "says, mostly another and smaller model, so a number compares with its neighbours and not across. `python -m "
+        "Published numbers are of the paper's models and data and were not measured here; ours come from the "
+        "model that their cell names, mostly another and smaller one, so compare within a table only. `python -m "
         "tools.experiment --list` says what running each takes. All numbers, and what to know of them, are below. "
         "Figures 1 and 4 are diagrams: [TAPE in pictures](../tape_in_pictures.md) has our own.",
         _table(labelled, found),
