@@ -8,6 +8,7 @@ size, V value width (K, plus whatever columns the encoding carries), D hidden si
 """
 
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -383,10 +384,14 @@ def evaluated_at(model: "TapeForCausalLM", length: int) -> Iterator[None]:
         yield
 
 
+_SAVED_WHOLE = re.compile(r"\.modules_to_save\.[^.]+")
+
+
 def _take_over(kept: nn.Module, borrowed: nn.Module) -> None:
     """Have ``borrowed`` use the parameters of ``kept``: the modules that own them, and the hooks of an engine with
     them."""
-    own = dict(kept.named_modules())
+    # peft keeps a module that it trains whole (`modules_to_save`) one step further in
+    own = {_SAVED_WHOLE.sub("", name): part for name, part in kept.named_modules()}
     for name, part in list(borrowed.named_modules()):
         if isinstance(part, base.Parameters) and name in own:
             parent, _, attribute = name.rpartition(".")
@@ -429,17 +434,6 @@ class TapeForCausalLM(LanguageModel, TapePreTrainedModel, GenerationMixin):
     def with_rope_parameters(self, rope_parameters: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Within the block, the model computes plain RoPE with these parameters and its present weights."""
         return positions_of(self, positions.plain(self.config, rope_parameters))
-
-    def without_updates(self) -> AbstractContextManager[None]:
-        """Within the block, every layer leaves the position state as it started.
-
-        Raises:
-            ValueError: the encoding's layers update none.
-        """
-        config = positions.without_updates(self.config)
-        if config is None:
-            raise ValueError(f"{self.config.position_encoding} has no position updates to switch off")
-        return positions_of(self, config)
 
     def flops(self, length: int, causal: bool = True) -> float:
         """FLOPs of a forward over one sequence of ``length`` tokens, see :mod:`tape_ds.model.flops`."""

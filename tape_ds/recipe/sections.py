@@ -189,12 +189,12 @@ class Optimization(Section):
     def _others(self, whole: Whole) -> Iterator[Problem]:
         """What would step position parameters like all others."""
         rate, optim = self.position_learning_rate, whole.trainer_value("optim")
-        if rate is None:
-            return
         if optim.startswith(_OWN_GROUPS):
             wrong = f"optim = {optim!r} divides the model's parameters by itself"
-            yield Problem(_RATE, rate, wrong, "remove it, or use optim: adamw_torch")
-        if deepspeed_config.lookup(whole.deepspeed or {}, "scheduler") is not None:
+            for name, given in ((_RATE, rate), (_DECAY, self.position_weight_decay or None)):
+                if given is not None:
+                    yield Problem(name, given, wrong, "remove it, or use optim: adamw_torch")
+        if rate is not None and deepspeed_config.lookup(whole.deepspeed or {}, "scheduler") is not None:
             wrong = "the scheduler in the DeepSpeed JSON gives all parameters the same learning rate"
             yield Problem(_RATE, rate, wrong, "remove the scheduler block from the JSON: the trainer's does the same")
 

@@ -20,8 +20,8 @@ from transformers import PreTrainedTokenizerBase
 
 from tape_ds import storage
 from tape_ds.data.passkey import PasskeyPrompt
-from tape_ds.model import extendable
-from tape_ds.model.llama import TapeForCausalLM, evaluated_at
+from tape_ds.model import extendable, positions
+from tape_ds.model.llama import TapeForCausalLM, evaluated_at, positions_of
 from tape_ds.parallel.distributed_map import rounds, share_out
 from tape_ds.scoring import passkey, perplexity
 from tape_ds.scoring.causal_lm import bare
@@ -90,11 +90,13 @@ def _side_by_side(model: Model, variants: Variants) -> list[list[str]]:
 
 @contextlib.contextmanager
 def _computing_as(model: Model, variant: Variant, length: int) -> Iterator[None]:
-    """Within the block, ``model`` is the variant; the model as it is, as its encoding is used on ``length`` tokens."""
+    """Within the block, ``model`` is the variant; with its own encoding as that is used on ``length`` tokens."""
     own = bare(model)
     with contextlib.ExitStack() as stack:
         if isinstance(variant, str):
-            stack.enter_context(own.without_updates())
+            off = positions.without_updates(own.config)
+            assert off is not None, "only a model with updates has this variant"
+            stack.enter_context(positions_of(own, positions.config_at(off, length)))
         elif variant is None and isinstance(own, TapeForCausalLM):
             stack.enter_context(evaluated_at(own, length))
         elif variant is not None:

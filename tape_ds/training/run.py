@@ -332,6 +332,8 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
         reasons = [str(each) for each in inspection.check(run.config)]
         if run.recipe.scale.tensor_parallel_size > 1:
             reasons.append("under tensor parallelism no process has the whole state of a sequence")
+        if (run.config.position_options or {}).get("start") == "alibi":
+            reasons.append("start: alibi has no pairs of cosines and sines")
         if reasons:
             logger.info("position updates are not measured: %s", reasons[0])
         else:

@@ -85,8 +85,9 @@ def test_a_model_of_which_only_its_files_tell_is_asked_later():
 
 @pytest.mark.parametrize("optim", ["galore_adamw", "apollo_adamw", "lomo", "adalomo"])
 def test_optimizers_with_groups_of_their_own_are_refused(optim):
-    found, _ = problems_of("--recipe", write(position_learning_rate="10x", optim=optim))
-    assert set(found) == {"position_learning_rate"} and optim in found["position_learning_rate"].wrong
+    for name, value in (("position_learning_rate", "10x"), ("position_weight_decay", 0.1)):
+        found, _ = problems_of("--recipe", write(**{name: value}, optim=optim))
+        assert set(found) == {name} and optim in found[name].wrong
 
 
 def test_a_schedule_of_the_engine_is_refused():

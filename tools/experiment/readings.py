@@ -6,6 +6,7 @@ Shares are in per cent. A row is a method; a result with one row calls it by no 
 import csv
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean, stdev
@@ -35,7 +36,20 @@ def read(path: Path) -> tuple[Rows, results.Result | None]:
     if path.suffix == ".csv":
         return benchmark(path), None
     result = results.load(path)
-    return READERS[path.stem](result), result
+    rows, changed = READERS[path.stem](result), _changed(result.model or {})
+    if changed:
+        rows = {
+            row: {replace(quantity, metric=quantity.metric + changed): value for quantity, value in numbers.items()}
+            for row, numbers in rows.items()
+        }
+    return rows, result
+
+
+def _changed(model: Mapping[str, Any]) -> str:
+    """Return what was asked of another model than the run's own (RoPE scaled, updates off): such a number is not the
+    run's."""
+    scaling, updates = model.get("angles"), model.get("position_updates")
+    return f", {scaling}" * bool(scaling) + f", {WITHOUT_UPDATES}" * (updates == "off")
 
 
 def is_read(path: Path) -> bool:
@@ -137,7 +151,6 @@ def perplexity(result: results.Result) -> Rows:
         table = next(published.tables_for([Quantity(text or "", "perplexity", each["length"])]), None)
         theirs = table is None or table.convention == each["convention"]
         metric = "perplexity" if theirs else f"perplexity ({each['convention']})"
-        metric += f", {scaling}" if (scaling := (result.model or {}).get("angles")) else ""
         found[Quantity(text or each["source"], metric, each["length"])] = each["perplexity"]
     return {"": found}
 

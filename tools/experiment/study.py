@@ -96,7 +96,7 @@ class Claim:
     found: Sample | None
     """Of the differences; None where the two share no seed."""
     p: float | None = None
-    """Of the sign-flip test; None for less than two differences, or where one is not finite."""
+    """Of the sign-flip test: 1 where a difference is not finite, None for less than two differences."""
     p_holm: float | None = None
     """The same, adjusted for all claims that have one."""
 
@@ -172,8 +172,12 @@ class Study:
             others = [arm for arm in self.arms if self.values(arm, self.primary)]
         paired = {arm: statistics.paired(self.values(arm, self.primary), theirs) for arm in others}
         found = {arm: statistics.sample(list(each.values())) if each else None for arm, each in paired.items()}
-        tested = [arm for arm, each in found.items() if each is not None and each.half_width is not None]
-        ps = [statistics.sign_flip(list(paired[arm].values())) for arm in tested]
+        tested = {arm: each for arm, each in found.items() if each is not None and each.n > 1}
+        # an arm that diverged is a claim of the page as well, and one that nothing confirms
+        ps = [
+            1.0 if each.half_width is None else statistics.sign_flip(list(paired[arm].values()))
+            for arm, each in tested.items()
+        ]
         adjusted = dict(zip(tested, zip(ps, statistics.holm(ps), strict=True), strict=True))
         return [Claim(arm, paired[arm], found[arm], *adjusted.get(arm, (None, None))) for arm in others]
 

@@ -505,6 +505,9 @@ class TapeOptions(Options):
             if self.start == "alibi" and getattr(self, name) == "unit":
                 wrong = "this start has no pairs of cosines and sines"
                 problems.append(self.problem(name, wrong, "give none, or start: rope"))
+        if (self.state_norm, self.attention_update, self.form) == ("unit", "off", "tensorial") and self.feed_forward:
+            wrong = "the feed-forward alone only lengthens or shortens a pair, which unit undoes"  # one factor for all
+            problems.append(self.problem("state_norm", wrong, "give none, or an attention update"))
         if self.attention_update == "off" and self.attention_norm == "unit":
             problems.append(self.problem("attention_norm", "there is no attention update", "give none, or an update"))
         if self.attention_init == "identity" and (

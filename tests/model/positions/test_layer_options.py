@@ -283,7 +283,7 @@ def test_updates_are_switched_off_beside_them(own):
     kept = model.state_dict()
     off.load_state_dict({name: kept[name] for name in off.state_dict()})
     before = model(ids).logits
-    with model.without_updates():
+    with positions_of(model, positions.without_updates(model.config)):
         assert torch.equal(model(ids).logits, off(ids).logits)
     assert torch.equal(model(ids).logits, before)
 

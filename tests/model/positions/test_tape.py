@@ -1,4 +1,4 @@
-"""``tape``: one layer's updates against DESIGN's formulas in fp64, and the promises about what is stored."""
+"""``tape``: one layer's updates against the formulas in fp64, and the promises about what is stored."""
 
 import peft
 import pytest
@@ -12,7 +12,7 @@ from tape_ds.model import positions
 from tape_ds.model.attention.attend import attend_with_weights
 from tape_ds.model.positions import registry
 from tape_ds.model.positions.tape import current
-from tests.model.helpers import HEADS, tiny_config, tiny_model, tokens
+from tests.model.helpers import HEADS, norms_in_own_dtype, tiny_config, tiny_model, tokens
 
 UPDATES = [
     "tape",
@@ -220,7 +220,13 @@ def test_every_pair_keeps_its_modulus_through_thirty_trained_layers(start, form)
     """In bf16, where what is stored is rounded in every layer: the error is that of one rounding, not of thirty."""
     angles = {"rope_parameters": tiny_config(encoding="yarn").rope_parameters} if start == "yarn" else {}
     options = {"state_norm": "unit", "form": form, "rank": 5}
-    model = tiny_model("gqa", "tape", position_options=options, num_hidden_layers=31, **angles).bfloat16()
+    model = tiny_model("gqa", "tape", position_options=options, num_hidden_layers=31, **angles).bfloat16().train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(2):
+        model(ids := tokens(2, 24), labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
     seen = []
     with torch.no_grad():
         for layer in model.model.layers:
@@ -234,6 +240,18 @@ def test_every_pair_keeps_its_modulus_through_thirty_trained_layers(start, form)
         off = (pairs.norm(dim=-2) - own.norm(dim=-2)).abs()
         assert (off <= torch.finfo(torch.bfloat16).eps * length + 1e-6).all()
     assert seen[-1][1].float().norm() > 0.2 * seen[-1][0].expand_as(seen[-1][1]).norm(), "states have turned"
+
+
+@pytest.mark.parametrize("encoding", UPDATES)
+def test_in_fp64_a_shift_of_all_positions_changes_nothing(encoding, monkeypatch):
+    """Where angles are not rounded to fp32, as RopeEncoding.start does after the shift."""
+    norms_in_own_dtype(monkeypatch)
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    model, ids = tiny_model("gqa", encoding).double(), tokens(2, 33)
+    places = torch.arange(33)[None]
+    with torch.no_grad():
+        logits, shifted = (model(ids, position_ids=places + shift).logits for shift in (0, 1000))
+    torch.testing.assert_close(logits, shifted, rtol=0, atol=1e-12)
 
 
 def test_a_state_that_stays_a_rotation_begins_as_the_llama():
@@ -266,6 +284,7 @@ def test_identity_begins_with_the_mean_over_a_group_s_own_heads(form, update):
         ({"state_norm": "unit", "start": "alibi"}, "state_norm"),
         ({"attention_norm": "unit", "start": "alibi"}, "attention_norm"),
         ({"attention_norm": "unit", "attention_update": "off"}, "attention_norm"),
+        ({"state_norm": "unit", "attention_update": "off"}, "state_norm"),
         ({"attention_init": "identity", "attention_update": "off"}, "attention_init"),
         ({"attention_init": "identity", "form": "vector"}, "attention_init"),
         ({"state_norm": "units"}, "state_norm"),

@@ -71,6 +71,11 @@ def test_claims_are_corrected_for_there_being_several():
     assert "Holm's p 1; 3 seeds cannot give a lower one than 1 here" in verdict(few, few.claims[0])
 
 
+def test_an_arm_that_diverged_is_one_of_the_claims():
+    found = study(ROPE, moved("tape", *[-1.0, -2.0] * 4), moved("other", math.nan, *[0.0] * 7)).claims
+    assert [each.p for each in found] == [2 / 256, 1.0] and found[0].p_holm == 2 * 2 / 256
+
+
 def test_what_cannot_be_compared_is_said():
     assert sentence(ROPE[:1], moved("tape", -1.0)).endswith("better than rope by 1.000 in a single run: no interval.")
     assert sentence(ROPE, rows("tape", [math.nan, 1.0])) == "tape: no verdict, a figure of seed 0 is not finite."
