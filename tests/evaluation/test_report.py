@@ -71,7 +71,7 @@ def test_columns_take_the_name_that_is_given_or_one_that_differs(tmp_path):
 
 def test_single_files_and_results_of_older_versions_are_read():
     found, _ = columns.collect(
-        [str(examples.STORED / "tape.json"), f"control={examples.STORED / 'control_norms.json'}"]
+        [str(examples.STORED / "tape.json"), f"control={examples.STORED / 'tuning_inspect_24_steps.json'}"]
     )
     assert kinds(found) == {"tape": ["run"], "control": ["run"]}
 
