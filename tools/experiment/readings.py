@@ -46,8 +46,7 @@ def read(path: Path) -> tuple[Rows, results.Result | None]:
 
 
 def _changed(model: Mapping[str, Any]) -> str:
-    """Return what was asked of another model than the run's own (RoPE scaled, updates off): such a number is not the
-    run's."""
+    """Return what scoring changed of the run's model (RoPE scaled, updates off): such a number is not the run's."""
     scaling, updates = model.get("angles"), model.get("position_updates")
     return f", {scaling}" * bool(scaling) + f", {WITHOUT_UPDATES}" * (updates == "off")
 
