@@ -172,13 +172,13 @@ class Study:
             others = [arm for arm in self.arms if self.values(arm, self.primary)]
         paired = {arm: statistics.paired(self.values(arm, self.primary), theirs) for arm in others}
         found = {arm: statistics.sample(list(each.values())) if each else None for arm, each in paired.items()}
-        tested = {arm: each for arm, each in found.items() if each is not None and each.n > 1}
         # an arm that diverged is a claim of the page as well, and one that nothing confirms
-        ps = [
-            1.0 if each.half_width is None else statistics.sign_flip(list(paired[arm].values()))
-            for arm, each in tested.items()
-        ]
-        adjusted = dict(zip(tested, zip(ps, statistics.holm(ps), strict=True), strict=True))
+        ps = {
+            arm: 1.0 if each.half_width is None else statistics.sign_flip(list(paired[arm].values()))
+            for arm, each in found.items()
+            if each is not None and each.n > 1
+        }
+        adjusted = dict(zip(ps, zip(ps.values(), statistics.holm([*ps.values()]), strict=True), strict=True))
         return [Claim(arm, paired[arm], found[arm], *adjusted.get(arm, (None, None))) for arm in others]
 
     def figures(self) -> dict[str, Any]:
