@@ -25,7 +25,7 @@ from tape_ds.parallel.ulysses import use_sequence_parallel
 from tape_ds.recipe.sections import Memory
 from tape_ds.training.memory_savings import MemorySavings
 from tests.model.helpers import VOCABULARY, gradients, tiny_model
-from tests.parallel.pairwise import cover
+from tests.parallel.covering import cover
 
 SEED = 11
 

@@ -26,7 +26,7 @@ from tape_ds.training.memory_savings import ApplyMemorySavings
 from tape_ds.training.trainer import TapeTrainer
 from tests.integration.workers.common import arguments, end
 from tests.model.helpers import randomised, tiny_config
-from tests.parallel.pairwise import cover
+from tests.parallel.covering import cover
 
 GLOBAL_BATCH = 4
 STEPS = 20
@@ -122,6 +122,7 @@ def possible(values: Mapping[str, Any]) -> bool:
 
 
 PAIRWISE = [Plan(**values) for values in cover(DIMENSIONS, possible)]
+THREE_WAY = [Plan(**values) for values in cover(DIMENSIONS, possible, strength=3)]
 PRODUCT = [
     Plan(**values)
     for values in (dict(zip(DIMENSIONS, each, strict=True)) for each in product(*DIMENSIONS.values()))
