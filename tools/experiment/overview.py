@@ -54,7 +54,7 @@ def build(root: Path = ROOT) -> str:
         "\n".join(f"- [{_title(path)}]({path.name})" for path in others),
         "**Does TAPE help?** Not by the rule that [the protocol](protocol.md) fixed before its runs. Less RoPE: a "
         "letter found from a marker +14.9 points in ten seeds (95 %: +0.1 to +29.8) and +4.0 in ten fresh ones "
-        "(-4.7 to +12.7); perplexity at eight times the trained length -7.6 in three seeds (-16.1 to +0.9); "
+        "(-4.7 to +12.7); perplexity at eight times the trained length -4.0 in five seeds (-12.3 to +4.2); "
         "addition with Abacus beyond the trained digits +0.4 points in three seeds (-0.2 to +1.1). Its updates in "
         "32 steps of extension add 0.002 to the loss (two seeds, -0.016 to +0.019).",
         "## The paper's tables and figures",
