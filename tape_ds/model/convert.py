@@ -29,13 +29,14 @@ from transformers import (
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import positions, weights
 from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.families import BAICHUAN, QWEN2, QWEN3, check_llama_shaped, read_config, rope_parameters_of
+from tape_ds.model.families import BAICHUAN, QWEN2, QWEN3, check_llama_shaped, read_config
 from tape_ds.model.families import SHAPES as SHAPES
 from tape_ds.model.filling import fill, require_exact
 from tape_ds.model.llama import TapeForCausalLM
 from tape_ds.model.name_or_path import SMOLLM2 as SMOLLM2
 from tape_ds.model.name_or_path import resolve as resolve
 from tape_ds.model.name_or_path import unpack_gguf as unpack_gguf
+from tape_ds.model.positions import trained_rope
 from tape_ds.model.reference_checkpoint import from_reference as from_reference
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,8 @@ def tape_config(source: PreTrainedConfig, **changes: Any) -> TapeConfig:
     """
     raise_if_any(check_llama_shaped(source))
     fields = {name: copy.deepcopy(value) for name, value in source.to_dict().items() if name in _LLAMA_FIELDS}
-    fields["rope_parameters"] = rope_parameters_of(source)
+    rope = trained_rope.read(source.to_dict(), source.name_or_path or source.model_type)
+    fields["rope_parameters"] = dict(rope.parameters)
     fields["qkv_bias"] = source.model_type == QWEN2
     fields["qk_norm"] = source.model_type == QWEN3
     if source.model_type == TapeConfig.model_type:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds.errors import Problem, UserError
-from tape_ds.model.positions import scaling
+from tape_ds.model.positions import scaling, trained_rope
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -71,6 +71,13 @@ def foreign(config: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) and name not in TAKEN else None
 
 
+def own_code(config: Mapping[str, Any]) -> str:
+    """Return a note on a model type of transformers whose folder names code for it; empty where there is none."""
+    if config.get("auto_map") and config.get("model_type") in SHAPES:
+        return f"; its folder's own code (auto_map) is not run: it is read as transformers' {config['model_type']}"
+    return ""
+
+
 def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
     """Return the configuration of a folder or hub id, never running code from it.
 
@@ -98,19 +105,10 @@ def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
         reason = " ".join(str(error).split())[:300]
         remedy = "give a folder saved by save_pretrained, a hub id that can be reached, or a .gguf file"
         raise UserError(Problem("model", str(source), f"no configuration could be read ({reason})", remedy)) from error
-    rope = getattr(config, "rope_parameters", None) or {}
-    if "rope_type" in rope:
-        rope.pop("type", None)  # its old name, which transformers keeps beside the new one
     if not check_llama_shaped(config):
-        config.rope_parameters = rope_parameters_of(config)
+        rope = trained_rope.read(content, str(source))
+        config.rope_parameters, config.max_position_embeddings = dict(rope.parameters), rope.native_length
     return config
-
-
-def rope_parameters_of(config: PreTrainedConfig) -> dict[str, Any]:
-    """``rope_parameters`` of a Llama-shaped configuration, complete, in this project's sense of them."""
-    if config.model_type == TAPE:
-        return dict(config.rope_parameters or {})
-    return scaling.of_transformers(config.rope_parameters or {}, config.max_position_embeddings)
 
 
 def has_llamas_names(config: PreTrainedConfig) -> bool:

@@ -15,8 +15,11 @@ import struct
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from gguf import GGUFReader
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError  # of the library that the hub's client is made with
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
@@ -24,7 +27,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 from tape_ds import storage
 from tape_ds.errors import Problem, UserError, disk_error
 from tape_ds.model import baichuan
+from tape_ds.model.families import SHAPES
 from tape_ds.model.filling import fill
+from tape_ds.model.positions import scaling
 
 SMOLLM2 = "smollm2"
 """Name of the small pretrained model that the demonstration extends."""
@@ -80,12 +85,48 @@ def _write_gguf(file: Path, folder: Path) -> None:
     # transformers refuses to save the object it made from a GGUF file: the same weights in a fresh one
     config = copy.deepcopy(loaded.config)
     del config.quantization_config
+    if config.model_type in SHAPES:
+        config.rope_parameters |= gguf_scaling(file, config.rope_parameters["rope_theta"])
     with torch.device("meta"):
         plain = type(loaded)(config)
     plain = fill(plain, loaded.state_dict(), str(file))
     plain.generation_config = loaded.generation_config
     plain.save_pretrained(folder)
     AutoTokenizer.from_pretrained(**place).save_pretrained(folder)
+
+
+def gguf_scaling(file: Path, theta: float) -> dict[str, Any]:
+    """Return the RoPE scaling that a GGUF file names, as ``rope_parameters``; transformers reads none of a Llama's.
+
+    Args:
+        file: whose fields are llama.cpp's ``rope.scaling.*``; Llama 3.1's scaling is a tensor of divisors instead.
+        theta: base frequency.
+
+    Raises:
+        UserError: divisors that are not Llama 3's.
+    """
+    reader = GGUFReader(file)
+    fields = {name.partition(".rope.scaling.")[2]: field for name, field in reader.fields.items() if ".rope." in name}
+    stated = {name: field.contents() for name, field in fields.items() if name}
+    divisors = next((tensor.data for tensor in reader.tensors if tensor.name == "rope_freqs.weight"), None)
+    if divisors is not None:
+        llama3 = {"rope_type": "llama3", "factor": float(divisors.max()), "original_max_position_embeddings": 8192}
+        llama3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        plain, scaled = (
+            scaling.frequencies({**kind, "rope_theta": theta}, 2 * len(divisors))[0]
+            for kind in ({"rope_type": "default"}, llama3)
+        )
+        if not np.allclose(plain / scaled, divisors, rtol=1e-3):
+            wrong = "its rope_freqs.weight is a scaling that is not Llama 3's"
+            raise UserError(Problem("model", str(file), wrong, "give the folder that the file was made from"))
+        return llama3
+    names = {"type": "rope_type", "original_context_length": "original_max_position_embeddings"}
+    stated = {}
+    for field, value in reader.fields.items():
+        _, found, name = field.partition(".rope.scaling.")
+        if found:
+            stated[names.get(name, name)] = value.contents()
+    return stated if stated.get("rope_type", "none") != "none" else {}
 
 
 def _is_baichuan(name_or_path: str) -> bool:

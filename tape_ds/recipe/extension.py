@@ -1,6 +1,5 @@
 """The recipe of ``extend_llama.py``: a pretrained model learns to address a longer context."""
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,10 +11,11 @@ from pydantic import Field
 
 from tape_ds.data.pose import Pose
 from tape_ds.data.sequences import Packing
-from tape_ds.errors import Problem, did_you_mean
+from tape_ds.errors import Problem, UserError, did_you_mean
 from tape_ds.fields import DERIVED, Section, rule
 from tape_ds.methods import METHODS
-from tape_ds.model.families import foreign
+from tape_ds.model.families import foreign, own_code
+from tape_ds.model.positions import scaling, trained_rope
 from tape_ds.recipe import loading, pretrained
 from tape_ds.recipe.method import MethodSection
 from tape_ds.recipe.recipe import Recipe
@@ -43,8 +43,9 @@ class ExtensionModel(Section):
     """Options of that encoding; empty: those of a model that has this encoding already, else the method's, else its
     defaults."""
     rope_parameters: dict[str, Any] = {}
-    """RoPE scaling to start from, in transformers' terms; empty: the model's own. A ``factor`` that is left
-    out, or null, is what reaches target_length. ``theta`` and the methods that train nothing set their own type."""
+    """RoPE scaling to start from, in transformers' terms; empty: the model's own type. ``rope_type: auto`` is the
+    model's own scaling where it has one, else ``yarn``. A ``factor`` that is left out, or null, is what reaches
+    target_length. ``theta`` and the methods that train nothing set their own type."""
     state_dtype: str | None = None
     """dtype of the position state between layers; null: that of the hidden states."""
     attention_backend: str = "auto"
@@ -138,7 +139,8 @@ class ExtensionRecipe(Recipe):
     def derived(cls, flat: Mapping[str, Any]) -> dict[str, Any]:
         """The window is the target; a method has its encoding, and trains that encoding's parameters if it has any."""
         target, method = flat["target_length"], METHODS[flat["method"]]
-        length = native_length(pretrained.known(flat["model"], online=False) or {}) if method.drops_rope else None
+        known = pretrained.known(flat["model"], online=False) or {}
+        length = trained_rope.native_length(known) if method.drops_rope else None
         length = min(target, length or target)
         window = flat["window"] or length
         encoding = flat["position_encoding"] or method.encoding
@@ -170,7 +172,10 @@ class ExtensionRecipe(Recipe):
         own = dict(self.method.chosen.rope_parameters)
         if self.method.theta_linear:
             own["rope_type"] = "linear"
-        return own | {name: value for name, value in self.model.rope_parameters.items() if value is not None}
+        given = {name: value for name, value in self.model.rope_parameters.items() if value is not None}
+        if "rope_type" in own and given.get("rope_type") == trained_rope.AUTO:
+            del given["rope_type"]
+        return own | given
 
     @property
     def position_options(self) -> dict[str, Any]:
@@ -192,13 +197,12 @@ class ExtensionRecipe(Recipe):
         groups = [name for name in ("position", "norms", "embeddings") if getattr(method, f"train_{name}")]
         trained = {"groups": groups, "adapters": ["adapters", *groups]}.get(trains, [trains])
         options = f" {self.position_options}" if self.position_options else ""
-        rope_parameters = self.rope_parameters or "the model's own RoPE parameters"
         packed = f"packed documents, {data.packing}" + ", attending across" * data.attend_across
         made = f"PoSE, {data.pose.chunks} chunks of one document" if data.pose.chunks > 1 else packed
         made += f"; documents below {data.min_document_tokens:,} left out" * (data.min_document_tokens > 1)
         return {
-            "model": f"{model.model}, {self._lengths()}",
-            "encoding": f"{model.position_encoding}{options} from {rope_parameters}",
+            "model": f"{model.model}, {self._lengths()}{own_code(self.native_config() or {})}",
+            "encoding": f"{model.position_encoding}{options} from {self._start()}",
             "method": f"{method.method}, training {', '.join(trained)}",
             "data": f"{weights.described(data.train_data)}: sequences of {data.window:,} tokens ({made})"
             if self.trains
@@ -223,11 +227,13 @@ class ExtensionRecipe(Recipe):
     @rule("model", "method", "target_length", "rope_parameters")
     def _model_has_the_length(self) -> Iterator[Problem]:
         """Where the native length is cheaply known; the launcher repeats it for the others. A factor is checked anyway
-        where the recipe says from how many tokens it counts."""
+        where the recipe names the tokens that it multiplies."""
+        window = self.rope_parameters.get(scaling.WINDOW)
         if (config := self.native_config()) is not None:
             yield from check_against_model(self, config)
-        elif isinstance(window := self.rope_parameters.get("original_max_position_embeddings"), int):
-            yield from _check_factor(self, window)
+        elif isinstance(window, int) and window > 0:
+            found = check_against_model(self, {"max_position_embeddings": window})
+            yield from (each for each in found if each.field == "rope_parameters.factor")
 
     @rule("method", "position_encoding", "position_options", "state_dtype")
     def _encoding(self) -> Iterator[Problem]:
@@ -246,17 +252,20 @@ class ExtensionRecipe(Recipe):
 
     @rule("method", "rope_parameters", "theta_linear")
     def _scaling(self) -> Iterator[Problem]:
-        from tape_ds.model.positions import scaling
-
         rope = self.rope_parameters
-        if not rope:
-            return
-        if "rope_type" not in rope and "factor" in rope:
-            remedy = "add rope_type: one of " + ", ".join(scaling.available())
-            yield Problem("rope_parameters", rope, "a factor without a rope_type scales nothing", remedy)
-            return
-        # what the recipe leaves out follows from the model's length, which the launcher reads from its configuration
-        yield from scaling.check(dict.fromkeys(scaling.filled_in(rope.get("rope_type", "default")), 1) | rope)
+        kind = rope.get("rope_type")
+        if kind == trained_rope.AUTO and not rope.keys() <= {"rope_type", "factor"}:
+            remedy = "remove them, or name the rope_type: one of " + ", ".join(scaling.available())
+            yield Problem("rope_parameters", rope, "auto chooses the type, and takes only a factor", remedy)
+        elif kind is not None:
+            # What is missing may be the model's own, which is looked at once its configuration is known.
+            kind = "yarn" if kind == trained_rope.AUTO else kind
+            missing = scaling.named(kind) - rope.keys()
+            yield from (
+                each
+                for each in scaling.check(dict.fromkeys(missing) | rope | {"rope_type": kind})
+                if each.field.rpartition(".")[2] not in missing
+            )
 
     def _too_short(self) -> Iterator[str]:
         """Yield a warning for the first held-out text of each local source that looks shorter than what is scored of
@@ -274,15 +283,23 @@ class ExtensionRecipe(Recipe):
                     yield f"TOO SHORT? {about}, fewer than eval_length = {length:,}: the run would be refused"
                     break
 
+    def _own_rope(self) -> trained_rope.TrainedRope | None:
+        """Return the base model's RoPE, where that is known without loading or unpacking anything."""
+        config = self.native_config()
+        return own_rope(self, config)[0] if config is not None else None
+
     def _lengths(self) -> str:
         """From the native length to the target, and what factor that is."""
-        target, config = self.model.target_length, self.native_config() or {}
-        native = native_length(config)
-        if native is None:
+        target, own = self.model.target_length, self._own_rope()
+        if own is None:
             return f"extended to {target:,} positions"
-        base = factor_base(self, config, self.rope_parameters.get("original_max_position_embeddings"), native)
-        counted = "" if base == native else f": a factor of {target / base:g} from {base:,}"
-        return f"{native:,} -> {target:,} positions, x{target / native:g}{counted}"
+        return f"{own.native_length:,} -> {target:,} positions, x{target / own.native_length:g}"
+
+    def _start(self) -> str:
+        own = self._own_rope()
+        if own is not None:
+            return trained_rope.described_change(own, self.rope_parameters, self.model.target_length)
+        return f"{self.rope_parameters or 'its own RoPE'} (the model's own RoPE is not known before the run)"
 
     @rule("eval_length", "eval_span")
     def _spans(self) -> Iterator[Problem]:
@@ -356,37 +373,42 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
 
     Args:
         recipe: as loaded.
-        model_config: a transformers configuration, or a mapping with the same names.
+        model_config: a transformers configuration, or the content of a ``config.json``.
     """
-    config = model_config if isinstance(model_config, Mapping) else vars(model_config)
-    native, target = native_length(config), recipe.model.target_length
-    if native is None:
-        found = config.get("max_position_embeddings") or config.get("n_positions")
-        remedy = "give a model whose config.json says how long its context is"
-        return [Problem("model", recipe.model.model, f"its max_position_embeddings is {found!r}", remedy)]
-    problems = []
+    config = model_config if isinstance(model_config, Mapping) else model_config.to_dict()
+    own, problems = own_rope(recipe, config)
+    if own is None:
+        return problems
+    target, native, model = recipe.model.target_length, own.native_length, recipe.model.model
     if target < native:
-        wrong = f"shorter than the {native} tokens that {recipe.model.model} has natively"
+        reached = f" ({scaling.described(own.parameters)})" if own.is_scaled else ""
+        wrong = f"shorter than the {native} tokens that {model} has natively{reached}"
         problems.append(Problem("target_length", target, wrong, f"give {native} or more"))
     if recipe.method.chosen.drops_rope:
-        problems += _check_dropped(recipe, config, native)
-    window = recipe.rope_parameters.get("original_max_position_embeddings")
-    if isinstance(window, int) and window > native:
-        wrong = f"longer than the {native} tokens that {recipe.model.model} has natively"
-        remedy = f"give {native}, or leave it out"
-        problems.append(Problem("rope_parameters.original_max_position_embeddings", window, wrong, remedy))
-        window = None
-    # a factor must reach the target from the RoPE parameters that the model has, where they are known
-    rope, own, base = recipe.rope_parameters, _own_rope_parameters(config), factor_base(recipe, config, window, native)
-    theta = rope.get("rope_theta")
-    problems += _check_factor(recipe, base)
+        return problems + list(_check_dropped(recipe, config, native))
+    change, method = recipe.rope_parameters, recipe.method
+    for problem in trained_rope.problems(own, change, target):
+        if problem.field == "rope_parameters.rope_type" and "rope_type" in method.chosen.rope_parameters:
+            remedy = f"method: {own.type}, or {problem.remedy}" if own.type in METHODS else problem.remedy
+            problem = replace(problem, field="method", value=method.method, remedy=remedy)
+        problems.append(problem)
     # a base frequency that a method is about must be larger than the model's
-    present = own["rope_theta"] if own is not None and "rope_theta" in recipe.method.chosen.rope_parameters else None
-    if present is not None and isinstance(theta, (int, float)) and theta <= present:
-        wrong = f"not larger than the rope_theta of {recipe.model.model}, {present:g}: it would reach no further"
+    theta, present = change.get("rope_theta"), own.unscaled_theta
+    if "rope_theta" in method.chosen.rope_parameters and isinstance(theta, (int, float)) and theta <= present:
+        wrong = f"not larger than the rope_theta of {model}, {present:g}: it would reach no further"
         remedy = "give a larger one, or choose another method"
         problems.append(Problem("rope_parameters.rope_theta", theta, wrong, remedy))
     return problems
+
+
+def own_rope(
+    recipe: ExtensionRecipe, config: Mapping[str, Any]
+) -> tuple[trained_rope.TrainedRope | None, list[Problem]]:
+    """Return the base model's RoPE; or None, and what keeps its configuration from being read."""
+    try:
+        return trained_rope.read(config, recipe.model.model), []
+    except UserError as error:
+        return None, error.problems
 
 
 def _check_dropped(recipe: ExtensionRecipe, config: Mapping[str, Any], native: int) -> Iterator[Problem]:
@@ -400,45 +422,6 @@ def _check_dropped(recipe: ExtensionRecipe, config: Mapping[str, Any], native: i
     if recipe.window > native:
         wrong = f"method = {name!r} trains at the {native} tokens that {recipe.model.model} has natively"
         yield Problem("window", recipe.window, wrong, f"give {native}, or less")
-
-
-def _check_factor(recipe: ExtensionRecipe, base: int) -> list[Problem]:
-    """A factor that does not reach the target from ``base`` tokens."""
-    factor, target = recipe.rope_parameters.get("factor"), recipe.model.target_length
-    if not isinstance(factor, (int, float)) or base < 1 or factor * base >= target:
-        return []
-    wrong = f"{factor:g} x {base:,} = {factor * base:,.0f} tokens do not reach target_length = {target:,}"
-    enough = math.ceil(target / base * 1000) / 1000  # rounded down it would not reach either
-    remedy = f"give {enough:.10g} or more ({target:,} / {base:,}), or leave factor out (factor: null): it follows"
-    return [Problem("rope_parameters.factor", factor, wrong, f"{remedy} from target_length")]
-
-
-def native_length(config: Mapping[str, Any]) -> int | None:
-    """Return tokens of context that a configuration has; None: it does not say."""
-    found = config.get("max_position_embeddings") or config.get("n_positions")  # GPT-J's name
-    return found if type(found) is int and found >= 1 else None
-
-
-def factor_base(recipe: ExtensionRecipe, config: Mapping[str, Any], window: Any, native: int) -> int:
-    """Return tokens that a factor of the recipe's RoPE scaling counts from: the ``window`` that it names, or what the
-    model's own RoPE parameters, where they are known, leave of its native length."""
-    if isinstance(window, int):
-        return window
-    own, rope = _own_rope_parameters(config), recipe.rope_parameters
-    if own is None:
-        return native
-    from tape_ds.model.positions import scaling
-
-    return round(scaling.window_of(own, {"rope_type": rope.get("rope_type", own["rope_type"])}, native))
-
-
-def _own_rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    own = config.get("rope_parameters")
-    if not isinstance(own, Mapping) or not {"rope_type", "rope_theta"} <= own.keys():
-        return None
-    from tape_ds.model.positions import scaling
-
-    return None if scaling.check(own) else own
 
 
 load = partial(loading.load, kind=ExtensionRecipe)

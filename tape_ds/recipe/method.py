@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from tape_ds.errors import Problem, did_you_mean
 from tape_ds.fields import DERIVED, Section, WrongValueError, rule
 from tape_ds.methods import METHODS, Method, trained
+from tape_ds.model.positions import trained_rope
 from tape_ds.parallel.layout import SEQUENCE, TENSOR
 from tape_ds.recipe import deepspeed_config
 from tape_ds.recipe.sections import learns
@@ -175,7 +176,7 @@ class MethodSection(Section):
         name, given = self.method, whole.model.rope_parameters.get("rope_type")
         own = self.chosen.rope_parameters.get("rope_type")
         own = "linear" if own is not None and self.theta_linear else own
-        if None not in (own, given) and given != own:
+        if None not in (own, given) and given not in (own, trained_rope.AUTO):
             remedy = "remove rope_parameters (where a base has them: rope_parameters: {}), or choose another method"
             yield Problem("rope_parameters.rope_type", given, f"method = {name!r} is RoPE scaling {own!r}", remedy)
 

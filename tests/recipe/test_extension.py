@@ -320,10 +320,10 @@ def test_the_length_is_checked_in_a_local_folder_and_again_by_the_launcher():
     found, _ = problems_of("--recipe", write(model="model"))
     assert "32768" in found["target_length"].wrong
     recipe = load(["--recipe", write(model="owner/name")])
-    assert check_against_model(recipe, SimpleNamespace(max_position_embeddings=8192)) == []
-    short = check_against_model(recipe, SimpleNamespace(max_position_embeddings=4096))
+    assert check_against_model(recipe, {"max_position_embeddings": 8192}) == []
+    short = check_against_model(recipe, {"max_position_embeddings": 4096})
     assert [problem.field for problem in short] == ["rope_parameters.factor"]
-    assert check_against_model(recipe, SimpleNamespace())[0].field == "model"
+    assert check_against_model(recipe, {})[0].field == "model"
 
 
 def test_a_factor_is_checked_without_the_model_where_the_recipe_says_what_it_counts_from():
@@ -357,7 +357,7 @@ def test_a_start_beyond_the_model_is_refused():
 def test_a_factor_counts_from_the_angles_that_the_model_has():
     """Of a model extended from 4k to 8k: two times more is four times what it had before."""
     own = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 4096}
-    extended = SimpleNamespace(max_position_embeddings=8192, rope_parameters=own)
+    extended = {"max_position_embeddings": 8192, "rope_parameters": own}
     for factor, fields in {2.0: ["rope_parameters.factor"], 4.0: []}.items():
         recipe = load(["--recipe", write(model="owner/name", rope_parameters={"rope_type": "yarn", "factor": factor})])
         assert [problem.field for problem in check_against_model(recipe, extended)] == fields
@@ -368,7 +368,7 @@ def test_theta_has_to_be_larger_than_it_was():
     recipe = load(["--recipe", write(model="owner/name", method="theta", rope_parameters={})])
     for theta, fields in {1e5: [], 1e6: ["rope_parameters.rope_theta"]}.items():
         own = {"rope_type": "default", "rope_theta": theta}
-        native = SimpleNamespace(max_position_embeddings=8192, rope_parameters=own)
+        native = {"max_position_embeddings": 8192, "rope_parameters": own}
         assert [problem.field for problem in check_against_model(recipe, native)] == fields
 
 
@@ -395,8 +395,8 @@ def test_the_factor_that_is_asked_for_reaches_the_target_and_may_be_left_out():
 def test_the_plan_says_what_factor_a_target_means():
     assert load(["--recipe", write()]).outline()["model"] == "smollm2, 8,192 -> 16,384 positions, x2"
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
-    shown = load(["--recipe", write(rope_parameters=rope)]).outline()["model"]
-    assert shown == "smollm2, 8,192 -> 16,384 positions, x2: a factor of 4 from 4,096"
+    shown = load(["--recipe", write(rope_parameters=rope, position_encoding="rope", train_position=False)]).outline()
+    assert shown["encoding"] == "rope from unscaled RoPE, theta 100000 -> yarn x4 from 4,096, theta 100000"
 
 
 def test_drope_trains_sequences_of_the_native_length():
@@ -415,9 +415,9 @@ def test_drope_trains_sequences_of_the_native_length():
         found = model_config.position_options(load(["--recipe", write(**fields, position_options=options)]), nowhere)
         assert found == whole
     unread = load(["--recipe", write(**fields, without=("window",), model="owner/name")])
-    (problem,) = check_against_model(unread, SimpleNamespace(max_position_embeddings=4096))
+    (problem,) = check_against_model(unread, {"max_position_embeddings": 4096})
     assert (problem.field, problem.value) == ("window", 16384) and "give 4096, or less" in problem.remedy
-    nowhere = SimpleNamespace(max_position_embeddings=8192, position_encoding="nope")
+    nowhere = {"max_position_embeddings": 8192, "position_encoding": "nope"}
     (problem,) = check_against_model(recipe, nowhere)
     assert problem.field == "method" and "no plain RoPE to drop" in problem.wrong
 

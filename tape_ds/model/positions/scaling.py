@@ -15,6 +15,8 @@ import numpy as np
 from tape_ds.errors import Problem, did_you_mean
 
 Parameters = Mapping[str, Any]
+WINDOW = "original_max_position_embeddings"
+"""The parameter that holds the context, in tokens, before scaling."""
 
 
 def available() -> list[str]:
@@ -55,62 +57,19 @@ def as_llama(parameters: Parameters, head_size: int) -> dict[str, Any] | None:
     return dict(parameters) if name in _LLAMA else None
 
 
-def extended(own: Parameters, change: Parameters, native_length: int, target_length: int) -> dict[str, Any]:
-    """``rope_parameters`` of a model that is extended: its own ones, changed.
-
-    Args:
-        own: the model's present parameters.
-        change: what the user asks for; empty keeps the model's own. Another ``rope_type`` drops what belonged to the
-            old one; the base frequency stays unless it is given.
-        native_length: the context the model was trained for, the default of ``original_max_position_embeddings``.
-        target_length: the context it shall have; a ``factor`` that a change leaves out is what reaches it from
-            :func:`window_of`, at least 1, and never less than scaling of this type has already.
-    """
-    merged = {**(own if _same_type(own, change) else {"rope_theta": own["rope_theta"]}), **change}
-    missing = filled_in(merged["rope_type"])
-    if _WINDOW in missing:
-        merged.setdefault(_WINDOW, native_length)
-    if "factor" in missing and "factor" not in change and (change or "factor" not in merged):
-        merged["factor"] = max(merged.get("factor", 1.0), target_length / window_of(own, change, native_length))
-    return merged
-
-
-def window_of(own: Parameters, change: Parameters, native_length: int) -> float:
-    """Return the context that factors count from, arguments as for :func:`extended`: the window that the change names,
-    or the native length. A model whose scaling is of this type has its own window; where its factor times that is less
-    than its native length (Llama 3.1), so much of the native length as one times the factor is."""
-    if change.get(_WINDOW) is not None:
-        return float(change[_WINDOW])
-    if not _same_type(own, change):
-        return native_length
-    return max(own.get(_WINDOW) or native_length, native_length / (own.get("factor") or 1.0))
-
-
-def _same_type(own: Parameters, change: Parameters) -> bool:
-    return bool(change.get("rope_type", own["rope_type"]) == own["rope_type"])
-
-
-def filled_in(rope_type: str) -> set[str]:
-    """Return parameters of a type that :func:`extended` fills in where nobody gives them."""
+def named(rope_type: str) -> set[str]:
+    """Return the names of a type's own parameters; none for an unknown type."""
     _, required, optional = _TYPES.get(rope_type, (None, (), ()))
-    return ({"factor"} & set(required)) | ({_WINDOW} & {*required, *optional})
+    return {*required, *optional}
 
 
-def of_transformers(parameters: Parameters, native_length: int) -> dict[str, Any]:
-    """``rope_parameters`` of one of transformers' own models, with the window that it counts from.
-
-    A window that they leave out is ``max_position_embeddings``. ``dynamic`` counts from that whatever they say:
-    transformers never reads ``original_max_position_embeddings`` there, and a model trained by it knows no other.
-
-    Args:
-        parameters: of a known type.
-        native_length: ``max_position_embeddings`` of that configuration.
-    """
-    name = parameters.get("rope_type", "default")
-    if name == _DYNAMIC:
-        return {**parameters, _WINDOW: native_length}
-    _, required, _ = _TYPES[name]
-    return {_WINDOW: native_length, **parameters} if _WINDOW in required else dict(parameters)
+def described(parameters: Parameters) -> str:
+    """Return type, factor, window and base in one line: ``yarn x2 from 8,192, theta 10000``."""
+    name, factor, window = parameters["rope_type"], parameters.get("factor"), parameters.get(WINDOW)
+    scale = "unscaled RoPE" if name == "default" else name
+    scale += f" x{factor:g}" if factor is not None else ""
+    scale += f" from {window:,}" if window is not None else ""
+    return f"{scale}, theta {parameters['rope_theta']:g}"
 
 
 def check(parameters: Parameters) -> list[Problem]:
@@ -121,7 +80,7 @@ def check(parameters: Parameters) -> list[Problem]:
     _, required, optional = _TYPES[name]
     known = {"rope_type", "rope_theta", *required, *optional}
     problems = [
-        Problem(f"rope_parameters.{key}", value, f"not a parameter of rope_type {name!r}", did_you_mean(key, known))
+        Problem(f"rope_parameters.{key}", value, f"not a parameter of rope_type {name!r}", _remedy(key, known))
         for key, value in parameters.items()
         if key not in known
     ]
@@ -134,6 +93,12 @@ def check(parameters: Parameters) -> list[Problem]:
     if not isinstance(parameters.get("truncate", True), bool):
         problems.append(Problem("rope_parameters.truncate", parameters["truncate"], "not a boolean", "true or false"))
     return problems or _check_order(parameters)
+
+
+def _remedy(key: str, known: set[str]) -> str:
+    if key == "attn_factor":  # the name is close to attention_factor, the meaning is not
+        return "attn_factor multiplies YaRN's 0.1 ln(factor) + 1: give the product as attention_factor"
+    return did_you_mean(key, known)
 
 
 def _check_number(key: str, value: Any) -> list[Problem]:
@@ -229,13 +194,12 @@ _DYNAMIC = "dynamic"
 _YARN = ("attention_factor", "beta_fast", "beta_slow", "truncate")
 _LLAMA = ("default", "linear", "yarn", "llama3")
 _BETAS = {"beta_fast": 32, "beta_slow": 1}
-_WINDOW = "original_max_position_embeddings"
 _TYPES: dict[str, tuple[Callable[[Parameters, int], tuple[np.ndarray, float]], tuple[str, ...], tuple[str, ...]]] = {
     "default": (_default, (), ()),
-    "linear": (_linear, ("factor",), (_WINDOW,)),
-    "ntk": (_ntk, ("factor",), (_WINDOW,)),
-    "dynamic": (_default, ("factor", _WINDOW), ()),  # within the window; ``rope.dynamic_frequencies`` beyond
-    "yarn": (_yarn, ("factor", _WINDOW), _YARN),
-    "yarn_revised": (_yarn_revised, ("factor", _WINDOW), _YARN),
-    "llama3": (_llama3, ("factor", _WINDOW, "low_freq_factor", "high_freq_factor"), ()),
+    "linear": (_linear, ("factor",), (WINDOW,)),
+    "ntk": (_ntk, ("factor",), (WINDOW,)),
+    "dynamic": (_default, ("factor", WINDOW), ()),  # within the window; ``rope.dynamic_frequencies`` beyond
+    "yarn": (_yarn, ("factor", WINDOW), _YARN),
+    "yarn_revised": (_yarn_revised, ("factor", WINDOW), _YARN),
+    "llama3": (_llama3, ("factor", WINDOW, "low_freq_factor", "high_freq_factor"), ()),
 }

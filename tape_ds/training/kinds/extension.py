@@ -24,8 +24,9 @@ from tape_ds.model import convert, extendable, positions
 from tape_ds.model import rows as rows_of_vocabulary
 from tape_ds.model.attention.shifted_groups import attention_span
 from tape_ds.model.distillation import Teacher
+from tape_ds.model.families import own_code
 from tape_ds.model.flops import training_flops_per_token
-from tape_ds.model.positions import scaling
+from tape_ds.model.positions import scaling, trained_rope
 from tape_ds.recipe.extension import ExtensionRecipe, check_against_model
 from tape_ds.recipe.method import targets_of
 from tape_ds.recipe.scale import check_model
@@ -102,14 +103,14 @@ class Extension(Run):
 
     def outline(self) -> dict[str, str]:
         """Model with its lengths, encoding, sequences and documents."""
-        recipe, config, rope = self.recipe, self.config, self.rope_parameters
+        recipe, config, native = self.recipe, self.config, self.native.to_dict()
         chunks, mixed = recipe.data.pose.chunks, isinstance(self.sequences, MixedSequences)
-        factor = f" x{rope['factor']:g}" if rope.get("factor") else ""
+        own, target = trained_rope.read(native, recipe.model.model), recipe.model.target_length
         return {
             "model": f"{recipe.model.model}, {self.parameter_counts[0] / 1e6:,.1f} M parameters, native context "
-            f"{self.native.max_position_embeddings:,} -> {recipe.model.target_length:,}",
-            "encoding": f"{config.position_encoding} {config.position_options or ''} from {rope['rope_type']} "
-            f"RoPE{factor}, theta {rope['rope_theta']:g}",
+            f"{self.native.max_position_embeddings:,} -> {target:,}{own_code(native)}",
+            "encoding": f"{config.position_encoding} {config.position_options or ''} from "
+            + trained_rope.described_change(own, recipe.rope_parameters, target),
             "data": ("" if mixed else f"{weights.described(recipe.data.train_data)}: ")
             + f"{self.sequences.origin}, "
             + (f"PoSE with {chunks} chunks" if chunks > 1 else f"packing {recipe.data.packing}")

@@ -139,37 +139,6 @@ def test_what_a_llama_cannot_compute_has_no_terms(name):
     assert scaling.as_llama(YARN | {"rope_type": name, "rope_theta": 1e4}, 64) is None
 
 
-def test_an_extension_keeps_what_still_holds():
-    """Another type drops what belonged to the old one; the native length is the window that factors count from."""
-    own = LLAMA3 | {"rope_theta": 5e5}
-    assert scaling.extended(own, {}, 8192, 32768) == own
-    assert scaling.extended(own, {"factor": 16.0}, 8192, 32768) == own | {"factor": 16.0}
-    changed = scaling.extended(own, {"rope_type": "dynamic", "factor": 2.0}, 4096, 32768)
-    window = {"original_max_position_embeddings": 4096}
-    assert changed == {"rope_type": "dynamic", "rope_theta": 5e5, "factor": 2.0, **window}
-    ntk = {"rope_type": "ntk", "factor": 2.0, "rope_theta": 1e4}
-    assert scaling.extended(own, ntk, 4096, 8192) == ntk | window
-    assert scaling.extended(own, {"rope_type": "default"}, 4096, 8192) == {"rope_type": "default", "rope_theta": 5e5}
-
-
-@pytest.mark.parametrize(
-    "own, native, target, factor",
-    [
-        pytest.param(YARN | {"factor": 2.0}, 4096, 8192, 4.0, id="extended before, its length says so"),
-        pytest.param(YARN | {"factor": 4.0}, 2048, 8192, 4.0, id="published with its first length"),
-        pytest.param(YARN | {"factor": 4.0}, 2048, 4096, 4.0, id="never less than it has"),
-        pytest.param({"rope_type": "linear", "factor": 4.0}, 2048, 8192, 4.0, id="no window of its own"),
-        pytest.param(LLAMA3, 131_072, 131_072, 8.0, id="llama 3.1 as it is"),
-        pytest.param(LLAMA3, 131_072, 262_144, 16.0, id="llama 3.1 twice as far"),
-    ],
-)
-def test_a_factor_left_out_reaches_the_target_from_angles_of_the_same_type(own, native, target, factor):
-    """A model extended to 16k, extended again to 32k by the same method, kept its factor: its angles ended at 16k."""
-    own = own | {"rope_theta": 1e4}
-    changed = scaling.extended(own, {"rope_type": own["rope_type"]}, native, target)
-    assert changed["factor"] == factor and changed.items() >= (own | {"factor": factor}).items()
-
-
 def test_frequencies_carry_more_than_fp32():
     """fp32 frequencies are off by a whole 4e-3 rad at position 131,072: ours come from fp64 arithmetic."""
     mine, _ = scaling.frequencies({"rope_type": "default", "rope_theta": 10_000.0}, 128)
