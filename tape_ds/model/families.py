@@ -107,7 +107,7 @@ def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
         raise UserError(Problem("model", str(source), f"no configuration could be read ({reason})", remedy)) from error
     if not check_llama_shaped(config):
         rope = trained_rope.read(content, str(source))
-        config.rope_parameters, config.max_position_embeddings = dict(rope.parameters), rope.native_length
+        config.rope_parameters, config.max_position_embeddings = rope.stated, rope.native_length
     return config
 
 

@@ -34,6 +34,8 @@ _FROM_WINDOW = ("llama3", "yarn", "yarn_revised")
 class TrainedRope:
     """The RoPE of a base model."""
 
+    name: str
+    """Of the model."""
     parameters: Parameters
     """Complete ``rope_parameters``, as :mod:`.scaling` defines them."""
     native_length: int
@@ -52,6 +54,11 @@ class TrainedRope:
     def factor(self) -> float:
         """Its factor; 1 without scaling."""
         return float(self.parameters.get("factor") or 1.0)
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """The parameters that :func:`read` reads as these again: without a window that config.json leaves open."""
+        return {key: value for key, value in self.parameters.items() if key != WINDOW or self.window is not None}
 
     @property
     def is_scaled(self) -> bool:
@@ -85,21 +92,22 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
     old_name = given.pop("type", "default")
     rope_type = given.pop("rope_type", old_name)
     theta = given.pop("rope_theta", None) or config.get("rope_theta") or _THETA
-    outer, inner = config.get(WINDOW), given.pop(WINDOW, None)
+    named = [given.pop(WINDOW, None), config.get(WINDOW)]
     if rope_type in _FROM_WINDOW:
-        window = outer or inner or length  # in the order of transformers
+        named.reverse()  # in the order of transformers
     elif rope_type == "dynamic" and config.get("model_type") not in OWN_TYPES:
-        window = length  # transformers counts from max_position_embeddings alone
-    else:
-        window = inner or outer
+        named = [length]  # transformers counts from max_position_embeddings alone
+    window = next((each for each in named if each is not None), None)
     if rope_type == "yarn":
         given = _with_attention_factor(given, length, window)
     given = {key: value for key, value in given.items() if not _without_effect(key, value)}
     parameters = {"rope_type": rope_type, "rope_theta": theta, **given}
-    if window is not None and WINDOW in scaling.named(rope_type):
+    if rope_type in _FROM_WINDOW:
+        parameters[WINDOW] = window or length  # what transformers computes with
+    elif window is not None and WINDOW in scaling.named(rope_type):
         parameters[WINDOW] = window
     raise_if_any([_of_the_file(each, config, name) for each in scaling.check(parameters)])
-    return _counted(parameters, config, length)
+    return _counted(name, parameters, window, config, length)
 
 
 def _of_the_file(found: Problem, config: Mapping[str, Any], name: str) -> Problem:
@@ -157,7 +165,7 @@ def _stated_twice(config: Mapping[str, Any]) -> list[str]:
     return sorted(key for key, values in found.items() if len(values) > 1)
 
 
-def _with_attention_factor(given: dict[str, Any], length: int, window: float) -> dict[str, Any]:
+def _with_attention_factor(given: dict[str, Any], length: int, window: Any) -> dict[str, Any]:
     """Return YaRN's parameters with the factor on attention that other names for it stand for."""
     if isinstance(window, (int, float)) and window > 0:
         given = {"factor": length / window, **given}  # transformers' default
@@ -183,13 +191,15 @@ def _without_effect(key: str, value: Any) -> bool:
     return key in _WITHOUT_EFFECT and _WITHOUT_EFFECT[key] in (None, value)
 
 
-def _counted(parameters: dict[str, Any], config: Mapping[str, Any], length: int) -> TrainedRope:
+def _counted(name: str, parameters: dict[str, Any], window: Any, config: Mapping[str, Any], length: int) -> TrainedRope:
     """Add the native length, and the window that factors count from.
 
     Published models name either the length before scaling (Vicuna, LongLoRA) or after it (deepseek-coder).
 
     Args:
+        name: of the model.
         parameters: complete but for the window of ``linear``.
+        window: what config.json names; None: nothing.
         config: where ``max_sequence_length``, which Vicuna has, is the length after scaling.
         length: ``max_position_embeddings``.
     """
@@ -199,19 +209,18 @@ def _counted(parameters: dict[str, Any], config: Mapping[str, Any], length: int)
     is_own, whole = config.get("model_type") in OWN_TYPES, config.get("max_sequence_length")
     rope_type, factor = parameters["rope_type"], parameters.get("factor") or 1.0
     if rope_type not in _STATIC:
-        return TrainedRope(parameters, length, parameters.get(WINDOW) or length, head_size)
-    window = parameters.get(WINDOW)
-    if window is None and (is_own or factor == 1 or whole == length):
-        window = length / factor
-    elif window is None and whole == factor * length:
+        return TrainedRope(name, parameters, length, window or length, head_size)
+    if window is None and (factor == 1 or whole == factor * length):
         window = length
+    elif window is None and (is_own or whole == length) and rope_type not in _FROM_WINDOW:
+        window = length / factor
     if window is None:
-        return TrainedRope(parameters, length, None, head_size)
+        return TrainedRope(name, parameters, length, None, head_size)
     native = round(factor * window) if length <= window else length
     if not is_own:
         parameters[WINDOW] = int(window) if window == int(window) else window
     # Llama 3.1 was trained further than its factor times its window: a factor counts from what that leaves.
-    return TrainedRope(parameters, native, max(window, native / factor), head_size)
+    return TrainedRope(name, parameters, native, max(window, native / factor), head_size)
 
 
 def requested_type(own: TrainedRope, change: Parameters) -> str:
@@ -273,7 +282,7 @@ def problems(own: TrainedRope, change: Parameters, target_length: int) -> Iterat
         yield Problem("rope_parameters", dict(change), "a factor without a rope_type scales nothing", remedy)
         return
     base = window or own.native_length
-    if window is None and factor is None and target_length > own.native_length:
+    if window is None and target_length > own.native_length and (factor is None or own.type in _FROM_WINDOW):
         yield _which_length(own, target_length, trained)
     elif isinstance(factor, (int, float)) and kind == own.type and factor < own.factor:
         yield Problem("rope_parameters.factor", factor, trained, f"give {own.factor:g} or more, or leave it out")
@@ -291,6 +300,10 @@ def _which_length(own: TrainedRope, target_length: int, trained: str) -> Problem
     """Return the question that config.json leaves open, with both readings."""
     length, before = own.native_length, own.native_length / own.factor
     wrong = f"{trained}; config.json leaves open whether max_position_embeddings = {length:,} is before or after that"
+    if own.type in _FROM_WINDOW:  # the angles themselves depend on the answer
+        remedy = f"write {WINDOW} into the model's config.json: {before:.10g} if the model reaches {length:,} tokens, "
+        remedy += f"or {length}, which transformers computes with, if it reaches {own.factor * length:,.0f}"
+        return Problem("model", own.name, wrong, remedy)
     first = f"{before:.10g} if the model reaches {length:,} tokens, as deepseek-coder"
     second = f"{length} if it reaches {own.factor * length:,.0f}, as Vicuna"
     factors = f"{target_length / before:.4g} or {max(own.factor, target_length / length):.4g}"

@@ -74,12 +74,17 @@ class Extension(Run):
         return dict(self.config.rope_parameters or {})
 
     @property
+    def own_rope(self) -> trained_rope.TrainedRope:
+        """The base model's RoPE."""
+        return trained_rope.read(self.native.to_dict(), self.recipe.model.model)
+
+    @property
     def variants(self) -> dict[str, dict[str, Any] | None]:
         """What is measured before training: the base model, and RoPE scaling without training where they differ. A
         base with another encoding than RoPE is scored as it starts, which is untouched where nothing was changed."""
         if not self.recipe.evaluation.eval_before:
             return {}
-        own, extended = dict(self.native.rope_parameters), self.rope_parameters
+        own, extended = dict(self.own_rope.parameters), self.rope_parameters
         same = scaling.same(own, extended, self.config.head_dim)
         if not positions.is_plain(self.native):
             native, config = self.native, self.config
@@ -105,12 +110,12 @@ class Extension(Run):
         """Model with its lengths, encoding, sequences and documents."""
         recipe, config, native = self.recipe, self.config, self.native.to_dict()
         chunks, mixed = recipe.data.pose.chunks, isinstance(self.sequences, MixedSequences)
-        own, target = trained_rope.read(native, recipe.model.model), recipe.model.target_length
+        target = recipe.model.target_length
         return {
             "model": f"{recipe.model.model}, {self.parameter_counts[0] / 1e6:,.1f} M parameters, native context "
             f"{self.native.max_position_embeddings:,} -> {target:,}{own_code(native)}",
             "encoding": f"{config.position_encoding} {config.position_options or ''} from "
-            + trained_rope.described_change(own, recipe.rope_parameters, target),
+            + trained_rope.described_change(self.own_rope, recipe.rope_parameters, target),
             "data": ("" if mixed else f"{weights.described(recipe.data.train_data)}: ")
             + f"{self.sequences.origin}, "
             + (f"PoSE with {chunks} chunks" if chunks > 1 else f"packing {recipe.data.packing}")

@@ -55,6 +55,7 @@ BASES = {
         64,
         16,
     ),
+    "yarn, open": ({"rope_type": "yarn", "factor": 4.0}, {"max_position_embeddings": 16384}, 16384, None),
     "llama3": (
         {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192, **LLAMA3},
         {"max_position_embeddings": 131072, "rope_theta": 5e5},
@@ -223,6 +224,16 @@ def test_the_length_that_config_json_leaves_open_is_asked_for(window, factor):
     assert not list(trained_rope.problems(rope, {"rope_type": "linear"}, 16384))  # nothing to extend
 
 
+def test_yarn_without_a_window_is_asked_for_in_config_json():
+    """transformers takes max_position_embeddings; every frequency depends on it, so no recipe may name another."""
+    rope = own("yarn, open")
+    assert rope.parameters[scaling.WINDOW] == 16384
+    (problem,) = trained_rope.problems(rope, {"rope_type": "yarn"}, 32768)
+    assert "config.json" in problem.remedy and "4096" in problem.remedy and "16384" in problem.remedy
+    answered = trained_rope.read({**content("yarn, open"), scaling.WINDOW: 4096}, "answered")
+    assert trained_rope.extended(answered, {}, 32768)["factor"] == 8.0
+
+
 @pytest.mark.parametrize(
     "name, change, field",
     [
@@ -303,4 +314,4 @@ def test_a_setting_of_config_json_that_is_not_known_is_named(change, word):
 
 @pytest.mark.parametrize("harmless", [{"rope_condense_ratio": 1}, {"properties": 3}, {"attention_dropout": 0.1}])
 def test_a_setting_without_effect_is_none(harmless):
-    assert trained_rope.read({**content("llama3"), **harmless}, "model") == own("llama3")
+    assert trained_rope.read({**content("llama3"), **harmless}, "llama3") == own("llama3")
