@@ -130,18 +130,13 @@ def _unreadable(config: Mapping[str, Any], stated: Any, length: int | None) -> I
     """Yield what is wrong and a remedy, for settings that no value of :mod:`.scaling` stands for."""
     if length is None:
         found = config.get("max_position_embeddings") or config.get("n_positions")
-        yield (
-            f"its max_position_embeddings is {found!r}",
-            "give a model whose config.json says how long its context is",
-        )
+        yield f"its max_position_embeddings is {found!r}", "give a model whose config.json has its context length"
     if not isinstance(stated, Mapping):
         yield f"its config.json has rope_scaling = {stated!r}, which is no mapping", "correct config.json"
     elif any(isinstance(value, Mapping) for value in stated.values()):
         yield "its config.json has a RoPE for each kind of layer", "give a model with one RoPE for all layers"
-    twice = _stated_twice(config)
-    if twice:
-        wrong = f"its config.json has two values of {', '.join(twice)}"
-        yield wrong, "keep the one that the weights were trained with"
+    if twice := _stated_twice(config):
+        yield f"its config.json has two values of {', '.join(twice)}", "keep what the weights were trained with"
     if config.get("n_positions") is not None:  # a GPT-J has fields of its own for the columns that it rotates
         return
     for key, value in config.items():
