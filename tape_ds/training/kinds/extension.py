@@ -114,7 +114,8 @@ class Extension(Run):
         return {
             "model": f"{recipe.model.model}, {self.parameter_counts[0] / 1e6:,.1f} M parameters, native context "
             f"{self.native.max_position_embeddings:,} -> {target:,}{own_code(native)}",
-            "encoding": f"{config.position_encoding} {config.position_options or ''} from "
+            "encoding": f"{config.position_encoding} {config.position_options or ''}".rstrip()
+            + " from "
             + trained_rope.described_change(self.own_rope, recipe.rope_parameters, target),
             "data": ("" if mixed else f"{weights.described(recipe.data.train_data)}: ")
             + f"{self.sequences.origin}, "
