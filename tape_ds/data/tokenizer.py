@@ -139,6 +139,21 @@ def without_end(ids: list[int], tokenizer: "PreTrainedTokenizerBase") -> list[in
     return ids[:-1] if ended else ids
 
 
+def bos_note(tokenizer: "PreTrainedTokenizerBase", config: Any) -> dict[str, str]:
+    """Return a line for a run's outline where a Llama's tokenizer begins no text with the BOS that the model knows.
+
+    transformers 5 reads a ``tokenizer.model`` so unless tokenizer_config.json has ``add_bos_token``; a tokenizer.json
+    has decided it, and other families begin texts without.
+    """
+    read = type(tokenizer).__name__.startswith(("LlamaTokenizer", "CodeLlamaTokenizer")) and tokenizer.init_kwargs
+    decided = not read or not read.get("vocab_file") or "add_bos_token" in read
+    begin = tokenizer.bos_token_id
+    if decided or begin is None or begin != config.bos_token_id or tokenizer("a")["input_ids"][:1] == [begin]:
+        return {}
+    remedy = "if the model was trained with it, write add_bos_token: true into its tokenizer_config.json"
+    return {"BOS": f"the tokenizer puts no {tokenizer.bos_token} before a text; {remedy}"}
+
+
 def sample(sources: Sequence[Source], max_characters: int) -> Iterator[str]:
     """Texts from all over the data, ``max_characters`` together at most, the same ones every time.
 

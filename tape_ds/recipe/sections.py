@@ -33,7 +33,8 @@ class Memory(Section):
     """Let CUDA's allocator grow its segments, which keeps memory from breaking into pieces that nothing fits into; an
     allocator that the environment configures is left alone."""
     force: bool = False
-    """Start although more memory would be needed than the GPUs have, as far as that can be foreseen."""
+    """Start although more memory would be needed than the GPUs have, as far as that can be foreseen; fine-tune on texts
+    that are longer than the model's native length, although its RoPE has no scaling for them."""
 
     allow_cpu: bool = False
     """Train on a CPU what is refused there: a model of more than a billion parameters, or a run for which the launcher

@@ -52,6 +52,8 @@ COMPUTING = (
     *("bitsandbytes", "triton"),
 )
 """Packages another version of which may compute other numbers."""
+DATE = "chat_date"
+"""What a chat template is given for today: the day of the run's first start."""
 COMMIT = "code.commit"
 """Of this repository's checkout: a difference is said, and refuses nothing, since most commits change no number."""
 
@@ -67,11 +69,12 @@ class Difference:
     @property
     def riskless(self) -> bool:
         """Whether ``resume_anyway`` may pass over it. A checkpoint that knows of no ``position_weight_decay`` is older
-        than the group of position parameters: its optimizer's state would not fit."""
+        than the group of position parameters: its optimizer's state would not fit. One without the date, which is
+        resumed with its own, is older than that."""
         kind, _, rest = self.name.partition(".")
         if rest == "position_weight_decay" and self.saved is None:
             return False
-        return kind == "code" or (kind == "recipe" and rest in RISKLESS)
+        return kind == "code" or self.name == DATE or (kind == "recipe" and rest in RISKLESS)
 
     def __str__(self) -> str:
         return f"{self.name} was {_shown(self.saved)} and is {_shown(self.now)}"

@@ -71,19 +71,24 @@ def untouched(native: PreTrainedConfig, attention_backend: str) -> Config:
     return extendable.configure(native, attention_backend=attention_backend, **encoding)
 
 
-def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig) -> Config:
-    """Return the model as it is, for sequences that may be longer than it was made for.
+def finetuned(recipe: FinetuningRecipe, native: PreTrainedConfig, longest: int | None = None) -> Config:
+    """Return the model as it is, for texts that may be longer than it was made for.
 
-    It keeps its encoding and its RoPE parameters. ``max_position_embeddings`` becomes the sequences' length where that
-    is longer, which is what it addresses from then on (randpe draws positions for so many); an encoding that is used
-    differently at that length, as ``yarn`` is, is so trained.
+    It keeps its encoding and its RoPE parameters. ``max_position_embeddings`` becomes the length of the longest text
+    where that is longer, which is what it addresses from then on (randpe draws positions for so many); an encoding that
+    is used differently at that length, as ``yarn`` is, is so trained.
+
+    Args:
+        recipe: checked.
+        native: the base model's.
+        longest: tokens of the longest text; None: not known yet, as many as the recipe allows.
 
     Raises:
-        UserError: its options forbid sequences of that length.
+        UserError: its options forbid texts of that length.
     """
     from tape_ds.model import extendable
 
-    length = max(recipe.data.max_tokens, native.max_position_embeddings)
+    length = max(longest or recipe.data.max_tokens, native.max_position_embeddings)
     changes = {"max_position_embeddings": length, "attention_backend": recipe.model.attention_backend}
     changes |= {} if native.model_type == TAPE else {"position_encoding": PLAIN}
     config = extendable.configure(native, **changes)

@@ -3,10 +3,13 @@ another.
 
 ``jsonl``, ``parquet`` and ``hub`` have such columns; ``stdlib`` stands for conversations that are made on the spot
 (:mod:`.made`). Nothing of a row is passed over in silence: a turn with another key that holds something (a tool's
-calls, a weight), or in another form, is refused with its place.
+calls, a weight), or in another form, is refused with its place, and so is a row with another column that would change
+what is learnt. The other columns are named before the run.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from tape_ds import storage
@@ -21,13 +24,38 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 ASSISTANT = "assistant"
 """Whose turns are learnt."""
 
+TOOLS = "tools"
+"""The column of the tools that the assistant may call: JSON schemas, as a list or as its JSON."""
+
 Conversation = list[dict[str, str]]
 """Turns of ``role`` and ``content``."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A conversation, and the other columns of its row that hold something."""
+
+    name: str
+    turns: Conversation
+    tools: list[dict[str, Any]] | None
+    others: Mapping[str, Any]
+
 
 TooLong = Literal["cut", "leave_out"]
 """What becomes of a conversation of more than ``max_tokens``: it loses its end, or it is left out."""
 
 _OTHER_FORM = "write each turn as {role, content}"
+_CALLS = "rename it to tools, a list of JSON schemas: jq -c '.tools = .{0} | del(.{0})'"
+_SYSTEM = "make it the first turn: jq -c '.{1} = [{{role: \"system\", content: .{0}}}] + .{1} | del(.{0})'"
+_WITHOUT = "remove the column, or the rows in which it holds something"
+_REFUSED = {
+    **dict.fromkeys(("functions", "function_definitions", "tool_defs", "tool_definitions", "available_tools"), _CALLS),
+    **dict.fromkeys(("system", "system_prompt", "system_message"), _SYSTEM),
+    **dict.fromkeys(("documents", "chat_template", "chat_template_kwargs", "enable_thinking"), _WITHOUT),
+    **dict.fromkeys(("reasoning_effort", "weight", "weights", "image", "images"), _WITHOUT),
+    **dict.fromkeys(("video", "videos", "audio", "audios"), _WITHOUT),
+}
+"""Columns that change what is learnt from a conversation wherever they hold something, each with the remedy."""
 _SHAREGPT = (
     "rename them, from to role (human: user, gpt: assistant) and value to content: "
     'jq -c \'.messages = [.conversations[] | {role: ({human: "user", gpt: "assistant"}[.from] // .from), '
@@ -82,21 +110,27 @@ def fingerprint(source: Source, split: str) -> str:
     return made.fingerprint(split) if isinstance(source, StandardLibrary) else source.fingerprint()
 
 
-def read(source: Source, split: str) -> Iterator[tuple[str, Conversation]]:
-    """(name, conversation) of every row, in a fixed order.
+def read(source: Source, split: str) -> Iterator[Row]:
+    """Every row, in a fixed order.
 
     Raises:
-        UserError: a row that holds none, named by its place.
+        UserError: a row that holds no conversation, or more than is read, named by its place.
     """
     if isinstance(source, StandardLibrary):
-        yield from made.conversations(split)
+        yield from (Row(name, turns, None, {}) for name, turns in made.conversations(split))
         return
     assert isinstance(source, RowSource), "checked with the recipe"
-    for name, value in source.values(split):
-        if (wrong := _wrong(value)) is not None:
+    for name, row in source.rows(split):
+        others = {key: value for key, value in row.items() if key != source.column and _holds(value)}
+        turns: Any = row.get(source.column)
+        wrong = _wrong(turns) or _wrong_others(others, turns, source.column)
+        try:
+            tools = _schemas(others.pop(TOOLS, None))
+        except (ValueError, RecursionError) as error:
+            wrong = f"tools is not a list of JSON schemas ({error})", "write a list of mappings, or the JSON of one"
+        if wrong is not None:
             raise UserError(source.problem(f"{name}: {wrong[0]}", wrong[1]))
-        # what stands in other rows alone is null in this one, as parquet and the hub give it
-        yield name, [{"role": turn["role"], "content": turn["content"]} for turn in value]
+        yield Row(name, [{"role": turn["role"], "content": turn["content"]} for turn in turns], tools, others)
 
 
 _COLUMNS = ("jsonl", "parquet", "hub")
@@ -110,6 +144,39 @@ def _first(source: Source) -> list[Problem]:
     except UserError as error:
         return error.problems
     return [] if first is not None else [source.problem("it has no rows", "give a file with a conversation a row")]
+
+
+def _holds(value: Any) -> bool:
+    return value not in (None, "", [], {})
+
+
+def _schemas(given: Any) -> list[dict[str, Any]] | None:
+    """Return a row's tools, None where it has none; published data have them as a list, as JSON, or as a list of JSON.
+
+    Raises:
+        ValueError: they are something else.
+    """
+    found = json.loads(given) if isinstance(given, str) else given
+    found = (
+        [json.loads(each) if isinstance(each, str) else each for each in found] if isinstance(found, list) else found
+    )
+    if not found:
+        return None
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise ValueError(f"it holds {str(found)[:60]}")
+    if not storage.is_utf8(json.dumps(found, ensure_ascii=False)):
+        raise ValueError("it is no Unicode text")
+    return found
+
+
+def _wrong_others(others: Mapping[str, Any], turns: Conversation, column: str) -> tuple[str, str] | None:
+    """Return what is wrong with the other columns of a row, and the remedy; None: nothing."""
+    for key in sorted(others.keys() & _REFUSED.keys()):
+        neutral = key == "weight" and others[key] == 1
+        repeated = _REFUSED[key] == _SYSTEM and any(others[key] == turn["content"] for turn in turns)
+        if not neutral and not repeated:
+            return f"the column {key} holds something, and nothing here reads it", _REFUSED[key].format(key, column)
+    return None
 
 
 def _wrong(value: Any) -> tuple[str, str] | None:

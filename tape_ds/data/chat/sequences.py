@@ -6,8 +6,10 @@ changes only the second.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,9 +17,9 @@ import numpy as np
 import torch
 
 from tape_ds.data import cache, packing
-from tape_ds.data.chat import conversations
-from tape_ds.data.chat.conversations import TooLong
-from tape_ds.data.chat.template import UnfitTemplateError, encoded
+from tape_ds.data.chat import conversations, template
+from tape_ds.data.chat.conversations import COLUMN, TooLong
+from tape_ds.data.chat.template import UnfitTemplateError
 from tape_ds.data.dataset import item
 from tape_ds.data.scrolls.sequences import AnswerSequences
 from tape_ds.data.selection import spread, token_counts
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Part of every key: raise it when the code below gives other output for the same input.
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,11 @@ class Chosen:
     max_tokens: int
     cut: CutConversations
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens that are taken of each, int64 [k]."""
+        return np.minimum(token_counts(self.conversations)[self.numbers], self.max_tokens)
+
     def spread(self, count: int | None = None) -> Iterator[np.ndarray]:
         """``count`` of them, evenly spread over all, or all: each [n, 2], n <= ``max_tokens``, its token ids, and 1
         where a token is a target."""
@@ -83,6 +90,7 @@ def rendered(
     tokenizer: "PreTrainedTokenizerBase",
     split: str,
     cache_dir: str | Path,
+    day: date,
 ) -> "datasets.Dataset":
     """Return every conversation behind ``specs``, in their order; each spec has a cache folder of its own.
 
@@ -91,11 +99,13 @@ def rendered(
         tokenizer: with a chat template.
         split: ``"train"`` or ``"heldout"``.
         cache_dir: made if it is not there.
+        day: the date for a template that writes one.
 
     Returns:
-        Rows ``{name: string, input_ids: list<int32>, targets: list<int8>, first: int32}``: ``targets`` is 1 for tokens
-        of the assistant, ``first`` the place of the first of them, -1 where there is none. A conversation's first token
-        is never one: nothing predicts it.
+        Rows ``{name: string, input_ids: list<int32>, targets: list<int8>, first: int32, ends: list<int32>, tools: bool,
+        unread: list<string>}``: ``targets`` is 1 for tokens of the assistant, ``first`` the place of the first of them,
+        -1 where there is none, ``ends`` what ends each answer (:func:`tape_ds.data.chat.template.ends`), ``unread`` the
+        names of the row's other columns. A conversation's first token is never a target: nothing predicts it.
 
     Raises:
         UserError: the data, or a template that does not render them so that answers can be told apart.
@@ -103,37 +113,61 @@ def rendered(
     from datasets import Features, List, Value, concatenate_datasets
 
     columns = {"name": Value("string"), "input_ids": List(Value("int32")), "targets": List(Value("int8"))}
-    features = Features({**columns, "first": Value("int32")})
-    template = tokenizer.get_chat_template()
+    columns |= {"first": Value("int32"), "ends": List(Value("int32"))}
+    features = Features({**columns, "tools": Value("bool"), "unread": List(Value("string"))})
+    text = tokenizer.chat_template
+    dated = {"day": day.isoformat()} if template.is_dated(tokenizer) else {}
     field, identity = packing.FIELD_OF[split], packing.tokenizer_fingerprint(tokenizer)
     parts = []
     for source in [conversations.parse(spec, field) for spec in specs]:
         data = conversations.fingerprint(source, split)
-        key = cache.key("chat", format=FORMAT, data=data, split=split, tokenizer=identity, template=template)
+        key = cache.key("chat", format=FORMAT, data=data, split=split, tokenizer=identity, template=text, **dated)
 
         def rows(source: conversations.Source = source) -> Iterator[dict[str, Any]]:
             none = source.problem("it has no rows", "give data with a conversation a row")
-            return packing.some(_rendered_rows(source, split, tokenizer), none)
+            return packing.some(_rendered_rows(source, split, tokenizer, day), none)
 
         parts.append(packing.cached(Path(cache_dir), key, features, rows))
     return concatenate_datasets(parts)
 
 
 def _rendered_rows(
-    source: conversations.Source, split: str, tokenizer: "PreTrainedTokenizerBase"
+    source: conversations.Source, split: str, tokenizer: "PreTrainedTokenizerBase", day: date
 ) -> Iterator[dict[str, Any]]:
-    for name, conversation in conversations.read(source, split):
+    read = template.variables(tokenizer) - {COLUMN}
+    for row in conversations.read(source, split):
+        if changing := sorted(row.others.keys() & read):
+            wrong = f"{row.name}: the chat template reads {', '.join(changing)}, which nothing here passes on"
+            raise UserError(source.problem(wrong, "remove the column, or rename it if it means something else"))
         try:
-            ids, targets = encoded(conversation, tokenizer)
+            ids, targets = template.encoded(row.turns, tokenizer, row.tools, day)
         except UnfitTemplateError as error:
-            remedy = (
-                "mend the template, give one with {% generation %} marks around what the assistant writes "
-                "(--chat_template FILE), or other data"
-            )
-            raise UserError(source.problem(f"{name}: {error}", remedy)) from error
+            raise UserError(source.problem(f"{row.name}: {error}", error.remedy)) from error
         targets[:1] = False
-        first = int(targets.argmax()) if targets.any() else -1
-        yield {"name": name, "input_ids": ids, "targets": targets.astype(np.int8), "first": first}
+        yield {
+            "name": row.name,
+            "input_ids": ids,
+            "targets": targets.astype(np.int8),
+            "first": int(targets.argmax()) if targets.any() else -1,
+            "ends": template.ends(ids, targets, tokenizer),
+            "tools": row.tools is not None,
+            "unread": sorted(row.others),
+        }
+
+
+def ends(conversations: "datasets.Dataset") -> Counter[int]:
+    """Return how many answers of ``conversations``, of :func:`rendered`, end with which token."""
+    import pyarrow.compute
+
+    found = pyarrow.compute.value_counts(pyarrow.compute.list_flatten(conversations.data.column("ends")))
+    return Counter({each["values"]: each["counts"] for each in found.to_pylist()})
+
+
+def unread(conversations: "datasets.Dataset") -> list[str]:
+    """Return the columns besides ``conversations``, of :func:`rendered`, that were not read."""
+    import pyarrow.compute
+
+    return sorted(pyarrow.compute.unique(pyarrow.compute.list_flatten(conversations.data.column("unread"))).to_pylist())
 
 
 def held_out(count: int, share: float) -> np.ndarray:

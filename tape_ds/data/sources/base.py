@@ -113,8 +113,8 @@ class RowSource(Source):
     column: str
 
     @abstractmethod
-    def values(self, split: str) -> Iterator[tuple[str, Any]]:
-        """(name of the row, what stands in the column) of every row, in a fixed order.
+    def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(name of the row, all its columns) of every row, in a fixed order.
 
         Raises:
             UserError: the data cannot be read.
@@ -158,6 +158,13 @@ OTHER_TOKENIZER = (
     "prepare the text anew with this model's tokenizer, or give the model the tokenizer it was made with",
 )
 """What is wrong with such data, and the remedy."""
+
+
+def without_nulls(value: Any) -> Any:
+    """Return what Arrow read without the keys that are null, at every depth: it gives each row the keys of all."""
+    if isinstance(value, dict):
+        return {key: without_nulls(each) for key, each in value.items() if each is not None}
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def file_identity(path: Path) -> str:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from tape_ds import paths, storage
 from tape_ds.data.sources import opening
-from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard, file_identity
+from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard, file_identity, without_nulls
 from tape_ds.data.sources.opening import File
 from tape_ds.errors import Problem, UserError, did_you_mean
 
@@ -94,24 +94,25 @@ class _Files(RowSource):
         """Column names from the head of ``file``; None where the kind has none or the file is empty."""
 
     @abstractmethod
-    def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
-        """(name, value of the column) of every row of one file."""
+    def _rows(self, name: str, file: File, whole: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(name, row) of every row of one file; only the column of the documents is needed unless ``whole``."""
 
-    def values(self, split: str) -> Iterator[tuple[str, Any]]:
-        """Of all files, whatever the values are."""
+    def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Rows of all files."""
         for name, file in self.files().items():
-            yield from self._guarded(name, file)
+            yield from self._guarded(name, file, whole=True)
 
     def shards(self, split: str) -> list[Shard]:
         """Return a shard for each file."""
         return [Shard(name, partial(self._shard, name, file)) for name, file in self.files().items()]
 
     def _shard(self, name: str, file: File) -> Iterator[Document]:
-        return (self.document(place, value) for place, value in self._guarded(name, file))
+        rows = self._guarded(name, file, whole=False)
+        return (self.document(place, row.get(self.column)) for place, row in rows)
 
-    def _guarded(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
+    def _guarded(self, name: str, file: File, *, whole: bool) -> Iterator[tuple[str, dict[str, Any]]]:
         remedy = _CONNECT if self.remote else _REPAIR
-        return self.reading(self._values(name, file), f"{name} cannot be read", remedy)
+        return self.reading(self._rows(name, file, whole), f"{name} cannot be read", remedy)
 
     def fingerprint(self) -> str:
         """Return names, column and the identity of each file's contents (:func:`file_identity`).
@@ -148,7 +149,7 @@ class TextFiles(_Files):
             stream.read(1)
         return None
 
-    def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
+    def _rows(self, name: str, file: File, whole: bool) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the whole file, decoded strictly: a replacement character would train on damaged text."""
         with file.open() as stream:
             raw = stream.read()
@@ -157,7 +158,7 @@ class TextFiles(_Files):
         except UnicodeDecodeError as error:
             wrong = f"{name} is not UTF-8 (byte {error.start})"
             raise UserError(self.problem(wrong, "convert it, for example with iconv -t utf-8")) from error
-        yield name, text
+        yield name, {self.column: text}
 
 
 class JsonLines(_Files):
@@ -190,11 +191,9 @@ class JsonLines(_Files):
     def _columns(self, file: File) -> list[str] | None:
         return next((list(record) for _, record in self._records(Path(file.path).name, file)), None)
 
-    def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
-        """Yield one document per line, named ``file:line``."""
-        for place, record in self._records(name, file):
-            if self._wanted(record, place):
-                yield place, record.get(self.column)
+    def _rows(self, name: str, file: File, whole: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield a row per line, named ``file:line``."""
+        return ((place, record) for place, record in self._records(name, file) if self._wanted(record, place))
 
     def _records(self, name: str, file: File) -> Iterator[tuple[str, dict]]:
         """(place, object) of every line that is not blank."""
@@ -227,7 +226,7 @@ class JsonLines(_Files):
 
 
 class ParquetFiles(_Files):
-    """``parquet:GLOB#field``: one document per row; only that column is read."""
+    """``parquet:GLOB#field``: one document per row."""
 
     kind = "parquet"
     form = "parquet:GLOB#field"
@@ -238,14 +237,14 @@ class ParquetFiles(_Files):
         with file.open() as stream:
             return list(pyarrow.parquet.read_schema(stream).names)
 
-    def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
-        """Yield one document per row, named ``file:row`` (rows count from 0)."""
+    def _rows(self, name: str, file: File, whole: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the rows, named ``file:row`` (rows count from 0)."""
         import pyarrow.parquet
 
         with file.open() as stream, pyarrow.parquet.ParquetFile(stream) as table:
             if self.column not in table.schema_arrow.names:  # of a file that was not peeked into
                 raise UserError(self._without_column(name, table.schema_arrow.names))
-            batches = table.iter_batches(batch_size=256, columns=[self.column])
-            values = (value for batch in batches for value in batch.column(0).to_pylist())
-            for row, value in enumerate(values):
-                yield f"{name}:{row}", value
+            batches = table.iter_batches(batch_size=256, columns=None if whole else [self.column])
+            rows = (row for batch in batches for row in batch.to_pylist())
+            for number, row in enumerate(rows):
+                yield f"{name}:{number}", without_nulls(row) if whole else row

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard
+from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard, without_nulls
 from tape_ds.errors import Problem, UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -75,26 +75,29 @@ class HubDataset(RowSource):
         whole, place = self._open(split)
         return self._read(whole, 1, 0, place)
 
-    def values(self, split: str) -> Iterator[tuple[str, Any]]:
-        """Of the streamed rows, named as the documents are."""
+    def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Streamed rows, named as the documents are."""
         whole, place = self._open(split)
-        return self._rows(whole, 1, 0, place)
+        return ((name, without_nulls(row)) for name, row in self._rows(whole, 1, 0, place))
 
     def _read(self, whole: "IterableDataset", count: int, index: int, place: str) -> Iterator[Document]:
         """As :meth:`_rows`, each a text."""
-        return (self.document(name, value) for name, value in self._rows(whole, count, index, place))
+        rows = self._rows(whole, count, index, place, [self.column])
+        return (self.document(name, row[self.column]) for name, row in rows)
 
-    def _rows(self, whole: "IterableDataset", count: int, index: int, place: str) -> Iterator[tuple[str, Any]]:
-        """Part ``index`` of ``count`` of the dataset, at most ``[:N]`` rows of it."""
+    def _rows(
+        self, whole: "IterableDataset", count: int, index: int, place: str, columns: list[str] | None = None
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Part ``index`` of ``count`` of the dataset, at most ``[:N]`` rows of it, with all columns or some."""
         # a new object for each reading: one of the library's holds its place, which two readings would share
         rows = whole.shard(num_shards=count, index=index)
         remedy = "check the network; a run resumes from its newest checkpoint"
-        values = self.reading(self._values(rows), f"{place}: the stream broke off", remedy)
-        for number, value in enumerate(islice(values, self.first)):
-            yield f"{place}:{number}", value
+        found = self.reading(self._records(rows, columns), f"{place}: the stream broke off", remedy)
+        for number, row in enumerate(islice(found, self.first)):
+            yield f"{place}:{number}", row
 
-    def _values(self, rows: "IterableDataset") -> Iterator[object]:
-        """Yield the text column, row by row; as Arrow, so that the other columns never become Python's.
+    def _records(self, rows: "IterableDataset", columns: list[str] | None) -> Iterator[dict[str, Any]]:
+        """Yield the rows; as Arrow, so that columns that are not asked for never become Python's.
 
         Read by ``iter(batch_size)``: plain iteration inside a DataLoader's worker would hand each worker a part of the
         rows, and what a shard holds must not depend on who reads it.
@@ -103,7 +106,7 @@ class HubDataset(RowSource):
             if self.column not in batch.column_names:
                 wrong = f"the dataset has no column {self.column!r}"
                 raise UserError(self.problem(wrong, f"add #field: {did_you_mean(self.column, batch.column_names)}"))
-            yield from batch.column(self.column).to_pylist()
+            yield from (batch if columns is None else batch.select(columns)).to_pylist()
 
     def _open(self, split: str) -> tuple["IterableDataset", str]:
         """Return the dataset and the place its documents are named by."""

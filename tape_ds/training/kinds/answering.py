@@ -8,9 +8,11 @@ import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
@@ -72,11 +74,31 @@ def read_scores(path: Path) -> dict[str, AnswerLoss]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tokenized:
+    """What a run reads of its data."""
+
+    sequences: Dataset
+    """Those that are trained on."""
+    lengths: np.ndarray
+    """Tokens of each text in them, int64 [n]: of sequences, or of the conversations that share them."""
+    asked: list[Asked]
+    """Held-out prompts with their answers."""
+    cut: Mapping[str, Cut]
+    """What did not fit, by split."""
+    ends: tuple[int, ...]
+    """Tokens that end an answer."""
+    notes: Mapping[str, str]
+    """Further lines of the outline."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finetuning(Run):
     """A run that fine-tunes a whole model on answers."""
 
     SERVING: ClassVar[type[AnswerSequences]] = AnswerSequences
     """Serves the sequences that :meth:`tokenized` returns."""
+    TEXTS: ClassVar[str] = "sequences"
+    """What positions are counted in."""
 
     recipe: FinetuningRecipe
     sequences: AnswerSequences
@@ -84,6 +106,8 @@ class Finetuning(Run):
     """Held-out prompts with their answers."""
     cut: Mapping[str, Cut]
     """What did not fit, by split."""
+    notes: Mapping[str, str]
+    """Further lines of the outline."""
 
     @staticmethod
     @abstractmethod
@@ -96,14 +120,15 @@ class Finetuning(Run):
         """Make the model's tokenizer fit for the recipe's sequences; return why it cannot be."""
 
     @staticmethod
-    def decides(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        """Return what decides the numbers of this kind of run beyond :mod:`tape_ds.training.identity`."""
+    def decides(tokenizer: PreTrainedTokenizerBase, day: date) -> dict[str, Any]:
+        """Return what decides the numbers of this kind of run beyond :mod:`tape_ds.training.identity`; ``day`` is that
+        of its first start."""
         return {}
 
     @staticmethod
     @abstractmethod
-    def tokenized(recipe: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[Dataset, list[Asked], Mapping[str, Cut]]:
-        """Return the sequences that are trained on, ``asked`` and ``cut``.
+    def tokenized(recipe: Any, tokenizer: PreTrainedTokenizerBase, day: date) -> Tokenized:
+        """Return what is read of the data.
 
         Raises:
             UserError: the data.
@@ -137,6 +162,7 @@ class Finetuning(Run):
             "encoding": f"{config.position_encoding} {getattr(config, 'position_options', None) or ''}".rstrip(),
             **self.describe_data(),
             **{f"cut, {name}": str(cut) for name, cut in self.cut.items()},
+            **self.notes,
         }
 
     def scoring(self) -> list[TrainerCallback]:

@@ -1,8 +1,10 @@
 """A run on conversations: rendered by the model's own chat template, packed, the assistant's tokens as targets."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,8 @@ from tape_ds.data.chat.sequences import Chosen
 from tape_ds.errors import Problem, UserError
 from tape_ds.recipe.finetuning import ChatRecipe
 from tape_ds.scoring.answers import Asked
-from tape_ds.training.kinds.answering import Cut, Finetuning
+from tape_ds.training import identity
+from tape_ds.training.kinds.answering import Finetuning, Tokenized
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +27,7 @@ class ChatTuning(Finetuning):
     """A run that learns the assistant's turns of conversations."""
 
     SERVING = sequences.ChatSequences
+    TEXTS = "conversations"
 
     recipe: ChatRecipe
 
@@ -44,17 +48,17 @@ class ChatTuning(Finetuning):
         return template.give(tokenizer, recipe.data.chat_template, recipe.model.model)
 
     @staticmethod
-    def decides(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        """The chat template, wherever it comes from."""
-        return {"chat_template": hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()}
+    def decides(tokenizer: PreTrainedTokenizerBase, day: date) -> dict[str, Any]:
+        """The chat template, wherever it comes from, and the date where it writes one."""
+        digest = hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()
+        dated = {identity.DATE: day.isoformat()} if template.is_dated(tokenizer) else {}
+        return {"chat_template": digest, **dated}
 
     @staticmethod
-    def tokenized(
-        recipe: ChatRecipe, tokenizer: PreTrainedTokenizerBase
-    ) -> tuple[Dataset, list[Asked], Mapping[str, Cut]]:
+    def tokenized(recipe: ChatRecipe, tokenizer: PreTrainedTokenizerBase, day: date) -> Tokenized:
         """Packed sequences, and every answer of the conversations that are held out."""
         data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
-        stored = sequences.rendered(data.train_data, tokenizer, "train", cache)
+        stored = sequences.rendered(data.train_data, tokenizer, "train", cache, day)
         aside = sequences.held_out(len(stored), data.eval_share)
         learnt = np.setdiff1d(np.arange(len(stored)), aside)
         train = sequences.choose(stored, learnt, data.max_tokens, data.too_long)
@@ -63,7 +67,7 @@ class ChatTuning(Finetuning):
             raise UserError(Problem("max_tokens", data.max_tokens, f"no conversation is left: {train.cut}", remedy))
         chosen = None
         if data.eval_examples and data.eval_data:
-            other = sequences.rendered(data.eval_data, tokenizer, "heldout", cache)
+            other = sequences.rendered(data.eval_data, tokenizer, "heldout", cache, day)
             chosen = sequences.choose(other, np.arange(len(other)), data.max_tokens, data.too_long)
         elif data.eval_examples and data.eval_share:
             chosen = sequences.choose(stored, aside, data.max_tokens, data.too_long)
@@ -71,10 +75,20 @@ class ChatTuning(Finetuning):
             field = "eval_data" if data.eval_data else "eval_share"
             wrong = f"no held-out conversation is left to be scored: {chosen.cut}"
             raise UserError(Problem(field, getattr(data, field), wrong, "hold out more, or eval_examples: 0"))
-        packed = sequences.packed(train, cache)
-        if chosen is None:
-            return packed, [], {"train": train.cut}
-        return packed, list(_asked(chosen, data.eval_examples)), {"train": train.cut, "held out": chosen.cut}
+        ends = sequences.ends(stored)
+        notes = {"end of an answer": _end(ends, stored, tokenizer)}
+        if template.is_dated(tokenizer):
+            notes["date"] = f"{day:%d %B %Y} wherever the chat template asks for today's, also after a resume"
+        if unread := sequences.unread(stored):
+            notes["not read"] = f"the columns {', '.join(unread)}"
+        return Tokenized(
+            sequences=sequences.packed(train, cache),
+            lengths=train.lengths,
+            asked=[] if chosen is None else list(_asked(chosen, data.eval_examples)),
+            cut={"train": train.cut} | ({} if chosen is None else {"held out": chosen.cut}),
+            ends=tuple(sorted(ends.keys() - {-1})),
+            notes=notes,
+        )
 
     def describe_data(self) -> dict[str, str]:
         """Conversations, sequences and answers."""
@@ -86,6 +100,19 @@ class ChatTuning(Finetuning):
             "data": f"{', '.join(data.train_data)}: {packed}",
             "held out": f"{len(self.asked):,} answers of {origin}" if self.asked else "nothing",
         }
+
+
+def _end(ends: Counter[int], stored: Dataset, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return in words what ends an answer, and how many answers end with nothing at which a generation could stop."""
+    endless, answers = ends[-1], ends.total()
+    named = ", ".join(f"{tokenizer.convert_ids_to_tokens(each)} (id {each})" for each in sorted(ends.keys() - {-1}))
+    if not endless:
+        return f"{named}; the trained model stops there"
+    first = next(row for row in stored if -1 in row["ends"])
+    last = np.flatnonzero(first["targets"])[-3:]
+    text = tokenizer.decode([first["input_ids"][place] for place in last])
+    wrong = f"{endless:,} of {answers:,} answers end with no special token that is learnt (as {text!r} shows)"
+    return f"{named}; but {wrong}" if named else f"{wrong}: the trained model will not know where to stop"
 
 
 def _asked(chosen: Chosen, count: int) -> Iterator[Asked]:

@@ -1,26 +1,31 @@
 """From a checked fine-tuning recipe to a run: a whole model, sequences of prompts and answers; of SCROLLS: its
 questions."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import partial
 
+import numpy as np
 import torch
-from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from tape_ds import methods, paths
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.scrolls import examples, sequences
-from tape_ds.errors import Problem, raise_if_any
+from tape_ds.data.selection import token_counts
+from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import convert, extendable
 from tape_ds.model import rows as rows_of_vocabulary
+from tape_ds.model.extendable import Config
+from tape_ds.model.positions import scaling
 from tape_ds.recipe.finetuning import HELD_OUT, TRAIN, ChatRecipe, FinetuningRecipe, ScrollsRecipe
 from tape_ds.recipe.scale import check_model
 from tape_ds.recipe.sections import check_trained, learns
 from tape_ds.scoring.answers import Asked
 from tape_ds.training import identity, model_config
-from tape_ds.training.kinds.answering import Cut, Finetuning
+from tape_ds.training.kinds.answering import Finetuning, Tokenized
 from tape_ds.training.kinds.chat import ChatTuning
 from tape_ds.training.kinds.extension import base_path
 from tape_ds.training.run import require_room, require_same, sample_count, start, weights_dtype
@@ -50,9 +55,7 @@ class ScrollsTuning(Finetuning):
         return [Problem("model", recipe.model.model, "its tokenizer has no EOS token, so no answer could end", remedy)]
 
     @staticmethod
-    def tokenized(
-        recipe: ScrollsRecipe, tokenizer: PreTrainedTokenizerBase
-    ) -> tuple[Dataset, list[Asked], Mapping[str, Cut]]:
+    def tokenized(recipe: ScrollsRecipe, tokenizer: PreTrainedTokenizerBase, day: date) -> Tokenized:
         """A sequence for each reference answer; of the held-out questions one for each."""
         data = recipe.data
         read = partial(
@@ -64,11 +67,15 @@ class ScrollsTuning(Finetuning):
             cache_dir=paths.data_cache(data.data_cache),
         )
         train = read(TRAIN)
-        if not data.eval_examples:
-            return train, [], {"train": sequences.cut(train)}
-        held_out = read(HELD_OUT, questions=data.eval_examples)
-        asked = [Asked(torch.tensor([row["input_ids"]]), row["targets"]) for row in held_out]
-        return train, asked, {"train": sequences.cut(train), "held out": sequences.cut(held_out)}
+        held_out = read(HELD_OUT, questions=data.eval_examples) if data.eval_examples else []
+        return Tokenized(
+            sequences=train,
+            lengths=token_counts(train),
+            asked=[Asked(torch.tensor([row["input_ids"]]), row["targets"]) for row in held_out],
+            cut={"train": sequences.cut(train)} | ({"held out": sequences.cut(held_out)} if held_out else {}),
+            ends=(int(tokenizer.eos_token_id),),
+            notes={},
+        )
 
     def describe_data(self) -> dict[str, str]:
         """Sequences and questions."""
@@ -96,12 +103,17 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
     arguments = started.arguments
     tokenizer = tokenizers.load(base, "model")
     raise_if_any([*rows_of_vocabulary.check_rows(native, tokenizer), *kind.fit(recipe, tokenizer)])
-    decides = identity.of(recipe, tokenizer, read, base) | kind.decides(tokenizer)
+    saved = started.resumed.manifest.identity.get(identity.DATE) if started.resumed else None
+    day = date.fromisoformat(started.rank_sync.first(saved or date.today().isoformat()))
+    decides = identity.of(recipe, tokenizer, read, base) | kind.decides(tokenizer, day)
     require_same(recipe, started, decides)
-    stored, asked, cut = kind.tokenized(recipe, tokenizer)
-    samples = sample_count(recipe, len(stored))
     require_room(recipe, config, started.rank_sync)
+    found = kind.tokenized(recipe, tokenizer, day)
+    length_note = _note_beyond(recipe, found.lengths, reach(native, config), kind.TEXTS)
+    samples = sample_count(recipe, len(found.sequences))
+    config = model_config.finetuned(recipe, native, int(found.lengths.max()))
     model = extendable.load(base, config, dtype=weights_dtype(arguments))
+    _stop_at(found.ends, model.generation_config)
     prepared = methods.prepare("full", model, settings=None)
     return kind(
         recipe=recipe,
@@ -110,9 +122,49 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
         model=prepared.model,
         names=prepared.names,
         tokenizer=tokenizer,
-        sequences=kind.SERVING(stored, samples=samples, seed=arguments.seed, step_sequences=recipe.global_batch_size),
-        asked=asked,
-        cut=cut,
+        sequences=kind.SERVING(
+            found.sequences, samples=samples, seed=arguments.seed, step_sequences=recipe.global_batch_size
+        ),
+        asked=found.asked,
+        cut=found.cut,
+        notes={**found.notes, **length_note},
         identity=decides,
         resumed=started.resumed,
     )
+
+
+def reach(native: PreTrainedConfig, config: Config) -> float:
+    """Return the tokens of a text that a base model, used as ``config``, has rotary angles for; infinite where its
+    encoding is another, or is scaled by the text's length."""
+    rope = config.rope_parameters or {}
+    if getattr(config, "position_encoding", model_config.PLAIN) != model_config.PLAIN or scaling.is_dynamic(rope):
+        return math.inf
+    scaled = rope.get("factor", 1.0) * (rope.get("original_max_position_embeddings") or 0)
+    return max(native.max_position_embeddings, scaled)
+
+
+def _note_beyond(recipe: FinetuningRecipe, lengths: np.ndarray, reached: float, texts: str) -> dict[str, str]:
+    """Return a line of the outline where texts are longer than the model reaches, and the run is forced.
+
+    Raises:
+        UserError: it is not.
+    """
+    beyond = int((lengths > reached).sum())
+    if not beyond:
+        return {}
+    native, longest = int(reached), int(lengths.max())
+    wrong = f"{beyond:,} of {len(lengths):,} {texts} are longer than the model's native length, {native:,} tokens (the "
+    wrong += f"longest: {longest:,}), and its RoPE has no scaling for them"
+    if not recipe.memory.force:
+        remedy = f"extend the model first (tape-ds extend), or --max_tokens {native}, or --force to train as it is"
+        raise UserError(Problem("max_tokens", recipe.data.max_tokens, wrong, remedy))
+    return {"length": wrong}
+
+
+def _stop_at(ends: Sequence[int], generation: GenerationConfig) -> None:
+    """Name what ends an answer among the ends of a model's generation, which are saved with it."""
+    own = generation.eos_token_id
+    known = [] if own is None else own if isinstance(own, list) else [own]
+    if missing := [each for each in ends if each not in known]:
+        generation.eos_token_id = [*known, *missing]
+        generation._from_model_config = False  # else transformers may take the configuration's single one instead

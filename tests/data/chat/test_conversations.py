@@ -14,6 +14,10 @@ TALK = conversation("a?", "b", system="c")
 
 
 def read(spec, split="train"):
+    return [(row.name, row.turns) for row in rows(spec, split)]
+
+
+def rows(spec, split="train"):
     return list(conversations.read(conversations.parse(spec, "train_data"), split))
 
 

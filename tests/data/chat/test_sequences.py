@@ -1,5 +1,7 @@
 """Packed sequences of conversations: what is cut, left out and counted, and which tokens are targets."""
 
+from datetime import date
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from tape_ds.errors import UserError
 from tests.data.chat.chatml import FORGETFUL, by_hand, conversation, tokenizer, write
 from tests.data.conftest import CountingTokenizer
 
+DAY = date(2026, 11, 26)
 # about 40, 50, ... tokens; the last has its one answer behind a long question
 TALKS = [conversation("x?", "y " * (5 * number), "and?", "z") for number in range(1, 9)]
 TALKS += [conversation("question " * 30, "late"), conversation("nobody answers")]
@@ -22,7 +25,7 @@ def spec(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stored(spec, tmp_path_factory):
-    return sequences.rendered([spec], tokenizer(), "train", tmp_path_factory.mktemp("cache"))
+    return sequences.rendered([spec], tokenizer(), "train", tmp_path_factory.mktemp("cache"), DAY)
 
 
 def chosen(stored, max_tokens=100, too_long="cut"):
@@ -37,13 +40,13 @@ def test_every_conversation_is_stored_whole_with_its_mask(stored):
 
 
 def test_rendered_once_for_a_template(spec, tmp_path):
-    sequences.rendered([spec], tokenizer(), "train", tmp_path)
+    sequences.rendered([spec], tokenizer(), "train", tmp_path, DAY)
     CountingTokenizer.texts = 0
-    sequences.rendered([spec], tokenizer(), "train", tmp_path)
+    sequences.rendered([spec], tokenizer(), "train", tmp_path, DAY)
     assert CountingTokenizer.texts == 0
     other = tokenizer()
     other.chat_template = other.chat_template.replace("You are kind", "You are not")
-    sequences.rendered([spec], other, "train", tmp_path)
+    sequences.rendered([spec], other, "train", tmp_path, DAY)
     assert CountingTokenizer.texts > 0
 
 
@@ -116,7 +119,7 @@ def test_every_answer_is_asked_behind_what_stands_before_it():
 def test_a_template_that_does_not_fit_names_sequence_and_remedy(tmp_path):
     spec = write(tmp_path / "x.jsonl", [conversation("a", "b"), conversation("a", "so THOUGHT b", "c", "d")])
     with pytest.raises(UserError) as caught:
-        sequences.rendered([spec], tokenizer(FORGETFUL), "train", tmp_path)
+        sequences.rendered([spec], tokenizer(FORGETFUL), "train", tmp_path, DAY)
     (problem,) = caught.value.problems
     assert problem.field == "train_data" and problem.wrong.startswith("x.jsonl:2: turn 2: ")
     assert "{% generation %}" in problem.remedy
