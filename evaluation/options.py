@@ -156,3 +156,12 @@ def note_beyond(lengths: Sequence[int], model: "FoundModel") -> None:
     if native is not None and longest > native and is_main_process():
         times = f"{longest / native:.3g} times the native length of {model.name_or_path}, {native:,}"
         print(f"note: {longest:,} tokens are {times}", file=sys.stderr, flush=True)
+
+
+def note_bos(model: "FoundModel") -> None:
+    """Say the same way where a model's tokenizer begins no text with the BOS that the model knows."""
+    from tape_ds.data.tokenizer import bos_note
+
+    for note in bos_note(model.tokenizer(), model.config).values():
+        if is_main_process():
+            print(f"note: {note}", file=sys.stderr, flush=True)

@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         seed=None if options.protocol == "published" else options.seed,
     )
     shared.note_beyond(options.lengths, model)
+    shared.note_bos(model)
     title = f"Passkeys found by {model.name_or_path} ({options.form}, {options.protocol})"
     return evaluation.run(
         lambda: ask_all(evaluation, options, model, tokenizer, questions),

@@ -35,6 +35,8 @@ def main(argv: list[str] | None = None) -> int:
         seed=None,
     )
     shared.note_beyond(options.lengths, model)
+    if not options.bos:
+        shared.note_bos(model)
     return evaluation.run(
         lambda: score(evaluation, options, model, sources),
         lambda figures: report(figures, model),

@@ -5,13 +5,15 @@
 decides their contents: the sources' fingerprints, the tokenizer's, the settings, and :data:`FORMAT`.
 
 **Special tokens.** A document is encoded exactly as ``tokenizer(text)`` does it, the tokenizer's own convention: Llama
-begins each with BOS and ends it with nothing, SmolLM2 adds neither. No EOS is appended, so training and scoring see
+begins each with BOS and ends it with nothing, SmolLM2 adds neither. A BOS that a text begins with itself is not put
+before it again. No EOS is appended, so training and scoring see
 the same ids for the same text; borders between packed documents are carried by ``document_ids``, not by a token.
 :func:`pack` adds one behind each document where it is asked to.
 """
 
 import hashlib
 import json
+import logging
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -29,6 +31,8 @@ from tape_ds.errors import Problem, UserError, raise_if_any
 if TYPE_CHECKING:
     from datasets import Dataset, Features
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 # Part of every key: raise it when the code below gives other output for the same input.
 FORMAT = 1
@@ -143,7 +147,8 @@ def tokenized(
         raise_if_any(source.check_tokenizer(identity))
     if isinstance(source, ArrowFolder) and source.prepared:
         return load_from_disk(str(source.folder))
-    key = cache.key("documents", format=FORMAT, source=source.fingerprint(), split=split, tokenizer=identity)
+    once = {"begin": "once"} if begins(tokenizer) is not None and not source.tokenised else {}
+    key = cache.key("documents", format=FORMAT, source=source.fingerprint(), split=split, tokenizer=identity, **once)
 
     def rows() -> Iterator[dict[str, Any]]:
         if isinstance(source, TokenSource):
@@ -175,14 +180,30 @@ def encode(
     documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase"
 ) -> Iterator[tuple[Document, np.ndarray]]:
     """Yield every document with its token ids, int32 [n], n = 0 included; read and encoded in batches, in their
-    order."""
+    order. What a tokenizer begins every text with stands there once, also if the text begins with it."""
+    begin, doubled = begins(tokenizer), 0
     for batch in _batches(documents):
         # verbose=False: no advice about the native length, which these documents are meant to exceed
         encoded = tokenizer([document.text for document in batch], return_attention_mask=False, verbose=False)
         # arrays at once: a stream may rest in the middle of a batch, and the tokenizer's own answer is far larger
         arrays = [np.asarray(ids, np.int32) for ids in encoded["input_ids"]]
         del encoded
-        yield from zip(batch, arrays, strict=True)
+        for document, ids in zip(batch, arrays, strict=True):
+            again = len(ids) > 1 and ids[0] == ids[1] == begin
+            doubled += again
+            yield document, ids[1:] if again else ids
+    if doubled:
+        logger.warning(
+            "%s documents begin with %s, and the tokenizer puts it before every text: one of the two is left out",
+            f"{doubled:,}",
+            tokenizer.bos_token,
+        )
+
+
+def begins(tokenizer: "PreTrainedTokenizerBase") -> int | None:
+    """Return the BOS that a tokenizer puts before every text; None: it puts none."""
+    begin: int | None = tokenizer.bos_token_id
+    return begin if begin is not None and tokenizer("")["input_ids"][:1] == [begin] else None
 
 
 def without_ends(ids: np.ndarray, tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:

@@ -53,7 +53,7 @@ COMPUTING = (
 )
 """Packages another version of which may compute other numbers."""
 DATE = "chat_date"
-"""What a chat template is given for today: the day of the run's first start."""
+"""What a chat template is given for today: the day of the run's first start, which a resumed run takes over."""
 COMMIT = "code.commit"
 """Of this repository's checkout: a difference is said, and refuses nothing, since most commits change no number."""
 
@@ -69,12 +69,11 @@ class Difference:
     @property
     def riskless(self) -> bool:
         """Whether ``resume_anyway`` may pass over it. A checkpoint that knows of no ``position_weight_decay`` is older
-        than the group of position parameters: its optimizer's state would not fit. One without the date, which is
-        resumed with its own, is older than that."""
+        than the group of position parameters: its optimizer's state would not fit."""
         kind, _, rest = self.name.partition(".")
         if rest == "position_weight_decay" and self.saved is None:
             return False
-        return kind == "code" or self.name == DATE or (kind == "recipe" and rest in RISKLESS)
+        return kind == "code" or (kind == "recipe" and rest in RISKLESS)
 
     def __str__(self) -> str:
         return f"{self.name} was {_shown(self.saved)} and is {_shown(self.now)}"
@@ -115,7 +114,7 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differ
     found = [
         Difference(name, _value(saved, name), _value(now, name))
         for name in sorted(saved.keys() | now.keys())
-        if not name.startswith("data.") and _value(saved, name) != _value(now, name)
+        if name != DATE and not name.startswith("data.") and _value(saved, name) != _value(now, name)
     ]
     before, after = ({name: value for name, value in each.items() if name.startswith("data.")} for each in (saved, now))
     if list(before.values()) == list(after.values()):

@@ -1,5 +1,6 @@
 """Tokenised documents and packed sequences: contents, borders, the cache and several processes at once."""
 
+import json
 import os
 import subprocess
 import sys
@@ -49,6 +50,18 @@ def test_ids_are_those_of_the_tokenizer(texts, tokenizer, cache):
     assert rows.features["input_ids"] == datasets.List(datasets.Value("int32"))
     assert all(Path(file["filename"]).is_relative_to(cache) for file in rows.cache_files), "memory-mapped"
     assert rows.cache_files
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_a_bos_that_a_text_begins_with_is_not_doubled(bos, tmp_path, cache, caplog):
+    """Rows with ``<s>`` in their text began with two of them where the tokenizer puts one before every text."""
+    rows = ["<s>def add(a, b):", "def add(a, b):", "<s>", "def <s><s>"]
+    (tmp_path / "x.jsonl").write_text("\n".join(json.dumps({"text": row}) for row in rows))
+    of = build_tokenizer(bos)
+    found = tokenize([f"jsonl:{tmp_path}/x.jsonl#text"], of, "train", cache)["input_ids"]
+    begun = [row.removeprefix("<s>") for row in rows] if bos else rows
+    assert found == [of(row)["input_ids"] for row in begun]
+    assert ("2 documents begin with <s>" in caplog.text) == bos
 
 
 def test_second_run_does_not_tokenise(texts, tokenizer, cache, monkeypatch):

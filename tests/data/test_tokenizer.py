@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaConfig
 
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.packing import tokenizer_fingerprint
@@ -262,3 +262,37 @@ def test_command_names_its_own_options_and_exits_with_two(trained, tmp_path, cap
     told = capsys.readouterr().err
     assert "--vocab_size = 0: is below 1" in told and "--max_characters = 0: is below 1" in told
     assert not (tmp_path / "new").exists()
+
+
+LLAMA = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "bos", "noted"),
+    [
+        (LLAMA, 1, True),  # Llama 2's first files: transformers 5 begins texts with nothing
+        (LLAMA | {"add_bos_token": True}, 1, False),
+        (LLAMA | {"add_bos_token": False}, 1, False),  # on purpose
+        (LLAMA, None, False),
+        (LLAMA | {"tokenizer_class": "PreTrainedTokenizerFast"}, 1, False),
+    ],
+)
+def test_a_llama_that_begins_texts_without_its_bos_is_noted(trained, tmp_path, settings, bos, noted):
+    shutil.copy(trained[1] / "tokenizer.model", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    config = LlamaConfig(bos_token_id=bos)
+    config.save_pretrained(tmp_path)
+    found = tokenizers.bos_note(tokenizers.load(str(tmp_path)), config)
+    assert ("add_bos_token: true" in found.get("BOS", "")) == noted
+
+
+def test_a_tokenizer_json_has_decided_about_bos(trained, tmp_path):
+    """SmolLM2 is a Llama with a BOS that begins no text; a saved tokenizer is used as it was saved."""
+    smollm2 = tokenizers.load("smollm2")
+    assert smollm2.bos_token_id is not None
+    assert tokenizers.bos_note(smollm2, LlamaConfig(bos_token_id=smollm2.bos_token_id)) == {}
+    shutil.copy(trained[1] / "tokenizer.model", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(LLAMA | {"add_bos_token": False}))
+    LlamaConfig(bos_token_id=1).save_pretrained(tmp_path)
+    tokenizers.load(str(tmp_path)).save_pretrained(tmp_path / "again")
+    assert tokenizers.bos_note(tokenizers.load(str(tmp_path / "again")), LlamaConfig(bos_token_id=1)) == {}

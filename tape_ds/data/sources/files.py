@@ -13,13 +13,16 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tape_ds import paths, storage
 from tape_ds.data.sources import opening
 from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard, file_identity, without_nulls
 from tape_ds.data.sources.opening import File
 from tape_ds.errors import Problem, UserError, did_you_mean
+
+if TYPE_CHECKING:
+    import pyarrow
 
 _PEEKED_FILES = 32
 _REPAIR = "repair the file, or leave it out of the glob"
@@ -94,25 +97,28 @@ class _Files(RowSource):
         """Column names from the head of ``file``; None where the kind has none or the file is empty."""
 
     @abstractmethod
-    def _rows(self, name: str, file: File, whole: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(name, row) of every row of one file; only the column of the documents is needed unless ``whole``."""
+    def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
+        """(name, value of the column) of every row of one file."""
 
     def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Rows of all files."""
         for name, file in self.files().items():
-            yield from self._guarded(name, file, whole=True)
+            yield from self._guarded(name, self._rows(name, file))
+
+    def _rows(self, name: str, file: File) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(name, all columns) of every row of one file."""
+        raise TypeError(f"{self.spec} has no columns")
 
     def shards(self, split: str) -> list[Shard]:
         """Return a shard for each file."""
         return [Shard(name, partial(self._shard, name, file)) for name, file in self.files().items()]
 
     def _shard(self, name: str, file: File) -> Iterator[Document]:
-        rows = self._guarded(name, file, whole=False)
-        return (self.document(place, row.get(self.column)) for place, row in rows)
+        values = self._guarded(name, self._values(name, file))
+        return (self.document(place, value) for place, value in values)
 
-    def _guarded(self, name: str, file: File, *, whole: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-        remedy = _CONNECT if self.remote else _REPAIR
-        return self.reading(self._rows(name, file, whole), f"{name} cannot be read", remedy)
+    def _guarded(self, name: str, items: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        return self.reading(items, f"{name} cannot be read", _CONNECT if self.remote else _REPAIR)
 
     def fingerprint(self) -> str:
         """Return names, column and the identity of each file's contents (:func:`file_identity`).
@@ -149,7 +155,7 @@ class TextFiles(_Files):
             stream.read(1)
         return None
 
-    def _rows(self, name: str, file: File, whole: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
         """Yield the whole file, decoded strictly: a replacement character would train on damaged text."""
         with file.open() as stream:
             raw = stream.read()
@@ -158,7 +164,7 @@ class TextFiles(_Files):
         except UnicodeDecodeError as error:
             wrong = f"{name} is not UTF-8 (byte {error.start})"
             raise UserError(self.problem(wrong, "convert it, for example with iconv -t utf-8")) from error
-        yield name, {self.column: text}
+        yield name, text
 
 
 class JsonLines(_Files):
@@ -191,8 +197,12 @@ class JsonLines(_Files):
     def _columns(self, file: File) -> list[str] | None:
         return next((list(record) for _, record in self._records(Path(file.path).name, file)), None)
 
-    def _rows(self, name: str, file: File, whole: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield a row per line, named ``file:line``."""
+    def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
+        """Yield one document per line, named ``file:line``."""
+        return ((place, record.get(self.column)) for place, record in self._rows(name, file))
+
+    def _rows(self, name: str, file: File) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the objects of the lines that are wanted."""
         return ((place, record) for place, record in self._records(name, file) if self._wanted(record, place))
 
     def _records(self, name: str, file: File) -> Iterator[tuple[str, dict]]:
@@ -226,7 +236,7 @@ class JsonLines(_Files):
 
 
 class ParquetFiles(_Files):
-    """``parquet:GLOB#field``: one document per row."""
+    """``parquet:GLOB#field``: one document per row; only that column is read for documents."""
 
     kind = "parquet"
     form = "parquet:GLOB#field"
@@ -237,14 +247,22 @@ class ParquetFiles(_Files):
         with file.open() as stream:
             return list(pyarrow.parquet.read_schema(stream).names)
 
-    def _rows(self, name: str, file: File, whole: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the rows, named ``file:row`` (rows count from 0)."""
+    def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
+        """Yield one document per row, named ``file:row`` (rows count from 0)."""
+        batches = self._batches(name, file, [self.column])
+        for row, value in enumerate(value for batch in batches for value in batch.column(0).to_pylist()):
+            yield f"{name}:{row}", value
+
+    def _rows(self, name: str, file: File) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the rows, named likewise, without what is null."""
+        batches = self._batches(name, file, None)
+        for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
+            yield f"{name}:{number}", without_nulls(row)
+
+    def _batches(self, name: str, file: File, columns: list[str] | None) -> "Iterator[pyarrow.RecordBatch]":
         import pyarrow.parquet
 
         with file.open() as stream, pyarrow.parquet.ParquetFile(stream) as table:
             if self.column not in table.schema_arrow.names:  # of a file that was not peeked into
                 raise UserError(self._without_column(name, table.schema_arrow.names))
-            batches = table.iter_batches(batch_size=256, columns=None if whole else [self.column])
-            rows = (row for batch in batches for row in batch.to_pylist())
-            for number, row in enumerate(rows):
-                yield f"{name}:{number}", without_nulls(row) if whole else row
+            yield from table.iter_batches(batch_size=256, columns=columns)

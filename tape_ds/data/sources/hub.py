@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,6 +11,7 @@ from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard, wi
 from tape_ds.errors import Problem, UserError, did_you_mean
 
 if TYPE_CHECKING:
+    import pyarrow
     from datasets import IterableDataset
 
 # Rows per step of the stream; a column of that many texts is held at once.
@@ -76,28 +77,30 @@ class HubDataset(RowSource):
         return self._read(whole, 1, 0, place)
 
     def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Streamed rows, named as the documents are."""
+        """Streamed rows, named as the documents are, without what is null."""
         whole, place = self._open(split)
-        return ((name, without_nulls(row)) for name, row in self._rows(whole, 1, 0, place))
+        batches = self._part(whole, 1, 0, place, lambda batch: batch.to_pylist())
+        return ((name, without_nulls(row)) for name, row in batches)
 
     def _read(self, whole: "IterableDataset", count: int, index: int, place: str) -> Iterator[Document]:
-        """As :meth:`_rows`, each a text."""
-        rows = self._rows(whole, count, index, place, [self.column])
-        return (self.document(name, row[self.column]) for name, row in rows)
+        """As :meth:`_part`, of the column, each a text."""
+        values = self._part(whole, count, index, place, lambda batch: batch.column(self.column).to_pylist())
+        return (self.document(name, value) for name, value in values)
 
-    def _rows(
-        self, whole: "IterableDataset", count: int, index: int, place: str, columns: list[str] | None = None
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Part ``index`` of ``count`` of the dataset, at most ``[:N]`` rows of it, with all columns or some."""
+    def _part(
+        self, whole: "IterableDataset", count: int, index: int, place: str, items: "Callable[[pyarrow.Table], list]"
+    ) -> Iterator[tuple[str, Any]]:
+        """Part ``index`` of ``count`` of the dataset, at most ``[:N]`` rows of it, each as ``items`` gives it."""
         # a new object for each reading: one of the library's holds its place, which two readings would share
         rows = whole.shard(num_shards=count, index=index)
         remedy = "check the network; a run resumes from its newest checkpoint"
-        found = self.reading(self._records(rows, columns), f"{place}: the stream broke off", remedy)
-        for number, row in enumerate(islice(found, self.first)):
-            yield f"{place}:{number}", row
+        found = (item for batch in self._batches(rows) for item in items(batch))
+        values = self.reading(found, f"{place}: the stream broke off", remedy)
+        for number, value in enumerate(islice(values, self.first)):
+            yield f"{place}:{number}", value
 
-    def _records(self, rows: "IterableDataset", columns: list[str] | None) -> Iterator[dict[str, Any]]:
-        """Yield the rows; as Arrow, so that columns that are not asked for never become Python's.
+    def _batches(self, rows: "IterableDataset") -> "Iterator[pyarrow.Table]":
+        """Yield the rows as Arrow, so that columns that are not asked for never become Python's.
 
         Read by ``iter(batch_size)``: plain iteration inside a DataLoader's worker would hand each worker a part of the
         rows, and what a shard holds must not depend on who reads it.
@@ -106,7 +109,7 @@ class HubDataset(RowSource):
             if self.column not in batch.column_names:
                 wrong = f"the dataset has no column {self.column!r}"
                 raise UserError(self.problem(wrong, f"add #field: {did_you_mean(self.column, batch.column_names)}"))
-            yield from (batch if columns is None else batch.select(columns)).to_pylist()
+            yield batch
 
     def _open(self, split: str) -> tuple["IterableDataset", str]:
         """Return the dataset and the place its documents are named by."""

@@ -7,7 +7,7 @@ What it reads, each kind says: :mod:`.finetuning` the questions of SCROLLS, :mod
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any, ClassVar
@@ -87,8 +87,10 @@ class Tokenized:
     """What did not fit, by split."""
     ends: tuple[int, ...]
     """Tokens that end an answer."""
-    notes: Mapping[str, str]
+    notes: Mapping[str, str] = field(default_factory=dict)
     """Further lines of the outline."""
+    decides: Mapping[str, Any] = field(default_factory=dict)
+    """What else belongs to the run's identity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,15 +122,14 @@ class Finetuning(Run):
         """Make the model's tokenizer fit for the recipe's sequences; return why it cannot be."""
 
     @staticmethod
-    def decides(tokenizer: PreTrainedTokenizerBase, day: date) -> dict[str, Any]:
-        """Return what decides the numbers of this kind of run beyond :mod:`tape_ds.training.identity`; ``day`` is that
-        of its first start."""
+    def decides(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """Return what decides the numbers of this kind of run beyond :mod:`tape_ds.training.identity`."""
         return {}
 
     @staticmethod
     @abstractmethod
     def tokenized(recipe: Any, tokenizer: PreTrainedTokenizerBase, day: date) -> Tokenized:
-        """Return what is read of the data.
+        """Return what is read of the data; ``day`` is that of the run's first start.
 
         Raises:
             UserError: the data.

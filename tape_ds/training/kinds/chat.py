@@ -48,11 +48,9 @@ class ChatTuning(Finetuning):
         return template.give(tokenizer, recipe.data.chat_template, recipe.model.model)
 
     @staticmethod
-    def decides(tokenizer: PreTrainedTokenizerBase, day: date) -> dict[str, Any]:
-        """The chat template, wherever it comes from, and the date where it writes one."""
-        digest = hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()
-        dated = {identity.DATE: day.isoformat()} if template.is_dated(tokenizer) else {}
-        return {"chat_template": digest, **dated}
+    def decides(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """The chat template, wherever it comes from."""
+        return {"chat_template": hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()}
 
     @staticmethod
     def tokenized(recipe: ChatRecipe, tokenizer: PreTrainedTokenizerBase, day: date) -> Tokenized:
@@ -77,7 +75,8 @@ class ChatTuning(Finetuning):
             raise UserError(Problem(field, getattr(data, field), wrong, "hold out more, or eval_examples: 0"))
         ends = sequences.ends(stored)
         notes = {"end of an answer": _end(ends, stored, tokenizer)}
-        if template.is_dated(tokenizer):
+        dated = template.is_dated(tokenizer)
+        if dated:
             notes["date"] = f"{day:%d %B %Y} wherever the chat template asks for today's, also after a resume"
         if unread := sequences.unread(stored):
             notes["not read"] = f"the columns {', '.join(unread)}"
@@ -88,6 +87,7 @@ class ChatTuning(Finetuning):
             cut={"train": train.cut} | ({} if chosen is None else {"held out": chosen.cut}),
             ends=tuple(sorted(ends.keys() - {-1})),
             notes=notes,
+            decides={identity.DATE: day.isoformat()} if dated else {},
         )
 
     def describe_data(self) -> dict[str, str]:
@@ -109,10 +109,9 @@ def _end(ends: Counter[int], stored: Dataset, tokenizer: PreTrainedTokenizerBase
     if not endless:
         return f"{named}; the trained model stops there"
     first = next(row for row in stored if -1 in row["ends"])
-    last = np.flatnonzero(first["targets"])[-3:]
-    text = tokenizer.decode([first["input_ids"][place] for place in last])
-    wrong = f"{endless:,} of {answers:,} answers end with no special token that is learnt (as {text!r} shows)"
-    return f"{named}; but {wrong}" if named else f"{wrong}: the trained model will not know where to stop"
+    learnt = tokenizer.decode([first["input_ids"][place] for place in np.flatnonzero(first["targets"])[-8:]])
+    wrong = f"{endless:,} of {answers:,} answers have no special token at the end of what is learnt (as {learnt!r})"
+    return f"{named}; but {wrong}" if named else f"{wrong}: a generation will not stop there by itself"
 
 
 def _asked(chosen: Chosen, count: int) -> Iterator[Asked]:

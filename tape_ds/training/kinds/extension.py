@@ -125,6 +125,7 @@ class Extension(Run):
             "held out": ", ".join(document.name for document in self.held_out) or "nothing",
             "vocabulary": rows_of_vocabulary.rows_note(self.native, self.tokenizer)
             or f"{self.config.vocab_size:,} rows, a token each",
+            **tokenizers.bos_note(self.tokenizer, config),
         }
 
     def scoring(self) -> list[TrainerCallback]:

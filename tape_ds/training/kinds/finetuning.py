@@ -28,7 +28,7 @@ from tape_ds.training import identity, model_config
 from tape_ds.training.kinds.answering import Finetuning, Tokenized
 from tape_ds.training.kinds.chat import ChatTuning
 from tape_ds.training.kinds.extension import base_path
-from tape_ds.training.run import require_room, require_same, sample_count, start, weights_dtype
+from tape_ds.training.run import Started, require_room, require_same, sample_count, start, weights_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,6 @@ class ScrollsTuning(Finetuning):
             asked=[Asked(torch.tensor([row["input_ids"]]), row["targets"]) for row in held_out],
             cut={"train": sequences.cut(train)} | ({"held out": sequences.cut(held_out)} if held_out else {}),
             ends=(int(tokenizer.eos_token_id),),
-            notes={},
         )
 
     def describe_data(self) -> dict[str, str]:
@@ -82,6 +81,7 @@ class ScrollsTuning(Finetuning):
         return {
             "data": f"{self.recipe.data.named}: {len(self.sequences.lengths):,} sequences",
             "held out": f"{len(self.asked):,} questions of {HELD_OUT}" if self.asked else "nothing",
+            **tokenizers.bos_note(self.tokenizer, self.config),
         }
 
 
@@ -103,12 +103,10 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
     arguments = started.arguments
     tokenizer = tokenizers.load(base, "model")
     raise_if_any([*rows_of_vocabulary.check_rows(native, tokenizer), *kind.fit(recipe, tokenizer)])
-    saved = started.resumed.manifest.identity.get(identity.DATE) if started.resumed else None
-    day = date.fromisoformat(started.rank_sync.first(saved or date.today().isoformat()))
-    decides = identity.of(recipe, tokenizer, read, base) | kind.decides(tokenizer, day)
+    decides = identity.of(recipe, tokenizer, read, base) | kind.decides(tokenizer)
     require_same(recipe, started, decides)
     require_room(recipe, config, started.rank_sync)
-    found = kind.tokenized(recipe, tokenizer, day)
+    found = kind.tokenized(recipe, tokenizer, _first_day(started))
     length_note = _note_beyond(recipe, found.lengths, reach(native, config), kind.TEXTS)
     samples = sample_count(recipe, len(found.sequences))
     config = model_config.finetuned(recipe, native, int(found.lengths.max()))
@@ -128,9 +126,15 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
         asked=found.asked,
         cut=found.cut,
         notes={**found.notes, **length_note},
-        identity=decides,
+        identity={**decides, **found.decides},
         resumed=started.resumed,
     )
+
+
+def _first_day(started: Started) -> date:
+    """Return the day on which the run was first started, the same on all ranks."""
+    saved = started.resumed.manifest.identity.get(identity.DATE) if started.resumed else None
+    return date.fromisoformat(started.rank_sync.first(saved or date.today().isoformat()))
 
 
 def reach(native: PreTrainedConfig, config: Config) -> float:

@@ -51,6 +51,7 @@ class Pretraining(Run):
             f"{config.hidden_size:,}, {config.num_attention_heads} heads",
             "encoding": f"{config.position_encoding} {config.position_options or ''}".rstrip(),
             "tokenizer": f"{data.tokenizer or 'trained on train_data'}, {config.vocab_size:,} entries",
+            **tokenizers.bos_note(self.tokenizer, config),
             "data": read,
             "held out": f"{len(self.held_out)} documents, {tokens:,} tokens{skipped}" if self.held_out else "nothing",
         }

@@ -20,6 +20,12 @@ MARKED = (
 )
 """ChatML whose marks leave out the line break behind an answer, and without a system prompt of its own."""
 
+TOOLED = "{% if tools %}{{ '<|im_start|>tools\n' + tools | tojson + '<|im_end|>\n' }}{% endif %}" + CHATML
+"""It begins with the tools, where there are any."""
+DATED = "{{ '<|im_start|>system\n' + strftime_now('%d %b %Y') + '<|im_end|>\n' }}" + CHATML
+"""It begins with the date."""
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"city": {"type": "string"}}}}
+
 FORGETFUL = (
     "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' and not loop.last %}"
     "{{ m.content.split('THOUGHT')[-1] }}{% else %}{{ m.content }}{% endif %}|{% endfor %}"

@@ -2,13 +2,14 @@
 
 import json
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
 from tape_ds.data.chat import conversations
 from tape_ds.errors import UserError
-from tests.data.chat.chatml import conversation, write
+from tests.data.chat.chatml import WEATHER, conversation, write
 
 TALK = conversation("a?", "b", system="c")
 
@@ -46,6 +47,67 @@ def test_what_is_made_needs_no_file():
     assert conversations.check(["stdlib"], ["stdlib"]) == []
     source = conversations.parse("stdlib", "train_data")
     assert len({conversations.fingerprint(source, split) for split in ("train", "heldout")}) == 2
+
+
+SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"text": {"type": "string"}}}}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "hub"])
+@pytest.mark.parametrize("form", ["a list", "JSON", "a list of JSON"])
+def test_the_tools_of_a_row_are_read_as_published_data_have_them(kind, form, tmp_path, monkeypatch):
+    """They were left out without a word; Arrow fills the keys of other rows in with nulls."""
+    write_as = {
+        "a list": list,
+        "JSON": json.dumps,
+        "a list of JSON": lambda tools: [json.dumps(each) for each in tools],
+    }
+    given = [[WEATHER], [SEARCH, WEATHER], []]
+    lines = [{"messages": TALK, "tools": write_as[form](tools), "id": number} for number, tools in enumerate(given)]
+    if kind == "jsonl":
+        (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        spec = f"jsonl:{tmp_path}/x.jsonl"
+    elif kind == "parquet":
+        pyarrow.parquet.write_table(pa.Table.from_pylist(lines), tmp_path / "x.parquet")
+        spec = f"parquet:{tmp_path}/x.parquet"
+    else:
+        stream = datasets.Dataset.from_list(lines).to_iterable_dataset()
+        monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: stream)
+        spec = "hub:org/talks"
+    found = rows(spec)
+    assert [row.tools for row in found] == [[WEATHER], [SEARCH, WEATHER], None]
+    assert [row.turns for row in found] == [TALK] * 3 and [row.others for row in found] == [{"id": n} for n in range(3)]
+
+
+def test_columns_that_hold_nothing_or_repeat_a_turn_are_no_obstacle(tmp_path):
+    empty = {"tools": "[]", "functions": None, "documents": [], "system_prompt": "", "weight": 1.0}
+    spec = write(tmp_path / "x.jsonl", [TALK], **empty, system="c", source="web")
+    (row,) = rows(spec)
+    assert row.tools is None and set(row.others) == {"weight", "system", "source"}
+
+
+# (other columns of a row, part of the problem, part of the remedy)
+REFUSED = {
+    "tools of another name": ({"functions": [WEATHER]}, "functions", ".tools = .functions"),
+    "a system prompt": ({"system": "Be brief."}, "system", 'role: "system", content: .system'),
+    "a text for tools": ({"tools": "get_weather"}, "tools is not a list of JSON schemas", "JSON"),
+    "names for tools": ({"tools": [3]}, "tools is not a list of JSON schemas", "JSON"),
+    "documents": ({"documents": [{"text": "x"}]}, "documents", "remove"),
+    "a switch of the template": (
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        "chat_template_kwargs",
+        "remove",
+    ),
+    "the switch itself": ({"enable_thinking": False}, "enable_thinking", "remove"),
+    "a weight": ({"weight": 0}, "weight", "remove"),
+    "pictures": ({"images": ["a.png"]}, "images", "remove"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_column_that_changes_what_is_learnt_is_refused_by_its_place(case, tmp_path):
+    more, wrong, remedy = REFUSED[case]
+    (problem,) = conversations.check([write(tmp_path / "x.jsonl", [TALK[1:]], **more)], [])
+    assert problem.wrong.startswith("x.jsonl:1: ") and wrong in problem.wrong and remedy in problem.remedy
 
 
 USER = {"role": "user", "content": "x"}

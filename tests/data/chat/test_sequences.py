@@ -9,7 +9,7 @@ import torch
 from tape_ds.data.chat import sequences
 from tape_ds.data.chat.sequences import ChatSequences, CutConversations
 from tape_ds.errors import UserError
-from tests.data.chat.chatml import FORGETFUL, by_hand, conversation, tokenizer, write
+from tests.data.chat.chatml import DATED, FORGETFUL, TOOLED, WEATHER, by_hand, conversation, tokenizer, write
 from tests.data.conftest import CountingTokenizer
 
 DAY = date(2026, 11, 26)
@@ -123,3 +123,38 @@ def test_a_template_that_does_not_fit_names_sequence_and_remedy(tmp_path):
     (problem,) = caught.value.problems
     assert problem.field == "train_data" and problem.wrong.startswith("x.jsonl:2: turn 2: ")
     assert "{% generation %}" in problem.remedy
+
+
+def test_a_dated_template_is_rendered_anew_for_another_day_alone(spec, tmp_path):
+    """The cache was keyed by the template's text: who started on another day read yesterday's."""
+
+    def begun(day, template=DATED):
+        row = sequences.rendered([spec], tokenizer(template), "train", tmp_path, day)[0]
+        return tokenizer().decode(row["input_ids"])
+
+    assert "26 Nov 2026" in begun(DAY) and "27 Nov 2026" in begun(date(2026, 11, 27))
+    for _ in range(2):
+        CountingTokenizer.texts = 0
+        begun(DAY)
+        assert CountingTokenizer.texts == 0
+    before = begun(DAY, tokenizer().chat_template)
+    CountingTokenizer.texts = 0
+    assert begun(date(2026, 11, 27), tokenizer().chat_template) == before and CountingTokenizer.texts == 0
+
+
+def test_tools_ends_and_other_columns_are_kept_with_the_conversations(tmp_path):
+    of, talk = tokenizer(TOOLED), conversation("x?", "y", "and?", "z")
+    spec = write(tmp_path / "x.jsonl", [talk, talk[:2]], tools=[WEATHER], id=3, source="web")
+    found = sequences.rendered([spec], of, "train", tmp_path, DAY)
+    assert "weather" in of.decode(found[0]["input_ids"]) and found["tools"] == [True, True]
+    assert sequences.ends(found) == {of.convert_tokens_to_ids("<|im_end|>"): 3}
+    assert sequences.unread(found) == ["id", "source"]
+
+
+def test_a_column_that_the_template_would_read_is_refused(tmp_path):
+    spec = write(tmp_path / "x.jsonl", [conversation("x?", "y")], mood="kind")
+    of = tokenizer("{{ mood }}" + tokenizer().chat_template)
+    with pytest.raises(UserError) as caught:
+        sequences.rendered([spec], of, "train", tmp_path, DAY)
+    (problem,) = caught.value.problems
+    assert "x.jsonl:1: the chat template reads mood" in problem.wrong and "remove" in problem.remedy

@@ -1,4 +1,6 @@
-"""Which tokens of a rendered conversation are the assistant's."""
+"""What a conversation is rendered to, and which of its tokens are the assistant's."""
+
+from datetime import date
 
 import numpy as np
 import pytest
@@ -7,7 +9,17 @@ from tokenizers import processors
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.chat import template
 from tape_ds.data.chat.template import UnfitTemplateError
-from tests.data.chat.chatml import CHATML, FORGETFUL, MARKED, by_hand, conversation, tokenizer
+from tests.data.chat.chatml import (
+    CHATML,
+    DATED,
+    FORGETFUL,
+    MARKED,
+    TOOLED,
+    WEATHER,
+    by_hand,
+    conversation,
+    tokenizer,
+)
 
 CONVERSATIONS = {
     "one answer": conversation("def add(a, b)?", "return a + b"),
@@ -129,3 +141,74 @@ def test_a_given_template_takes_the_place_of_the_models(tmp_path):
     (problem,) = template.give(of, None, "runs/x")
     assert problem.field == "chat_template" and "runs/x" in problem.wrong and "--chat_template FILE" in problem.remedy
     assert template.give(of, str(tmp_path / "mine.jinja"), "runs/x") == [] and of.chat_template == MARKED
+
+
+TALK = conversation("a", "yes", "b", "no")
+
+
+def text_of(of, *more):
+    ids, _ = template.encoded(TALK, of, *more)
+    return of.decode(ids)
+
+
+@pytest.mark.parametrize("named", [TOOLED, {"default": CHATML, "tool_use": TOOLED}], ids=["one", "one of two"])
+def test_tools_are_rendered_as_transformers_does(named):
+    of = tokenizer(named)
+    expected = of.apply_chat_template(TALK, tools=[WEATHER], tokenize=False)
+    assert text_of(of, [WEATHER]) == expected and '"name": "weather"' in expected
+    assert text_of(of) == of.apply_chat_template(TALK, tokenize=False)
+
+
+def test_tools_that_the_template_leaves_out_are_refused():
+    with pytest.raises(UnfitTemplateError, match="renders none") as caught:
+        template.encoded(TALK, tokenizer(CHATML), [WEATHER])
+    assert "--chat_template FILE" in caught.value.remedy
+
+
+LLAMA_3 = (
+    "{%- if not date_string is defined %}{%- if strftime_now is defined %}"
+    "{%- set date_string = strftime_now('%d %b %Y') %}{%- else %}{%- set date_string = '26 Jul 2024' %}{%- endif %}"
+    "{%- endif %}{{ 'Today: ' + date_string + '\n' }}" + CHATML
+)
+"""How Llama 3.1 and 3.2 come by their date."""
+
+
+@pytest.mark.parametrize("text", [DATED, LLAMA_3, LLAMA_3.replace(CHATML, MARKED)])
+def test_a_template_writes_the_date_that_is_given(text):
+    of = tokenizer(text)
+    assert template.is_dated(of) and not template.is_dated(tokenizer(CHATML))
+    found = text_of(of, None, date(2025, 3, 9))
+    assert "09 Mar 2025" in found and "2026" not in found
+
+
+@pytest.mark.parametrize("drawn", ["{{ ['a', 'b'] | random }}", "{{ lipsum(1) }}"])
+def test_a_template_that_draws_or_does_not_parse_is_refused(drawn, tmp_path):
+    (problem,) = template.give(tokenizer(drawn + CHATML), None, "m")
+    assert problem.field == "chat_template" and "at random" in problem.wrong
+    (problem,) = template.give(tokenizer("{% for"), None, "m")
+    assert problem.field == "chat_template" and "not a jinja template" in problem.wrong
+
+
+BETWEEN = (
+    "{% for m in messages %}{{ m.role + ': ' + m.content }}{% if not loop.last %}{{ '<|im_end|>' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_end|>assistant: ' }}{% endif %}"
+)
+"""Its end of a turn stands between turns alone, so that no answer has it."""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (CHATML, "<|im_end|>"),  # and a line break after it
+        (MARKED, "<|im_end|>"),
+        (CHATML.replace("<|im_end|>", "</s>"), "</s>"),
+        (CHATML.replace("<|im_end|>", " <|end|>"), None),  # a text of several tokens
+        (LINES, None),
+        (INNER, None),  # its end is no target
+        (BETWEEN, None),
+    ],
+)
+def test_what_ends_an_answer_is_seen_in_the_rendering(text, expected):
+    of = tokenizer(text)
+    ids, targets = template.encoded(TALK, of)
+    assert template.ends(ids, targets, of) == [-1 if expected is None else of.convert_tokens_to_ids(expected)] * 2

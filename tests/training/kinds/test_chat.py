@@ -1,20 +1,23 @@
 """What a run on conversations assembles, trains and scores, where it can be told without an engine."""
 
 import json
+from datetime import date, timedelta
 
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from tape_ds import TapeForCausalLM
+from tape_ds.checkpoint import trained
 from tape_ds.data.dataset import IGNORED, collate
 from tape_ds.errors import UserError
 from tape_ds.recipe.finetuning import load_chat
 from tape_ds.scoring import answers
+from tape_ds.scoring.generation import ends_of
 from tape_ds.training import report
 from tape_ds.training.kinds import finetuning
 from tape_ds.training.run import build_trainer
-from tests.data.chat.chatml import CHATML, MARKED, conversation, tokenizer, write
+from tests.data.chat.chatml import CHATML, DATED, MARKED, by_hand, conversation, tokenizer, write
 from tests.model.helpers import tiny_config
 
 ENCODINGS = ("tape", "alibi", "sincos")
@@ -160,6 +163,80 @@ def test_resumed_equals_uninterrupted_to_the_last_digit(place, tmp_path):
         assert list(found) == [name] and "was saved by a run with" in found[name].wrong
 
 
+PLAIN_ENDS = CHATML.replace("<|im_end|>", "|end|")
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "ends"),
+    [(CHATML, "<|im_end|> (id 301); the trained model stops there", [1, 301]), (PLAIN_ENDS, "53 of 53 answers", [1])],
+)
+def test_generation_ends_where_the_template_ends_an_answer(place, tmp_path, text, named, ends):
+    """The saved model went on after its answers: only the base's EOS, which no conversation has, was an end."""
+    (tmp_path / "mine.jinja").write_text(text)
+    run = finetuning.assemble(recipe(place, "bare", chat_template=tmp_path / "mine.jinja", output_dir=tmp_path / "run"))
+    assert named in run.outline()["end of an answer"]
+    trained.save_trained(tmp_path / "trained", run.model, run.record, run.tokenizer)
+    saved = GenerationConfig.from_pretrained(tmp_path / "trained").eos_token_id
+    assert (saved if isinstance(saved, list) else [saved]) == ends
+    assert ends_of(trained.load_trained(tmp_path / "trained"), run.tokenizer) == ends
+
+
+def test_an_end_that_the_base_has_changes_nothing(place, tmp_path):
+    (tmp_path / "mine.jinja").write_text(CHATML.replace("<|im_end|>", "</s>"))
+    run = finetuning.assemble(recipe(place, "bare", chat_template=tmp_path / "mine.jinja"))
+    assert run.model.generation_config.eos_token_id == 1
+
+
+class Tomorrow(date):
+    """A clock that is a day ahead."""
+
+    @classmethod
+    def today(cls):
+        """Return the day after."""
+        return date.today() + timedelta(days=1)
+
+
+def test_a_resumed_run_reads_the_date_of_its_first_start(place, tmp_path, monkeypatch):
+    """A template that writes today's date gave other tokens once a run went on after midnight."""
+    (tmp_path / "dated.jinja").write_text(DATED)
+    settings = {"chat_template": tmp_path / "dated.jinja", "output_dir": tmp_path / "run", "save_steps": 2}
+    first = finetuning.assemble(recipe(place, data_cache=tmp_path / "one", **settings))
+    build_trainer(first).train()
+    monkeypatch.setattr(finetuning, "date", Tomorrow)
+    more = {"max_steps": 4, "resume_anyway": "true", "resume_from_checkpoint": "true"}
+    rest = finetuning.assemble(recipe(place, data_cache=tmp_path / "other", **settings | more))
+    assert rest.identity["chat_date"] == first.identity["chat_date"] == date.today().isoformat()
+    assert rest.outline()["date"] == first.outline()["date"]
+    for index in range(len(first.sequences)):
+        assert torch.equal(first.sequences[index]["input_ids"], rest.sequences[index]["input_ids"])
+    anew = finetuning.assemble(recipe(place, **settings | {"output_dir": tmp_path / "anew"}))
+    assert not torch.equal(first.sequences[0]["input_ids"], anew.sequences[0]["input_ids"]), "it starts a day later"
+
+
+def test_columns_that_are_not_read_are_named(place, tmp_path):
+    spec = write(tmp_path / "x.jsonl", TALKS[1:2], id=3, source="web")
+    assert finetuning.assemble(recipe(place, train_data=spec)).outline()["not read"] == "the columns id, source"
+
+
+def test_conversations_beyond_the_native_length_are_refused_unless_forced(place, tmp_path):
+    """The model was trained at angles that it never saw, and saved as one for max_tokens."""
+    longest = conversation("which?", "return " * 150)
+    spec = write(tmp_path / "x.jsonl", [longest, *TALKS[:3]])
+    settings = {"train_data": spec, "max_tokens": 2000, "output_dir": tmp_path / "run"}
+    found = problems(place, **settings)["max_tokens"]
+    size = len(by_hand(longest, tokenizer())[0])
+    assert (
+        f"1 of 4 conversations are longer than the model's native length, 128 tokens (the longest: {size})"
+        in found.wrong
+    )
+    assert "--max_tokens 128" in found.remedy and "--force" in found.remedy
+    forced = finetuning.assemble(recipe(place, force="true", **settings))
+    assert forced.config.max_position_embeddings == size and "native length" in forced.outline()["length"]
+    short = finetuning.assemble(recipe(place, max_tokens=2000))
+    assert short.config.max_position_embeddings == 128 and "length" not in short.outline()
+    assert finetuning.assemble(recipe(place, "alibi", **settings)).config.max_position_embeddings == size
+
+
 def problems(place, **changes):
     with pytest.raises(UserError) as caught:
         finetuning.assemble(recipe(place, **changes))
@@ -175,6 +252,9 @@ def test_what_only_the_tokens_can_tell(place, tmp_path):
     assert "no held-out conversation is left" in found["eval_share"].wrong
     (tmp_path / "broken.jinja").write_text("{% for")
     found = problems(place, chat_template=tmp_path / "broken.jinja", **output)
+    assert "not a jinja template" in found["chat_template"].wrong
+    (tmp_path / "strict.jinja").write_text("{{ raise_exception('roles must alternate') }}")
+    found = problems(place, chat_template=tmp_path / "strict.jinja", **output)
     assert "train.jsonl:1: the chat template does not render it" in found["train_data"].wrong
     broken = write(tmp_path / "broken.jsonl", [*TALKS[:2], [{"role": "user"}]])
     assert "broken.jsonl:3: turn 1" in problems(place, train_data=broken, **output)["train_data"].wrong

@@ -1,10 +1,12 @@
 """What a fine-tuning run assembles, trains and scores, where it can be told without an engine."""
 
 import json
+import math
+import shutil
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from tape_ds import TapeForCausalLM
 from tape_ds.checkpoint import trained
@@ -64,6 +66,7 @@ def recipe(place, model="llama", **changes):
         "max_steps": 2,
         "learning_rate": 0.01,
         "deepspeed": "null",
+        "force": "true",  # sequences are longer than the models were made for
         "output_dir": place / "run",
     }
     flags = [part for name, value in (fields | changes).items() for part in (f"--{name}", str(value))]
@@ -130,6 +133,40 @@ def test_a_model_keeps_its_encoding_and_its_weights(place, model):
     if model != "randpe":  # which spreads its range over the length it is made for
         torch.testing.assert_close(run.model.eval()(ids).logits, before(ids).logits, atol=1e-5, rtol=1e-5)
     assert set(run.names) == {name for name, _ in run.model.named_parameters()}
+
+
+def test_sequences_beyond_the_native_length_are_refused_where_rope_has_no_scaling(place):
+    found = problems(place, force="false", output_dir=place / "refused")["max_tokens"]
+    assert "12 of 16 sequences are longer than the model's native length, 32 tokens (the longest: 80)" in found.wrong
+    assert finetuning.assemble(recipe(place, "yarn", force="false")).config.max_position_embeddings == 80
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32_768}
+LLAMA_3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 8_192}
+LLAMA_3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("length", "rope", "expected"),
+    [
+        (4096, {"rope_type": "default", "rope_theta": 1e4}, 4096),
+        (32_768, YARN, 131_072),  # as Qwen2.5's are published: the window's length, times the factor
+        (131_072, YARN, 131_072),
+        (131_072, LLAMA_3, 131_072),
+        (16_384, {"rope_type": "linear", "rope_theta": 1e5, "factor": 4.0}, 16_384),
+        (4096, {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, math.inf),
+    ],
+)
+def test_the_length_that_a_base_reaches_with_its_own_scaling(length, rope, expected):
+    native = LlamaConfig(hidden_size=32, num_attention_heads=4, max_position_embeddings=length, rope_parameters=rope)
+    assert finetuning.reach(native, native) == expected
+
+
+def test_the_end_of_an_answer_is_an_end_of_generation(place, tmp_path):
+    """Also where the base's settings name another token than its tokenizer does."""
+    shutil.copytree(place / "llama", tmp_path / "model")
+    GenerationConfig(eos_token_id=7).save_pretrained(tmp_path / "model")
+    assert finetuning.assemble(recipe(place, tmp_path / "model")).model.generation_config.eos_token_id == [7, 1]
 
 
 def test_shorter_sequences_leave_the_length_of_a_model(place):
