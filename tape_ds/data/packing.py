@@ -6,8 +6,8 @@ decides their contents: the sources' fingerprints, the tokenizer's, the settings
 
 **Special tokens.** A document is encoded exactly as ``tokenizer(text)`` does it, the tokenizer's own convention: Llama
 begins each with BOS and ends it with nothing, SmolLM2 adds neither. A BOS that a text begins with itself is not put
-before it again. No EOS is appended, so training and scoring see
-the same ids for the same text; borders between packed documents are carried by ``document_ids``, not by a token.
+before it again. No EOS is appended, so training and scoring see the same ids for the same text; borders between packed
+documents are carried by ``document_ids``, not by a token.
 :func:`pack` adds one behind each document where it is asked to.
 """
 
@@ -24,6 +24,7 @@ import numpy as np
 
 from tape_ds import storage
 from tape_ds.data import cache
+from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.sequences import FILL, Packing, ended
 from tape_ds.data.sources import ArrowFolder, Document, Source, TokenSource, parse_all
 from tape_ds.errors import Problem, UserError, raise_if_any
@@ -147,7 +148,7 @@ def tokenized(
         raise_if_any(source.check_tokenizer(identity))
     if isinstance(source, ArrowFolder) and source.prepared:
         return load_from_disk(str(source.folder))
-    once = {"begin": "once"} if begins(tokenizer) is not None and not source.tokenised else {}
+    once = {"begin": "once"} if tokenizers.begins(tokenizer) is not None and not source.tokenised else {}
     key = cache.key("documents", format=FORMAT, source=source.fingerprint(), split=split, tokenizer=identity, **once)
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -181,7 +182,7 @@ def encode(
 ) -> Iterator[tuple[Document, np.ndarray]]:
     """Yield every document with its token ids, int32 [n], n = 0 included; read and encoded in batches, in their
     order. What a tokenizer begins every text with stands there once, also if the text begins with it."""
-    begin, doubled = begins(tokenizer), 0
+    begin, doubled = tokenizers.begins(tokenizer), 0
     for batch in _batches(documents):
         # verbose=False: no advice about the native length, which these documents are meant to exceed
         encoded = tokenizer([document.text for document in batch], return_attention_mask=False, verbose=False)
@@ -198,12 +199,6 @@ def encode(
             f"{doubled:,}",
             tokenizer.bos_token,
         )
-
-
-def begins(tokenizer: "PreTrainedTokenizerBase") -> int | None:
-    """Return the BOS that a tokenizer puts before every text; None: it puts none."""
-    begin: int | None = tokenizer.bos_token_id
-    return begin if begin is not None and tokenizer("")["input_ids"][:1] == [begin] else None
 
 
 def without_ends(ids: np.ndarray, tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:

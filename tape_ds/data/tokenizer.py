@@ -139,16 +139,23 @@ def without_end(ids: list[int], tokenizer: "PreTrainedTokenizerBase") -> list[in
     return ids[:-1] if ended else ids
 
 
+def begins(tokenizer: "PreTrainedTokenizerBase") -> int | None:
+    """Return the BOS that a tokenizer puts before every text; None: it puts none."""
+    begin: int | None = tokenizer.bos_token_id
+    return begin if begin is not None and tokenizer("")["input_ids"][:1] == [begin] else None
+
+
 def bos_note(tokenizer: "PreTrainedTokenizerBase", config: Any) -> dict[str, str]:
     """Return a line for a run's outline where a Llama's tokenizer begins no text with the BOS that the model knows.
 
-    transformers 5 reads a ``tokenizer.model`` so unless tokenizer_config.json has ``add_bos_token``; a tokenizer.json
-    has decided it, and other families begin texts without.
+    transformers 5 reads a ``tokenizer.model`` that way unless tokenizer_config.json has ``add_bos_token``. A
+    tokenizer.json has decided it, and tokenizers of other families begin texts without.
     """
-    read = type(tokenizer).__name__.startswith(("LlamaTokenizer", "CodeLlamaTokenizer")) and tokenizer.init_kwargs
-    decided = not read or not read.get("vocab_file") or "add_bos_token" in read
-    begin = tokenizer.bos_token_id
-    if decided or begin is None or begin != config.bos_token_id or tokenizer("a")["input_ids"][:1] == [begin]:
+    settings = tokenizer.init_kwargs
+    undecided = settings.get("vocab_file") is not None and "add_bos_token" not in settings
+    llama = type(tokenizer).__name__.startswith(("LlamaTokenizer", "CodeLlamaTokenizer"))
+    known = tokenizer.bos_token_id is not None and tokenizer.bos_token_id == config.bos_token_id
+    if not (llama and undecided and known) or begins(tokenizer) is not None:
         return {}
     remedy = "if the model was trained with it, write add_bos_token: true into its tokenizer_config.json"
     return {"BOS": f"the tokenizer puts no {tokenizer.bos_token} before a text; {remedy}"}

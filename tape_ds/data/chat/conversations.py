@@ -157,9 +157,8 @@ def _schemas(given: Any) -> list[dict[str, Any]] | None:
         ValueError: they are something else.
     """
     found = json.loads(given) if isinstance(given, str) else given
-    found = (
-        [json.loads(each) if isinstance(each, str) else each for each in found] if isinstance(found, list) else found
-    )
+    if isinstance(found, list):
+        found = [json.loads(each) if isinstance(each, str) else each for each in found]
     if not found:
         return None
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):

@@ -102,7 +102,7 @@ def rendered(
         day: the date for a template that writes one.
 
     Returns:
-        Rows ``{name: string, input_ids: list<int32>, targets: list<int8>, first: int32, ends: list<int32>, tools: bool,
+        Rows ``{name: string, input_ids: list<int32>, targets: list<int8>, first: int32, ends: list<int32>,
         unread: list<string>}``: ``targets`` is 1 for tokens of the assistant, ``first`` the place of the first of them,
         -1 where there is none, ``ends`` what ends each answer (:func:`tape_ds.data.chat.template.ends`), ``unread`` the
         names of the row's other columns. A conversation's first token is never a target: nothing predicts it.
@@ -114,7 +114,7 @@ def rendered(
 
     columns = {"name": Value("string"), "input_ids": List(Value("int32")), "targets": List(Value("int8"))}
     columns |= {"first": Value("int32"), "ends": List(Value("int32"))}
-    features = Features({**columns, "tools": Value("bool"), "unread": List(Value("string"))})
+    features = Features({**columns, "unread": List(Value("string"))})
     text = tokenizer.chat_template
     dated = {"day": day.isoformat()} if template.is_dated(tokenizer) else {}
     field, identity = packing.FIELD_OF[split], packing.tokenizer_fingerprint(tokenizer)
@@ -150,7 +150,6 @@ def _rendered_rows(
             "targets": targets.astype(np.int8),
             "first": int(targets.argmax()) if targets.any() else -1,
             "ends": template.ends(ids, targets, tokenizer),
-            "tools": row.tools is not None,
             "unread": sorted(row.others),
         }
 
