@@ -1,6 +1,7 @@
 """Numbers of tokens, true and false, and lengths for which there are no positions."""
 
 import argparse
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,4 +51,16 @@ def test_lengths_beyond_the_native_one_are_a_note(capsys, monkeypatch):
     assert said == "note: 102,400 tokens are 12.5 times the native length of gpt2, 8,192\n"
     monkeypatch.setenv("RANK", "1")
     options.note_beyond([102_400], Model())
+    assert capsys.readouterr().err == ""
+
+
+def test_a_llama_that_begins_texts_without_its_bos_is_a_note(capsys, monkeypatch):
+    """Perplexities and passkeys were those of texts without BOS, without a word."""
+    asked = SimpleNamespace(tokenizer=lambda: "its tokenizer", config="its configuration")
+    told = {("its tokenizer", "its configuration"): {"BOS": "no <s>"}}
+    monkeypatch.setattr("tape_ds.data.tokenizer.bos_note", lambda *given: told[given])
+    options.note_bos(asked)
+    assert capsys.readouterr().err == "note: no <s>\n"
+    monkeypatch.setenv("RANK", "1")
+    options.note_bos(asked)
     assert capsys.readouterr().err == ""
