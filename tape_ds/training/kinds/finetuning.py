@@ -19,7 +19,7 @@ from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import convert, extendable
 from tape_ds.model import rows as rows_of_vocabulary
 from tape_ds.model.extendable import Config
-from tape_ds.model.positions import scaling
+from tape_ds.model.positions import scaling, trained_rope
 from tape_ds.recipe.finetuning import HELD_OUT, TRAIN, ChatRecipe, FinetuningRecipe, ScrollsRecipe
 from tape_ds.recipe.scale import check_model
 from tape_ds.recipe.sections import check_trained, learns
@@ -143,8 +143,7 @@ def reach(native: PreTrainedConfig, config: Config) -> float:
     rope = config.rope_parameters or {}
     if getattr(config, "position_encoding", model_config.PLAIN) != model_config.PLAIN or scaling.is_dynamic(rope):
         return math.inf
-    scaled = rope.get("factor", 1.0) * (rope.get("original_max_position_embeddings") or 0)
-    return max(native.max_position_embeddings, scaled)
+    return trained_rope.read(native.to_dict(), native.name_or_path).native_length
 
 
 def _note_beyond(recipe: FinetuningRecipe, lengths: np.ndarray, reached: float, texts: str) -> dict[str, str]:
