@@ -10,16 +10,16 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HTTPError, StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.quantizers import AutoHfQuantizer
 
 from tape_ds import storage
 from tape_ds.checkpoint import trained
@@ -29,12 +29,12 @@ from tape_ds.errors import Problem, UserError, collecting, raise_if_any
 from tape_ds.export import source_model
 from tape_ds.model import convert, positions, weights
 from tape_ds.model.configuration import TapeConfig
+from tape_ds.model.filling import load_exact, require_exact
 from tape_ds.model.llama import TapeForCausalLM, change_positions, evaluated_at
 from tape_ds.registration import TYPES
 from tape_ds.run_folder import TRAINED
 
 ADAPTER = "adapter_config.json"
-_SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "*.py")
 _TOKENIZER_CODE = ("tokenizer_config.json", "config.json")
 _REMEDY = "give a run's folder, a model folder, a hub id that can be reached, an adapter, a .gguf file, or smollm2"
 
@@ -49,6 +49,8 @@ class Held(NamedTuple):
     device: torch.device
     trust_remote_code: bool
     """Whether code that came with the model or the tokenizer may run."""
+    base_anyway: bool = False
+    """See :func:`tape_ds.checkpoint.trained.find_base`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +115,9 @@ class FoundModel:
 
     @property
     def tokenizer_has_code(self) -> bool:
-        """Whether a class for the tokenizer lies beside it, or on the hub: code that only those run who trust it."""
-        folder = Path(convert.resolve(self.tokenizer_name_or_path))
-        return not folder.is_dir() or any(_names_tokenizer_code(folder / name) for name in _TOKENIZER_CODE)
+        """Whether a class for the tokenizer comes with it: code that only those run who trust it."""
+        folder = Path(convert.resolve(self.tokenizer_name_or_path, with_weights=False))
+        return any(_names_tokenizer_code(folder / name) for name in _TOKENIZER_CODE)
 
     @property
     def known_length(self) -> int | None:
@@ -148,7 +150,7 @@ class FoundModel:
         digest = hashlib.sha256()
         files = [*self.files()]
         if self.held.trust_remote_code:
-            files += _code(Path(convert.resolve(self.tokenizer_name_or_path)))
+            files += _code(Path(convert.resolve(self.tokenizer_name_or_path, with_weights=False)))
         for file in dict.fromkeys(files):
             digest.update(f"{file.name} {storage.digest(file)}\n".encode())
         return {
@@ -178,7 +180,7 @@ def find(options: argparse.Namespace, problems: Sequence[Problem] = ()) -> Found
     Raises:
         UserError: what is wrong with it, behind the ``problems`` that are known.
     """
-    names = ("tokenizer", "dtype", "device", "trust_remote_code", "position_updates", "rope_scaling")
+    names = ("tokenizer", "dtype", "device", "trust_remote_code", "base_anyway", "position_updates", "rope_scaling")
     try:
         return at(options.model, **{name: vars(options)[name] for name in names})
     except UserError as error:
@@ -192,6 +194,7 @@ def at(
     dtype: str = "auto",
     device: str = "auto",
     trust_remote_code: bool = False,
+    base_anyway: bool = False,
     position_updates: str = "on",
     rope_scaling: str = "own",
 ) -> FoundModel:
@@ -206,7 +209,7 @@ def at(
         place = find_device(device)
     with collecting(problems):
         asked = None if dtype == "auto" else getattr(torch, dtype)
-        found = _find(name_or_path, Held(tokenizer, asked, place, trust_remote_code))
+        found = _find(name_or_path, Held(tokenizer, asked, place, trust_remote_code, base_anyway))
         found = _changed(found, position_updates, rope_scaling)
         found.tokenizer()
     raise_if_any(problems)
@@ -257,11 +260,13 @@ def find_device(name: str) -> torch.device:
 def _find(name_or_path: str, held: Held) -> FoundModel:
     if _is_ours(name_or_path):
         return _find_own(name_or_path, held)
-    folder = _local(name_or_path)
-    if (folder / ADAPTER).is_file() and not (folder / "config.json").is_file():
+    folder = Path(convert.resolve(name_or_path))
+    if (folder / ADAPTER).is_file() and not weights.files(folder):
         return _find_adapter(name_or_path, folder, held)
     config = _read_config(name_or_path, folder, held.trust_remote_code)
     dtype = held.dtype or config.dtype or torch.float32
+    if not (held.trust_remote_code and getattr(config, "auto_map", None)):
+        _check_plain(folder, config, dtype)
     return FoundModel(
         name_or_path=name_or_path,
         kind="transformers",
@@ -277,14 +282,13 @@ def _find(name_or_path: str, held: Held) -> FoundModel:
 
 def _find_own(name_or_path: str, held: Held) -> FoundModel:
     """Return what a run left behind, or a model folder of this project, exported ones included."""
-    source = source_model.find(name_or_path)
+    source = source_model.find(name_or_path, base_anyway=held.base_anyway)
     record, folder, dtype = source.record, source.folder, held.dtype or source.dtype
 
     def files() -> Iterator[Path]:
         yield from _model_files(folder)
         if record is not None and record.base is not None and not any(folder.glob(trained.WHOLE_WEIGHTS)):
-            base = convert.resolve(record.base)
-            yield from _model_files(Path(base) if Path(base).is_dir() else _download(base))
+            yield from _model_files(Path(trained.find_base(folder, record, held.base_anyway)))
 
     return FoundModel(
         name_or_path=name_or_path,
@@ -300,14 +304,40 @@ def _find_own(name_or_path: str, held: Held) -> FoundModel:
     )
 
 
-def _load_plain(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+def _check_plain(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> None:
+    """Refuse what :func:`_load_plain` would refuse, before data are read for hours; reads no number of the weights."""
+    quantised = getattr(config, "quantization_config", None)
+    if quantised is None:
+        _load_plain(folder, dtype, False, device_map={"": "meta"})
+        return
+    with _loading(folder):
+        AutoHfQuantizer.from_config(quantised, pre_quantized=True).validate_environment(device_map=None)
+
+
+def _load_plain(folder: Path, dtype: torch.dtype, trust_remote_code: bool, **arguments: Any) -> PreTrainedModel:
     """Whatever ``AutoModelForCausalLM`` loads."""
-    raise_if_any(weights.check_folder(folder))
-    with weights.reading(folder):
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, trust_remote_code=trust_remote_code
+    with _loading(folder):
+        model: PreTrainedModel = load_exact(
+            AutoModelForCausalLM, folder, dtype=dtype, trust_remote_code=trust_remote_code, **arguments
         )
     return model
+
+
+def _loading(folder: Path) -> AbstractContextManager[None]:
+    remedy = "mend the folder, or install what the sentence asks for"
+    return _reported("model", str(folder), "transformers could not load it", remedy)
+
+
+@contextmanager
+def _reported(field: str, value: str, wrong: str, remedy: str) -> Iterator[None]:
+    """Within the block a library reads files of others, and raises whatever it meets: a message, with its sentence."""
+    try:
+        yield
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UserError(Problem(field, value, f"{wrong} ({reason[:600]})", remedy)) from error
 
 
 def _is_ours(name_or_path: str) -> bool:
@@ -315,38 +345,6 @@ def _is_ours(name_or_path: str) -> bool:
     folder = Path(name_or_path)
     records = (folder / trained.RECORD, folder / TRAINED / trained.RECORD)
     return any(record.is_file() for record in records) or source_model.model_type(folder) in TYPES
-
-
-def _local(name_or_path: str) -> Path:
-    """Return the folder with the model's files, downloaded where it is a hub id.
-
-    Raises:
-        UserError: there is none.
-    """
-    resolved = convert.resolve(name_or_path)
-    if Path(resolved).is_dir():
-        return Path(resolved)
-    # runs/x is a folder of ours, which the hub takes half a minute to deny
-    local = resolved.startswith((".", "/", "~", "runs/")) or resolved.count("/") > 1
-    if Path(resolved).exists() or local:
-        raise UserError(Problem("model", name_or_path, "no such folder", _REMEDY))
-    return _download(resolved)
-
-
-def _download(name: str) -> Path:
-    """Return the snapshot of a hub id; pickled weights only where there are no others.
-
-    Raises:
-        UserError: it cannot be had.
-    """
-    try:
-        folder = Path(snapshot_download(name, allow_patterns=[*_SMALL, "*.safetensors"]))
-        if not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(name, allow_patterns=[*_SMALL, "*.bin"]))
-    except (OSError, ValueError, HTTPError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(Problem("model", name, f"no such folder, and not to be had ({reason})", _REMEDY)) from error
-    return folder
 
 
 def _find_adapter(name_or_path: str, folder: Path, held: Held) -> FoundModel:
@@ -368,6 +366,8 @@ def _find_adapter(name_or_path: str, folder: Path, held: Held) -> FoundModel:
     if not named:
         wrong = f"{ADAPTER} names no base"
         raise UserError(Problem("model", name_or_path, wrong, "write base_model_name_or_path into it"))
+    if config.revision and not Path(named).exists():
+        named = f"{named}@{config.revision}"
     own = str(folder) if (folder / "tokenizer_config.json").is_file() else None
     base = _find(named, held._replace(tokenizer=held.tokenizer or own))
     return replace(
@@ -384,15 +384,21 @@ def _find_adapter(name_or_path: str, folder: Path, held: Held) -> FoundModel:
 def _merged(name_or_path: str, folder: Path, base: FoundModel) -> PreTrainedModel:
     """Merged in fp32, which loses nothing."""
     from peft import PeftModel
+    from peft.utils.save_and_load import load_peft_weights, set_peft_model_state_dict
 
-    with weights.reading(folder), warnings.catch_warnings():
-        warnings.filterwarnings("error", message="Found missing adapter keys")
-        try:
-            model = PeftModel.from_pretrained(base.whole().float(), str(folder))
-        except UserWarning as error:  # peft would go on without them
-            wrong = f"it has not all of the tensors that its {ADAPTER} asks for ({str(error)[:200]})"
-            raise UserError(Problem("model", name_or_path, wrong, "give the whole folder of the adapter")) from error
-    merged: PreTrainedModel = model.merge_and_unload(safe_merge=True)
+    whole = base.whole()
+    if getattr(whole.config, "quantization_config", None) is not None:
+        wrong = f"its base {base.name_or_path} is quantised, and merging would round to that again"
+        remedy = f"name the unquantised model as base_model_name_or_path in its {ADAPTER}"
+        raise UserError(Problem("model", name_or_path, wrong, remedy))
+    wrong, remedy = f"peft could not put it onto {base.name_or_path}", "give the adapter's own base, and all its files"
+    with weights.reading(folder), warnings.catch_warnings(), _reported("model", name_or_path, wrong, remedy):
+        warnings.filterwarnings("error", message="Found missing adapter keys")  # peft would go on without them
+        model = PeftModel.from_pretrained(whole.float(), str(folder))
+        # once more, only because from_pretrained does not tell which tensors it had no place for
+        unexpected = set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu")).unexpected_keys
+        require_exact(str(folder), (), unexpected, ())
+        merged: PreTrainedModel = model.merge_and_unload(safe_merge=True)
     return merged
 
 
@@ -400,20 +406,35 @@ def _read_config(name_or_path: str, folder: Path, trust_remote_code: bool) -> Pr
     """Return the configuration of a causal LM.
 
     Raises:
-        UserError: there is none, or it is of something else.
+        UserError: there is none, it is of something else, or its RoPE is of a type that transformers does not have.
     """
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except UserError:
         raise
-    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
-        wrong = f"no configuration could be read ({' '.join(str(error).split())[:300]})"
+    except Exception as error:  # of a file of another form transformers raises whatever it meets
+        reason = " ".join(str(error).split())
+        if "trust_remote_code" in reason:
+            wrong = "no configuration could be read without running the code that comes with it"
+            raise UserError(Problem("model", name_or_path, wrong, tokenizers.RUN_CODE)) from error
+        wrong = f"no configuration could be read ({reason[:600]})"
         raise UserError(Problem("model", name_or_path, wrong, _REMEDY)) from error
     own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if type(config) not in AutoModelForCausalLM._model_mapping and not (own_code and trust_remote_code):
         wrong = f"its model_type is {config.model_type!r}, which is no causal LM that transformers knows"
-        remedy = "--trust_remote_code runs the code it carries" if own_code else "give a causal language model"
+        remedy = tokenizers.RUN_CODE if own_code else "give a causal language model"
         raise UserError(Problem("model", name_or_path, wrong, remedy))
+    known = ("default", *ROPE_INIT_FUNCTIONS)
+    rope = getattr(config, "rope_parameters", None) or {}
+    named = [
+        each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, Mapping)
+    ]  # one a kind of layer
+    unknown = [name for name in named if name not in (None, *known)]
+    if unknown and not (own_code and trust_remote_code):
+        wrong = f"its rope_type is {unknown[0]!r}, which transformers does not know"
+        raise UserError(
+            Problem("model", name_or_path, wrong, f"give a model whose rope_type is one of: {', '.join(known)}")
+        )
     return config
 
 
@@ -438,4 +459,4 @@ def _model_files(folder: Path) -> list[Path]:
 
 def _code(folder: Path) -> list[Path]:
     """Return the Python files that a folder carries."""
-    return sorted(folder.rglob("*.py")) if folder.is_dir() else []
+    return sorted(folder.rglob("*.py"))

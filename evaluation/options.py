@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tape_ds import numbers
-from tape_ds.arguments import DTYPES
+from tape_ds.arguments import DTYPES, add_base_anyway
 from tape_ds.data.scrolls.datasets import SPLITS
 from tape_ds.errors import Problem, UserError, did_you_mean, is_main_process
 
@@ -103,6 +103,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--trust_remote_code", action="store_true", help="run code that the model's folder or hub repository carries"
     )
+    add_base_anyway(group)
 
 
 def add_output(parser: argparse.ArgumentParser, *, seed: bool = True) -> None:

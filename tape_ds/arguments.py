@@ -55,6 +55,15 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(EXIT_CODE)
 
 
+def add_base_anyway(parser: Any) -> None:
+    """Let trained weights be put onto a base that is not the one they were trained on."""
+    parser.add_argument(
+        "--base_anyway",
+        action="store_true",
+        help="put trained weights onto what lies in their base's place now, though it is not what they were trained on",
+    )
+
+
 def below_one(options: argparse.Namespace, *names: str) -> list[Problem]:
     """Numbers of these options that are given and below 1."""
     given = {name: vars(options)[name] for name in names}

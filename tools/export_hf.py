@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tape_ds import paths
-from tape_ds.arguments import DTYPES, Parser
+from tape_ds.arguments import DTYPES, Parser, add_base_anyway
 from tape_ds.errors import Problem, collecting, command, raise_if_any
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--name", help="of the model, in its card; default: the name of OUT")
     parser.add_argument("--license", help="of the weights, as the hub names licences; nothing is said without it")
     parser.add_argument("--push", metavar="NAME", help="upload the folder to the Hugging Face hub as this model")
+    add_base_anyway(parser)
     options = parser.parse_args(argv)
     source = check(options)
     import torch
@@ -82,7 +83,7 @@ def check(options: argparse.Namespace) -> "SourceModel":
     from tape_ds.export import source_model
 
     with collecting(problems):
-        source = source_model.find(options.source)
+        source = source_model.find(options.source, base_anyway=options.base_anyway)
     if options.push is not None:
         from tape_ds.export import push
 

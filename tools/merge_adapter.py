@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from tape_ds import paths
-from tape_ds.arguments import DTYPES, Parser
+from tape_ds.arguments import DTYPES, Parser, add_base_anyway
 from tape_ds.errors import command, raise_if_any
 
 
@@ -29,6 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         choices=DTYPES,
         help="of the folder's weights; auto: the base model's",
     )
+    add_base_anyway(parser)
     options = parser.parse_args(argv)
     out = Path(options.out)
     raise_if_any(paths.check_new("out", out))
@@ -40,8 +41,9 @@ def main(argv: list[str] | None = None) -> int:
 
     record = trained.read_record(options.trained)
     tokenizer = tokenizers.load(options.trained, "trained")
-    model = merging.merge(options.trained)
-    dtype = merging.original_dtype(options.trained) if options.dtype == "auto" else getattr(torch, options.dtype)
+    original = merging.original_dtype(options.trained, base_anyway=options.base_anyway)
+    model = merging.merge(options.trained, base_anyway=options.base_anyway)
+    dtype = original if options.dtype == "auto" else getattr(torch, options.dtype)
     model.to(dtype).config.use_cache = True
 
     def write(folder: Path) -> None:

@@ -9,7 +9,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tape_ds.checkpoint.trained import load_trained, read_record
+from tape_ds.checkpoint.trained import find_base, load_trained, read_record
 from tape_ds.model import convert, weights
 
 PROBE = (2, 64)
@@ -20,11 +20,12 @@ In fp32 SmolLM2-135M differs by 16 where its adapters (weights of 0.01) change l
 are longer, which is why there is room."""
 
 
-def merge(folder: str | Path, **arguments: Any) -> PreTrainedModel:
+def merge(folder: str | Path, *, base_anyway: bool = False, **arguments: Any) -> PreTrainedModel:
     """Return the whole model of a folder of trained weights, in fp32 unless ``arguments`` say otherwise.
 
     Args:
         folder: a folder of trained weights, of any method.
+        base_anyway: see :func:`tape_ds.checkpoint.trained.find_base`.
         arguments: for ``from_pretrained`` of the base. Merging in 16 bit loses bits: cast the result instead.
 
     Raises:
@@ -32,7 +33,7 @@ def merge(folder: str | Path, **arguments: Any) -> PreTrainedModel:
         RuntimeError: the merged model's logits are not the adapter model's.
     """
     with weights.reading(folder, "trained weights"):
-        model = load_trained(folder, **({"dtype": torch.float32} | arguments)).eval()
+        model = load_trained(folder, base_anyway=base_anyway, **({"dtype": torch.float32} | arguments)).eval()
     if not isinstance(model, PeftModel):
         return model
     expected = _logits(model)
@@ -44,15 +45,15 @@ def merge(folder: str | Path, **arguments: Any) -> PreTrainedModel:
     return merged
 
 
-def original_dtype(folder: str | Path) -> torch.dtype:
+def original_dtype(folder: str | Path, *, base_anyway: bool = False) -> torch.dtype:
     """Return what the base model of a folder of trained weights is stored in (a model trained from scratch: the folder
     itself).
 
     Raises:
-        UserError: no such folder or base.
+        UserError: no such folder, or a base that is gone or another.
     """
-    base = read_record(folder).base
-    config = convert.read_config(folder if base is None else convert.resolve(base))
+    record = read_record(folder)
+    config = convert.read_config(folder if record.base is None else find_base(folder, record, base_anyway))
     return config.dtype or torch.float32
 
 

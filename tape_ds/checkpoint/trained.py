@@ -9,7 +9,7 @@ trained, the folder is an ordinary model folder itself.
 import copy
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from transformers.utils import logging
 
 from tape_ds import storage
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.model import convert, extendable, weights
+from tape_ds.model import convert, extendable, hub, weights
 from tape_ds.parallel.cuts import cut_of
 from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.run_folder import RECORD as RECORD
@@ -45,7 +45,49 @@ class TrainedRecord:
     method: str
     names: tuple[str, ...]
     """Exact names of the trained parameters; none where only the configuration differs from the base's."""
+    base_commit: str | None = None
+    """Of a base from the hub: the commit that was trained on."""
+    base_files: Mapping[str, str] | None = None
+    """Fingerprints of the base's weights by file; None in what older versions saved."""
     format: int = FORMAT
+
+
+def origin(model: str, folder: str | Path) -> dict[str, Any]:
+    """Return the fields of a record that tell its base.
+
+    Args:
+        model: the base as the recipe names it, a path absolute.
+        folder: where :func:`tape_ds.model.convert.resolve` found it.
+    """
+    commit = None if Path(model).exists() else hub.commit_of(folder)
+    files = {file.name: weights.fingerprint(file) for file in weights.files(folder)}
+    return {"base": model if commit is None else hub.split(model)[0], "base_commit": commit, "base_files": files}
+
+
+def find_base(folder: str | Path, record: TrainedRecord, base_anyway: bool = False) -> str:
+    """Return the folder of the base that a record names, of a hub id the commit that was trained on.
+
+    Args:
+        folder: of trained weights, for messages.
+        record: its record, with a base.
+        base_anyway: take what the name or path leads to now, whatever its weights are.
+
+    Raises:
+        UserError: there is no base, or it has other weights than the one that was trained on.
+    """
+    assert record.base is not None
+    pinned = record.base_commit is not None and not base_anyway
+    base = convert.resolve(f"{record.base}@{record.base_commit}" if pinned else record.base)
+    if record.base_files is None or base_anyway:
+        return base
+    now = {file.name: weights.fingerprint(file) for file in weights.files(base)}
+    changed = [f"{name} ({now[name]})" for name in now if now[name] != record.base_files.get(name)]
+    if changed or not now:
+        trained_on = ", ".join(f"{name} ({each})" for name, each in record.base_files.items())
+        wrong = f"it was trained on {trained_on} of {record.base}, where {', '.join(changed) or 'no file'} is now"
+        remedy = f"restore that base (or correct its path in {RECORD}), or give --base_anyway to use what is there now"
+        raise UserError(Problem("trained weights", str(folder), wrong, remedy))
+    return base
 
 
 def gather(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
@@ -84,7 +126,7 @@ def save_trained(
     for file in [file for pattern in left for file in folder.glob(pattern)]:
         file.unlink()
     if isinstance(model, PeftModel):
-        _save_adapter(folder, model, record.base, tensors)
+        _save_adapter(folder, model, record, tensors)
     elif len(record.names) == sum(1 for _ in model.named_parameters()):
         _save_whole(folder, model, tensors)
     else:
@@ -134,7 +176,7 @@ def _save_whole(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor]
             logging.enable_progress_bar()
 
 
-def _save_adapter(folder: Path, model: PeftModel, base: str | None, tensors: dict[str, Tensor]) -> None:
+def _save_adapter(folder: Path, model: PeftModel, record: TrainedRecord, tensors: dict[str, Tensor]) -> None:
     """peft's two files. Its own ``save_pretrained`` asks the hub about the base's vocabulary and adds a blank model
     card, and both files would name the folder where this machine keeps the base."""
     tensors = {name: tensors[first] for name, first in _first_names(model).items() if first in tensors}
@@ -142,7 +184,7 @@ def _save_adapter(folder: Path, model: PeftModel, base: str | None, tensors: dic
     saved = {name: tensor.clone() for name, tensor in saved.items()}  # tied ones must not share memory in a file
     storage.write_file(folder / ADAPTER_WEIGHTS, lambda path: save_file(saved, path, metadata={"format": "pt"}))
     config = copy.copy(model.peft_config["default"])
-    config.base_model_name_or_path, config.inference_mode = base, True
+    config.base_model_name_or_path, config.revision, config.inference_mode = record.base, record.base_commit, True
     config.save_pretrained(folder)
     plain = copy.deepcopy(model.get_base_model().config)
     if getattr(plain, "quantization_config", None) is not None:
@@ -170,9 +212,10 @@ def read_record(folder: str | Path) -> TrainedRecord:
         raise UserError(Problem("trained weights", str(folder), f"no readable {RECORD} ({error})", remedy)) from error
     if (
         not isinstance(fields, dict)
-        or fields.keys() != TrainedRecord.__dataclass_fields__.keys()
+        or not {"base", "method", "names", "format"} <= fields.keys() <= TrainedRecord.__dataclass_fields__.keys()
         or fields["format"] != FORMAT
-        or not isinstance(fields["base"], str | None)
+        or not all(isinstance(fields.get(name), str | None) for name in ("base", "base_commit"))
+        or not isinstance(fields.get("base_files"), dict | None)
         or not isinstance(fields["names"], list)
         or not all(isinstance(name, str) for name in (fields["method"], *fields["names"]))
     ):
@@ -206,15 +249,16 @@ def differing_adapters(folder: str | Path, model: PeftModel) -> list[str]:
     return [field for field, name in fields.items() if getattr(saved, name) != getattr(own, name)]
 
 
-def load_trained(folder: str | Path, **arguments: Any) -> extendable.Model | PeftModel:
+def load_trained(folder: str | Path, *, base_anyway: bool = False, **arguments: Any) -> extendable.Model | PeftModel:
     """Return the base model with what was trained on it; a ``PeftModel`` where the method was LoRA.
 
     Args:
         folder: a folder of trained weights.
+        base_anyway: see :func:`find_base`.
         arguments: for ``from_pretrained`` of the base, such as ``dtype``.
 
     Raises:
-        UserError: no such folder, or tensors that do not fit the base model exactly.
+        UserError: no such folder, another base, or tensors that do not fit the base model exactly.
     """
     folder = Path(folder)
     record = read_record(folder)
@@ -226,7 +270,7 @@ def load_trained(folder: str | Path, **arguments: Any) -> extendable.Model | Pef
         raise UserError(
             Problem("trained weights", str(folder), "a model trained from scratch, without weights", remedy)
         )
-    model: Any = extendable.load(convert.resolve(record.base), config, **arguments)
+    model: Any = extendable.load(find_base(folder, record, base_anyway), config, **arguments)
     if (folder / "adapter_config.json").exists():
         raise_if_any(weights.check_adapter(folder, "trained weights"))
         # not PeftModel.from_pretrained, which only warns of a tensor that is missing

@@ -48,6 +48,7 @@ SETTINGS: dict[str, Any] = {
 MAX_CHARACTERS = 100_000_000
 """How much text is read for training unless given; more changes the pieces little."""
 
+RUN_CODE = "read the code, and give --trust_remote_code to run it"
 _UNKNOWN, _BEGIN, _END = "<unk>", "<s>", "</s>"
 # Sentencepiece drops lines above 4,192 bytes; a letter has at most 4.
 _LINE = 1024
@@ -108,13 +109,16 @@ def cached(specs: Sequence[str], vocab_size: int, cache_dir: str | Path) -> "Pre
     return AutoTokenizer.from_pretrained(cache.folder(cache_dir, name, build))
 
 
-def load(name_or_path: str, field: str = "tokenizer", *, trust_remote_code: bool = False) -> "PreTrainedTokenizerBase":
+def load(
+    name_or_path: str, field: str = "tokenizer", *, trust_remote_code: bool | None = None
+) -> "PreTrainedTokenizerBase":
     """Return the tokenizer of a folder, a hub id, a ``.gguf`` file or ``smollm2``.
 
     Args:
         name_or_path: of it.
         field: where it stands.
-        trust_remote_code: whether a class that lies beside it may be run. transformers itself would stop and ask.
+        trust_remote_code: whether a class that comes with it may be run (transformers itself would stop and ask); None:
+            no, and the command has no such option.
 
     Raises:
         UserError: there is none, it cannot be read, or it needs such a class.
@@ -124,13 +128,20 @@ def load(name_or_path: str, field: str = "tokenizer", *, trust_remote_code: bool
     from tape_ds.model import convert
 
     try:
-        return AutoTokenizer.from_pretrained(convert.resolve(name_or_path), trust_remote_code=trust_remote_code)
+        folder = convert.resolve(name_or_path, with_weights=False)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=bool(trust_remote_code))
     except UserError as error:
         raise UserError([replace(problem, field=field) for problem in error.problems]) from error
     except Exception as error:  # of a file of another form transformers raises whatever it meets, tokenizers a bare one
-        reason = " ".join(str(error).split())[:300]
-        remedy = "give a folder with tokenizer.json or tokenizer.model, or a hub id"
-        raise UserError(Problem(field, name_or_path, f"no tokenizer could be read ({reason})", remedy)) from error
+        reason, remedy = (
+            " ".join(str(error).split()),
+            "give a folder with tokenizer.json or tokenizer.model, or a hub id",
+        )
+        wrong = f"no tokenizer could be read ({reason[:300]})"
+        if "trust_remote_code" in reason:
+            wrong = "no tokenizer could be read without running the code that comes with it"
+            remedy = remedy if trust_remote_code is None else RUN_CODE
+        raise UserError(Problem(field, name_or_path, wrong, remedy)) from error
 
 
 def without_end(ids: list[int], tokenizer: "PreTrainedTokenizerBase") -> list[int]:

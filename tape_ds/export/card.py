@@ -4,7 +4,6 @@ Every number comes from the run's stored result, its record or its configuration
 missing. Folders of the machine that trained are cut down to their last part. The words are in ``card.md.jinja``.
 """
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from tape_ds.export import card_results
 from tape_ds.export.redaction import command_line, hub_names, shown
 from tape_ds.export.source_model import SourceModel
 from tape_ds.markdown_table import markdown_table
-from tape_ds.model import convert
+from tape_ds.model import convert, hub
 from tape_ds.numbers import summarise
 from tape_ds.results import Result
 from tape_ds.run_folder import TRAINED
@@ -35,7 +34,6 @@ HUB_BASES = {
 """Names that stand for a model of the hub: its id, and what is to be said of it."""
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
 _SHOWN_VERSIONS = ("tape_ds", "torch", "deepspeed", "transformers", "peft")
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class Wishes(NamedTuple):
@@ -101,7 +99,7 @@ def _header(source: SourceModel, wishes: Wishes, plain: bool) -> ModelCardData:
         library_name="transformers",
         pipeline_tag="text-generation",
         license=wishes.license,
-        base_model=base if base is not None and _HUB_ID.fullmatch(base) else None,
+        base_model=base if base is not None and hub.is_id(base) else None,
         datasets=hub_names(_training_data(source)) or None,
         tags=["long-context", *([] if plain else [source.config.position_encoding, "custom_code"])],
         model_name=wishes.name,

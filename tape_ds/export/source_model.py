@@ -36,6 +36,8 @@ class SourceModel:
     """Why there is none."""
     dtype: torch.dtype
     """What the weights are stored in, before anything was trained."""
+    base_anyway: bool = False
+    """See :func:`tape_ds.checkpoint.trained.find_base`."""
 
     @property
     def has_tokenizer(self) -> bool:
@@ -49,15 +51,16 @@ class SourceModel:
             UserError: weights that are missing or do not fit.
         """
         if self.record is not None:
-            return merging.merge(self.folder)  # in fp32, which loses nothing
+            return merging.merge(self.folder, base_anyway=self.base_anyway)  # in fp32, which loses nothing
         return extendable.load(self.folder, self.config, dtype=dtype)
 
 
-def find(name_or_path: str) -> SourceModel:
+def find(name_or_path: str, *, base_anyway: bool = False) -> SourceModel:
     """Return the model that a folder leads to; nothing of its weights is read.
 
     Raises:
-        UserError: no such folder, nothing of ours in it, an impossible configuration, or a base that is not there.
+        UserError: no such folder, nothing of ours in it, an impossible configuration, or a base that is not there or
+            another.
     """
     given = Path(name_or_path)
     inner = given / TRAINED
@@ -65,7 +68,8 @@ def find(name_or_path: str) -> SourceModel:
     if (folder / trained.RECORD).is_file():
         record = trained.read_record(folder)
         result, reason = _result_of(folder, record)
-        return SourceModel(folder, _config(folder), record, result, reason, merging.original_dtype(folder))
+        dtype = merging.original_dtype(folder, base_anyway=base_anyway)
+        return SourceModel(folder, _config(folder), record, result, reason, dtype, base_anyway)
     found = model_type(folder)
     if found not in TYPES:
         wrong = "no such folder" if not given.is_dir() else "neither what a run trained nor a model"

@@ -24,7 +24,7 @@ from tape_ds.model.families import BAICHUAN
 from tape_ds.model.filling import fill, require_exact
 
 FILES = ("*.json", "tokenizer.model", "*.safetensors", "pytorch_model*.bin")
-"""What of a hub repository is needed; not its code."""
+"""Files that decide what it becomes."""
 
 _ARCHITECTURE = "BaichuanForCausalLM"
 _FIRST = "BaiChuanForCausalLM"

@@ -9,15 +9,13 @@ other encodings start as in a new model, and the log says which they are. Checkp
 load through :func:`from_reference`, which lives in :mod:`tape_ds.model.reference_checkpoint`.
 """
 
-import contextlib
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -27,11 +25,11 @@ from transformers import (
 )
 
 from tape_ds.errors import Problem, UserError, raise_if_any
-from tape_ds.model import positions, weights
+from tape_ds.model import positions
 from tape_ds.model.configuration import TapeConfig
 from tape_ds.model.families import BAICHUAN, QWEN2, QWEN3, check_llama_shaped, read_config
 from tape_ds.model.families import SHAPES as SHAPES
-from tape_ds.model.filling import fill, require_exact
+from tape_ds.model.filling import fill, load_exact
 from tape_ds.model.llama import TapeForCausalLM
 from tape_ds.model.name_or_path import SMOLLM2 as SMOLLM2
 from tape_ds.model.name_or_path import resolve as resolve
@@ -84,18 +82,14 @@ def load(source: str | Path, config: TapeConfig, **arguments: Any) -> TapeForCau
     if native.model_type == BAICHUAN:
         remedy = "load what tape_ds.model.convert.resolve makes of it"
         raise UserError(Problem("model", str(source), "a Baichuan as published, not yet converted", remedy))
-    raise_if_any(weights.check_folder(source))
-    with _quiet_loading(), weights.reading(source):
-        model, info = TapeForCausalLM.from_pretrained(
-            source, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **arguments
-        )
-    absent = set(info["missing_keys"])
-    present_kinds = {_position_kind(name) for name, _ in model.named_parameters() if name not in absent}
-    missing = [name for name in absent if not _position_kind(name) or _position_kind(name) in present_kinds]
-    mismatched = [f"{name} {list(theirs)}, not {list(ours)}" for name, theirs, ours in info["mismatched_keys"]]
-    require_exact(str(source), missing, info["unexpected_keys"], mismatched)
-    if new := sorted({_position_kind(name) for name in absent}):
-        logger.info("new parameters of the encoding %s: %s", config.position_encoding, ", ".join(new))
+
+    def required(model: Any, missing: Collection[str]) -> list[str]:
+        present = {_position_kind(name) for name, _ in model.named_parameters() if name not in missing}
+        if new := sorted({_position_kind(name) for name in missing} - present - {""}):
+            logger.info("new parameters of the encoding %s: %s", config.position_encoding, ", ".join(new))
+        return [name for name in missing if _position_kind(name) not in new]
+
+    model: TapeForCausalLM = load_exact(TapeForCausalLM, source, required, config=config, **arguments)
     return model
 
 
@@ -138,14 +132,3 @@ def _plain_model(
     if config.qkv_bias and config.head_dim * config.num_attention_heads != config.hidden_size:
         fields["head_dim"] = config.head_dim  # no field of Qwen2's, but its attention reads it
     return model(model.config_class(**fields | {"rope_parameters": rope_parameters}))
-
-
-@contextlib.contextmanager
-def _quiet_loading() -> Iterator[None]:
-    """Keep transformers from reporting position updates as missing: this module checks every key itself."""
-    level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(level)

@@ -87,7 +87,6 @@ def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
     Raises:
         UserError: nothing there, no configuration in it, or a Baichuan that cannot become a Llama.
     """
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, PreTrainedConfig
 
     from tape_ds.model import baichuan
@@ -101,7 +100,7 @@ def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, **hub_arguments)
     except UserError:
         raise  # a TAPE folder whose fields are wrong, or a Baichuan: it says which
-    except (OSError, ValueError, StrictDataclassError) as error:
+    except Exception as error:  # of a file of another form transformers raises whatever it meets
         reason = " ".join(str(error).split())[:300]
         remedy = "give a folder saved by save_pretrained, a hub id that can be reached, or a .gguf file"
         raise UserError(Problem("model", str(source), f"no configuration could be read ({reason})", remedy)) from error

@@ -1,18 +1,71 @@
 """Give a model the tensors of a checkpoint, strictly: each has its place, and no place stays empty.
 
-Shared by every way in (:mod:`tape_ds.model.convert`, :mod:`tape_ds.model.reference_checkpoint`).
+Shared by every way in: folders that a library loads (:func:`load_exact`), and tensors that were renamed (:func:`fill`).
 """
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
-from tape_ds.errors import Problem, UserError
+from tape_ds.errors import Problem, UserError, raise_if_any
+from tape_ds.model import weights
 
+_SHOWN = 12
 _Model = TypeVar("_Model", bound=PreTrainedModel)
+
+
+def load_exact(
+    kind: Any,
+    source: str | Path,
+    required: Callable[[PreTrainedModel, Collection[str]], Iterable[str]] = lambda model, missing: missing,
+    **arguments: Any,
+) -> Any:
+    """Return ``kind.from_pretrained(source, **arguments)`` if every tensor of the source has found its place. As
+    transformers has it, a tied head and buffers that are computed may be missing or left over.
+
+    Args:
+        kind: a class of models, or an auto class.
+        source: a folder.
+        required: which of the missing parameters of a model must not be missing; default: all.
+        arguments: of ``from_pretrained``.
+
+    Raises:
+        UserError: a file is damaged or has integers in a weight's place; a tensor is missing, has no place, or has
+            another shape.
+    """
+    raise_if_any(weights.check_folder(source))
+    with weights.reading(source), _without_report():
+        model, info = kind.from_pretrained(source, output_loading_info=True, ignore_mismatched_sizes=True, **arguments)
+    mismatched = [f"{name} {list(theirs)}, not {list(ours)}" for name, theirs, ours in info["mismatched_keys"]]
+    require_exact(str(source), required(model, info["missing_keys"]), info["unexpected_keys"], mismatched)
+    if getattr(model.config, "quantization_config", None) is None:
+        names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        if integers := sorted(names & weights.integers(source)):
+            wrong = f"integers in the place of weights: {_named(integers)}"
+            remedy = "give the weights as they were published, with the quantization_config of their config.json"
+            raise UserError(Problem("model", str(source), wrong, remedy))
+    return model
+
+
+@contextlib.contextmanager
+def _without_report() -> Iterator[None]:
+    """Keep transformers from printing a table of the tensors that :func:`load_exact` judges itself."""
+    logger = logging.get_logger("transformers.modeling_utils")
+    logger.addFilter(_is_no_report)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_no_report)
+
+
+def _is_no_report(record: Any) -> bool:
+    return "LOAD REPORT" not in record.getMessage()
 
 
 def fill(model: _Model, tensors: Mapping[str, Tensor], source: str) -> _Model:
@@ -46,7 +99,13 @@ def require_exact(source: str, missing: Iterable[str], unexpected: Iterable[str]
         UserError: any of the three names something.
     """
     found = {"missing": missing, "without a place": unexpected, "of another shape": mismatched}
-    parts = [f"{what}: {', '.join(sorted(map(str, names)))}" for what, names in found.items() if names]
+    parts = [f"{what}: {_named(sorted(map(str, names)))}" for what, names in found.items() if names]
     if parts:
         remedy = "give weights and configuration of the same model"
         raise UserError(Problem("model", source, "tensors " + "; ".join(parts), remedy))
+
+
+def _named(names: list[str]) -> str:
+    """A list of names for a message: the first of very many."""
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN:,} more"

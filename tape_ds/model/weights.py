@@ -8,7 +8,9 @@ The checks import no torch: recipes run them before anything else.
 """
 
 import contextlib
+import hashlib
 import json
+import os
 import pickle
 import zipfile
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
+from tape_ds import storage
 from tape_ds.errors import Problem, UserError, raise_if_any
 
 if TYPE_CHECKING:
@@ -113,6 +116,36 @@ def places(folder: Path, whole: str) -> dict[str, str]:
     if not index.is_file() or (folder / whole).is_file():
         return {}
     return {name: str(shard) for name, shard in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()}
+
+
+def files(folder: str | Path) -> list[Path]:
+    """Return the files of weights that ``from_pretrained`` reads of a folder; torch's own where there are no others."""
+    for whole in (WHOLE, PICKLED):
+        names = sorted(set(places(Path(folder), whole).values())) or [whole]
+        if found := [Path(folder) / name for name in names if (Path(folder) / name).is_file()]:
+            return found
+    return []
+
+
+def integers(folder: str | Path) -> set[str]:
+    """Return names of the tensors in a folder's safetensors that are whole numbers or booleans."""
+    found = set()
+    for file in files(folder):
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="np") as opened:
+                kinds = {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
+            found |= {name for name, kind in kinds.items() if kind[0] in "IUB" and kind != "BF16"}
+    return found
+
+
+def fingerprint(file: Path) -> str:
+    """Return what tells a file of weights from another: its size, and a digest of both its ends."""
+    size, digest = file.stat().st_size, hashlib.sha256()
+    with file.open("rb") as opened:
+        digest.update(opened.read(2**20))
+        opened.seek(max(0, size - 2**20), os.SEEK_SET)
+        digest.update(opened.read(2**20))
+    return f"{storage.size(size)}, {digest.hexdigest()[:16]}"
 
 
 def _check_places(folder: Path, whole: dict[str, set[str]], field: str) -> list[Problem]:

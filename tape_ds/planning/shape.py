@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from tape_ds.errors import Problem, UserError, did_you_mean
-from tape_ds.model import positions
+from tape_ds.model import hub, positions
 from tape_ds.model.families import TAPE
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ GPT_J = "EleutherAI/gpt-j-6b"
 
 def known(name: str) -> bool:
     """Return whether the sizes of a model are in this file."""
+    name, _ = hub.split(name)
     return name in LLAMAS or name == GPT_J
 
 
@@ -54,6 +55,7 @@ def published(name: str, **changes: Any) -> Config:
     from tape_ds.model.configuration import TapeConfig
     from tape_ds.model.gptj_configuration import ScaledGPTJConfig
 
+    name, _ = hub.split(name)
     if name == GPT_J:
         return ScaledGPTJConfig()
     if name not in LLAMAS:

@@ -10,7 +10,6 @@ import importlib.util
 import json
 import logging
 import os
-import re
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any
 
 from tape_ds import paths, run_folder
 from tape_ds.errors import Problem, did_you_mean
-from tape_ds.model import weights
+from tape_ds.model import hub, weights
 from tape_ds.model.families import REASONS, TAKEN, foreign
 
 SMOLLM2 = "smollm2"
@@ -27,13 +26,6 @@ SMOLLM2 = "smollm2"
 SMOLLM2_LENGTH = 8192
 """Its native length: known here so that it need not be unpacked to be checked."""
 SMOLLM2_THETA = 1e5
-
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-
-
-def is_hub_id(name: str) -> bool:
-    """Return whether ``name`` is written as the hub's names are, ``owner/name``."""
-    return _HUB_ID.fullmatch(name) is not None
 
 
 def check_pretrained(field: str, name: str, files: tuple[str, ...]) -> Iterator[Problem]:
@@ -55,10 +47,11 @@ def check_pretrained(field: str, name: str, files: tuple[str, ...]) -> Iterator[
         if not any((path / file).is_file() for file in files):
             wrong = f"no {' and no '.join(files)} in this folder"
             yield Problem(field, name, wrong, "give a folder saved by save_pretrained")
-    elif not is_hub_id(name):
+    elif not hub.is_id(name):
         close = did_you_mean(name, [SMOLLM2])
         hint = f"{close} Or give" if close.startswith("did") else f"give {SMOLLM2},"
-        yield Problem(field, name, "no such folder", f"{hint} a folder, a .gguf file or a hub id (owner/name)")
+        remedy = f"{hint} a folder, a .gguf file or a hub id (owner/name or owner/name@revision)"
+        yield Problem(field, name, "no such folder", remedy)
 
 
 CONFIG = "config.json"
@@ -149,7 +142,7 @@ def config_file(name: str, *, online: bool) -> Path | None:
 
 def is_on_hub(name: str) -> bool:
     """Return whether a name or path can only mean a hub id."""
-    return is_hub_id(name) and not name.endswith(".gguf") and not os.path.isdir(paths.of(name))
+    return hub.is_id(name) and not name.endswith(".gguf") and not os.path.isdir(paths.of(name))
 
 
 def not_read(name: str) -> str | None:
@@ -164,8 +157,9 @@ def from_hub(name: str) -> Fetched:
     from huggingface_hub import is_offline_mode, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
+    repository, revision = hub.split(name)
     try:
-        cached = try_to_load_from_cache(name, CONFIG)
+        cached = try_to_load_from_cache(repository, CONFIG, revision=revision)
     except HFValidationError as error:
         wrong = f"no name that the hub can have ({error})"
         return Fetched(problem=Problem("model", name, wrong, "give a folder, or a hub id (owner/name)"))
@@ -186,15 +180,19 @@ def _download(name: str) -> Fetched:
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what fails is said by us
+    repository, revision = hub.split(name)
     later = 2 * HUB_SECONDS  # than the caller stops waiting, who says so; this only ends the thread
     try:
-        get_hf_file_metadata(hf_hub_url(name, CONFIG), timeout=later)
-        return Fetched(Path(hf_hub_download(name, CONFIG, etag_timeout=later)))
+        get_hf_file_metadata(hf_hub_url(repository, CONFIG, revision=revision), timeout=later)
+        return Fetched(Path(hf_hub_download(repository, CONFIG, revision=revision, etag_timeout=later)))
     except errors.GatedRepoError:
         return Fetched(why_not="gated: accept its licence on the hub and log in, `hf auth login`, before the run")
     except errors.RepositoryNotFoundError:
         remedy = "look at its name (owner/name); for a private one: hf auth login"
         return Fetched(problem=Problem("model", name, "the hub has no such model, and this machine no folder", remedy))
+    except errors.RevisionNotFoundError:
+        remedy = "give a commit, tag or branch that the hub's page of the model lists"
+        return Fetched(problem=Problem("model", name, f"the hub has no revision {revision!r} of it", remedy))
     except errors.EntryNotFoundError as error:
         if isinstance(error, errors.LocalEntryNotFoundError):  # the line broke between the two questions
             return Fetched(why_not="offline")

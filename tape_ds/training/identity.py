@@ -5,9 +5,7 @@ the base model's weights) or ``code.PACKAGE``. What changes no number (folders, 
 is scored) is not in it; how many processes share the work, and how it is sharded, is the manifest's own business.
 """
 
-import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +13,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from tape_ds import results, storage
+from tape_ds import results
 from tape_ds.data.packing import tokenizer_fingerprint
 from tape_ds.data.sources.weights import shares_of
 from tape_ds.errors import Problem, redacted
+from tape_ds.model import weights
 from tape_ds.recipe import trainer
 from tape_ds.recipe.recipe import RENAMED, Recipe
 
@@ -111,6 +110,8 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differ
     """
     renamed = {f"recipe.{old}": f"recipe.{new}" for old, new in RENAMED.items()}
     saved = {renamed.get(name, name): value for name, value in saved.items()}
+    if not any(name.startswith("base.") for name in saved):  # older checkpoints know no files of a base from the hub
+        now = {name: value for name, value in now.items() if not name.startswith("base.")}
     found = [
         Difference(name, _value(saved, name), _value(now, name))
         for name in sorted(saved.keys() | now.keys())
@@ -145,14 +146,9 @@ def problems(folder: Path, found: list[Difference], anyway: bool) -> list[Proble
 
 
 def _weights(base: str | Path) -> Iterator[tuple[str, str]]:
-    """(name, what tells it from another) of each weights file of a model folder, by its size and both its ends."""
+    """(name, fingerprint) of each weights file of a model folder."""
     for path in sorted(Path(base).glob("*.safetensors")) + sorted(Path(base).glob("*.bin")):
-        size, digest = path.stat().st_size, hashlib.sha256()
-        with path.open("rb") as file:
-            digest.update(file.read(2**20))
-            file.seek(max(0, size - 2**20), os.SEEK_SET)
-            digest.update(file.read(2**20))
-        yield path.name, f"{storage.size(size)}, {digest.hexdigest()[:16]}"
+        yield path.name, weights.fingerprint(path)
 
 
 def _value(identity: Mapping[str, Any], name: str) -> Any:

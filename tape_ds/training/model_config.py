@@ -160,4 +160,6 @@ def native_config(model: str) -> PreTrainedConfig:
     path = Path(model)
     if path.is_file() and path.name == pretrained.CONFIG:
         return extendable.read_config(path.parent)
-    return extendable.read_config(name_or_path.resolve(model) if model.endswith(".gguf") else model)
+    if model.endswith(".gguf"):
+        return extendable.read_config(name_or_path.resolve(model))
+    return extendable.read_config(name_or_path.find_folder(model, with_weights=False))

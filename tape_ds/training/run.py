@@ -79,6 +79,8 @@ class Run(ABC):
     tokenizer: PreTrainedTokenizerBase
     sequences: Any
     """The run's samples by number, as :class:`tape_ds.data.dataset.TrainingSequences` serves them."""
+    origin: Mapping[str, Any] = field(default_factory=lambda: {"base": None})
+    """The base it starts from, see :func:`tape_ds.checkpoint.trained.origin`."""
     teacher: Teacher | None = None
     """What the model is kept near, see :mod:`tape_ds.model.distillation`."""
     identity: Mapping[str, Any] = field(default_factory=dict)
@@ -88,8 +90,8 @@ class Run(ABC):
 
     @property
     def record(self) -> TrainedRecord:
-        """What every folder that the run saves says about itself; of a new model: no base, every parameter trained."""
-        return TrainedRecord(base=None, method="full", names=self.names)
+        """What every folder that the run saves says about itself."""
+        return TrainedRecord(**self.origin, method="full", names=self.names)
 
     @abstractmethod
     def outline(self) -> dict[str, str]:

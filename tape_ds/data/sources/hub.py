@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard, without_nulls
 from tape_ds.errors import Problem, UserError, did_you_mean
+from tape_ds.model.hub import ID
 
 if TYPE_CHECKING:
     import pyarrow
@@ -29,10 +30,7 @@ class HubDataset(RowSource):
     kind = "hub"
     form = "hub:NAME[@REV][:CONFIG][:SPLIT][#field]"
 
-    _SPEC = re.compile(
-        r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[^:#]+))?(:(?P<config>[^:\[#]*))?"
-        r"(:(?P<split>\w+)(\[:(?P<first>\d+)\])?)?(#(?P<column>.+))?"
-    )
+    _SPEC = re.compile(ID + r"(:(?P<config>[^:\[#]*))?(:(?P<split>\w+)(\[:(?P<first>\d+)\])?)?(#(?P<column>.+))?")
     _SPLIT_OF: ClassVar[dict[str, str]] = {"train": "train", "heldout": "validation"}
 
     def __init__(self, spec: str, field: str = "data"):

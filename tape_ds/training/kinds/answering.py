@@ -17,7 +17,6 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from tape_ds import storage
-from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data.chat.sequences import CutConversations
 from tape_ds.data.scrolls.sequences import AnswerSequences, CutText
 from tape_ds.errors import Problem
@@ -28,7 +27,6 @@ from tape_ds.scoring.answers import AnswerLoss, Asked
 from tape_ds.training import tables
 from tape_ds.training.callbacks import ScoredAround
 from tape_ds.training.held_out import Variants
-from tape_ds.training.kinds.extension import base_path
 from tape_ds.training.run import Run
 
 SCORES = "results/answers.json"
@@ -138,11 +136,6 @@ class Finetuning(Run):
     @abstractmethod
     def describe_data(self) -> dict[str, str]:
         """Return ``data`` and ``held out``, in words."""
-
-    @property
-    def record(self) -> TrainedRecord:
-        """Every parameter is trained, so the folder is a whole model; the base says what it was."""
-        return TrainedRecord(base=base_path(self.recipe.model.model), method="full", names=self.names)
 
     @property
     def mean_tokens(self) -> int:

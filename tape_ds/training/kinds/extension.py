@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
 
 from tape_ds import methods, paths
+from tape_ds.checkpoint import trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data import passkey
 from tape_ds.data import tokenizer as tokenizers
@@ -64,9 +65,8 @@ class Extension(Run):
 
     @property
     def record(self) -> TrainedRecord:
-        """The base under the recipe's name or path, so that it is found from any folder."""
-        base = base_path(self.recipe.model.model)
-        return TrainedRecord(base=base, method=self.recipe.method.method, names=self.names)
+        """As every run's; which parameters are trained depends on the method."""
+        return TrainedRecord(**self.origin, method=self.recipe.method.method, names=self.names)
 
     @property
     def rope_parameters(self) -> dict[str, Any]:
@@ -215,6 +215,7 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
         recipe=recipe,
         arguments=arguments,
         native=native,
+        origin=trained.origin(base_path(recipe.model.model), base),
         config=config,
         model=prepared.model,
         names=prepared.names,

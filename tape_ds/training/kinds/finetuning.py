@@ -12,6 +12,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from tape_ds import methods, paths
+from tape_ds.checkpoint import trained
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.scrolls import examples, sequences
 from tape_ds.data.selection import token_counts
@@ -116,6 +117,7 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
     return kind(
         recipe=recipe,
         arguments=arguments,
+        origin=trained.origin(base_path(recipe.model.model), base),
         config=config,
         model=prepared.model,
         names=prepared.names,
