@@ -77,15 +77,21 @@ def find_base(folder: str | Path, record: TrainedRecord, base_anyway: bool = Fal
     """
     assert record.base is not None
     pinned = record.base_commit is not None and not base_anyway
-    base = convert.resolve(f"{record.base}@{record.base_commit}" if pinned else record.base)
+    name = f"{record.base}@{record.base_commit}" if pinned else record.base
+    remedy = f"restore that base, or write where it is now into {RECORD}"
+    try:
+        base = convert.resolve(name)
+    except UserError as error:
+        wrong = f"its base {name} is missing: {error.problems[0].wrong}"
+        raise UserError(Problem("trained weights", str(folder), wrong, remedy)) from error
     if record.base_files is None or base_anyway:
         return base
     now = {file.name: weights.fingerprint(file) for file in weights.files(base)}
-    changed = [f"{name} ({now[name]})" for name in now if now[name] != record.base_files.get(name)]
+    changed = [f"{file} ({now[file]})" for file in now if now[file] != record.base_files.get(file)]
     if changed or not now:
-        trained_on = ", ".join(f"{name} ({each})" for name, each in record.base_files.items())
-        wrong = f"it was trained on {trained_on} of {record.base}, where {', '.join(changed) or 'no file'} is now"
-        remedy = f"restore that base (or correct its path in {RECORD}), or give --base_anyway to use what is there now"
+        trained_on = ", ".join(f"{file} ({each})" for file, each in record.base_files.items())
+        wrong = f"it was trained on {trained_on} of {name}, where {', '.join(changed) or 'no weights'} is now"
+        remedy += ", or give --base_anyway to use what is there"
         raise UserError(Problem("trained weights", str(folder), wrong, remedy))
     return base
 

@@ -111,16 +111,14 @@ def _changes(encoding: str) -> dict[str, Callable[[str], str]]:
         "tape_ds.model.attention.names": lambda text: _only("NEEDS_CUDA", BACKENDS, text),
         # Counting operations, and our own way to load, are no part of running a model.
         "tape_ds.model.llama": lambda text: _once(method, "", text, "TapeForCausalLM"),
-        "tape_ds.model.gptj": lambda text: _once(
-            r"^from tape_ds.model import weights\n|\n\ndef load\(.*\Z", "", text, "gptj", times=2
-        ),
+        "tape_ds.model.gptj": lambda text: _once(r"\n\ndef load\(.*\Z", "", text, "gptj"),
     }
 
 
-def _once(pattern: str, new: str, text: str, where: str, times: int = 1) -> str:
+def _once(pattern: str, new: str, text: str, where: str) -> str:
     text, found = re.subn(pattern, new, text, flags=re.MULTILINE | re.DOTALL)
-    if found != times:
-        raise CopyError(f"{where}: {pattern!r} stands there {found} times, not {times}")
+    if found != 1:
+        raise CopyError(f"{where}: {pattern!r} stands there {found} times, not 1")
     return text
 
 

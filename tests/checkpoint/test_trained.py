@@ -13,6 +13,8 @@ from tape_ds import TapeForCausalLM, methods
 from tape_ds.checkpoint import merging, trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.errors import UserError
+from tape_ds.model import convert
+from tests import hub_cache
 from tests.methods.test_methods import settings
 from tests.model.helpers import randomised, tiny_config, tokens
 
@@ -52,6 +54,63 @@ def test_what_was_trained_comes_back(base, tmp_path, method, embeddings):
         merged = merging.merge(folder).eval()
         assert type(merged) is TapeForCausalLM
         torch.testing.assert_close(merged(ids).logits, expected, atol=2e-6, rtol=0)
+
+
+def with_origin(folder, model, base):
+    """Write into the record of a folder what a run writes of its base."""
+    record = json.loads((folder / trained.RECORD).read_text()) | trained.origin(str(model), base)
+    (folder / trained.RECORD).write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("method", ["tape", "lora"])
+def test_another_base_under_its_name_is_refused(base, tmp_path, method):
+    """A base that was overwritten, by the merged model even, was taken without a word."""
+    model, folder = trained_folder(base, tmp_path, method)
+    with_origin(folder, base, base)
+    ids = tokens(2, 20)
+    with torch.no_grad():
+        expected = model(ids).logits
+        merging.merge(folder).save_pretrained(base)
+        for load in (trained.load_trained, merging.merge, merging.original_dtype):
+            with pytest.raises(UserError, match=r"trained on model.safetensors.*where model.safetensors.*is now"):
+                load(folder)
+        anyway = merging.merge(folder, base_anyway=True)
+        assert method == "tape" or not torch.allclose(anyway(ids).logits, expected, atol=1e-3)
+
+
+def test_a_base_may_move_and_gain_other_files(base, tmp_path):
+    """What a trainer leaves in a folder is none of the model's weights."""
+    model, folder = trained_folder(base, tmp_path, "tape")
+    with_origin(folder, base, base)
+    base.rename(tmp_path / "moved")
+    with pytest.raises(UserError, match=r"its base .*base is missing(?s:.*)trained\.json"):
+        trained.load_trained(folder)
+    torch.save({}, tmp_path / "moved" / "training_args.bin")
+    record = json.loads((folder / trained.RECORD).read_text())
+    (folder / trained.RECORD).write_text(json.dumps(record | {"base": str(tmp_path / "moved")}))
+    ids = tokens(2, 20)
+    with torch.no_grad():
+        assert torch.equal(trained.load_trained(folder).eval()(ids).logits, model(ids).logits)
+
+
+def test_the_commit_that_was_trained_on_is_loaded(base, tmp_path, monkeypatch):
+    """The newest commit is another model tomorrow."""
+    model, folder = trained_folder(base, tmp_path, "lora")
+    other = TapeForCausalLM.from_pretrained(base)
+    other.model.layers[0].mlp.down_proj.weight.data *= 3
+    other.save_pretrained(tmp_path / "other")
+    commits = {"a" * 40: base, "b" * 40: tmp_path / "other"}
+    hub_cache.put(monkeypatch, tmp_path / "hub", "org/tiny", commits, {"main": "a" * 40})
+    with_origin(folder, "org/tiny@main", convert.resolve("org/tiny@main"))
+    record = trained.read_record(folder)
+    assert (record.base, record.base_commit) == ("org/tiny", "a" * 40)
+    assert list(record.base_files) == ["model.safetensors"]
+    (tmp_path / "hub" / "models--org--tiny" / "refs" / "main").write_text("b" * 40)
+    ids = tokens(2, 20)
+    with torch.no_grad():
+        assert torch.equal(trained.load_trained(folder).eval()(ids).logits, model(ids).logits)
+        newest = trained.load_trained(folder, base_anyway=True).eval()
+        assert not torch.allclose(newest(ids).logits, model(ids).logits, atol=1e-3)
 
 
 def test_a_tape_folder_holds_only_what_was_trained(base, tmp_path):

@@ -47,7 +47,7 @@ def run(base, tmp_path_factory):
         torch.manual_seed(3)
         model = randomised(convert.load(base, config), seed=5)
         names = tuple(n for n, _ in model.named_parameters() if any(part in n for part in trained))
-        record = TrainedRecord(base=str(base), method=method, names=names, **fields)
+        record = TrainedRecord(**{"base": str(base), "method": method, "names": names} | fields)
         save_trained(folder / "trained", model, record, AutoTokenizer.from_pretrained(base))
         config = {
             "train_data": [f"text:{base}/text.txt", "hub:allenai/c4:en"],

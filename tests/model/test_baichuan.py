@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from tape_ds.errors import UserError
 from tape_ds.model import baichuan, convert
+from tests import hub_cache
 from tests.model.helpers import tokens
 
 D, H, LAYERS, WIDTH, ROWS = 32, 4, 2, 48, 300
@@ -270,35 +271,19 @@ def test_a_torch_file_that_would_run_code_is_not_read(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_hub_id_is_downloaded_without_its_code_and_converted(tmp_path, monkeypatch):
-    """The hub's part played by a folder."""
-    from tape_ds.model import name_or_path
-
-    tensors = publish(tmp_path / "snapshot")
-    asked = {}
-
-    def download(repository, allow_patterns):
-        asked.update(repository=repository, patterns=allow_patterns)
-        return str(tmp_path / "snapshot")
-
-    monkeypatch.setattr(name_or_path.PreTrainedConfig, "get_config_dict", lambda name: (CONFIG, {}))
-    monkeypatch.setattr(name_or_path, "snapshot_download", download)
+def test_a_hub_id_is_converted(tmp_path, monkeypatch):
+    tensors = publish(tmp_path / "published")
+    hub_cache.put(
+        monkeypatch,
+        tmp_path / "hub",
+        "baichuan-inc/Baichuan2-7B-Base",
+        {"a" * 40: tmp_path / "published"},
+        {"main": "a" * 40},
+    )
     folder = convert.resolve("baichuan-inc/Baichuan2-7B-Base", tmp_path / "models")
-    assert asked["repository"] == "baichuan-inc/Baichuan2-7B-Base" and not [
-        x for x in asked["patterns"] if "py" in x[-3:]
-    ]
     assert "baichuan-inc--Baichuan2-7B-Base-llama-" in folder
-    monkeypatch.undo()
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert torch.equal(model.model.norm.weight, tensors["model.norm.weight"])
-
-
-def test_a_hub_that_cannot_be_reached_is_a_user_error(tmp_path, monkeypatch):
-    from tape_ds.model import name_or_path
-
-    monkeypatch.setattr(name_or_path.PreTrainedConfig, "get_config_dict", lambda name: (CONFIG, {}))
-    with pytest.raises(UserError, match="could not be downloaded"):
-        convert.resolve("baichuan-inc/Baichuan2-7B-Base", tmp_path / "models")
 
 
 @pytest.mark.parametrize("save", ["bin", "safetensors"])

@@ -158,7 +158,12 @@ class Hub(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     asked: list[str] = []
-    refusals = {"gated": (403, "GatedRepo"), "private": (401, "RepoNotFound"), "bare": (404, "EntryNotFound")}
+    refusals = {
+        "gated": (403, "GatedRepo"),
+        "private": (401, "RepoNotFound"),
+        "bare": (404, "EntryNotFound"),
+        "moved": (404, "RevisionNotFound"),
+    }
 
     def do_GET(self):
         self.asked.append(f"{self.command} {self.path}")
@@ -221,6 +226,13 @@ def test_a_dry_run_reads_one_file_of_a_hub_id(hub):
     assert not Hub.asked, "what is in the hub's cache is not asked for again"
 
 
+def test_a_revision_is_asked_for(hub):
+    assert "8,192 -> 16,384" in plan.describe(look("owner/llama@v1", "--dry_run"))
+    assert {line.split()[1] for line in Hub.asked if "/api/" not in line} == {"/owner/llama/resolve/v1/config.json"}
+    found, _ = problems_of("--recipe", write(model="owner/moved@v9"), "--dry_run")
+    assert set(found) == {"model"} and "no revision 'v9'" in found["model"].wrong
+
+
 def test_a_run_itself_asks_the_hub_later(hub):
     assert look("owner/bert").native_config() is None and not Hub.asked
 
@@ -264,7 +276,8 @@ def test_without_a_network_the_plan_says_so(hub, forbidden, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "is_one"), [("a/b", True), ("a/b.gguf", False), (pretrained.SMOLLM2, False), ("a", False)]
+    ("name", "is_one"),
+    [("a/b", True), ("a/b@v1", True), ("a/b.gguf", False), (pretrained.SMOLLM2, False), ("a", False)],
 )
 def test_what_can_only_be_a_hub_id(name, is_one):
     assert pretrained.is_on_hub(name) is is_one

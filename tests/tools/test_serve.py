@@ -35,6 +35,7 @@ def found(name_or_path):
         "position_updates": "on",
         "rope_scaling": "own",
         "trust_remote_code": False,
+        "base_anyway": False,
     }
     return models.find(argparse.Namespace(model=str(name_or_path), **options))
 

@@ -138,3 +138,13 @@ def test_an_identity_is_plain_json_whatever_a_recipe_holds():
     json.dumps(unlimited, allow_nan=False)
     assert identity.differences(unlimited, json.loads(json.dumps(unlimited))) == []
     assert unlimited["recipe.lr_scheduler_kwargs"] == {"power": "NaN", "lr_end": "Infinity"}
+
+
+def test_a_base_that_an_older_checkpoint_does_not_know_is_not_compared(tmp_path):
+    """Of a base from the hub nothing was stored."""
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    now = of(base=tmp_path)
+    assert "base.model.safetensors" in now and identity.differences(of(), now) == []
+    assert [each.name for each in identity.differences(now | {"base.model.safetensors": "1"}, now)] == [
+        "base.model.safetensors"
+    ]
