@@ -29,7 +29,7 @@ from tape_ds.errors import Problem, UserError, collecting, raise_if_any
 from tape_ds.export import source_model
 from tape_ds.model import convert, positions, weights
 from tape_ds.model.configuration import TapeConfig
-from tape_ds.model.filling import load_exact, require_exact
+from tape_ds.model.filling import load_exact, require_exact, without_bar
 from tape_ds.model.llama import TapeForCausalLM, change_positions, evaluated_at
 from tape_ds.registration import TYPES
 from tape_ds.run_folder import TRAINED
@@ -308,7 +308,8 @@ def _check_plain(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> 
     """Refuse what :func:`_load_plain` would refuse, before data are read for hours; reads no number of the weights."""
     quantised = getattr(config, "quantization_config", None)
     if quantised is None:
-        _load_plain(folder, dtype, False, device_map={"": "meta"})
+        with without_bar():
+            _load_plain(folder, dtype, False, device_map={"": "meta"})
         return
     with _loading(folder):
         AutoHfQuantizer.from_config(quantised, pre_quantized=True).validate_environment(device_map=None)
@@ -370,6 +371,10 @@ def _find_adapter(name_or_path: str, folder: Path, held: Held) -> FoundModel:
         named = f"{named}@{config.revision}"
     own = str(folder) if (folder / "tokenizer_config.json").is_file() else None
     base = _find(named, held._replace(tokenizer=held.tokenizer or own))
+    if getattr(base.config, "quantization_config", None) is not None:
+        wrong = f"its base {named} is quantised, and a merged model would be rounded to that again"
+        remedy = f"name the unquantised model as base_model_name_or_path in its {ADAPTER}"
+        raise UserError(Problem("model", name_or_path, wrong, remedy))
     return replace(
         base,
         name_or_path=name_or_path,
@@ -386,15 +391,10 @@ def _merged(name_or_path: str, folder: Path, base: FoundModel) -> PreTrainedMode
     from peft import PeftModel
     from peft.utils.save_and_load import load_peft_weights, set_peft_model_state_dict
 
-    whole = base.whole()
-    if getattr(whole.config, "quantization_config", None) is not None:
-        wrong = f"its base {base.name_or_path} is quantised, and merging would round to that again"
-        remedy = f"name the unquantised model as base_model_name_or_path in its {ADAPTER}"
-        raise UserError(Problem("model", name_or_path, wrong, remedy))
     wrong, remedy = f"peft could not put it onto {base.name_or_path}", "give the adapter's own base, and all its files"
     with weights.reading(folder), warnings.catch_warnings(), _reported("model", name_or_path, wrong, remedy):
         warnings.filterwarnings("error", message="Found missing adapter keys")  # peft would go on without them
-        model = PeftModel.from_pretrained(whole.float(), str(folder))
+        model = PeftModel.from_pretrained(base.whole().float(), str(folder))
         # once more, only because from_pretrained does not tell which tensors it had no place for
         unexpected = set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu")).unexpected_keys
         require_exact(str(folder), (), unexpected, ())
@@ -424,17 +424,13 @@ def _read_config(name_or_path: str, folder: Path, trust_remote_code: bool) -> Pr
         wrong = f"its model_type is {config.model_type!r}, which is no causal LM that transformers knows"
         remedy = tokenizers.RUN_CODE if own_code else "give a causal language model"
         raise UserError(Problem("model", name_or_path, wrong, remedy))
-    known = ("default", *ROPE_INIT_FUNCTIONS)
-    rope = getattr(config, "rope_parameters", None) or {}
-    named = [
-        each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, Mapping)
-    ]  # one a kind of layer
-    unknown = [name for name in named if name not in (None, *known)]
+    rope, known = getattr(config, "rope_parameters", None) or {}, ("default", *ROPE_INIT_FUNCTIONS)
+    parts = [rope, *(each for each in rope.values() if isinstance(each, Mapping))]  # some have one for a kind of layer
+    unknown = [part["rope_type"] for part in parts if part.get("rope_type", "default") not in known]
     if unknown and not (own_code and trust_remote_code):
         wrong = f"its rope_type is {unknown[0]!r}, which transformers does not know"
-        raise UserError(
-            Problem("model", name_or_path, wrong, f"give a model whose rope_type is one of: {', '.join(known)}")
-        )
+        remedy = f"give a model whose rope_type is one of: {', '.join(known)}"
+        raise UserError(Problem("model", name_or_path, wrong, remedy))
     return config
 
 

@@ -21,11 +21,11 @@ from peft.utils import SAFETENSORS_WEIGHTS_NAME as ADAPTER_WEIGHTS
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.utils import logging
 
 from tape_ds import storage
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import convert, extendable, hub, weights
+from tape_ds.model.filling import without_bar
 from tape_ds.parallel.cuts import cut_of
 from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.run_folder import RECORD as RECORD
@@ -171,15 +171,13 @@ def replace_trained(
 
 def _save_whole(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor]) -> None:
     """Write an ordinary model folder."""
-    training, shown = model.config.use_cache, logging.is_progress_bar_enabled()
+    training = model.config.use_cache
     model.config.use_cache = True  # training keeps no key/value cache; whoever loads this to generate wants one
-    logging.disable_progress_bar()  # transformers shows one for a single file, and where no person looks
     try:
-        model.save_pretrained(folder, state_dict=tensors)
+        with without_bar():  # transformers shows one for a single file, and where no person looks
+            model.save_pretrained(folder, state_dict=tensors)
     finally:
         model.config.use_cache = training
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _save_adapter(folder: Path, model: PeftModel, record: TrainedRecord, tensors: dict[str, Tensor]) -> None:

@@ -64,8 +64,21 @@ def _without_report() -> Iterator[None]:
         logger.removeFilter(_is_no_report)
 
 
+@contextlib.contextmanager
+def without_bar() -> Iterator[None]:
+    """Keep transformers from drawing a progress bar."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def _is_no_report(record: Any) -> bool:
-    return "LOAD REPORT" not in record.getMessage()
+    text = record.getMessage()
+    return "LOAD REPORT" not in text or "CONVERSION" in text  # an error of conversion names what stands there only
 
 
 def fill(model: _Model, tensors: Mapping[str, Tensor], source: str) -> _Model:

