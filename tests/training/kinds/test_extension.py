@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tape_ds import TapeForCausalLM
 from tape_ds.errors import UserError
+from tape_ds.model import weights
 from tape_ds.recipe.extension import load
 from tape_ds.scoring.passkey import Passkey, Reply
 from tape_ds.scoring.span_losses import SpanLosses
@@ -15,6 +16,7 @@ from tape_ds.training.callbacks import PasskeyRetrieval
 from tape_ds.training.held_out import write_passkeys, write_scores
 from tape_ds.training.kinds import extension
 from tape_ds.training.run import build_trainer
+from tests import hub_cache
 from tests.model.helpers import randomised, tiny_config, tokens
 
 TEXT = "one two three four five six seven eight nine ten eleven twelve\n" * 60
@@ -35,7 +37,7 @@ def model(tmp_path) -> Path:
     return tmp_path / "model"
 
 
-def recipe(model, **changes):
+def recipe(model, /, **changes):
     """A recipe without an engine."""
     fields = {
         "model": model,
@@ -72,6 +74,19 @@ def test_the_base_is_found_from_any_folder(model, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(model.parent))
     assert extension.base_path("model") == extension.base_path("~/model") == str(model)
     assert extension.base_path("smollm2") == "smollm2" and extension.base_path("owner/name") == "owner/name"
+
+
+def test_the_record_has_the_commit_and_the_weights_of_the_base(model, tmp_path, monkeypatch):
+    """A hub id without a revision names another model tomorrow, and a path whatever lies there."""
+    (file,) = weights.files(model)
+    own = extension.assemble(recipe(model)).record
+    assert (own.base, own.base_commit) == (str(model), None)
+    assert own.base_files == {file.name: weights.fingerprint(file)}
+    hub_cache.put(monkeypatch, tmp_path / "hub", "org/tiny", {"a" * 40: model}, {"main": "a" * 40, "v1": "a" * 40})
+    for name in ("org/tiny", "org/tiny@v1"):
+        run = extension.assemble(recipe(model, model=name, output_dir=tmp_path / name))
+        assert (run.record.base, run.record.base_commit) == ("org/tiny", "a" * 40)
+        assert run.record.base_files == own.base_files and f"base.{file.name}" in run.identity
 
 
 def test_a_base_with_an_encoding_of_its_own_is_extended_as_it_is(model, tmp_path):
