@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from tape_ds.checkpoint.trained import find_base, load_trained, read_record
 from tape_ds.model import convert, weights
+from tape_ds.run_folder import WHOLE_WEIGHTS
 
 PROBE = (2, 64)
 """Sequences and tokens that both models are compared on."""
@@ -52,9 +53,13 @@ def original_dtype(folder: str | Path, *, base_anyway: bool = False) -> torch.dt
     Raises:
         UserError: no such folder, or a base that is gone or another.
     """
-    record = read_record(folder)
-    config = convert.read_config(folder if record.base is None else find_base(folder, record, base_anyway))
-    return config.dtype or torch.float32
+    record, source = read_record(folder), str(folder)
+    if record.base is not None:
+        if any(Path(folder).glob(WHOLE_WEIGHTS)):  # nothing is put onto the base
+            source = convert.resolve(record.base, with_weights=False)
+        else:
+            source = find_base(folder, record, base_anyway)
+    return convert.read_config(source).dtype or torch.float32
 
 
 @torch.no_grad()

@@ -70,12 +70,23 @@ def test_another_base_under_its_name_is_refused(base, tmp_path, method):
     ids = tokens(2, 20)
     with torch.no_grad():
         expected = model(ids).logits
-        merging.merge(folder).save_pretrained(base)
+        merging.merge(folder).save_pretrained(tmp_path / "merged")
+        (tmp_path / "merged" / "model.safetensors").rename(base / "model.safetensors")
         for load in (trained.load_trained, merging.merge, merging.original_dtype):
             with pytest.raises(UserError, match=r"trained on model.safetensors.*where model.safetensors.*is now"):
                 load(folder)
         anyway = merging.merge(folder, base_anyway=True)
         assert method == "tape" or not torch.allclose(anyway(ids).logits, expected, atol=1e-3)
+
+
+def test_a_whole_model_needs_no_base(base, tmp_path):
+    model, folder = trained_folder(base, tmp_path, "full")
+    with_origin(folder, base, base)
+    (base / "model.safetensors").unlink()
+    assert merging.original_dtype(folder) == torch.float32
+    ids = tokens(2, 20)
+    with torch.no_grad():
+        assert torch.equal(merging.merge(folder).eval()(ids).logits, model(ids).logits)
 
 
 def test_a_base_may_move_and_gain_other_files(base, tmp_path):

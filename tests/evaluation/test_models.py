@@ -307,6 +307,7 @@ def test_trained_weights_on_another_base_are_refused_unless_wanted(base, run, tm
     folder = run(**trained.origin(str(own), own))
     model = found(folder).load()
     tensors = load_file(base / "model.safetensors")
+    (own / "model.safetensors").unlink()  # the loaded model still reads the file that was there
     save_file({name: 2 * tensor for name, tensor in tensors.items()}, own / "model.safetensors")
     with pytest.raises(UserError, match=r"it was trained on model.safetensors.*where model.safetensors.*is now"):
         found(folder)
