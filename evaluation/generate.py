@@ -120,10 +120,10 @@ def ids_of(prompt: str, tokenizer: "PreTrainedTokenizerBase", chat: bool) -> lis
     Raises:
         UserError: the tokenizer has no chat template.
     """
-    from tape_ds.data.tokenizer import without_end
+    from tape_ds.data.prompting import prompt_ids
 
     if not chat:
-        return without_end(tokenizer(prompt, verbose=False)["input_ids"], tokenizer)
+        return prompt_ids(prompt, tokenizer)
     if not getattr(tokenizer, "chat_template", None):
         raise UserError(Problem("--chat", True, "the tokenizer has no chat template", "leave it out"))
     turns = [{"role": "user", "content": prompt}]

@@ -25,7 +25,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from transformers import GenerationConfig, PreTrainedModel
 
 from evaluation.models import FoundModel, used_at
-from tape_ds.data.tokenizer import without_end
+from tape_ds.data.prompting import appended
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 from tape_ds.scoring import CHUNK, continuations
 from tape_ds.scoring.continuations import ContinuationScore, ContinuationSequence
@@ -99,12 +99,14 @@ class HarnessModel(huggingface.HFLM):
         self.new_tokens: dict[tuple[str | None, int | None], int] = {}
         """How long each written answer is, by task and number of the document."""
         self._measured = False
+        self._appended = appended(self.tokenizer)
 
     def tok_encode(self, string: str, *args: Any, **kwargs: Any) -> list[int]:
-        """As lm-eval's, without the EOS that some tokenizers put behind every text: nothing goes on behind the end."""
+        """As lm-eval's, without the end that some tokenizers append (:mod:`tape_ds.data.prompting`)."""
         ids: list[int] = super().tok_encode(string, *args, **kwargs)
-        end = self.tokenizer.eos_token
-        return ids if end and string.endswith(end) else without_end(ids, self.tokenizer)
+        if self._appended and ids != self.tokenizer.encode(string, add_special_tokens=False):
+            return ids[: -self._appended]
+        return ids
 
     def _loglikelihood_tokens(
         self,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tape_ds import storage
-from tape_ds.data import packing, selection
+from tape_ds.data import packing, prompting, selection
 from tape_ds.data.sources import Source
 from tape_ds.errors import Problem, UserError
 
@@ -40,6 +40,8 @@ def read(
 ) -> list[ScoredText]:
     """Return the texts of one source; tokenised the first time, found in the cache from then on.
 
+    What the tokenizer appends to every text is no part of it.
+
     Args:
         source: where documents are read.
         tokenizer: makes ids of them.
@@ -53,20 +55,21 @@ def read(
     Raises:
         UserError: the source's data, or nothing left of them.
     """
+    added = 0 if source.tokenised else prompting.appended(tokenizer)
     try:
         found = selection.select(
             [source.spec],
             tokenizer,
             split,
             storage.cache_home() / "data",
-            min_tokens=min_tokens + (_ends(tokenizer) if bare and not source.tokenised else 0),
+            min_tokens=min_tokens + (_ends(tokenizer) if bare and not source.tokenised else added),
             max_documents=max_documents,
         )
     except UserError as error:
         raise UserError(_as_typed(error, source)) from error
     texts = []
     for name, ids in _documents(found.documents):
-        own = packing.without_ends(ids, tokenizer) if bare else ids
+        own = packing.without_ends(ids, tokenizer) if bare else ids[: len(ids) - added]
         texts.append(ScoredText(name, own[:max_tokens], source.stream))
     if join is None:
         return texts

@@ -112,6 +112,8 @@ def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", 
     from transformers.cli.serving.model_manager import ModelManager
     from transformers.cli.serving.utils import GenerateManager, GenerationState
 
+    from tape_ds.data.prompting import appended
+
     class OneModel(ModelManager):
         """Gives out the model that is loaded already, whatever is asked for."""
 
@@ -143,6 +145,19 @@ def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", 
             raise HTTPException(400, f"max_tokens = {asked}: ask for 1 token or more.")
         gen_config.max_new_tokens = min(asked, length - tokens)
 
+    added = appended(tokenizer)
+
+    class Completions(completion.CompletionHandler):
+        """Reads prompts without the end that some tokenizers append; a chat template ends its own."""
+
+        def _streaming(self, request_id: Any, model: Any, processor: Any, name: Any, inputs: Any, *rest: Any) -> Any:
+            return super()._streaming(request_id, model, processor, name, _cut(inputs, added), *rest)
+
+        async def _non_streaming(
+            self, request_id: Any, model: Any, processor: Any, name: Any, inputs: Any, *rest: Any
+        ) -> Any:
+            return await super()._non_streaming(request_id, model, processor, name, _cut(inputs, added), *rest)
+
     async def refuse(_: Any, error: Any) -> Any:
         """In the words that OpenAI's clients show. A ValueError is transformers' or the model's, of what was asked."""
         body = {"message": str(getattr(error, "detail", error)), "type": "invalid_request_error"}
@@ -154,7 +169,7 @@ def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", 
     app = server.build_server(
         manager,
         chat_completion.ChatCompletionHandler(manager, state),
-        completion_handler=completion.CompletionHandler(manager, state),
+        completion_handler=Completions(manager, state),
         response_handler=response.ResponseHandler(manager, state),
         transcription_handler=transcription.TranscriptionHandler(manager, state),
         systemone_handler=systemone.SystemOneHandler(manager, state),
@@ -163,6 +178,11 @@ def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", 
     app.add_exception_handler(HTTPException, refuse)
     app.add_exception_handler(ValueError, refuse)
     return app
+
+
+def _cut(inputs: Any, tokens: int) -> dict[str, Any]:
+    """Return a tokenized prompt without its last ``tokens``."""
+    return {name: each_1T[:, : each_1T.shape[1] - tokens] for name, each_1T in inputs.items()}
 
 
 if __name__ == "__main__":

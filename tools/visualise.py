@@ -33,6 +33,7 @@ from evaluation.pages import maps
 from evaluation.pages.maps import Map, MapKind
 from tape_ds import results, storage
 from tape_ds.arguments import Parser
+from tape_ds.data.prompting import prompt_ids
 from tape_ds.errors import Problem, UserError, check_folder, collecting, command, raise_if_any
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def prepare(own: argparse.Namespace) -> tuple[dict[str, FoundModel], list[int]]:
     layers, heads = ([*range(1, count + 1)] for count in sizes[0])
     own.layers = sorted(set(own.layers or maps.some(layers, LAYERS)))
     own.heads = sorted(set(own.heads or heads))
-    read = [model.tokenizer()(text)["input_ids"][: own.tokens] for model in found.values()]
+    read = [prompt_ids(text, model.tokenizer())[: own.tokens] for model in found.values()]
     ids: list[int] = read[0]
     if len(ids) < 2:
         raise UserError(Problem(field_name, own.text or text, f"{len(ids)} tokens", "give a text of 2 tokens or more"))

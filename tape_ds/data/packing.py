@@ -25,6 +25,7 @@ import numpy as np
 from tape_ds import storage
 from tape_ds.data import cache
 from tape_ds.data import tokenizer as tokenizers
+from tape_ds.data.prompting import appended
 from tape_ds.data.sequences import FILL, Packing, ended
 from tape_ds.data.sources import ArrowFolder, Document, Source, TokenSource, parse_all
 from tape_ds.errors import Problem, UserError, raise_if_any
@@ -69,6 +70,17 @@ def tokenize(
     sources = parse_all(specs, FIELD_OF[split])
     identity = tokenizer_fingerprint(tokenizer)
     return concatenate_datasets([tokenized(each, tokenizer, identity, split, Path(cache_dir)) for each in sources])
+
+
+def scored_rows(
+    specs: Sequence[str], tokenizer: "PreTrainedTokenizerBase", cache_dir: str | Path
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of :func:`tokenize` for held-out documents, without the end that a tokenizer appends to every
+    text: it is no part of the text that is scored."""
+    for source in parse_all(specs, FIELD_OF["heldout"]):
+        added = 0 if source.tokenised else appended(tokenizer)
+        for row in tokenize([source.spec], tokenizer, "heldout", cache_dir):
+            yield {**row, "input_ids": row["input_ids"][: len(row["input_ids"]) - added]}
 
 
 def pack(

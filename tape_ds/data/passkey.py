@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tape_ds.data.prompting import prompt_ids
 from tape_ds.errors import Problem, UserError, did_you_mean, raise_if_any
 
 if TYPE_CHECKING:
@@ -127,8 +128,8 @@ def text(form: str, before: int, after: int, key: int) -> str:
 
 
 def tokens(tokenizer: "PreTrainedTokenizerBase", words: str) -> tuple[int, ...]:
-    """Return the ids of a text, with what the tokenizer puts before it."""
-    return tuple(tokenizer(words, verbose=False)["input_ids"])
+    """Return the ids of a prompt."""
+    return tuple(prompt_ids(words, tokenizer))
 
 
 def shortest(tokenizer: "PreTrainedTokenizerBase", key: int, form: str) -> int:
@@ -137,10 +138,7 @@ def shortest(tokenizer: "PreTrainedTokenizerBase", key: int, form: str) -> int:
 
 
 def answer_ids(tokenizer: "PreTrainedTokenizerBase", key: int) -> tuple[int, ...] | None:
-    """Return the ids that ``key`` has where it follows the question.
-
-    None for a tokenizer that joins the two, or that puts a token behind a text: there are no such ids then.
-    """
+    """Return the ids that ``key`` has where it follows the question; None for a tokenizer that joins the two."""
     asked, answered = tokens(tokenizer, _QUESTION), tokens(tokenizer, f"{_QUESTION} {key}")
     return answered[len(asked) :] if answered[: len(asked)] == asked else None
 

@@ -144,12 +144,6 @@ def load(
         raise UserError(Problem(field, name_or_path, wrong, remedy)) from error
 
 
-def without_end(ids: list[int], tokenizer: "PreTrainedTokenizerBase") -> list[int]:
-    """Return the ids of a text that something follows, without the EOS that some tokenizers put behind every text."""
-    ended = len(ids) > 0 and ids[-1] == tokenizer.eos_token_id
-    return ids[:-1] if ended else ids
-
-
 def begins(tokenizer: "PreTrainedTokenizerBase") -> int | None:
     """Return the BOS that a tokenizer puts before every text; None: it puts none."""
     begin: int | None = tokenizer.bos_token_id

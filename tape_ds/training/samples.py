@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
-from tape_ds.data.tokenizer import without_end
+from tape_ds.data.prompting import prompt_ids
 from tape_ds.recipe.sections import Samples
 from tape_ds.scoring.generation import continue_prompts, ends_of
 from tape_ds.training.trackers import SafeTracker
@@ -47,7 +47,7 @@ class WriteSamples(TrainerCallback):
         with torch.random.fork_rng(devices):
             for prompt in self.asked.sample_prompts:  # one by one: padding would be another text to some encodings
                 self.trainer.beat("scoring")
-                ids = without_end(self.tokenizer(prompt)["input_ids"], self.tokenizer)
+                ids = prompt_ids(prompt, self.tokenizer)
                 (new,) = continue_prompts(model, [ids], new_tokens=self.asked.sample_tokens, ends=ends)
                 texts.append(self.tokenizer.decode(new))
         return texts

@@ -7,9 +7,17 @@ class Letters:
     """As much of transformers' interface as prompts and replies need: an id is a code point, BOS stands before."""
 
     eos_token_id = END
+    all_special_ids = (BEGIN, END)
 
-    def __call__(self, text, verbose=True):
-        return {"input_ids": [BEGIN, *map(ord, text)]}
+    def __init__(self, end=()):
+        self.end = end
+
+    def __len__(self):
+        return 256
+
+    def __call__(self, text, verbose=True, add_special_tokens=True):
+        begin, end = ([BEGIN], self.end) if add_special_tokens else ([], [])
+        return {"input_ids": [*begin, *map(ord, text), *end]}
 
     def decode(self, ids):
         return "".join(map(chr, ids))

@@ -52,20 +52,22 @@ def test_the_ids_of_an_answer():
     assert answer_ids(Letters(), 123) == tuple(map(ord, " 123"))
     assert same_ids(Letters(), " 123.", 123) and same_ids(Letters(), "1234", 123)
     assert not same_ids(Letters(), " so 123", 123) and not same_ids(Letters(), "12", 123)
+    ending = Letters(end=[2])
+    assert answer_ids(ending, 123) == tuple(map(ord, " 123")) and same_ids(ending, " 123.", 123)
 
-    class Closing(Letters):
-        def __call__(self, text, verbose=True):
-            return {"input_ids": [*super().__call__(text)["input_ids"], 2]}
+    class Joining(Letters):
+        def __call__(self, text, **options):
+            return {"input_ids": [*super().__call__(text, **options)["input_ids"][:-3], len(text)]}
 
-    assert answer_ids(Closing(), 123) is None and not same_ids(Closing(), " 123", 123)
+    assert answer_ids(Joining(), 123) is None and not same_ids(Joining(), " 123", 123)
 
 
 def test_it_is_never_longer_where_a_token_is_many_letters():
     """The real case: the number of tokens moves in jumps, and not by one for a letter."""
 
     class Words(Letters):
-        def __call__(self, text, verbose=True):
-            return {"input_ids": [1, *(len(word) for word in text.split())]}
+        def __call__(self, text, verbose=True, add_special_tokens=True):
+            return {"input_ids": [1] * add_special_tokens + [len(word) for word in text.split()]}
 
     for length in (60, 61, 257, 1024):
         assert length - 2 <= len(write(Words(), length, 5, 0.7).ids) <= length

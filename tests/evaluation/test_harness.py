@@ -11,6 +11,8 @@ from lm_eval import evaluator, simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
 
 from evaluation import harness, harness_options, harness_results, harness_tasks, models
 from evaluation.language_model import HarnessModel
@@ -149,13 +151,20 @@ def test_an_empty_answer_is_told(base):
         lm.loglikelihood(requests("loglikelihood", ("w5", " w6")), True)
 
 
-def test_nothing_goes_on_behind_an_end_of_text(base, monkeypatch):
-    """A tokenizer that puts EOS behind every text would have answers written, and scored, behind it."""
-    lm = HarnessModel(models.at(str(base)))
-    plain, end = lm.tok_encode("w5 w6"), lm.tokenizer.eos_token_id
-    encode = type(lm.tokenizer).encode
-    monkeypatch.setattr(type(lm.tokenizer), "encode", lambda *args, **options: [*encode(*args, **options), end])
-    assert lm.tok_encode("w5 w6") == plain and lm._pair("w5 w6", " w7")[0] == plain
+def test_nothing_goes_on_behind_an_end_of_text(base, tmp_path):
+    """A tokenizer that puts EOS behind every text would have answers written, and scored, behind it. An EOS that the
+    text has itself stays."""
+    plain = HarnessModel(models.at(str(base)))
+    folder = shutil.copytree(base, tmp_path / "ending")
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    end = (tokenizer.eos_token, tokenizer.eos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"$A {end[0]}", special_tokens=[end])
+    tokenizer.save_pretrained(folder)
+    ending = HarnessModel(models.at(str(folder)))
+    assert ending.tokenizer("w5 w6")["input_ids"][-1] == end[1]
+    for text in ("w5 w6", f"w5 w6 {end[0]}", f"{end[0]} w5", ""):
+        assert ending.tok_encode(text) == plain.tok_encode(text)
+    assert ending._pair("w5 w6", " w7") == plain._pair("w5 w6", " w7")
 
 
 @pytest.mark.parametrize(

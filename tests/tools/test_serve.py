@@ -1,6 +1,7 @@
 """The server over loopback, asked by OpenAI's own client: the text that ``generate`` gives, and clear refusals."""
 
 import argparse
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evaluation import models
@@ -100,6 +102,20 @@ def test_the_client_gets_the_greedy_text_of_generate_at_once_and_as_a_stream(fol
         pieces = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
     assert whole.choices[0].text == "".join(piece.text for piece in pieces) == wanted and len(wanted.split()) > 4
     assert whole.usage.prompt_tokens == 4 and len(pieces) > 4
+
+
+def test_a_tokenizer_that_ends_texts_does_not_end_a_prompt(folders, tmp_path):
+    """The model was asked to go on behind an EOS."""
+    wanted, ending = generated(folders["plain"], PROMPT, 6), shutil.copytree(folders["plain"], tmp_path / "ending")
+    tokenizer = AutoTokenizer.from_pretrained(ending)
+    end = (tokenizer.eos_token, tokenizer.eos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"$A {end[0]}", special_tokens=[end])
+    tokenizer.save_pretrained(ending)
+    asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 6, "temperature": 0}
+    with serving(ending) as client:
+        whole = client.completions.create(**asked)
+        pieces = [chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True)]
+    assert whole.choices[0].text == "".join(pieces) == wanted and whole.usage.prompt_tokens == 4
 
 
 def test_chats_are_answered_at_once_and_as_a_stream(folders):

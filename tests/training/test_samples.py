@@ -20,9 +20,13 @@ class Letters:
     """Letters as ids of the tiny model, with an end behind every text."""
 
     eos_token_id = 2
+    all_special_ids = (2,)
 
-    def __call__(self, text):
-        return {"input_ids": [*(3 + ord(letter) % 50 for letter in text), self.eos_token_id]}
+    def __len__(self):
+        return 53
+
+    def __call__(self, text, add_special_tokens=True, verbose=True):
+        return {"input_ids": [3 + ord(letter) % 50 for letter in text] + [self.eos_token_id] * add_special_tokens}
 
     def decode(self, ids):
         return " ".join(map(str, ids))

@@ -15,8 +15,8 @@ is cut to its first 20,000 words before anything else; and the last 7 ids of a s
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tape_ds.data import prompting
 from tape_ds.data.scrolls.datasets import Dataset
-from tape_ds.data.tokenizer import without_end
 from tape_ds.errors import Problem, UserError
 
 if TYPE_CHECKING:
@@ -107,9 +107,9 @@ def reserved(answer_tokens: int) -> int:
 def encode(text: str, tokenizer: "PreTrainedTokenizerBase", begin: bool = True) -> list[int]:
     """Return the ids of ``text``, begun as the tokenizer begins a text or, without ``begin``, as the middle of one;
     never ended, since something follows."""
-    # verbose=False: no advice about the native length, which a text may exceed
-    ids: list[int] = tokenizer(text, add_special_tokens=begin, return_attention_mask=False, verbose=False)["input_ids"]
-    return without_end(ids, tokenizer) if begin else ids
+    if begin:
+        return prompting.prompt_ids(text, tokenizer)
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def _request_tokens(tokenizer: "PreTrainedTokenizerBase") -> int:

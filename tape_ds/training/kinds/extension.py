@@ -16,8 +16,9 @@ from tape_ds.data import passkey
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.dataset import TrainingSequences
 from tape_ds.data.mixing import MixedSequences, mix
-from tape_ds.data.packing import pack, tokenize
+from tape_ds.data.packing import pack, scored_rows
 from tape_ds.data.pose import PoseSequences
+from tape_ds.data.prompting import appended
 from tape_ds.data.selection import select, token_counts
 from tape_ds.data.sources import weights
 from tape_ds.errors import Problem, UserError, raise_if_any
@@ -284,7 +285,7 @@ def _sequences_of(
 ) -> TrainingSequences:
     """Return samples of these sources together, with this seed."""
     data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
-    end = int(tokenizer.eos_token_id) if data.append_eos else None
+    end = int(tokenizer.eos_token_id) if data.append_eos and not appended(tokenizer) else None
     found = select(specs, tokenizer, "train", cache, data.min_document_tokens, data.max_documents)
     origin = f"{found}" + f", none below {data.min_document_tokens:,}" * (data.min_document_tokens > 1)
     if data.pose.chunks > 1:
@@ -312,7 +313,7 @@ def held_out_documents(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBa
     documents: list[HeldOut] = []
     problems = []
     for spec in recipe.data.eval_data:
-        for row in tokenize([spec], tokenizer, "heldout", paths.data_cache(recipe.data.data_cache)):
+        for row in scored_rows([spec], tokenizer, paths.data_cache(recipe.data.data_cache)):
             if len(row["input_ids"]) < length:
                 wrong = f"{row['name']} has {len(row['input_ids'])} tokens, fewer than eval_length = {length}"
                 problems.append(Problem("eval_data", spec, wrong, "name longer documents, or lower eval_length"))

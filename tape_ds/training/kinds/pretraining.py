@@ -12,7 +12,7 @@ from tape_ds import methods, paths
 from tape_ds.data import tokenizer as tokenizers
 from tape_ds.data.dataset import TrainingSequences
 from tape_ds.data.mixing import MixedSequences, mix
-from tape_ds.data.packing import pack, tokenize
+from tape_ds.data.packing import pack, scored_rows, tokenize
 from tape_ds.data.sources import weights
 from tape_ds.data.streaming import StreamedSequences
 from tape_ds.errors import Problem, UserError
@@ -170,7 +170,7 @@ def held_out_documents(recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizer
     if not recipe.data.eval_data:
         return documents, 0
     left_out = best = 0
-    for row in tokenize(recipe.data.eval_data, tokenizer, "heldout", paths.data_cache(recipe.data.data_cache)):
+    for row in scored_rows(recipe.data.eval_data, tokenizer, paths.data_cache(recipe.data.data_cache)):
         found = len(row["input_ids"])
         left_out, best = left_out + (found < longest), max(best, found)
         kept = min(found, room) // longest * longest

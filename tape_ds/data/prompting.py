@@ -1,0 +1,25 @@
+"""Token ids of a text that something follows: begun as the tokenizer begins a text, without the end that some add.
+
+A tokenizer may end every text with EOS (``add_eos_token``, a template in its ``tokenizer.json``). A model that reads a
+prompt with that end behind it answers something else, and a score that counts the end is not the text's.
+"""
+
+from typing import Any
+
+
+def prompt_ids(text: str, tokenizer: Any) -> list[int]:
+    """Return the ids of a prompt."""
+    # verbose=False: no advice about the native length, which a prompt may exceed
+    ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
+    return ids[: len(ids) - appended(tokenizer)]
+
+
+def appended(tokenizer: Any) -> int:
+    """Return how many tokens the tokenizer adds after every text."""
+    # Measured, since a last EOS may also be a prompt's own; with a text that this vocabulary has.
+    special = set(tokenizer.all_special_ids)
+    texts = (tokenizer.decode([index]) for index in range(len(tokenizer)) if index not in special)
+    probe = next(text for text in texts if text.strip())
+    own = tokenizer(probe, add_special_tokens=False, verbose=False)["input_ids"]
+    whole = tokenizer(probe, verbose=False)["input_ids"]
+    return next(count for count in range(len(whole)) if whole[: len(whole) - count][-len(own) :] == own)
