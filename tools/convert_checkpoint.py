@@ -44,11 +44,12 @@ def main(argv: list[str] | None = None) -> int:
     check(options)
     model, tokenizer = convert_source(options)
     from tape_ds.data import cache
+    from tape_ds.data import tokenizer as tokenizers
 
     def write(folder: Path) -> None:
         model.save_pretrained(folder)
         if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
+            tokenizers.save(tokenizer, folder)
 
     cache.build_aside(Path(options.out), write, "out")
     print(f"{options.out}: {type(model).__name__}, {model.num_parameters() / 1e6:,.2f} M parameters")

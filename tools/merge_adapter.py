@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def write(folder: Path) -> None:
         model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        tokenizers.save(tokenizer, folder)
 
     cache.build_aside(out, write, "out")
     origin = record.base or "from scratch"

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tape_ds import storage
+from tape_ds.data import tokenizer as tokenizers
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model import convert, extendable, hub, weights
 from tape_ds.model.filling import without_bar
@@ -140,7 +141,7 @@ def save_trained(
         if tensors:
             storage.write_file(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
     if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
+        tokenizers.save(tokenizer, folder)
     storage.write_json(folder / RECORD, asdict(record))
 
 

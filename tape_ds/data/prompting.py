@@ -16,10 +16,16 @@ def prompt_ids(text: str, tokenizer: Any) -> list[int]:
 
 def appended(tokenizer: Any) -> int:
     """Return how many tokens the tokenizer adds after every text."""
+    return around(tokenizer)[1]
+
+
+def around(tokenizer: Any) -> tuple[int, int]:
+    """Return how many tokens the tokenizer adds before every text, and after it."""
     # Measured, since a last EOS may also be a prompt's own; with a text that this vocabulary has.
     special = set(tokenizer.all_special_ids)
     texts = (tokenizer.decode([index]) for index in range(len(tokenizer)) if index not in special)
     probe = next(text for text in texts if text.strip())
     own = tokenizer(probe, add_special_tokens=False, verbose=False)["input_ids"]
     whole = tokenizer(probe, verbose=False)["input_ids"]
-    return next(count for count in range(len(whole)) if whole[: len(whole) - count][-len(own) :] == own)
+    added = len(whole) - len(own)
+    return next((added - end, end) for end in range(added + 1) if whole[added - end : len(whole) - end] == own)

@@ -14,6 +14,7 @@ becomes a space. Special tokens spelt out in a text are text: a page that shows 
 """
 
 import io
+import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tape_ds.data import cache
+from tape_ds.data.prompting import around
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, raise_if_any
 
@@ -49,6 +51,9 @@ MAX_CHARACTERS = 100_000_000
 """How much text is read for training unless given; more changes the pieces little."""
 
 RUN_CODE = "read the code, and give --trust_remote_code to run it"
+_REBUILDING = ("LlamaTokenizer", "CodeLlamaTokenizer", "CohereTokenizer", "GemmaTokenizer", "GPTNeoXTokenizer")
+"""Classes that in transformers 4 make anew what a text begins and ends with, by ``add_bos_token`` and
+``add_eos_token``."""
 _UNKNOWN, _BEGIN, _END = "<unk>", "<s>", "</s>"
 # Sentencepiece drops lines above 4,192 bytes; a letter has at most 4.
 _LINE = 1024
@@ -166,6 +171,30 @@ def bos_note(tokenizer: "PreTrainedTokenizerBase", config: Any) -> dict[str, str
     return {"BOS": f"the tokenizer puts no {tokenizer.bos_token} before a text; {remedy}"}
 
 
+def save(tokenizer: "PreTrainedTokenizerBase", folder: str | Path) -> None:
+    """Save a tokenizer as ``save_pretrained`` does, but so that transformers 4 reads the same one (from 4.45; earlier
+    ones cannot read today's ``tokenizer.json``)."""
+    tokenizer.save_pretrained(folder)
+    path = Path(folder) / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    for of_this_machine in ("backend", "is_local", "local_files_only"):
+        config.pop(of_this_machine, None)
+    if config["tokenizer_class"] == "TokenizersBackend":
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+        config["model_input_names"] = tokenizer.model_input_names  # else token_type_ids too, which generate refuses
+    if isinstance(config.get("extra_special_tokens"), list):  # a mapping there
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    template = tokenizer.chat_template  # which 4.45 does not read from its own file
+    if isinstance(template, dict):
+        config["chat_template"] = [{"name": name, "template": each} for name, each in template.items()]
+    elif template is not None:
+        config["chat_template"] = template
+    if config["tokenizer_class"].removesuffix("Fast") in _REBUILDING:
+        begin, end = around(tokenizer)
+        config |= {"add_bos_token": begin > 0, "add_eos_token": end > 0}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def sample(sources: Sequence[Source], max_characters: int) -> Iterator[str]:
     """Texts from all over the data, ``max_characters`` together at most, the same ones every time.
 
@@ -237,11 +266,12 @@ def _save(model: bytes, folder: Path) -> None:
     folder.mkdir()
     (folder / "tokenizer.model").write_bytes(model)
     special = {"unk_token": _UNKNOWN, "bos_token": _BEGIN, "eos_token": _END}
-    PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=sentencepiece_tokenizer.backend(folder / "tokenizer.model"),
         add_bos_token=True,
         add_eos_token=False,
         split_special_tokens=True,
         clean_up_tokenization_spaces=False,
         **special,
-    ).save_pretrained(folder)
+    )
+    save(tokenizer, folder)

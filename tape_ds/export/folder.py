@@ -66,7 +66,7 @@ def write(source: SourceModel, out: Path, wishes: card.Wishes, dtype: torch.dtyp
         if source.has_tokenizer:
             tokenizer = tokenizers.load(str(source.folder), "source")
             tokenizer.model_max_length = source.config.max_position_embeddings
-            tokenizer.save_pretrained(folder)
+            tokenizers.save(tokenizer, folder)
         (folder / "README.md").write_text(card.text(source, model, wishes, plain=plain), encoding="utf-8")
 
     cache.build_aside(out, build, "out")

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
+from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, LlamaConfig
 
 from tape_ds.data import tokenizer as tokenizers
@@ -91,7 +93,7 @@ def test_saved_again_it_is_the_same_tokenizer(trained, tmp_path):
     """A run saves the tokenizer beside what it trained: the fingerprint, and with it every cache, must not change."""
     tokenizer, folder = trained
     assert sorted(digests(folder)) == ["tokenizer.json", "tokenizer.model", "tokenizer_config.json"]
-    tokenizer.save_pretrained(tmp_path / "again")
+    tokenizers.save(tokenizer, tmp_path / "again")
     again = AutoTokenizer.from_pretrained(tmp_path / "again")
     assert tokenizer_fingerprint(again) == tokenizer_fingerprint(tokenizer)
     assert again("  </s>")["input_ids"] == tokenizer("  </s>")["input_ids"]
@@ -103,9 +105,77 @@ def test_saved_again_it_is_the_same_tokenizer(trained, tmp_path):
 def test_beside_a_llama_it_is_still_itself(trained, tmp_path):
     """AutoTokenizer looks at config.json too: a Llama there must not turn it into a LlamaTokenizer."""
     tokenizer, _ = trained
-    tokenizer.save_pretrained(tmp_path)
+    tokenizers.save(tokenizer, tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
     assert tokenizer_fingerprint(AutoTokenizer.from_pretrained(tmp_path)) == tokenizer_fingerprint(tokenizer)
+
+
+def qwen(folder):
+    """A Qwen2 folder as transformers 4 wrote it: extra special tokens, a template, EOS that is not a text's end."""
+    special = {"eos_token": "<|im_end|>", "pad_token": "<|end|>"}
+    extra = ["<|im_start|>", "<|im_end|>"]
+    backend = Tokenizer(
+        models.BPE({each: index for index, each in enumerate(["<|end|>", *extra, "a", "b", "ab"])}, [("a", "b")])
+    )
+    backend.add_special_tokens(["<|end|>", *extra])
+    folder.mkdir()
+    backend.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "Qwen2Tokenizer", "additional_special_tokens": extra, "chat_template": "{{ 1 }}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | special))
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def settings_of(folder):
+    return json.loads((folder / "tokenizer_config.json").read_text())
+
+
+def test_what_is_saved_loads_in_transformers_4(trained, tmp_path):
+    """4.45 to 4.57 know no TokenizersBackend, take a list of extra_special_tokens for a mapping, and 4.45 reads no
+    chat_template.jinja; whether this machine was offline is nobody's business."""
+    own = trained[0]
+    tokenizers.save(own, tmp_path / "own")
+    found = settings_of(tmp_path / "own")
+    assert found["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert found["model_input_names"] == ["input_ids", "attention_mask"], "generate refuses token_type_ids"
+    assert not found.keys() & {"backend", "is_local", "local_files_only", "extra_special_tokens"}
+
+    tokenizer = qwen(tmp_path / "qwen")
+    tokenizers.save(tokenizer, tmp_path / "saved")
+    found = settings_of(tmp_path / "saved")
+    assert found["tokenizer_class"] == "Qwen2Tokenizer" and "extra_special_tokens" not in found
+    assert found["additional_special_tokens"] == ["<|im_start|>", "<|im_end|>"]
+    assert found["chat_template"] == (tmp_path / "saved" / "chat_template.jinja").read_text() == "{{ 1 }}"
+    again = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert tokenizer_fingerprint(again) == tokenizer_fingerprint(tokenizer)
+    assert again.all_special_tokens == tokenizer.all_special_tokens and again.chat_template == "{{ 1 }}"
+
+
+@pytest.mark.parametrize("begin, end", [(True, False), (False, False), (True, True)])
+def test_a_llama_s_ends_are_written_down(trained, tmp_path, begin, end):
+    """transformers 4 makes a LlamaTokenizer's template anew from two settings, which transformers 5 does not save."""
+    _, folder = trained
+    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (tmp_path / "llama").mkdir()
+    shutil.copy(folder / "tokenizer.model", tmp_path / "llama")
+    flags = {"add_bos_token": begin, "add_eos_token": end}
+    (tmp_path / "llama" / "tokenizer_config.json").write_text(json.dumps(settings | flags))
+    (tmp_path / "llama" / "config.json").write_text('{"model_type": "llama"}')
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "llama")
+    assert type(tokenizer).__name__ == "LlamaTokenizer"
+    tokenizers.save(tokenizer, tmp_path / "saved")
+    assert {name: settings_of(tmp_path / "saved")[name] for name in flags} == flags
+    again = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert again("a b")["input_ids"] == tokenizer("a b")["input_ids"]
+
+
+def test_every_tokenizer_is_saved_that_way():
+    """But for those in the cache of converted models, which this package alone reads."""
+    root = Path(__file__).resolve().parents[2]
+    files = [path for room in ("tape_ds", "evaluation", "tools", "launchers") for path in (root / room).rglob("*.py")]
+    saving = {
+        str(path.relative_to(root)) for path in files if re.search(r"okenizer\S*\.save_pretrained", path.read_text())
+    }
+    assert saving == {"tape_ds/data/tokenizer.py", "tape_ds/model/baichuan.py", "tape_ds/model/name_or_path.py"}
 
 
 def test_the_same_files_in_every_process(trained, tmp_path):

@@ -18,7 +18,6 @@ from tape_ds.data.dataset import TrainingSequences
 from tape_ds.data.mixing import MixedSequences, mix
 from tape_ds.data.packing import pack, scored_rows
 from tape_ds.data.pose import PoseSequences
-from tape_ds.data.prompting import appended
 from tape_ds.data.selection import select, token_counts
 from tape_ds.data.sources import weights
 from tape_ds.errors import Problem, UserError, raise_if_any
@@ -285,7 +284,7 @@ def _sequences_of(
 ) -> TrainingSequences:
     """Return samples of these sources together, with this seed."""
     data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
-    end = int(tokenizer.eos_token_id) if data.append_eos and not appended(tokenizer) else None
+    end = int(tokenizer.eos_token_id) if data.append_eos else None
     found = select(specs, tokenizer, "train", cache, data.min_document_tokens, data.max_documents)
     origin = f"{found}" + f", none below {data.min_document_tokens:,}" * (data.min_document_tokens > 1)
     if data.pose.chunks > 1:
