@@ -33,6 +33,7 @@ def read(value: str | Mapping[str, Any], problems: list[Problem]) -> dict[str, A
     config = copy.deepcopy(dict(value)) if isinstance(value, Mapping) else _read_file(value, problems)
     if config is None:
         return None
+    config = deepspeed_keys.as_meant(config)
     found = list(deepspeed_keys.check(config))
     problems += found
     broken = {problem.field.removeprefix("deepspeed.").split(".")[0] for problem in found}

@@ -65,6 +65,17 @@ def check(config: Mapping[str, Any]) -> Iterator[Problem]:
     yield from _check_block(rest, known(), "")
 
 
+def as_meant(block: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return the block with its values in the types of their keys, so that 1e9 is a whole number as for DeepSpeed."""
+    plain, found = _section(path).model_fields, dict(block)
+    for key, value in block.items():
+        if key in plain and value != "auto":
+            found[key] = fields.as_meant(value, plain[key].annotation)
+        elif isinstance(value, Mapping) and isinstance(_keys(path).get(key), dict):
+            found[key] = as_meant(value, f"{path}{key}.")
+    return found
+
+
 def known() -> dict[str, Any]:
     """Key -> its type, the block below it, or :data:`FREE`."""
     return library_fields.read()["deepspeed"]["keys"] | BY_HAND
@@ -105,8 +116,13 @@ def _check_block(block: Mapping[str, Any], keys: Mapping[str, Any], path: str) -
 @functools.cache
 def _section(path: str) -> type[Section]:
     """Return the plain values of the block at ``path``."""
+    plain = {key: kind for key, kind in _keys(path).items() if not isinstance(kind, dict) and kind is not FREE}
+    return library_fields.section(path or "deepspeed", {key: (kind, None) for key, kind in plain.items()})
+
+
+def _keys(path: str) -> dict[str, Any]:
+    """Return the keys of the block at ``path``."""
     block = known()
     for part in path.split(".")[:-1]:
         block = block[part]
-    plain = {key: kind for key, kind in block.items() if not isinstance(kind, dict) and kind is not FREE}
-    return library_fields.section(path or "deepspeed", {key: (kind, None) for key, kind in plain.items()})
+    return block

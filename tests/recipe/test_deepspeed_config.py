@@ -221,3 +221,33 @@ def test_the_memory_table_of_the_readme(model, method, cells):
 
 def test_the_memory_table_has_its_six_rows():
     assert len(table()) == 6
+
+
+def whole_numbers(block=None, path=()):
+    """Path and a valid whole number of every key whose type is one."""
+    for key, kind in (deepspeed_keys.known() if block is None else block).items():
+        if isinstance(kind, dict):
+            yield from whole_numbers(kind, (*path, key))
+        elif kind in (int, int | None, "int", "int | None", "str | int") or str(kind).startswith("Annotated[int"):
+            yield (*path, key)
+
+
+@pytest.mark.parametrize("path", [*whole_numbers()], ids=".".join)
+def test_every_whole_number_may_be_written_as_json_s_1e9(path):
+    """LlamaFactory's files and dozens of public ones write sub_group_size: 1e9, which DeepSpeed takes."""
+    given = 1e9
+    for key in reversed(path):
+        given = {key: given}
+    problems = []
+    found = deepspeed_config.lookup(deepspeed_config.read(given, problems), ".".join(path))
+    if path[0] not in deepspeed_keys.NOT_HERE:
+        assert problems == [] and found == 10**9 and type(found) is int
+    given = json.loads(json.dumps(given).replace("1000000000.0", "1.5"))
+    problems = []
+    deepspeed_config.read(given, problems)
+    assert [each.value for each in problems] == [1.5], "as DeepSpeed has it"
+
+
+def test_a_stage_too_may_have_a_point():
+    problems = []
+    assert deepspeed_config.stage(deepspeed_config.read({"zero_optimization": {"stage": 3.0}}, problems)) == 3
