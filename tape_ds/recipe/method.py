@@ -254,7 +254,7 @@ def with_trait(wanted: Callable[[Method], bool]) -> str:
 
 def targets_of(settings: MethodSection, model_type: str) -> Iterator[Problem]:
     """Adapter targets that this kind of model does not have."""
-    family = model_type.removeprefix("tape_")
+    family = model_type.removeprefix("tape_") if model_type != "tape" else "llama"
     known = GPTJ_TARGETS if family == "gptj" else LORA_TARGETS
     for target in settings.lora_targets if settings.chosen.trains == "adapters" else []:
         if target not in known:

@@ -107,6 +107,7 @@ RENAMED = {
 }
 """Short, or deprecated there and renamed without a change of meaning: both names are read, one is used."""
 
+_OF_WORKERS = ("dataloader_prefetch_factor", "dataloader_persistent_workers", "dataloader_multiprocessing_context")
 _POSITIVE, _NOT_NEGATIVE, _COUNT, _SHARE = {"gt": 0}, {"ge": 0}, {"ge": 1}, {"ge": 0, "lt": 1}
 _BOUNDS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("learning_rate", "adam_epsilon", "logging_steps", "save_steps", "ddp_timeout"), _POSITIVE),
@@ -196,10 +197,31 @@ class Trainer(_Fields):  # type: ignore[misc, valid-type]
             wrong = "a run is one pass over its samples, with no evaluation in between"
             yield Problem("save_strategy", self.save_strategy, wrong, "give steps (and save_steps), or no")
 
-    @rule("bf16", "fp16")
+    @rule("lr_scheduler_type")
+    def _schedule(self, whole: Whole) -> Iterator[Problem]:
+        if whole.trains and self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
+            wrong = "it follows an evaluation during training, and a run has none"
+            yield Problem("lr_scheduler_type", self.lr_scheduler_type, wrong, "give another, such as cosine")
+
+    @rule("logging_steps", "save_steps")
+    def _intervals(self, whole: Whole) -> Iterator[Problem]:
+        for name in ("logging_steps", "save_steps"):
+            value = getattr(self, name)
+            if value > 1 and value != int(value):
+                yield Problem(name, value, "not a whole number", "give one, or a share of the run (below 1)")
+
+    @rule("dataloader_num_workers", *_OF_WORKERS)
+    def _workers(self, whole: Whole) -> Iterator[Problem]:
+        for name in _OF_WORKERS if self.dataloader_num_workers == 0 else ():
+            if getattr(self, name):
+                remedy = "remove it, or give dataloader_num_workers"
+                yield Problem(name, getattr(self, name), "there are no workers: dataloader_num_workers = 0", remedy)
+
+    @rule("bf16", "fp16", "bf16_full_eval", "fp16_full_eval")
     def _precision(self, whole: Whole) -> Iterator[Problem]:
-        if self.bf16 and self.fp16:
-            yield Problem("fp16", True, "bf16 is on as well", "keep one of the two")
+        for kind in ("", "_full_eval"):
+            if getattr(self, f"bf16{kind}") and getattr(self, f"fp16{kind}"):
+                yield Problem(f"fp16{kind}", True, f"bf16{kind} is on as well", "keep one of the two")
 
     @rule("activation_checkpointing", "activation_checkpointing_kwargs")
     def _checkpointing(self, whole: Whole) -> Iterator[Problem]:

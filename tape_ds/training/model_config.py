@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tape_ds.errors import raise_if_any
+from tape_ds.errors import Problem, raise_if_any
 from tape_ds.model import positions
 from tape_ds.model.families import TAPE
 from tape_ds.model.positions import trained_rope
@@ -17,8 +17,11 @@ from tape_ds.recipe import pretrained
 from tape_ds.recipe.arithmetic import ArithmeticRecipe
 from tape_ds.recipe.extension import ExtensionRecipe, check_against_model
 from tape_ds.recipe.finetuning import FinetuningRecipe
+from tape_ds.recipe.method import targets_of
 from tape_ds.recipe.pretraining import NO_TOKENIZER, PretrainingRecipe
 from tape_ds.recipe.recipe import Recipe
+from tape_ds.recipe.scale import check_model
+from tape_ds.recipe.sections import check_trained, learns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -50,6 +53,22 @@ def extended(recipe: ExtensionRecipe, native: PreTrainedConfig, tokenizer: Any =
             trained_rope.read(native.to_dict(), model.model), recipe.rope_parameters, model.target_length
         ),
     )
+
+
+def check_fit(recipe: Recipe, native: PreTrainedConfig) -> list[Problem]:
+    """What of a recipe its base model cannot do: asked by a run, its dry run and a plan alike."""
+    from tape_ds.model import extendable
+
+    found = [*extendable.check(native), *check_model(recipe.scale, native)]
+    if found or not isinstance(recipe, ExtensionRecipe | FinetuningRecipe):
+        return found
+    if isinstance(recipe, ExtensionRecipe):
+        found += [*check_against_model(recipe, native), *targets_of(recipe.method, native.model_type)]
+        encoding, options = recipe.model.position_encoding, position_options(recipe, native)
+        learned = recipe.trains_positions and learns(encoding, options)
+    else:
+        learned = learns(getattr(native, "position_encoding", PLAIN), getattr(native, "position_options", None) or {})
+    return found + list(check_trained(recipe.optimization, learned))
 
 
 def position_options(recipe: ExtensionRecipe, native: PreTrainedConfig) -> dict[str, Any]:
@@ -106,20 +125,26 @@ def beforehand(recipe: Recipe, base: str | None = None) -> Config:
         UserError: a base model that is neither at hand nor among the published ones that the planner knows, or that
             is of another family.
     """
-    if isinstance(recipe, ArithmeticRecipe) and base is None:
-        return recipe.checked_config()
-    if isinstance(recipe, PretrainingRecipe) and base is None:
-        from tape_ds.data import tokenizer as tokenizers
-
-        return recipe.model_config(NO_TOKENIZER, _entries(recipe) or len(tokenizers.load(str(recipe.data.tokenizer))))
+    if isinstance(recipe, ArithmeticRecipe | PretrainingRecipe) and base is None:
+        config = _new(recipe)
+        raise_if_any(check_model(recipe.scale, config))
+        return config
     from tape_ds.model import extendable
 
     native = native_config(recipe.model.model if base is None else base)
-    raise_if_any(extendable.check(native))
+    raise_if_any(check_fit(recipe, native))
     if isinstance(recipe, ExtensionRecipe):
         raise_if_any(check_against_model(recipe, native))
         return extended(recipe, native)
     return finetuned(recipe, native) if isinstance(recipe, FinetuningRecipe) else extendable.configure(native)
+
+
+def _new(recipe: ArithmeticRecipe | PretrainingRecipe) -> Config:
+    if isinstance(recipe, ArithmeticRecipe):
+        return recipe.checked_config()
+    from tape_ds.data import tokenizer as tokenizers
+
+    return recipe.model_config(NO_TOKENIZER, _entries(recipe) or len(tokenizers.load(str(recipe.data.tokenizer))))
 
 
 def at_hand(recipe: Recipe) -> Config | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tape_ds.cluster.rendezvous import report_failures
-from tape_ds.errors import command, is_main_process, redacted
+from tape_ds.errors import command, is_main_process, raise_if_any, redacted
 from tape_ds.recipe import command_line, deepspeed_config, help, kinds, loading, pretrained
 from tape_ds.recipe.recipe import Recipe
 
@@ -58,8 +58,10 @@ def _memory(recipe: Recipe) -> str:
 
 def describe(recipe: Recipe) -> str:
     """Return the plan as lines of ``name: value``, for ``--dry_run``."""
-    from tape_ds.training import device
+    from tape_ds.training import device, library_checks, model_config
 
+    raise_if_any(library_checks.check(recipe))
+    model_config.at_hand(recipe)  # refuses what its model cannot do, also where nothing is trained
     name = getattr(recipe.model, "model", None)  # a new model has none
     why = pretrained.not_read(name) if name is not None and recipe.dry_run else None
     each, accumulation = recipe.trainer_value("per_device_train_batch_size"), recipe.accumulation()
@@ -89,7 +91,8 @@ def describe(recipe: Recipe) -> str:
     }
     width = max(map(len, lines))
     shown = "\n".join(f"{name:<{width}}  {redacted(value)}" for name, value in lines.items())
-    here = [*dataclasses.replace(recipe, elsewhere=False).problems(set()), *device.check(recipe)]
+    local = dataclasses.replace(recipe, elsewhere=False)
+    here = [*local.problems(set()), *device.check(recipe), *library_checks.check(local)]
     return "\n".join(
         [shown, *("This machine would refuse the run:" for _ in here[:1]), *(f"  {each}" for each in here)]
     )

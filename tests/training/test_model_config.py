@@ -8,7 +8,8 @@ from tape_ds.errors import UserError
 from tape_ds.model import convert, extendable
 from tape_ds.planning import shape
 from tape_ds.recipe import extension, pretraining
-from tape_ds.training import model_config
+from tape_ds.training import model_config, plan
+from tools import plan as tools_plan
 
 
 def test_a_model_that_is_not_at_hand_is_refused():
@@ -61,3 +62,30 @@ def test_a_base_that_has_the_encoding_keeps_its_options(tmp_path):
     shape.published("smollm2", position_encoding="tape", position_options={"rank": 5}).save_pretrained(tmp_path)
     found = model_config.beforehand(extension.load(["--method", "tape"], world_size=1), str(tmp_path))
     assert found.position_options["rank"] == 5
+
+
+UNFIT = {
+    "targets": (["--method", "lora"], "lora_targets = 'o_proj': no linear map of a gptj block"),
+    "scaling, nothing trained": (["--method", "dynamic", "--max_steps", "-1"], "not computed for GPT-J"),
+    "cut": (["--tensor_parallel_size", "2", "--deepspeed", "zero1"], "is not cut"),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_a_dry_run_and_a_plan_refuse_what_the_run_refuses(name):
+    """Memory was reckoned first: KeyError: 'o_proj'; where nothing is trained nothing was asked at all."""
+    words, wrong = UNFIT[name]
+    words = ["gptj_6b_pose_yarn_16k", *words, "--rope_parameters", "{}"]
+    recipe = extension.load(["--recipe", *words, "--dry_run"], world_size=2)
+    with pytest.raises(UserError, match=wrong):
+        plan.describe(recipe)
+    with pytest.raises(UserError, match=wrong):
+        tools_plan.ask(*tools_plan.parse([*words, "--gpus", "2"]))
+
+
+def test_a_new_model_that_cannot_be_cut_is_refused_beforehand():
+    """It was built first, and refused when it was handed to its ranks."""
+    words = ["--vocab_size", "3", "--tensor_parallel_size", "4", "--deepspeed", "zero1", "--global_batch_size", "8"]
+    recipe = pretraining.load(["--recipe", "tiny", "--position_encoding", "rope", *words], 4)
+    with pytest.raises(UserError, match="tensor_parallel_size"):
+        model_config.at_hand(recipe)

@@ -8,6 +8,7 @@ import torch
 
 from tape_ds.errors import Problem, UserError
 from tape_ds.health.run_lock import RunLock
+from tape_ds.recipe import extension
 from tape_ds.training import run
 
 
@@ -26,12 +27,12 @@ def test_what_is_not_trained_is_scored_in_the_precision_of_what_is():
 
 @pytest.mark.parametrize(
     ("steps", "epochs", "sequences", "samples"),
-    [(5, 3.0, 100, 40), (-1, 2.0, 10, 24), (-1, 0.5, 16, 8), (-1, 1.0, 1, 8)],
+    [(5, None, 100, 40), (-1, 2.0, 10, 24), (-1, 0.5, 16, 8), (-1, 1.0, 1, 8)],
 )
 def test_samples_are_whole_steps(steps, epochs, sequences, samples):
     """Steps decide where they are given; else epochs do, rounded up to steps of 8 sequences."""
-    values = {"max_steps": steps, "num_train_epochs": epochs}
-    recipe = SimpleNamespace(trainer_value=values.get, global_batch_size=8)
+    length = ["--max_steps", str(steps)] + ([] if epochs is None else ["--num_train_epochs", str(epochs)])
+    recipe = extension.load([*length, "--global_batch_size", "8"], world_size=1)
     assert run.sample_count(recipe, sequences) == samples
 
 

@@ -14,9 +14,11 @@ from tape_ds import methods
 from tape_ds.data.arithmetic import sequences, split, vocabulary
 from tape_ds.data.arithmetic.sequences import ArithmeticSequences
 from tape_ds.data.arithmetic.tasks import TASKS
+from tape_ds.errors import raise_if_any
 from tape_ds.methods import init_weights
 from tape_ds.parallel.distributed_map import share_out
 from tape_ds.recipe.arithmetic import ArithmeticRecipe
+from tape_ds.recipe.scale import check_model
 from tape_ds.scoring import exact_match
 from tape_ds.scoring.answers import Asked
 from tape_ds.scoring.exact_match import ExactMatch
@@ -107,6 +109,7 @@ def assemble(recipe: ArithmeticRecipe) -> DrawnRun:
     """
     kind: type[DrawnRun] = Arithmetic if recipe.addressing is None else AddressingRun
     tokenizer, config, read = recipe.tokenizer(), recipe.checked_config(), kind.fingerprints_of(recipe)
+    raise_if_any(check_model(recipe.scale, config))
     started = start(recipe, read)
     arguments = started.arguments
     decides = identity.of(recipe, tokenizer, read)

@@ -28,10 +28,7 @@ from tape_ds.model.distillation import Teacher
 from tape_ds.model.families import own_code
 from tape_ds.model.flops import training_flops_per_token
 from tape_ds.model.positions import scaling, trained_rope
-from tape_ds.recipe.extension import ExtensionRecipe, check_against_model
-from tape_ds.recipe.method import targets_of
-from tape_ds.recipe.scale import check_model
-from tape_ds.recipe.sections import check_trained, learns
+from tape_ds.recipe.extension import ExtensionRecipe
 from tape_ds.results import WITHOUT_UPDATES
 from tape_ds.run_folder import RESULTS
 from tape_ds.scoring.span_losses import SpanLosses
@@ -188,12 +185,7 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
     """
     base = convert.resolve(base_path(recipe.model.model))
     native = extendable.read_config(base)
-    fitting = [*check_against_model(recipe, native), *targets_of(recipe.method, native.model_type)]
-    learned = recipe.trains_positions and learns(
-        recipe.model.position_encoding, model_config.position_options(recipe, native)
-    )
-    fitting += check_trained(recipe.optimization, learned)
-    raise_if_any([*extendable.check(native), *fitting, *check_model(recipe.scale, native)])
+    raise_if_any(model_config.check_fit(recipe, native))
     read = fingerprints(weights.specs_of(recipe.data.train_data) if recipe.trains else [])
     started = start(recipe, read)
     arguments = started.arguments

@@ -22,8 +22,6 @@ from tape_ds.model import rows as rows_of_vocabulary
 from tape_ds.model.extendable import Config
 from tape_ds.model.positions import scaling, trained_rope
 from tape_ds.recipe.finetuning import HELD_OUT, TRAIN, ChatRecipe, FinetuningRecipe, ScrollsRecipe
-from tape_ds.recipe.scale import check_model
-from tape_ds.recipe.sections import check_trained, learns
 from tape_ds.scoring.answers import Asked
 from tape_ds.training import identity, model_config
 from tape_ds.training.kinds.answering import Finetuning, Tokenized
@@ -95,10 +93,8 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
     kind: type[Finetuning] = ChatTuning if isinstance(recipe, ChatRecipe) else ScrollsTuning
     base = convert.resolve(base_path(recipe.model.model))
     native = extendable.read_config(base)
-    raise_if_any([*extendable.check(native), *check_model(recipe.scale, native)])
+    raise_if_any(model_config.check_fit(recipe, native))
     config = model_config.finetuned(recipe, native)
-    learned = learns(config.position_encoding, getattr(config, "position_options", None) or {})
-    raise_if_any(list(check_trained(recipe.optimization, learned)))
     read = kind.fingerprints_of(recipe, held_out=False)
     started = start(recipe, read)
     arguments = started.arguments

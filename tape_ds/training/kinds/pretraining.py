@@ -15,9 +15,10 @@ from tape_ds.data.mixing import MixedSequences, mix
 from tape_ds.data.packing import pack, scored_rows, tokenize
 from tape_ds.data.sources import weights
 from tape_ds.data.streaming import StreamedSequences
-from tape_ds.errors import Problem, UserError
+from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.methods import init_weights
 from tape_ds.recipe.pretraining import PretrainingRecipe
+from tape_ds.recipe.scale import check_model
 from tape_ds.training import identity, tables
 from tape_ds.training.callbacks import ScoredAfter
 from tape_ds.training.held_out import HeldOut, perplexities, read_perplexities
@@ -88,6 +89,7 @@ def assemble(recipe: PretrainingRecipe) -> Pretraining:
     """
     tokenizer = choose_tokenizer(recipe)
     config = recipe.model_config(tokenizer)
+    raise_if_any(check_model(recipe.scale, config))
     read = fingerprints(weights.specs_of(recipe.data.train_data))
     started = start(recipe, read)
     arguments = started.arguments

@@ -259,3 +259,12 @@ def test_what_only_the_tokens_can_tell(place, tmp_path):
     broken = write(tmp_path / "broken.jsonl", [*TALKS[:2], [{"role": "user"}]])
     assert "broken.jsonl:3: turn 1" in problems(place, train_data=broken, **output)["train_data"].wrong
     assert not [path for path in (tmp_path / "never").rglob("*") if path.is_file() and path.parent.name != "ranks"]
+
+
+def test_a_run_of_one_step_takes_it_at_the_full_rate(place):
+    """chat_tiny's polynomial schedule ended in ZeroDivisionError behind its only step, which had a rate of 0."""
+    changes = {"lr_scheduler_type": "polynomial", "warmup_steps": 0.1, "output_dir": place / "one"}
+    trainer = build_trainer(finetuning.assemble(recipe(place, max_steps=1, **changes)))
+    trainer.train()
+    (logged,) = [each["learning_rate"] for each in trainer.state.log_history if "learning_rate" in each]
+    assert trainer.state.global_step == 1 and logged == 0.01

@@ -1,0 +1,177 @@
+"""Values that only a library checks, when it builds something of them: schedule, optimizer, compiler, checkpointing.
+
+They are built here for one parameter, before any data is read; in the dry run too.
+"""
+
+import inspect
+import math
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
+
+from tape_ds.errors import Problem, did_you_mean
+from tape_ds.recipe import trainer
+from tape_ds.recipe.recipe import Recipe
+
+UNKNOWN = 10**9
+"""Steps of a run over epochs of data that are not counted yet: more than any warm-up or decay."""
+LOOKED_AT = 1000
+"""Steps of a schedule whose rates are looked at, beside the borders of its phases."""
+_NEED_THE_MODEL = ("galore", "apollo", "lomo", "adalomo")
+
+
+def check(recipe: Recipe) -> list[Problem]:
+    """Everything below, as far as it is known before the data are read."""
+    if not recipe.trains:
+        return []
+    steps = recipe.trainer_value("max_steps")
+    found = [*_optimizer(recipe), *_compiler(recipe), *_data_loader(recipe), *_checkpointing(recipe)]
+    found += [] if recipe.elsewhere else _precision(recipe)
+    return found + check_schedule(recipe, steps if steps > 0 else UNKNOWN)
+
+
+def warmup_steps(asked: float, steps: int) -> int:
+    """Return the steps of warm-up among ``steps``, at least 1. A share (below 1) is rounded up, but leaves the last
+    step its full rate: in a run of one step, whose only rate would be 0, there is no warm-up."""
+    return int(asked) if asked >= 1 else min(math.ceil(asked * steps), steps - 1)
+
+
+def check_schedule(recipe: Recipe, steps: int) -> list[Problem]:
+    """Whether the schedule of a run of so many steps can be built, and gives rates from 0 to learning_rate."""
+    if "scheduler" in (recipe.deepspeed or {}):
+        return []
+    name, given = recipe.trainer_value("lr_scheduler_type"), recipe.trainer_value("lr_scheduler_kwargs") or {}
+    warmup = warmup_steps(recipe.trainer_value("warmup_steps"), steps)
+    if found := list(_schedule_arguments(name, given, warmup, steps)):
+        return found
+    where = f"over {steps:,} steps, {warmup:,} of them warm-up" if steps < UNKNOWN else "over epochs"
+    where += f", with {given}" if given else ""
+    remedy = "change warmup_steps, max_steps, lr_scheduler_type or lr_scheduler_kwargs"
+    try:
+        wrong = _wrong_rates(_factors(recipe, name, given, warmup, steps))
+    except ZeroDivisionError:
+        wrong = "no step is left to decay in"
+    except Exception as error:  # a schedule is a library's own function, and raises whatever it meets
+        wrong = str(error)
+    return [Problem("lr_scheduler_type", name, f"{where}: {wrong}", remedy)] if wrong else []
+
+
+def _schedule_arguments(name: str, given: dict[str, Any], warmup: int, steps: int) -> Iterator[Problem]:
+    from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
+    from transformers.trainer_utils import SchedulerType
+
+    ours = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
+    parameters = inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]).parameters
+    takes = {each: parameter for each, parameter in parameters.items() if each not in ours}
+    for each, value in given.items():
+        if each not in takes:
+            remedy = did_you_mean(each, takes) if takes else "remove it, it takes none"
+            yield Problem(f"lr_scheduler_kwargs.{each}", value, f"no argument of {name}", remedy)
+    for each, parameter in takes.items():
+        if parameter.default is inspect.Parameter.empty and each not in given:
+            remedy = f"write lr_scheduler_kwargs: {{{each}: ...}}"
+            yield Problem(f"lr_scheduler_kwargs.{each}", None, f"missing: {name} needs it", remedy)
+    decay = given.get("num_decay_steps")
+    if isinstance(decay, int) and "num_stable_steps" not in given and warmup + decay > steps:
+        wrong = f"with a warm-up of {warmup:,} it is longer than the run: max_steps = {steps:,}"
+        yield Problem("lr_scheduler_kwargs.num_decay_steps", decay, wrong, "give fewer, or more max_steps")
+
+
+def _factors(recipe: Recipe, name: str, given: dict[str, Any], warmup: int, steps: int) -> dict[int, Any]:
+    """Return what the learning rate is multiplied by, at some steps from 0 to ``steps``."""
+    import torch
+    from transformers import get_scheduler
+
+    rate = recipe.trainer_value("learning_rate")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
+    schedule: Any = get_scheduler(name, optimizer, warmup, steps, given)
+    spread = range(0, steps, -(-steps // LOOKED_AT))
+    looked_at = {*spread, 1, warmup - 1, warmup, warmup + 1, steps - 1, steps}
+    return {step: schedule.lr_lambdas[0](step) for step in sorted(looked_at) if 0 <= step <= steps}
+
+
+def _wrong_rates(factors: dict[int, Any]) -> str | None:
+    for step, factor in factors.items():
+        if isinstance(factor, complex) or not -1e-9 <= factor <= 1 + 1e-9:
+            return f"at step {step:,} the rate would be {factor:.3g} x learning_rate"
+    trained = list(factors.values())[:-1]  # the last is of the step after the last
+    return None if any(trained) else "the rate is 0 at every step"
+
+
+def _optimizer(recipe: Recipe) -> Iterator[Problem]:
+    name, given = recipe.trainer_value("optim"), recipe.trainer_value("optim_args")
+    if name.startswith(_NEED_THE_MODEL) or "optimizer" in (recipe.deepspeed or {}):
+        return
+    try:
+        made = _built_optimizer(recipe, name, given)
+    except Exception as error:  # as of a schedule
+        lacking = isinstance(error, ImportError) or "install" in str(error)
+        if not (lacking and recipe.elsewhere):
+            field, value = ("optim_args", given) if given and not lacking else ("optim", name)
+            remedy = "write name=value, name=value, or remove it" if field == "optim_args" else "choose another optim"
+            yield Problem(field, value, f"{name} cannot be made: {error}", remedy)
+        return
+    each = given.split(",") if given else []
+    for index, argument in enumerate(each):
+        if _built_optimizer(recipe, name, ",".join(each[:index] + each[index + 1 :])) == made:
+            yield Problem("optim_args", argument, f"changes nothing of {name}", "remove it")
+
+
+def _built_optimizer(recipe: Recipe, name: str, given: str | None) -> dict[str, Any]:
+    """Return the optimizer's settings, after building it."""
+    import torch
+    from transformers import Trainer
+    from transformers.training_args import OptimizerNames
+
+    arguments: Any = Namespace(**{field: recipe.trainer_value(field) for field in trainer.FIELDS})
+    arguments.optim, arguments.optim_args = OptimizerNames(name), given
+    kind, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
+    kind([torch.nn.Parameter(torch.zeros(2, 2))], **settings)
+    return dict(settings)
+
+
+def _precision(recipe: Recipe) -> Iterator[Problem]:
+    from transformers.utils import is_torch_bf16_gpu_available, is_torch_cuda_available, is_torch_tf32_available
+
+    if recipe.trainer_value("tf32") and not is_torch_tf32_available():
+        yield Problem("tf32", True, "there is no GPU here that has it (Ampere or newer)", "remove it")
+    on_gpu = recipe.chosen_cpu is None and is_torch_cuda_available()
+    if recipe.trainer_value("bf16") and on_gpu and not is_torch_bf16_gpu_available():
+        yield Problem("bf16", True, "the GPU here does not have it (Ampere or newer)", "give fp16: true instead")
+
+
+def _compiler(recipe: Recipe) -> Iterator[Problem]:
+    backend, mode = recipe.trainer_value("torch_compile_backend"), recipe.trainer_value("torch_compile_mode")
+    if backend is not None:
+        from accelerate.utils import DynamoBackend
+
+        if backend.upper() not in DynamoBackend.__members__:
+            remedy = did_you_mean(backend, [each.lower() for each in DynamoBackend.__members__])
+            yield Problem("torch_compile_backend", backend, "unknown", remedy)
+    if mode is not None:
+        from torch import _inductor
+
+        if mode not in (known := _inductor.list_mode_options()):
+            yield Problem("torch_compile_mode", mode, "unknown", did_you_mean(mode, known))
+
+
+def _data_loader(recipe: Recipe) -> Iterator[Problem]:
+    given = recipe.trainer_value("accelerator_config")
+    if given:
+        from transformers.trainer_pt_utils import AcceleratorConfig
+
+        known = AcceleratorConfig().to_dict()
+        for each in given.keys() - known.keys():
+            yield Problem(f"accelerator_config.{each}", given[each], "unknown key", did_you_mean(each, known))
+
+
+def _checkpointing(recipe: Recipe) -> Iterator[Problem]:
+    given = recipe.trainer_value("activation_checkpointing_kwargs")
+    if given and recipe.trainer_value("activation_checkpointing"):
+        import torch
+        from torch.utils.checkpoint import checkpoint
+
+        try:
+            checkpoint(torch.nn.Identity(), torch.zeros(1, requires_grad=True), **{"use_reentrant": False} | given)
+        except Exception as error:  # as of a schedule
+            yield Problem("activation_checkpointing_kwargs", given, str(error), "see torch.utils.checkpoint.checkpoint")
