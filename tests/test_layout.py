@@ -137,7 +137,18 @@ def test_model_and_kernels_know_nothing_of_training():
 
 MOST_FILES = 20
 """In a room of these; who looks for the place to change reads the names of all."""
-ROOMS = ("checkpoint", "health", "cluster", "methods", "parallel", "planning", "recipe", "training", "training/kinds")
+ROOMS = (
+    "checkpoint",
+    "health",
+    "cluster",
+    "methods",
+    "parallel",
+    "planning",
+    "recipe",
+    "training",
+    "training/kinds",
+    "training/checks",
+)
 
 
 @pytest.mark.parametrize("room", ROOMS)

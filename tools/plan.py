@@ -27,7 +27,8 @@ from tape_ds.planning.plan import GIB, Plan
 from tape_ds.recipe import kinds, loading
 from tape_ds.recipe.extension import ExtensionRecipe
 from tape_ds.recipe.recipe import Recipe
-from tape_ds.training import forecast, library_checks, model_config
+from tape_ds.training import forecast, model_config
+from tape_ds.training.checks import libraries
 
 DOES_NOT_FIT = 3
 
@@ -86,7 +87,7 @@ def ask(own: argparse.Namespace, fields: list[str]) -> Job:
         found.append(Problem("documents", own.documents, "too few", "give 1 or more"))
     raise_if_any(found)
     recipe = load(own.recipe, fields, own.gpus)
-    raise_if_any(library_checks.check(recipe))
+    raise_if_any(libraries.check(recipe))
     config = model_config.beforehand(recipe, own.model_config)
     job = forecast.job(recipe, config, own.gpus, gpu)
     if own.documents is not None and job.documents is None:

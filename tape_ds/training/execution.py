@@ -19,7 +19,8 @@ from tape_ds.health.watchdog import Watchdog
 from tape_ds.parallel import distributed_map
 from tape_ds.parallel.rank_sync import RankSync
 from tape_ds.recipe.recipe import Recipe
-from tape_ds.training import device, library_checks, report, run
+from tape_ds.training import device, report, run
+from tape_ds.training.checks import libraries
 from tape_ds.training.environment import expand_segments, leave_process_group, say
 from tape_ds.training.trainer import Stopped
 
@@ -31,7 +32,7 @@ def launch(recipe: Recipe, assemble: Callable[..., run.Run]) -> int:
     Raises:
         UserError: whatever is to be mended before training begins, an unintended CPU included.
     """
-    raise_if_any([*device.check(recipe), *library_checks.check(recipe)])
+    raise_if_any([*device.check(recipe), *libraries.check(recipe)])
     expand_segments(recipe.memory.expandable_segments)
     stop = StopRequest()
     stop.listen()

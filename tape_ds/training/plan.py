@@ -58,9 +58,10 @@ def _memory(recipe: Recipe) -> str:
 
 def describe(recipe: Recipe) -> str:
     """Return the plan as lines of ``name: value``, for ``--dry_run``."""
-    from tape_ds.training import device, library_checks, model_config
+    from tape_ds.training import device, model_config
+    from tape_ds.training.checks import libraries
 
-    raise_if_any(library_checks.check(recipe))
+    raise_if_any(libraries.check(recipe))
     model_config.at_hand(recipe)  # refuses what its model cannot do, also where nothing is trained
     name = getattr(recipe.model, "model", None)  # a new model has none
     why = pretrained.not_read(name) if name is not None and recipe.dry_run else None
@@ -92,7 +93,7 @@ def describe(recipe: Recipe) -> str:
     width = max(map(len, lines))
     shown = "\n".join(f"{name:<{width}}  {redacted(value)}" for name, value in lines.items())
     local = dataclasses.replace(recipe, elsewhere=False)
-    here = [*local.problems(set()), *device.check(recipe), *library_checks.check(local)]
+    here = [*local.problems(set()), *device.check(recipe), *libraries.check(local)]
     return "\n".join(
         [shown, *("This machine would refuse the run:" for _ in here[:1]), *(f"  {each}" for each in here)]
     )

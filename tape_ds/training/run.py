@@ -40,8 +40,9 @@ from tape_ds.recipe import deepspeed_config
 from tape_ds.recipe.recipe import Recipe
 from tape_ds.run_folder import METRICS, RESULTS, TRAINED, finished
 from tape_ds.scoring import inspection
-from tape_ds.training import device, forecast, identity, library_checks, parameter_groups
+from tape_ds.training import device, forecast, identity, parameter_groups
 from tape_ds.training.callbacks import PositionUpdates, Progress, SaveTrained, TokensBySource
+from tape_ds.training.checks import libraries
 from tape_ds.training.environment import join_process_group, keep_trackers_in, say
 from tape_ds.training.memory_savings import ApplyMemorySavings
 from tape_ds.training.profiling import StepProfiler
@@ -296,7 +297,7 @@ def sample_count(recipe: Recipe, sequences: int) -> int:
     steps = recipe.trainer_value("max_steps")
     if steps <= 0:
         steps = math.ceil(recipe.trainer_value("num_train_epochs") * sequences / recipe.global_batch_size)
-        raise_if_any(library_checks.check_schedule(recipe, steps) if steps else [])
+        raise_if_any(libraries.check_schedule(recipe, steps) if steps else [])
     return steps * recipe.global_batch_size
 
 
@@ -307,7 +308,7 @@ def build_trainer(run: Run, stop: StopRequest | None = None) -> TapeTrainer:
     _use_liger(run)
     # the sequences hold every epoch already; the trainer would otherwise run its epochs over all of them
     run.arguments.max_steps = run.steps
-    run.arguments.warmup_steps = library_checks.warmup_steps(run.arguments.warmup_steps, max(1, run.steps))
+    run.arguments.warmup_steps = libraries.warmup_steps(run.arguments.warmup_steps, max(1, run.steps))
     trainer = TapeTrainer(
         record=run.record,
         tokens_per_step=run.tokens_per_step,

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tape_ds.errors import UserError
 from tape_ds.recipe import arithmetic, extension, finetuning, pretraining
 from tape_ds.recipe.sections import Optimization, check_trained
 from tape_ds.training import plan
@@ -66,7 +67,6 @@ def test_nothing_to_step_is_refused_by_both_names(load, arguments):
         (arithmetic.load, ["--recipe", "addition_tiny"]),
         (extension.load, ["--recipe", "demo", "--method", "tape"]),
         (extension.load, ["--recipe", "demo", *FULL, "--position_encoding", "tape"]),
-        (finetuning.load, ["--recipe", "scrolls_tiny"]),
     ],
 )
 def test_every_launcher_takes_them_and_its_plan_says_them(load, arguments):
@@ -77,7 +77,10 @@ def test_every_launcher_takes_them_and_its_plan_says_them(load, arguments):
 
 
 def test_a_model_of_which_only_its_files_tell_is_asked_later():
-    """Fine-tuning takes any model, with its own encoding."""
+    """Fine-tuning takes any model, with its own encoding; the dry run asks it where it is known."""
+    recipe = finetuning.load(["--recipe", "scrolls_tiny", "--position_learning_rate", "10x"])
+    with pytest.raises(UserError, match="position_learning_rate"):
+        plan.describe(recipe)
     given = Optimization(position_learning_rate=1e-3)
     assert [problem.field for problem in check_trained(given, trained=False)] == ["position_learning_rate"]
     assert list(check_trained(given, trained=True)) == list(check_trained(Optimization(), trained=False)) == []

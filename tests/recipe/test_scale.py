@@ -25,8 +25,8 @@ def test_a_batch_that_nobody_writes_is_a_sequence_of_each_group():
 
 
 def test_the_plan_says_who_reads():
-    recipe = extension.load(["--recipe", write(sequence_parallel_size=2)], world_size=4)
-    assert "2 per device x 2 groups of 2 processes x 2 accumulation" in plan.describe(recipe)
+    recipe = extension.load(["--recipe", write(sequence_parallel_size=3)], world_size=6)
+    assert "2 per device x 2 groups of 3 processes x 2 accumulation" in plan.describe(recipe)
 
 
 def test_another_number_of_processes_must_fit_too():

@@ -1,0 +1,1 @@
+"""Checks of a recipe that need the libraries, before any data is read."""
