@@ -59,8 +59,10 @@ def check_fit(recipe: Recipe, native: PreTrainedConfig) -> list[Problem]:
     """What of a recipe its base model cannot do: asked by a run, its dry run and a plan alike."""
     from tape_ds.model import extendable
 
-    found = [*extendable.check(native), *check_model(recipe.scale, native)]
-    if found or not isinstance(recipe, ExtensionRecipe | FinetuningRecipe):
+    if foreign := extendable.check(native):
+        return foreign  # of another family the rest would lead astray
+    found = check_model(recipe.scale, native)
+    if not isinstance(recipe, ExtensionRecipe | FinetuningRecipe):
         return found
     if isinstance(recipe, ExtensionRecipe):
         found += [*check_against_model(recipe, native), *targets_of(recipe.method, native.model_type)]
@@ -134,7 +136,6 @@ def beforehand(recipe: Recipe, base: str | None = None) -> Config:
     native = native_config(recipe.model.model if base is None else base)
     raise_if_any(check_fit(recipe, native))
     if isinstance(recipe, ExtensionRecipe):
-        raise_if_any(check_against_model(recipe, native))
         return extended(recipe, native)
     return finetuned(recipe, native) if isinstance(recipe, FinetuningRecipe) else extendable.configure(native)
 
