@@ -18,6 +18,9 @@ from tests.disks import files, mounted
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
+SIZE = 65 * 2**20
+
+
 def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
@@ -164,6 +167,20 @@ def test_errors_that_cause_each_other_end(tmp_path):
 )
 def test_why_writing_failed_in_words(tmp_path, error, words):
     assert re.search(words, storage.explain(error, tmp_path / "not" / "there"))
+
+
+@pytest.mark.parametrize("place", [0, (SIZE - storage.BLOCK_BYTES) * 3 // 7, SIZE - 1])
+def test_a_large_file_is_told_from_another_at_both_ends_and_between(tmp_path, place):
+    """A hole of 65 MiB in which one byte differs, in a block that is read."""
+    one, copy, other = (tmp_path / name for name in "abc")
+    for path in (one, copy, other):
+        with path.open("wb") as file:
+            file.truncate(SIZE)
+    os.utime(copy, ns=(1, 1))
+    with other.open("r+b") as file:
+        file.seek(place)
+        file.write(b"x")
+    assert storage.content_identity(copy) == storage.content_identity(one) != storage.content_identity(other)
 
 
 @pytest.mark.parametrize(

@@ -38,16 +38,17 @@ _REMEDIES = {
     "device": "see `nvidia-smi` there, and that DS_ACCELERATOR is the same on all machines",
     "recipe": "start every machine with the same recipe and the same flags",
     "data": "copy the same files to every machine, or read them from a disk that all share",
+    "base": "copy the same model folder to every machine, or read it from a disk that all share",
 }
 """What is compared, and the remedy where it differs."""
 
 
-def check(recipe: Recipe, fingerprints: Mapping[str, str]) -> None:
+def check(recipe: Recipe, identity: Mapping[str, Any]) -> None:
     """Bring all ranks together and compare them; nothing where the whole job is on one machine.
 
     Args:
         recipe: checked.
-        fingerprints: of the data, by spec.
+        identity: of the run, see :mod:`tape_ds.training.identity`.
 
     Raises:
         UserError: a machine differs, or did not come; on all ranks alike.
@@ -56,7 +57,7 @@ def check(recipe: Recipe, fingerprints: Mapping[str, str]) -> None:
     met = rendezvous.current(seconds)
     if met is None:
         return
-    facts = facts_of(recipe, fingerprints)
+    facts = facts_of(recipe, identity)
     digest, boot = _digest(json.dumps(facts, sort_keys=True).encode()), Path("/proc/sys/kernel/random/boot_id")
     own: dict[str, Any] = {
         "machine": met.place.machine,
@@ -72,7 +73,7 @@ def check(recipe: Recipe, fingerprints: Mapping[str, str]) -> None:
     raise_if_any(found)
 
 
-def facts_of(recipe: Recipe, fingerprints: Mapping[str, str]) -> dict[str, dict[str, str]]:
+def facts_of(recipe: Recipe, identity: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """What this process is about to run with, as subject -> name -> value, without credentials."""
     on_cpu = not torch.accelerator.is_available() or os.environ.get("DS_ACCELERATOR") == "cpu"
     fields = {name: value for name, value in results.redact(recipe.as_dict()).items() if name not in _MACHINES_OWN}
@@ -85,8 +86,14 @@ def facts_of(recipe: Recipe, fingerprints: Mapping[str, str]) -> dict[str, dict[
         "variables": {name: redacted(value) for name, value in own.items()},
         "device": {"device": "cpu" if on_cpu else str(torch.accelerator.current_accelerator())},
         "recipe": {name: redacted(json.dumps(value, sort_keys=True, default=str)) for name, value in fields.items()},
-        "data": {f"data {redacted(spec)}": value for spec, value in fingerprints.items()},
+        "data": _named("data", identity),
+        "base": _named("base", identity) | _named("tokenizer", identity),
     }
+
+
+def _named(kind: str, identity: Mapping[str, Any]) -> dict[str, str]:
+    """The parts of an identity that are ``kind`` or ``kind.NAME``."""
+    return {name.replace(".", " ", 1): value for name, value in identity.items() if name.split(".")[0] == kind}
 
 
 def code_files(package: Path, program: Path) -> dict[str, str]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import storage
+from tape_ds.data.sources.base import dated_identities
 from tape_ds.errors import DiskError, Problem, UserError, check_folder, disk_error, raise_if_any
 
 
@@ -28,6 +29,16 @@ def key(kind: str, **parts: Any) -> str:
     """Return a folder's name, ``kind-HASH``: equal for equal ``parts`` (anything JSON can hold), in every process."""
     described = json.dumps(parts, sort_keys=True)
     return f"{kind}-{hashlib.sha256(described.encode()).hexdigest()[:32]}"
+
+
+def known(cache_dir: str | Path, name: Callable[[], str]) -> str:
+    """Return ``name()``, of :func:`key`; the one that an older version gave the folder, where only that is there."""
+    now = name()
+    if (Path(cache_dir) / now).exists():
+        return now
+    with dated_identities():
+        before = name()
+    return before if (Path(cache_dir) / before).exists() else now
 
 
 def folder(cache_dir: str | Path, name: str, build: Callable[[Path], None]) -> Path:

@@ -161,7 +161,10 @@ def tokenized(
     if isinstance(source, ArrowFolder) and source.prepared:
         return load_from_disk(str(source.folder))
     once = {"begin": "once"} if tokenizers.begins(tokenizer) is not None and not source.tokenised else {}
-    key = cache.key("documents", format=FORMAT, source=source.fingerprint(), split=split, tokenizer=identity, **once)
+
+    def name() -> str:
+        data = source.fingerprint()
+        return cache.key("documents", format=FORMAT, source=data, split=split, tokenizer=identity, **once)
 
     def rows() -> Iterator[dict[str, Any]]:
         if isinstance(source, TokenSource):
@@ -170,7 +173,7 @@ def tokenized(
             found = encoded_rows(source.documents(split), tokenizer)
         return some(found, source.problem("no document has any token", "name data that hold text"))
 
-    return cached(cache_dir, key, document_features(), rows)
+    return cached(cache_dir, cache.known(cache_dir, name), document_features(), rows)
 
 
 def document_features() -> "Features":

@@ -126,8 +126,12 @@ def _first(
     from datasets import Dataset, load_from_disk
 
     limits = {"min_tokens": min_tokens, "count": count}
-    origin = {"source": source.fingerprint(), "split": split, "tokenizer": identity}
-    key = cache.key("first", format=packing.FORMAT, **origin, **limits)
+
+    def name() -> str:
+        origin = {"source": source.fingerprint(), "split": split, "tokenizer": identity}
+        return cache.key("first", format=packing.FORMAT, **origin, **limits)
+
+    key = cache.known(cache_dir, name)
     features = packing.document_features()
     read = Counter(tokens=0, read_documents=0, read_tokens=0)
 

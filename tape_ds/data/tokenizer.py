@@ -105,13 +105,15 @@ def cached(specs: Sequence[str], vocab_size: int, cache_dir: str | Path) -> "Pre
 
     sources = _text_sources(specs, "train_data")
     settings = {"vocab_size": vocab_size, "max_characters": MAX_CHARACTERS, **SETTINGS}
-    fingerprints = [source.fingerprint() for source in sources]
-    name = cache.key("tokenizer", format=FORMAT, sources=fingerprints, settings=settings)
+
+    def name() -> str:
+        fingerprints = [source.fingerprint() for source in sources]
+        return cache.key("tokenizer", format=FORMAT, sources=fingerprints, settings=settings)
 
     def build(folder: Path) -> None:
         _save(_sentencepiece(sources, vocab_size, MAX_CHARACTERS), folder)
 
-    return AutoTokenizer.from_pretrained(cache.folder(cache_dir, name, build))
+    return AutoTokenizer.from_pretrained(cache.folder(cache_dir, cache.known(cache_dir, name), build))
 
 
 def load(

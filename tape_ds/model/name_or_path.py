@@ -168,13 +168,9 @@ def _convert_baichuan(name_or_path: str, source: str | Path, models: Path) -> st
 
 
 def _stamp(files: Iterable[Path]) -> str:
-    """Return what tells these files from others of their names, and from themselves before a change, without reading
-    them."""
-    digest = hashlib.sha256()
-    for file in files:
-        about = file.stat()
-        digest.update(f"{file.name} {about.st_size} {about.st_mtime_ns}\n".encode())
-    return digest.hexdigest()[:16]
+    """Return what tells these files from others of their names, and from themselves before a change."""
+    parts = [f"{file.name} {storage.content_identity(file)}" for file in files]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _build_once(folder: Path, build: Callable[[Path], None]) -> Path:

@@ -93,7 +93,7 @@ def of(
     free = {*trainer.FIELDS, *FREE, "launcher"} - {*FIXED, *RISKLESS}
     fields = {name: value for name, value in recipe.as_dict().items() if name not in free and name not in idle}
     found: dict[str, Any] = {f"recipe.{name}": _plain(value) for name, value in sorted(fields.items())}
-    found |= {f"data.{redacted(spec)}": value for spec, value in fingerprints.items()}
+    found |= of_data(fingerprints)
     if (shares := shares_of(recipe.as_dict().get("train_data", []))) is not None:
         found["recipe.train_data.weight"] = shares
     found["tokenizer"] = tokenizer_fingerprint(tokenizer)
@@ -101,6 +101,11 @@ def of(
     versions = {name: version for name, version in sorted(results.versions().items()) if name in COMPUTING}
     commit = (results.commit() or {}).get("hash")
     return found | {f"code.{name}": version for name, version in versions.items()} | {COMMIT: commit}
+
+
+def of_data(fingerprints: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of an identity that is the training data's, from fingerprints by spec."""
+    return {f"data.{redacted(spec)}": value for spec, value in fingerprints.items()}
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:

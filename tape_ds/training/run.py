@@ -9,7 +9,7 @@ import logging
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from tape_ds.data import sources
 from tape_ds.data.dataset import collate
 from tape_ds.data.mixing import MixedSequences
 from tape_ds.data.sources import weights
+from tape_ds.data.sources.base import dated_identities
 from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.health import run_lock
 from tape_ds.health.stopping import StopRequest
@@ -172,22 +173,28 @@ def _numel(parameter: nn.Parameter) -> int:
     return packed.shape.numel() if packed is not None else whole_numel(parameter)
 
 
-def start(recipe: Recipe, read: Mapping[str, str]) -> Started:
-    """Join the job, take hold of the run's folder, and choose the checkpoint to go on from.
+def start(
+    recipe: Recipe, config: extendable.Config, decides: Mapping[str, Any], read: Callable[[], Mapping[str, str]]
+) -> Started:
+    """Join the job, take hold of the run's folder, choose the checkpoint to go on from, and check that this is the run
+    that saved it and that it fits the devices.
 
     It comes before a model is built: under ZeRO-3 the DeepSpeed configuration must exist, so that weights are sharded
-    as they are made or loaded.
+    as they are made or loaded. And before sequences are made, which may take hours.
 
     Args:
         recipe: checked.
-        read: fingerprint of each source of training data, by spec.
+        config: of the model that is trained.
+        decides: the run's identity.
+        read: makes the fingerprints of the training data that are in ``decides``.
 
     Raises:
         UserError: a machine of the job differs, or does not come; transformers refuses a value on this machine; another
             job is at work in the folder; there is no checkpoint to go on from, or none that this job can read; the
-            folder holds another run's. On all ranks.
+            folder holds another run's; the run would not fit. On all ranks.
+        NothingToDo: ``resume: auto``, and the run has come to its end.
     """
-    comparison.check(recipe, read)
+    comparison.check(recipe, decides)
     arguments = recipe.training_arguments()
     join_process_group(arguments)
     rank_sync, output = RankSync(), Path(arguments.output_dir)
@@ -200,7 +207,11 @@ def start(recipe: Recipe, read: Mapping[str, str]) -> Started:
         resume.require_fitting(resumed, stage, recipe.scale.tensor_parallel_size)
     raise_if_any(rank_sync.first(_of_another_run(recipe, output, resumed)))
     set_seed(arguments.seed)
-    return Started(arguments, rank_sync, resumed)
+    started = Started(arguments, rank_sync, resumed)
+    if resumed is not None:
+        _require_same(recipe, started, resumed, decides, read)
+    _require_room(recipe, config, rank_sync)
+    return started
 
 
 def _claim(output: Path, rank_sync: RankSync) -> None:
@@ -237,22 +248,20 @@ def _of_another_run(recipe: Recipe, output: Path, resumed: Resumed | None) -> li
     return [Problem("output_dir", str(output), wrong, remedy)]
 
 
-def require_same(recipe: Recipe, started: Started, now: Mapping[str, Any]) -> None:
-    """Whether the checkpoint that was chosen is of this very run; says what may differ and does.
-
-    Args:
-        recipe: of the run.
-        started: the job.
-        now: its identity.
-
-    Raises:
-        UserError: naming every field that differs and must not; on all ranks alike.
-        NothingToDo: ``resume: auto``, and the run has come to its end.
-    """
-    resumed = started.resumed
-    if resumed is None:
-        return
-    rank_sync, found = started.rank_sync, identity.differences(resumed.manifest.identity, now)
+def _require_same(
+    recipe: Recipe,
+    started: Started,
+    resumed: Resumed,
+    now: Mapping[str, Any],
+    read: Callable[[], Mapping[str, str]],
+) -> None:
+    """Check that the chosen checkpoint is of this very run, and print what may differ and does."""
+    rank_sync, saved = started.rank_sync, resumed.manifest.identity
+    found = identity.differences(saved, now)
+    if any(each.name.startswith("data") for each in found):
+        with dated_identities():
+            as_before = identity.differences(saved, {**now, **identity.of_data(read())})
+        found = found if any(each.name.startswith("data") for each in as_before) else as_before
     raise_if_any(_everyones(identity.problems(resumed.folder, found, recipe.safety.resume_anyway), rank_sync))
     same = all(each.name == identity.COMMIT for each in found)
     ended = rank_sync.first(finished(Path(started.arguments.output_dir)) if same else None)
@@ -263,12 +272,8 @@ def require_same(recipe: Recipe, started: Started, now: Mapping[str, Any]) -> No
             say(line)
 
 
-def require_room(recipe: Recipe, config: extendable.Config, rank_sync: RankSync) -> None:
-    """Whether the run would fit the GPUs at hand, or is small enough for a CPU, before anything is loaded.
-
-    Raises:
-        UserError: it would not, and the recipe says neither ``force`` nor ``allow_cpu``; on all ranks alike.
-    """
+def _require_room(recipe: Recipe, config: extendable.Config, rank_sync: RankSync) -> None:
+    """Check that the run fits the GPUs at hand, or is small enough for a CPU."""
     stopped = recipe.trains and not recipe.memory.force
     own = search.refusal(forecast.here(recipe, config, rank_sync.world)) if stopped else []
     own += device.check(recipe, config)

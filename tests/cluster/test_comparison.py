@@ -12,6 +12,7 @@ from tape_ds.cluster.place import Place
 from tape_ds.cluster.rendezvous import Rendezvous
 from tape_ds.errors import UserError
 from tape_ds.health import run_lock
+from tape_ds.training.identity import of_data
 
 FACTS = {
     "code": {f"tape_ds/f{number}.py": "1" for number in range(9)},
@@ -20,6 +21,7 @@ FACTS = {
     "device": {"device": "cuda"},
     "recipe": {"learning_rate": "0.1", "seed": "1"},
     "data": {"data text:x": "1"},
+    "base": {"base model.safetensors": "2 GB, 1a", "tokenizer": "t"},
 }
 
 
@@ -40,6 +42,7 @@ def records(count=3, last=0, **of_last):
         ({"device": {"device": "cpu"}}, "device", "cpu", "it is cuda on "),
         ({"recipe": {"learning_rate": "0.2", "seed": "1"}}, "learning_rate", "0.2", "it is 0.1 on node_rank 0 (n0)"),
         ({"data": {"data text:x": "2"}}, "data text:x", "2", "it is 1 on "),
+        ({"base": FACTS["base"] | {"tokenizer": "u"}}, "tokenizer", "u", "it is t on "),
     ],
 )
 def test_what_must_not_differ_is_named_with_machine_and_values(changes, field, value, wrong):
@@ -85,7 +88,7 @@ def recipe(**fields):
 
 
 def test_facts_hold_no_credential_and_nothing_of_the_machine():
-    found = comparison.facts_of(recipe(), {"https://me:secret@there": "1"})
+    found = comparison.facts_of(recipe(), of_data({"https://me:secret@there": "1"}))
     assert "secret" not in str(found) and "never_said" not in str(found) and "data_cache" not in found["recipe"]
 
 
@@ -117,16 +120,25 @@ def job(monkeypatch):
 
 
 def test_alike_machines_go_on(job):
-    assert job(lambda rank: (recipe(data_cache=f"/disk{rank}"), {"text:x": "f"})) == {0: None, 1: None, 2: None}
+    assert job(lambda rank: (recipe(data_cache=f"/disk{rank}"), {"data.text:x": "f"})) == {0: None, 1: None, 2: None}
 
 
 def test_a_machine_that_differs_is_named_on_all(job):
-    ended = job(lambda rank: (recipe(seed=5 if rank == 1 else 1), {"text:x": f"{rank // 2}"}))
+    ended = job(lambda rank: (recipe(seed=5 if rank == 1 else 1), {"data.text:x": f"{rank // 2}"}))
     assert len({str(error) for error in ended.values()}) == 1
     assert [problem.field for problem in ended[2].problems] == [
         "seed on node_rank 1 (n1)",
         "data text:x on node_rank 2 (n2)",
     ]
+
+
+def test_a_machine_with_another_copy_of_the_base_is_refused(job):
+    """Weights and tokenizer at one path were compared on no machine: under ZeRO-3 each gave its own part of another
+    model."""
+    own = {"base.model.safetensors": "2 GB, 1a", "tokenizer": "t", "data.text:x": "f"}
+    ended = job(lambda rank: (recipe(), own | ({"base.model.safetensors": "2 GB, 2b"} if rank == 2 else {})))
+    (problem,) = ended[0].problems
+    assert problem.field == "base model.safetensors on node_rank 2 (n2)" and problem.value == "2 GB, 2b"
 
 
 def test_a_job_on_one_machine_is_not_looked_at(monkeypatch):

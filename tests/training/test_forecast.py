@@ -138,7 +138,7 @@ def test_a_run_stops_before_it_loads_what_cannot_fit(more, refused, monkeypatch)
     monkeypatch.setattr(run.device, "check", lambda recipe, config: [])
     recipe = extension.load(["--recipe", "llama2_7b_8k", *more], world_size=1)
     with pytest.raises(UserError, match="GiB would be needed") if refused else contextlib.nullcontext():
-        run.require_room(recipe, model_config.beforehand(recipe), RankSync())
+        run._require_room(recipe, model_config.beforehand(recipe), RankSync())
 
 
 @pytest.mark.parametrize(

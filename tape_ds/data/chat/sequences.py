@@ -120,14 +120,16 @@ def rendered(
     field, identity = packing.FIELD_OF[split], packing.tokenizer_fingerprint(tokenizer)
     parts = []
     for source in [conversations.parse(spec, field) for spec in specs]:
-        data = conversations.fingerprint(source, split)
-        key = cache.key("chat", format=FORMAT, data=data, split=split, tokenizer=identity, template=text, **dated)
+
+        def name(source: conversations.Source = source) -> str:
+            data = conversations.fingerprint(source, split)
+            return cache.key("chat", format=FORMAT, data=data, split=split, tokenizer=identity, template=text, **dated)
 
         def rows(source: conversations.Source = source) -> Iterator[dict[str, Any]]:
             none = source.problem("it has no rows", "give data with a conversation a row")
             return packing.some(_rendered_rows(source, split, tokenizer, day), none)
 
-        parts.append(packing.cached(Path(cache_dir), key, features, rows))
+        parts.append(packing.cached(Path(cache_dir), cache.known(cache_dir, name), features, rows))
     return concatenate_datasets(parts)
 
 

@@ -87,14 +87,11 @@ def tokenized(
     """
     from datasets import Features, List, Value
 
-    key = cache.key(
-        "answers",
-        format=FORMAT,
-        data=examples.fingerprint(name, split, data_dir),
-        tokenizer=packing.tokenizer_fingerprint(tokenizer),
-        form=asdict(form),
-        questions=questions,
-    )
+    about = {"tokenizer": packing.tokenizer_fingerprint(tokenizer), "form": asdict(form), "questions": questions}
+
+    def key() -> str:
+        return cache.key("answers", format=FORMAT, data=examples.fingerprint(name, split, data_dir), **about)
+
     number = Value("int32")
     counts = dict.fromkeys(("targets", "cut_prompt", "cut_answer"), number)
     features = Features({"id": Value("string"), "input_ids": List(number), **counts})
@@ -104,7 +101,7 @@ def tokenized(
         for row in read() if questions is None else _first_rows(read, questions):
             yield _row(name, row, tokenizer, form)
 
-    return packing.cached(Path(cache_dir), key, features, chosen)
+    return packing.cached(Path(cache_dir), cache.known(cache_dir, key), features, chosen)
 
 
 def _first_rows(read: Callable[[], Iterator[examples.ScrollsRow]], count: int) -> Iterator[examples.ScrollsRow]:

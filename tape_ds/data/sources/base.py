@@ -4,6 +4,8 @@ import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,9 +25,7 @@ UNREADABLE = (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile, HTT
 """What reading a damaged file raises: a cut ``.gz`` EOFError, a flipped byte zlib.error, a hub that does not answer
 HTTPError, and pyarrow's ArrowInvalid is a ValueError (a UserError too: let that pass first)."""
 
-# Below this size a file is hashed (exact, and the same wherever the file is copied); hashing terabytes before every
-# run would cost more than the tokenising it saves, so above it size and time of change stand for the contents.
-_HASHED_WHOLE = 64 * 2**20
+_dated: ContextVar[bool] = ContextVar("_dated", default=False)
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,19 @@ def without_nulls(value: Any) -> Any:
 
 
 def file_identity(path: Path) -> str:
-    """Return what stands for a file's contents: their hash up to 64 MiB, size and time of change above."""
+    """Return what stands for a file's contents, see :func:`tape_ds.storage.content_identity`."""
     status = path.stat()
-    if status.st_size > _HASHED_WHOLE:
+    if _dated.get() and status.st_size > storage.HASHED_WHOLE:
         return f"{status.st_size}@{status.st_mtime_ns}"
-    return storage.digest(path)
+    return storage.content_identity(path)
+
+
+@contextmanager
+def dated_identities() -> Iterator[None]:
+    """Identify large files by size and time of change, as older checkpoints and caches do: those of data that were not
+    touched since are recognised by it."""
+    token = _dated.set(True)
+    try:
+        yield
+    finally:
+        _dated.reset(token)

@@ -4,6 +4,7 @@ answer."""
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tape_ds.training import identity, tables
 from tape_ds.training.callbacks import ScoredAfter
 from tape_ds.training.kinds.addressing import AddressingRun
 from tape_ds.training.kinds.drawn import DrawnRun
-from tape_ds.training.run import require_room, require_same, sample_count, start, weights_dtype
+from tape_ds.training.run import sample_count, start, weights_dtype
 
 SCORES = "results/exact_match.json"
 
@@ -108,13 +109,11 @@ def assemble(recipe: ArithmeticRecipe) -> DrawnRun:
         UserError: what only this machine or the run's folder can tell, on every rank alike.
     """
     kind: type[DrawnRun] = Arithmetic if recipe.addressing is None else AddressingRun
-    tokenizer, config, read = recipe.tokenizer(), recipe.checked_config(), kind.fingerprints_of(recipe)
+    tokenizer, config, read = recipe.tokenizer(), recipe.checked_config(), partial(kind.fingerprints_of, recipe)
     raise_if_any(check_model(recipe.scale, config))
-    started = start(recipe, read)
+    decides = identity.of(recipe, tokenizer, read())
+    started = start(recipe, config, decides, read)
     arguments = started.arguments
-    decides = identity.of(recipe, tokenizer, read)
-    require_same(recipe, started, decides)
-    require_room(recipe, config, started.rank_sync)
     model = init_weights.build(config, arguments.seed, weights_dtype(arguments))
     prepared = methods.prepare("full", model, settings=None)
     return kind(

@@ -43,7 +43,7 @@ from tape_ds.training.held_out import (
     read_passkeys,
     read_scores,
 )
-from tape_ds.training.run import Run, fingerprints, require_room, require_same, sample_count, start, weights_dtype
+from tape_ds.training.run import Run, fingerprints, sample_count, start, weights_dtype
 
 SCORES = "results/loss_by_position.json"
 PASSKEYS = "results/passkey.json"
@@ -186,15 +186,13 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
     base = convert.resolve(base_path(recipe.model.model))
     native = extendable.read_config(base)
     raise_if_any(model_config.check_fit(recipe, native))
-    read = fingerprints(weights.specs_of(recipe.data.train_data) if recipe.trains else [])
-    started = start(recipe, read)
-    arguments = started.arguments
     tokenizer = tokenizers.load(base, "model")
     raise_if_any(rows_of_vocabulary.check_rows(native, tokenizer))
-    decides = identity.of(recipe, tokenizer, read, base)
-    require_same(recipe, started, decides)
     config = model_config.extended(recipe, native, tokenizer)
-    require_room(recipe, config, started.rank_sync)
+    read = partial(fingerprints, weights.specs_of(recipe.data.train_data) if recipe.trains else [])
+    decides = identity.of(recipe, tokenizer, read(), base)
+    started = start(recipe, config, decides, read)
+    arguments = started.arguments
     held_out, asked = held_out_documents(recipe, tokenizer), recipe.evaluation
     lengths, trials = asked.passkey_lengths, asked.passkey_trials
     prompts = passkey.draw(tokenizer, lengths, trials, arguments.seed, asked.passkey_form)  # the same for every method

@@ -27,7 +27,7 @@ from tape_ds.training import identity, model_config
 from tape_ds.training.kinds.answering import Finetuning, Tokenized
 from tape_ds.training.kinds.chat import ChatTuning
 from tape_ds.training.kinds.extension import base_path
-from tape_ds.training.run import Started, require_room, require_same, sample_count, start, weights_dtype
+from tape_ds.training.run import Started, sample_count, start, weights_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,14 +95,12 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
     native = extendable.read_config(base)
     raise_if_any(model_config.check_fit(recipe, native))
     config = model_config.finetuned(recipe, native)
-    read = kind.fingerprints_of(recipe, held_out=False)
-    started = start(recipe, read)
-    arguments = started.arguments
     tokenizer = tokenizers.load(base, "model")
     raise_if_any([*rows_of_vocabulary.check_rows(native, tokenizer), *kind.fit(recipe, tokenizer)])
-    decides = identity.of(recipe, tokenizer, read, base) | kind.decides(tokenizer)
-    require_same(recipe, started, decides)
-    require_room(recipe, config, started.rank_sync)
+    read = partial(kind.fingerprints_of, recipe, held_out=False)
+    decides = identity.of(recipe, tokenizer, read(), base) | kind.decides(tokenizer)
+    started = start(recipe, config, decides, read)
+    arguments = started.arguments
     found = kind.tokenized(recipe, tokenizer, _first_day(started))
     length_note = _note_beyond(recipe, found.lengths, reach(native, config), kind.TEXTS)
     samples = sample_count(recipe, len(found.sequences))

@@ -22,7 +22,7 @@ from tape_ds.recipe.scale import check_model
 from tape_ds.training import identity, tables
 from tape_ds.training.callbacks import ScoredAfter
 from tape_ds.training.held_out import HeldOut, perplexities, read_perplexities
-from tape_ds.training.run import Run, fingerprints, require_room, require_same, sample_count, start, weights_dtype
+from tape_ds.training.run import Run, fingerprints, sample_count, start, weights_dtype
 
 SCORES = "results/perplexity.json"
 
@@ -90,14 +90,12 @@ def assemble(recipe: PretrainingRecipe) -> Pretraining:
     tokenizer = choose_tokenizer(recipe)
     config = recipe.model_config(tokenizer)
     raise_if_any(check_model(recipe.scale, config))
-    read = fingerprints(weights.specs_of(recipe.data.train_data))
-    started = start(recipe, read)
+    read = partial(fingerprints, weights.specs_of(recipe.data.train_data))
+    decides = identity.of(recipe, tokenizer, read())
+    started = start(recipe, config, decides, read)
     arguments = started.arguments
-    decides = identity.of(recipe, tokenizer, read)
-    require_same(recipe, started, decides)
     sequences = training_sequences(recipe, tokenizer)
     held_out, left_out = held_out_documents(recipe, tokenizer)
-    require_room(recipe, config, started.rank_sync)
     model = init_weights.build(config, arguments.seed, weights_dtype(arguments))
     prepared = methods.prepare("full", model, settings=None)
     return Pretraining(

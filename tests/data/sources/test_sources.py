@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 
@@ -147,12 +148,20 @@ def test_fingerprint_follows_contents_not_place(folder, tmp_path_factory):
     assert parse(f"{jsonl}#body").fingerprint() != parse(f"{jsonl}#id").fingerprint()
 
 
-def test_large_files_are_identified_without_reading_them(folder, monkeypatch):
-    monkeypatch.setattr(base, "_HASHED_WHOLE", 3)
-    identity = base.file_identity(folder / "a.txt")
-    assert identity == f"5@{(folder / 'a.txt').stat().st_mtime_ns}"
-    os.utime(folder / "a.txt", ns=(1, 1))
-    assert base.file_identity(folder / "a.txt") == "5@1"
+def test_a_large_file_is_known_again_wherever_it_is_copied(folder, tmp_path, monkeypatch):
+    """Its date stood for its contents: a copy was other data, and a run that had moved could not be resumed."""
+    monkeypatch.setattr(storage, "HASHED_WHOLE", 3)
+    monkeypatch.setattr(storage, "BLOCK_BYTES", 1)
+    copy = tmp_path / "copy" / "a.txt"
+    copy.parent.mkdir()
+    shutil.copyfile(folder / "a.txt", copy)
+    os.utime(copy, ns=(1, 1))
+    spec, before = f"text:{copy}", parse(f"text:{folder}/a.txt").fingerprint()
+    assert parse(spec).fingerprint() == before
+    with base.dated_identities():
+        assert base.file_identity(copy) == "5@1", "as older checkpoints have it"
+    copy.write_text("Other")
+    assert parse(spec).fingerprint() != before
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,16 @@
 """What a pretraining run assembles, trains and scores, where it can be told without an engine."""
 
 import json
+import os
+import shutil
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tape_ds import TapeForCausalLM
+from tape_ds import TapeForCausalLM, storage
 from tape_ds.checkpoint import trained
+from tape_ds.data.sources.base import dated_identities
 from tape_ds.data.streaming import StreamedSequences
 from tape_ds.errors import UserError
 from tape_ds.model.llama import evaluated_at
@@ -184,6 +187,34 @@ def test_scores_of_an_earlier_run_go_when_training_begins(texts, tmp_path):
     scored = pretraining.assemble(recipe(texts, output_dir=tmp_path, eval_lengths="32", max_steps=1))
     build_trainer(scored).train()
     assert list(read_perplexities(file)) == [32]
+
+
+def test_a_run_goes_on_with_data_that_were_copied_and_one_of_an_older_version_with_data_that_were_not(
+    texts, tmp_path, monkeypatch
+):
+    """A large file was known by its date alone: a resume on another disk was refused, and its text tokenised again."""
+    monkeypatch.setattr(storage, "HASHED_WHOLE", 3)
+    monkeypatch.setattr(storage, "BLOCK_BYTES", 1)
+    data, cache = tmp_path / "data", tmp_path / "cache"
+    shutil.copytree(texts / "train", data)
+    given = {"train_data": f"text:{data}/*.txt", "data_cache": cache, "eval_data": "", "save_steps": 1}
+    given |= {"resume_from_checkpoint": "auto", "output_dir": tmp_path / "run"}
+
+    def one_more(step):
+        run = pretraining.assemble(recipe(texts, max_steps=step, resume_anyway="true", **given))
+        build_trainer(run).train(resume_from_checkpoint=None if run.resumed is None else str(run.resumed.folder))
+        return None if run.resumed is None else run.resumed.manifest.step
+
+    with dated_identities():
+        assert one_more(1) is None
+    folders = sorted(path.name for path in cache.glob("*/"))
+    assert one_more(2) == 1 and sorted(path.name for path in cache.glob("*/")) == folders
+    for path in data.iterdir():
+        os.utime(path, ns=(1, 1))
+    assert one_more(3) == 2
+    (data / "0.txt").write_text("another text of no common length")
+    with pytest.raises(UserError, match="restore the data"):
+        one_more(4)
 
 
 @pytest.mark.parametrize("encoding", ["randpe", "fire"])
