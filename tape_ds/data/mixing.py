@@ -99,6 +99,11 @@ class MixedSequences(torch.utils.data.Dataset):
         source, own = self.place(index)
         return self.parts[source].sequences[own]
 
+    def documents_read(self) -> int:
+        """Return about how many documents its streams have read so far."""
+        parts = [part.sequences for part in self.parts]
+        return sum(part.documents_read() for part in parts if isinstance(part, StreamedSequences))
+
     def place(self, index: int) -> tuple[int, int]:
         """Return the number of the source of sample ``index``, and the sample's number among that source's."""
         block, at = divmod(index, BLOCK)

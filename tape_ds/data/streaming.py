@@ -16,12 +16,12 @@ workers is a multiple of ``R * b``, each rank reads with workers of its own. Els
 for itself: the samples are the same, but text is read and tokenised up to ``R`` times.
 
 **Resuming at sample i.** The number is the whole state: each worker asked for reads and tokenises again, from its
-beginning, all that comes before its sequence.
+beginning, all that comes before its sequence. It may take hours: to the watchdog, every document read is progress.
 """
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,10 @@ class Stream:
     seed: int
     workers: int
     """How many; at most as many as shards, so that each has one in every epoch."""
+    read: torch.Tensor = field(
+        default_factory=lambda: torch.zeros((), dtype=torch.int64).share_memory_(), compare=False
+    )
+    """Documents read, those of a DataLoader's processes included; approximate, since several add to it."""
 
     def visits(self, worker: int) -> Iterator[tuple[int, int]]:
         """(epoch, shard) of every shard that ``worker`` reads, without end."""
@@ -79,6 +83,7 @@ class Stream:
         for epoch, shard in self.visits(worker):
             before = passed
             for _, ids in encode(self.documents(epoch, shard), self.tokenizer):
+                self.read.add_(1)
                 rest = ids[max(0, skip - passed) :]
                 passed += len(ids)
                 if len(rest):
@@ -177,6 +182,10 @@ class StreamedSequences(torch.utils.data.Dataset):
 
     def __len__(self) -> int:
         return self.samples
+
+    def documents_read(self) -> int:
+        """Return about how many documents were read so far, by all processes that share this object."""
+        return int(self.stream.read)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}}

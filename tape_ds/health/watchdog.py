@@ -91,16 +91,30 @@ class Watchdog:
         rank: of this process.
         world: number of ranks.
         seconds: without progress, after which the job is ended; 0: never.
+        work: grows while this rank's data are prepared, perhaps by other processes, which is progress of the whole job:
+            the other ranks wait for it.
         store: of the job; by default the one of its process group, as soon as there is one.
     """
 
-    def __init__(self, folder: Path, rank: int, world: int, seconds: float, *, store: Any = None):
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        world: int,
+        seconds: float,
+        *,
+        work: Callable[[], int] = lambda: 0,
+        store: Any = None,
+    ):
         self.folder = folder
         self.rank = rank
         self.world = world
         self.seconds = seconds
         self._name = f"process {os.getpid()} on {socket.gethostname()}"
         self._tick = min(TICK, seconds / 5) if seconds else TICK
+        self._work = work
+        self._job_work = 0
+        """How often a rank's work was seen to have grown."""
         self._store = store
         self._joined: Any = None
         """The store over a connection of its own, so that no lock is shared with training."""
@@ -130,24 +144,27 @@ class Watchdog:
 
     def _watch(self) -> None:
         """The thread that counts the seconds without progress."""
-        seen, stalled, last = self._beat, 0.0, time.monotonic()
+        seen, stalled, last = self._progress(), 0.0, time.monotonic()
         while not self._closed.wait(self._tick):
             now = time.monotonic()
             # a process that was stopped (Ctrl-Z) did not hang all that time
             passed, last = min(now - last, 3 * self._tick), now
             if self._alarm.is_set():
                 return self._end(stalled)
-            if self._beat is not seen:
-                seen, stalled = self._beat, 0.0
+            if (progress := self._progress()) != seen:
+                seen, stalled = progress, 0.0
                 continue
             stalled += passed
-            if self.seconds and stalled >= self.seconds * LONGER.get(seen.phase, 1.0):
+            if self.seconds and stalled >= self.seconds * LONGER.get(self._beat.phase, 1.0):
                 return self._end(stalled)
+
+    def _progress(self) -> tuple[Beat, int, int]:
+        return self._beat, self._work(), self._job_work
 
     def _publish(self) -> None:
         """The thread that tells the other ranks, and hears their alarm. A store that is gone ends it, and nothing else:
         then either the job is about to end, or the other thread will see that nothing goes on."""
-        published, wait = None, 0.0  # the first note goes out at once
+        published, worked, wait = None, 0, 0.0  # the first note goes out at once
         with contextlib.suppress(RuntimeError, OSError, ValueError):
             while self.world > 1 and not self._closed.wait(wait):
                 wait = self._tick
@@ -159,6 +176,8 @@ class Watchdog:
                 if self._beat is not published:
                     published = self._beat
                     self._joined.set(f"rank-{self.rank}", json.dumps(published))
+                before, worked = worked, self._work()
+                self._job_work = self._joined.add("work", int(worked > before))
                 if self._joined.check(["alarm"]):
                     self._alarm.set()
 

@@ -75,7 +75,8 @@ def execute(prepared: run.Run, stop: StopRequest | None = None) -> int:
     stacks, seconds = prepared.output / run_folder.STACKS, prepared.recipe.safety.watchdog_seconds
     try:
         look()
-        with Watchdog(stacks, rank_sync.rank, rank_sync.world, seconds) as trainer.watchdog:
+        work = getattr(prepared.sequences, "documents_read", lambda: 0)
+        with Watchdog(stacks, rank_sync.rank, rank_sync.world, seconds, work=work) as trainer.watchdog:
             if prepared.names:
                 folder = None if prepared.resumed is None else str(prepared.resumed.folder)
                 trainer.train(resume_from_checkpoint=folder)

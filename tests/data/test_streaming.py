@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import pickle
+import time
 from collections import Counter
 
 import datasets
@@ -12,13 +13,14 @@ import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
 from scipy.stats import chisquare
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset
 
 from tape_ds.data import streaming
 from tape_ds.data.dataset import collate, generator
 from tape_ds.data.sources import Document, Shard
 from tape_ds.data.streaming import Stream, StreamedSequences, StreamError, shuffled
 from tape_ds.errors import UserError
+from tape_ds.health.watchdog import Watchdog
 from tests.data.conftest import build_tokenizer, same
 
 WINDOW = 16
@@ -225,6 +227,25 @@ def test_resumed_on_any_number_of_ranks(open_sequences, before, after):
     assert step == 10
 
 
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_resume_may_tokenise_for_longer_than_the_watchdog_waits(
+    open_sequences, tokenizer, tmp_path, monkeypatch, processes
+):
+    """Every rank was ended in it, and started again in vain, for ever."""
+
+    def slow(*texts, **settings):
+        time.sleep(0.1)
+        return tokenizer(*texts, **settings)
+
+    ended = []
+    monkeypatch.setattr(Watchdog, "_end", lambda self, stalled: ended.append(stalled))
+    sequences, began = open_sequences(tokenizer=slow, samples=1000), time.monotonic()
+    with Watchdog(tmp_path, 0, 1, 1.0, work=sequences.documents_read) as dog:
+        dog.beat(40, "data")
+        next(iter(DataLoader(Subset(sequences, [999]), num_workers=processes)))
+    assert time.monotonic() - began > 2 and ended == []
+
+
 def test_a_rank_opens_its_own_workers_alone(open_sequences, monkeypatch):
     """Two ranks with micro-batches of 3 over 6 stream workers: each reads three of them."""
     opened = []
@@ -252,7 +273,7 @@ def test_unreadable_line_is_named(open_sequences, folder, workers):
     """The same message with and without a loader process, which hands on nothing but a text."""
     with (folder / "2.jsonl").open("a") as file:
         file.write('{"body": "cut\n')
-    loader = DataLoader(open_sequences(samples=400), num_workers=workers, batch_size=None)
+    loader = DataLoader(open_sequences(samples=1000), num_workers=workers, batch_size=None)
     with pytest.raises(UserError) as caught:
         list(loader)
     lines = str(caught.value).splitlines()
@@ -268,12 +289,12 @@ def test_cut_archive_is_named(open_sequences, folder):
     raw = (folder / "3.jsonl.gz").read_bytes()
     (folder / "3.jsonl.gz").write_bytes(raw[:-9])
     with pytest.raises(StreamError, match=r"3\.jsonl\.gz cannot be read: Compressed file ended"):
-        list(open_sequences(samples=400))
+        list(open_sequences(samples=1000))
 
 
 def test_reading_does_not_go_on_after_an_error(open_sequences, folder):
     """The line mended, the same object gives the right sample instead of what came after the gap."""
-    sequences = open_sequences(workers=1, samples=400)
+    sequences = open_sequences(workers=1, samples=1000)
     good = (folder / "2.jsonl").read_text()
     (folder / "2.jsonl").write_text("no JSON\n" + good)
     with pytest.raises(StreamError):

@@ -186,6 +186,21 @@ def test_progress_is_left_alone(tmp_path, ended):
     assert ended == [4]
 
 
+def test_work_on_another_ranks_data_is_progress_of_all(tmp_path, ended, monkeypatch):
+    """A rank that waits in a collective for one that still tokenises what it had read before."""
+    monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.2)
+    store = distributed.HashStore()
+    other = distributed.PrefixStore("watchdog", store)
+    with Watchdog(tmp_path, 0, 2, 0.6, store=store) as dog:
+        dog.beat(3, "backward")
+        for _ in range(16):
+            other.add("work", 1)
+            time.sleep(0.1)
+        assert ended == []
+        time.sleep(2.5)
+    assert ended == [4]
+
+
 @pytest.mark.parametrize(("seconds", "wait"), [(0, 0.5), (60, 0.5)])
 def test_a_watchdog_that_was_closed_or_never_bites_says_nothing(tmp_path, ended, seconds, wait):
     with Watchdog(tmp_path, 0, 1, seconds) as dog:

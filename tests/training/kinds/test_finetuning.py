@@ -11,10 +11,10 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from tape_ds import TapeForCausalLM
 from tape_ds.checkpoint import trained
 from tape_ds.data.dataset import collate
-from tape_ds.errors import UserError
+from tape_ds.errors import Problem, UserError
 from tape_ds.model import positions
 from tape_ds.recipe.finetuning import load
-from tape_ds.training import report
+from tape_ds.training import report, run
 from tape_ds.training.kinds import finetuning
 from tape_ds.training.run import build_trainer
 from tests.data.conftest import build_tokenizer
@@ -241,6 +241,14 @@ def test_what_only_the_model_can_tell(place, tmp_path):
     LlamaForCausalLM.from_pretrained(place / "llama").save_pretrained(tmp_path / "endless")
     endless.save_pretrained(tmp_path / "endless")
     assert "no EOS" in problems(place, model=tmp_path / "endless")["model"].wrong
+
+
+def test_a_run_that_does_not_fit_is_refused_before_its_text_is_tokenised(place, monkeypatch):
+    """It came after hours of it."""
+    monkeypatch.setattr(run.device, "check", lambda *_: [Problem("memory", "1 GiB", "too little", "more")])
+    monkeypatch.setattr(finetuning.ScrollsTuning, "tokenized", lambda *_: pytest.fail("tokenised"))
+    with pytest.raises(UserError, match="too little"):
+        finetuning.assemble(recipe(place))
 
 
 def test_damaged_data_end_before_anything_is_written(place, tmp_path):

@@ -12,11 +12,11 @@ from tape_ds import TapeForCausalLM, storage
 from tape_ds.checkpoint import trained
 from tape_ds.data.sources.base import dated_identities
 from tape_ds.data.streaming import StreamedSequences
-from tape_ds.errors import UserError
+from tape_ds.errors import Problem, UserError
 from tape_ds.model.llama import evaluated_at
 from tape_ds.recipe.pretraining import load
 from tape_ds.scoring import perplexity
-from tape_ds.training import report
+from tape_ds.training import report, run
 from tape_ds.training.held_out import perplexities, read_perplexities
 from tape_ds.training.kinds import pretraining
 from tape_ds.training.run import build_trainer
@@ -215,6 +215,14 @@ def test_a_run_goes_on_with_data_that_were_copied_and_one_of_an_older_version_wi
     (data / "0.txt").write_text("another text of no common length")
     with pytest.raises(UserError, match="restore the data"):
         one_more(4)
+
+
+def test_a_run_that_does_not_fit_is_refused_before_its_text_is_tokenised(texts, monkeypatch):
+    """It came after hours of it."""
+    monkeypatch.setattr(run.device, "check", lambda *_: [Problem("memory", "1 GiB", "too little", "more")])
+    monkeypatch.setattr(pretraining, "training_sequences", lambda *_: pytest.fail("tokenised"))
+    with pytest.raises(UserError, match="too little"):
+        pretraining.assemble(recipe(texts))
 
 
 @pytest.mark.parametrize("encoding", ["randpe", "fire"])
