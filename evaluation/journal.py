@@ -26,8 +26,9 @@ from evaluation.options import without_local_rank
 from tape_ds import results
 from tape_ds.data import cache
 from tape_ds.errors import Problem, UserError, check_folder, disk_error, is_main_process, raise_if_any
+from tape_ds.health.watchdog import Watchdog
 from tape_ds.parallel.rank_sync import RankSync
-from tape_ds.run_folder import TRAINED
+from tape_ds.run_folder import STACKS, TRAINED
 
 if TYPE_CHECKING:
     from evaluation.models import FoundModel
@@ -36,6 +37,8 @@ Job = TypeVar("Job")
 
 COMPUTING = ("tape_ds", "torch", "transformers", "lm-eval", "rouge-score")
 """Packages another version of which may compute other numbers."""
+STUCK_SECONDS = 7200.0
+"""Without a finished piece on any process, after which a job of several ends: one of them hangs."""
 HERE = "evaluation"
 """Folder of the results inside a run's folder, and of all others below ``runs``."""
 
@@ -162,10 +165,15 @@ class Evaluation:
             )
             mine: dict[str, Any] = {}
             page = held.enter_context(self._page(ranks.rank))
+            stacks = self.folder / STACKS
+            dog = Watchdog(stacks, ranks.rank, ranks.world, STUCK_SECONDS if ranks.world > 1 else 0, work=mine.__len__)
+            held.enter_context(dog)
             for key, each in own:
+                dog.beat(len(mine), "scoring")
                 line = json.dumps([key, work(each)])
                 mine[key] = json.loads(line)[1]
                 self._append(page, f"{line}\n")
+            dog.beat(len(jobs), "waiting for the other processes")
             for others in ranks.objects(mine):
                 known |= others
         return {key: known[key] for key in keys}

@@ -1,6 +1,6 @@
 """Keep a run alive: start its command, and start it again from its newest checkpoint until the run is done.
 
-    python launchers/keep_alive.py deepspeed launchers/extend_llama.py --recipe llama2_7b_8k
+    python launchers/keep_alive.py tape-ds extend --recipe llama2_7b_8k
     python launchers/keep_alive.py --restarts 3 --backoff 30 deepspeed --hostfile hosts launchers/pretrain_c4.py
 
 Its own options stand before the command. ``--resume auto`` is added where the command does not say what to go on from.

@@ -5,6 +5,7 @@ start where there is none). A folder that is named must be whole. Where the newe
 over for older ones, and a message says which and why.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,27 +65,39 @@ def choose(given: str | bool | None, output: Path, rank_sync: RankSync) -> Resum
 
 
 def _verified(folder: Path, rank_sync: RankSync) -> tuple[Manifest | None, str]:
-    """Return the manifest of a whole checkpoint, or None and what is wrong with it; each file is read by one rank, and
-    those that a rank will load by itself as well."""
+    """Return the manifest of a whole checkpoint, or None and what is wrong with it. The first rank lists the files;
+    each is read by one rank, and by those that will load it."""
     manifest: Manifest | None = None
+    found: list[str] = []
     try:
-        manifest = read = checkpoint.read(folder)
-        mine = {f"rng_state_{rank_sync.rank}.pth", f"rank_state_{rank_sync.rank}.json"}
-        pattern = f"zero_pp_rank_{rank_sync.rank}_"
-        names = [
-            name
-            for number, name in enumerate(sorted(read.files))
-            if number % rank_sync.world == rank_sync.rank or name in mine or pattern in name or "model_states" in name
-        ]
-        found = checkpoint.misfits(folder, read) or checkpoint.damage(folder, read, names)
+        manifest = checkpoint.read(folder)
+        if rank_sync.rank == 0:
+            found = checkpoint.misfits(folder, manifest)
     except ValueError as error:
         found = [str(error)]
     except OSError as error:  # perhaps on this rank alone: the others must hear of it
         found = [f"it cannot be read ({error.strerror or error})"]
-    everyones = [wrong for own in rank_sync.objects(found) for wrong in own]
+    everyones = [wrong for each in rank_sync.objects(found) for wrong in each]
+    if not everyones and manifest is not None:
+        found = checkpoint.damage(folder, manifest, read_by(rank_sync.rank, rank_sync.world, manifest.files))
+        everyones = [wrong for each in rank_sync.objects(found) for wrong in each]
     if everyones or manifest is None:
         return None, "; ".join(dict.fromkeys(everyones))
     return manifest, ""
+
+
+def read_by(rank: int, world: int, files: Collection[str]) -> list[str]:
+    """Return the files that a rank verifies: its share of all, and what it will load. A stage up to 2 has the model's
+    states once for all ranks, stage 3 in a file for each."""
+    own = {f"rng_state_{rank}.pth", f"rank_state_{rank}.json"}
+    return [
+        name
+        for number, name in enumerate(sorted(files))
+        if number % world == rank
+        or name in own
+        or f"zero_pp_rank_{rank}_" in name
+        or ("model_states" in name and "zero_pp_rank_" not in name)
+    ]
 
 
 def _instead(folder: Path, rank_sync: RankSync) -> str:

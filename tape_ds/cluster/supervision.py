@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from tape_ds import checkpoint, paths, run_folder
+from tape_ds.__main__ import COMMANDS, split
 from tape_ds.cluster import ssh
 from tape_ds.errors import EXIT_CODE, Problem, UserError, raise_if_any
 from tape_ds.health import exit_code_file, run_lock
@@ -93,14 +94,8 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
         UserError: there is not exactly one launcher in it, its recipe or hostfile cannot be read, or it would train
             nothing.
     """
-    places = [number for number, part in enumerate(command) if PurePath(part).name in _SCRIPTS]
-    if len(places) != 1:
-        wrong = "several launchers in it" if places else "no launcher in it"
-        known = ", ".join(f"launchers/{name}" for name in _SCRIPTS)
-        remedy = f"give the command that you would type without keep_alive.py, with one of {known}"
-        raise UserError(Problem("command", " ".join(command), wrong, remedy))
-    script = PurePath(command[places[0]])
-    name, fields = _read(script.stem, list(command[places[0] + 1 :]))
+    script, options, arguments = _launcher(command)
+    name, fields = _read(PurePath(script).stem, arguments)
     for switch in _LOOKS:
         if fields.get(switch) is True:
             raise UserError(Problem(switch, True, "it would train nothing", "leave keep_alive.py away"))
@@ -118,8 +113,27 @@ def prepare(command: Sequence[str]) -> LaunchSpec:
         given = f"runs/{name}"
     raise_if_any(list(paths.check("output_dir", str(given))))
     output = Path(str(given)).expanduser()
-    hosts, port = _machines(command[: places[0]])
-    return LaunchSpec(first, again, output, script.name, hosts, port)
+    hosts, port = _machines(options)
+    return LaunchSpec(first, again, output, script, hosts, port)
+
+
+def _launcher(command: Sequence[str]) -> tuple[str, list[str], list[str]]:
+    """Return the name of the launcher's file that a command runs, the words of whatever starts it, and its own."""
+    found = [
+        (PurePath(part).name, list(command[:place]), list(command[place + 1 :]))
+        for place, part in enumerate(command)
+        if PurePath(part).name in _SCRIPTS
+    ]
+    program = next((place for place, part in enumerate(command) if PurePath(part).name in ("tape-ds", "tape_ds")), None)
+    if program is not None and (asked := COMMANDS.get("".join(command[program + 1 : program + 2]))) and asked.trains:
+        found.append((PurePath(asked.target).name, *split(command[program + 2 :])))
+    if len(found) != 1:
+        wrong = "several launchers in it" if found else "no launcher in it"
+        known = [f"tape-ds {name}" for name, each in COMMANDS.items() if each.trains]
+        known += [f"launchers/{name}" for name in _SCRIPTS]
+        remedy = f"give the command that you would type without keep_alive.py, with one of {', '.join(known)}"
+        raise UserError(Problem("command", " ".join(command), wrong, remedy))
+    return found[0]
 
 
 def _machines(options: Sequence[str]) -> tuple[list[str], int | None]:

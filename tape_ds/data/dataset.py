@@ -5,7 +5,6 @@ the loader is the number of samples consumed, a run resumes at any sample on any
 (a sequential sampler) global batch ``s`` of size ``G`` is samples ``s * G .. (s + 1) * G - 1``.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -34,12 +33,22 @@ def generator(seed: int, stream: int, *index: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy=seed, spawn_key=(stream, *index))))
 
 
-# For speed only: every source of a mixture has an order of its own, and a step may reach over the border of two epochs.
-# What is kept is eight bytes for each sequence read.
-@functools.lru_cache(maxsize=256)
-def order_of_sequences(seed: int, epoch: int, count: int) -> np.ndarray:
-    """Return the order in which an epoch reads ``count`` sequences, a permutation int64 [count]."""
-    return generator(seed, ORDER_OF_SEQUENCES, epoch).permutation(count)
+class Orders:
+    """The order in which each epoch reads ``count`` sequences, a permutation int64 [count].
+
+    The two that were last asked for are kept, since a step may reach over the border of two epochs.
+    """
+
+    def __init__(self, seed: int, count: int):
+        self.seed = seed
+        self.count = count
+        self._kept: dict[int, np.ndarray] = {}
+
+    def __call__(self, epoch: int) -> np.ndarray:
+        if epoch not in self._kept:
+            drawn = generator(self.seed, ORDER_OF_SEQUENCES, epoch).permutation(self.count)
+            self._kept = {**dict(list(self._kept.items())[-1:]), epoch: drawn}
+        return self._kept[epoch]
 
 
 class TrainingSequences(torch.utils.data.Dataset):
@@ -90,6 +99,7 @@ class TrainingSequences(torch.utils.data.Dataset):
         self.pose = pose
         self.attend_across = attend_across
         self.origin = origin
+        self.order = Orders(seed, len(stored))
 
     def __len__(self) -> int:
         return self.samples
@@ -98,10 +108,6 @@ class TrainingSequences(torch.utils.data.Dataset):
         """Return which row of ``stored`` sample ``index`` is."""
         epoch, at = divmod(index, len(self.stored))
         return int(self.order(epoch)[at])
-
-    def order(self, epoch: int) -> np.ndarray:
-        """Return the order in which an epoch reads ``stored``, int64 [sequences]."""
-        return order_of_sequences(self.seed, epoch, len(self.stored))
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         if not 0 <= index < self.samples:

@@ -221,7 +221,9 @@ class ScaledGPTJModel(ScaledGPTJPreTrainedModel):
         cut_ahead(borders, self.h[0].attn)
         if position_ids is None:
             position_ids = torch.arange(tokens, device=given.device)[None] + offset
-        places_BT1 = positions_that_differ(position_ids)[..., None]
+        if cu_seq_lens_q is None:  # else a collator made the batch, and has looked without asking the device
+            position_ids = positions_that_differ(position_ids)
+        places_BT1 = position_ids[..., None]
         hidden_BTD = own_embeddings(shards, self.wte, input_ids, inputs_embeds, borders)
         start_B1TR = self.encoding.start(shards.rotated(places_BT1))
         for block in self.h:

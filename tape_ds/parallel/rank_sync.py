@@ -5,11 +5,16 @@ stands in the way of its collectives.
 """
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 from torch import distributed
+
+
+@lru_cache(maxsize=1)  # a mesh of sockets: one for a job
+def _gloo_group(world: Any) -> Any:
+    return world if distributed.get_backend() == "gloo" else distributed.new_group(backend="gloo")
 
 
 class RankSync:
@@ -27,9 +32,7 @@ class RankSync:
 
     @cached_property
     def _group(self) -> Any:
-        if distributed.get_backend() == "gloo":
-            return distributed.group.WORLD
-        return distributed.new_group(backend="gloo")
+        return _gloo_group(distributed.group.WORLD)
 
     def numbers(self, own: Sequence[float]) -> list[list[float]]:
         """Return every rank's numbers, by rank; all ranks give equally many."""

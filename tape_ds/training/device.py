@@ -66,8 +66,9 @@ def check(recipe: Recipe, config: "Config | None" = None) -> list[Problem]:
     try:
         config = (config or model_config.at_hand(recipe)) if recipe.trains else None
         count = 0 if config is None else shape.total(shape.tensors(shape.sizes(config), shape.TrainedShape()))
-    except (RuntimeError, TypeError):  # torch cannot count so far
-        return []
+    except (RuntimeError, TypeError) as error:  # torch's words for a tensor of more numbers than it can count
+        wrong = f"{NO_GPU}, and the model's parameters cannot be counted ({str(error).splitlines()[0]})"
+        return [Problem("device", "cpu", wrong, "make the model smaller")]
     if count <= LARGEST:
         return []
     wrong = f"{NO_GPU}, and {count / 1e9:,.1f} B parameters would be trained on the CPU"

@@ -133,9 +133,12 @@ def _end_early(prepared: run.Run, rank_sync: RankSync, stopped: Stopped) -> int:
 
 
 def _lost_peer(error: RuntimeError) -> str | None:
-    """Return what a collective says when a rank it waits for has died; that one's own words are what there is to
-    read."""
-    messages = ("Connection closed by peer", "Connection reset by peer")
+    """Return gloo's or NCCL's message that a rank which a collective waits for has died; that rank's own output tells
+    why. After an error NCCL's communicator is aborted, and each later call says only that."""
+    messages = (
+        *("Connection closed by peer", "Connection reset by peer"),
+        *("remote process exited or there was a network error", "NCCL communicator was aborted"),
+    )
     return next((words for words in messages if words in str(error)), None)
 
 

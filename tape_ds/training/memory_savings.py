@@ -1,6 +1,7 @@
 """The memory savings of a recipe, put into a model that is built, and asked after the first step what they did.
 
-A saving that moves nothing and keeps nothing costs time and saves none: that is an error, and not a line in a log.
+A saving that moves nothing and keeps nothing costs time and saves no memory. The losses are right all the same, so the
+run continues, and a line of the log names the remedy.
 """
 
 import weakref
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import TrainerCallback, TrainerState
 
-from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model.positions.base import PositionLayer
 from tape_ds.model.recompute import Recompute, use_recompute
 from tape_ds.model.tiling import use_tiles
@@ -127,31 +127,24 @@ class MemorySavings:
         return lines
 
     def account(self) -> list[str]:
-        """Return what came of it, in words, after the first step.
-
-        Raises:
-            UserError: a saving that did nothing.
-        """
-        lines, problems = [], []
+        """Return what came of it, in words, after the first step; where that is nothing, with the remedy."""
+        lines = []
         if self.offload is not None:
-            if self.offload.moved_bytes == 0:
-                wrong = "the first step moved nothing: all that a backward needs are the last block's inputs"
-                problems.append(
-                    Problem("checkpoint_offload", True, wrong, "remove it; a deeper model has more to move")
+            moved = self.offload.moved_bytes
+            lines.append(f"moved to the host's memory in the first step: {moved:,} bytes a rank")
+            if moved == 0:
+                lines[-1] += (
+                    "; checkpoint_offload saves nothing here, since a backward needs the last block's inputs alone: "
+                    "remove it from the recipe"
                 )
-            lines.append(f"moved to the host's memory in the first step: {self.offload.moved_bytes:,} bytes a rank")
         if self.recompute is not None and self.recompute.selective:
-            if self.recompute.kept == 0:
-                name = self.memory.checkpoint_layers
-                wrong = "the first step kept nothing: attention ran as no operator of its own"
-                remedy = "give checkpoint_layers: 1, or attention_backend: sdpa"
-                problems.append(Problem("checkpoint_layers", name, wrong, remedy))
-            lines.append(f"results kept in the first step instead of computed again: {self.recompute.kept:,}")
-        try:
-            raise_if_any(problems)
-        except UserError as error:
-            error.stands = "one step was taken, nothing was saved"
-            raise
+            kept = self.recompute.kept
+            lines.append(f"results kept in the first step instead of computed again: {kept:,}")
+            if kept == 0:
+                lines[-1] += (
+                    f"; checkpoint_layers: {self.memory.checkpoint_layers} is as 1 here, since attention is no "
+                    "operator that could be kept: give checkpoint_layers: 1, or attention_backend: sdpa"
+                )
         return lines
 
 
@@ -171,11 +164,7 @@ class ApplyMemorySavings(TrainerCallback):
         self._say(self.savings.outline(), state)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Once: what they did.
-
-        Raises:
-            UserError: a saving that did nothing; on every rank alike.
-        """
+        """Once: what they did."""
         if self.savings is not None and not self.accounted:
             self.accounted = True
             self._say(self.savings.account(), state)

@@ -439,15 +439,21 @@ class TapeTrainer(Trainer):
         """This rank's share of them."""
         return super().floating_point_ops(inputs) * self._share_of_flops
 
-    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
         """As the base class's. Where spikes are left out, all ranks look at the step's loss before the last backward
         pass of it; a loss times NaN is what every engine leaves out."""
         self.beat("forward")
         if self.teacher is None:
-            loss = super().compute_loss(model, inputs, *args, **kwargs)
+            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         else:
             taught = {**inputs, "teacher": self.teacher.tokens(inputs)}
-            loss, found = super().compute_loss(model, taught, return_outputs=True, **kwargs)
+            loss, found = super().compute_loss(model, taught, True, num_items_in_batch)
             # as the base class's, the loss of a rank is its sum over the targets of all ranks, times their number
             ranks = self.rank_sync.world if self.args.average_tokens_across_devices else 1
             self._parts += ranks * torch.stack((found.cross_entropy, found.divergence)).to(self._parts)

@@ -388,6 +388,18 @@ def test_what_cannot_be_kept_alive(command, wrong):
         supervision.prepare(command)
 
 
+@pytest.mark.parametrize("program", [["tape-ds"], ["/env/bin/tape-ds"], ["python", "-m", "tape_ds"]])
+def test_a_command_of_tape_ds_is_kept_alive(program, tmp_path):
+    """It was refused, though it is the first that a reader is shown; its options for DeepSpeed stand anywhere."""
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")
+    words = ["extend", "--recipe", "demo", "--hostfile", str(tmp_path / "hosts"), "--output_dir", "here"]
+    kept = supervision.prepare([*program, *words])
+    assert kept.first == kept.again == [*program, *words, "--resume", "auto"]
+    assert (kept.output, kept.script, kept.hosts) == (Path("here"), "extend_llama.py", ["a", "b"])
+    with pytest.raises(UserError, match=r"(?s)no launcher in it.*tape-ds extend, tape-ds pretrain"):
+        supervision.prepare([*program, "evaluate", "perplexity"])
+
+
 def test_machines_are_those_of_the_hostfile_unless_each_is_started_by_itself(tmp_path):
     path = tmp_path / "hosts"
     path.write_text("a slots=2\nb slots=2\n")

@@ -3,10 +3,13 @@
 import errno
 import fcntl
 import json
+import multiprocessing
 import os
+import time
 from pathlib import Path
 
 import pytest
+from torch import distributed
 
 from evaluation import journal
 from evaluation.journal import Evaluation
@@ -241,3 +244,31 @@ def test_a_result_that_finds_no_room_is_told(tmp_path, monkeypatch):
         begun.finish({})
     assert not begun.path.exists()
     assert begun.journal.is_dir()
+
+
+def hanging_rank(folder, rank):
+    """One of two processes; the second hangs in its second piece."""
+    store = distributed.FileStore(str(folder / "store"), 2)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    journal.STUCK_SECONDS = 2.0
+
+    def work(number):
+        time.sleep(120 if number == 3 else 0.01)
+        return number
+
+    evaluation(folder / "out").run_jobs(JOBS, work)
+
+
+def test_an_evaluation_of_which_a_process_hangs_ends_with_its_stacks(tmp_path):
+    """The others waited for it for a week."""
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=hanging_rank, args=(tmp_path, rank), daemon=True) for rank in (0, 1)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join(60)
+    codes = [each.exitcode for each in ranks]
+    for each in ranks:
+        each.kill()
+    assert codes == [4, 4]
+    assert "in work" in (tmp_path / "out" / "stacks" / "rank-1.txt").read_text()

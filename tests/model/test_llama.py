@@ -146,6 +146,17 @@ def test_positions_with_parameters_cannot_be_borrowed(encoding):
     assert torch.equal(model(ids).logits, before)
 
 
+def test_positions_of_a_collated_batch_are_not_compared_on_the_device(monkeypatch):
+    """PoSE with several sequences a micro-batch waited for the GPU in every forward."""
+    model, ids = tiny_model("gqa", "rope"), tokens(2, 8)
+    places = torch.stack((torch.arange(8), torch.arange(8) * 3))
+    starts = torch.tensor([0, 8, 16], dtype=torch.int32)
+    expected = model(ids, position_ids=places).logits
+    monkeypatch.setattr("tape_ds.model.llama.positions_that_differ", lambda _: pytest.fail("waited"))
+    found = model(ids, position_ids=places, cu_seq_lens_q=starts, max_length_q=8).logits
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("encoding", ["alibi", "nope", "xpos", "randpe", "sincos", "tape neither"])
 def test_positions_without_parameters_can(encoding):
     """From any model, whatever its own encoding carries; training mode goes along."""

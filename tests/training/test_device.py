@@ -9,6 +9,7 @@ from tape_ds import installation
 from tape_ds.cluster import place
 from tape_ds.errors import UserError
 from tape_ds.health import stopping
+from tape_ds.planning import shape
 from tape_ds.recipe import extension, pretraining
 from tape_ds.training import device, execution, forecast, plan
 
@@ -45,6 +46,17 @@ def test_a_large_model_is_not_trained_on_a_cpu_by_chance():
 )
 def test_who_says_so_trains_there_and_scoring_is_no_training(words):
     assert device.check(extension.load(words)) == []
+
+
+def test_a_model_that_cannot_be_counted_is_refused_and_not_begun(monkeypatch):
+    """Any error while counting was passed over, and the run began on the CPU."""
+
+    def refuse(_):
+        raise RuntimeError("Storage size calculation overflowed with sizes=[...]\nmore")
+
+    monkeypatch.setattr(shape, "sizes", refuse)
+    (problem,) = device.check(extension.load(LARGE))
+    assert problem.wrong.endswith("cannot be counted (Storage size calculation overflowed with sizes=[...])")
 
 
 def test_small_models_train_anywhere():

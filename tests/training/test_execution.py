@@ -85,3 +85,20 @@ def test_a_run_that_has_nothing_to_do_lets_go_of_its_folder(model, monkeypatch, 
         assert execution.launch(asked, extension.assemble) == 0
         assert told in capsys.readouterr().out
         assert list((model.parent / "run" / "ranks").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("message", "is_lost"),
+    [
+        ("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4711", True),
+        (
+            "NCCL error in: ProcessGroupNCCL.cpp:3763, remote process exited or there was a network error",
+            True,
+        ),
+        ("NCCL communicator was aborted on rank 1. ", True),
+        ("NCCL error in: NCCLUtils.hpp:317, unhandled cuda error", False),
+    ],
+)
+def test_a_lost_peer_is_known_by_the_words_of_either_backend(message, is_lost):
+    """By NCCL's it was a traceback."""
+    assert (execution._lost_peer(RuntimeError(message)) is not None) is is_lost

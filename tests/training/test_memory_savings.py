@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tape_ds.errors import UserError
 from tape_ds.recipe.sections import Memory
 from tape_ds.training.memory_savings import ApplyMemorySavings, MemorySavings
 from tests.model.helpers import tiny_model, tokens
@@ -67,13 +66,12 @@ def step(model, savings):
     return savings.account()
 
 
-def test_an_offload_that_moves_nothing_is_an_error():
+def test_an_offload_that_moves_nothing_is_a_warning():
+    """It ended the run of a large model after its first step."""
     model = tiny_model("gqa", "rope", num_hidden_layers=1)
     savings = MemorySavings(model, Memory(checkpoint_offload=True), checkpointing=True, device=CPU)
-    with pytest.raises(UserError, match="moved nothing") as caught:
-        step(model, savings)
-    assert [problem.field for problem in caught.value.problems] == ["checkpoint_offload"]
-    assert "one step was taken" in str(caught.value)
+    (line,) = step(model, savings)
+    assert ": 0 bytes a rank; checkpoint_offload saves nothing here" in line
 
 
 @pytest.mark.parametrize("layers", ["selective", "selective_matmuls"])
@@ -84,8 +82,8 @@ def test_a_policy_that_keeps_no_attention(layers):
     if layers == "selective_matmuls":
         assert step(model, savings) == ["results kept in the first step instead of computed again: 23"]
         return
-    with pytest.raises(UserError, match=r"kept nothing.*\n.*attention_backend: sdpa"):
-        step(model, savings)
+    (line,) = step(model, savings)
+    assert ": 0; checkpoint_layers: selective is as 1 here" in line and "attention_backend: sdpa" in line
 
 
 @pytest.mark.parametrize("encoding, moved", [("rope", 2), ("tape", 3)])

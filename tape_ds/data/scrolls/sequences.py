@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from tape_ds.data import cache, packing
-from tape_ds.data.dataset import item, order_of_sequences
+from tape_ds.data.dataset import Orders, item
 from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls.datasets import find
 from tape_ds.data.scrolls.prompts import answer_ids, prompt_ids, reserved
@@ -166,7 +166,7 @@ class AnswerSequences(torch.utils.data.Dataset):
         """Serve ``samples`` samples of ``stored`` (of :func:`tokenized`), ``step_sequences`` to a step."""
         self.stored = stored.with_format("numpy", columns=list(self.COLUMNS), dtype=np.int64)
         self.samples = samples
-        self.seed = seed
+        self.order = Orders(seed, len(stored))
         self.step_sequences = step_sequences
         self.lengths = token_counts(stored)
         self._step = -1
@@ -179,7 +179,7 @@ class AnswerSequences(torch.utils.data.Dataset):
     def tokens(self) -> int:
         """Tokens of all samples, padding left out."""
         whole, rest = divmod(self.samples, len(self.stored))
-        last = order_of_sequences(self.seed, whole, len(self.stored))[:rest]
+        last = self.order(whole)[:rest]
         return whole * int(self.lengths.sum()) + int(self.lengths[last].sum())
 
     def row_of(self, index: int) -> int:
@@ -187,7 +187,7 @@ class AnswerSequences(torch.utils.data.Dataset):
         step, place = divmod(index, self.step_sequences)
         if step != self._step:  # the sequences of a step, the longest first; of equal ones the one drawn first
             count, indices = len(self.stored), range(step * self.step_sequences, (step + 1) * self.step_sequences)
-            drawn = [order_of_sequences(self.seed, each // count, count)[each % count] for each in indices]
+            drawn = [self.order(each // count)[each % count] for each in indices]
             self._members = sorted(drawn, key=lambda row: -self.lengths[row])
             self._step = step
         return int(self._members[place])

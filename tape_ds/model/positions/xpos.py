@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tape_ds.kernels.reference import upcast
 from tape_ds.kernels.rotate import rotate
-from tape_ds.model.positions import base
+from tape_ds.model.positions import base, layer_options
 from tape_ds.model.positions.options import Options
 from tape_ds.model.positions.rope import RopeEncoding
 
@@ -62,6 +62,7 @@ class XposLayer(base.PositionLayer):
     def __init__(self, config: TapeConfig, options: Options, layer_idx: int):
         super().__init__()
         self.width = config.head_dim
+        self.is_first = not any(layer_options.has_positions(options, index) for index in range(layer_idx))
 
     def rotate(
         self, q_BHTK: Tensor, k_BGTK: Tensor, start: Tensor, state: None, observed: None = None
@@ -72,7 +73,7 @@ class XposLayer(base.PositionLayer):
             ValueError: fp16 cannot hold the factors of these positions.
         """
         angles, factors = start[..., : self.width], start[..., self.width :].repeat(1, 1, 1, 2)
-        if q_BHTK.dtype == torch.float16:
+        if self.is_first and q_BHTK.dtype == torch.float16:  # waits for the device; the factors are those of all layers
             largest = float(torch.maximum(factors, 1 / factors).max())
             if largest > LARGEST_IN_HALF:
                 raise ValueError(
