@@ -237,6 +237,7 @@ def test_a_resume_may_tokenise_for_longer_than_the_watchdog_waits(
         time.sleep(0.1)
         return tokenizer(*texts, **settings)
 
+    slow.bos_token_id = None
     ended = []
     monkeypatch.setattr(Watchdog, "_end", lambda self, stalled: ended.append(stalled))
     sequences, began = open_sequences(tokenizer=slow, samples=1000), time.monotonic()
