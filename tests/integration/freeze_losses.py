@@ -12,6 +12,7 @@ Freezing anew needs a reason in its commit: it says that the mathematics, the da
 import argparse
 import hashlib
 import json
+import os
 import re
 import sys
 import tempfile
@@ -191,11 +192,13 @@ def differences(found: Run, frozen: Run, exact: bool) -> list[str]:
 
 
 def machine() -> dict[str, str]:
-    """What decides how sums are rounded: torch's build, and the CPU by which its libraries choose their code."""
+    """What decides how sums are rounded: torch's build, the CPU by which its libraries choose their code, and what a user
+    set to have them choose another."""
     file = Path("/proc/cpuinfo")
     cpu = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", file.read_text(), re.MULTILINE)) if file.exists() else {}
     kept = {name: cpu.get(name, "unknown") for name in ("vendor_id", "cpu family", "model", "model name", "flags")}
-    return {"torch": torch.__version__, "vectors": torch.backends.cpu.get_cpu_capability(), **kept}
+    limits = {name: value for name, value in os.environ.items() if name.startswith(("MKL_", "ONEDNN_"))}
+    return {"torch": torch.__version__, "vectors": torch.backends.cpu.get_cpu_capability(), **kept, **limits}
 
 
 def load() -> tuple[dict[str, str], dict[str, Run]]:

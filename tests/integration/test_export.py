@@ -55,6 +55,7 @@ for folder in sys.argv[2:]:
     found[folder] = {
         "class": type(model).__name__,
         "difference": (logits - stored[folder.rsplit("/")[-1]]).abs().max().item(),
+        "rounding": stored["rounding"].item(),
         "left": (left - logits).abs().max().item(),
         "again": difference,
         "cached": cached.tolist(),
@@ -77,8 +78,8 @@ print("\\nFOUND" + json.dumps(found))
 
 @pytest.fixture(scope="module")
 def exported(tiny, tmp_path_factory):
-    """A folder with both exports (``own code``, ``plain``) and ``expected.safetensors``: token ids, and each model's
-    logits as this package computes them."""
+    """A folder with both exports (``own code``, ``plain``) and ``expected.safetensors``: token ids, each model's logits
+    as this package computes them, and how far from fp64 those of ``own code`` are."""
     from tape_ds.model import convert
 
     folder = tmp_path_factory.mktemp("exported")
@@ -95,6 +96,9 @@ def exported(tiny, tmp_path_factory):
         model.save_pretrained(source)
         AutoTokenizer.from_pretrained(tiny / "model").save_pretrained(source)
         assert export_hf.main([str(source), str(folder / name)]) == 0
+        if name == "own code":
+            with torch.no_grad():
+                expected["rounding"] = (expected[name] - model.double()(ids).logits).abs().max()
     save_file(expected, folder / "expected.safetensors")
     return folder
 
@@ -120,10 +124,11 @@ def found(exported, python, tmp_path_factory):
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_clean_environment_loads_it_and_computes_the_same(found, name):
-    """transformers takes its angles in fp32 where ours are fp64 and rounded once: hence 1e-4 for the plain folder."""
+    """Another process may take sums in another order. transformers takes its angles in fp32 where ours are fp64 and
+    rounded once: hence 1e-4 for the plain folder."""
     own_code = name == "own code"
     assert found[name]["class"] == ("TapeForCausalLM" if own_code else "LlamaForCausalLM")
-    assert found[name]["difference"] <= (1e-6 if own_code else 1e-4)
+    assert found[name]["difference"] <= (4 * found[name]["rounding"] if own_code else 1e-4)
     assert found[name]["length"] == 128
 
 
@@ -152,7 +157,7 @@ from transformers import AutoModelForCausalLM
 stored = load_file(sys.argv[1])
 model = AutoModelForCausalLM.from_pretrained("somebody/tiny", trust_remote_code=True).eval()
 with torch.no_grad():
-    assert (model(stored["ids"]).logits - stored["own code"]).abs().max() <= 1e-6
+    assert (model(stored["ids"]).logits - stored["own code"]).abs().max() <= 4 * stored["rounding"]
 print(type(model).__module__)
 """
 
@@ -180,7 +185,7 @@ import tape_ds
 own = tape_ds.TapeForCausalLM.from_pretrained(folder).eval()
 with torch.no_grad():
     for model in (exported, own, exported):
-        assert (model(stored["ids"]).logits - stored["own code"]).abs().max() <= 1e-6
+        assert (model(stored["ids"]).logits - stored["own code"]).abs().max() <= 4 * stored["rounding"]
     loss = exported.train()(stored["ids"], labels=stored["ids"]).loss
     assert (loss - own.train()(stored["ids"], labels=stored["ids"]).loss).abs() <= 1e-6
 print(type(exported).__module__.split(".")[0], type(own).__module__.split(".")[0])

@@ -26,10 +26,26 @@ def train(folder, profile=None, memory=None, **arguments):
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """One recorded run: its folder, its trainer."""
+def tables():
+    """The last table of each head, in microseconds: the text has tenths of a millisecond, in which a fast CPU does all
+    that some parts have to do."""
+    made, write = {}, profiling._table
+
+    def table(head, rows, steps):
+        made[head] = {name: dict(times) for name, times in rows.items()}
+        return write(head, rows, steps)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiling, "_table", table)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory, tables):
+    """One recorded run: its folder, its trainer, its tables."""
     folder = tmp_path_factory.mktemp("profiled")
-    return folder, train(folder, Profile(profile=True))
+    trainer = train(folder, Profile(profile=True))
+    return folder, trainer, dict(tables)
 
 
 def names_of(trainer):
@@ -53,13 +69,13 @@ def as_number(cell):
 
 
 def test_what_is_left_in_the_folder(recorded):
-    folder, _ = recorded
+    folder, *_ = recorded
     assert sorted(path.name for path in (folder / "profile").iterdir()) == ["summary_rank0.md", "trace_rank0.json.gz"]
 
 
 def test_the_window_has_the_steps_that_were_named(recorded):
     """The third and fourth of six, the reading of their sequences among them."""
-    folder, _ = recorded
+    folder, *_ = recorded
     with gzip.open(folder / "profile" / "trace_rank0.json.gz", "rt") as file:
         events = json.load(file)["traceEvents"]
     names = [event["name"] for event in events if event["name"].startswith(("phase: ", "ProfilerStep"))]
@@ -68,19 +84,22 @@ def test_the_window_has_the_steps_that_were_named(recorded):
 
 
 def test_the_summary_says_where_the_time_went(recorded):
-    folder, _ = recorded
-    parts, phases = rows(folder, "part"), rows(folder, "phase")
+    folder, _, tables = recorded
+    parts, phases = tables["part"], tables["phase"]
     for part in ("attention", "rotation", "position updates", "feed-forward", "norms", "head and loss"):
         assert parts[part]["forward"] > 0 and parts[part]["backward"] > 0, part
-    assert parts["embedding"]["forward"] >= 0
-    # on a CPU both are all of the main thread's time; cells are rounded to 0.1 ms
+    assert parts["embedding"]["forward"] > 0
+    # on a CPU both are all of the main thread's time
     whole = sum(row["all"] for row in phases.values())
-    assert sum(row["all"] for row in parts.values()) == pytest.approx(whole, rel=0.02)
+    assert sum(time for row in parts.values() for time in row.values()) == pytest.approx(whole, rel=0.02)
     for phase in ("forward", "backward", "optimizer"):
-        assert sum(row[phase] for row in parts.values()) == pytest.approx(phases[phase]["all"], rel=0.02, abs=1)
+        assert sum(row[phase] for row in parts.values()) == pytest.approx(phases[phase]["all"], rel=0.02, abs=1e3)
+    for part, row in rows(folder, "part").items():  # of two steps, rounded
+        assert row["all"] == pytest.approx(sum(parts[part].values()) / 2e3, abs=0.051)
 
 
-def test_the_text_is_printed(tmp_path, capsys):
+def test_the_text_is_printed(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(profiling, "ROWS", 10_000)  # all operators: which ones are slow is the CPU's
     train(tmp_path, Profile(profile=True, profile_start=1, profile_steps=1))
     printed = capsys.readouterr().out
     assert (tmp_path / "profile" / "summary_rank0.md").read_text().strip() in printed
@@ -90,19 +109,19 @@ def test_the_text_is_printed(tmp_path, capsys):
 
 def test_a_run_is_the_same_and_nothing_of_it_stays(recorded, tmp_path):
     plain = train(tmp_path)
-    _, trainer = recorded
+    _, trainer, _ = recorded
     assert losses(trainer) == losses(plain)
     assert names_of(trainer) == names_of(plain)
 
 
 @pytest.mark.slow
-def test_blocks_that_are_computed_again_and_tiles(tmp_path):
+def test_blocks_that_are_computed_again_and_tiles(tmp_path, tables):
     """Times still add up where dispatch modes are at work, and forwards are other functions already."""
     memory = Memory(checkpoint_layers="selective", checkpoint_offload=True, mlp_tiles=2)
     trainer = train(tmp_path, Profile(profile=True), memory)
-    parts, phases = rows(tmp_path, "part"), rows(tmp_path, "phase")
-    whole = sum(row["all"] for row in phases.values())
-    assert sum(row["all"] for row in parts.values()) == pytest.approx(whole, rel=0.03)
+    parts = tables["part"]
+    whole = sum(row["all"] for row in tables["phase"].values())
+    assert sum(time for row in parts.values() for time in row.values()) == pytest.approx(whole, rel=0.03)
     assert parts["feed-forward"]["backward"] > 0
     assert ("LlamaMLP", "forward") in names_of(trainer)  # the tiles', still there
 
