@@ -192,8 +192,8 @@ def differences(found: Run, frozen: Run, exact: bool) -> list[str]:
 
 
 def machine() -> dict[str, str]:
-    """What decides how sums are rounded: torch's build, the CPU by which its libraries choose their code, and what a user
-    set to have them choose another."""
+    """What decides how sums are rounded: torch's build, the CPU by which its libraries choose their code, and variables
+    by which they choose another."""
     file = Path("/proc/cpuinfo")
     cpu = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", file.read_text(), re.MULTILINE)) if file.exists() else {}
     kept = {name: cpu.get(name, "unknown") for name in ("vendor_id", "cpu family", "model", "model name", "flags")}
