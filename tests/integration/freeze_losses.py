@@ -197,7 +197,7 @@ def machine() -> dict[str, str]:
     file = Path("/proc/cpuinfo")
     cpu = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", file.read_text(), re.MULTILINE)) if file.exists() else {}
     kept = {name: cpu.get(name, "unknown") for name in ("vendor_id", "cpu family", "model", "model name", "flags")}
-    limits = {name: value for name, value in os.environ.items() if name.startswith(("MKL_", "ONEDNN_"))}
+    limits = {name: value for name, value in os.environ.items() if name.startswith(("MKL_", "ONEDNN_", "DNNL_"))}
     return {"torch": torch.__version__, "vectors": torch.backends.cpu.get_cpu_capability(), **kept, **limits}
 
 

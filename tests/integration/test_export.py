@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from tests.integration import clean_environment
 from tests.integration.conftest import ROOT
-from tests.model.helpers import randomised
+from tests.model.helpers import randomised, rounding
 from tools import export_hf
 
 FORMS = {
@@ -79,7 +79,7 @@ print("\\nFOUND" + json.dumps(found))
 @pytest.fixture(scope="module")
 def exported(tiny, tmp_path_factory):
     """A folder with both exports (``own code``, ``plain``) and ``expected.safetensors``: token ids, each model's logits
-    as this package computes them, and how far from fp64 those of ``own code`` are."""
+    as this package computes them, and the room that those of ``own code`` need for another order of sums."""
     from tape_ds.model import convert
 
     folder = tmp_path_factory.mktemp("exported")
@@ -97,8 +97,7 @@ def exported(tiny, tmp_path_factory):
         AutoTokenizer.from_pretrained(tiny / "model").save_pretrained(source)
         assert export_hf.main([str(source), str(folder / name)]) == 0
         if name == "own code":
-            with torch.no_grad():
-                expected["rounding"] = (expected[name] - model.double()(ids).logits).abs().max()
+            expected["rounding"] = torch.tensor(rounding(model, ids))
     save_file(expected, folder / "expected.safetensors")
     return folder
 
@@ -128,7 +127,7 @@ def test_a_clean_environment_loads_it_and_computes_the_same(found, name):
     rounded once: hence 1e-4 for the plain folder."""
     own_code = name == "own code"
     assert found[name]["class"] == ("TapeForCausalLM" if own_code else "LlamaForCausalLM")
-    assert found[name]["difference"] <= (4 * found[name]["rounding"] if own_code else 1e-4)
+    assert found[name]["difference"] <= (found[name]["rounding"] if own_code else 1e-4)
     assert found[name]["length"] == 128
 
 
@@ -157,7 +156,7 @@ from transformers import AutoModelForCausalLM
 stored = load_file(sys.argv[1])
 model = AutoModelForCausalLM.from_pretrained("somebody/tiny", trust_remote_code=True).eval()
 with torch.no_grad():
-    assert (model(stored["ids"]).logits - stored["own code"]).abs().max() <= 4 * stored["rounding"]
+    assert (model(stored["ids"]).logits - stored["own code"]).abs().max() <= stored["rounding"]
 print(type(model).__module__)
 """
 
@@ -185,7 +184,7 @@ import tape_ds
 own = tape_ds.TapeForCausalLM.from_pretrained(folder).eval()
 with torch.no_grad():
     for model in (exported, own, exported):
-        assert (model(stored["ids"]).logits - stored["own code"]).abs().max() <= 4 * stored["rounding"]
+        assert (model(stored["ids"]).logits - stored["own code"]).abs().max() <= stored["rounding"]
     loss = exported.train()(stored["ids"], labels=stored["ids"]).loss
     assert (loss - own.train()(stored["ids"], labels=stored["ids"]).loss).abs() <= 1e-6
 print(type(exported).__module__.split(".")[0], type(own).__module__.split(".")[0])

@@ -1,4 +1,4 @@
-"""Run by two ranks: a new tiny model of every encoding, trained a little under ZeRO-1 and, sharded, under ZeRO-3.
+"""Run by two ranks: a new tiny model of every encoding, trained a few steps under ZeRO-1 and, sharded, under ZeRO-3.
 
 Writes one JSON with the losses and the parameters that moved, which the parent test compares.
 """
