@@ -29,8 +29,10 @@ from tape_ds.errors import Problem, UserError, collecting, raise_if_any
 from tape_ds.export import source_model
 from tape_ds.model import convert, positions, weights
 from tape_ds.model.configuration import TapeConfig
+from tape_ds.model.families import SHAPES
 from tape_ds.model.filling import load_exact, require_exact, without_bar
 from tape_ds.model.llama import TapeForCausalLM, change_positions, evaluated_at
+from tape_ds.model.positions import scaling, trained_rope
 from tape_ds.registration import TYPES
 from tape_ds.run_folder import TRAINED
 
@@ -275,7 +277,7 @@ def _find(name_or_path: str, held: Held) -> FoundModel:
         held=held,
         dtype=dtype,
         files=lambda: [*_model_files(folder), *(_code(folder) if held.trust_remote_code else ())],
-        whole=partial(_load_plain, folder, dtype, held.trust_remote_code),
+        whole=partial(_load_plain, folder, config, dtype, held.trust_remote_code),
         tokenizer_name_or_path=held.tokenizer or str(folder),
     )
 
@@ -309,17 +311,19 @@ def _check_plain(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> 
     quantised = getattr(config, "quantization_config", None)
     if quantised is None:
         with without_bar():
-            _load_plain(folder, dtype, False, device_map={"": "meta"})
+            _load_plain(folder, config, dtype, False, device_map={"": "meta"})
         return
     with _loading(folder):
         AutoHfQuantizer.from_config(quantised, pre_quantized=True).validate_environment(device_map=None)
 
 
-def _load_plain(folder: Path, dtype: torch.dtype, trust_remote_code: bool, **arguments: Any) -> PreTrainedModel:
+def _load_plain(
+    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, trust_remote_code: bool, **arguments: Any
+) -> PreTrainedModel:
     """Whatever ``AutoModelForCausalLM`` loads."""
     with _loading(folder):
         model: PreTrainedModel = load_exact(
-            AutoModelForCausalLM, folder, dtype=dtype, trust_remote_code=trust_remote_code, **arguments
+            AutoModelForCausalLM, folder, config=config, dtype=dtype, trust_remote_code=trust_remote_code, **arguments
         )
     return model
 
@@ -431,6 +435,11 @@ def _read_config(name_or_path: str, folder: Path, trust_remote_code: bool) -> Pr
         wrong = f"its rope_type is {unknown[0]!r}, which transformers does not know"
         remedy = f"give a model whose rope_type is one of: {', '.join(known)}"
         raise UserError(Problem("model", name_or_path, wrong, remedy))
+    if config.model_type in SHAPES and len(parts) == 1 and rope.get("rope_type") in scaling.available():
+        # the same reading as an extension's: of the length that its own scaling reaches, and vLLM's attn_factor
+        own = trained_rope.read(config.to_dict(), name_or_path)
+        config.max_position_embeddings = own.native_length
+        rope |= {name: value for name, value in own.parameters.items() if name == "attention_factor"}
     return config
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -229,6 +230,33 @@ def test_what_is_not_the_model_is_refused_before_it_is_loaded(base, tmp_path, ch
     change(folder)
     with pytest.raises(UserError, match=f"(?s)model.*{wrong}"):
         found(folder)
+
+
+def test_a_base_is_scored_with_the_rope_that_it_was_trained_with(base, tmp_path):
+    """transformers ignores vLLM's attn_factor and FastChat's ratio, which changed every score without a word."""
+    folder = Path(shutil.copytree(base, tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+    (folder / "config.json").write_text(json.dumps({**config, "rope_parameters": yarn | {"attn_factor": 0.5}}))
+    expected = AutoModelForCausalLM.from_pretrained(base)
+    expected.config.rope_parameters = yarn | {"attention_factor": 0.5 * (0.1 * math.log(4.0) + 1)}
+    whole = type(expected)(expected.config)
+    whole.load_state_dict(expected.state_dict())
+    assert same(found(folder).load(), whole)
+    (folder / "config.json").write_text(json.dumps({**config, "rope_condense_ratio": 8}))
+    with pytest.raises(UserError, match="rope_condense_ratio"):
+        found(folder)
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                **config,
+                "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+                "max_position_embeddings": 64,
+                "max_sequence_length": 256,
+            }
+        )
+    )
+    assert found(folder).native_length == 256
 
 
 def test_tied_heads_and_old_frequencies_are_no_mistake(base, tmp_path):
