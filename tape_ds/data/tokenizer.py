@@ -163,11 +163,12 @@ def bos_note(tokenizer: "PreTrainedTokenizerBase", config: Any) -> dict[str, str
     transformers 5 reads a ``tokenizer.model`` that way unless tokenizer_config.json has ``add_bos_token``. A
     tokenizer.json has decided it, and tokenizers of other families begin texts without.
     """
+    if not type(tokenizer).__name__.startswith(("LlamaTokenizer", "CodeLlamaTokenizer")):
+        return {}
     settings = tokenizer.init_kwargs
     undecided = settings.get("vocab_file") is not None and "add_bos_token" not in settings
-    llama = type(tokenizer).__name__.startswith(("LlamaTokenizer", "CodeLlamaTokenizer"))
     known = tokenizer.bos_token_id is not None and tokenizer.bos_token_id == config.bos_token_id
-    if not (llama and undecided and known) or begins(tokenizer) is not None:
+    if not (undecided and known) or begins(tokenizer) is not None:
         return {}
     remedy = "if the model was trained with it, write add_bos_token: true into its tokenizer_config.json"
     return {"BOS": f"the tokenizer puts no {tokenizer.bos_token} before a text; {remedy}"}
