@@ -33,6 +33,7 @@ from tape_ds.model.families import SHAPES
 from tape_ds.model.filling import load_exact, require_exact, without_bar
 from tape_ds.model.llama import TapeForCausalLM, change_positions, evaluated_at
 from tape_ds.model.positions import scaling, trained_rope
+from tape_ds.recipe import pretrained
 from tape_ds.registration import TYPES
 from tape_ds.run_folder import TRAINED
 
@@ -262,6 +263,8 @@ def find_device(name: str) -> torch.device:
 def _find(name_or_path: str, held: Held) -> FoundModel:
     if _is_ours(name_or_path):
         return _find_own(name_or_path, held)
+    if Path(name_or_path).exists():
+        raise_if_any(list(pretrained.check_pretrained("model", name_or_path, (pretrained.CONFIG, ADAPTER))))
     folder = Path(convert.resolve(name_or_path))
     if (folder / ADAPTER).is_file() and not weights.files(folder):
         return _find_adapter(name_or_path, folder, held)

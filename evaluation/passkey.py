@@ -107,6 +107,8 @@ def ask_all(
     questions: Sequence[PasskeyQuestion],
 ) -> dict[str, Any]:
     """Load the model, ask every question that no earlier start has asked; what it replied."""
+    if is_main_process():
+        print(f"passkeys: {passkey_options.count(options)}", flush=True)
     model = found.load()
     cost = Cost(found.device)
     if options.use_cache and not passkey.reads_in_pieces(model) and is_main_process():

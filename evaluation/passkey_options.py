@@ -60,7 +60,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="shares of the filler before the key, 0 to 1; or one whole number above 1: so many, evenly from 0 to 1 "
         "(default: 0 0.25 0.5 0.75 1)",
     )
-    group.add_argument("--trials", type=int, help="keys in each cell (default: 5; published: 20)")
+    group.add_argument(
+        "--trials",
+        type=int,
+        help="prompts at each depth of each length: --trials 4 --lengths 4k 8k asks 4 x 5 depths x 2 lengths = 40 "
+        "(default: 5; published: 20 at each length)",
+    )
     group.add_argument("--form", default="longlora", choices=tuple(FORMS), help="whose filler (default: longlora)")
     group.add_argument("--new_tokens", type=int, default=NEW_TOKENS, help="of a reply (default: %(default)s)")
     shared.add_cache(group)
@@ -100,6 +105,14 @@ def depths(given: Sequence[float]) -> list[float]:
     if len(given) == 1 and given[0] > 1 and given[0].is_integer():
         return [number / (given[0] - 1) for number in range(int(given[0]))]
     return sorted(given)
+
+
+def count(options: argparse.Namespace) -> str:
+    """Return how many prompts there are, as ``4 at each of 5 depths and 2 lengths = 40 prompts``."""
+    lengths, depths = len(options.lengths), len(options.depths or [0])
+    places = [f"{n} {name}{'s' * (n != 1)}" for n, name in ((depths, "depth"), (lengths, "length"))]
+    where = " and ".join(places if options.depths else places[1:])
+    return f"{options.trials} at each of {where} = {options.trials * depths * lengths:,} prompts"
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:

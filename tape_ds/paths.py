@@ -1,5 +1,6 @@
 """Paths and texts as a person writes them: looked at without ever failing, and told when they can be none."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,29 @@ def check_path(name: str, text: str) -> Iterator[Problem]:
     if longest > LONGEST_NAME or len(os.fsencode(path)) > LONGEST:
         wrong = f"longer than a path may be ({LONGEST_NAME} bytes a name, {LONGEST} in all)"
         yield Problem(name, text, wrong, "give a shorter one")
+
+
+_LFS = b"version https://git-lfs.github.com/spec/"
+LFS = ("a git-lfs pointer, not the file itself", "git lfs pull, in the clone that it comes from")
+"""What is wrong with a file that begins as such a pointer does, and the remedy."""
+
+
+def is_lfs_pointer(head: bytes) -> bool:
+    """Return whether a file that begins so only names what a clone without git-lfs did not fetch."""
+    return head.startswith(_LFS)
+
+
+def check_fetched(name: str, folder: str | Path) -> list[Problem]:
+    """Whether a folder of files, if it is one, holds git-lfs pointers in their place."""
+    pointers = []
+    for file in sorted(Path(folder).glob("*")):
+        with contextlib.suppress(OSError), file.open("rb") as opened:
+            pointers += [file.name] * is_lfs_pointer(opened.read(len(_LFS)))
+    if not pointers:
+        return []
+    wrong, remedy = LFS
+    shown = ", ".join(pointers[:3]) + (f" and {len(pointers) - 3} more" if len(pointers) > 3 else "")
+    return [Problem(name, str(folder), f"{shown}: {wrong}", remedy)]
 
 
 def check_new(name: str, folder: Path) -> list[Problem]:

@@ -42,6 +42,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     check(options)
+    from tape_ds.training.environment import quieten_libraries
+
+    quieten_libraries()
     model, tokenizer = convert_source(options)
     from tape_ds.data import cache
     from tape_ds.data import tokenizer as tokenizers

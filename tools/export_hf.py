@@ -45,7 +45,9 @@ def main(argv: list[str] | None = None) -> int:
 
     from tape_ds.export import folder
     from tape_ds.export.card import Wishes, unread_by_llama_cpp
+    from tape_ds.training.environment import quieten_libraries
 
+    quieten_libraries()
     out = Path(options.out)
     wishes = Wishes(options.name or out.resolve().name, options.license)
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)

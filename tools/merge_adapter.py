@@ -38,7 +38,9 @@ def main(argv: list[str] | None = None) -> int:
     from tape_ds.checkpoint import merging, trained
     from tape_ds.data import cache
     from tape_ds.data import tokenizer as tokenizers
+    from tape_ds.training.environment import quieten_libraries
 
+    quieten_libraries()
     record = trained.read_record(options.trained)
     tokenizer = tokenizers.load(options.trained, "trained")
     original = merging.original_dtype(options.trained, base_anyway=options.base_anyway)

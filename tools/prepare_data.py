@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> int:
     """Prepare, or check what is prepared."""
     from tape_ds.data import manifest, prepared
+    from tape_ds.data.bad_rows import BadRows
     from tape_ds.data.sources import SPLITS
 
     parser = Parser(description=__doc__)
@@ -39,6 +40,12 @@ def main(argv: list[str] | None = None) -> int:
         "--parts", type=int, default=prepared.PARTS, help="tasks at most, more than workers; %(default)s"
     )
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes; %(default)s, one a core")
+    parser.add_argument(
+        "--skip_bad_rows",
+        type=int,
+        default=0,
+        help="rows that may be left out as not readable; %(default)s",
+    )
     options = parser.parse_args(argv)
     check_options(options)
     if options.check is not None:
@@ -48,6 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     from tape_ds.data.tokenizer import load
 
+    bad_rows = BadRows(options.skip_bad_rows)
     result = prepared.prepare(
         options.data,
         load(options.tokenizer),
@@ -56,12 +64,15 @@ def main(argv: list[str] | None = None) -> int:
         shard_tokens=options.shard_tokens,
         parts=options.parts,
         processes=options.workers,
+        bad_rows=bad_rows,
         report=report,
     )
     print(
         f"{options.output}: {len(result.shards)} shards, {result.documents:,} documents, {result.tokens:,} tokens; "
         f"name it arrow:{options.output}"
     )
+    if bad_rows.problems:
+        print(f"left out: {bad_rows}")
     return 0
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import storage
+from tape_ds.data.bad_rows import SourceBadRows
 from tape_ds.data.sources.base import dated_identities
 from tape_ds.errors import DiskError, Problem, UserError, check_folder, disk_error, raise_if_any
 
@@ -67,6 +68,24 @@ def folder(cache_dir: str | Path, name: str, build: Callable[[Path], None]) -> P
             if not finished.exists():
                 _build(finished, build)
     return finished
+
+
+def folder_with_record(
+    bad_rows: SourceBadRows, cache_dir: str | Path, name: str, build: Callable[[Path], None]
+) -> Path:
+    """As :func:`folder`, with a record of the rows that ``build`` leaves out, which count for every run that reads it.
+
+    Raises:
+        UserError: with these there are more than the run's limit.
+    """
+
+    def build_with_record(folder: Path) -> None:
+        build(folder)
+        bad_rows.write(folder / bad_rows.FILE)
+
+    found = folder(cache_dir, name, build_with_record)
+    bad_rows.count(found / bad_rows.FILE)
+    return found
 
 
 def build_aside(finished: Path, build: Callable[[Path], None], field: str = "output") -> None:

@@ -25,6 +25,7 @@ import numpy as np
 from tape_ds import storage
 from tape_ds.data import cache
 from tape_ds.data import tokenizer as tokenizers
+from tape_ds.data.bad_rows import BadRows, SourceBadRows
 from tape_ds.data.prompting import appended
 from tape_ds.data.sequences import FILL, Packing, ended
 from tape_ds.data.sources import ArrowFolder, Document, Source, TokenSource, parse_all
@@ -47,7 +48,11 @@ FIELD_OF = {"train": "train_data", "heldout": "eval_data"}
 
 
 def tokenize(
-    specs: Sequence[str], tokenizer: "PreTrainedTokenizerBase", split: str, cache_dir: str | Path
+    specs: Sequence[str],
+    tokenizer: "PreTrainedTokenizerBase",
+    split: str,
+    cache_dir: str | Path,
+    bad_rows: BadRows | None = None,
 ) -> "Dataset":
     """Token ids of every document behind ``specs``, in their order; each spec has a cache folder of its own.
 
@@ -58,6 +63,7 @@ def tokenize(
         tokenizer: any of transformers; with its own special tokens, never truncating.
         split: ``"train"`` or ``"heldout"``.
         cache_dir: made if it is not there.
+        bad_rows: what happens to rows that cannot be read; by default the first is refused.
 
     Returns:
         Rows ``{name: string, input_ids: list<int32>}``.
@@ -67,19 +73,23 @@ def tokenize(
     """
     from datasets import concatenate_datasets
 
-    sources = parse_all(specs, FIELD_OF[split])
+    bad_rows = bad_rows or BadRows()
+    sources = parse_all(specs, FIELD_OF[split], bad_rows)
     identity = tokenizer_fingerprint(tokenizer)
-    return concatenate_datasets([tokenized(each, tokenizer, identity, split, Path(cache_dir)) for each in sources])
+    return concatenate_datasets(
+        [tokenized(each, tokenizer, identity, split, Path(cache_dir), bad_rows) for each in sources]
+    )
 
 
 def scored_rows(
-    specs: Sequence[str], tokenizer: "PreTrainedTokenizerBase", cache_dir: str | Path
+    specs: Sequence[str], tokenizer: "PreTrainedTokenizerBase", cache_dir: str | Path, bad_rows: BadRows | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of :func:`tokenize` for held-out documents, without the end that a tokenizer appends to every
     text: it is no part of the text that is scored."""
-    for source in parse_all(specs, FIELD_OF["heldout"]):
+    bad_rows, identity = bad_rows or BadRows(), tokenizer_fingerprint(tokenizer)
+    for source in parse_all(specs, FIELD_OF["heldout"], bad_rows):
         added = 0 if source.tokenised else appended(tokenizer)
-        for row in tokenize([source.spec], tokenizer, "heldout", cache_dir):
+        for row in tokenized(source, tokenizer, identity, "heldout", Path(cache_dir), bad_rows):
             yield {**row, "input_ids": row["input_ids"][: len(row["input_ids"]) - added]}
 
 
@@ -151,7 +161,12 @@ def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 def tokenized(
-    source: Source, tokenizer: "PreTrainedTokenizerBase", identity: str, split: str, cache_dir: Path
+    source: Source,
+    tokenizer: "PreTrainedTokenizerBase",
+    identity: str,
+    split: str,
+    cache_dir: Path,
+    bad_rows: BadRows,
 ) -> "Dataset":
     """Return the documents of one source: a prepared folder as it lies there, all else from the cache."""
     from datasets import load_from_disk
@@ -161,6 +176,7 @@ def tokenized(
     if isinstance(source, ArrowFolder) and source.prepared:
         return load_from_disk(str(source.folder))
     once = {"begin": "once"} if tokenizers.begins(tokenizer) is not None and not source.tokenised else {}
+    own = source.bad_rows = SourceBadRows(bad_rows, source.field, source.spec)
 
     def name() -> str:
         data = source.fingerprint()
@@ -173,7 +189,7 @@ def tokenized(
             found = encoded_rows(source.documents(split), tokenizer)
         return some(found, source.problem("no document has any token", "name data that hold text"))
 
-    return cached(cache_dir, cache.known(cache_dir, name), document_features(), rows)
+    return cached(cache_dir, cache.known(cache_dir, name), document_features(), rows, own)
 
 
 def document_features() -> "Features":
@@ -260,11 +276,13 @@ def cached(
     key: str,
     features: "Features",
     rows: Callable[[], Iterator[dict[str, Any]]],
+    bad_rows: SourceBadRows | None = None,
 ) -> "Dataset":
-    """Return the rows of ``rows()``, read from their folder in the cache."""
+    """Return the rows of ``rows()``, read from their folder in the cache; ``bad_rows`` counts what they leave out."""
     from datasets import load_from_disk
 
-    return load_from_disk(str(cache.folder(cache_dir, key, partial(write, key, features, rows))))
+    folder = cache.folder if bad_rows is None else partial(cache.folder_with_record, bad_rows)
+    return load_from_disk(str(folder(cache_dir, key, partial(write, key, features, rows))))
 
 
 def write(key: str, features: "Features", rows: Callable[[], Iterator[dict[str, Any]]], folder: Path) -> None:

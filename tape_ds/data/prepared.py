@@ -34,6 +34,7 @@ import numpy as np
 
 from tape_ds import storage
 from tape_ds.data import cache, manifest
+from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.manifest import MANIFEST, RECORDS, DataManifest, Settings, ShardEntry
 from tape_ds.data.packing import document_features, encode, tokenizer_fingerprint
 from tape_ds.data.sources import Document, Shard, parse_all
@@ -61,6 +62,7 @@ def prepare(
     shard_tokens: int = SHARD_TOKENS,
     parts: int = PARTS,
     processes: int = 1,
+    bad_rows: BadRows | None = None,
     report: Callable[[ShardEntry], None] = lambda entry: None,
 ) -> DataManifest:
     """Make ``folder`` a finished one, or resume making it.
@@ -73,6 +75,7 @@ def prepare(
         shard_tokens: a shard ends with the document that reaches it.
         parts: at most so many tasks; more than ``processes``, or the last of them are waited for.
         processes: 1 works in this very one.
+        bad_rows: what happens to rows that cannot be read; by default the first is refused.
         report: called after each new shard, in the process that wrote it; picklable.
 
     Raises:
@@ -82,7 +85,8 @@ def prepare(
     folder = Path(folder)
     numbers = {"shard_tokens": shard_tokens, "parts": parts, "workers": processes}
     raise_if_any([Problem(name, n, "not a positive number", "1 or more") for name, n in numbers.items() if n < 1])
-    sources = parse_all(specs, "data")
+    bad_rows = bad_rows or BadRows()
+    sources = parse_all(specs, "data", bad_rows)
     remedy = "leave it out here, and name it beside this folder in the recipe's train_data"
     raise_if_any([source.problem("token ids already", remedy) for source in sources if source.tokenised])
     inputs = [shard for source in sources for shard in source.shards(split)]
@@ -98,13 +102,16 @@ def prepare(
     )
     _check_folder(folder, settings)
     if (folder / MANIFEST).is_file() and not manifest.check(folder, "output", str(folder)):
+        _count(folder, bad_rows)
         return manifest.read(folder)
     with cache.disk("output", folder, "started again, the preparation resumes where it was"), claimed(folder):
         storage.write_json(folder / RECORDS / "plan.json", asdict(settings))
         for left_over in folder.rglob(".*.writing"):
             left_over.unlink()
-        write = partial(_write_part, tokenizer=tokenizer, folder=folder, limit=shard_tokens, report=report)
+        work = {"tokenizer": tokenizer, "folder": folder, "limit": shard_tokens, "report": report}
+        write = partial(_write_part, bad_rows=bad_rows, **work)
         written = _in_processes(write, list(enumerate(_dealt(inputs, parts))), processes)
+        _count(folder, bad_rows)
         return _finish(folder, settings, tuple(chain.from_iterable(written)))
 
 
@@ -177,6 +184,16 @@ def claimed(folder: Path) -> Iterator[None]:
         raise UserError(_problem(folder, "another preparation is at work in it", remedy)) from error
 
 
+def _count(folder: Path, bad_rows: BadRows) -> None:
+    """Add what all processes, and those of earlier calls, have left out.
+
+    Raises:
+        UserError: it is more than the limit.
+    """
+    for record in sorted((folder / RECORDS).glob(f"*-{BadRows.FILE}")):
+        bad_rows.read(record)
+
+
 def _dealt(inputs: list[Shard], parts: int) -> list[list[Shard]]:
     """Neighbouring inputs in parts of equal number, or one less."""
     borders = np.linspace(0, len(inputs), min(parts, len(inputs)) + 1).round().astype(int)
@@ -209,6 +226,7 @@ def _write_part(
     tokenizer: "PreTrainedTokenizerBase",
     folder: Path,
     limit: int,
+    bad_rows: BadRows,
     report: Callable[[ShardEntry], None],
 ) -> list[ShardEntry]:
     """Write the shards of a part, its number and inputs, that are not there; all of them."""
@@ -221,6 +239,7 @@ def _write_part(
     rows = encode(islice(documents, sum(entry.read for entry in entries), None), tokenizer)
     while not entries or entries[-1].tokens >= limit:
         entry = write_shard(folder / name, rows, limit)
+        bad_rows.write(folder / RECORDS / f"{number:05d}-{BadRows.FILE}")  # first: a whole part is not read again
         storage.write_json(_record(folder, name), asdict(entry))
         if entry.documents:
             report(entry)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tape_ds.data import cache, packing
+from tape_ds.data.bad_rows import BadRows, SourceBadRows
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError
 
@@ -51,11 +52,12 @@ def select(
     cache_dir: str | Path,
     min_tokens: int = 1,
     max_documents: int | None = None,
+    bad_rows: BadRows | None = None,
 ) -> Selection:
     """Return documents of the data ``specs``, in their order, that are long enough.
 
     Args:
-        specs, tokenizer, split, cache_dir: see :func:`tape_ds.data.packing.tokenize`.
+        specs, tokenizer, split, cache_dir, bad_rows: see :func:`tape_ds.data.packing.tokenize`.
         min_tokens: shorter documents are left out.
         max_documents: reading ends with this many documents that are long enough, so that a few can be had from a
             corpus too large to tokenise; only those are stored, and both numbers are part of the cache's key. None:
@@ -68,13 +70,13 @@ def select(
 
     identity, room = packing.tokenizer_fingerprint(tokenizer), max_documents
     parts: list[Selection] = []
-    for source in parse_all(specs, packing.FIELD_OF[split]):
+    bad_rows = bad_rows or BadRows()
+    for source in parse_all(specs, packing.FIELD_OF[split], bad_rows):
         if room is None or source.tokenised:
-            part = _long_enough(
-                packing.tokenized(source, tokenizer, identity, split, Path(cache_dir)), min_tokens, room
-            )
+            documents = packing.tokenized(source, tokenizer, identity, split, Path(cache_dir), bad_rows)
+            part = _long_enough(documents, min_tokens, room)
         else:
-            part = _first(source, tokenizer, identity, split, Path(cache_dir), min_tokens, room)
+            part = _first(source, tokenizer, identity, split, Path(cache_dir), min_tokens, room, bad_rows)
         parts.append(part)
         room = None if room is None else room - len(part.documents)
         if room == 0:
@@ -120,6 +122,7 @@ def _first(
     cache_dir: Path,
     min_tokens: int,
     count: int,
+    bad_rows: BadRows,
 ) -> Selection:
     """Return the first ``count`` documents of a text source that have ``min_tokens``; nothing is stored of the
     others."""
@@ -133,6 +136,7 @@ def _first(
 
     key = cache.known(cache_dir, name)
     features = packing.document_features()
+    own = source.bad_rows = SourceBadRows(bad_rows, source.field, source.spec)
     read = Counter(tokens=0, read_documents=0, read_tokens=0)
 
     def long_ones() -> Iterator[dict[str, Any]]:
@@ -151,7 +155,7 @@ def _first(
             packing.write(key, features, lambda: chain([first], rows), folder)
         (folder / "read.json").write_text(json.dumps(read), encoding="utf-8")
 
-    folder = cache.folder(cache_dir, key, build)
+    folder = cache.folder_with_record(own, cache_dir, key, build)
     counts = json.loads((folder / "read.json").read_text(encoding="utf-8"))
     if not counts["tokens"]:
         return Selection(Dataset.from_dict({"name": [], "input_ids": []}, features), **counts)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.dataset import ORDER_OF_SHARDS, SHUFFLE_IN_SHARD, generator, packed_item
 from tape_ds.data.packing import FIELD_OF, encode
 from tape_ds.data.sequences import PackedSequence, cut
@@ -157,6 +158,7 @@ class StreamedSequences(torch.utils.data.Dataset):
         samples: int,
         seed: int,
         workers: int = 32,
+        skip_bad_rows: int | None = None,
     ):
         """Stream the training documents of ``specs``.
 
@@ -167,13 +169,15 @@ class StreamedSequences(torch.utils.data.Dataset):
             samples: how many samples the run consumes; any number, epochs follow one another.
             seed: 0 or more.
             workers: shards that are read side by side, 1 or more; all shards, where there are fewer.
+            skip_bad_rows: of the recipe; a process counts, and logs, those that it meets itself.
 
         Raises:
             UserError: a spec, or the hub does not answer.
             TypeError: a spec of token ids, which need no streaming; the recipe refuses it.
         """
         self.specs = list(specs)
-        shards = [shard for source in parse_all(specs, _FIELD) for shard in source.shards("train")]
+        bad_rows = BadRows(skip_bad_rows, tell=True)
+        shards = [shard for source in parse_all(specs, _FIELD, bad_rows) for shard in source.shards("train")]
         self.stream = Stream(shards, tokenizer, window, seed, min(workers, len(shards)))
         self.samples = samples
         # Of a worker: the number of its next sequence, and an iterator over those from there on.

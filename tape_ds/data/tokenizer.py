@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tape_ds import paths
 from tape_ds.data import cache
+from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.prompting import around
 from tape_ds.data.sources import Source, parse_all
 from tape_ds.errors import Problem, UserError, raise_if_any
@@ -95,15 +97,17 @@ def train(
     return AutoTokenizer.from_pretrained(folder)
 
 
-def cached(specs: Sequence[str], vocab_size: int, cache_dir: str | Path) -> "PreTrainedTokenizerBase":
+def cached(
+    specs: Sequence[str], vocab_size: int, cache_dir: str | Path, skip_bad_rows: int | None = None
+) -> "PreTrainedTokenizerBase":
     """Return the tokenizer of :func:`train`, trained by the first process that asks and read from ``cache_dir`` ever
-    after.
+    after. Up to ``skip_bad_rows`` rows that cannot be read are left out.
 
     Its folder is named after the documents' fingerprints and every setting; see :mod:`tape_ds.data.cache`.
     """
     from transformers import AutoTokenizer
 
-    sources = _text_sources(specs, "train_data")
+    sources = _text_sources(specs, "train_data", BadRows(skip_bad_rows))
     settings = {"vocab_size": vocab_size, "max_characters": MAX_CHARACTERS, **SETTINGS}
 
     def name() -> str:
@@ -140,10 +144,9 @@ def load(
     except UserError as error:
         raise UserError([replace(problem, field=field) for problem in error.problems]) from error
     except Exception as error:  # of a file of another form transformers raises whatever it meets, tokenizers a bare one
-        reason, remedy = (
-            " ".join(str(error).split()),
-            "give a folder with tokenizer.json or tokenizer.model, or a hub id",
-        )
+        raise_if_any(paths.check_fetched(field, paths.of(name_or_path)))
+        reason = " ".join(str(error).split())
+        remedy = "give a folder with tokenizer.json or tokenizer.model, or a hub id"
         wrong = f"no tokenizer could be read ({reason[:300]})"
         if "trust_remote_code" in reason:
             wrong = "no tokenizer could be read without running the code that comes with it"
@@ -222,8 +225,8 @@ def sample(sources: Sequence[Source], max_characters: int) -> Iterator[str]:
                 return
 
 
-def _text_sources(specs: Sequence[str], field: str) -> list[Source]:
-    sources = parse_all(specs, field)
+def _text_sources(specs: Sequence[str], field: str, bad_rows: BadRows | None = None) -> list[Source]:
+    sources = parse_all(specs, field, bad_rows)
     remedy = "train the tokenizer on text, or give the one that made these ids"
     raise_if_any([source.problem("token ids, not text", remedy) for source in sources if source.tokenised])
     return sources

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tape_ds.errors import Problem, UserError
+from tape_ds import paths
+from tape_ds.errors import Problem, UserError, raise_if_any
 from tape_ds.model.positions import scaling, trained_rope
 
 if TYPE_CHECKING:
@@ -45,21 +46,45 @@ _NEEDED = (
 _EXPERTS = "its feed-forward is a mixture of experts"
 _GEMMA = "its norms scale by 1 + weight, and its embeddings by the root of the hidden size"
 _NORMED_HEADS = "it normalises queries and keys"
+_POST_NORM = "its norms come after attention and feed-forward, not before"
+_SIDE_BY_SIDE = "it runs attention and feed-forward side by side"
+_SOME_WINDOWS = "some of its layers attend within a sliding window"
+_FACTORS = "it multiplies embeddings, residuals and logits by extra factors"
+_LATENT = "its keys and values are compressed (multi-head latent attention)"
+_PART_ROTATED = "it rotates a part of each head"
 REASONS = {
-    "falcon": "it runs attention and feed-forward side by side, on one fused projection",
+    "cohere": f"{_SIDE_BY_SIDE}, and scales its logits",
+    "cohere2": f"{_SIDE_BY_SIDE}, and scales its logits; {_SOME_WINDOWS}",
+    "deepseek_v2": f"{_EXPERTS}; {_LATENT}",
+    "deepseek_v3": f"{_EXPERTS}; {_LATENT}",
+    "exaone4": f"{_POST_NORM}; {_SOME_WINDOWS}",
+    "falcon": f"{_SIDE_BY_SIDE}, on one fused projection",
     "gemma": _GEMMA,
     "gemma2": f"{_GEMMA}; it caps its scores",
+    "gemma3": f"{_GEMMA}; {_NORMED_HEADS}; it reads images too",
     "gemma3_text": f"{_GEMMA}; {_NORMED_HEADS}",
+    "glm": f"{_PART_ROTATED}; its gate and up projections are one",
+    "glm4": f"{_PART_ROTATED}; its gate and up projections are one; it has norms after attention and feed-forward too",
     "gpt2": "it learns a vector for every position, which no rotary angle replaces",
-    "gpt_neox": "it runs attention and feed-forward side by side, and rotates a part of each head",
-    "ministral": "some of its layers attend within a sliding window",
+    "gpt_neox": f"{_SIDE_BY_SIDE}; {_PART_ROTATED}",
+    "gpt_oss": f"{_EXPERTS}; {_SOME_WINDOWS}",
+    "granite": _FACTORS,
+    "granitemoe": f"{_EXPERTS}; {_FACTORS}",
+    "internlm2": "its queries, keys and values are one projection",
+    "minicpm": _FACTORS,
+    "minicpm3": f"{_FACTORS}; {_LATENT}",
+    "ministral": _SOME_WINDOWS,
     "mixtral": _EXPERTS,
-    "olmo2": f"it norms what a block gives, not what it takes; {_NORMED_HEADS}",
-    "phi": "it runs attention and feed-forward side by side, and rotates a part of each head",
+    "olmo": "its norms have no weights",
+    "olmo2": f"{_POST_NORM}; {_NORMED_HEADS}",
+    "olmo3": f"{_POST_NORM}; {_NORMED_HEADS}; {_SOME_WINDOWS}",
+    "phi": f"{_SIDE_BY_SIDE}; {_PART_ROTATED}",
     "phi3": "its queries, keys and values are one projection, its gate and up projections another",
     "qwen2_moe": _EXPERTS,
     "qwen3_moe": f"{_EXPERTS}; {_NORMED_HEADS}",
-    "stablelm": "it rotates a part of each head",
+    "smollm3": "every fourth of its layers has no RoPE",
+    "stablelm": _PART_ROTATED,
+    "starcoder2": "its feed-forward has no gate, and its norms subtract the mean",
 }
 """What another family computes that a Llama does not, for those that people ask for."""
 
@@ -101,6 +126,7 @@ def read_config(source: str | Path, **hub_arguments: Any) -> PreTrainedConfig:
     except UserError:
         raise  # a TAPE folder whose fields are wrong, or a Baichuan: it says which
     except Exception as error:  # of a file of another form transformers raises whatever it meets
+        raise_if_any(paths.check_fetched("model", source))
         reason = " ".join(str(error).split())[:300]
         remedy = "give a folder saved by save_pretrained, a hub id that can be reached, or a .gguf file"
         raise UserError(Problem("model", str(source), f"no configuration could be read ({reason})", remedy)) from error
@@ -117,28 +143,34 @@ def has_llamas_names(config: PreTrainedConfig) -> bool:
 
 def check_llama_shaped(config: PreTrainedConfig) -> list[Problem]:
     """What keeps an architecture from being a Llama: one problem listing every difference, or none."""
-    differences = []
+    differences, remedies = [], []
     if not has_llamas_names(config):
         reason = f" ({REASONS[config.model_type]})" if config.model_type in REASONS else ""
         differences.append(f"model_type is {config.model_type!r}{reason}, not one of {', '.join(SHAPES)}")
     differences += [f"it has no {name}" for name in _NEEDED if getattr(config, name, None) is None]
     if getattr(config, "hidden_act", "silu") != "silu":
         differences.append(f"its activation is {config.hidden_act!r}, not 'silu'")
-    differences += _windows(config)
-    if getattr(config, "quantization_config", None) is not None:
-        differences.append("its weights are quantised")
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") not in scaling.available():
         differences.append(f"its rope_type is {rope['rope_type']!r}, not one of {', '.join(scaling.available())}")
+    if differences:
+        remedies.append("use a Llama-shaped checkpoint")
+    if window := _window(config):
+        differences.append(f"it attends within a sliding window of {window}")
+        version = "use v0.2 or v0.3 of Mistral 7B, which have none; or " * (config.model_type == "mistral")
+        switch = "sliding_window: null" if config.model_type == "mistral" else "use_sliding_window: false"
+        remedies.append(f"{version}write {switch} into its config.json to train it without the window on purpose")
+    if getattr(config, "quantization_config", None) is not None:
+        differences.append("its weights are quantised")
+        before = "give the model as it was before it was quantised"
+        remedies.append(f"{before}; load_in_4bit: true trains adapters on that in 4 bits")
     if not differences:
         return []
-    remedy = "use a Llama-shaped checkpoint"
-    return [Problem("model", config.model_type, "not Llama-shaped: " + "; ".join(differences), remedy)]
+    name = config.name_or_path or config.model_type
+    return [Problem("model", name, "not Llama-shaped: " + "; ".join(differences), "; ".join(remedies))]
 
 
-def _windows(config: PreTrainedConfig) -> list[str]:
+def _window(config: PreTrainedConfig) -> int | None:
     """Return a window that some layer attends within; a configuration may name one that no layer uses."""
     window, layers = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
-    if not window or (layers and all(layer == "full_attention" for layer in layers)):
-        return []
-    return [f"it attends within a sliding window of {window}"]
+    return None if layers and all(layer == "full_attention" for layer in layers) else window

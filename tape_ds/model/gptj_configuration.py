@@ -122,8 +122,9 @@ def configure(native: PreTrainedConfig, **changes: Any) -> ScaledGPTJConfig:
     if changes.pop("state_dtype", None) is not None:
         problems.append(Problem("state_dtype", "given", "GPT-J has no position state", "leave it out"))
     if getattr(native, "quantization_config", None) is not None:
-        remedy = "give the weights as they were before"
-        problems.append(Problem("model", native.model_type, "its weights are quantised", remedy))
+        name = native.name_or_path or native.model_type
+        remedy = "give the model as it was before it was quantised"
+        problems.append(Problem("model", name, "its weights are quantised", remedy))
     for name in sorted(changes.keys() - own):
         problems.append(Problem(name, changes[name], "no field of ScaledGPTJConfig", did_you_mean(name, own)))
     raise_if_any(problems)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
-from tape_ds import storage
+from tape_ds import paths, storage
 from tape_ds.errors import Problem, UserError, raise_if_any
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
     folder = Path(folder)
     if not folder.is_dir():
         return []
+    if pointers := paths.check_fetched(field, folder):
+        return pointers
     safe, pickled = sorted(folder.glob("*.safetensors")), sorted(folder.glob("pytorch_model*.bin"))
     problems = _check_index(folder, WHOLE if safe else PICKLED, field)
     if not (safe or pickled or problems):

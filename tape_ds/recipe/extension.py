@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from tape_ds.data.bad_rows import BadRows, Skip
 from tape_ds.data.pose import Pose
 from tape_ds.data.sequences import Packing
 from tape_ds.errors import Problem, UserError, did_you_mean
@@ -78,6 +79,7 @@ class ExtensionData(Section):
     single``, else 1."""
     max_documents: int | None = Field(None, ge=1)
     """Read no further than this many documents of min_document_tokens; null: read all."""
+    skip: Skip = Skip()
     data_cache: str | None = None
     """Folder of tokenised data, shared by runs; null: ``tape_ds/data`` in XDG_CACHE_HOME, else in HF_HOME, else in
     ~/.cache."""
@@ -277,6 +279,7 @@ class ExtensionRecipe(Recipe):
         for source in map(sources.parse, self.data.eval_data):
             if source.kind == "hub" or source.tokenised or getattr(source, "remote", False):
                 continue
+            source.bad_rows = BadRows(self.data.skip.bad_rows)
             for document in islice(source.documents("heldout"), LOOKED_AT):
                 tokens = len(document.text) // CHARACTERS
                 if tokens < length:
@@ -316,11 +319,11 @@ class ExtensionRecipe(Recipe):
         if len(set(lengths)) < len(lengths):
             yield Problem("passkey_lengths", lengths, "a length is there twice", "give each number of tokens once")
 
-    @rule("train_data", "eval_data")
+    @rule("train_data", "eval_data", "skip_bad_rows")
     def _data(self) -> Iterator[Problem]:
         from tape_ds.data import sources
 
-        yield from sources.check_lists(self.data.train_data, self.data.eval_data)
+        yield from sources.check_lists(self.data.train_data, self.data.eval_data, self.data.skip.bad_rows)
 
     @rule("train_data", "max_documents", "max_steps", "method")
     def _weights(self) -> Iterator[Problem]:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from tape_ds import paths
+from tape_ds.data.bad_rows import Skip
 from tape_ds.data.chat import conversations
 from tape_ds.data.chat.conversations import TooLong
 from tape_ds.data.scrolls import datasets, examples
@@ -57,6 +58,7 @@ class ScrollsData(Section):
     target."""
     eval_examples: int = Field(200, ge=0)
     """Questions of the split ``validation``, spread over it, whose answers are scored before and after; 0: none."""
+    skip: Skip = Skip()
     data_cache: str | None = None
     """Folder of tokenised sequences, shared by runs; null: ``tape_ds/data`` in XDG_CACHE_HOME, else in HF_HOME, else in
     ~/.cache."""
@@ -87,6 +89,7 @@ class ChatData(Section):
     """A conversation of more than ``max_tokens`` loses its end (cut) or is left out (leave_out); either is counted."""
     chat_template: str | None = None
     """A jinja file that renders conversations; null: the model's own template. It is saved with the model."""
+    skip: Skip = Skip()
     data_cache: str | None = None
     """Folder of rendered conversations, shared by runs; null: ``tape_ds/data`` in XDG_CACHE_HOME, else in HF_HOME, else
     in ~/.cache."""
@@ -202,10 +205,10 @@ class ChatRecipe(FinetuningRecipe):
             else "nothing",
         }
 
-    @rule("train_data", "eval_data")
+    @rule("train_data", "eval_data", "skip_bad_rows")
     def _conversations(self) -> Iterator[Problem]:
         """What the hub holds is known once it is read."""
-        yield from conversations.check(self.data.train_data, self.data.eval_data)
+        yield from conversations.check(self.data.train_data, self.data.eval_data, self.data.skip.bad_rows)
 
     @rule("eval_data", "eval_share")
     def _held_out_once(self) -> Iterator[Problem]:

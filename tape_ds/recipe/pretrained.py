@@ -44,9 +44,12 @@ def check_pretrained(field: str, name: str, files: tuple[str, ...]) -> Iterator[
         if not os.path.isfile(path):
             yield Problem(field, name, "no such file", "give the path of a GGUF file")
     elif os.path.isdir(path):
-        if not any((path / file).is_file() for file in files):
-            wrong = f"no {' and no '.join(files)} in this folder"
-            yield Problem(field, name, wrong, "give a folder saved by save_pretrained")
+        if pointers := paths.check_fetched(field, path):
+            yield from pointers
+        elif not any((path / file).is_file() for file in files):
+            yield _without(field, name, path, files)
+    elif os.path.isfile(path):
+        yield Problem(field, name, "a file, not a model's folder", f"give its folder: {path.parent}")
     elif not hub.is_id(name):
         close = did_you_mean(name, [SMOLLM2])
         hint = f"{close} Or give" if close.startswith("did") else f"give {SMOLLM2},"
@@ -54,7 +57,24 @@ def check_pretrained(field: str, name: str, files: tuple[str, ...]) -> Iterator[
         yield Problem(field, name, "no such folder", remedy)
 
 
+def _without(field: str, name: str, folder: Path, files: tuple[str, ...]) -> Problem:
+    """A problem of a folder that has none of ``files``, and where they may be instead."""
+    trained = f"{name.rstrip('/')}/{run_folder.TRAINED}"
+    if (folder / run_folder.TRAINED / run_folder.RECORD).is_file():
+        partial = run_folder.check_whole(field, trained, folder / run_folder.TRAINED) if CONFIG in files else []
+        remedy = partial[0].remedy if partial else f"give what it trained: {trained}"
+        return Problem(field, name, "a run's folder, not a model's", remedy)
+    if CONFIG in files and (folder / weights.ADAPTER_CONFIG).is_file():
+        remedy = "give a whole model: load the adapter with peft, and save what merge_and_unload() returns"
+        return Problem(field, name, "an adapter, not a whole model", remedy)
+    inner = [*folder.glob("*.gguf"), *(each.parent for pattern in _DEEPER for each in sorted(folder.glob(pattern)))]
+    remedy = f"did you mean {inner[0]}?" if inner else "give a folder saved by save_pretrained"
+    return Problem(field, name, f"no {' and no '.join(files)} in this folder", remedy)
+
+
 CONFIG = "config.json"
+_DEEPER = (f"*/{CONFIG}", f"snapshots/*/{CONFIG}")
+"""Where the configuration is in a folder above a model's, such as one of the hub's cache."""
 _TOKENIZERS = ("tokenizer*", "vocab.*", "*.model")
 """Files of which a folder with a tokenizer has one at least."""
 HUB_SECONDS = 5.0

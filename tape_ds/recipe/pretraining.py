@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from tape_ds.data.bad_rows import Skip
 from tape_ds.errors import Problem
 from tape_ds.fields import DERIVED, Section, rule
 from tape_ds.recipe import loading, new_model, pretrained
@@ -45,6 +46,7 @@ class PretrainingData(Section):
     stream_workers: int = Field(32, ge=1)
     """Shards of the data that are read side by side when streaming; sequences take turns between them. Part of the data
     order, whatever the number of processes."""
+    skip: Skip = Skip()
     data_cache: str | None = None
     """Folder of tokenised data and trained tokenizers, shared by runs; null: ``tape_ds/data`` in XDG_CACHE_HOME, else
     in HF_HOME, else in ~/.cache."""
@@ -172,11 +174,11 @@ class PretrainingRecipe(new_model.NewModelRecipe):
             wrong = "each would read and tokenise the same stream"
             yield Problem("dataloader_num_workers", workers, wrong, "give 1 (reads ahead while training goes on) or 0")
 
-    @rule("train_data", "eval_data")
+    @rule("train_data", "eval_data", "skip_bad_rows")
     def _data(self) -> Iterator[Problem]:
         from tape_ds.data import sources
 
-        yield from sources.check_lists(self.data.train_data, self.data.eval_data)
+        yield from sources.check_lists(self.data.train_data, self.data.eval_data, self.data.skip.bad_rows)
 
 
 load = partial(loading.load, kind=PretrainingRecipe)

@@ -40,8 +40,6 @@ def prepare_process() -> None:
     quieten_libraries()
     # DeepSpeed calls collectives by the names that torch 2.13 deprecates; a recipe cannot change that
     warnings.filterwarnings("ignore", message=".*torch.distributed.*is deprecated", category=FutureWarning)
-    # peft asks for it by the name that transformers 5 deprecates
-    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*is deprecated", category=FutureWarning)
 
 
 def be_a_job_of_one() -> None:
@@ -65,10 +63,12 @@ def show_log() -> None:
 
 
 def quieten_libraries() -> None:
-    """Leave out what libraries say of every run, whatever its user does."""
+    """Leave out what libraries say of every run and every model, whatever its user does."""
     from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()  # of loading: each process draws its own over the others'
+    transformers_logging.disable_progress_bar()  # of loading and saving: a log gets one line for each step of it
+    # peft asks for it by the name that transformers 5 deprecates
+    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*is deprecated", category=FutureWarning)
     logging.getLogger("accelerate.accelerator").addFilter(_is_news)
 
 

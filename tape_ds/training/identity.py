@@ -36,6 +36,7 @@ RISKLESS = (
 """Fields that may change on the way with ``resume_anyway``: the numbers change from there on, and nothing breaks."""
 FREE = (
     *("chat_template", "data_cache", "data_dir", "train_data", "eval_data", "model", "tokenizer"),
+    "skip_bad_rows",  # the data alone decide which rows are bad
     *("eval_before", "eval_length", "eval_lengths", "eval_span", "eval_tokens", "eval_examples"),
     *("held_out_samples", "test_lengths"),
     *("passkey_lengths", "passkey_trials", "passkey_form"),

@@ -32,6 +32,7 @@ def begin(run: Run) -> results.Result:
         # without the names that peft puts around the model's own
         "trained": summarise(tuple(name.removeprefix("base_model.model.") for name in run.names)) or "nothing",
         **own,
+        **({"left out": str(run.bad_rows)} if run.bad_rows.problems else {}),
         "batch": f"{recipe.global_batch_size} sequences x {run.sequence_tokens} = {run.tokens_per_step:,} tokens "
         f"a step ({micro} per device x {layout.data} {layout.readers} x "
         f"{arguments.gradient_accumulation_steps} accumulation)",
@@ -69,6 +70,9 @@ def conclude(run: Run, trainer: TapeTrainer, started: results.Result) -> None:
         "parameters": dict(zip(("all", "trained"), run.parameter_counts, strict=True)),
         **run.figures(),
     }
+    if bad := run.bad_rows.problems:
+        figures["bad_rows"] = [redacted(f"{each.value}: {each.wrong}") for each in bad]
+        print(f"left out of the data: {run.bad_rows}")
     if isinstance(run.sequences, MixedSequences):
         found = run.sequences.tokens(trainer.state.global_step * run.recipe.global_batch_size)
         figures[TokensBySource.NAME] = found

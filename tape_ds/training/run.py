@@ -24,6 +24,7 @@ from tape_ds.checkpoint.resume import Resumed
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.cluster import comparison
 from tape_ds.data import sources
+from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.dataset import collate
 from tape_ds.data.mixing import MixedSequences
 from tape_ds.data.sources import weights
@@ -81,6 +82,8 @@ class Run(ABC):
     tokenizer: PreTrainedTokenizerBase
     sequences: Any
     """The run's samples by number, as :class:`tape_ds.data.dataset.TrainingSequences` serves them."""
+    bad_rows: BadRows = field(default_factory=BadRows)
+    """What was left out of the data, and of a stream what this process has met of it."""
     origin: Mapping[str, Any] = field(default_factory=lambda: {"base": None})
     """The base it starts from, see :func:`tape_ds.checkpoint.trained.origin`."""
     teacher: Teacher | None = None

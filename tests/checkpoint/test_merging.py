@@ -18,6 +18,7 @@ from tape_ds.model import convert
 from tests.disks import files, mounted
 from tests.methods.test_methods import settings
 from tests.model.helpers import VOCABULARY, tiny_config
+from tools import merge_adapter
 
 ROOT = Path(__file__).resolve().parents[2]
 IDS = torch.randint(3, VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(2))
@@ -122,11 +123,24 @@ def test_the_tool_writes_a_whole_folder_or_none(tmp_path):
     assert not list(tmp_path.glob("damaged*"))
 
 
-def test_the_tool_on_a_full_disk_leaves_nothing_and_says_so(tmp_path, monkeypatch, capsys):
+def test_the_tool_writes_one_line_to_a_log(tmp_path, capsys, recwarn):
+    """Two bars of transformers' and a warning to peft's authors were between it."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
-    from tools import merge_adapter
+    _, folder = trained_folder(tmp_path, "lora", tied=False)
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}))).save_pretrained(folder)
+    capsys.readouterr()
+    recwarn.clear()
+    assert merge_adapter.main([str(folder), str(tmp_path / "whole")]) == 0
+    said = capsys.readouterr()
+    assert said.out.count("\n") == 1 and said.err == ""
+    assert not [each for each in recwarn if "is_gradient_checkpointing" in str(each.message)]
+
+
+def test_the_tool_on_a_full_disk_leaves_nothing_and_says_so(tmp_path, monkeypatch, capsys):
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
 
     _, folder = trained_folder(tmp_path, "lora", tied=True)
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}))).save_pretrained(folder)

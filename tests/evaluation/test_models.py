@@ -451,6 +451,19 @@ def test_remote_code_runs_only_when_asked(base, tmp_path):
         found(folder)
 
 
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_git_lfs_pointers_are_told(file, base, tmp_path):
+    folder = Path(shutil.copytree(base, tmp_path / "cloned"))
+    (folder / file).write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(UserError, match=f"{file}: a git-lfs pointer.*\n.*git lfs pull"):
+        found(folder)
+
+
+def test_a_folder_without_a_model_says_what_is_missing(tmp_path):
+    with pytest.raises(UserError, match=r"no config\.json and no adapter_config\.json in this folder"):
+        found(tmp_path)
+
+
 def test_a_tokenizer_s_code_runs_only_when_asked(base, tmp_path, monkeypatch):
     """Nor does transformers stop to ask, as it does on a terminal where nobody said."""
     monkeypatch.setattr("builtins.input", lambda *text: pytest.fail("nobody is asked"))

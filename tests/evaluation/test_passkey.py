@@ -56,6 +56,7 @@ def test_an_oracle_finds_all(ask, tmp_path, form, capsys):
     if form == "longlora":
         assert [each["mean_tokens"] for each in found["cells"]] == [390.0] * 3 + [990.0] * 3, "room for the reply"
     shown = capsys.readouterr().out
+    assert shown.startswith("passkeys: 2 at each of 3 depths and 2 lengths = 12 prompts\n")
     assert "| all" in shown and "6/6" in shown and "6 of 6" in shown
 
 

@@ -148,7 +148,7 @@ def test_qwen2_s_biases_have_an_effect(tmp_path):
 LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 LONG_ROPE |= {"original_max_position_embeddings": 32, "factor": 2.0}
 HEADS = {"num_key_value_heads": 2, "head_dim": 8}
-FOREIGN = {
+FOREIGN = {  # configuration, and parts of what is wrong and of the remedy
     "gemma": (SIZES | HEADS | {"hidden_act": "gelu_pytorch_tanh"}, ["norms scale by 1 + weight", "activation"]),
     "gpt2": ({"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 61}, ["a vector for every position"]),
     "gpt_neox": (SIZES | {"hidden_act": "gelu"}, ["side by side", "activation is 'gelu'"]),
@@ -156,16 +156,21 @@ FOREIGN = {
     "phi3": (SIZES | HEADS | {"pad_token_id": 0}, ["queries, keys and values are one projection"]),
     "qwen3": (
         SIZES | HEADS | {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0},
-        ["a sliding window of 16"],
+        ["a sliding window of 16", "use_sliding_window: false"],
     ),
     "olmo2": (SIZES | HEADS, ["normalises queries and keys"]),
-    "mistral": (SIZES | HEADS | {"sliding_window": 16}, ["a sliding window of 16"]),
+    "mistral": (
+        SIZES | HEADS | {"sliding_window": 16},
+        ["a sliding window of 16", "v0.2 or v0.3 of Mistral 7B", "sliding_window: null into its config.json"],
+    ),
+    "smollm3": (SIZES | HEADS | {"pad_token_id": 0}, ["every fourth of its layers has no RoPE"]),
+    "granite": (SIZES | HEADS, ["extra factors"]),
     "qwen2": (QWEN2 | {"use_sliding_window": True}, ["a sliding window of 64"]),
     "llama": (SIZES | {"hidden_act": "gelu"}, ["activation is 'gelu'"]),
     "llama, longrope": (SIZES | {"rope_parameters": LONG_ROPE}, ["rope_type is 'longrope'"]),
     "llama, quantised": (
         SIZES | {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-        ["its weights are quantised"],
+        ["its weights are quantised", "before it was quantised; load_in_4bit: true"],
     ),
 }
 
@@ -182,6 +187,7 @@ def test_another_architecture_is_refused_with_what_differs(tmp_path, name):
         with pytest.raises(UserError) as caught:
             refused()
         assert all(word in str(caught.value) for word in ["not Llama-shaped", *words])
+        assert caught.value.problems[0].value == str(tmp_path), "what the user gave"
 
 
 @pytest.mark.parametrize(

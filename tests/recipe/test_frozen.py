@@ -30,7 +30,7 @@ KINDS = {
 }
 """How the words of a problem begin -> its kind; any other is about the value."""
 
-NEW_FIELDS = ("allow_cpu", "sample_prompts", "sample_steps", "sample_tokens")
+NEW_FIELDS = ("allow_cpu", "sample_prompts", "sample_steps", "sample_tokens", "skip_bad_rows")
 """Fields that came after the values were frozen."""
 
 

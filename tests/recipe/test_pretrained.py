@@ -71,6 +71,43 @@ def test_what_has_nothing_to_do_with_the_model_is_said_all_the_same(folder):
     assert set(found) == {"model", "passkey_lengths", "wnidow"}
 
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model-1.safetensors"])
+def test_a_clone_without_git_lfs_is_told_how_to_fetch_its_files(folder, file):
+    """Each reader said of its own file that it was damaged."""
+    (folder / file).write_text(POINTER)
+    (problem,) = pretrained.check("model", online=False)
+    assert file in problem.wrong and "git-lfs pointer" in problem.wrong and "git lfs pull" in problem.remedy
+
+
+@pytest.mark.parametrize("name", ["runs/x", "runs/x/"])
+def test_a_run_s_folder_is_told_from_a_model_s(folder, name):
+    (Path("runs/x/trained")).mkdir(parents=True)
+    Path("runs/x/trained/trained.json").write_text("{}")
+    (problem,) = pretrained.check(name, online=False)
+    assert problem.remedy.endswith("python tools/merge_adapter.py runs/x/trained OUT")
+    shard(Path("runs/x/trained/model.safetensors"), "a")
+    (problem,) = pretrained.check(name, online=False)
+    assert problem.remedy == "give what it trained: runs/x/trained"
+    (problem,) = pretrained.check_pretrained("tokenizer", name, ("tokenizer.json",))
+    assert problem.remedy == "give what it trained: runs/x/trained"
+
+
+def test_where_a_model_may_be_instead(folder):
+    Path("cache/snapshots").mkdir(parents=True)
+    folder.rename("cache/snapshots/abc")
+    (problem,) = pretrained.check("cache", online=False)
+    assert problem.remedy == "did you mean cache/snapshots/abc?"
+    (problem,) = pretrained.check("cache/snapshots/abc/config.json", online=False)
+    assert problem.remedy == "give its folder: cache/snapshots/abc"
+    Path("adapter").mkdir()
+    Path("adapter/adapter_config.json").write_text("{}")
+    (problem,) = pretrained.check("adapter", online=False)
+    assert problem.wrong == "an adapter, not a whole model"
+
+
 def test_a_reason_is_told_where_it_is_known(folder):
     (folder / "config.json").write_text('{"model_type": "gpt2"}')
     found, _ = problems_of("--model", "model", load=finetuning.load)

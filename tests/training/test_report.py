@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 
 from tape_ds import results
+from tape_ds.data.bad_rows import BadRows
+from tape_ds.errors import Problem
 from tape_ds.training import report
 
 
@@ -13,6 +15,7 @@ class Nothing:
     parameter_counts = (10, 1)
     tokens_per_step = 100
     sequences = ()
+    bad_rows = BadRows(3)
 
     def __init__(self, output):
         self.output = output
@@ -35,6 +38,19 @@ def test_a_run_ends_well_without_logs(tmp_path, capsys):
     assert (figures["tokens"], figures["tokens_per_second"], figures["peak_memory_bytes"]) == (100, None, None)
     assert figures["perplexity"] == {} and figures["train_loss"] == [] and figures["steps"] == 1
     assert "trained weights" in capsys.readouterr().out and run.shown == 1
+
+
+def test_rows_that_were_left_out_are_named_at_the_end_and_stored(tmp_path, capsys):
+    run = Nothing(tmp_path)
+    run.bad_rows = BadRows(3)
+    for line in (2, 5):
+        run.bad_rows.add(Problem("train_data", "jsonl:a.jsonl#text", f"a.jsonl:{line} is not JSON", "mend it"))
+    state = SimpleNamespace(log_history=[], global_step=1)
+    trainer = SimpleNamespace(state=state, skipped_steps=0, peak_memory_bytes=None)
+    report.conclude(run, trainer, results.Result(command=[], started="now"))
+    assert "2 rows: a.jsonl:2 is not JSON; a.jsonl:5 is not JSON\n" in capsys.readouterr().out
+    figures = results.load(tmp_path / "results" / "run.json").figures
+    assert figures["bad_rows"] == [f"jsonl:a.jsonl#text: a.jsonl:{line} is not JSON" for line in (2, 5)]
 
 
 def test_speed_is_the_mean_without_the_first_step():

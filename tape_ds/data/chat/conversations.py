@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from tape_ds import storage
 from tape_ds.data import sources
+from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.chat import made
 from tape_ds.data.sources import RowSource, Source, StandardLibrary
 from tape_ds.errors import Problem, UserError
@@ -63,10 +64,10 @@ _SHAREGPT = (
 )
 
 
-def check(train: Sequence[str], evaluation: Sequence[str]) -> list[Problem]:
+def check(train: Sequence[str], evaluation: Sequence[str], skip_bad_rows: int | None = None) -> list[Problem]:
     """Return what is wrong with ``train_data`` and ``eval_data`` as far as the specs and the first row of each tell.
 
-    The hub and other machines are not asked.
+    The hub and other machines are not asked. ``skip_bad_rows``: of the recipe.
     """
     lists = {"train_data": train, "eval_data": evaluation}
     problems, fitting = [], []
@@ -76,11 +77,12 @@ def check(train: Sequence[str], evaluation: Sequence[str]) -> list[Problem]:
         problems += [Problem(field, spec, "it holds no conversations", remedy) for spec in foreign]
         fitting.append([completed(spec) for spec in specs if spec not in foreign])
     if fitting[0] or not train:
-        problems += sources.check_lists(*fitting)
+        problems += sources.check_lists(fitting[0], fitting[1], skip_bad_rows)
     if problems:
         return problems
     for field, specs in lists.items():
         for source in [parse(spec, field) for spec in specs]:
+            source.bad_rows = BadRows(skip_bad_rows)
             if isinstance(source, StandardLibrary):
                 if source.rest:
                     problems.append(source.problem("conversations are made of all files, not of one", "write stdlib"))
@@ -114,22 +116,22 @@ def read(source: Source, split: str) -> Iterator[Row]:
     """Every row, in a fixed order.
 
     Raises:
-        UserError: a row that holds no conversation, or more than is read, named by its place.
+        UserError: a row that holds no conversation, or more than is read, and no more of them may be left out.
     """
     if isinstance(source, StandardLibrary):
         yield from (Row(name, turns, None, {}) for name, turns in made.conversations(split))
         return
     assert isinstance(source, RowSource), "checked with the recipe"
     for name, row in source.rows(split):
-        others = {key: value for key, value in row.items() if key != source.column and _holds(value)}
-        turns: Any = row.get(source.column)
+        turns, others = _parted(row, source.column)
         wrong = _wrong(turns) or _wrong_others(others, turns, source.column)
         try:
             tools = _schemas(others.pop(TOOLS, None))
         except (ValueError, RecursionError) as error:
             wrong = f"tools is not a list of JSON schemas ({error})", "write a list of mappings, or the JSON of one"
         if wrong is not None:
-            raise UserError(source.problem(f"{name}: {wrong[0]}", wrong[1]))
+            source.leave_out(f"{name}: {wrong[0]}", wrong[1])
+            continue
         yield Row(name, [{"role": turn["role"], "content": turn["content"]} for turn in turns], tools, others)
 
 
@@ -144,6 +146,17 @@ def _first(source: Source) -> list[Problem]:
     except UserError as error:
         return error.problems
     return [] if first is not None else [source.problem("it has no rows", "give a file with a conversation a row")]
+
+
+def _parted(row: Mapping[str, Any], column: str) -> tuple[Any, dict[str, Any]]:
+    """Return the value of a column, and the other columns that hold something; those next to it, if it is nested."""
+    others = {key: value for key, value in row.items() if key != column and _holds(value)}
+    head, _, rest = column.partition(".")
+    if column in row or not isinstance(row.get(head), Mapping):
+        return row.get(column), others  # None: it is null, which rows of Arrow come without
+    others.pop(head, None)
+    turns, inner = _parted(row[head], rest)
+    return turns, others | inner
 
 
 def _holds(value: Any) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from tape_ds.data import cache, packing
+from tape_ds.data.bad_rows import BadRows, SourceBadRows
 from tape_ds.data.chat import conversations, template
 from tape_ds.data.chat.conversations import COLUMN, TooLong
 from tape_ds.data.chat.template import UnfitTemplateError
@@ -24,7 +25,6 @@ from tape_ds.data.dataset import item
 from tape_ds.data.scrolls.sequences import AnswerSequences
 from tape_ds.data.selection import spread, token_counts
 from tape_ds.data.sequences import whole
-from tape_ds.errors import UserError
 
 if TYPE_CHECKING:
     import datasets
@@ -91,6 +91,7 @@ def rendered(
     split: str,
     cache_dir: str | Path,
     day: date,
+    bad_rows: BadRows | None = None,
 ) -> "datasets.Dataset":
     """Return every conversation behind ``specs``, in their order; each spec has a cache folder of its own.
 
@@ -100,6 +101,7 @@ def rendered(
         split: ``"train"`` or ``"heldout"``.
         cache_dir: made if it is not there.
         day: the date for a template that writes one.
+        bad_rows: what happens to rows that cannot be learnt from; by default the first is refused.
 
     Returns:
         Rows ``{name: string, input_ids: list<int32>, targets: list<int8>, first: int32, ends: list<int32>,
@@ -120,6 +122,7 @@ def rendered(
     field, identity = packing.FIELD_OF[split], packing.tokenizer_fingerprint(tokenizer)
     parts = []
     for source in [conversations.parse(spec, field) for spec in specs]:
+        own = source.bad_rows = SourceBadRows(bad_rows or BadRows(), source.field, source.spec)
 
         def name(source: conversations.Source = source) -> str:
             data = conversations.fingerprint(source, split)
@@ -129,7 +132,7 @@ def rendered(
             none = source.problem("it has no rows", "give data with a conversation a row")
             return packing.some(_rendered_rows(source, split, tokenizer, day), none)
 
-        parts.append(packing.cached(Path(cache_dir), cache.known(cache_dir, name), features, rows))
+        parts.append(packing.cached(Path(cache_dir), cache.known(cache_dir, name), features, rows, own))
     return concatenate_datasets(parts)
 
 
@@ -140,11 +143,13 @@ def _rendered_rows(
     for row in conversations.read(source, split):
         if changing := sorted(row.others.keys() & read):
             wrong = f"{row.name}: the chat template reads {', '.join(changing)}, which nothing here passes on"
-            raise UserError(source.problem(wrong, "remove the column, or rename it if it means something else"))
+            source.leave_out(wrong, "remove the column, or rename it if it means something else")
+            continue
         try:
             ids, targets = template.encoded(row.turns, tokenizer, row.tools, day)
         except UnfitTemplateError as error:
-            raise UserError(source.problem(f"{row.name}: {error}", error.remedy)) from error
+            source.leave_out(f"{row.name}: {error}", error.remedy)
+            continue
         targets[:1] = False
         yield {
             "name": row.name,

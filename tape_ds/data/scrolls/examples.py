@@ -7,7 +7,6 @@ for each, all with one id.
 """
 
 import hashlib
-import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tape_ds import paths, storage
+from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.scrolls import made
 from tape_ds.data.scrolls.datasets import HUB_REPOSITORY, MADE, SPLITS, Dataset, find
 from tape_ds.data.sources.base import UNREADABLE, file_identity
@@ -71,28 +71,41 @@ def read(name: str, split: str, data_dir: str | Path | None = None) -> list[Exam
     return [Example(row.id, row.input, tuple(outputs[row.id]), row.hard) for row in first.values()]
 
 
-def rows(name: str, split: str, data_dir: str | Path | None = None) -> Iterator[ScrollsRow]:
+def rows(
+    name: str, split: str, data_dir: str | Path | None = None, bad_rows: BadRows | None = None
+) -> Iterator[ScrollsRow]:
     """Yield the lines of a split, one for each reference answer; a line at a time, since whole splits may take many GB.
+
+    Args:
+        name, split, data_dir: as for :func:`read`.
+        bad_rows: what happens to lines that cannot be read; by default the first is refused.
 
     Raises:
         UserError: as :func:`read`, as soon as it is met.
     """
-    dataset = _checked(name, split)
+    dataset, bad_rows = _checked(name, split), bad_rows or BadRows()
     if dataset == MADE:
         yield from (ScrollsRow(*row) for row in made.rows(split))
         return
     location = _locate(dataset, split, data_dir)
     found = False
     try:
-        with location.file.open() as raw:  # with or without the mark that some editors put before UTF-8
-            for number, line in enumerate(io.TextIOWrapper(raw, encoding="utf-8-sig"), 1):
-                if line.strip():
-                    found = True
-                    yield _row(line, location, number, split)
+        with location.file.open() as raw:
+            for number, line in enumerate(raw, 1):
+                if not line.strip():
+                    continue
+                found = True
+                try:
+                    row = _row(line, location, number, split)
+                except UserError as error:
+                    bad_rows.add(*error.problems)
+                    continue
+                yield row
     except UserError:
         raise
     except (*UNREADABLE, RuntimeError) as error:  # RuntimeError: an encrypted archive, an unknown compression
-        raise UserError(location.problem(f"cannot be read: {error}", "repair the file, or fetch it again")) from error
+        remedy = getattr(error, "remedy", "repair the file, or fetch it again")
+        raise UserError(location.problem(f"cannot be read: {error}", remedy)) from error
     if not found:
         raise UserError(location.problem("holds no rows", "give a file with a JSON object on each line"))
 
@@ -203,7 +216,7 @@ def _download(dataset: Dataset) -> Path:
         raise UserError(Problem("dataset", dataset.name, wrong, remedy)) from error
 
 
-def _row(line: str, location: _Location, number: int, split: str) -> ScrollsRow:
+def _row(line: bytes, location: _Location, number: int, split: str) -> ScrollsRow:
     """Return one line as a row.
 
     Raises:
@@ -211,8 +224,8 @@ def _row(line: str, location: _Location, number: int, split: str) -> ScrollsRow:
     """
     remedy = "each line needs id, input and output, all of them texts"
     try:
-        fields: Any = json.loads(line)
-    except ValueError as error:
+        fields: Any = json.loads(line)  # with or without the mark that some editors put before UTF-8
+    except (ValueError, RecursionError) as error:
         raise UserError(location.problem(f"line {number} is no JSON ({error})", remedy)) from error
     wanted = ["id", "input"] if split == WITHOUT_ANSWERS else ["id", "input", "output"]
     wrong = [name for name in wanted if not (isinstance(fields, dict) and isinstance(fields.get(name), str))]

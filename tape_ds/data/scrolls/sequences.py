@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from tape_ds.data import cache, packing
+from tape_ds.data.bad_rows import BadRows, SourceBadRows
 from tape_ds.data.dataset import Orders, item
 from tape_ds.data.scrolls import examples
 from tape_ds.data.scrolls.datasets import find
@@ -68,6 +69,7 @@ def tokenized(
     form: SequenceForm,
     cache_dir: str | Path,
     questions: int | None = None,
+    bad_rows: BadRows | None = None,
 ) -> "datasets.Dataset":
     """Return the sequences of a split, one for each reference answer, from the cache where they have been made before.
 
@@ -77,6 +79,7 @@ def tokenized(
         form: of the sequences.
         cache_dir: made if it is not there.
         questions: at most so many questions, spread evenly over the file, each with its first answer alone; None: all.
+        bad_rows: what happens to lines that cannot be read; by default the first is refused.
 
     Returns:
         Rows ``{id: string, input_ids: list<int32>, targets: int32, cut_prompt: int32, cut_answer: int32}``: the last
@@ -95,13 +98,15 @@ def tokenized(
     number = Value("int32")
     counts = dict.fromkeys(("targets", "cut_prompt", "cut_answer"), number)
     features = Features({"id": Value("string"), "input_ids": List(number), **counts})
+    own = SourceBadRows(bad_rows or BadRows(), "dataset", f"{name}/{split}")
 
     def chosen() -> Iterator[dict[str, Any]]:
-        read: Callable[[], Iterator[examples.ScrollsRow]] = partial(examples.rows, name, split, data_dir)
+        read: Callable[[], Iterator[examples.ScrollsRow]]
+        read = partial(examples.rows, name, split, data_dir, own)
         for row in read() if questions is None else _first_rows(read, questions):
             yield _row(name, row, tokenizer, form)
 
-    return packing.cached(Path(cache_dir), cache.known(cache_dir, key), features, chosen)
+    return packing.cached(Path(cache_dir), cache.known(cache_dir, key), features, chosen, own)
 
 
 def _first_rows(read: Callable[[], Iterator[examples.ScrollsRow]], count: int) -> Iterator[examples.ScrollsRow]:

@@ -9,10 +9,13 @@ only then read. ``stdlib`` and ``hub`` know a held-out split of their own. With 
 spec stands (training or evaluation) says what it is for, and both splits yield all of it.
 """
 
+import os
+import re
 from collections.abc import Sequence
 
 from tape_ds import paths
-from tape_ds.data.sources import weights
+from tape_ds.data.bad_rows import BadRows
+from tape_ds.data.sources import files, weights
 from tape_ds.data.sources.arrow import ArrowFolder
 from tape_ds.data.sources.base import SPLITS, Document, RowSource, Shard, Source, TokenSource
 from tape_ds.data.sources.files import JsonLines, ParquetFiles, TextFiles
@@ -67,14 +70,28 @@ def parse(spec: str, field: str = "data") -> Source:
         remedy = "weights are given in train_data of a recipe, and nowhere else: [{source: SPEC, weight: NUMBER}, ...]"
         raise UserError(Problem(field, spec, f"no data spec, which is one of: {forms}", remedy))
     if kind not in KINDS:
-        raise UserError(
-            Problem(field, spec, f"unknown kind of data {kind!r}", f"{did_you_mean(kind, KINDS)} Forms: {forms}")
-        )
+        meant = _with_kind(spec)
+        wrong = "no kind of data before the path" if meant else f"unknown kind of data {kind!r}"
+        meant = meant or (files.FROM_CSV if kind in ("csv", "tsv") else did_you_mean(kind, KINDS))
+        raise UserError(Problem(field, spec, wrong, f"{meant} (forms: {forms})"))
     return KINDS[kind](spec, field)
 
 
-def parse_all(specs: Sequence[str], field: str = "data") -> list[Source]:
-    """Parse and check a list of data specs.
+def _with_kind(spec: str) -> str | None:
+    """Return a remedy for a bare path of this machine, or for a bare name of the hub."""
+    path = paths.of(spec.partition("#")[0])
+    if os.path.exists(path):
+        if os.path.isdir(path):
+            return f"did you mean 'text:{spec.rstrip('/')}/*' or 'arrow:{spec}'?"
+        kinds = {".parquet": "parquet", ".bin": "bin", ".json": "jsonl"}
+        kind = kinds.get(path.suffix, "jsonl" if ".jsonl" in path.name else "text")
+        column = "#field" if KINDS[kind].form.count("#") and "#" not in spec else ""
+        return f"did you mean '{kind}:{spec}{column}'?"
+    return f"did you mean 'hub:{spec}'?" if re.fullmatch(r"[\w-]+/[\w.-]+", spec) else None
+
+
+def parse_all(specs: Sequence[str], field: str = "data", bad_rows: BadRows | None = None) -> list[Source]:
+    """Parse and check a list of data specs; ``bad_rows``: what happens to rows that cannot be read, by default refused.
 
     Raises:
         UserError: with the problems of all of them.
@@ -90,20 +107,26 @@ def parse_all(specs: Sequence[str], field: str = "data") -> list[Source]:
         except UserError as error:
             problems += error.problems
             continue
+        if bad_rows is not None:
+            source.bad_rows = BadRows(bad_rows.limit)  # a look counts nothing
         problems += source.check()
+        source.bad_rows = bad_rows or source.bad_rows
         found.append(source)
     raise_if_any(problems)
     return found
 
 
-def check_lists(train: Sequence[weights.Entry], evaluation: Sequence[str]) -> list[Problem]:
+def check_lists(
+    train: Sequence[weights.Entry], evaluation: Sequence[str], skip_bad_rows: int | None = None
+) -> list[Problem]:
     """Problems of ``train_data`` and ``eval_data`` together: weights, each spec, and documents that stand in both;
-    only the latter may be empty."""
+    only the latter may be empty. ``skip_bad_rows``: of the recipe."""
     problems = list(weights.check(train, "train_data"))
     lists: list[list[Source]] = []
     for field, specs in (("train_data", weights.specs_of(train)), ("eval_data", evaluation)):
         try:
-            lists.append(parse_all(specs, field) if specs or (field == "train_data" and not train) else [])
+            bad_rows = BadRows(skip_bad_rows)
+            lists.append(parse_all(specs, field, bad_rows) if specs or (field == "train_data" and not train) else [])
         except UserError as error:
             problems += error.problems
     if problems:

@@ -48,6 +48,11 @@ class ArrowFolder(TokenSource):
             columns = dict(info["features"])
             state = json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
             absent = [name for each in state["_data_files"] if not (self.folder / (name := each["filename"])).is_file()]
+        except FileNotFoundError as error:
+            wrong = f"not a saved dataset: there is no {Path(error.filename).name} in it"
+            return [
+                self.problem(wrong, "write it with datasets' save_to_disk, or name files by text:, jsonl:, parquet:")
+            ]
         except (OSError, ValueError, KeyError, TypeError) as error:
             return [self.problem(f"not a saved dataset ({error!r})", "write it with datasets' save_to_disk")]
         if absent:
@@ -82,9 +87,10 @@ class ArrowFolder(TokenSource):
             names = batch.column("name").to_pylist() if "name" in batch.column_names else [None] * len(rows)
             for name, row in zip(names, rows, strict=True):
                 name = str(name) if name is not None else f"{self.folder.name}:{number}"
-                if not row.is_valid or row.values.null_count:
-                    raise UserError(self.problem(f"{name} has a null for a token id", "write the folder anew"))
-                yield name, row.values.to_numpy()
+                if row.is_valid and not row.values.null_count:
+                    yield name, row.values.to_numpy()
+                else:
+                    self.leave_out(f"{name} has a null for a token id", "write the folder anew")
                 number += 1
 
     def check_tokenizer(self, identity: str) -> list[Problem]:

@@ -1,9 +1,10 @@
 """What every kind of data spec has in common: :class:`Document`, :class:`Shard`, the interface :class:`Source`."""
 
+import lzma
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -15,13 +16,15 @@ import numpy as np
 from huggingface_hub.errors import HTTPError  # of the library that the hub's client is made with
 
 from tape_ds import storage
+from tape_ds.data.bad_rows import BadRows
+from tape_ds.data.sources import columns
 from tape_ds.errors import Problem, UserError
 
 SPLITS = ("train", "heldout")
 
 Item = TypeVar("Item")
 
-UNREADABLE = (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile, HTTPError)
+UNREADABLE = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, HTTPError)
 """What reading a damaged file raises: a cut ``.gz`` EOFError, a flipped byte zlib.error, a hub that does not answer
 HTTPError, and pyarrow's ArrowInvalid is a ValueError (a UserError too: let that pass first)."""
 
@@ -58,6 +61,8 @@ class Source(ABC):
         self.spec = spec
         self.field = field
         self.rest = spec.partition(":")[2]
+        self.bad_rows = BadRows()
+        """What happens to rows that cannot be read; readers put their own here."""
 
     @abstractmethod
     def check(self) -> list[Problem]:
@@ -97,7 +102,19 @@ class Source(ABC):
         except UserError:
             raise
         except UNREADABLE as error:
-            raise UserError(self.problem(f"{wrong}: {error}", remedy)) from error
+            raise UserError(self.unreadable(wrong, error, remedy)) from error
+
+    def unreadable(self, wrong: str, error: BaseException, remedy: str) -> Problem:
+        """A problem with the reason why something cannot be read, and that reason's own remedy if it has one."""
+        return self.problem(f"{wrong}: {error}", getattr(error, "remedy", remedy))
+
+    def leave_out(self, wrong: str, remedy: str) -> None:
+        """Leave a row out that cannot be read, or refuse it.
+
+        Raises:
+            UserError: no more rows may be left out.
+        """
+        self.bad_rows.add(self.problem(wrong, remedy))
 
     def problem(self, wrong: str, remedy: str) -> Problem:
         """A :class:`Problem` with this spec."""
@@ -120,14 +137,29 @@ class RowSource(Source):
             UserError: the data cannot be read.
         """
 
-    def document(self, name: str, value: Any) -> Document:
-        """Return the document ``name`` if ``value`` is a text, else an error that names it."""
-        if not isinstance(value, str):
-            wrong = f"{name}: {self.column!r} holds {type(value).__name__}, not text"
-            raise UserError(self.problem(wrong, "add the #field of a column of texts, or mend or remove that row"))
-        if not storage.is_utf8(value):  # no tokenizer takes half of a character, as "\ud83d" in JSON
-            raise UserError(self.problem(f"{name}: {self.column!r} is no Unicode text", "mend or remove that row"))
-        return Document(name, value)
+    def texts(self, rows: Iterable[tuple[str, Any]]) -> Iterator[Document]:
+        """Yield the documents of rows whose value is a text; the others are refused or left out."""
+        for name, value in rows:
+            if isinstance(value, Mapping):
+                wrong = f"{name}: {self.column!r} is an object with {', '.join(value)}, not text"
+                self.leave_out(wrong, columns.hint(self.column, {self.column: value}))
+            elif isinstance(value, UnicodeDecodeError):
+                self.leave_out(f"{name}: {self.column!r} is not UTF-8 ({value.reason})", "mend or remove that row")
+            elif not isinstance(value, str):
+                wrong = f"{name}: {self.column!r} holds {type(value).__name__}, not text"
+                self.leave_out(wrong, "add the #field of a column of texts, or mend or remove that row")
+            elif not storage.is_utf8(value):  # no tokenizer takes half of a character, as "\ud83d" in JSON
+                self.leave_out(f"{name}: {self.column!r} is no Unicode text", "mend or remove that row")
+            else:
+                yield Document(name, value)
+
+    def of_arrow(self, rows: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield rows that Arrow has read, without what is null; those that are not UTF-8 are refused or left out."""
+        for name, row in rows:
+            if isinstance(row, UnicodeDecodeError):
+                self.leave_out(f"{name} is not UTF-8 ({row.reason})", "mend or remove that row")
+            else:
+                yield name, _without_nulls(row)
 
 
 class TokenSource(Source):
@@ -160,11 +192,11 @@ OTHER_TOKENIZER = (
 """What is wrong with such data, and the remedy."""
 
 
-def without_nulls(value: Any) -> Any:
+def _without_nulls(value: Any) -> Any:
     """Return what Arrow read without the keys that are null, at every depth: it gives each row the keys of all."""
     if isinstance(value, dict):
-        return {key: without_nulls(each) for key, each in value.items() if each is not None}
-    return [without_nulls(each) for each in value] if isinstance(value, list) else value
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def file_identity(path: Path) -> str:

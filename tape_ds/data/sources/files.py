@@ -8,23 +8,28 @@ line is broken.
 import glob
 import hashlib
 import json
+import os
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tape_ds import paths, storage
-from tape_ds.data.sources import opening
-from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard, file_identity, without_nulls
+from tape_ds.data.sources import columns, opening
+from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard, file_identity
 from tape_ds.data.sources.opening import File
-from tape_ds.errors import Problem, UserError, did_you_mean
+from tape_ds.errors import Problem, UserError
 
 if TYPE_CHECKING:
     import pyarrow
 
 _PEEKED_FILES = 32
+FROM_CSV = "make it Parquet: python -c \"import pandas; pandas.read_csv('FILE').to_parquet('NEW.parquet')\""
+"""The remedy for tables as text."""
+_LONE_BRACKETS = (b"[", b"{", b"[{")
+"""First lines of files that hold one JSON value over several lines."""
 _REPAIR = "repair the file, or leave it out of the glob"
 _CONNECT = "check the URL and the network"
 
@@ -50,7 +55,7 @@ class _Files(RowSource):
         try:
             found = opening.find(self.pattern)
         except UNREADABLE as error:
-            raise UserError(self.problem(f"cannot be looked for: {error}", _CONNECT)) from error
+            raise UserError(self.unreadable("cannot be looked for", error, _CONNECT)) from error
         if self.remote and not found:
             raise UserError(self.problem("no file matches", _CONNECT))
         return found
@@ -68,8 +73,7 @@ class _Files(RowSource):
             return problems
         files = self.files() if self.pattern else {}
         if not files:
-            wrong = "no file matches" if glob.has_magic(self.pattern) else "no such file"
-            problems.append(self.problem(wrong, f"check the path; relative ones start at {Path.cwd()}"))
+            problems.append(self._missing())
         for name in files:
             if not storage.is_utf8(name):
                 wrong = f"the name of the file {storage.shown(name)} is not UTF-8"
@@ -79,22 +83,39 @@ class _Files(RowSource):
                 problems += self._peek(name, file)
         return problems
 
+    def _missing(self) -> Problem:
+        """A problem: nothing is there that the pattern means."""
+        remedy = f"check the path; relative ones start at {Path.cwd()}"
+        if os.path.isdir(self.pattern):
+            folder = self.pattern.rstrip("/")
+            return self.problem("a folder, not a file", f"name its files, for example {self.kind}:{folder}/*")
+        if not glob.has_magic(self.pattern):
+            return self.problem("no such file", remedy)
+        if "[" in self.pattern:
+            remedy += "; [ ] stands for one of the characters in it: write [[] for a bracket that is part of a name"
+        return self.problem("no file matches", remedy)
+
     def _peek(self, name: str, file: File) -> list[Problem]:
         """Problems visible in the first bytes of one file."""
         try:
-            columns = self._columns(file)
+            self._look_into(name, file)
         except UserError as error:
             return error.problems
         except UNREADABLE as error:
-            return [self.problem(f"{name} cannot be read: {error}", _REPAIR)]
-        return [] if columns is None or self.column in columns else [self._without_column(name, columns)]
+            return [self.unreadable(f"{name} cannot be read", error, _REPAIR)]
+        return []
 
-    def _without_column(self, name: str, columns: list[str]) -> Problem:
-        return self.problem(f"{name} has no column {self.column!r}", did_you_mean(self.column, columns))
+    def _without_column(self, name: str, record: Mapping[str, Any]) -> tuple[str, str]:
+        """What is wrong with a file or row that has other columns, and the remedy."""
+        return f"{name} has no column {self.column!r}", columns.hint(self.column, record)
 
     @abstractmethod
-    def _columns(self, file: File) -> list[str] | None:
-        """Column names from the head of ``file``; None where the kind has none or the file is empty."""
+    def _look_into(self, name: str, file: File) -> None:
+        """Read the head of a file.
+
+        Raises:
+            UserError: it is not what the spec promises.
+        """
 
     @abstractmethod
     def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
@@ -114,8 +135,7 @@ class _Files(RowSource):
         return [Shard(name, partial(self._shard, name, file)) for name, file in self.files().items()]
 
     def _shard(self, name: str, file: File) -> Iterator[Document]:
-        values = self._guarded(name, self._values(name, file))
-        return (self.document(place, value) for place, value in values)
+        return self.texts(self._guarded(name, self._values(name, file)))
 
     def _guarded(self, name: str, items: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         return self.reading(items, f"{name} cannot be read", _CONNECT if self.remote else _REPAIR)
@@ -150,28 +170,26 @@ class TextFiles(_Files):
     form = "text:GLOB"
     needs_column = False
 
-    def _columns(self, file: File) -> list[str] | None:
+    def _look_into(self, name: str, file: File) -> None:
         with file.open() as stream:
             stream.read(1)
-        return None
 
     def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
         """Yield the whole file, decoded strictly: a replacement character would train on damaged text."""
         with file.open() as stream:
             raw = stream.read()
         try:
-            text = raw.decode("utf-8-sig")
+            yield name, raw.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             wrong = f"{name} is not UTF-8 (byte {error.start})"
-            raise UserError(self.problem(wrong, "convert it, for example with iconv -t utf-8")) from error
-        yield name, text
+            self.leave_out(wrong, "convert it, for example with iconv -f LATIN1 -t UTF-8 FILE > NEW")
 
 
 class JsonLines(_Files):
     """``jsonl:GLOB#field[?key=value]``: one JSON object per line, only those whose ``key`` has that value.
 
-    ``key`` may descend, ``meta.pile_set_name``; several conditions are joined by ``&``. A value that is no text is
-    written as in JSON.
+    ``field`` and ``key`` may descend, ``meta.pile_set_name``; several conditions are joined by ``&``. A value that is
+    no text is written as in JSON.
     """
 
     kind = "jsonl"
@@ -194,16 +212,26 @@ class JsonLines(_Files):
         files = super().fingerprint()
         return hashlib.sha256(f"{files}?{self.condition}".encode()).hexdigest() if self.condition else files
 
-    def _columns(self, file: File) -> list[str] | None:
-        return next((list(record) for _, record in self._records(Path(file.path).name, file)), None)
+    def _look_into(self, name: str, file: File) -> None:
+        for _ in self._with_column(self._records(name, file)):
+            return
 
     def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
         """Yield one document per line, named ``file:line``."""
-        return ((place, record.get(self.column)) for place, record in self._rows(name, file))
+        return ((place, columns.value_of(record, self.column)) for place, record in self._rows(name, file))
 
     def _rows(self, name: str, file: File) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the objects of the lines that are wanted."""
-        return ((place, record) for place, record in self._records(name, file) if self._wanted(record, place))
+        return self._with_column(each for each in self._records(name, file) if self._wanted(*each))
+
+    def _with_column(self, records: Iterator[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
+        for place, record in records:
+            try:
+                columns.value_of(record, self.column)
+            except KeyError:
+                self.leave_out(*self._without_column(place, record))
+                continue
+            yield place, record
 
     def _records(self, name: str, file: File) -> Iterator[tuple[str, dict]]:
         """(place, object) of every line that is not blank."""
@@ -215,24 +243,37 @@ class JsonLines(_Files):
                 try:
                     record = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    wrong = f"{place} is not JSON ({error})"
-                    raise UserError(self.problem(wrong, "mend or remove that line")) from error
-                if not isinstance(record, dict):
-                    wrong = f"{place} is a {type(record).__name__}, not an object"
-                    raise UserError(self.problem(wrong, "write one JSON object a line"))
-                yield place, record
+                    if number == 1 and line.strip() in _LONE_BRACKETS:  # the whole file, not this row
+                        raise UserError(self.problem(*_over_lines(name, line))) from error
+                    if name.endswith((".csv", ".tsv")):
+                        raise UserError(self.problem(f"{name} is a table as text, not JSON", FROM_CSV)) from error
+                    self.leave_out(f"{place} is not JSON ({error})", "mend or remove that line")
+                    continue
+                if isinstance(record, dict):
+                    yield place, record
+                    continue
+                if number == 1 and isinstance(record, list):
+                    raise UserError(self.problem(*_over_lines(name, line)))
+                self.leave_out(f"{place} is a {type(record).__name__}, not an object", "write one JSON object a line")
 
-    def _wanted(self, record: dict, place: str) -> bool:
+    def _wanted(self, place: str, record: dict) -> bool:
         """Return whether the conditions hold; a key that is not there is a mistake."""
         for key, _, value in self.where:
-            found: Any = record
-            for part in key.split("."):
-                if not isinstance(found, dict) or part not in found:
-                    raise UserError(self.problem(f"{place} has no {key!r}", "name a key that every line has"))
-                found = found[part]
+            try:
+                found = columns.value_of(record, key)
+            except KeyError:
+                self.leave_out(f"{place} has no {key!r}", "name a key that every line has")
+                return False
             if value != (found if isinstance(found, str) else json.dumps(found)):
                 return False
         return True
+
+
+def _over_lines(name: str, line: bytes) -> tuple[str, str]:
+    """What is wrong with a file that is one JSON value over several lines, and the remedy."""
+    is_list = line.strip().startswith(b"[")
+    wrong = f"{name} is one JSON {'array' if is_list else 'object'}, not one object a line"
+    return wrong, f"write it so: jq -c '{'.[]' if is_list else '.'}' {name} > NEW.jsonl"
 
 
 class ParquetFiles(_Files):
@@ -241,28 +282,34 @@ class ParquetFiles(_Files):
     kind = "parquet"
     form = "parquet:GLOB#field"
 
-    def _columns(self, file: File) -> list[str] | None:
+    def _look_into(self, name: str, file: File) -> None:
         import pyarrow.parquet
 
-        with file.open() as stream:
-            return list(pyarrow.parquet.read_schema(stream).names)
+        with file.open(is_text=False) as stream:
+            self._require_column(name, pyarrow.parquet.read_schema(stream))
+
+    def _require_column(self, name: str, schema: "pyarrow.Schema") -> None:
+        record = columns.as_record(schema)
+        try:
+            columns.value_of(record, self.column)
+        except KeyError:
+            raise UserError(self.problem(*self._without_column(name, record))) from None
 
     def _values(self, name: str, file: File) -> Iterator[tuple[str, Any]]:
         """Yield one document per row, named ``file:row`` (rows count from 0)."""
         batches = self._batches(name, file, [self.column])
-        for row, value in enumerate(value for batch in batches for value in batch.column(0).to_pylist()):
+        values = (value for batch in batches for value in columns.python_values(batch, self.column))
+        for row, value in enumerate(values):
             yield f"{name}:{row}", value
 
     def _rows(self, name: str, file: File) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the rows, named likewise, without what is null."""
-        batches = self._batches(name, file, None)
-        for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
-            yield f"{name}:{number}", without_nulls(row)
+        rows = (row for batch in self._batches(name, file, None) for row in columns.python_values(batch))
+        return self.of_arrow((f"{name}:{number}", row) for number, row in enumerate(rows))
 
-    def _batches(self, name: str, file: File, columns: list[str] | None) -> "Iterator[pyarrow.RecordBatch]":
+    def _batches(self, name: str, file: File, read: list[str] | None) -> "Iterator[pyarrow.RecordBatch]":
         import pyarrow.parquet
 
-        with file.open() as stream, pyarrow.parquet.ParquetFile(stream) as table:
-            if self.column not in table.schema_arrow.names:  # of a file that was not peeked into
-                raise UserError(self._without_column(name, table.schema_arrow.names))
-            yield from table.iter_batches(batch_size=256, columns=columns)
+        with file.open(is_text=False) as stream, pyarrow.parquet.ParquetFile(stream) as table:
+            self._require_column(name, table.schema_arrow)  # of a file that was not peeked into
+            yield from table.iter_batches(batch_size=256, columns=read)

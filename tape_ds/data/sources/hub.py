@@ -7,8 +7,9 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard, without_nulls
-from tape_ds.errors import Problem, UserError, did_you_mean
+from tape_ds.data.sources import columns
+from tape_ds.data.sources.base import UNREADABLE, Document, RowSource, Shard
+from tape_ds.errors import Problem, UserError
 from tape_ds.model.hub import ID
 
 if TYPE_CHECKING:
@@ -77,13 +78,11 @@ class HubDataset(RowSource):
     def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Streamed rows, named as the documents are, without what is null."""
         whole, place = self._open(split)
-        batches = self._part(whole, 1, 0, place, lambda batch: batch.to_pylist())
-        return ((name, without_nulls(row)) for name, row in batches)
+        return self.of_arrow(self._part(whole, 1, 0, place, columns.python_values))
 
     def _read(self, whole: "IterableDataset", count: int, index: int, place: str) -> Iterator[Document]:
         """As :meth:`_part`, of the column, each a text."""
-        values = self._part(whole, count, index, place, lambda batch: batch.column(self.column).to_pylist())
-        return (self.document(name, value) for name, value in values)
+        return self.texts(self._part(whole, count, index, place, partial(columns.python_values, name=self.column)))
 
     def _part(
         self, whole: "IterableDataset", count: int, index: int, place: str, items: "Callable[[pyarrow.Table], list]"
@@ -104,9 +103,13 @@ class HubDataset(RowSource):
         rows, and what a shard holds must not depend on who reads it.
         """
         for batch in rows.with_format("arrow").iter(batch_size=_BATCH):
-            if self.column not in batch.column_names:
+            record = columns.as_record(batch.schema)
+            try:
+                columns.value_of(record, self.column)
+            except KeyError:
+                hint = columns.hint(self.column, record)
                 wrong = f"the dataset has no column {self.column!r}"
-                raise UserError(self.problem(wrong, f"add #field: {did_you_mean(self.column, batch.column_names)}"))
+                raise UserError(self.problem(wrong, f"add #field: {hint}")) from None
             yield batch
 
     def _open(self, split: str) -> tuple["IterableDataset", str]:

@@ -29,6 +29,10 @@ _LOOKED_AT = 65_536
 """Ids at the beginning of a file that are looked at before it is read."""
 _HIGH = 16
 """Upper halves of 32-bit ids are below this: no vocabulary has 2^20 entries."""
+_HEAD = 256
+"""Ids at the beginning that are looked at for another format."""
+_PRINTED = frozenset(range(32, 127)) | {9, 10, 13}
+"""Bytes of plain text."""
 _ENOUGH = 64
 """Ids of which not every one is below ``_HIGH`` by chance."""
 
@@ -146,7 +150,8 @@ class TokenFile(TokenSource):
     def check(self) -> list[Problem]:
         """The file is there, as long as its record says, and not of wider ids than it is read with."""
         if not self.rest or not os.path.isfile(self.path):  # which a name too long for a file is not, either
-            return [self.problem("no such file", f"check the path; relative ones start at {Path.cwd()}")]
+            wrong = "a folder, not a file" if self.rest and os.path.isdir(self.path) else "no such file"
+            return [self.problem(wrong, f"check the path; relative ones start at {Path.cwd()}")]
         try:
             record = read_record(self.path)
         except (OSError, ValueError) as error:
@@ -161,6 +166,12 @@ class TokenFile(TokenSource):
             wrong = f"{size:,} bytes are no whole number of ids of {width.itemsize} bytes"
             return [self.problem(wrong, "bin: reads unsigned 16-bit token ids; write them so")]
         ids = np.fromfile(self.path, width, _LOOKED_AT)
+        head = ids[:_HEAD].tobytes()
+        if record is None and (head.startswith(b"PK\x03\x04") or set(head) <= _PRINTED):
+            wrong = "it holds weights or an archive" if head.startswith(b"PK") else "it holds text"
+            return [
+                self.problem(f"{wrong}, not token ids", "bin: reads unsigned 16-bit token ids; for text, text:FILE")
+            ]
         seconds = ids[1::2]
         if record is None and len(seconds) and seconds.max() < (_HIGH if len(seconds) >= _ENOUGH else 1):
             wrong = f"every second id is at most {seconds.max()}: these are ids of 32 or 64 bits, read as 16"

@@ -17,6 +17,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from tape_ds import storage
+from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.chat.sequences import CutConversations
 from tape_ds.data.scrolls.sequences import AnswerSequences, CutText
 from tape_ds.errors import Problem
@@ -126,7 +127,7 @@ class Finetuning(Run):
 
     @staticmethod
     @abstractmethod
-    def tokenized(recipe: Any, tokenizer: PreTrainedTokenizerBase, day: date) -> Tokenized:
+    def tokenized(recipe: Any, tokenizer: PreTrainedTokenizerBase, day: date, bad_rows: BadRows) -> Tokenized:
         """Return what is read of the data; ``day`` is that of the run's first start.
 
         Raises:

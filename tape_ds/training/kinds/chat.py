@@ -13,6 +13,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from tape_ds import paths
+from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.chat import conversations, sequences, template
 from tape_ds.data.chat.sequences import Chosen
 from tape_ds.errors import Problem, UserError
@@ -53,10 +54,10 @@ class ChatTuning(Finetuning):
         return {"chat_template": hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()}
 
     @staticmethod
-    def tokenized(recipe: ChatRecipe, tokenizer: PreTrainedTokenizerBase, day: date) -> Tokenized:
+    def tokenized(recipe: ChatRecipe, tokenizer: PreTrainedTokenizerBase, day: date, bad_rows: BadRows) -> Tokenized:
         """Packed sequences, and every answer of the conversations that are held out."""
         data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
-        stored = sequences.rendered(data.train_data, tokenizer, "train", cache, day)
+        stored = sequences.rendered(data.train_data, tokenizer, "train", cache, day, bad_rows)
         aside = sequences.held_out(len(stored), data.eval_share)
         learnt = np.setdiff1d(np.arange(len(stored)), aside)
         train = sequences.choose(stored, learnt, data.max_tokens, data.too_long)
@@ -65,7 +66,7 @@ class ChatTuning(Finetuning):
             raise UserError(Problem("max_tokens", data.max_tokens, f"no conversation is left: {train.cut}", remedy))
         chosen = None
         if data.eval_examples and data.eval_data:
-            other = sequences.rendered(data.eval_data, tokenizer, "heldout", cache, day)
+            other = sequences.rendered(data.eval_data, tokenizer, "heldout", cache, day, bad_rows)
             chosen = sequences.choose(other, np.arange(len(other)), data.max_tokens, data.too_long)
         elif data.eval_examples and data.eval_share:
             chosen = sequences.choose(stored, aside, data.max_tokens, data.too_long)

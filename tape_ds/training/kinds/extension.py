@@ -14,6 +14,7 @@ from tape_ds.checkpoint import trained
 from tape_ds.checkpoint.trained import TrainedRecord
 from tape_ds.data import passkey
 from tape_ds.data import tokenizer as tokenizers
+from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.dataset import TrainingSequences
 from tape_ds.data.mixing import MixedSequences, mix
 from tape_ds.data.packing import pack, scored_rows
@@ -192,12 +193,12 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
     read = partial(fingerprints, weights.specs_of(recipe.data.train_data) if recipe.trains else [])
     decides = identity.of(recipe, tokenizer, read(), base)
     started = start(recipe, config, decides, read)
-    arguments = started.arguments
-    held_out, asked = held_out_documents(recipe, tokenizer), recipe.evaluation
+    arguments, bad_rows = started.arguments, BadRows(recipe.data.skip.bad_rows)
+    held_out, asked = held_out_documents(recipe, tokenizer, bad_rows), recipe.evaluation
     lengths, trials = asked.passkey_lengths, asked.passkey_trials
     prompts = passkey.draw(tokenizer, lengths, trials, arguments.seed, asked.passkey_form)  # the same for every method
     # Last: it may take hours to be tokenised.
-    sequences: Any = training_sequences(recipe, tokenizer) if recipe.trains else []
+    sequences: Any = training_sequences(recipe, tokenizer, bad_rows) if recipe.trains else []
     dtype = weights_dtype(arguments, recipe.trains)
     model = extendable.load(base, config, dtype=dtype, **quantisation(recipe, arguments))
     prepared = methods.prepare(recipe.method.method, model, recipe.method)
@@ -211,6 +212,7 @@ def assemble(recipe: ExtensionRecipe) -> Extension:
         names=prepared.names,
         tokenizer=tokenizer,
         sequences=sequences,
+        bad_rows=bad_rows,
         teacher=teacher_of(recipe, base, native, arguments),
         held_out=held_out,
         prompts=prompts,
@@ -255,27 +257,32 @@ def base_path(model: str) -> str:
 
 
 def training_sequences(
-    recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase
+    recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows | None = None
 ) -> TrainingSequences | MixedSequences:
     """Return the run's samples: as many as its steps (or epochs) consume.
 
     Raises:
         UserError: the data, or ``append_eos`` where the tokenizer has no EOS.
     """
+    bad_rows = bad_rows or BadRows(recipe.data.skip.bad_rows)
     data, samples, seed = recipe.data, sample_count(recipe, sequences=0), recipe.trainer_value("seed")
     if data.append_eos and tokenizer.eos_token_id is None:
         wrong = "the model's tokenizer has no EOS token"
         raise UserError(Problem("append_eos", True, wrong, "remove it; borders are kept in document_ids anyway"))
-    return mix(data.train_data, partial(_sequences_of, recipe, tokenizer), samples=samples, seed=seed)
+    return mix(data.train_data, partial(_sequences_of, recipe, tokenizer, bad_rows), samples=samples, seed=seed)
 
 
 def _sequences_of(
-    recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase, specs: list[str], seed: int
+    recipe: ExtensionRecipe,
+    tokenizer: PreTrainedTokenizerBase,
+    bad_rows: BadRows,
+    specs: list[str],
+    seed: int,
 ) -> TrainingSequences:
     """Return samples of these sources together, with this seed."""
     data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
     end = int(tokenizer.eos_token_id) if data.append_eos else None
-    found = select(specs, tokenizer, "train", cache, data.min_document_tokens, data.max_documents)
+    found = select(specs, tokenizer, "train", cache, data.min_document_tokens, data.max_documents, bad_rows)
     origin = f"{found}" + f", none below {data.min_document_tokens:,}" * (data.min_document_tokens > 1)
     if data.pose.chunks > 1:
         sequences, pose = found.documents, PoseSequences(data.window, recipe.model.target_length, data.pose)
@@ -292,7 +299,9 @@ def _sequences_of(
     )
 
 
-def held_out_documents(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase) -> list[HeldOut]:
+def held_out_documents(
+    recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows | None = None
+) -> list[HeldOut]:
     """Return the evaluation documents, each cut to ``eval_length`` tokens.
 
     Raises:
@@ -302,7 +311,7 @@ def held_out_documents(recipe: ExtensionRecipe, tokenizer: PreTrainedTokenizerBa
     documents: list[HeldOut] = []
     problems = []
     for spec in recipe.data.eval_data:
-        for row in scored_rows([spec], tokenizer, paths.data_cache(recipe.data.data_cache)):
+        for row in scored_rows([spec], tokenizer, paths.data_cache(recipe.data.data_cache), bad_rows):
             if len(row["input_ids"]) < length:
                 wrong = f"{row['name']} has {len(row['input_ids'])} tokens, fewer than eval_length = {length}"
                 problems.append(Problem("eval_data", spec, wrong, "name longer documents, or lower eval_length"))

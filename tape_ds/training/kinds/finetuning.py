@@ -14,6 +14,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizer
 from tape_ds import methods, paths
 from tape_ds.checkpoint import trained
 from tape_ds.data import tokenizer as tokenizers
+from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.scrolls import examples, sequences
 from tape_ds.data.selection import token_counts
 from tape_ds.errors import Problem, UserError, raise_if_any
@@ -54,7 +55,7 @@ class ScrollsTuning(Finetuning):
         return [Problem("model", recipe.model.model, "its tokenizer has no EOS token, so no answer could end", remedy)]
 
     @staticmethod
-    def tokenized(recipe: ScrollsRecipe, tokenizer: PreTrainedTokenizerBase, day: date) -> Tokenized:
+    def tokenized(recipe: ScrollsRecipe, tokenizer: PreTrainedTokenizerBase, day: date, bad_rows: BadRows) -> Tokenized:
         """A sequence for each reference answer; of the held-out questions one for each."""
         data = recipe.data
         read = partial(
@@ -64,6 +65,7 @@ class ScrollsTuning(Finetuning):
             tokenizer=tokenizer,
             form=sequences.SequenceForm(data.max_tokens, data.answer_tokens, data.reference_format),
             cache_dir=paths.data_cache(data.data_cache),
+            bad_rows=bad_rows,
         )
         train = read(TRAIN)
         held_out = read(HELD_OUT, questions=data.eval_examples) if data.eval_examples else []
@@ -100,8 +102,8 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
     read = partial(kind.fingerprints_of, recipe, held_out=False)
     decides = identity.of(recipe, tokenizer, read(), base) | kind.decides(tokenizer)
     started = start(recipe, config, decides, read)
-    arguments = started.arguments
-    found = kind.tokenized(recipe, tokenizer, _first_day(started))
+    arguments, bad_rows = started.arguments, BadRows(recipe.data.skip.bad_rows)
+    found = kind.tokenized(recipe, tokenizer, _first_day(started), bad_rows)
     length_note = _note_beyond(recipe, found.lengths, reach(native, config), kind.TEXTS)
     samples = sample_count(recipe, len(found.sequences))
     config = model_config.finetuned(recipe, native, int(found.lengths.max()))
@@ -119,6 +121,7 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
         sequences=kind.SERVING(
             found.sequences, samples=samples, seed=arguments.seed, step_sequences=recipe.global_batch_size
         ),
+        bad_rows=bad_rows,
         asked=found.asked,
         cut=found.cut,
         notes={**found.notes, **length_note},

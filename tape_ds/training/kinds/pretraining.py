@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from tape_ds import methods, paths
 from tape_ds.data import tokenizer as tokenizers
+from tape_ds.data.bad_rows import BadRows
 from tape_ds.data.dataset import TrainingSequences
 from tape_ds.data.mixing import MixedSequences, mix
 from tape_ds.data.packing import pack, scored_rows, tokenize
@@ -94,8 +95,9 @@ def assemble(recipe: PretrainingRecipe) -> Pretraining:
     decides = identity.of(recipe, tokenizer, read())
     started = start(recipe, config, decides, read)
     arguments = started.arguments
-    sequences = training_sequences(recipe, tokenizer)
-    held_out, left_out = held_out_documents(recipe, tokenizer)
+    bad_rows = BadRows(recipe.data.skip.bad_rows)
+    sequences = training_sequences(recipe, tokenizer, bad_rows)
+    held_out, left_out = held_out_documents(recipe, tokenizer, bad_rows)
     model = init_weights.build(config, arguments.seed, weights_dtype(arguments))
     prepared = methods.prepare("full", model, settings=None)
     return Pretraining(
@@ -106,6 +108,7 @@ def assemble(recipe: PretrainingRecipe) -> Pretraining:
         names=prepared.names,
         tokenizer=tokenizer,
         sequences=sequences,
+        bad_rows=bad_rows,
         held_out=held_out,
         left_out=left_out,
         identity=decides,
@@ -122,7 +125,9 @@ def choose_tokenizer(recipe: PretrainingRecipe) -> PreTrainedTokenizerBase:
     data, size = recipe.data, recipe.model.vocab_size
     if data.tokenizer is None:
         assert size is not None, "checked with the recipe"
-        return tokenizers.cached(weights.specs_of(data.train_data), size, paths.data_cache(data.data_cache))
+        return tokenizers.cached(
+            weights.specs_of(data.train_data), size, paths.data_cache(data.data_cache), data.skip.bad_rows
+        )
     tokenizer = tokenizers.load(data.tokenizer)
     if size is not None and size != len(tokenizer):
         wrong = f"the tokenizer {data.tokenizer} has {len(tokenizer)} entries"
@@ -131,15 +136,21 @@ def choose_tokenizer(recipe: PretrainingRecipe) -> PreTrainedTokenizerBase:
 
 
 def training_sequences(
-    recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase
+    recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows | None = None
 ) -> TrainingSequences | StreamedSequences | MixedSequences:
     """Return the run's samples: as many as its steps (or epochs) consume."""
+    bad_rows = bad_rows or BadRows(recipe.data.skip.bad_rows)
     samples, seed = sample_count(recipe, sequences=0), recipe.trainer_value("seed")
-    return mix(recipe.data.train_data, partial(_sequences_of, recipe, tokenizer), samples=samples, seed=seed)
+    sequences_of = partial(_sequences_of, recipe, tokenizer, bad_rows)
+    return mix(recipe.data.train_data, sequences_of, samples=samples, seed=seed)
 
 
 def _sequences_of(
-    recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase, specs: list[str], seed: int
+    recipe: PretrainingRecipe,
+    tokenizer: PreTrainedTokenizerBase,
+    bad_rows: BadRows,
+    specs: list[str],
+    seed: int,
 ) -> TrainingSequences | StreamedSequences:
     """Return samples of these sources together, with this seed."""
     data, cache = recipe.data, paths.data_cache(recipe.data.data_cache)
@@ -151,12 +162,15 @@ def _sequences_of(
             samples=sample_count(recipe, sequences=0),
             seed=seed,
             workers=data.stream_workers,
+            skip_bad_rows=data.skip.bad_rows,
         )
-    sequences = pack(tokenize(specs, tokenizer, "train", cache), data.window, cache, specs=specs)
+    sequences = pack(tokenize(specs, tokenizer, "train", cache, bad_rows), data.window, cache, specs=specs)
     return TrainingSequences(sequences, samples=sample_count(recipe, len(sequences)), seed=seed)
 
 
-def held_out_documents(recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase) -> tuple[list[HeldOut], int]:
+def held_out_documents(
+    recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizerBase, bad_rows: BadRows | None = None
+) -> tuple[list[HeldOut], int]:
     """Return documents for perplexity, and how many were too short for the longest length; ``eval_tokens`` ends the
     list.
 
@@ -170,7 +184,8 @@ def held_out_documents(recipe: PretrainingRecipe, tokenizer: PreTrainedTokenizer
     if not recipe.data.eval_data:
         return documents, 0
     left_out = best = 0
-    for row in scored_rows(recipe.data.eval_data, tokenizer, paths.data_cache(recipe.data.data_cache)):
+    cache = paths.data_cache(recipe.data.data_cache)
+    for row in scored_rows(recipe.data.eval_data, tokenizer, cache, bad_rows):
         found = len(row["input_ids"])
         left_out, best = left_out + (found < longest), max(best, found)
         kept = min(found, room) // longest * longest

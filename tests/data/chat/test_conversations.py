@@ -78,6 +78,26 @@ def test_the_tools_of_a_row_are_read_as_published_data_have_them(kind, form, tmp
     assert [row.turns for row in found] == [TALK] * 3 and [row.others for row in found] == [{"id": n} for n in range(3)]
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_what_is_next_to_a_nested_column_belongs_to_the_row(kind, tmp_path):
+    inner = {"messages": TALK, "tools": [WEATHER], "source": "web"}
+    lines = [{"data": inner, "id": 3}, {"data": {**inner, "tools": []}, "id": 4}]
+    if kind == "jsonl":
+        (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    else:
+        pyarrow.parquet.write_table(pa.Table.from_pylist(lines), tmp_path / "x.parquet")
+    found = rows(f"{kind}:{tmp_path}/x.{kind}#data.messages")
+    assert [(row.turns, row.tools) for row in found] == [(TALK, [WEATHER]), (TALK, None)]
+    assert [row.others for row in found] == [{"source": "web", "id": 3}, {"source": "web", "id": 4}]
+
+
+def test_a_row_of_parquet_that_is_not_utf_8_is_refused_by_its_place(tmp_path):
+    bad = pa.array([b"fine", b"\xff\xfe"]).view(pa.string())
+    pyarrow.parquet.write_table(pa.table({"messages": [TALK, TALK], "source": bad}), tmp_path / "x.parquet")
+    with pytest.raises(UserError, match=r"x\.parquet:1 is not UTF-8"):
+        rows(f"parquet:{tmp_path}/x.parquet")
+
+
 def test_columns_that_hold_nothing_or_repeat_a_turn_are_no_obstacle(tmp_path):
     empty = {"tools": "[]", "functions": None, "documents": [], "system_prompt": "", "weight": 1.0}
     spec = write(tmp_path / "x.jsonl", [TALK], **empty, system="c", source="web")

@@ -103,7 +103,7 @@ def test_the_published_archive():
         ((row(), row(output=None)), "line 2 has no text under output"),
         (({"pid": "a", "input": 3, "output": "x"},), "line 1 has no text under id, input"),
         (("", " "), "holds no rows"),
-        (("\udcff",), "cannot be read"),  # the byte 0xff, which no UTF-8 has
+        (("\udcff",), "line 1 is no JSON ('utf-8' codec can't decode byte 0xff"),  # the byte 0xff, which no UTF-8 has
     ],
 )
 def test_damaged_files_are_refused(tmp_path, lines, wrong):

@@ -1,10 +1,13 @@
 """Remote and compressed files, and lines by a condition: read as local and plain ones are, refused as clearly."""
 
+import bz2
 import gzip
 import importlib
 import io
 import json
+import lzma
 import pickle
+import tarfile
 import zipfile
 from types import SimpleNamespace
 
@@ -199,3 +202,143 @@ def test_conditions_that_cannot_hold_are_refused(pile):
     ):
         with pytest.raises(UserError, match=wrong):
             read(f"{pile}?{condition}")
+
+
+# --- formats --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pack", [bz2.compress, lzma.compress, gzip.compress, zstd])
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.{}"])
+def test_compressed_files_are_known_by_name_or_contents(tmp_path, pack, name):
+    suffix = {bz2.compress: "bz2", lzma.compress: "xz", gzip.compress: "gz", zstd: "zst"}[pack]
+    file = tmp_path / name.format(suffix)
+    file.write_bytes(pack(lines({"text": "a"}, {"text": "b"})))
+    assert [text for _, text in read(f"jsonl:{file}#text")] == ["a", "b"]
+
+
+def test_a_damaged_xz_file_is_named(tmp_path):
+    (tmp_path / "x.jsonl.xz").write_bytes(lzma.compress(lines({"text": "a"}))[:-9] + bytes(9))
+    with pytest.raises(UserError, match=r"x\.jsonl\.xz cannot be read"):
+        read(f"jsonl:{tmp_path}/x.jsonl.xz#text")
+
+
+def tar(contents):
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as file:
+        info = tarfile.TarInfo("x")
+        info.size = len(contents)
+        file.addfile(info, io.BytesIO(contents))
+    return sink.getvalue()
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+PRETTY = json.dumps([{"text": "a"}], indent=2).encode()
+FOREIGN = {  # contents, parts of the problem
+    "pointer": (POINTER, ["a git-lfs pointer", "git lfs pull"]),
+    "utf-16": ("text".encode("utf-16"), ["UTF-16", "iconv -f UTF-16 -t UTF-8"]),
+    "zip": (archive("x", b"y"), ["a zip archive", "unpack it"]),
+    "tar": (tar(b"x"), ["a tar archive", "unpack it"]),
+    "tar.gz": (gzip.compress(tar(b"x")), ["a tar archive", "unpack it"]),
+    "parquet": (table("x"), ["a Parquet file", "parquet:FILE#field"]),
+}
+
+
+@pytest.mark.parametrize("kind", ["text:{}", "jsonl:{}#text"])
+@pytest.mark.parametrize("form", FOREIGN)
+def test_a_file_of_another_format_is_told_by_its_contents(tmp_path, kind, form):
+    contents, words = FOREIGN[form]
+    (tmp_path / "x.jsonl").write_bytes(contents)
+    (problem,) = parse(kind.format(tmp_path / "x.jsonl"), "train_data").check()
+    assert all(word in str(problem) for word in words), problem
+
+
+def test_a_pointer_is_no_damaged_parquet_file(tmp_path):
+    (tmp_path / "x.parquet").write_bytes(POINTER)
+    assert "git lfs pull" in parse(f"parquet:{tmp_path}/x.parquet#text").check()[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("contents", "command"),
+    [
+        (PRETTY, "jq -c '.[]' x.json"),
+        (b'[{"text": "a"}]', "jq -c '.[]' x.json"),
+        (b'[{\n"text": "a"\n}]', "jq -c '.[]' x.json"),
+        (json.dumps({"text": "a"}, indent=1).encode(), "jq -c '.' x.json"),
+    ],
+)
+def test_json_over_several_lines_is_told_with_the_command(tmp_path, contents, command):
+    """However many bad rows are skipped: it is the file."""
+    (tmp_path / "x.json").write_bytes(contents)
+    (problem,) = check_lists([f"jsonl:{tmp_path}/x.json#text"], [], 9)
+    assert command in problem.remedy
+
+
+# --- columns that descend -------------------------------------------------------------------------------------------
+
+NESTED = {"id": 1, "meta": {"set": "a", "n": 2}, "content": {"text": "x", "a.b": "y"}}
+
+
+@pytest.mark.parametrize(("column", "found"), [("content.text", "x"), ("meta.set", "a"), ("content.a.b", "y")])
+def test_columns_descend_as_conditions_do(tmp_path, column, found):
+    (tmp_path / "x.jsonl").write_bytes(lines(NESTED))
+    pyarrow.parquet.write_table(pa.Table.from_pylist([NESTED]), tmp_path / "x.parquet")
+    assert read(f"jsonl:{tmp_path}/x.jsonl#{column}?meta.n=2&content.a.b=y") == [("x.jsonl:1", found)]
+    if column != "content.a.b":  # Parquet's own reader takes every dot for a step
+        assert read(f"parquet:{tmp_path}/x.parquet#{column}") == [("x.parquet:0", found)]
+
+
+def test_a_key_that_is_spelled_with_dots_comes_first(tmp_path):
+    (tmp_path / "x.jsonl").write_bytes(lines({"a.b": "outer", "a": {"b": "inner"}}))
+    assert read(f"jsonl:{tmp_path}/x.jsonl#a.b?a.b=outer") == [("x.jsonl:1", "outer")]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize(("column", "hint"), [("text", "content.text"), ("content.txt", "content.text")])
+def test_a_hint_leads_to_a_column_that_is_taken(tmp_path, kind, column, hint):
+    """'content' was suggested, which was refused next."""
+    (tmp_path / "x.jsonl").write_bytes(lines({"id": 1, "content": {"text": "x"}}))
+    pyarrow.parquet.write_table(pa.Table.from_pylist([{"id": 1, "content": {"text": "x"}}]), tmp_path / "x.parquet")
+    (problem,) = parse(f"{kind}:{tmp_path}/x.{kind}#{column}").check()
+    assert problem.remedy == f"did you mean '{hint}'?"
+    with pytest.raises(UserError, match=r"is an object with text.*\n.*did you mean 'content.text'"):
+        read(f"{kind}:{tmp_path}/x.{kind}#content")
+
+
+# --- paths ----------------------------------------------------------------------------------------------------------
+
+
+def test_brackets_of_a_name_that_exists_are_no_pattern(tmp_path):
+    folder = tmp_path / "data [v2]"
+    folder.mkdir()
+    for name in ("a[1].jsonl", "b.jsonl"):
+        (folder / name).write_bytes(lines({"text": name}))
+    assert read(f"jsonl:{folder}/a[1].jsonl#text") == [("a[1].jsonl:1", "a[1].jsonl")]
+    assert [text for _, text in read(f"jsonl:{folder}/[ab]*.jsonl#text")] == ["a[1].jsonl", "b.jsonl"]
+    (problem,) = parse(f"jsonl:{tmp_path}/data [v3]/a.jsonl#text").check()
+    assert "[[]" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("spec", "meant"),
+    [
+        ("FOLDER/x.jsonl.gz", "jsonl:FOLDER/x.jsonl.gz#field"),
+        ("FOLDER/x.json#body", "jsonl:FOLDER/x.json#body"),
+        ("FOLDER/x.parquet", "parquet:FOLDER/x.parquet#field"),
+        ("FOLDER/x.txt", "text:FOLDER/x.txt"),
+        ("FOLDER", "text:FOLDER/*"),
+        ("allenai/c4", "hub:allenai/c4"),
+    ],
+)
+def test_a_path_without_a_kind_is_told_with_one(tmp_path, spec, meant):
+    for name in ("x.jsonl.gz", "x.json", "x.parquet", "x.txt"):
+        (tmp_path / name).touch()
+    with pytest.raises(UserError) as caught:
+        parse(spec.replace("FOLDER", str(tmp_path)))
+    assert f"did you mean '{meant.replace('FOLDER', str(tmp_path))}'" in caught.value.problems[0].remedy
+
+
+def test_a_table_as_text_is_told_how_to_convert(tmp_path):
+    (tmp_path / "x.csv").write_text("text,label\na,1\n")
+    assert "to_parquet" in parse(f"jsonl:{tmp_path}/x.csv#text").check()[0].remedy
+    with pytest.raises(UserError, match="to_parquet"):
+        parse(f"csv:{tmp_path}/x.csv#text")

@@ -439,11 +439,13 @@ def test_file_problems(folder):
 
     assert wrong("text:DIR/*.md") == ["no file matches"]
     assert wrong("text:DIR/absent.txt") == ["no such file"]
-    for spec in ("text:", "text:.", "text:/", "text:~nobody-here/a.txt"):
+    for spec in ("text:", "text:~nobody-here/a.txt"):
         assert wrong(spec) == ["no such file"], spec
+    for spec in ("text:.", "text:/", "text:DIR"):
+        assert wrong(spec) == ["a folder, not a file"], spec
     assert wrong("text:DIR/a.txt#body") == ["a text file has no '#field'"]
     assert wrong("jsonl:DIR/absent") == ["no '#field' says which column holds the text", "no such file"]
-    assert wrong("jsonl:DIR/x.jsonl#bod") == ["x.jsonl has no column 'bod'"]
+    assert wrong("jsonl:DIR/x.jsonl#bod") == ["x.jsonl:1 has no column 'bod'"]
     assert wrong("parquet:DIR/z.parquet#body") == ["z.parquet has no column 'body'"]
     assert "cannot be read" in wrong("parquet:DIR/a.txt#body")[0]
     assert "is not JSON" in wrong("jsonl:DIR/a.txt#body")[0]

@@ -138,3 +138,18 @@ def test_a_full_disk_leaves_neither_file(tmp_path, monkeypatch, real):
         with pytest.raises(OSError, match="No space left"):
             write(disk / "x.bin", [range(300)] * 2000)
         assert files(disk) == []
+
+
+@pytest.mark.parametrize(
+    ("contents", "wrong"),
+    [
+        (b"Some text, and no token ids.\n" * 40, "it holds text"),
+        (b"PK\x03\x04" + bytes(range(200)), "it holds weights or an archive"),
+    ],
+)
+def test_a_file_of_something_else_is_told(tmp_path, contents, wrong):
+    """A text's letters were taken for ids, and a vocabulary of 32,000 has most of them."""
+    (tmp_path / "x.bin").write_bytes(contents)
+    (problem,) = parse(f"bin:{tmp_path}/x.bin").check()
+    assert problem.wrong == f"{wrong}, not token ids"
+    assert parse(f"bin:{tmp_path}").check()[0].wrong == "a folder, not a file"

@@ -268,3 +268,15 @@ def test_a_run_of_one_step_takes_it_at_the_full_rate(place):
     trainer.train()
     (logged,) = [each["learning_rate"] for each in trainer.state.log_history if "learning_rate" in each]
     assert trainer.state.global_step == 1 and logged == 0.01
+
+
+def test_rows_with_what_is_not_rendered_count_as_bad_rows_of_the_run(place, tmp_path):
+    talk = conversation("which 2?", "return letter")
+    others = [{}, {"system": "Be brief."}, {"tools": "get_weather"}, {"id": 3}]
+    (tmp_path / "x.jsonl").write_text("\n".join(json.dumps({"messages": talk} | each) for each in others))
+    changes = {"train_data": f"jsonl:{tmp_path}/x.jsonl", "data_cache": tmp_path, "eval_share": 0}
+    with pytest.raises(UserError, match=r"x\.jsonl:3: tools .*\n.*raise skip_bad_rows"):
+        finetuning.assemble(recipe(place, skip_bad_rows=1, output_dir=tmp_path / "a", **changes))
+    run = finetuning.assemble(recipe(place, skip_bad_rows=2, output_dir=tmp_path / "b", **changes))
+    assert [each.wrong[:9] for each in run.bad_rows.problems] == ["x.jsonl:2", "x.jsonl:3"]
+    assert run.cut["train"].taken == 2

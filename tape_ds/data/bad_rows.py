@@ -1,0 +1,113 @@
+"""Rows that cannot be read: refused, or left out on purpose up to a limit, counted and named.
+
+Which rows are bad follows from the data alone. The limit only decides whether a run is refused, so that every process,
+every resume and every limit that is large enough reads the same documents.
+"""
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from tape_ds import storage
+from tape_ds.errors import Problem, UserError, redacted
+from tape_ds.fields import Section
+
+logger = logging.getLogger(__name__)
+
+NAMED = 10
+"""Rows that a message names one by one."""
+
+
+class Skip(Section):
+    """What is left out of the data on purpose."""
+
+    bad_rows: int = Field(0, ge=0)
+    """Rows of the data that may be left out because they cannot be read: null or without the field, no JSON, no UTF-8,
+    no conversation, or one with what is not rendered. Each is counted and named; one more ends the run. 0: the first
+    one does."""
+
+
+class BadRows:
+    """The rows that a run leaves out."""
+
+    FILE = "bad_rows.json"
+
+    def __init__(self, limit: int | None = None, *, tell: bool = False):
+        """Take up to ``limit`` rows.
+
+        Args:
+            limit: None: no row, and the reader has no such setting that a message could name.
+            tell: log each row when it is met, as for a stream, whose bad rows are not known before the run.
+        """
+        self.limit = limit
+        self.tell = tell
+        self._found: dict[tuple[Any, str], Problem] = {}
+
+    def add(self, problem: Problem) -> None:
+        """Leave a row out; the same one counts once, however often it is read.
+
+        Raises:
+            UserError: it is one more than the limit.
+        """
+        place = (problem.value, problem.wrong)
+        if place in self._found:
+            return
+        if len(self._found) < (self.limit or 0):
+            self._found[place] = problem
+            if self.tell:
+                logger.warning("left out: %s", redacted(f"{problem.value}: {problem.wrong}"))
+            return
+        if self.limit is not None:
+            before = f"; left out before it: {self}" if self._found else ""
+            comma = "" if problem.remedy.endswith("?") else ","
+            remedy = f"{problem.remedy}{comma} or raise skip_bad_rows to leave such rows out"
+            problem = replace(problem, wrong=f"{problem.wrong}{before}", remedy=remedy)
+        raise UserError(problem)
+
+    def write(self, file: Path) -> None:
+        """Store what was left out, if anything was."""
+        if self._found:
+            rows = [[each.field, redacted(str(each.value)), each.wrong, each.remedy] for each in self.problems]
+            storage.write_json(file, rows)
+
+    def read(self, file: Path, **known: str) -> None:
+        """Add what was stored, if there is such a file; ``known``: fields of a problem that are others now.
+
+        Raises:
+            UserError: it is more than the limit.
+        """
+        if file.exists():
+            for each in json.loads(file.read_text(encoding="utf-8")):
+                self.add(replace(Problem(*each), **known))
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What is wrong with each row, in the order in which they were met."""
+        return list(self._found.values())
+
+    def __str__(self) -> str:
+        """``2 rows: a.jsonl:3 is not JSON (...); a.jsonl:7: 'text' holds NoneType, not text``."""
+        count = len(self._found)
+        more = f"; and {count - NAMED} more" if count > NAMED else ""
+        named = "; ".join(problem.wrong for problem in self.problems[:NAMED])
+        return redacted(f"{count:,} row{'s' * (count != 1)}: {named}{more}")
+
+
+class SourceBadRows(BadRows):
+    """The rows that are left out of one source."""
+
+    def __init__(self, of_run: BadRows, field: str, spec: str):
+        super().__init__(of_run.limit)
+        self._of_run, self._known = of_run, {"field": field, "value": spec}
+
+    def count(self, file: Path) -> None:
+        """Count what was stored there for the run.
+
+        Raises:
+            UserError: with these there are more than the limit.
+        """
+        self._of_run.read(file, **self._known)

@@ -1,0 +1,247 @@
+"""Rows that cannot be read: refused by default, left out up to a limit, and the same documents for every process."""
+
+import json
+import logging
+from datetime import date
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from tape_ds.data.bad_rows import BadRows
+from tape_ds.data.chat import sequences as chat
+from tape_ds.data.packing import tokenize
+from tape_ds.data.prepared import prepare
+from tape_ds.data.scrolls import sequences as scrolls
+from tape_ds.data.selection import select
+from tape_ds.data.sources import check_lists
+from tape_ds.data.streaming import StreamedSequences, StreamError
+from tape_ds.errors import UserError
+from tests.data.chat import chatml
+from tests.data.conftest import CountingTokenizer, build_tokenizer
+
+GOOD = ["one", "two", "three", "four"]
+TALK = chatml.conversation("a?", "b")
+
+
+def jsonl(folder):
+    lines = [json.dumps({"text": text}).encode() for text in GOOD]
+    lines[1:1] = [b'{"text": "cut', b'{"text": null}']
+    lines[4:4] = [b'{"body": "another field"}']
+    (folder / "x.jsonl").write_bytes(b"\n".join(lines))
+    return f"jsonl:{folder}/x.jsonl#text", ["x.jsonl:2 is not JSON", "x.jsonl:3: 'text' holds", "x.jsonl:5 has no"]
+
+
+def undecodable(folder):
+    lines = [json.dumps({"text": text}).encode() for text in GOOD]
+    lines[2:2] = [b'{"text": "caf\xe9"}', b"[1]", rb'{"text": "half \ud83d"}']
+    (folder / "x.jsonl").write_bytes(b"\n".join(lines))
+    return f"jsonl:{folder}/x.jsonl#text", ["x.jsonl:3 is not JSON", "x.jsonl:4 is a list", "x.jsonl:5: 'text' is no"]
+
+
+def text(folder):
+    for number, each in enumerate(GOOD):
+        (folder / f"{number}.txt").write_text(each)
+    for name in ("0a", "1a", "2a"):
+        (folder / f"{name}.txt").write_bytes(b"caf\xe9")
+    return f"text:{folder}/*.txt", ["0a.txt is not UTF-8", "1a.txt is not", "2a.txt is not"]
+
+
+def parquet(folder):
+    rows = [{"text": each} for each in GOOD]
+    rows[2:2] = [{"text": None}, None]
+    pyarrow.parquet.write_table(pa.table({"meta": rows}), folder / "a.parquet")
+    bad = pa.StructArray.from_arrays([pa.array([b"\xff\xfe"]).view(pa.string())], ["text"])
+    pyarrow.parquet.write_table(pa.table({"meta": bad}), folder / "b.parquet")
+    named = [
+        "a.parquet:2: 'meta.text' holds",
+        "a.parquet:3: 'meta.text' holds",
+        "b.parquet:0: 'meta.text' is not UTF-8",
+    ]
+    return f"parquet:{folder}/*.parquet#meta.text", named
+
+
+SOURCES = {"jsonl": jsonl, "undecodable": undecodable, "text": text, "parquet": parquet}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_three_bad_rows_need_a_limit_of_three(kind, tmp_path, tokenizer):
+    spec, named = SOURCES[kind](tmp_path)
+    read = {limit: (lambda bad: tokenize([spec], tokenizer, "train", tmp_path / "cache", bad)) for limit in (0, 2, 3)}
+    for limit, first in ((0, named[0]), (2, named[2])):
+        with pytest.raises(UserError, match="skip_bad_rows") as caught:
+            read[limit](BadRows(limit))
+        assert caught.value.problems[0].wrong.startswith(first)
+    expected = [tokenizer(each)["input_ids"] for each in GOOD]
+    CountingTokenizer.texts = 0
+    for _ in range(2):  # the second time from the cache
+        bad_rows = BadRows(3)
+        assert read[3](bad_rows)["input_ids"] == expected
+        assert all(each.wrong.startswith(begin) for each, begin in zip(bad_rows.problems, named, strict=True))
+        assert str(bad_rows).startswith("3 rows: ") and named[2] in str(bad_rows)
+    assert CountingTokenizer.texts == len(GOOD)
+    with pytest.raises(UserError, match="skip_bad_rows"):  # of what another run has left in the cache
+        read[2](BadRows(2))
+
+
+def test_a_reader_without_the_setting_does_not_name_it(tmp_path, tokenizer):
+    spec, named = jsonl(tmp_path)
+    with pytest.raises(UserError) as caught:
+        tokenize([spec], tokenizer, "train", tmp_path / "cache")
+    assert named[0] in str(caught.value) and "skip_bad_rows" not in str(caught.value)
+
+
+def test_a_limit_counts_over_all_sources(tmp_path, tokenizer):
+    specs = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        specs.append(jsonl(tmp_path / name)[0])
+    with pytest.raises(UserError, match="skip_bad_rows"):
+        tokenize(specs, tokenizer, "train", tmp_path / "cache", BadRows(5))
+    assert len(tokenize(specs, tokenizer, "train", tmp_path / "cache", BadRows(6))) == 8
+
+
+def test_reading_to_a_number_of_documents(tmp_path, tokenizer):
+    """Texts are read some ahead of the tokenizer, and rows among them count."""
+    spec, _ = jsonl(tmp_path)
+    for _ in range(2):
+        bad_rows = BadRows(3)
+        found = select([spec], tokenizer, "train", tmp_path / "cache", max_documents=2, bad_rows=bad_rows)
+        assert found.documents["name"] == ["x.jsonl:1", "x.jsonl:4"] and len(bad_rows.problems) == 3
+
+
+def test_a_saved_folder(tmp_path, tokenizer):
+    datasets.Dataset.from_dict({"input_ids": [[1], None, [2, None], [3]]}).save_to_disk(str(tmp_path / "ids"))
+    spec = f"arrow:{tmp_path}/ids"
+    with pytest.raises(UserError, match="ids:2 has a null"):
+        tokenize([spec], tokenizer, "train", tmp_path / "cache", BadRows(1))
+    assert tokenize([spec], tokenizer, "train", tmp_path / "cache", BadRows(2))["input_ids"] == [[1], [3]]
+
+
+def test_a_dataset_of_the_hub(tmp_path, tokenizer, monkeypatch):
+    """With a column that descends."""
+    rows = [{"text": "one"}, {"text": None}, {"text": "two"}, None]
+    made = datasets.Dataset.from_dict({"meta": rows}).to_iterable_dataset()
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: made)
+    with pytest.raises(UserError, match=r"a/b:train:3: 'meta\.text' holds NoneType"):
+        tokenize(["hub:a/b#meta.text"], tokenizer, "train", tmp_path / "cache", BadRows(1))
+    found = tokenize(["hub:a/b#meta.text"], tokenizer, "train", tmp_path / "cache", BadRows(2))
+    assert found["name"] == ["a/b:train:0", "a/b:train:2"]
+
+
+def test_the_check_before_a_run_passes_over_them_too(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"text": "cut\n{"body": ""}\n{"text": "fine"}\n')
+    spec = f"jsonl:{tmp_path}/x.jsonl#text"
+    assert [len(check_lists([spec], [], limit)) for limit in (0, 1, 2)] == [1, 1, 0]
+
+
+def test_a_row_of_another_set_is_not_counted(tmp_path, tokenizer):
+    """The head of a file is looked at whatever the condition."""
+    rows = [{"set": "b", "body": "x"}, {"set": "a", "text": "fine"}]
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    bad_rows = BadRows(1)
+    tokenize([f"jsonl:{tmp_path}/x.jsonl#text?set=a"], tokenizer, "train", tmp_path / "cache", bad_rows)
+    assert bad_rows.problems == []
+
+
+# --- streams --------------------------------------------------------------------------------------------------------
+
+
+def stream(spec, tokenizer, limit, samples=40):
+    return StreamedSequences([spec], tokenizer, 4, samples=samples, seed=3, workers=2, skip_bad_rows=limit)
+
+
+def test_a_stream_is_that_of_the_other_rows(tmp_path, tokenizer, caplog):
+    """Epochs do not count a row twice, and what is left out is said when it is met."""
+    spec, named = jsonl(tmp_path)
+    (tmp_path / "good").mkdir()
+    (tmp_path / "good" / "x.jsonl").write_text("\n".join(json.dumps({"text": each}) for each in GOOD))
+    good = stream(f"jsonl:{tmp_path}/good/x.jsonl#text", tokenizer, 0)
+    with caplog.at_level(logging.WARNING, "tape_ds"):
+        found = stream(spec, tokenizer, 3)
+        assert [found[i]["input_ids"].tolist() for i in range(40)] == [good[i]["input_ids"].tolist() for i in range(40)]
+    assert [any(name in line for line in caplog.messages) for name in named] == [True] * 3 and len(caplog.messages) == 3
+    for limit, name in ((0, named[0]), (2, named[2])):
+        with pytest.raises(StreamError, match="skip_bad_rows") as caught:
+            list(stream(spec, tokenizer, limit))
+        assert name in str(caught.value)
+
+
+def test_a_resumed_stream_with_a_higher_limit_has_the_same_samples(tmp_path, tokenizer):
+    spec, _ = jsonl(tmp_path)
+    whole, later = stream(spec, tokenizer, 3), stream(spec, tokenizer, 100)
+    assert [later[i]["input_ids"].tolist() for i in (20, 21)] == [whole[i]["input_ids"].tolist() for i in (20, 21)]
+
+
+# --- conversations and SCROLLS --------------------------------------------------------------------------------------
+
+
+TOOLS = [chatml.WEATHER]
+CONVERSATIONS = [
+    ({"messages": []}, "holds an empty list"),
+    ({"messages": [{"role": "assistant", "content": "first"}]}, "it begins with an answer"),
+    ({"messages": TALK, "system": "Be brief."}, "the column system holds something"),
+    ({"messages": TALK, "tools": "get_weather"}, "tools is not a list of JSON schemas"),
+    ({"messages": TALK, "mood": "kind"}, "the chat template reads mood"),
+    ({"messages": TALK, "tools": TOOLS}, "it has tools, and the chat template renders none"),
+]
+
+
+def test_conversations(tmp_path):
+    """A row that is none, one with what is not rendered, and one that the template does not render."""
+    rows = [{"messages": TALK}, *(row for row, _ in CONVERSATIONS), {"messages": TALK[:2], "source": "web"}]
+    (tmp_path / "x.jsonl").write_text("\n".join([*map(json.dumps, rows), '{"messages": [']))
+    named = [f"x.jsonl:{line}: {wrong}" for line, (_, wrong) in enumerate(CONVERSATIONS, 2)] + ["x.jsonl:9 is not JSON"]
+    of = chatml.tokenizer("{{ mood }}" + chatml.CHATML)
+
+    def read(bad_rows):
+        return chat.rendered([f"jsonl:{tmp_path}/x.jsonl"], of, "train", tmp_path, date(2026, 11, 26), bad_rows)
+
+    for limit, first in enumerate(named):
+        with pytest.raises(UserError, match="skip_bad_rows") as caught:
+            read(BadRows(limit))
+        assert caught.value.problems[0].wrong.startswith(first)
+    bad_rows = BadRows(len(named))
+    assert read(bad_rows)["name"] == ["x.jsonl:1", "x.jsonl:8"]
+    assert all(each.wrong.startswith(begin) for each, begin in zip(bad_rows.problems, named, strict=True))
+
+
+def test_questions(tmp_path, tokenizer):
+    (tmp_path / "qasper").mkdir()
+    lines = [json.dumps({"id": str(n), "input": "Q?\n\ntext", "output": "a"}).encode() for n in range(3)]
+    lines[1:1] = [b'{"id": "x", "input": null, "output": "a"}', b"\xff", b'{"id": "cut']
+    (tmp_path / "qasper" / "train.jsonl").write_bytes(b"\n".join(lines))
+
+    def read(bad_rows):
+        form = scrolls.SequenceForm(64, 8)
+        cache = tmp_path / "cache"
+        return scrolls.tokenized("qasper", "train", tmp_path, tokenizer, form, cache, bad_rows=bad_rows)
+
+    for limit, line in ((0, "line 2 has no text"), (2, "line 4 is no JSON")):
+        with pytest.raises(UserError, match=line):
+            read(BadRows(limit))
+    for _ in range(2):
+        bad_rows = BadRows(3)
+        assert read(bad_rows)["id"] == ["0", "1", "2"] and len(bad_rows.problems) == 3
+
+
+# --- a corpus that is prepared ahead --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_prepared_corpus_counts_over_all_its_processes(tmp_path, processes):
+    """Also where it is resumed: what an earlier start has left out is not read again."""
+    (tmp_path / "x").mkdir()
+    spec, named = jsonl(tmp_path / "x")
+    (tmp_path / "x" / "y.jsonl").write_text('{"text": "five"}\n[]\n')
+    spec, folder = spec.replace("x.jsonl", "*.jsonl"), tmp_path / "prepared"
+    settings = {"parts": 2, "processes": processes, "shard_tokens": 10, "report": print}
+    with pytest.raises(UserError, match="skip_bad_rows"):
+        prepare([spec], build_tokenizer(), folder, bad_rows=BadRows(3), **settings)
+    for _ in range(2):
+        bad_rows = BadRows(4)
+        assert prepare([spec], build_tokenizer(), folder, bad_rows=bad_rows, **settings).documents == 5
+        assert all(name in str(bad_rows) for name in (*named, "y.jsonl:2 is a list"))
+    with pytest.raises(UserError, match="skip_bad_rows"):
+        prepare([spec], build_tokenizer(), folder, bad_rows=BadRows(2), **settings)
