@@ -440,7 +440,8 @@ def _read_config(name_or_path: str, folder: Path, trust_remote_code: bool) -> Pr
         raise UserError(Problem("model", name_or_path, wrong, remedy))
     if config.model_type in SHAPES and len(parts) == 1 and rope.get("rope_type") in scaling.available():
         # the same reading as an extension's: of the length that its own scaling reaches, and vLLM's attn_factor
-        own = trained_rope.read(config.to_dict(), name_or_path)
+        content, _ = PreTrainedConfig.get_config_dict(folder)  # transformers drops one of two forms
+        own = trained_rope.read(content, name_or_path)
         config.max_position_embeddings = own.native_length
         rope |= {name: value for name, value in own.parameters.items() if name == "attention_factor"}
     return config

@@ -138,12 +138,16 @@ def gguf_scaling(file: Path, theta: float) -> dict[str, Any]:
             wrong = "its rope_freqs.weight is a scaling that is not Llama 3's"
             raise UserError(Problem("model", str(file), wrong, "give the folder that the file was made from"))
         return llama3
-    names = {"type": "rope_type", "original_context_length": "original_max_position_embeddings"}
+    names = {"type": "rope_type", "original_context_length": scaling.WINDOW}
+    names |= {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "yarn_ext_factor": "extrapolation_factor"}
     stated = {}
     for field, value in reader.fields.items():
-        _, found, name = field.partition(".rope.scaling.")
+        found = re.fullmatch(r"[^.]+\.rope\.(scaling\.(?P<new>.+)|scale_linear)", field)
         if found:
+            name = found["new"] or "factor"  # scale_linear: in the first files
             stated[names.get(name, name)] = value.contents()
+    if stated.get("factor", 1) != 1:
+        stated.setdefault("rope_type", "linear")  # as llama.cpp has it
     return stated if stated.get("rope_type", "none") != "none" else {}
 
 

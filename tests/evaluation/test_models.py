@@ -246,6 +246,11 @@ def test_a_base_is_scored_with_the_rope_that_it_was_trained_with(base, tmp_path)
     (folder / "config.json").write_text(json.dumps({**config, "rope_condense_ratio": 8}))
     with pytest.raises(UserError, match="rope_condense_ratio"):
         found(folder)
+    old = {"type": "linear", "factor": 4.0}  # without the theta of the other form, which transformers would not read
+    both = {**config, "rope_scaling": old, "rope_parameters": {**old, "rope_theta": 1e5}}
+    (folder / "config.json").write_text(json.dumps(both))
+    with pytest.raises(UserError, match="two readings of rope_theta"):
+        found(folder)
     (folder / "config.json").write_text(
         json.dumps(
             {

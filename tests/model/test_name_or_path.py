@@ -51,7 +51,7 @@ def gguf_file(path, fields=(), divisors=None):
     writer = GGUFWriter(path, "llama")
     for name, value in dict(fields).items():
         add = writer.add_string if isinstance(value, str) else writer.add_uint32 if type(value) is int else None
-        (add or writer.add_float32)(f"llama.rope.scaling.{name}", value)
+        (add or writer.add_float32)(f"llama.rope.{'' if name == 'scale_linear' else 'scaling.'}{name}", value)
     writer.add_tensor("rope_freqs.weight" if divisors is not None else "other", np.float32(divisors or [1.0]))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -70,7 +70,13 @@ def test_a_gguf_file_s_own_scaling_is_read(tmp_path):
     fields = {"type": "yarn", "factor": 4.0, "original_context_length": 4096, "attn_factor": 0.5}
     found = name_or_path.gguf_scaling(gguf_file(tmp_path / "yarn.gguf", fields), 1e4)
     assert found == {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "attn_factor": 0.5}
-    for none in ({}, {"type": "none"}):
+    for number, old in enumerate(({"factor": 4.0}, {"scale_linear": 4.0})):  # llama.cpp's type is linear by default
+        found = name_or_path.gguf_scaling(gguf_file(tmp_path / f"{number}.gguf", old), 1e5)
+        assert found == {"rope_type": "linear", "factor": 4.0}
+    fields = {"type": "yarn", "factor": 4.0, "original_context_length": 4096, "yarn_beta_fast": 16.0}
+    found = name_or_path.gguf_scaling(gguf_file(tmp_path / "beta.gguf", fields), 1e4)
+    assert found == {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "beta_fast": 16.0}
+    for none in ({}, {"type": "none"}, {"scale_linear": 1.0}):
         assert name_or_path.gguf_scaling(gguf_file(tmp_path / "plain.gguf", none), 1e4) == {}
     with pytest.raises(UserError, match="not Llama 3's"):
         name_or_path.gguf_scaling(gguf_file(tmp_path / "long.gguf", divisors=[1.0, 2.5, 4.0, 4.0]), 1e4)

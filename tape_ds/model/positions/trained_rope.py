@@ -16,6 +16,7 @@ from tape_ds.model.positions.scaling import WINDOW, Parameters
 
 AUTO = "auto"
 """``rope_type`` of an extension: the model's own scaling where it has one, else YaRN."""
+_GPTJ = ("gptj", "tape_gptj")
 OWN_TYPES = ("tape", "tape_gptj")
 """Model types of this project, whose ``max_position_embeddings`` is always the length that scaling reaches."""
 
@@ -56,6 +57,13 @@ class TrainedRope:
         return float(self.parameters.get("factor") or 1.0)
 
     @property
+    def reach(self) -> float:
+        """Tokens that its scaling is made for: more than the native length where ``max_position_embeddings`` was left
+        as it was, as the model card of Qwen3 has it."""
+        scaled = self.factor * self.window if self.window and self.type in _STATIC else 0
+        return max(self.native_length, scaled)
+
+    @property
     def stated(self) -> dict[str, Any]:
         """The parameters that :func:`read` reads as these again: without a window that config.json leaves open."""
         return {key: value for key, value in self.parameters.items() if key != WINDOW or self.window is not None}
@@ -91,7 +99,8 @@ def read(config: Mapping[str, Any], name: str) -> TrainedRope:
     given = {key: value for key, value in stated.items() if value is not None}
     old_name = given.pop("type", "default")
     rope_type = given.pop("rope_type", old_name)
-    theta = given.pop("rope_theta", None) or config.get("rope_theta") or _THETA
+    thetas = (given.pop("rope_theta", None), config.get("rope_theta"), _THETA)
+    theta = next(each for each in thetas if each is not None)
     named = [given.pop(WINDOW, None), config.get(WINDOW)]
     if rope_type in _FROM_WINDOW:
         named.reverse()  # in the order of transformers
@@ -136,11 +145,12 @@ def _unreadable(config: Mapping[str, Any], stated: Any, length: int | None) -> I
     elif any(isinstance(value, Mapping) for value in stated.values()):
         yield "its config.json has a RoPE for each kind of layer", "give a model with one RoPE for all layers"
     if twice := _stated_twice(config):
-        yield f"its config.json has two values of {', '.join(twice)}", "keep what the weights were trained with"
-    if config.get("n_positions") is not None:  # a GPT-J has fields of its own for the columns that it rotates
+        yield f"its config.json has two readings of {', '.join(twice)}", "keep what the weights were trained with"
+    if config.get("model_type") in _GPTJ:  # it has fields of its own for the columns that it rotates
         return
     for key, value in config.items():
-        if key in _KEYS or not _ABOUT_ROPE.search(key) or value in (None, False, 1, {}, []):
+        harmless = value in (None, False, 1, {}, []) and not ("interleave" in key and value)
+        if key in _KEYS or not _ABOUT_ROPE.search(key) or harmless:
             continue
         wrong = f"its config.json has {key} = {value!r}, which transformers' {config.get('model_type')} does not read"
         remedy = "remove it from config.json if the weights were trained without it"
@@ -150,14 +160,17 @@ def _unreadable(config: Mapping[str, Any], stated: Any, length: int | None) -> I
 
 
 def _stated_twice(config: Mapping[str, Any]) -> list[str]:
-    """Return names of RoPE parameters that both published forms, or two fields of one, give different values."""
-    places = [config.get("rope_scaling"), config.get("rope_parameters"), {"rope_theta": config.get("rope_theta")}]
-    found: dict[str, set[Any]] = {}
+    """Return names of RoPE parameters that both published forms, or two fields of one, give different values; of two
+    forms, also what one of them lacks."""
+    outside = {key: config[key] for key in ("rope_theta", WINDOW) if key in config}
+    forms = [form for form in (config.get("rope_scaling"), config.get("rope_parameters")) if form]
+    places = [{**outside, **form} for form in forms if isinstance(form, Mapping)] + [outside]
+    found: dict[str, list[Any]] = {}
     for place in places:
-        for key, value in place.items() if isinstance(place, Mapping) else ():
+        for key, value in place.items():
             if value is not None and isinstance(value, (int, float, str)):
-                found.setdefault("rope_type" if key == "type" else key, set()).add(value)
-    return sorted(key for key, values in found.items() if len(values) > 1)
+                found.setdefault("rope_type" if key == "type" else key, []).append(value)
+    return sorted(key for key, values in found.items() if len(set(values)) > 1 or len(values) < len(forms))
 
 
 def _with_attention_factor(given: dict[str, Any], length: int, window: Any) -> dict[str, Any]:
@@ -211,7 +224,7 @@ def _counted(name: str, parameters: dict[str, Any], window: Any, config: Mapping
         window = length / factor
     if window is None:
         return TrainedRope(name, parameters, length, None, head_size)
-    native = round(factor * window) if length <= window else length
+    native = length if is_own or length > window else round(factor * window)
     if not is_own:
         parameters[WINDOW] = int(window) if window == int(window) else window
     # Llama 3.1 was trained further than its factor times its window: a factor counts from what that leaves.
@@ -268,7 +281,7 @@ def problems(own: TrainedRope, change: Parameters, target_length: int) -> Iterat
     if kind != own.type and own.is_scaled:
         wrong = f"{trained}, which {kind} would undo"
         remedy = f"rope_parameters: {{rope_type: {own.type}}}, or {AUTO}, with a method that trains"
-        remedy += f" (the factor follows: {target_length / own.window:.4g})" if own.window else ""
+        remedy += f" (the factor follows: {max(own.factor, target_length / own.window):.4g})" if own.window else ""
         remedy += "; to undo it on purpose, remove the scaling from the model's config.json"
         yield Problem("rope_parameters.rope_type", kind, wrong, remedy)
         return
@@ -312,7 +325,7 @@ def described_change(own: TrainedRope, change: Parameters, target_length: int) -
     if after != before:
         return f"{scaling.described(before)} -> {scaling.described(after)}"
     kept = f"{scaling.described(before)}, unchanged"
-    beyond = not own.is_scaled and target_length > own.native_length
+    beyond = own.type != "dynamic" and not own.is_scaled and target_length > own.native_length
     return kept + f": not scaled for more than {own.native_length:,} tokens" * beyond
 
 

@@ -104,7 +104,7 @@ def assemble(recipe: FinetuningRecipe) -> Finetuning:
     started = start(recipe, config, decides, read)
     arguments, bad_rows = started.arguments, BadRows(recipe.data.skip.bad_rows)
     found = kind.tokenized(recipe, tokenizer, _first_day(started), bad_rows)
-    length_note = _note_beyond(recipe, found.lengths, reach(native, config), kind.TEXTS)
+    length_note = _note_beyond(recipe, found.lengths, native, config, kind.TEXTS)
     samples = sample_count(recipe, len(found.sequences))
     config = model_config.finetuned(recipe, native, int(found.lengths.max()))
     model = extendable.load(base, config, dtype=weights_dtype(arguments))
@@ -142,23 +142,30 @@ def reach(native: PreTrainedConfig, config: Config) -> float:
     rope = config.rope_parameters or {}
     if getattr(config, "position_encoding", model_config.PLAIN) != model_config.PLAIN or scaling.is_dynamic(rope):
         return math.inf
-    return trained_rope.read(native.to_dict(), native.name_or_path).native_length
+    return trained_rope.read(native.to_dict(), native.name_or_path).reach
 
 
-def _note_beyond(recipe: FinetuningRecipe, lengths: np.ndarray, reached: float, texts: str) -> dict[str, str]:
+def _note_beyond(
+    recipe: FinetuningRecipe, lengths: np.ndarray, native: PreTrainedConfig, config: Config, texts: str
+) -> dict[str, str]:
     """Return a line of the outline where texts are longer than the model reaches, and the run is forced.
 
     Raises:
         UserError: it is not.
     """
+    reached = reach(native, config)
     beyond = int((lengths > reached).sum())
     if not beyond:
         return {}
-    native, longest = int(reached), int(lengths.max())
-    wrong = f"{beyond:,} of {len(lengths):,} {texts} are longer than the model's native length, {native:,} tokens (the "
+    limit, longest = int(reached), int(lengths.max())
+    wrong = f"{beyond:,} of {len(lengths):,} {texts} are longer than the model's native length, {limit:,} tokens (the "
     wrong += f"longest: {longest:,}), and its RoPE has no scaling for them"
+    remedy = f"extend the model first (tape-ds extend), or --max_tokens {limit}, or --force to train as it is"
+    rope = trained_rope.read(native.to_dict(), native.name_or_path)
+    if rope.window is None:  # config.json does not decide it
+        wrong += f", unless its {scaling.described(rope.parameters)} begins there"
+        remedy += f"; if it does, write max_sequence_length: {round(rope.factor * limit)} into its config.json"
     if not recipe.memory.force:
-        remedy = f"extend the model first (tape-ds extend), or --max_tokens {native}, or --force to train as it is"
         raise UserError(Problem("max_tokens", recipe.data.max_tokens, wrong, remedy))
     return {"length": wrong}
 

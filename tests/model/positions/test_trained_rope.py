@@ -300,6 +300,10 @@ def test_other_names_for_yarns_attention_factor_are_read(keys, attention):
         ({"rope_scaling": {"full_attention": {"rope_type": "default"}}}, "kind of layer"),
         ({"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}}, "rope_type"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "rope_theta"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"factor": 2.0}}, "rope_type"),
+        ({"rope_theta": 0}, "rope_theta"),
+        ({"rope_interleaved": True}, "rope_interleaved"),
+        ({"n_positions": 2048, "rotary_pct": 0.25}, "rotary_pct"),
         ({"rope_scaling": 4.0}, "no mapping"),
         ({"max_position_embeddings": None}, "max_position_embeddings"),
     ],
@@ -312,6 +316,61 @@ def test_a_setting_of_config_json_that_is_not_known_is_named(change, word):
     assert word in str(problem) and "did you mean" not in str(problem)
 
 
-@pytest.mark.parametrize("harmless", [{"rope_condense_ratio": 1}, {"properties": 3}, {"attention_dropout": 0.1}])
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"rope_condense_ratio": 1},
+        {"properties": 3},
+        {"attention_dropout": 0.1},
+        {"rope_interleaved": False},
+        {"partial_rotary_factor": 1.0},
+        {"use_rope": True},
+        {scaling.WINDOW: 8192},
+        {"rope_parameters": {**BASES["llama3"][0], "rope_theta": 5e5}},  # as exported folders have both forms
+    ],
+)
 def test_a_setting_without_effect_is_none(harmless):
     assert trained_rope.read({**content("llama3"), **harmless}, "llama3") == own("llama3")
+
+
+@pytest.mark.parametrize(
+    "name, change, key",
+    [
+        # transformers takes the field outside, its older versions the one inside
+        ("yarn", {scaling.WINDOW: 8192}, scaling.WINDOW),
+        ("llama3", {scaling.WINDOW: 4096}, scaling.WINDOW),
+        # transformers takes rope_scaling whole, and so 10,000
+        ("unscaled", {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": None}, "rope_theta"),
+    ],
+)
+def test_fields_of_config_json_that_disagree_are_refused(name, change, key):
+    config = {**content(name), **change}
+    if key == "rope_theta":
+        config["rope_parameters"] = {**config["rope_scaling"], "rope_theta": 1e5}
+    with pytest.raises(UserError, match=f"two readings of {key}"):
+        trained_rope.read(config, "model")
+
+
+def test_a_model_of_this_project_has_the_length_that_it_names_whatever_its_factor():
+    """Extended to no more than it had, with a factor beyond that: YaRN x4 at 4,096 tokens."""
+    change = {"rope_type": "auto", "factor": 4.0}
+    found = trained_rope.extended(own("unscaled"), change, 4096)
+    config = {**content("unscaled"), "model_type": "tape", "rope_scaling": found}
+    again = trained_rope.read(config, "again")
+    assert (again.native_length, again.reach, again.parameters) == (4096, 16384, found)
+
+
+def test_the_factor_of_a_remedy_is_the_one_that_follows_from_it():
+    """Llama 3.2's x32 reaches 262,144 of its 131,072 tokens: nothing grows there."""
+    llama32 = content("llama3")
+    llama32["rope_scaling"] = {**llama32["rope_scaling"], "factor": 32.0}
+    rope = trained_rope.read(llama32, "llama3.2")
+    (problem,) = trained_rope.problems(rope, {"rope_type": "yarn"}, 131072)
+    assert "(the factor follows: 32)" in problem.remedy
+    assert trained_rope.extended(rope, {"rope_type": "auto"}, 131072)["factor"] == 32.0
+
+
+def test_a_dynamic_model_is_not_called_unscaled():
+    described = trained_rope.described_change(own("dynamic"), {}, 8192)
+    assert "dynamic x2" in described and "not scaled" not in described
+    assert "not scaled" in trained_rope.described_change(own("unscaled"), {}, 8192)

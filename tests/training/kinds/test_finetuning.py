@@ -141,6 +141,19 @@ def test_sequences_beyond_the_native_length_are_refused_where_rope_has_no_scalin
     assert finetuning.assemble(recipe(place, "yarn", force="false")).config.max_position_embeddings == 80
 
 
+def test_a_length_that_config_json_leaves_open_is_asked_for(place, tmp_path):
+    """LongAlpaca's config.json: linear scaling, and the length from before it."""
+    shutil.copytree(place / "llama", tmp_path / "open")
+    file = tmp_path / "open" / "config.json"
+    config = json.loads(file.read_text())
+    config["rope_parameters"] = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+    file.write_text(json.dumps(config))
+    found = problems(place, model=tmp_path / "open", force="false", output_dir=tmp_path / "refused")["max_tokens"]
+    assert "unless its linear x4" in found.wrong and "max_sequence_length: 128" in found.remedy
+    file.write_text(json.dumps(config | {"max_sequence_length": 128}))
+    finetuning.assemble(recipe(place, tmp_path / "open", force="false"))
+
+
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32_768}
 LLAMA_3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 8_192}
 LLAMA_3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -152,6 +165,7 @@ LLAMA_3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
         (4096, {"rope_type": "default", "rope_theta": 1e4}, 4096),
         (32_768, YARN, 131_072),  # as Qwen2.5's are published: the window's length, times the factor
         (131_072, YARN, 131_072),
+        (40_960, YARN, 131_072),  # Qwen3's, with the scaling that its model card asks for
         (131_072, LLAMA_3, 131_072),
         (16_384, {"rope_type": "linear", "rope_theta": 1e5, "factor": 4.0}, 16_384),
         (4096, {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, math.inf),
