@@ -94,9 +94,15 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
         found = {file.name: _look_into(file, field) for file in safe}
         damaged = [problem for _, wrong in found.values() for problem in wrong]
         whole = {name: names for name, (names, wrong) in found.items() if not wrong}
-        return problems + damaged + ([] if problems else _check_places(folder, whole, field))
-    strange = [file for file in pickled if not _is_torch_file(file)]
-    return problems + [Problem(field, str(file), _NOT_TORCH, REMEDY) for file in strange]
+        problems += damaged + ([] if problems else _check_places(folder, whole, field))
+    else:
+        strange = [file for file in pickled if not _is_torch_file(file)]
+        problems += [Problem(field, str(file), _NOT_TORCH, REMEDY) for file in strange]
+    if not (problems or files(folder)):
+        name, found = (WHOLE, safe) if safe else (PICKLED, pickled)
+        wrong = f"there is neither {name} nor {name}.index.json, only {', '.join(file.name for file in found[:3])}"
+        problems = [Problem(field, str(folder), wrong, "give the whole folder, as it was published or saved")]
+    return problems
 
 
 def _check_index(folder: Path, whole: str, field: str) -> list[Problem]:

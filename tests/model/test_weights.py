@@ -152,6 +152,15 @@ def test_a_folder_without_weights_is_a_message(published):
         load(published)
 
 
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "pytorch_model-00001-of-00002.bin"])
+def test_shards_without_their_index_are_a_message(tmp_path, name):
+    """A dry run passed, and the run ended in a traceback."""
+    save = save_file if name.endswith(".safetensors") else torch.save
+    save({"x": torch.ones(8)}, tmp_path / name)
+    (problem,) = weights.check_folder(tmp_path)
+    assert problem.value == str(tmp_path) and name in problem.wrong and ".index.json" in problem.wrong
+
+
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + bytes(40), b"junk" * 20])
 def test_a_damaged_gguf_is_a_message_and_leaves_nothing(tmp_path, content):
     (tmp_path / "x.gguf").write_bytes(content)

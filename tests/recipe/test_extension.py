@@ -363,6 +363,19 @@ def test_a_factor_counts_from_the_angles_that_the_model_has():
         assert [problem.field for problem in check_against_model(recipe, extended)] == fields
 
 
+def test_the_encoding_of_a_base_is_not_lost_by_a_method_that_leaves_it_unnamed():
+    """LoRA on a model with TAPE was planned as RoPE, and ended as the weights were loaded; ALiBi was lost silently."""
+    for encoding in ("tape", "alibi"):
+        own = {"max_position_embeddings": 8192, "position_encoding": encoding, "model_type": "tape"}
+        fields = {"model": "owner/name", "method": "lora", "rope_parameters": {"rope_type": "auto"}}
+        (problem,) = check_against_model(load(["--recipe", write(**fields)]), own)
+        assert (problem.field, problem.value) == ("position_encoding", "rope")
+        assert f"position_encoding: {encoding}" in problem.remedy
+        for named in (encoding, "rope"):
+            given = load(["--recipe", write(**fields, position_encoding=named, pose_chunks=1)])
+            assert check_against_model(given, own) == []
+
+
 def test_theta_has_to_be_larger_than_it_was():
     """Qwen2's is 1e6: the method would train on the angles that end where the model does."""
     recipe = load(["--recipe", write(model="owner/name", method="theta", rope_parameters={})])
