@@ -99,8 +99,8 @@ def check_folder(folder: str | Path, field: str = "model") -> list[Problem]:
         strange = [file for file in pickled if not _is_torch_file(file)]
         problems += [Problem(field, str(file), _NOT_TORCH, REMEDY) for file in strange]
     if not (problems or files(folder)):
-        name, found = (WHOLE, safe) if safe else (PICKLED, pickled)
-        wrong = f"there is neither {name} nor {name}.index.json, only {', '.join(file.name for file in found[:3])}"
+        name, there = (WHOLE, safe) if safe else (PICKLED, pickled)
+        wrong = f"there is neither {name} nor {name}.index.json, only {', '.join(file.name for file in there[:3])}"
         problems = [Problem(field, str(folder), wrong, "give the whole folder, as it was published or saved")]
     return problems
 

@@ -220,7 +220,7 @@ def _counted(name: str, parameters: dict[str, Any], window: Any, config: Mapping
         return TrainedRope(name, parameters, length, window or length, head_size)
     if window is None and (factor == 1 or whole == factor * length):
         window = length
-    elif window is None and (is_own or whole == length) and rope_type not in _FROM_WINDOW:
+    elif window is None and whole == length and rope_type not in _FROM_WINDOW:
         window = length / factor
     if window is None:
         return TrainedRope(name, parameters, length, None, head_size)

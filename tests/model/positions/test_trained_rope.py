@@ -360,6 +360,15 @@ def test_a_model_of_this_project_has_the_length_that_it_names_whatever_its_facto
     assert (again.native_length, again.reach, again.parameters) == (4096, 16384, found)
 
 
+def test_a_length_that_a_base_leaves_open_stays_open_in_what_is_trained_from_it():
+    """LongAlpaca fine-tuned at the 4,096 tokens that it names: x4 from 4,096 or from 1,024 is still not known."""
+    trained = {**content("linear, open"), "model_type": "tape", "max_position_embeddings": 4096}
+    again = trained_rope.read({**trained, "rope_scaling": own("linear, open").parameters}, "again")
+    assert (again.native_length, again.window) == (4096, None)
+    (problem,) = trained_rope.problems(again, {}, 16384)
+    assert problem.field == f"rope_parameters.{scaling.WINDOW}"
+
+
 def test_the_factor_of_a_remedy_is_the_one_that_follows_from_it():
     """Llama 3.2's x32 reaches 262,144 of its 131,072 tokens: nothing grows there."""
     llama32 = content("llama3")
