@@ -21,17 +21,17 @@ Kind = Literal["linear", "head", "embedding", "norm", "position", "adapter"]
 
 _COLUMNS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-    *("vocab_size", "max_position_embeddings", "tie_word_embeddings"),
+    *("vocab_size", "max_position_embeddings", "tie_word_embeddings", "rope_theta"),
 )
-LLAMAS: Mapping[str, tuple[int, ...]] = {
-    "huggyllama/llama-7b": (4096, 11008, 32, 32, 32, 32_000, 2048, False),
-    "meta-llama/Llama-2-7b-hf": (4096, 11008, 32, 32, 32, 32_000, 4096, False),
-    "meta-llama/Llama-2-13b-hf": (5120, 13824, 40, 40, 40, 32_000, 4096, False),
-    "meta-llama/Llama-2-70b-hf": (8192, 28672, 80, 64, 8, 32_000, 4096, False),
-    "meta-llama/Meta-Llama-3-8B": (4096, 14336, 32, 32, 8, 128_256, 8192, False),
-    "meta-llama/Meta-Llama-3-70B": (8192, 28672, 80, 64, 8, 128_256, 8192, False),
-    "baichuan-inc/Baichuan2-7B-Base": (4096, 11008, 32, 32, 32, 125_696, 4096, False),
-    **dict.fromkeys(("smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"), (576, 1536, 30, 9, 3, 49_152, 8192, True)),
+LLAMAS: Mapping[str, tuple[float, ...]] = {
+    "huggyllama/llama-7b": (4096, 11008, 32, 32, 32, 32_000, 2048, False, 1e4),
+    "meta-llama/Llama-2-7b-hf": (4096, 11008, 32, 32, 32, 32_000, 4096, False, 1e4),
+    "meta-llama/Llama-2-13b-hf": (5120, 13824, 40, 40, 40, 32_000, 4096, False, 1e4),
+    "meta-llama/Llama-2-70b-hf": (8192, 28672, 80, 64, 8, 32_000, 4096, False, 1e4),
+    "meta-llama/Meta-Llama-3-8B": (4096, 14336, 32, 32, 8, 128_256, 8192, False, 5e5),
+    "meta-llama/Meta-Llama-3-70B": (8192, 28672, 80, 64, 8, 128_256, 8192, False, 5e5),
+    "baichuan-inc/Baichuan2-7B-Base": (4096, 11008, 32, 32, 32, 125_696, 4096, False, 1e4),
+    **dict.fromkeys(("smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"), (576, 1536, 30, 9, 3, 49_152, 8192, True, 1e5)),
 }
 """Published sizes by the names that recipes have for them (the models' own ``config.json``), for plans on a machine
 without the models. Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288; Grattafiori et al. 2024,
@@ -61,7 +61,8 @@ def published(name: str, **changes: Any) -> Config:
     if name not in LLAMAS:
         remedy = f"{did_you_mean(name, LLAMAS)}, or --model_config FILE"
         raise UserError(Problem("model", name, "its configuration is not at hand", remedy))
-    sizes = dict(zip(_COLUMNS, LLAMAS[name], strict=True))
+    sizes: dict[str, Any] = dict(zip(_COLUMNS, LLAMAS[name], strict=True))
+    sizes["rope_parameters"] = {"rope_type": "default", "rope_theta": sizes.pop("rope_theta")}
     return TapeConfig(**{"position_encoding": "rope", **sizes, **changes})
 
 

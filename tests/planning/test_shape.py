@@ -108,6 +108,12 @@ def test_an_unknown_model_says_what_to_do():
         shape.published("somebody/llama-11b")
 
 
+def test_published_models_have_their_base_frequency():
+    """A plan passed theta = 2e5 for a Llama 3, which the run refused."""
+    for name, theta in {"meta-llama/Meta-Llama-3-8B": 5e5, "smollm2": 1e5, "meta-llama/Llama-2-7b-hf": 1e4}.items():
+        assert shape.published(name).rope_parameters["rope_theta"] == theta
+
+
 def test_the_state_lives_with_the_key_value_heads():
     """70B: 8 groups of 128 columns; nothing of the last layer's."""
     model = shape.sizes(published("llama2-70b", position_encoding="tape"))
