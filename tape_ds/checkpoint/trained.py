@@ -91,7 +91,7 @@ def find_base(folder: str | Path, record: TrainedRecord, base_anyway: bool = Fal
     changed = [f"{file} ({now[file]})" for file in now if now[file] != record.base_files.get(file)]
     if changed or not now:
         trained_on = ", ".join(f"{file} ({each})" for file, each in record.base_files.items())
-        wrong = f"it was trained on {trained_on} of {name}, where {', '.join(changed) or 'no weights'} is now"
+        wrong = f"it was trained on {trained_on} of {name}, which now has {', '.join(changed) or 'no weights'}"
         remedy += ", or give --base_anyway to use what is there"
         raise UserError(Problem("trained weights", str(folder), wrong, remedy))
     return base

@@ -342,7 +342,7 @@ def test_trained_weights_on_another_base_are_refused_unless_wanted(base, run, tm
     tensors = load_file(base / "model.safetensors")
     (own / "model.safetensors").unlink()  # the loaded model still reads the file that was there
     save_file({name: 2 * tensor for name, tensor in tensors.items()}, own / "model.safetensors")
-    with pytest.raises(UserError, match=r"it was trained on model.safetensors.*where model.safetensors.*is now"):
+    with pytest.raises(UserError, match=r"it was trained on model.safetensors.*which now has model.safetensors"):
         found(folder)
     assert not same(found(folder, "--base_anyway").load(), model)
 
