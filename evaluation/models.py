@@ -376,6 +376,11 @@ def _find_adapter(name_or_path: str, folder: Path, held: Held) -> FoundModel:
         raise UserError(Problem("model", name_or_path, wrong, "write base_model_name_or_path into it"))
     if config.revision and not Path(named).exists():
         named = f"{named}@{config.revision}"
+    if Path(named).resolve() == folder.resolve():
+        wrong = f"{ADAPTER} names its own folder as the base"
+        raise UserError(
+            Problem("model", name_or_path, wrong, "write the base's place as base_model_name_or_path into it")
+        )
     own = str(folder) if (folder / "tokenizer_config.json").is_file() else None
     base = _find(named, held._replace(tokenizer=held.tokenizer or own))
     if getattr(base.config, "quantization_config", None) is not None:

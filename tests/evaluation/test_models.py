@@ -356,6 +356,9 @@ def test_an_adapter_of_another_kind_is_refused(base, tmp_path):
     (folder / models.ADAPTER).write_text(json.dumps(content | {"peft_type": "UNHEARD_OF"}))
     with pytest.raises(UserError, match="cannot be read"):
         found(folder)
+    (folder / models.ADAPTER).write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(folder)}))
+    with pytest.raises(UserError, match="names its own folder as the base"):
+        found(folder)
 
 
 def test_damaged_weights_are_refused(base, tmp_path):
