@@ -391,11 +391,11 @@ def check_against_model(recipe: ExtensionRecipe, model_config: Any) -> list[Prob
     if recipe.method.chosen.drops_rope:
         return problems + list(_check_dropped(recipe, config, native))
     has, gets = config.get("position_encoding") or "rope", recipe.model.position_encoding
-    if has not in ("rope", gets) and "position_encoding" not in recipe.given:
+    learned = learns(has, config.get("position_options") or {})  # whose tensors would have no place
+    if has not in ("rope", gets) and (learned or "position_encoding" not in recipe.given):
         wrong = f"{model} has position_encoding = {has!r}, which would be lost"
-        problems.append(
-            Problem("position_encoding", gets, wrong, f"give position_encoding: {has}, or the one to change to")
-        )
+        remedy = f"give position_encoding: {has}" + ("" if learned else ", or the one to change to")
+        problems.append(Problem("position_encoding", gets, wrong, remedy))
     change, method = recipe.rope_parameters, recipe.method
     for problem in trained_rope.problems(own, change, target):
         if problem.field == "rope_parameters.rope_type" and "rope_type" in method.chosen.rope_parameters:

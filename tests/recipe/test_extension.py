@@ -373,7 +373,8 @@ def test_the_encoding_of_a_base_is_not_lost_by_a_method_that_leaves_it_unnamed()
         assert f"position_encoding: {encoding}" in problem.remedy
         for named in (encoding, "rope"):
             given = load(["--recipe", write(**fields, position_encoding=named, pose_chunks=1)])
-            assert check_against_model(given, own) == []
+            refused = encoding == "tape" and named == "rope"  # its trained updates would have no place
+            assert bool(check_against_model(given, own)) == refused
 
 
 def test_theta_has_to_be_larger_than_it_was():
