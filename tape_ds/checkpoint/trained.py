@@ -77,7 +77,7 @@ def find_base(folder: str | Path, record: TrainedRecord, base_anyway: bool = Fal
         UserError: there is no base, or it has other weights than the one that was trained on.
     """
     assert record.base is not None
-    on_hub = not Path(record.base).is_dir()  # a hub's model may have been written over with a folder
+    on_hub = not Path(record.base).is_dir()  # someone may have written a folder in the place of a hub id
     pinned = record.base_commit is not None and on_hub and not base_anyway
     name = f"{record.base}@{record.base_commit}" if pinned else record.base
     remedy = f"restore that base, or write where it is now into {RECORD}"
