@@ -173,7 +173,10 @@ def replace_trained(
 
 def _save_whole(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor]) -> None:
     """Write an ordinary model folder."""
-    training = model.config.use_cache
+    training, generation = model.config.use_cache, model.generation_config
+    # transformers refuses to save what contradicts itself (Vicuna's temperature without do_sample) once any of it
+    # differs from the file that was read, as ends of text may
+    generation._original_object_hash = hash(generation)
     model.config.use_cache = True  # training keeps no key/value cache; whoever loads this to generate wants one
     try:
         with without_bar():  # transformers shows one for a single file, and where no person looks

@@ -1,6 +1,7 @@
 """What a run on conversations assembles, trains and scores, where it can be told without an engine."""
 
 import json
+import shutil
 from datetime import date, timedelta
 
 import pytest
@@ -179,6 +180,19 @@ def test_generation_ends_where_the_template_ends_an_answer(place, tmp_path, text
     saved = GenerationConfig.from_pretrained(tmp_path / "trained").eos_token_id
     assert (saved if isinstance(saved, list) else [saved]) == ends
     assert ends_of(trained.load_trained(tmp_path / "trained"), run.tokenizer) == ends
+
+
+def test_generation_settings_that_contradict_themselves_are_saved_with_the_new_end(place, tmp_path):
+    """Vicuna's have a temperature and no do_sample: transformers refuses them once they are changed, after training."""
+    shutil.copytree(place / "bare", tmp_path / "vicuna")
+    published = {"bos_token_id": 0, "eos_token_id": 1, "temperature": 0.9, "top_p": 0.6}
+    (tmp_path / "vicuna" / "generation_config.json").write_text(json.dumps(published))
+    (tmp_path / "mine.jinja").write_text(CHATML)
+    settings = {"chat_template": tmp_path / "mine.jinja", "output_dir": tmp_path / "run"}
+    run = finetuning.assemble(recipe(place, tmp_path / "vicuna", **settings))
+    trained.save_trained(tmp_path / "trained", run.model, run.record, run.tokenizer)
+    saved = json.loads((tmp_path / "trained" / "generation_config.json").read_text())
+    assert published | {"eos_token_id": [1, 301]} == {name: saved[name] for name in published}
 
 
 def test_an_end_that_the_base_has_changes_nothing(place, tmp_path):
