@@ -47,7 +47,10 @@ TooLong = Literal["cut", "leave_out"]
 
 _OTHER_FORM = "write each turn as {role, content}"
 _CALLS = "rename it to tools, a list of JSON schemas: jq -c '.tools = .{0} | del(.{0})'"
-_SYSTEM = "make it the first turn: jq -c '.{1} = [{{role: \"system\", content: .{0}}}] + .{1} | del(.{0})'"
+_SYSTEM = (
+    "make it the first turn: "
+    'jq -c \'if (.{0} // "") != "" then .{1} = [{{role: "system", content: .{0}}}] + .{1} else . end | del(.{0})\''
+)
 _WITHOUT = "remove the column, or the rows in which it holds something"
 _REFUSED = {
     **dict.fromkeys(("functions", "function_definitions", "tool_defs", "tool_definitions", "available_tools"), _CALLS),
@@ -59,8 +62,7 @@ _REFUSED = {
 """Columns that change what is learnt from a conversation wherever they hold something, each with the remedy."""
 _SHAREGPT = (
     "rename them, from to role (human: user, gpt: assistant) and value to content: "
-    'jq -c \'.messages = [.conversations[] | {role: ({human: "user", gpt: "assistant"}[.from] // .from), '
-    "content: .value}]'"
+    'jq -c \'.{} |= map({{role: ({{human: "user", gpt: "assistant"}}[.from] // .from), content: .value}})\''
 )
 
 
@@ -124,7 +126,7 @@ def read(source: Source, split: str) -> Iterator[Row]:
     assert isinstance(source, RowSource), "checked with the recipe"
     for name, row in source.rows(split):
         turns, others = _parted(row, source.column)
-        wrong = _wrong(turns) or _wrong_others(others, turns, source.column)
+        wrong = _wrong(turns, source.column) or _wrong_others(others, turns, source.column)
         try:
             tools = _schemas(others.pop(TOOLS, None))
         except (ValueError, RecursionError) as error:
@@ -191,7 +193,7 @@ def _wrong_others(others: Mapping[str, Any], turns: Conversation, column: str) -
     return None
 
 
-def _wrong(value: Any) -> tuple[str, str] | None:
+def _wrong(value: Any, column: str) -> tuple[str, str] | None:
     """Return what is wrong with a conversation, and the remedy; None: nothing."""
     if not isinstance(value, list) or not value:
         found = "an empty list" if value == [] else f"{type(value).__name__}"
@@ -201,7 +203,9 @@ def _wrong(value: Any) -> tuple[str, str] | None:
             return f"turn {number} is {type(turn).__name__}, not a mapping", _OTHER_FORM
         held = {key for key, each in turn.items() if each is not None}
         if {"from", "value"} <= held:
-            return f"turn {number} has 'from' and 'value' (ShareGPT's form), not role and content", _SHAREGPT
+            return f"turn {number} has 'from' and 'value' (ShareGPT's form), not role and content", _SHAREGPT.format(
+                column
+            )
         for key in ("role", "content"):
             if not isinstance(turn.get(key), str):
                 found = type(turn[key]).__name__ if key in held else "nothing"

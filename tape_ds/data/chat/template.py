@@ -118,6 +118,7 @@ def encoded(
     try:
         text, spans = rendering(conversation) if rendering.has_marks else rendering.by_prefixes(conversation)
         without = _Rendering(tokenizer, None, day)(conversation)[0] if tools else None
+        unread = next((turn for turn in range(len(conversation)) if not rendering.reads(conversation, turn)), None)
     except UnfitTemplateError:
         raise
     except Exception as error:  # a template is a program of its own, and may fail in any way
@@ -125,6 +126,10 @@ def encoded(
     if text == without:
         remedy = "give a template that renders tools (--chat_template FILE), or remove the column"
         raise UnfitTemplateError("it has tools, and the chat template renders none", remedy)
+    if unread is not None:
+        role = conversation[unread]["role"]
+        remedy = f"give a template that renders the role {role} (--chat_template FILE), or take those turns out"
+        raise UnfitTemplateError(f"turn {unread + 1}: the chat template leaves the role {role} out", remedy)
     # verbose=False: no advice about the native length, which a conversation may exceed
     found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     starts, ends = np.array(found["offset_mapping"], np.int64).reshape(-1, 2).T
@@ -159,6 +164,17 @@ class _Rendering:
 
         compiled = _compile_jinja_template(self.text)
         return _render_with_assistant_indices(compiled, conversation, self.tools, None, answer_next, **self.variables)
+
+    def reads(self, conversation: Conversation, turn: int) -> bool:
+        """Return whether another content of a turn would change the text, as of users and assistants it does."""
+        if conversation[turn]["role"] in ("user", ASSISTANT):
+            return True
+        other = [*conversation]
+        other[turn] = other[turn] | {"content": other[turn]["content"] + " and more"}
+        try:
+            return self(other)[0] != self(conversation)[0]
+        except Exception:  # a template that objects to the content has read it
+            return True
 
     def by_prefixes(self, conversation: Conversation) -> tuple[str, Spans]:
         """Return the text, and what each answer adds to it."""

@@ -1,6 +1,9 @@
 """Conversations behind specs, and every row that is none."""
 
 import json
+import shlex
+import shutil
+import subprocess
 
 import datasets
 import pyarrow as pa
@@ -108,7 +111,7 @@ def test_columns_that_hold_nothing_or_repeat_a_turn_are_no_obstacle(tmp_path):
 # (other columns of a row, part of the problem, part of the remedy)
 REFUSED = {
     "tools of another name": ({"functions": [WEATHER]}, "functions", ".tools = .functions"),
-    "a system prompt": ({"system": "Be brief."}, "system", 'role: "system", content: .system'),
+    "a system prompt": ({"system": "Be brief."}, "system", "jq -c"),
     "a text for tools": ({"tools": "get_weather"}, "tools is not a list of JSON schemas", "JSON"),
     "names for tools": ({"tools": [3]}, "tools is not a list of JSON schemas", "JSON"),
     "documents": ({"documents": [{"text": "x"}]}, "documents", "remove"),
@@ -128,6 +131,35 @@ def test_a_column_that_changes_what_is_learnt_is_refused_by_its_place(case, tmp_
     more, wrong, remedy = REFUSED[case]
     (problem,) = conversations.check([write(tmp_path / "x.jsonl", [TALK[1:]], **more)], [])
     assert problem.wrong.startswith("x.jsonl:1: ") and wrong in problem.wrong and remedy in problem.remedy
+
+
+def follow(remedy, source, target):
+    """The lines of ``source`` after a remedy's command, in ``target``."""
+    command = "jq" + remedy.partition("jq")[2]
+    with target.open("w") as out:
+        subprocess.run(shlex.split(command), stdin=source.open(), stdout=out, check=True)
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+def test_a_system_column_that_some_rows_leave_empty_becomes_a_turn_of_the_others(tmp_path):
+    given = [{"talk": TALK[1:], "system": "c"}, *({"talk": TALK[1:]} | each for each in ({}, {"system": ""}))]
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, given)))
+    (problem,) = conversations.check([f"jsonl:{tmp_path}/x.jsonl#talk"], [])
+    follow(problem.remedy, tmp_path / "x.jsonl", tmp_path / "y.jsonl")
+    found = rows(f"jsonl:{tmp_path}/y.jsonl#talk")
+    assert [row.turns for row in found] == [[{"role": "system", "content": "c"}, *TALK[1:]], TALK[1:], TALK[1:]]
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+def test_sharegpt_turns_are_renamed_in_the_column_that_has_them(tmp_path):
+    turns = [
+        {"from": {"user": "human", "assistant": "gpt"}[turn["role"]], "value": turn["content"]} for turn in TALK[1:]
+    ]
+    (tmp_path / "x.jsonl").write_text(json.dumps({"talk": turns}))
+    (problem,) = conversations.check([f"jsonl:{tmp_path}/x.jsonl#talk"], [])
+    follow(problem.remedy, tmp_path / "x.jsonl", tmp_path / "y.jsonl")
+    (row,) = rows(f"jsonl:{tmp_path}/y.jsonl#talk")
+    assert row.turns == TALK[1:] and not row.others
 
 
 USER = {"role": "user", "content": "x"}

@@ -165,6 +165,24 @@ def test_tools_that_the_template_leaves_out_are_refused():
     assert "--chat_template FILE" in caught.value.remedy
 
 
+ALTERNATING = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ 'USER: ' + m.content }}{% elif m.role == 'assistant' %}"
+    "{{ ' ASSISTANT:' + m.content + eos_token }}{% endif %}{% endfor %}{% if add_generation_prompt %} ASSISTANT:{% endif %}"
+)
+"""As Vicuna's and Zephyr's: other roles fall through."""
+
+
+@pytest.mark.parametrize(("role", "place"), [("system", 0), ("tool", 2)])
+def test_a_turn_that_the_template_leaves_out_is_refused(role, place):
+    turns = [*TALK[:place], {"role": role, "content": "6 degrees"}, *TALK[place:]]
+    with pytest.raises(UnfitTemplateError, match=f"turn {place + 1}: .* leaves the role {role} out") as caught:
+        template.encoded(turns, tokenizer(ALTERNATING))
+    assert "--chat_template FILE" in caught.value.remedy
+    own = [{"role": "system", "content": "You are kind"}, *TALK]  # what the template would write by itself
+    for turns, text in ((TALK, ALTERNATING), (turns, CHATML), (own, CHATML)):
+        template.encoded(turns, tokenizer(text))
+
+
 LLAMA_3 = (
     "{%- if not date_string is defined %}{%- if strftime_now is defined %}"
     "{%- set date_string = strftime_now('%d %b %Y') %}{%- else %}{%- set date_string = '26 Jul 2024' %}{%- endif %}"
