@@ -204,6 +204,6 @@ def ends(ids: np.ndarray, targets: np.ndarray, tokenizer: "PreTrainedTokenizerBa
     borders = np.flatnonzero(np.diff(targets, prepend=False, append=False))
     for begin, behind in zip(borders[::2], borders[1::2], strict=True):
         answer = ids[begin:behind].tolist()
-        last = next((each for each in reversed(answer) if each in own or tokenizer.decode([each]).strip()), -1)
+        last = next((each for each in reversed(answer) if tokenizer.decode([each]).strip()), -1)
         found.append(last if last in own else -1)
     return found

@@ -74,7 +74,7 @@ class ChatTuning(Finetuning):
             field = "eval_data" if data.eval_data else "eval_share"
             wrong = f"no held-out conversation is left to be scored: {chosen.cut}"
             raise UserError(Problem(field, getattr(data, field), wrong, "hold out more, or eval_examples: 0"))
-        ends = sequences.ends(stored)
+        ends = _ends(stored, tokenizer)
         notes = {"end of an answer": _end(ends, stored, tokenizer)}
         dated = template.is_dated(tokenizer)
         if dated:
@@ -101,6 +101,15 @@ class ChatTuning(Finetuning):
             "data": f"{', '.join(data.train_data)}: {packed}",
             "held out": f"{len(self.asked):,} answers of {origin}" if self.asked else "nothing",
         }
+
+
+def _ends(stored: Dataset, tokenizer: PreTrainedTokenizerBase) -> Counter[int]:
+    """Return how many answers end with which token, -1 for none that ends an answer."""
+    found, added = sequences.ends(stored), tokenizer.added_tokens_decoder
+    if found[-1]:  # the template puts no end: a token that was added as a word is one of these answers' words
+        for each in [each for each in found if each in added and not added[each].special]:
+            found[-1] += found.pop(each)
+    return found
 
 
 def _end(ends: Counter[int], stored: Dataset, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -167,7 +167,8 @@ def test_tools_that_the_template_leaves_out_are_refused():
 
 ALTERNATING = (
     "{% for m in messages %}{% if m.role == 'user' %}{{ 'USER: ' + m.content }}{% elif m.role == 'assistant' %}"
-    "{{ ' ASSISTANT:' + m.content + eos_token }}{% endif %}{% endfor %}{% if add_generation_prompt %} ASSISTANT:{% endif %}"
+    "{{ ' ASSISTANT:' + m.content + eos_token }}{% endif %}{% endfor %}{% if add_generation_prompt %}"
+    " ASSISTANT:{% endif %}"
 )
 """As Vicuna's and Zephyr's: other roles fall through."""
 
@@ -179,8 +180,8 @@ def test_a_turn_that_the_template_leaves_out_is_refused(role, place):
         template.encoded(turns, tokenizer(ALTERNATING))
     assert "--chat_template FILE" in caught.value.remedy
     own = [{"role": "system", "content": "You are kind"}, *TALK]  # what the template would write by itself
-    for turns, text in ((TALK, ALTERNATING), (turns, CHATML), (own, CHATML)):
-        template.encoded(turns, tokenizer(text))
+    for read, text in ((TALK, ALTERNATING), (turns, CHATML), (own, CHATML)):
+        template.encoded(read, tokenizer(text))
 
 
 LLAMA_3 = (
@@ -212,6 +213,14 @@ BETWEEN = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_end|>assistant: ' }}{% endif %}"
 )
 """Its end of a turn stands between turns alone, so that no answer has it."""
+
+
+def test_white_space_that_is_a_token_ends_no_answer():
+    """Gemma's and GPT-NeoX's vocabularies have runs of it as added tokens."""
+    of = tokenizer(CHATML.replace("<|im_end|>", "\n"))
+    of.add_tokens(["\n\n", "  "])
+    ids, targets = template.encoded(TALK, of)
+    assert of.convert_tokens_to_ids("\n\n") in ids[targets] and template.ends(ids, targets, of) == [-1, -1]
 
 
 @pytest.mark.parametrize(

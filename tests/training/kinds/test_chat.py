@@ -10,6 +10,8 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForC
 
 from tape_ds import TapeForCausalLM
 from tape_ds.checkpoint import trained
+from tape_ds.data.chat import sequences
+from tape_ds.data.chat.sequences import rendered
 from tape_ds.data.dataset import IGNORED, collate
 from tape_ds.errors import UserError
 from tape_ds.recipe.finetuning import load_chat
@@ -17,6 +19,7 @@ from tape_ds.scoring import answers
 from tape_ds.scoring.generation import ends_of
 from tape_ds.training import report
 from tape_ds.training.kinds import finetuning
+from tape_ds.training.kinds.chat import _ends
 from tape_ds.training.run import build_trainer
 from tests.data.chat.chatml import CHATML, DATED, MARKED, by_hand, conversation, tokenizer, write
 from tests.model.helpers import tiny_config
@@ -180,6 +183,17 @@ def test_generation_ends_where_the_template_ends_an_answer(place, tmp_path, text
     saved = GenerationConfig.from_pretrained(tmp_path / "trained").eos_token_id
     assert (saved if isinstance(saved, list) else [saved]) == ends
     assert ends_of(trained.load_trained(tmp_path / "trained"), run.tokenizer) == ends
+
+
+def test_a_word_that_was_added_to_the_vocabulary_is_the_end_of_no_answer(place, tmp_path):
+    """Where a template puts no end; one that ends every answer is an end, if it is a special token or not."""
+    of = tokenizer(PLAIN_ENDS)
+    of.add_tokens(["letter 1", "|end|"])
+    stored = rendered([f"jsonl:{place}/train.jsonl"], of, "train", tmp_path, date.today())
+    assert _ends(stored, of) == {of.convert_tokens_to_ids("|end|"): 53}
+    of.chat_template = CHATML.replace("<|im_end|>", "")
+    stored = rendered([f"jsonl:{place}/train.jsonl"], of, "train", tmp_path, date.today())
+    assert len(sequences.ends(stored)) == 2 and _ends(stored, of) == {-1: 53}
 
 
 def test_generation_settings_that_contradict_themselves_are_saved_with_the_new_end(place, tmp_path):
