@@ -55,31 +55,26 @@ def read(
     Raises:
         UserError: the source's data, or nothing left of them.
     """
-    added = 0 if source.tokenised else prompting.appended(tokenizer)
+    begin, end = (0, 0) if source.tokenised else prompting.around(tokenizer)
+    begin = begin if bare else 0
     try:
         found = selection.select(
             [source.spec],
             tokenizer,
             split,
             storage.cache_home() / "data",
-            min_tokens=min_tokens + (_ends(tokenizer) if bare and not source.tokenised else added),
+            min_tokens=min_tokens + begin + end,
             max_documents=max_documents,
         )
     except UserError as error:
         raise UserError(_as_typed(error, source)) from error
     texts = []
     for name, ids in _documents(found.documents):
-        own = packing.without_ends(ids, tokenizer) if bare else ids[: len(ids) - added]
+        own = packing.without_ends(ids, tokenizer) if bare and source.tokenised else ids[begin : len(ids) - end]
         texts.append(ScoredText(name, own[:max_tokens], source.stream))
     if join is None:
         return texts
     return [_joined(texts[at : at + join]) for at in range(0, len(texts), join)]
-
-
-def _ends(tokenizer: "PreTrainedTokenizerBase") -> int:
-    """Return how many of BOS and EOS the tokenizer puts around a text."""
-    ids = np.asarray(tokenizer("")["input_ids"], np.int32)
-    return len(ids) - len(packing.without_ends(ids, tokenizer))
 
 
 def _as_typed(error: UserError, source: Source) -> Iterator[Problem]:

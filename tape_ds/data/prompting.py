@@ -22,7 +22,7 @@ def appended(tokenizer: Any) -> int:
 def around(tokenizer: Any) -> tuple[int, int]:
     """Return how many tokens the tokenizer adds before every text, and after it."""
     # Measured, since a last EOS may also be a prompt's own; with a text that this vocabulary has.
-    special = set(tokenizer.all_special_ids)
+    special = {*tokenizer.all_special_ids, *tokenizer("")["input_ids"]}
     texts = (tokenizer.decode([index]) for index in range(len(tokenizer)) if index not in special)
     probe = next(text for text in texts if text.strip())
     own = tokenizer(probe, add_special_tokens=False, verbose=False)["input_ids"]

@@ -11,7 +11,7 @@ from tokenizers.processors import BertProcessing, ByteLevel, Sequence, TemplateP
 from evaluation import generate
 from tape_ds.data import passkey, passkey_protocols
 from tape_ds.data.packing import scored_rows
-from tape_ds.data.prompting import appended, prompt_ids
+from tape_ds.data.prompting import appended, around, prompt_ids
 from tape_ds.data.scrolls import datasets as scrolls_data
 from tape_ds.data.scrolls import prompts as scrolls
 from tape_ds.training import samples
@@ -45,6 +45,13 @@ def test_the_end_is_taken_off_and_nothing_else(name):
         assert prompt_ids(text, tokenizer) == whole[: len(whole) - count]
     own = tokenizer("a </s>", add_special_tokens=False)["input_ids"]
     assert own[-1] == EOS[1] and prompt_ids("a </s>", tokenizer)[1:] == own
+
+
+def test_an_end_that_is_no_special_token_of_the_tokenizer_is_seen():
+    """As [SEP] of a tokenizer that names none: the text that was measured with was that very token."""
+    tokenizer = ending("eos")
+    tokenizer.eos_token = None
+    assert around(tokenizer) == (1, 1)
 
 
 def sampled(tokenizer, monkeypatch):
@@ -101,7 +108,6 @@ DOCUMENTS = {
     "tape_ds/data/chat/template.py": "a rendered conversation, add_special_tokens=False",
     "tape_ds/data/tokenizer.py": "the BOS before an empty text",
     "tape_ds/recipe/arithmetic.py": "makes a tokenizer",
-    "evaluation/texts.py": "counts what is put around a text",
 }
 
 
