@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -124,9 +125,10 @@ def _launcher(command: Sequence[str]) -> tuple[str, list[str], list[str]]:
         for place, part in enumerate(command)
         if PurePath(part).name in _SCRIPTS
     ]
-    program = next((place for place, part in enumerate(command) if PurePath(part).name in ("tape-ds", "tape_ds")), None)
-    if program is not None and (asked := COMMANDS.get("".join(command[program + 1 : program + 2]))) and asked.trains:
-        found.append((PurePath(asked.target).name, *split(command[program + 2 :])))
+    for place, (part, name) in enumerate(pairwise(command)):  # an environment may be called tape-ds as well
+        if PurePath(part).name in ("tape-ds", "tape_ds") and name in COMMANDS and COMMANDS[name].trains:
+            found.append((PurePath(COMMANDS[name].target).name, *split(command[place + 2 :])))
+            break
     if len(found) != 1:
         wrong = "several launchers in it" if found else "no launcher in it"
         known = [f"tape-ds {name}" for name, each in COMMANDS.items() if each.trains]

@@ -388,7 +388,16 @@ def test_what_cannot_be_kept_alive(command, wrong):
         supervision.prepare(command)
 
 
-@pytest.mark.parametrize("program", [["tape-ds"], ["/env/bin/tape-ds"], ["python", "-m", "tape_ds"]])
+@pytest.mark.parametrize(
+    "program",
+    [
+        ["tape-ds"],
+        ["/env/bin/tape-ds"],
+        ["python", "-m", "tape_ds"],
+        ["conda", "run", "-n", "tape-ds", "tape-ds"],
+        ["env", "RUN=/data/tape-ds", "tape-ds"],
+    ],
+)
 def test_a_command_of_tape_ds_is_kept_alive(program, tmp_path):
     """It was refused, though it is the first that a reader is shown; its options for DeepSpeed stand anywhere."""
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")

@@ -99,11 +99,14 @@ def _wrong_rates(factors: dict[int, Any]) -> str | None:
 
 
 def _optimizer(recipe: Recipe) -> Iterator[Problem]:
+    import torch
+
     name, given = recipe.trainer_value("optim"), recipe.trainer_value("optim_args")
     if name.startswith(_NEED_THE_MODEL) or "optimizer" in (recipe.deepspeed or {}):
         return
     try:
-        made = _built_optimizer(recipe, name, given)
+        kind, settings = _optimizer_of(recipe, name, given)
+        kind([torch.nn.Parameter(torch.zeros(2, 2))], **settings)
     except Exception as error:  # as of a schedule
         lacking = isinstance(error, ImportError) or "install" in str(error)
         if not (lacking and recipe.elsewhere):
@@ -113,21 +116,19 @@ def _optimizer(recipe: Recipe) -> Iterator[Problem]:
         return
     each = given.split(",") if given else []
     for index, argument in enumerate(each):
-        if _built_optimizer(recipe, name, ",".join(each[:index] + each[index + 1 :])) == made:
+        if _optimizer_of(recipe, name, ",".join(each[:index] + each[index + 1 :])) == (kind, settings):
             yield Problem("optim_args", argument, f"changes nothing of {name}", "remove it")
 
 
-def _built_optimizer(recipe: Recipe, name: str, given: str | None) -> dict[str, Any]:
-    """Return the optimizer's settings, after building it."""
-    import torch
+def _optimizer_of(recipe: Recipe, name: str, given: str | None) -> tuple[Any, dict[str, Any]]:
+    """Return the optimizer's class and its settings."""
     from transformers import Trainer
     from transformers.training_args import OptimizerNames
 
     arguments: Any = Namespace(**{field: recipe.trainer_value(field) for field in trainer.FIELDS})
     arguments.optim, arguments.optim_args = OptimizerNames(name), given
     kind, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
-    kind([torch.nn.Parameter(torch.zeros(2, 2))], **settings)
-    return dict(settings)
+    return kind, dict(settings)
 
 
 def _precision(recipe: Recipe) -> Iterator[Problem]:

@@ -136,6 +136,11 @@ def test_what_transformers_runs_is_not_refused(name, steps, warmup):
     assert 0 < max(rates(asked, steps)) <= 1 + 1e-9
 
 
+def test_arguments_of_an_optimizer_that_need_each_other_are_possible():
+    """Nesterov's momentum needs a momentum: looked at one without the other, it ended in a traceback."""
+    assert libraries.check(recipe(optim="sgd", optim_args="momentum=0.9, nesterov=true")) == []
+
+
 def test_a_run_over_epochs_is_checked_as_soon_as_its_steps_are_known():
     """8 sequences are one step of the demo, which cannot decay for 5."""
     fields = {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 5}}
