@@ -112,8 +112,6 @@ def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", 
     from transformers.cli.serving.model_manager import ModelManager
     from transformers.cli.serving.utils import GenerateManager, GenerationState
 
-    from tape_ds.data.prompting import appended
-
     class OneModel(ModelManager):
         """Gives out the model that is loaded already, whatever is asked for."""
 
@@ -145,18 +143,16 @@ def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", 
             raise HTTPException(400, f"max_tokens = {asked}: ask for 1 token or more.")
         gen_config.max_new_tokens = min(asked, length - tokens)
 
-    added = appended(tokenizer)
-
     class Completions(completion.CompletionHandler):
-        """Reads prompts without the end that some tokenizers append; a chat template ends its own."""
+        """Reads prompts as the rest of this project does; a chat template begins and ends its own."""
 
         def _streaming(self, request_id: Any, model: Any, processor: Any, name: Any, inputs: Any, *rest: Any) -> Any:
-            return super()._streaming(request_id, model, processor, name, _cut(inputs, added), *rest)
+            return super()._streaming(request_id, model, processor, name, _prompt(inputs, processor), *rest)
 
         async def _non_streaming(
             self, request_id: Any, model: Any, processor: Any, name: Any, inputs: Any, *rest: Any
         ) -> Any:
-            return await super()._non_streaming(request_id, model, processor, name, _cut(inputs, added), *rest)
+            return await super()._non_streaming(request_id, model, processor, name, _prompt(inputs, processor), *rest)
 
     async def refuse(_: Any, error: Any) -> Any:
         """In the words that OpenAI's clients show. A ValueError is transformers' or the model's, of what was asked."""
@@ -180,9 +176,12 @@ def application(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", 
     return app
 
 
-def _cut(inputs: Any, tokens: int) -> dict[str, Any]:
-    """Return a tokenized prompt without its last ``tokens``."""
-    return {name: each_1T[:, : each_1T.shape[1] - tokens] for name, each_1T in inputs.items()}
+def _prompt(inputs: Any, tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
+    """Return what of a tokenized text is a prompt."""
+    from tape_ds.data.prompting import prompt_part
+
+    part = prompt_part(inputs["input_ids"][0].tolist(), tokenizer)
+    return {name: each_1T[:, part] for name, each_1T in inputs.items()}
 
 
 if __name__ == "__main__":

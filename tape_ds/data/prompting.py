@@ -11,7 +11,15 @@ def prompt_ids(text: str, tokenizer: Any) -> list[int]:
     """Return the ids of a prompt."""
     # verbose=False: no advice about the native length, which a prompt may exceed
     ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
-    return ids[: len(ids) - appended(tokenizer)]
+    return ids[prompt_part(ids, tokenizer)]
+
+
+def prompt_part(ids: list[int], tokenizer: Any) -> slice:
+    """Return which of a text's ids are a prompt: not the end, and not a second BOS where the text begins with one, as
+    what a chat template made does."""
+    begin, end = around(tokenizer)
+    doubled = begin == 1 and ids[: len(ids) - end][:2] == [tokenizer.bos_token_id] * 2
+    return slice(int(doubled), len(ids) - end)
 
 
 def appended(tokenizer: Any) -> int:

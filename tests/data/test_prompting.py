@@ -54,6 +54,15 @@ def test_an_end_that_is_no_special_token_of_the_tokenizer_is_seen():
     assert around(tokenizer) == (1, 1)
 
 
+@pytest.mark.parametrize(("name", "begun"), [("eos", 1), ("none", 1), ("bare", 0)])
+def test_a_prompt_that_begins_with_bos_has_one(name, begun):
+    """As the server's completions get it from clients that rendered a chat template."""
+    tokenizer = build_tokenizer(bos=False) if name == "bare" else ending(name)
+    own = tokenizer("return", add_special_tokens=False)["input_ids"]
+    assert prompt_ids("<s>return", tokenizer) == [BOS[1], *own]
+    assert prompt_ids("return", tokenizer) == [BOS[1]] * begun + own
+
+
 def sampled(tokenizer, monkeypatch):
     read = []
     monkeypatch.setattr(samples, "ends_of", lambda *_: set())
