@@ -341,6 +341,8 @@ class TapeTrainer(Trainer):
     def _require_same_record(self, folder: str) -> None:
         saved = trained.read_record(folder)
         fields = [name for name in ("base", "method", "names") if getattr(saved, name) != getattr(self.record, name)]
+        if saved.base_files and saved.base_files == self.record.base_files:  # the same one, wherever it was moved
+            fields = [name for name in fields if name != "base"]
         bare = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
         fields += trained.differing_fields(folder, bare.config)
         if isinstance(self.model, PeftModel) and saved.method == self.record.method:

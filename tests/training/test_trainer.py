@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -155,6 +156,22 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     other.model.config.rope_parameters = {**other.model.config.rope_parameters, "rope_theta": 5e5}
     with pytest.raises(UserError, match="differs in rope_parameters"):
         other.train(resume_from_checkpoint=str(tmp_path / "one" / "checkpoint-3"))
+
+
+def test_a_base_that_was_moved_is_the_same_by_its_weights(tmp_path):
+    """As one that each job copies to a disk of its machine; another one is refused."""
+
+    def based_on(base, files, output):
+        trainer = build(tmp_path / output)
+        trainer.record = replace(trainer.record, base=base, base_files=files)
+        return trainer
+
+    based_on("/scratch/job1/base", {"model.safetensors": "a"}, "one").train()
+    folder = str(tmp_path / "one" / "checkpoint-3")
+    based_on("/scratch/job2/base", {"model.safetensors": "a"}, "moved").train(resume_from_checkpoint=folder)
+    for files in ({"model.safetensors": "b"}, None):
+        with pytest.raises(UserError, match="differs in base"):
+            based_on("/scratch/job2/base", files, "other").train(resume_from_checkpoint=folder)
 
 
 def test_a_checkpoint_of_adapters_of_another_scale_is_refused(tmp_path):
