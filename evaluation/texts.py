@@ -56,21 +56,21 @@ def read(
         UserError: the source's data, or nothing left of them.
     """
     begin, end = (0, 0) if source.tokenised else prompting.around(tokenizer)
-    begin = begin if bare else 0
     try:
         found = selection.select(
             [source.spec],
             tokenizer,
             split,
             storage.cache_home() / "data",
-            min_tokens=min_tokens + begin + end,
+            min_tokens=min_tokens + end + (begin if bare else 0),
             max_documents=max_documents,
         )
     except UserError as error:
         raise UserError(_as_typed(error, source)) from error
     texts = []
     for name, ids in _documents(found.documents):
-        own = packing.without_ends(ids, tokenizer) if bare and source.tokenised else ids[begin : len(ids) - end]
+        own = ids[: len(ids) - end]
+        own = packing.without_ends(own, tokenizer) if bare else own
         texts.append(ScoredText(name, own[:max_tokens], source.stream))
     if join is None:
         return texts

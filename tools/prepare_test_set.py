@@ -34,7 +34,7 @@ import numpy as np
 from tape_ds import storage
 from tape_ds.arguments import Parser, below_one
 from tape_ds.data import packing, tokenizer
-from tape_ds.data.prompting import around
+from tape_ds.data.prompting import appended
 from tape_ds.data.sources import Source, parse_all, token_file
 from tape_ds.errors import Problem, collecting, command, raise_if_any
 
@@ -134,12 +134,12 @@ def chosen(
 ) -> Iterator[np.ndarray]:
     """Token ids int32 [n] of the documents that are taken; reading ends with the last of them."""
 
-    begin, end = (0, 0) if options.keep_special else around(tokens)
+    end = appended(tokens)
 
     def long_enough() -> Iterator[np.ndarray]:
         for source in sources:
             for _, ids in packing.encode(source.documents("heldout"), tokens):
-                own = ids[begin : len(ids) - end]
+                own = ids if options.keep_special else packing.without_ends(ids[: len(ids) - end], tokens)
                 if len(own) >= options.min_tokens:
                     yield own[: options.max_tokens]
 
