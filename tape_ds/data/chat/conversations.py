@@ -203,9 +203,8 @@ def _wrong(value: Any, column: str) -> tuple[str, str] | None:
             return f"turn {number} is {type(turn).__name__}, not a mapping", _OTHER_FORM
         held = {key for key, each in turn.items() if each is not None}
         if {"from", "value"} <= held:
-            return f"turn {number} has 'from' and 'value' (ShareGPT's form), not role and content", _SHAREGPT.format(
-                column
-            )
+            wrong = f"turn {number} has 'from' and 'value' (ShareGPT's form), not role and content"
+            return wrong, _SHAREGPT.format(column)
         for key in ("role", "content"):
             if not isinstance(turn.get(key), str):
                 found = type(turn[key]).__name__ if key in held else "nothing"
