@@ -6,7 +6,7 @@ BEGIN, END = 1, 2
 class Letters:
     """As much of transformers' interface as prompts and replies need: an id is a code point, BOS stands before."""
 
-    eos_token_id = END
+    bos_token_id, eos_token_id = BEGIN, END
     all_special_ids = (BEGIN, END)
 
     def __init__(self, end=()):
