@@ -60,7 +60,7 @@ def add_base_anyway(parser: Any) -> None:
     parser.add_argument(
         "--base_anyway",
         action="store_true",
-        help="put trained weights onto what lies in their base's place now, though it is not what they were trained on",
+        help="load trained weights onto the base that is found now, although it is not the one they were trained on",
     )
 
 

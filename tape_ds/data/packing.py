@@ -212,7 +212,7 @@ def encode(
     documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase"
 ) -> Iterator[tuple[Document, np.ndarray]]:
     """Yield every document with its token ids, int32 [n], n = 0 included; read and encoded in batches, in their
-    order. What a tokenizer begins every text with stands there once, also if the text begins with it."""
+    order. A BOS that the tokenizer puts before every text is there once, also if the text begins with it."""
     begin, doubled = tokenizers.begins(tokenizer), 0
     for batch in _batches(documents):
         # verbose=False: no advice about the native length, which these documents are meant to exceed

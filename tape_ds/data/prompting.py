@@ -1,7 +1,7 @@
 """Token ids of a text that something follows: begun as the tokenizer begins a text, without the end that some add.
 
 A tokenizer may end every text with EOS (``add_eos_token``, a template in its ``tokenizer.json``). A model that reads a
-prompt with that end behind it answers something else, and a score that counts the end is not the text's.
+prompt with that end answers something else, and a score that counts the end is not the text's.
 """
 
 from typing import Any

@@ -54,7 +54,7 @@ MAX_CHARACTERS = 100_000_000
 
 RUN_CODE = "read the code, and give --trust_remote_code to run it"
 _REBUILDING = ("LlamaTokenizer", "CodeLlamaTokenizer", "CohereTokenizer", "GemmaTokenizer", "GPTNeoXTokenizer")
-"""Classes that in transformers 4 make anew what a text begins and ends with, by ``add_bos_token`` and
+"""Classes that in transformers 4 rebuild what a text begins and ends with, by ``add_bos_token`` and
 ``add_eos_token``."""
 _UNKNOWN, _BEGIN, _END = "<unk>", "<s>", "</s>"
 # Sentencepiece drops lines above 4,192 bytes; a letter has at most 4.

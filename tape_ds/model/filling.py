@@ -78,7 +78,7 @@ def without_bar() -> Iterator[None]:
 
 def _is_no_report(record: Any) -> bool:
     text = record.getMessage()
-    return "LOAD REPORT" not in text or "CONVERSION" in text  # an error of conversion names what stands there only
+    return "LOAD REPORT" not in text or "CONVERSION" in text  # an error of conversion is named there only
 
 
 def fill(model: _Model, tensors: Mapping[str, Tensor], source: str) -> _Model:

@@ -54,5 +54,5 @@ def download(name: str, *, with_weights: bool = True) -> Path:
     except (OSError, ValueError, HTTPError) as error:
         reason = " ".join(str(error).split())[:300]
         remedy = "give a folder, or a hub id (owner/name, owner/name@revision) that can be reached"
-        raise UserError(Problem("model", name, f"no such folder, and not to be had ({reason})", remedy)) from error
+        raise UserError(Problem("model", name, f"no such folder, and not reachable ({reason})", remedy)) from error
     return folder

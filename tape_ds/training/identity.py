@@ -53,7 +53,7 @@ COMPUTING = (
 )
 """Packages another version of which may compute other numbers."""
 DATE = "chat_date"
-"""What a chat template is given for today: the day of the run's first start, which a resumed run takes over."""
+"""The date that a chat template gets for today: the day of the run's first start, kept by a resumed run."""
 COMMIT = "code.commit"
 """Of this repository's checkout: a difference is said, and refuses nothing, since most commits change no number."""
 

@@ -42,7 +42,7 @@ def test_a_revision_leads_to_its_commit(tmp_path, monkeypatch):
     found = {name: name_or_path.resolve(name) for name in ("org/tiny", "org/tiny@v1", f"org/tiny@{OLD}")}
     assert [hub.commit_of(folder) for folder in found.values()] == [NEW, OLD, OLD]
     assert hub.commit_of(tmp_path / "old") is None
-    with pytest.raises(UserError, match=r"org/tiny@v2.*no such folder, and not to be had"):
+    with pytest.raises(UserError, match=r"org/tiny@v2.*no such folder, and not reachable"):
         name_or_path.resolve("org/tiny@v2")
     with pytest.raises(UserError, match="no tokenizer could be read"):
         tokenizers.load("org/tiny@v1")
@@ -106,7 +106,7 @@ def test_a_hub_that_cannot_be_reached_is_a_user_error(monkeypatch):
         raise OSError("offline")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(UserError, match=r"not to be had \(offline\)"):
+    with pytest.raises(UserError, match=r"not reachable \(offline\)"):
         name_or_path.resolve("someone/nothing")
 
 

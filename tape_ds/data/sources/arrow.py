@@ -72,7 +72,7 @@ class ArrowFolder(TokenSource):
         Raises:
             UserError: a row without ids, or with a null among them; a damaged file.
         """
-        return self.reading(self._rows(), "it cannot be read", "write the folder anew")
+        return self.reading(self._rows(), "it cannot be read", "write the folder again")
 
     def _rows(self) -> Iterator[tuple[str, np.ndarray]]:
         import datasets
@@ -81,7 +81,7 @@ class ArrowFolder(TokenSource):
         try:
             dataset = datasets.load_from_disk(str(self.folder)).with_format("arrow")
         except Exception as error:  # of a folder that another version wrote datasets raises whatever it meets
-            raise UserError(self.problem(f"it cannot be read: {error!r}", "write the folder anew")) from error
+            raise UserError(self.problem(f"it cannot be read: {error!r}", "write the folder again")) from error
         for batch in dataset.iter(batch_size=64):
             rows = batch.column("input_ids").combine_chunks()
             names = batch.column("name").to_pylist() if "name" in batch.column_names else [None] * len(rows)
@@ -90,7 +90,7 @@ class ArrowFolder(TokenSource):
                 if row.is_valid and not row.values.null_count:
                     yield name, row.values.to_numpy()
                 else:
-                    self.leave_out(f"{name} has a null for a token id", "write the folder anew")
+                    self.leave_out(f"{name} has a null for a token id", "write the folder again")
                 number += 1
 
     def check_tokenizer(self, identity: str) -> list[Problem]:

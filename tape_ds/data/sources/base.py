@@ -200,7 +200,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def file_identity(path: Path) -> str:
-    """Return what stands for a file's contents, see :func:`tape_ds.storage.content_identity`."""
+    """Return the identity of a file's contents, see :func:`tape_ds.storage.content_identity`."""
     status = path.stat()
     if _dated.get() and status.st_size > storage.HASHED_WHOLE:
         return f"{status.st_size}@{status.st_mtime_ns}"

@@ -136,7 +136,7 @@ def native_length(config: Mapping[str, Any]) -> int | None:
 
 
 def _unreadable(config: Mapping[str, Any], stated: Any, length: int | None) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong and a remedy, for settings that no value of :mod:`.scaling` stands for."""
+    """Yield what is wrong and a remedy, for settings that :mod:`.scaling` cannot express."""
     if length is None:
         found = config.get("max_position_embeddings") or config.get("n_positions")
         yield f"its max_position_embeddings is {found!r}", "give a model whose config.json has its context length"

@@ -16,7 +16,7 @@ from tape_ds.recipe.recipe import Recipe
 UNKNOWN = 10**9
 """Steps of a run over epochs of data that are not counted yet: more than any warm-up or decay."""
 LOOKED_AT = 1000
-"""Steps of a schedule whose rates are looked at, beside the borders of its phases."""
+"""Steps of a schedule whose rates are looked at, besides the borders of its phases."""
 _NEED_THE_MODEL = ("galore", "apollo", "lomo", "adalomo")
 
 
@@ -37,7 +37,7 @@ def warmup_steps(asked: float, steps: int) -> int:
 
 
 def check_schedule(recipe: Recipe, steps: int) -> list[Problem]:
-    """Whether the schedule of a run of so many steps can be built, and gives rates from 0 to learning_rate."""
+    """Check that the schedule of a run of ``steps`` steps can be built, and gives rates from 0 to learning_rate."""
     if "scheduler" in (recipe.deepspeed or {}):
         return []
     name, given = recipe.trainer_value("lr_scheduler_type"), recipe.trainer_value("lr_scheduler_kwargs") or {}
