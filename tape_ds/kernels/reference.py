@@ -23,6 +23,8 @@ def attention(
     allowed_BTS: Tensor,
     scale: float,
     bias_BHTS: Tensor | Callable[[Tensor], Tensor] | None = None,
+    softcap: float | None = None,
+    sinks_H: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention whose value may be wider than its key.
 
@@ -33,6 +35,8 @@ def attention(
         allowed_BTS: True where a query may see a key; a query without any such key yields 0.
         scale: factor on the scores.
         bias_BHTS: added to the scaled scores; B and H may be 1. Or a function of these that gives it.
+        softcap: see :func:`capped`.
+        sinks_H: see :func:`softmax`.
 
     Returns:
         The output [B, H, T, V] in the value's dtype, and the weights [B, H, T, S] in fp32 (fp64 for fp64 input).
@@ -41,12 +45,25 @@ def attention(
     q, k, v = (upcast(x) for x in (q_BHTK, k_BGSK, v_BGSV))
     k_BHSK, v_BHSV = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     allowed_B1TS = allowed_BTS[:, None]
-    scores_BHTS = (q @ k_BHSK.transpose(-1, -2)) * scale
+    scores_BHTS = capped((q @ k_BHSK.transpose(-1, -2)) * scale, softcap)
     if bias_BHTS is not None:
         scores_BHTS = scores_BHTS + upcast(bias_BHTS if isinstance(bias_BHTS, Tensor) else bias_BHTS(scores_BHTS))
     scores_BHTS = scores_BHTS.masked_fill(~allowed_B1TS, torch.finfo(scores_BHTS.dtype).min)
-    weights_BHTS = torch.softmax(scores_BHTS, dim=-1).masked_fill(~allowed_B1TS, 0.0)
+    weights_BHTS = softmax(scores_BHTS, sinks_H).masked_fill(~allowed_B1TS, 0.0)
     return (weights_BHTS @ v_BHSV).to(v_BGSV.dtype), weights_BHTS
+
+
+def capped(scores: Tensor, softcap: float | None) -> Tensor:
+    """Squeeze scores smoothly into ``-softcap .. softcap`` (Gemma 2)."""
+    return scores if softcap is None else torch.tanh(scores / softcap) * softcap
+
+
+def softmax(scores_BHTS: Tensor, sinks_H: Tensor | None) -> Tensor:
+    """Softmax over the keys and each head's sink, a score without a value (gpt-oss); the sink's weight is left out."""
+    if sinks_H is None:
+        return scores_BHTS.softmax(dim=-1)
+    sinks_BHT1 = sinks_H.to(scores_BHTS.dtype)[:, None, None].expand(*scores_BHTS.shape[:3], 1)
+    return torch.cat((scores_BHTS, sinks_BHT1), dim=-1).softmax(dim=-1)[..., :-1]
 
 
 def rotate(x_BHTK: Tensor, state_BGTK: Tensor) -> Tensor:

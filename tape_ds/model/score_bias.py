@@ -40,9 +40,9 @@ class ScoreBias(NamedTuple):
         """Return the bias of a block of queries and keys, fp32 [B or 1, H or 1, t, s]."""
         return self.block(self.query_marks[:, :, queries], self.key_marks[:, :, keys])
 
-    def until(self, keys: int) -> ScoreBias:
-        """Return the same over the first ``keys`` keys only."""
-        return self._replace(key_marks=self.key_marks[:, :, :keys])
+    def part(self, queries: slice, keys: slice) -> ScoreBias:
+        """Return the bias of these queries and keys alone."""
+        return self._replace(query_marks=self.query_marks[:, :, queries], key_marks=self.key_marks[:, :, keys])
 
 
 class ContentBias(NamedTuple):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tape_ds.model.attention import backends
 from tape_ds.model.attention.borders import Borders
@@ -27,6 +28,9 @@ def attend(
     offset: int | Tensor | None = None,
     scale: float | None = None,
     score_bias: ScoreBias | ContentBias | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, ...]:
     """Attention of T queries over S keys, query t over those up to its own place ``offset + t``; without dropout.
@@ -41,6 +45,9 @@ def attend(
             a static cache) are never seen.
         scale: factor on the scores; default K ** -0.5.
         score_bias: what is added to the scaled scores; never held for all queries at once.
+        window: a query sees so many keys at most, its own and those before it on the key axis; None: all before it.
+        softcap: scaled scores become ``softcap * tanh(scores / softcap)``.
+        sinks: [H], one more score for each query head that takes part in the softmax and has no value.
         backend: "auto" or a name of :func:`available`; the environment variable ``TAPE_DS_ATTENTION`` overrides it.
 
     Returns:
@@ -48,9 +55,10 @@ def attend(
 
     Raises:
         ValueError: unknown backend, one that cannot compute this call here, queries that stand outside the key axis,
-            borders of other sequences, or an input so long that the only way left would hold the whole T x S matrix.
+            borders of other sequences, a soft cap together with a bias, or an input so long that the only way left
+            would hold the whole T x S matrix.
     """
-    call = complete(q_BHTK, k_BGSK, tuple(values), borders, offset, scale, score_bias)
+    call = complete(q_BHTK, k_BGSK, tuple(values), borders, offset, scale, score_bias, window, softcap, sinks)
     return backends.run(backends.choose(backend, call), call)
 
 
@@ -63,8 +71,15 @@ def attend_with_weights(
     offset: int | Tensor | None = None,
     scale: float | None = None,
     score_bias: ScoreBias | ContentBias | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """:func:`attend` by the ``reference`` backend, together with its weights [B, H, T, S] (fp32)."""
+    """:func:`attend` by the ``reference`` backend, together with its weights [B, H, T, S] (fp32) without the sinks'."""
     wide = torch.cat(list(values), dim=-1)
-    out, weights = attention_with_weights(complete(q_BHTK, k_BGSK, (wide,), borders, offset, scale, score_bias))
+    offset = k_BGSK.shape[2] - q_BHTK.shape[2] if offset is None else offset
+    call = complete(q_BHTK, k_BGSK, (wide,), borders, offset, scale, score_bias, window, softcap, sinks)
+    out, weights = attention_with_weights(call)
+    if isinstance(offset, int) and isinstance(call.offset, int):  # keys in front of the first query's window
+        weights = F.pad(weights, (offset - call.offset, 0))
     return out.split([value.shape[-1] for value in values], dim=-1), weights

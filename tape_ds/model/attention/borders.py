@@ -68,6 +68,11 @@ class Borders:
         """False where it is known that no token is padding."""
         return not self.known or self.packed.key_order is not None
 
+    @property
+    def contiguous(self) -> bool:
+        """Whether no padding and no other document's token is between two tokens of a document."""
+        return self.once("contiguous", _contiguous)
+
     def to(self, device: Any, non_blocking: bool = False) -> "Borders":
         """Return the same on another device, made once: accelerate moves a block's arguments to where the block is."""
         ids_BS = self.ids_BS.to(device, non_blocking=non_blocking)
@@ -153,6 +158,15 @@ def check_packed_sequences(cu_seq_lens: Tensor, longest: int, sequences: int, to
         )
     if longest < max(cu_seq_lens.diff().tolist()):
         raise ValueError(f"max_length_q = {longest}: a document has {max(cu_seq_lens.diff().tolist())} tokens")
+
+
+def _contiguous(borders: Borders) -> bool:
+    order = borders.packed.key_order
+    if order is None:
+        return True
+    jumps = order.diff() != 1
+    jumps[borders.packed.cu_keys[1:-1].long() - 1] = False  # from a document to the next
+    return not bool(jumps.any())
 
 
 def _pack(borders: Borders) -> Packed:

@@ -24,6 +24,9 @@ class AttentionCall(NamedTuple):
     offset: int | Tensor
     scale: float
     bias: ScoreBias | ContentBias | None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
 
     @property
     def document_ids(self) -> Tensor | None:
@@ -39,7 +42,41 @@ class AttentionCall(NamedTuple):
     @property
     def trains(self) -> bool:
         """Whether anybody asks for a gradient."""
-        return torch.is_grad_enabled() and any(x.requires_grad for x in (self.q, self.k, *self.values))
+        given = (self.q, self.k, *self.values, self.sinks)
+        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether scores are more than scaled products: none of torch's fused kernels takes the call as it is."""
+        return self.bias is not None or self.softcap is not None or self.sinks is not None
+
+    def part(self, start: int, stop: int) -> "AttentionCall":
+        """Return the call of the queries ``start .. stop`` alone, over those keys alone that they may see."""
+        first, last = 0, self.k.shape[2]
+        if isinstance(self.offset, int):
+            last = self.offset + stop
+            first = 0 if self.window is None else max(0, self.offset + start - self.window + 1)
+        window = None if self.window is None or self.window >= last - first else self.window
+        if (start, stop, first, last) == (0, self.q.shape[2], 0, self.k.shape[2]):
+            return self._replace(window=window)
+        queries, keys, offset = slice(start, stop), slice(first, last), self.offset + start - first
+
+        def cut(borders: Borders) -> Borders:
+            return Borders(borders.ids_BS[:, keys], stop - start, offset)
+
+        borders, bias = self.borders, self.bias
+        if borders is not None and (start, stop, first) != (0, borders.queries, 0):
+            # A compiled graph's lengths cannot be looked up.
+            borders = cut(borders) if torch.compiler.is_compiling() else borders.once((start, stop, first), cut)
+        return self._replace(
+            q=self.q[:, :, queries],
+            k=self.k[:, :, keys],
+            values=tuple(value[:, :, keys] for value in self.values),
+            borders=borders,
+            offset=offset,
+            bias=bias.part(queries, keys) if isinstance(bias, ScoreBias) else bias,
+            window=window,
+        )
 
 
 def joined(function: Callable[[AttentionCall], Tensor], call: AttentionCall) -> tuple[Tensor, ...]:
@@ -58,37 +95,43 @@ def complete(
     offset: int | Tensor | None,
     scale: float | None,
     bias: ScoreBias | ContentBias | None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> AttentionCall:
-    """Fill the defaults in, and drop the keys behind the last query: they play no part.
+    """Fill the defaults in; drop the keys that no query sees, and a window that reaches all that are left.
 
     Raises:
-        ValueError: queries that stand outside the key axis, or borders of other sequences.
+        ValueError: queries outside the key axis, borders of other sequences, an empty window, or a soft cap together
+            with a bias.
     """
+    if window is not None and window < 1:
+        raise ValueError(f"a window of {window} keys: give 1 or more, or None")
+    if softcap is not None and bias is not None:
+        raise ValueError("a soft cap on scores together with a bias on them is not supported: no model has both")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     offset = k.shape[2] - q.shape[2] if offset is None else offset
-    if isinstance(offset, Tensor):
-        return AttentionCall(q, k, values, borders, offset, scale, bias)
-    seen = offset + q.shape[2]
-    if offset < 0 or seen > k.shape[2]:
-        raise ValueError(f"{q.shape[2]} queries at offset {offset} do not fit on an axis of {k.shape[2]} keys")
-    if seen < k.shape[2]:
-        k, values = k[:, :, :seen], tuple(value[:, :, :seen] for value in values)
-        bias = bias.until(seen) if isinstance(bias, ScoreBias) else bias  # a ContentBias sees the keys it is given
-    if borders is not None and (len(q), k.shape[2], q.shape[2]) != (*borders.ids_BS.shape, borders.queries):
-        raise ValueError(
-            f"borders of {list(borders.ids_BS.shape)} keys and {borders.queries} queries do not fit "
-            f"{q.shape[2]} queries over {[len(q), k.shape[2]]} keys"
-        )
-    return AttentionCall(q, k, values, borders, offset, scale, bias)
+    if isinstance(offset, int):
+        seen = offset + q.shape[2]
+        if offset < 0 or seen > k.shape[2]:
+            raise ValueError(f"{q.shape[2]} queries at offset {offset} do not fit on an axis of {k.shape[2]} keys")
+        if borders is not None and (len(q), seen, q.shape[2]) != (*borders.ids_BS.shape, borders.queries):
+            raise ValueError(
+                f"borders of {list(borders.ids_BS.shape)} keys and {borders.queries} queries do not fit "
+                f"{q.shape[2]} queries over {[len(q), seen]} keys"
+            )
+    call = AttentionCall(q, k, values, borders, offset, scale, bias, window, softcap, sinks)
+    return call.part(0, q.shape[2])
 
 
-def allowed_keys(
-    queries: int, keys: int, document_ids: Tensor | None, offset: int | Tensor, device: torch.device
-) -> Tensor:
+def allowed_keys(call: AttentionCall) -> Tensor:
     """Return the mask that a call stands for: bool [B or 1, T, S], True where a query may see a key."""
-    query_positions = torch.arange(queries, device=device) + offset
-    key_positions = torch.arange(keys, device=device)
+    document_ids = call.document_ids
+    query_positions = torch.arange(call.q.shape[2], device=call.q.device) + call.offset
+    key_positions = torch.arange(call.k.shape[2], device=call.q.device)
     allowed_1TS = (key_positions[None, :] <= query_positions[:, None])[None]
+    if call.window is not None:
+        allowed_1TS = allowed_1TS & (key_positions[None, :] > query_positions[:, None] - call.window)
     if document_ids is None:
         return allowed_1TS
     query_ids_BT = document_ids.index_select(1, query_positions)

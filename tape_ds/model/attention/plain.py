@@ -24,13 +24,14 @@ def attention_with_weights(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Return the output [B, H, T, V] and the weights [B, H, T, S]."""
     call = blank_padding(call)
     q, k, v = call.q, call.k, call.v
-    allowed_BTS = allowed_keys(q.shape[2], k.shape[2], call.document_ids, call.offset, q.device)
+    allowed_BTS = allowed_keys(call)
+    bias: Tensor | Callable[[Tensor], Tensor] | None = None
     with fp32_kept(q):
         if isinstance(call.bias, ContentBias):
             bias = functools.partial(call.bias.block, q, allowed_BTS[:, None])
-            return reference.attention(q, k, v, allowed_BTS, call.scale, bias)
-        bias_BHTS = None if call.bias is None else call.bias.of(slice(None), slice(None))
-        return reference.attention(q, k, v, allowed_BTS, call.scale, bias_BHTS)
+        elif call.bias is not None:
+            bias = call.bias.of(slice(None), slice(None))
+        return reference.attention(q, k, v, allowed_BTS, call.scale, bias, call.softcap, call.sinks)
 
 
 def matrix_attention(
@@ -40,18 +41,20 @@ def matrix_attention(
     allowed_B1TS: Tensor | None,
     scale: float,
     bias_BHTS: Tensor | Callable[[Tensor], Tensor] | None = None,
+    softcap: float | None = None,
+    sinks_H: Tensor | None = None,
 ) -> Tensor:
     """Three plain steps in the dtype of k and v, which must be fp32 or wider; grouped queries lie side by side instead
     of repeated keys; 0 for a query that may see no key. The bias may be a function of the scaled scores."""
     groups, queries = k_BGSK.shape[1], q_BHTK.shape[2]
     q_BGXK = reference.upcast(q_BHTK).unflatten(1, (groups, -1)).flatten(2, 3)
     scores_BGXS = q_BGXK @ k_BGSK.transpose(-1, -2) * scale
-    scores_BHTS = scores_BGXS.unflatten(2, (-1, queries)).flatten(1, 2)
+    scores_BHTS = reference.capped(scores_BGXS.unflatten(2, (-1, queries)).flatten(1, 2), softcap)
     if bias_BHTS is not None:
         scores_BHTS = scores_BHTS + (bias_BHTS if isinstance(bias_BHTS, Tensor) else bias_BHTS(scores_BHTS))
     if allowed_B1TS is not None:
         scores_BHTS = scores_BHTS.masked_fill(~allowed_B1TS, torch.finfo(scores_BHTS.dtype).min)
-    weights_BHTS = scores_BHTS.softmax(dim=-1)
+    weights_BHTS = reference.softmax(scores_BHTS, sinks_H)
     if allowed_B1TS is not None:
         weights_BHTS = weights_BHTS.masked_fill(~allowed_B1TS, 0.0)
     out_BGXV = weights_BHTS.unflatten(1, (groups, -1)).flatten(2, 3) @ v_BGSV

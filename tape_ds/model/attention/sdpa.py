@@ -18,7 +18,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tape_ds.kernels.cpu_attention import cpu_attention
 from tape_ds.model.attention.biased import biased_attention
 from tape_ds.model.attention.borders import FEW_QUERIES, Borders, Packed
-from tape_ds.model.attention.call import AttentionCall, allowed_keys, blank_padding, fp32_kept, has_flash, joined
+from tape_ds.model.attention.call import (
+    AttentionCall,
+    allowed_keys,
+    blank_padding,
+    complete,
+    fp32_kept,
+    has_flash,
+    joined,
+)
 from tape_ds.model.attention.documents import attention_by_documents, by_key_width
 from tape_ds.model.attention.plain import attention_by_reference, few_queries
 
@@ -41,7 +49,7 @@ def attention_by_sdpa(call: AttentionCall) -> tuple[Tensor, ...]:
     Raises:
         ValueError: on CUDA and outside compiled graphs, a long input that none of torch's fused kernels takes.
     """
-    if call.q.is_cuda and call.bias is None:  # its kernels take one width: side by side, values would be cut again
+    if call.q.is_cuda and not call.changes_scores:  # they take one width: joined values would be cut again
         return tuple(_of_one_value(call._replace(values=(value,))) for value in call.values)
     return joined(_of_one_value, call)
 
@@ -49,14 +57,16 @@ def attention_by_sdpa(call: AttentionCall) -> tuple[Tensor, ...]:
 def _of_one_value(call: AttentionCall) -> Tensor:
     if not call.q.shape[2]:
         return attention_by_reference(call)
-    if call.bias is not None:
+    if call.changes_scores:
         with fp32_kept(call.q):
-            return biased_attention(call, call.bias, fused)
+            return biased_attention(call, fused)
     if isinstance(call.offset, Tensor):  # a static cache inside torch.compile: shapes must not depend on the offset
         return _masked(call)
     if call.borders is None:
-        return _unmasked(call.q, call.k, call.v, call.offset, call.scale)
+        return _unmasked(call)
     if torch.compiler.is_compiling() or call.q.shape[2] <= FEW_QUERIES or _is_small(call, call.borders):
+        return _masked(call)
+    if call.window is not None and not call.borders.contiguous:  # a document alone would count its own tokens only
         return _masked(call)
     return _by_document(call, call.borders)
 
@@ -67,19 +77,17 @@ def _is_small(call: AttentionCall, borders: Borders) -> bool:
     return scores <= MASK_ENTRIES * len(borders.packed.cu_keys)
 
 
-def _unmasked(q: Tensor, k: Tensor, v: Tensor, offset: int, scale: float) -> Tensor:
-    """Return one document, no padding: no mask larger than QUERY_BLOCK x S."""
-    queries = q.shape[2]
-    if queries == 1:
-        return fused(q, k, v, None, False, scale)
-    if offset == 0:
-        return fused(q, k, v, None, True, scale)
+def _unmasked(call: AttentionCall) -> Tensor:
+    """Return one document, no padding: no mask larger than QUERY_BLOCK x S, or than QUERY_BLOCK and a window's keys."""
+    queries = call.q.shape[2]
+    if queries == 1:  # its window is all keys that are left
+        return fused(call.q, call.k, call.v, None, False, call.scale)
+    if call.offset == 0 and call.window is None:
+        return fused(call.q, call.k, call.v, None, True, call.scale)
     blocks = []
     for start in range(0, queries, QUERY_BLOCK):
-        stop = min(start + QUERY_BLOCK, queries)
-        seen = offset + stop
-        mask_1TS = allowed_keys(stop - start, seen, None, offset + start, q.device)
-        blocks.append(fused(q[:, :, start:stop], k[:, :, :seen], v[:, :, :seen], mask_1TS[:, None], False, scale))
+        part = call.part(start, min(start + QUERY_BLOCK, queries))
+        blocks.append(fused(part.q, part.k, part.v, allowed_keys(part)[:, None], False, call.scale))
     return torch.cat(blocks, dim=2)
 
 
@@ -87,20 +95,19 @@ def _masked(call: AttentionCall) -> Tensor:
     call = blank_padding(call)
     queries = call.q.shape[2]
     if call.q.shape[0] * queries * call.k.shape[2] <= BLOCKED_ENTRIES:
-        return _masked_block(call, 0, queries)  # no loop: a compiled graph would be made for one length alone
+        return _masked_block(call)  # no loop: a compiled graph would be made for one length alone
     starts = range(0, queries, QUERY_BLOCK)
-    return torch.cat([_masked_block(call, start, min(start + QUERY_BLOCK, queries)) for start in starts], dim=2)
+    return torch.cat([_masked_block(call.part(start, min(start + QUERY_BLOCK, queries))) for start in starts], dim=2)
 
 
-def _masked_block(call: AttentionCall, start: int, stop: int) -> Tensor:
-    """Return the queries ``start .. stop`` of a call whose padding is zeros."""
-    first = call.offset + start
-    allowed_BTS = allowed_keys(stop - start, call.k.shape[2], call.document_ids, first, call.q.device)
+def _masked_block(call: AttentionCall) -> Tensor:
+    """Return a call whose padding is zeros."""
+    allowed_BTS = allowed_keys(call)
     # A row without any key is a softmax over nothing. It sees everything (zeros, mostly) and is then dropped, so that
     # neither its output nor its gradient can be NaN on any of torch's backends.
     blind_B1T1 = ~allowed_BTS.any(dim=-1, keepdim=True)[:, None]
     mask = allowed_BTS[:, None] | blind_B1T1
-    return fused(call.q[:, :, start:stop], call.k, call.v, mask, False, call.scale).masked_fill(blind_B1T1, 0.0)
+    return fused(call.q, call.k, call.v, mask, False, call.scale).masked_fill(blind_B1T1, 0.0)
 
 
 def _by_document(call: AttentionCall, borders: Borders) -> Tensor:
@@ -113,8 +120,8 @@ def _by_document(call: AttentionCall, borders: Borders) -> Tensor:
         for q, k, v in pieces:
             if len(q):
                 q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-                past = k.shape[2] - q.shape[2]
-                outs.append(_unmasked(q, k, v, past, call.scale)[0].transpose(0, 1))
+                document = complete(q, k, (v,), None, None, call.scale, None, call.window)
+                outs.append(_unmasked(document)[0].transpose(0, 1))
         return torch.cat(outs) if outs else q_PHK.new_zeros(0, q_PHK.shape[1], v_PGV.shape[-1])
 
     return attention_by_documents(call, borders.packed, attention, one_width=False)[0]

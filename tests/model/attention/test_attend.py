@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from tape_ds.model.attention import sdpa
+from tape_ds.model.attention import biased, sdpa
 from tape_ds.model.attention.attend import attend_with_weights
 from tape_ds.model.attention.borders import borders_of
 from tests.model.attention.by_ids import attend
@@ -39,7 +39,7 @@ def inputs(queries=9, keys=9, heads=4, groups=2, key_width=6, value_width=12, dt
     return [torch.randn(batch, *shape, dtype=dtype, requires_grad=True) for shape in shapes]
 
 
-def oracle(q, k, v, documents, offset):
+def oracle(q, k, v, documents, offset, window=None, softcap=None, sinks=None):
     """One query at a time, in fp64, over the keys that the definition allows."""
     q, k, v = (x.double() for x in (q, k, v))
     group = q.shape[1] // k.shape[1]
@@ -49,25 +49,31 @@ def oracle(q, k, v, documents, offset):
         for h in range(q.shape[1]):
             for t in range(q.shape[2]):
                 place = t + offset
-                seen = [s for s in range(k.shape[2]) if ids[s] == ids[place] >= 0 and s <= place]
-                weights = torch.softmax(k[b, h // group, seen] @ q[b, h, t] * q.shape[-1] ** -0.5, dim=0)
-                rows.append(weights @ v[b, h // group, seen])
+                first = 0 if window is None else place - window + 1
+                seen = [s for s in range(k.shape[2]) if ids[s] == ids[place] >= 0 and first <= s <= place]
+                scores = k[b, h // group, seen] @ q[b, h, t] * q.shape[-1] ** -0.5
+                if softcap is not None:
+                    scores = softcap * torch.tanh(scores / softcap)
+                if sinks is not None:
+                    scores = torch.cat((scores, sinks[h : h + 1].double()))
+                rows.append(torch.softmax(scores, dim=0)[: len(seen)] @ v[b, h // group, seen])
     return torch.stack(rows).view(*q.shape[:3], v.shape[-1])
 
 
-def check(backend, q, k, v, documents=None, offset=None, tolerance=2e-6):
-    """Output and all three gradients equal the oracle's; the tolerance is for fp32 numbers of order 1."""
+def check(backend, q, k, v, documents=None, offset=None, tolerance=2e-6, **needs):
+    """Output and all gradients equal the oracle's; the tolerance is for fp32 numbers of order 1."""
     ids = None if documents is None else torch.tensor(documents)
-    out = attend(q, k, v, document_ids=ids, offset=offset, backend=backend)
+    out = attend(q, k, v, document_ids=ids, offset=offset, backend=backend, **needs)
     place = k.shape[2] - q.shape[2] if offset is None else offset
-    truth = oracle(q, k, v, documents, place)
+    truth = oracle(q, k, v, documents, int(place), **needs)
     torch.testing.assert_close(out.double(), truth, rtol=0, atol=tolerance)
     direction = torch.randn_like(out)
     if not out.requires_grad:  # every query is padding: nothing was computed that could have a gradient
         assert (out == 0).all()
         return
-    mine = torch.autograd.grad(out, (q, k, v), direction)
-    theirs = torch.autograd.grad(truth, (q, k, v), direction.double())
+    leaves = [q, k, v, *(need for need in needs.values() if isinstance(need, torch.Tensor))]
+    mine = torch.autograd.grad(out, leaves, direction)
+    theirs = torch.autograd.grad(truth, leaves, direction.double())
     for gradient, expected in zip(mine, theirs, strict=True):
         torch.testing.assert_close(gradient, expected, rtol=0, atol=4 * tolerance)
 
@@ -78,6 +84,38 @@ def test_every_mask_at_every_place(backend, places, documents):
     queries, offset = PLACES[places]
     q, k, v = inputs(queries=queries)
     check(backend, q, k, v, DOCUMENTS[documents], offset)
+
+
+def needs_of(*names, heads=4):
+    """A window of 4 keys, scores within -0.7 .. 0.7, a score without a value for each head."""
+    given = {"window": 4, "softcap": 0.7, "sinks": torch.linspace(-1, 2, heads).requires_grad_()}
+    return {name: given[name] for name in names}
+
+
+NEEDS = [("window",), ("softcap",), ("sinks",), ("window", "softcap"), ("window", "sinks")]
+
+
+@pytest.fixture(params=[False, True], ids=["", "a row at a time"])
+def rows(request, monkeypatch):
+    """Whether scores are computed a row at a time, and again in the backward."""
+    if request.param:
+        monkeypatch.setattr(biased, "BIASED_ENTRIES", 1)
+
+
+@pytest.mark.parametrize("needs", NEEDS, ids=" and ".join)
+@pytest.mark.parametrize(
+    "documents, places",
+    [
+        *((name, "full") for name in DOCUMENTS),
+        *(("none", place) for place in PLACES),
+        ("left", "chunk"),
+        ("packed", "chunk"),
+        ("left", "step"),
+    ],
+)
+def test_windows_soft_caps_and_sinks(backend, rows, documents, places, needs):
+    queries, offset = PLACES[places]
+    check(backend, *inputs(queries=queries), DOCUMENTS[documents], offset, **needs_of(*needs))
 
 
 @pytest.mark.parametrize("value_width", [3, 6, 7, 12, 18])
@@ -215,9 +253,9 @@ def test_no_mask_grows_with_the_square_of_the_length(monkeypatch, offset, docume
     monkeypatch.setattr(sdpa, "BLOCKED_ENTRIES", 100)
     allowed_keys = sdpa.allowed_keys
 
-    def spy(queries, *arguments):
-        largest.append(queries)
-        return allowed_keys(queries, *arguments)
+    def spy(call):
+        largest.append(call.q.shape[2])
+        return allowed_keys(call)
 
     monkeypatch.setattr(sdpa, "allowed_keys", spy)
     q, k, v = inputs(queries=50, keys=60)

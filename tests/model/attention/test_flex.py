@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tape_ds.model.attention import backends, flex
+from tape_ds.model.attention.borders import Borders
 from tape_ds.model.attention.call import allowed_keys, complete
 from tape_ds.model.attention.flex import flex_attend
 from tape_ds.model.score_bias import ScoreBias
@@ -150,7 +151,8 @@ def matrices(q, k, v, bias, ids):
     scores = q @ k.repeat_interleave(group, 1).mT * q.shape[-1] ** -0.5
     if bias is not None:
         scores = scores + bias.of(slice(None), slice(None)).to(q.dtype)
-    seen = allowed_keys(LENGTH, LENGTH, ids, 0, q.device)[:, None]
+    borders = None if ids is None else Borders(ids, LENGTH)
+    seen = allowed_keys(complete(q, k, (v,), borders, 0, 1.0, None))[:, None]
     weights = scores.masked_fill(~seen, -1e4).softmax(-1).masked_fill(~seen, 0.0)
     return weights @ v.repeat_interleave(group, 1)
 
