@@ -80,6 +80,8 @@ def attend_with_weights(
     offset = k_BGSK.shape[2] - q_BHTK.shape[2] if offset is None else offset
     call = complete(q_BHTK, k_BGSK, (wide,), borders, offset, scale, score_bias, window, softcap, sinks)
     out, weights = attention_with_weights(call)
-    if isinstance(offset, int) and isinstance(call.offset, int):  # keys in front of the first query's window
+    if not isinstance(offset, Tensor) and not isinstance(
+        call.offset, Tensor
+    ):  # keys in front of the first query's window
         weights = F.pad(weights, (offset - call.offset, 0))
     return out.split([value.shape[-1] for value in values], dim=-1), weights

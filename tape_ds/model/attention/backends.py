@@ -21,10 +21,11 @@ from tape_ds.model.attention.borders import FEW_QUERIES
 from tape_ds.model.attention.call import AttentionCall, joined
 from tape_ds.model.attention.flash import attention_by_flash
 from tape_ds.model.attention.flash import missing as missing_flash
+from tape_ds.model.attention.flash import why_not as why_not_flash
 from tape_ds.model.attention.flex import FLEX_QUERIES, attention_by_flex
 from tape_ds.model.attention.fused import attention_by_triton
 from tape_ds.model.attention.fused import why_not as why_not_triton
-from tape_ds.model.attention.names import NEEDS_CUDA, requested
+from tape_ds.model.attention.names import NEEDS_CUDA, cannot, requested
 from tape_ds.model.attention.plain import attention_by_reference
 from tape_ds.model.attention.sdpa import attention_by_sdpa
 from tape_ds.model.attention.varlen import attention_by_varlen
@@ -121,16 +122,17 @@ def _elementwise(call: AttentionCall) -> bool:
 
 def _auto(call: AttentionCall) -> str:
     device, chip = chip_of(call.q.device)
-    if call.bias is not None:
+    if call.changes_scores:
         # With fewer queries than one block its kernel gains nothing, and every step of decoding, one key more than the
         # last, would compile it anew.
-        if device == "cuda" and _elementwise(call) and call.q.shape[2] >= FLEX_QUERIES:
-            _say("flex (auto on cuda: the encoding's bias inside the kernel, no T x S matrix)")
+        what = "scores with the encoding's bias, a soft cap or sinks"
+        if device == "cuda" and _why_not("flex", call) is None and call.q.shape[2] >= FLEX_QUERIES:
+            _say(f"flex (auto on cuda: {what} inside the kernel, no T x S matrix)")
             return "flex"
-        _say(f"sdpa (auto on {device}: the encoding's bias for a block of queries at a time)")
+        _say(f"sdpa (auto on {device}: {what} for a block of queries at a time)")
         return "sdpa"
     name, reason = _unmeasured(call, device)
-    row = _measured(call, chip)
+    row = None if call.window is not None else _measured(call, chip)
     if row is not None:
         unfit = missing(row.backend, device) or _why_not(row.backend, call)
         if unfit is None:
@@ -143,11 +145,14 @@ def _auto(call: AttentionCall) -> str:
 
 def _unmeasured(call: AttentionCall, device: str) -> tuple[str, str]:
     """Return what is taken without a measurement on this chip, and why."""
-    if call.borders is not None and call.q.shape[2] > FEW_QUERIES and device in _GPUS:
+    masked = call.borders is not None or call.window is not None
+    if masked and call.q.shape[2] > FEW_QUERIES and device in _GPUS:
         unfit = _why_not("varlen", call)
         if unfit is None:
-            return "varlen", "documents or padding without a mask, in one call per K columns of the value"
-        return "sdpa", f"documents one by one or by masks, since varlen {unfit}"
+            return "varlen", "documents, padding or a window without a mask, in one call per K columns of the value"
+        return "sdpa", f"documents one by one or by masks, a window by blocks of queries, since varlen {unfit}"
+    if call.window is not None:
+        return "sdpa", "blocks of queries, each over the keys that its window reaches"
     if call.borders is not None:
         return "sdpa", "documents one by one, or by one mask where they are short"
     if sum(value.shape[-1] for value in call.values) <= call.q.shape[-1]:
@@ -180,6 +185,8 @@ def missing(name: str, device_type: str) -> str | None:
 
 def _why_not(name: str, call: AttentionCall) -> str | None:
     """Why a backend cannot compute this call."""
+    if (reason := cannot(name, call.needs)) is not None:
+        return reason
     if call.bias is not None and name == "flex" and not _elementwise(call):
         return "cannot compute this encoding's bias"
     if name not in ("flash", "triton", "varlen"):
@@ -190,11 +197,7 @@ def _why_not(name: str, call: AttentionCall) -> str | None:
         return "cannot take an offset that is a tensor (a static cache inside torch.compile)"
     if name == "triton":
         return why_not_triton(call)
-    if call.q.dtype not in (torch.float16, torch.bfloat16):
-        return f"is for fp16 and bf16, not {str(call.q.dtype).removeprefix('torch.')}"
-    if torch.compiler.is_compiling() and call.borders is not None and not call.borders.known:
-        return "cannot work out in a compiled graph where documents begin: give cu_seq_lens_q"
-    return why_not_varlen(call) if name == "varlen" else None
+    return why_not_varlen(call) if name == "varlen" else why_not_flash(call)
 
 
 def _say(choice: str) -> None:

@@ -46,6 +46,11 @@ class AttentionCall(NamedTuple):
         return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
 
     @property
+    def needs(self) -> list[str]:
+        """Which of :data:`tape_ds.model.attention.names.NEEDS` this call has."""
+        return [name for name in ("window", "softcap", "sinks") if getattr(self, name) is not None]
+
+    @property
     def changes_scores(self) -> bool:
         """Whether scores are more than scaled products: none of torch's fused kernels takes the call as it is."""
         return self.bias is not None or self.softcap is not None or self.sinks is not None
@@ -53,7 +58,7 @@ class AttentionCall(NamedTuple):
     def part(self, start: int, stop: int) -> "AttentionCall":
         """Return the call of the queries ``start .. stop`` alone, over those keys alone that they may see."""
         first, last = 0, self.k.shape[2]
-        if isinstance(self.offset, int):
+        if not isinstance(self.offset, Tensor):
             last = self.offset + stop
             first = 0 if self.window is None else max(0, self.offset + start - self.window + 1)
         window = None if self.window is None or self.window >= last - first else self.window
@@ -111,7 +116,7 @@ def complete(
         raise ValueError("a soft cap on scores together with a bias on them is not supported: no model has both")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     offset = k.shape[2] - q.shape[2] if offset is None else offset
-    if isinstance(offset, int):
+    if not isinstance(offset, Tensor):
         seen = offset + q.shape[2]
         if offset < 0 or seen > k.shape[2]:
             raise ValueError(f"{q.shape[2]} queries at offset {offset} do not fit on an axis of {k.shape[2]} keys")

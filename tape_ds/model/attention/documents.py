@@ -48,6 +48,19 @@ def attention_by_documents(
     return tuple(outs)
 
 
+def why_not(call: AttentionCall) -> str | None:
+    """Why kernels for packed tokens of 16 bits do not take this call."""
+    if call.q.dtype not in (torch.float16, torch.bfloat16):
+        return f"is for fp16 and bf16, not {str(call.q.dtype).removeprefix('torch.')}"
+    if call.borders is None:
+        return None
+    if torch.compiler.is_compiling() and not call.borders.known:
+        return "cannot work out in a compiled graph where documents begin: give cu_seq_lens_q"
+    if call.window is not None and not call.borders.contiguous:
+        return "cannot count a window over what is between the tokens of a document"
+    return None
+
+
 def by_key_width(attention: Callable[[Tensor], Tensor], value: Tensor, width: int) -> Tensor:
     """Call ``attention`` for every ``width`` columns of the value; the last may be narrower and is padded by zeros."""
     outs = []

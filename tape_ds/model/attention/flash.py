@@ -20,6 +20,7 @@ from torch import Tensor
 from tape_ds.model.attention.borders import Packed
 from tape_ds.model.attention.call import AttentionCall
 from tape_ds.model.attention.documents import attention_by_documents, by_key_width
+from tape_ds.model.attention.documents import why_not as why_not_documents
 
 logger = logging.getLogger(__name__)
 
@@ -34,20 +35,26 @@ class Release(NamedTuple):
     """What must be installed for the module to be this release; None: the module's name says enough."""
     capabilities: tuple[int, ...]
     """Major compute capabilities whose forward and backward it has."""
+    windows_and_caps: bool
+    """Whether its backward is known to follow ``window_size`` and ``softcap``, as its forward does."""
 
 
 # The fastest of a chip first. Version 2.8.3 carries a folder flash_attn/cute without the backward of packed sequences:
 # the module alone does not make a version 4.
 RELEASES = (
-    Release("flash-attn 3", "flash_attn_interface", None, (9,)),
-    Release("flash-attn 4", "flash_attn.cute", "flash-attn-4", (9, 10, 11, 12)),
-    Release("flash-attn 2", "flash_attn", "flash-attn", (8, 9, 10, 12)),
+    Release("flash-attn 3", "flash_attn_interface", None, (9,), True),
+    Release("flash-attn 4", "flash_attn.cute", "flash-attn-4", (9, 10, 11, 12), False),
+    Release("flash-attn 2", "flash_attn", "flash-attn", (8, 9, 10, 12), True),
 )
 
 
 def attention_by_flash(call: AttentionCall) -> tuple[Tensor, ...]:
-    """Any call without a bias, in fp16 or bf16."""
-    options = {"softmax_scale": call.scale, "causal": True}
+    """Return a call for which :func:`why_not` gives None."""
+    options: dict[str, Any] = {"softmax_scale": call.scale, "causal": True}
+    if call.window is not None:
+        options["window_size"] = (call.window - 1, 0)
+    if call.softcap is not None:
+        options["softcap"] = call.softcap
     if call.borders is None:
         q_BTHK, k_BSGK = call.q.transpose(1, 2), call.k.transpose(1, 2)
 
@@ -69,6 +76,14 @@ def attention_by_flash(call: AttentionCall) -> tuple[Tensor, ...]:
     return attention_by_documents(call, call.borders.packed, packed_attention, one_width=True)
 
 
+def why_not(call: AttentionCall) -> str | None:
+    """Why the installed release does not take this call."""
+    release = flash_functions().release if call.needs else None
+    if release is not None and not release.windows_and_caps:
+        return f"has no window and no soft cap in {release.name}, whose first versions left them out of the gradients"
+    return why_not_documents(call)
+
+
 def _output(answer: Any) -> Tensor:
     """Versions 3 and 4 may return the log-sum-exp too."""
     out: Tensor = answer[0] if isinstance(answer, tuple) else answer
@@ -76,12 +91,13 @@ def _output(answer: Any) -> Tensor:
 
 
 class Functions(NamedTuple):
-    """The two functions of a flash-attn version that are used here."""
+    """The two functions of a flash-attn version that are used here; both also take ``window_size`` and ``softcap``."""
 
     dense: Any
     """(q [B, T, H, K], k, v, *, softmax_scale, causal)."""
     varlen: Any
     """(q [P, H, K], k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal)."""
+    release: Release
 
 
 @functools.cache
@@ -97,7 +113,7 @@ def flash_functions() -> Functions:
             continue
         try:
             module = importlib.import_module(release.module)
-            return Functions(module.flash_attn_func, module.flash_attn_varlen_func)
+            return Functions(module.flash_attn_func, module.flash_attn_varlen_func, release)
         except (ImportError, AttributeError) as error:  # built for another torch; another package of that name
             logger.warning("attention: %s is installed and cannot be used: %s", release.module, error)
     raise ModuleNotFoundError(

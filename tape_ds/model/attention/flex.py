@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
+from tape_ds.kernels import reference
 from tape_ds.model.attention.call import AttentionCall, blank_padding
 from tape_ds.model.score_bias import ContentBias, ScoreBias
 
@@ -51,16 +52,25 @@ def flex_attend(call: AttentionCall, *, compiled: bool) -> Tensor:
     if isinstance(bias, ContentBias) or (bias is not None and bias.element is None):
         raise ValueError("FlexAttention needs a bias that is a function of one query and one key")
     function: Any = _compiled() if compiled else flex_attention
-    return function(
+    with_sums = {} if call.sinks is None else {"return_aux": AuxRequest(lse=True)}
+    answer = function(
         q.contiguous(),
         k.contiguous(),
         v.contiguous(),
-        score_mod=None if bias is None else score_mod(bias),
+        score_mod=_capped(call.softcap) if bias is None else score_mod(bias),
         block_mask=_block_mask(call, compiled),
         scale=call.scale,
         enable_gqa=q.shape[1] != k.shape[1],
         kernel_options=kernel_options(q.shape[2], k.shape[-1] + v.shape[-1]),
+        **with_sums,
     )
+    if call.sinks is None:
+        out: Tensor = answer
+        return out
+    # A sink takes exp(sink) / (sum over the keys + exp(sink)) of the weights, and the log of that sum is known.
+    out, log_sums_BHT = answer[0], answer[1].lse
+    kept_BHT1 = torch.sigmoid(log_sums_BHT - call.sinks[:, None].to(log_sums_BHT.dtype))[..., None]
+    return (out * kept_BHT1).to(out.dtype)
 
 
 def kernel_options(queries: int, columns: int) -> dict[str, int] | None:
@@ -83,11 +93,19 @@ def score_mod(bias: ScoreBias) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tens
     return modified
 
 
+def _capped(softcap: float | None) -> Callable[..., Tensor] | None:
+    if softcap is None:
+        return None
+    return lambda score, batch, head, query, key: reference.capped(score, softcap)
+
+
 def _block_mask(call: AttentionCall, compiled: bool) -> BlockMask:
-    document_ids, offset = call.document_ids, call.offset
+    document_ids, offset, window = call.document_ids, call.offset, call.window
 
     def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         seen = key <= query + offset
+        if window is not None:
+            seen = seen & (key > query + offset - window)
         if document_ids is None:
             return seen
         document = document_ids[batch, query + offset]

@@ -1,16 +1,18 @@
 """Attention by this project's Triton kernels: scores computed once for the value and the position state beside it.
 
-A value no wider than the key needs no kernel of ours, except for a step of decoding: torch's own answers it, so that
-the backend ``triton`` serves every layer of a model.
+A value no wider than the key needs no kernel of ours, except for a step of decoding: torch's own answer it (``varlen``
+where documents would be a call each), so that the backend ``triton`` serves every layer of a model.
 """
 
 import torch
 from torch import Tensor
 
 from tape_ds.kernels import decode_attention, tape_attention
-from tape_ds.model.attention.borders import Borders
+from tape_ds.model.attention.borders import FEW_QUERIES, Borders
 from tape_ds.model.attention.call import AttentionCall
 from tape_ds.model.attention.sdpa import attention_by_sdpa
+from tape_ds.model.attention.varlen import attention_by_varlen
+from tape_ds.model.attention.varlen import why_not as why_not_varlen
 
 
 def attention_by_triton(call: AttentionCall) -> tuple[Tensor, ...]:
@@ -22,7 +24,8 @@ def attention_by_triton(call: AttentionCall) -> tuple[Tensor, ...]:
             call.q, call.k, *halves, offset=call.offset, document_ids=call.document_ids, scale=call.scale
         )
     elif len(halves) == 1:
-        return attention_by_sdpa(call)
+        packed = call.q.device.type != "cpu" and call.borders is not None and call.q.shape[2] > FEW_QUERIES
+        return attention_by_varlen(call) if packed and why_not_varlen(call) is None else attention_by_sdpa(call)
     else:
         documents = None if call.borders is None else call.borders.once("kernels", _for_kernels)
         outs = tape_attention.tape_attention(

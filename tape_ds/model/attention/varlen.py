@@ -13,6 +13,7 @@ from torch.nn.attention.varlen import varlen_attn
 from tape_ds.model.attention.borders import Packed
 from tape_ds.model.attention.call import AttentionCall, has_flash
 from tape_ds.model.attention.documents import attention_by_documents, whole_sequences
+from tape_ds.model.attention.documents import why_not as why_not_documents
 
 # torch 2.11 takes grouped heads without being told; later versions ask for it.
 _ASKS_FOR_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
@@ -35,7 +36,7 @@ def attention_by_varlen(call: AttentionCall) -> tuple[Tensor, ...]:
             packed.longest_queries,
             packed.longest_keys,
             scale=call.scale,
-            window_size=(-1, 0),
+            window_size=(-1 if call.window is None else call.window - 1, 0),
             **grouped,
         )
         assert isinstance(out_PHK, Tensor)  # nobody asked for the log-sum-exp
@@ -45,7 +46,9 @@ def attention_by_varlen(call: AttentionCall) -> tuple[Tensor, ...]:
 
 
 def why_not(call: AttentionCall) -> str | None:
-    """Why its kernels do not run here, or do not take heads of this size."""
+    """Why its kernels do not run here, or do not take this call."""
+    if (reason := why_not_documents(call)) is not None:
+        return reason
     if not has_flash(call.q):
         return "needs a GPU of compute capability 8.0 or newer"
     width = call.q.shape[-1]

@@ -6,9 +6,13 @@ import pytest
 import torch
 
 from tape_ds.model.attention import biased, sdpa
+from tape_ds.model.attention.attend import attend as attend_values
 from tape_ds.model.attention.attend import attend_with_weights
 from tape_ds.model.attention.borders import borders_of
+from tape_ds.model.attention.call import allowed_keys, complete
+from tape_ds.model.score_bias import ScoreBias
 from tests.model.attention.by_ids import attend
+from tests.model.test_score_bias import Largest
 
 # Which code answers a call depends on sizes; these thresholds make every route answer at tiny ones.
 ROUTES = {
@@ -92,14 +96,8 @@ def needs_of(*names, heads=4):
     return {name: given[name] for name in names}
 
 
+BIAS = ScoreBias(torch.zeros(1, 1, 9, 1), torch.zeros(1, 1, 9, 1), lambda q, k: q - k.mT)
 NEEDS = [("window",), ("softcap",), ("sinks",), ("window", "softcap"), ("window", "sinks")]
-
-
-@pytest.fixture(params=[False, True], ids=["", "a row at a time"])
-def rows(request, monkeypatch):
-    """Whether scores are computed a row at a time, and again in the backward."""
-    if request.param:
-        monkeypatch.setattr(biased, "BIASED_ENTRIES", 1)
 
 
 @pytest.mark.parametrize("needs", NEEDS, ids=" and ".join)
@@ -107,15 +105,117 @@ def rows(request, monkeypatch):
     "documents, places",
     [
         *((name, "full") for name in DOCUMENTS),
-        *(("none", place) for place in PLACES),
+        *(("none", name) for name in PLACES),
         ("left", "chunk"),
-        ("packed", "chunk"),
-        ("left", "step"),
+        ("packed", "step"),
     ],
 )
-def test_windows_soft_caps_and_sinks(backend, rows, documents, places, needs):
+def test_windows_soft_caps_and_sinks(backend, documents, places, needs):
     queries, offset = PLACES[places]
     check(backend, *inputs(queries=queries), DOCUMENTS[documents], offset, **needs_of(*needs))
+
+
+@pytest.mark.parametrize("needs", NEEDS, ids=" and ".join)
+@pytest.mark.parametrize("heads, groups, value_width", [(4, 4, 3), (6, 2, 4), (5, 1, 15)])
+@pytest.mark.parametrize("places", ["full", "chunk"])
+def test_needs_with_every_grouping_and_value(backend, monkeypatch, heads, groups, value_width, places, needs):
+    """A value narrower than the key is DeepSeek's. Capped scores are computed row by row, and again in the backward."""
+    monkeypatch.setattr(biased, "BIASED_ENTRIES", 1)
+    queries, offset = PLACES[places]
+    q, k, v = inputs(queries=queries, heads=heads, groups=groups, value_width=value_width)
+    check(backend, q, k, v, SCATTERED, offset, **needs_of(*needs, heads=heads))
+
+
+@pytest.mark.parametrize("needs", NEEDS, ids=" and ".join)
+@pytest.mark.parametrize("documents", ["none", "left"])
+def test_needs_in_a_static_cache(backend, documents, needs):
+    check(backend, *inputs(queries=3), DOCUMENTS[documents], torch.tensor(4), **needs_of(*needs))
+
+
+@pytest.mark.parametrize("window", [1, 3, 64, 65, 1000])
+@pytest.mark.parametrize("length", [1, 2, 65])
+def test_windows_of_any_size(backend, length, window):
+    q, k, v = inputs(queries=length, keys=length, heads=2, batch=1)
+    check(backend, q, k, v, window=window, tolerance=4e-6)
+
+
+def test_needs_are_exact_in_fp64(backend):
+    q, k, v = inputs(dtype=torch.float64)
+    sinks = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    check(backend, q, k, v, PACKED, tolerance=1e-13, window=3, softcap=0.7, sinks=sinks)
+
+
+def test_several_values_share_capped_scores_and_sinks(backend):
+    q, k, v = inputs(value_width=12)
+    sinks = torch.randn(4)
+    whole = attend(q, k, v, window=4, softcap=0.7, sinks=sinks, backend=backend)
+    parts = attend_values(q, k, v.split([3, 9], dim=-1), window=4, softcap=0.7, sinks=sinks, backend=backend)
+    torch.testing.assert_close(torch.cat(parts, dim=-1), whole, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("needs", NEEDS, ids=" and ".join)
+def test_half_precision_is_rounded_once(needs):
+    """Capped scores and sinks are fp32 whatever the query is; with a window torch rounds the weights as well."""
+    q, k, v = (x.detach().bfloat16() for x in inputs())
+    given = needs_of(*needs)
+    out = attend(q, k, v, backend="sdpa", **given)
+    truth = oracle(q, k, v, None, 0, **given)
+    step = torch.finfo(torch.bfloat16).eps * (4 if needs == ("window",) else 1)
+    assert out.dtype == torch.bfloat16 and ((out.double() - truth).abs() <= step * truth.abs() + step / 20).all()
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("needs", [need for need in NEEDS if "window" in need], ids=" and ".join)
+def test_keys_in_front_of_the_window_are_never_read(backend, queries, needs):
+    """A step of decoding over a long cache costs what its window costs."""
+    q, k, v = (x.detach() for x in inputs(queries=queries))
+    given = needs_of(*needs)
+    expected = oracle(q, k, v, None, 9 - queries, **given)
+    first = 9 - queries - 4 + 1
+    k[:, :, :first], v[:, :, :first] = torch.nan, torch.nan
+    out = attend(q, k, v, backend=backend, **given)
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("keys", [None, torch.tensor([[0] * 9, [0] * 8 + [-1]])], ids=["whole", "padded"])
+def test_a_window_that_reaches_everything_is_none(keys):
+    q, k, v = inputs()
+    borders = None if keys is None else borders_of(keys, 9)
+    assert complete(q, k, (v,), borders, None, None, None, window=9).window is None
+    assert complete(q, k, (v,), borders, None, None, None, window=8).window == 8
+    step = complete(q[:, :, -1:], k, (v,), None, None, None, None, window=4)
+    assert (step.window, step.k.shape[2], step.offset) == (None, 4, 3)
+
+
+@pytest.mark.parametrize(
+    "needs, wrong", [({"window": 0}, "a window of 0"), ({"softcap": 1.0, "score_bias": BIAS}, "bias")]
+)
+def test_impossible_needs_are_refused(needs, wrong):
+    with pytest.raises(ValueError, match=wrong):
+        attend(*inputs(), **needs)
+
+
+@pytest.mark.parametrize("documents", [None, "packed", "padded"])
+@pytest.mark.parametrize("needs", [need for need in NEEDS if "window" in need], ids=" and ".join)
+def test_with_a_window_nothing_grows_with_the_square_of_the_length(monkeypatch, documents, needs):
+    """Twice the tokens: no larger tensor but those of the tokens themselves, forward and backward, and no larger mask;
+    four times in all would be T x S."""
+    monkeypatch.setattr(sdpa, "QUERY_BLOCK", 16)
+    monkeypatch.setattr(sdpa, "MASK_ENTRIES", 0)
+    monkeypatch.setattr(biased, "BIASED_LEAST", 16)
+    largest, masks = [], []
+    for owner in (sdpa, biased):
+        monkeypatch.setattr(owner, "allowed_keys", lambda call: masks.append(allowed_keys(call)) or masks[-1])
+    for length in (512, 1024):
+        q, k, v = inputs(queries=length, keys=length, heads=1, groups=1, key_width=2, value_width=2, batch=1)
+        ids = None if documents is None else torch.arange(length)[None] // 100
+        if documents == "padded":
+            ids = torch.zeros(1, length, dtype=torch.int64).index_fill(1, torch.arange(30), -1)
+        with Largest() as seen:
+            attend(q, k, v, document_ids=ids, backend="sdpa", **needs_of(*needs, heads=1)).sum().backward()
+        largest.append(seen.numel)
+    assert max(mask.numel() for mask in masks) <= 16 * (16 + 3)
+    assert largest[1] <= 2 * 1024
 
 
 @pytest.mark.parametrize("value_width", [3, 6, 7, 12, 18])
@@ -283,6 +383,21 @@ def test_weights_explain_the_output():
     real = torch.tensor(HOLES)[:, None, :] >= 0
     torch.testing.assert_close(weights.sum(-1), real.expand(2, 4, 9).float())
     assert (weights.triu(1) == 0).all()
+
+
+@pytest.mark.parametrize("places", ["full", "chunk", "unused end"])
+def test_weights_of_a_window_and_sinks(places):
+    """One column for each key, also for those in front of every window, and none for the sink."""
+    queries, offset = PLACES[places]
+    q, k, v = inputs(queries=queries)
+    given = needs_of("window", "softcap", "sinks")
+    out, weights = attend_with_weights(q, k, [v], offset=offset, **given)
+    seen = offset + queries
+    assert weights.shape == (2, 4, queries, seen)
+    torch.testing.assert_close(weights @ v[:, :, :seen].repeat_interleave(2, 1), out[0])
+    place = torch.arange(queries)[:, None] + offset
+    hidden = (torch.arange(seen) > place) | (torch.arange(seen) <= place - 4)
+    assert (weights[..., hidden] == 0).all() and (weights[..., ~hidden] > 0).all() and (weights.sum(-1) < 1).all()
 
 
 def test_queries_off_the_key_axis_are_refused(backend):

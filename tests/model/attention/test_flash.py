@@ -146,7 +146,7 @@ def test_capability_and_version_choose_not_what_imports(monkeypatch, capability,
             assert "in a version for this GPU" in flash.missing()
         else:
             assert flash.missing() is None
-            assert flash.flash_functions() == (f"{taken} dense", f"{taken} varlen")
+            assert flash.flash_functions()[:2] == (f"{taken} dense", f"{taken} varlen")
 
 
 def test_a_broken_release_is_left_out_aloud(monkeypatch, caplog):
