@@ -52,11 +52,12 @@ def biased(name, queries=S, offset=0, heads="gqa", keys=S, dtype=torch.float32):
     return qkv, bias, [] if first else [state]
 
 
-def oracle(q, k, v, bias, documents, offset):
+def oracle(q, k, v, bias, documents, offset, window=S):
     """The whole matrix in fp64."""
     group, T, keys = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
     scores = q.double() @ k.double().repeat_interleave(group, 1).mT * K**-0.5
     seen = torch.arange(keys)[None] <= torch.arange(T)[:, None] + offset
+    seen &= torch.arange(keys)[None] > torch.arange(T)[:, None] + offset - window
     if documents is not None:
         ids = torch.tensor(documents)
         own = ids[:, offset : offset + T, None]
@@ -73,7 +74,7 @@ def check(qkv, bias, learned, documents, offset, backend="sdpa", tolerance=2e-6,
     ids = None if documents is None else torch.tensor(documents)
     place = int(offset)
     out = attend(*qkv, document_ids=ids, offset=offset, score_bias=bias, backend=backend, **arguments)
-    truth = oracle(*qkv, bias, documents, place)
+    truth = oracle(*qkv, bias, documents, place, arguments.get("window", max(S, qkv[1].shape[2])))
     torch.testing.assert_close(out.double(), truth, rtol=0, atol=tolerance)
     direction = torch.randn_like(out)
     leaves = [*qkv, *learned]
@@ -99,6 +100,16 @@ def test_every_mask_at_every_place(name, documents, places, blocks):
 @pytest.mark.parametrize("name", BIASED)
 def test_every_kind_of_heads(name, heads, backend, blocks):
     check(*biased(name, 4, 2, heads=heads), SCATTERED, 2, backend)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "reference"])
+@pytest.mark.parametrize(
+    "documents, places", [("none", "full"), ("scattered", "full"), ("left", "chunk"), ("none", "step")]
+)
+@pytest.mark.parametrize("name", BIASED)
+def test_within_a_window(name, documents, places, backend, blocks):
+    queries, offset = PLACES[places]
+    check(*biased(name, queries, offset), DOCUMENTS[documents], offset, backend, window=4)
 
 
 @pytest.mark.parametrize("name", BIASED)
@@ -157,7 +168,7 @@ def test_half_precision_keeps_the_bias_in_fp32(name, dtype, training, blocks):
     qkv, bias, learned = biased(name, 65, keys=65, dtype=dtype)
     with torch.set_grad_enabled(training):
         out = attend(*qkv, score_bias=bias, backend="sdpa")
-        truth = oracle(*qkv, bias, None, 0)
+        truth = oracle(*qkv, bias, None, 0, window=65)
     assert out.dtype == dtype
     step = torch.finfo(dtype).eps
     assert ((out.double() - truth).abs() <= step * truth.abs() + step / 20).all()

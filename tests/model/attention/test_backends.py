@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend
 
-from tape_ds.model.attention import available, backends, missing, problems, sdpa
+from tape_ds.model.attention import available, backends, missing, problems, problems_with_needs, sdpa
 from tape_ds.model.attention.backends import Chip, StoredChoice, choose
 from tape_ds.model.attention.borders import borders_of
 from tape_ds.model.attention.call import complete
@@ -21,11 +21,13 @@ BY_BLOCKS = ELEMENTWISE._replace(element=None)
 ROW = StoredChoice("sm_90", "bfloat16", 8, 16, False, 4, 64, "triton", "attention_h100.csv, 2026-11-21")
 
 
-def call(queries=9, value_width=16, dtype=torch.bfloat16, bias=None, offset=None, documents=1, keys=9, width=8):
+def call(
+    queries=9, value_width=16, dtype=torch.bfloat16, bias=None, offset=None, documents=1, keys=9, width=8, **needs
+):
     shapes = ((4, queries, width), (2, keys, width), (2, keys, value_width))
     q, k, v = (torch.zeros(1, *shape, dtype=dtype) for shape in shapes)
     ids = torch.arange(keys)[None] * documents // keys
-    return complete(q, k, (v,), borders_of(ids, queries, keys - queries), offset, None, bias)
+    return complete(q, k, (v,), borders_of(ids, queries, keys - queries), offset, None, bias, **needs)
 
 
 @pytest.fixture
@@ -67,13 +69,41 @@ def test_without_a_measurement_torch_s_own_is_chosen(on_a_gpu, said):
         ({"width": 12}, "sdpa"),
         ({"queries": 1}, "sdpa"),
         ({"bias": BY_BLOCKS}, "sdpa"),
+        ({"window": 4}, "varlen"),
+        ({"window": 4, "documents": 1}, "varlen"),
+        ({"window": 4, "documents": 1, "dtype": torch.float32}, "sdpa"),
+        ({"window": 4, "documents": 1, "queries": 1}, "sdpa"),
+        ({"window": 40, "documents": 1}, "sdpa"),
+        ({"softcap": 1.0}, "sdpa"),
     ],
-    ids=["packed", "one document", "fp32", "odd heads", "a step of decoding", "a bias"],
+    ids=[
+        "packed",
+        "one document",
+        "fp32",
+        "odd heads",
+        "a step of decoding",
+        "a bias",
+        "a window and documents",
+        "a window",
+        "a window in fp32",
+        "a window in decoding",
+        "a window over everything",
+        "a soft cap on a short text",
+    ],
 )
 def test_packed_rows_in_16_bit_take_varlen_on_a_gpu(on_a_gpu, said, changes, chosen):
     """Document by document they cost a call for each, forward and backward, in every layer."""
     assert choose("auto", call(**{"queries": 40, "keys": 40, "documents": 3, **changes})) == chosen
     assert (changes.get("documents") == 1) or "document" in said()[0] or "bias" in said()[0]
+
+
+def test_a_window_is_not_counted_over_padding_inside_a_document(on_a_gpu):
+    """Kernels for packed tokens see the document alone, and would reach one key too far for each token left out."""
+    q = torch.zeros(1, 2, 40, 8, dtype=torch.bfloat16)
+    for hole, chosen in ((0, "varlen"), (39, "varlen"), (20, "sdpa")):
+        ids = torch.zeros(1, 40, dtype=torch.int32).index_fill(1, torch.tensor(hole), -1)
+        made = complete(q, q, (q,), borders_of(ids, 40), None, None, None, window=4)
+        assert choose("auto", made) == chosen
 
 
 def test_a_measurement_of_dense_rows_says_nothing_of_packed_ones(on_a_gpu, monkeypatch):
@@ -100,8 +130,11 @@ def test_what_cannot_be_worked_out_in_a_compiled_graph_is_left_to_masks(on_a_gpu
         ({"dtype": torch.float16}, "sdpa"),
         ({"value_width": 8}, "sdpa"),
         ({"bias": BY_BLOCKS}, "sdpa"),
+        ({"window": 4}, "sdpa"),
+        ({"softcap": 1.0}, "sdpa"),
+        ({"sinks": torch.zeros(4)}, "sdpa"),
     ],
-    ids=["its own", "too few queries", "another dtype", "another value", "a bias"],
+    ids=["its own", "too few queries", "another dtype", "another value", "a bias", "a window", "a soft cap", "sinks"],
 )
 def test_a_stored_measurement_decides_for_its_own_shapes(on_a_gpu, monkeypatch, said, changes, chosen):
     monkeypatch.setattr(backends, "table", lambda: (ROW,))
@@ -131,7 +164,9 @@ def test_another_chip_s_measurement_says_nothing(monkeypatch):
 def test_texts_with_a_bias_take_flex_on_a_gpu(on_a_gpu, monkeypatch):
     """A step of decoding has one key more than the last: each would compile the kernel anew."""
     monkeypatch.setattr(backends, "FLEX_QUERIES", 4)
-    assert choose("auto", call(bias=ELEMENTWISE)) == "flex"
+    assert choose("auto", call(bias=ELEMENTWISE)) == choose("auto", call(softcap=1.0)) == "flex"
+    assert choose("auto", call(sinks=torch.zeros(4), window=3)) == "flex"
+    assert choose("auto", call(sinks=torch.zeros(4), queries=1)) == "sdpa"
     assert choose("auto", call(bias=ELEMENTWISE, queries=1)) == "sdpa"
     assert choose("auto", call(bias=BY_BLOCKS)) == "sdpa"
 
@@ -181,6 +216,9 @@ def test_what_a_machine_lacks_is_known_before_a_run(monkeypatch):
         ("varlen", {"dtype": torch.float32}, "is for fp16 and bf16, not float32"),
         ("varlen", {"width": 12}, "takes heads of a multiple of 8 up to 256, not 12"),
         ("flex", {"bias": BY_BLOCKS}, "cannot compute this encoding's bias"),
+        ("varlen", {"softcap": 1.0, "sinks": torch.zeros(4)}, "a soft cap on scores and attention sinks"),
+        ("flash", {"sinks": torch.zeros(4)}, "cannot compute attention sinks"),
+        ("triton", {"window": 4}, "cannot compute a sliding window"),
     ],
     ids=[
         "flash with a bias",
@@ -191,12 +229,34 @@ def test_what_a_machine_lacks_is_known_before_a_run(monkeypatch):
         "varlen in fp32",
         "varlen with odd heads",
         "flex by blocks",
+        "varlen with a soft cap and sinks",
+        "flash with sinks",
+        "triton with a window",
     ],
 )
 def test_a_backend_that_cannot_compute_the_call_refuses_it(on_a_gpu, monkeypatch, backend, changes, reason):
     monkeypatch.setattr(backends, "missing_flash", lambda: None)
     with pytest.raises(ValueError, match=f"attention backend '{backend}' .*{reason}.*; choose auto or sdpa"):
         choose(backend, call(**changes))
+
+
+@pytest.mark.parametrize("needs", [("window",), ("softcap",), ("sinks",), ("window", "sinks")], ids=" and ".join)
+@pytest.mark.parametrize("backend", ["auto", *NEEDS_CUDA])
+def test_a_configuration_is_refused_for_what_its_calls_would_be(on_a_gpu, monkeypatch, backend, needs):
+    monkeypatch.setattr(backends, "missing_flash", lambda: None)
+    monkeypatch.setattr(backends, "why_not_flash", lambda call: None)
+    given = {"window": 4, "softcap": 1.0, "sinks": torch.zeros(4)}
+    needed = {name: name in needs for name in given}
+    found = problems_with_needs(backend, **needed)
+    assert problems_with_needs(backend, window=False, softcap=False, sinks=False) == []
+    made = call(**{name: given[name] for name in needs})
+    if found:
+        with pytest.raises(ValueError, match=found[0].wrong):
+            choose(backend, made)
+        monkeypatch.setenv("TAPE_DS_ATTENTION", backend)
+        assert [each.field for each in problems_with_needs("auto", **needed)] == ["TAPE_DS_ATTENTION"]
+    else:
+        choose(backend, made)
 
 
 def test_every_backend_can_be_named():

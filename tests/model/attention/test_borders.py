@@ -47,6 +47,11 @@ def test_sequences_in_order_and_without_padding_are_read_where_they_lie():
     assert packed.cu_keys.dtype == torch.int32 and (packed.longest_queries, packed.longest_keys) == (6, 6)
 
 
+@pytest.mark.parametrize("documents", [name for name in DOCUMENTS if name != "none"])
+def test_gaps_inside_documents_are_known(documents):
+    assert Borders(torch.tensor(DOCUMENTS[documents]), 9).contiguous == (documents in ("packed", "left", "right"))
+
+
 def test_one_document_a_sequence_has_no_borders():
     assert borders_of(torch.tensor([[4, 4], [0, 0]]), 2) is None
     assert borders_of_packed_sequences(torch.tensor([0, 2, 4]), 2, sequences=2, tokens=2) is None

@@ -17,18 +17,24 @@ import torch
 
 from tape_ds.model.attention import backends, flash
 from tape_ds.model.attention.borders import borders_of
+from tape_ds.model.attention.call import complete
 from tests.model.attention.by_ids import attend
-from tests.model.attention.test_attend import DOCUMENTS, PLACES, inputs, oracle
+from tests.model.attention.test_attend import DOCUMENTS, PLACES, inputs, needs_of, oracle
 
 
-def attention(q, k, v, softmax_scale, causal):
+def attention(q, k, v, softmax_scale, causal, window_size=(-1, -1), softcap=0.0):
     """[T, H, K], [S, G, K], [S, G, K] -> [T, H, K]."""
     assert q.shape[-1] == k.shape[-1] == v.shape[-1], "flash-attn takes one width"
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     scores = torch.einsum("thk,shk->hts", q, k) * softmax_scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
     if causal:
         queries, keys = scores.shape[1:]
-        scores = scores.masked_fill(torch.ones(queries, keys).triu(keys - queries + 1).bool(), -torch.inf)
+        hidden = torch.ones(queries, keys).triu(keys - queries + 1).bool()
+        if window_size[0] >= 0:
+            hidden |= torch.ones(queries, keys).tril(keys - queries - window_size[0] - 1).bool()
+        scores = scores.masked_fill(hidden, -torch.inf)
     return torch.einsum("hts,shk->thk", scores.softmax(-1), v)
 
 
@@ -39,22 +45,22 @@ class Package(ModuleType):
         super().__init__("flash_attn")
         self.__spec__, self.with_lse, self.calls = object(), with_lse, []
 
-    def flash_attn_func(self, q, k, v, *, softmax_scale, causal):
+    def flash_attn_func(self, q, k, v, **options):
         self.calls.append("dense")
-        out = torch.stack([attention(*row, softmax_scale, causal) for row in zip(q, k, v, strict=True)])
+        self.options = options
+        out = torch.stack([attention(*row, **options) for row in zip(q, k, v, strict=True)])
         return (out, None) if self.with_lse else out
 
-    def flash_attn_varlen_func(
-        self, q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal
-    ):
+    def flash_attn_varlen_func(self, q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **options):
         self.calls.append("varlen")
+        self.options = options
         assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
         queries, keys = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
         assert (queries[-1], keys[-1]) == (len(q), len(k))
         assert max_seqlen_q == max((b - a for a, b in itertools.pairwise(queries)), default=0)
         assert max_seqlen_k == max((b - a for a, b in itertools.pairwise(keys)), default=0)
         outs = [
-            attention(q[a:b], k[c:d], v[c:d], softmax_scale, causal)
+            attention(q[a:b], k[c:d], v[c:d], **options)
             for (a, b), (c, d) in zip(itertools.pairwise(queries), itertools.pairwise(keys), strict=True)
             if b > a
         ]
@@ -102,6 +108,36 @@ def test_every_mask_at_every_place(package, places, documents):
     torch.testing.assert_close(out.double(), truth, rtol=0, atol=2e-6)
     seen = ids if ids is None else ids[:, : offset + queries]
     assert set(package.calls) == {"dense" if seen is None or borders_of(seen, queries) is None else "varlen"}
+
+
+@pytest.mark.parametrize("needs", [("window",), ("softcap",), ("window", "softcap")], ids=" and ".join)
+@pytest.mark.parametrize(
+    "documents, places", [("none", "full"), ("none", "chunk"), ("packed", "full"), ("left", "chunk")]
+)
+def test_windows_and_soft_caps_reach_the_kernel(package, documents, places, needs):
+    queries, offset = PLACES[places]
+    q, k, v = inputs(queries=queries, value_width=4)
+    ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents])
+    given = needs_of(*needs)
+    out = attend(q, k, v, document_ids=ids, offset=offset, backend="flash", **given)
+    truth = oracle(q, k, v, DOCUMENTS[documents], offset, **given)
+    torch.testing.assert_close(out.double(), truth, rtol=0, atol=2e-6)
+    assert package.options.get("window_size") == ((3, 0) if "window" in needs else None)
+
+
+@pytest.mark.parametrize(
+    "module, takes", [("flash_attn", True), ("flash_attn_interface", True), ("flash_attn.cute", False)]
+)
+def test_windows_only_where_the_gradients_follow_them(monkeypatch, module, takes):
+    """The backward of flash-attn 4 began without them: an ordinary call is answered, one with a window is refused."""
+    q = torch.zeros(1, 2, 40, 8, dtype=torch.bfloat16)
+    with releases(
+        monkeypatch, (9, 0), {module: fake(module)}, {"flash-attn": "2.8.3"} if takes else {"flash-attn-4": "4"}
+    ):
+        for given in ({"window": 4}, {"softcap": 1.0}):
+            reason = flash.why_not(complete(q, q, (q,), None, None, None, None, **given))
+            assert reason is None if takes else "flash-attn 4" in reason
+        assert flash.why_not(complete(q, q, (q,), None, None, None, None)) is None
 
 
 @pytest.mark.parametrize("value_width, calls", [(6, 1), (12, 2), (15, 3)])
@@ -174,9 +210,11 @@ def test_without_the_package_the_message_says_how_to_get_it(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("documents", ["none", "packed"])
-def test_the_real_package_on_a_gpu(documents):
+@pytest.mark.parametrize("needs", [(), ("window",), ("softcap",)], ids=str)
+def test_the_real_package_on_a_gpu(documents, needs):
     pytest.importorskip("flash_attn")
     q, k, v = (x.detach().cuda().bfloat16() for x in inputs(key_width=64, value_width=128))
     ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents]).cuda()
-    mine, expected = (attend(q, k, v, document_ids=ids, backend=name) for name in ("flash", "reference"))
+    given = needs_of(*needs)
+    mine, expected = (attend(q, k, v, document_ids=ids, backend=name, **given) for name in ("flash", "reference"))
     torch.testing.assert_close(mine, expected, rtol=0, atol=0.03)

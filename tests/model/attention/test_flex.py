@@ -10,6 +10,7 @@ from tape_ds.model.attention.call import allowed_keys, complete
 from tape_ds.model.attention.flex import flex_attend
 from tape_ds.model.score_bias import ScoreBias
 from tests.model.attention.by_ids import attend
+from tests.model.attention.test_attend import NEEDS, needs_of, oracle
 from tests.model.helpers import tiny_model, tokens
 
 BIASED = ["none", "alibi", "t5", "fire"]
@@ -91,6 +92,32 @@ def test_every_bias(on_a_cpu, name, heads, rows):
 def test_the_other_arguments(on_a_cpu, arguments):
     qkv, bias, _ = case("alibi", 4, 2)
     check(qkv, bias, document_ids=ids_of(DOCUMENTS["scattered"]), **({"offset": 2} | arguments))
+
+
+@uncompiled_is_meant
+@pytest.mark.parametrize("heads, value", [("gqa", 16), ("mqa", 5)])
+@pytest.mark.parametrize(
+    "documents, places", [("none", "full"), ("scattered", "full"), ("holes", "full"), ("left", "chunk")]
+)
+@pytest.mark.parametrize("needs", NEEDS, ids=" and ".join)
+def test_windows_soft_caps_and_sinks(on_a_cpu, documents, places, needs, heads, value):
+    queries, offset = PLACES[places]
+    (q, k, v), _, _ = case("none", queries, offset, heads=heads, sizes=(8, value))
+    given = needs_of(*needs, heads=q.shape[1])
+    ids = ids_of(DOCUMENTS[documents])
+    with torch.no_grad():
+        out = attend(q, k, v, document_ids=ids, offset=offset, backend="flex", **given)
+    truth = oracle(q, k, v, DOCUMENTS[documents], offset, **given)
+    torch.testing.assert_close(out.double(), truth, rtol=0, atol=2e-6)
+
+
+@uncompiled_is_meant
+@pytest.mark.parametrize(
+    "arguments", [{"window": 4}, {"sinks": torch.tensor([1.0, -1.0, 0.0, 2.0])}], ids=["window", "sinks"]
+)
+def test_a_bias_with_a_window_or_sinks(on_a_cpu, arguments):
+    qkv, bias, _ = case("alibi")
+    check(qkv, bias, document_ids=ids_of(DOCUMENTS["scattered"]), **arguments)
 
 
 @uncompiled_is_meant
@@ -194,6 +221,23 @@ def test_compiled_forward_and_backward(name, heads, documents, dtype):
     for index, (mine, plain, truth) in enumerate(zip(*each_way, strict=True)):
         error, plain_error = ((each.double() - truth.double()).abs().max() for each in (mine, plain))
         assert error <= (3 if index else 2) * plain_error + 1e-5 * max(1.0, float(truth.abs().max()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("documents", ["none", "packed"])
+@pytest.mark.parametrize("needs", NEEDS, ids=" and ".join)
+def test_compiled_windows_soft_caps_and_sinks(needs, documents):
+    """Output and every gradient, the sinks' too, against the matrices of ``reference`` in fp32."""
+    qkv, _, _ = case("none", LENGTH, 0, LENGTH, sizes=WIDE, device="cuda")
+    given = {"window": 40, "softcap": 0.7, "sinks": torch.linspace(-1, 2, 4, device="cuda").requires_grad_()}
+    given, leaves = {name: given[name] for name in needs}, [x.requires_grad_() for x in qkv]
+    leaves += [given["sinks"]] if "sinks" in given else []
+    outcomes = []
+    for backend in ("flex", "reference"):
+        out = attend(*qkv, document_ids=long_documents(documents), backend=backend, **given)
+        outcomes.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for mine, expected in zip(*outcomes, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.gpu

@@ -41,6 +41,25 @@ def test_every_mask_at_every_place(on_a_gpu, places, documents):
         torch.testing.assert_close(a, b, rtol=0, atol=8e-6)
 
 
+@pytest.mark.parametrize("value_width", [5, 8, 16])
+@pytest.mark.parametrize("window", [1, 3, 4])
+@pytest.mark.parametrize(
+    "documents, places",
+    [("none", "full"), ("none", "chunk"), ("packed", "full"), ("packed", "chunk"), ("left", "full"), ("right", "full")],
+)
+def test_a_window_reaches_the_kernel(on_a_gpu, documents, places, window, value_width):
+    queries, offset = PLACES[places]
+    q, k, v = inputs(queries=queries, key_width=8, value_width=value_width)
+    ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents])
+    out = attend(q, k, v, document_ids=ids, offset=offset, window=window, backend="varlen")
+    truth = oracle(q, k, v, DOCUMENTS[documents], offset, window)
+    torch.testing.assert_close(out.double(), truth, rtol=0, atol=2e-6)
+    direction = torch.randn_like(out)
+    mine, theirs = (torch.autograd.grad(x, (q, k, v), direction.to(x.dtype)) for x in (out, truth))
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=8e-6)
+
+
 @pytest.mark.parametrize("value_width, calls", [(8, 1), (16, 2), (20, 3)])
 @pytest.mark.parametrize("heads, groups", [(4, 4), (6, 2), (5, 1)])
 def test_one_call_per_width_of_the_key(on_a_gpu, value_width, calls, heads, groups):
@@ -127,15 +146,15 @@ def test_memory_beside_attention_does_not_grow_with_the_documents(encoding):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("documents", DOCUMENTS)
+@pytest.mark.parametrize("documents, window", [*((name, None) for name in DOCUMENTS), ("none", 4), ("packed", 4)])
 @pytest.mark.parametrize("heads, groups", [(4, 4), (6, 2)])
-def test_the_real_kernels_on_a_gpu(documents, heads, groups):
+def test_the_real_kernels_on_a_gpu(documents, window, heads, groups):
     q, k, v = (x.detach().cuda().bfloat16() for x in inputs(key_width=64, value_width=128, heads=heads, groups=groups))
     ids = None if DOCUMENTS[documents] is None else torch.tensor(DOCUMENTS[documents]).cuda()
     outcomes = []
     for backend in ("varlen", "reference"):
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-        out = attend(*leaves, document_ids=ids, backend=backend)
+        out = attend(*leaves, document_ids=ids, window=window, backend=backend)
         outcomes.append([out, *torch.autograd.grad(out.float().square().sum(), leaves)])
     for mine, expected in zip(*outcomes, strict=True):
         torch.testing.assert_close(mine, expected, rtol=0.05, atol=0.05)

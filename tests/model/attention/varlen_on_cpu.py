@@ -22,36 +22,40 @@ def _documents(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k):
     return list(zip(itertools.pairwise(queries), itertools.pairwise(keys), strict=True))
 
 
-def _weights(q_THK, k_SGK, is_causal, scale):
+def _weights(q_THK, k_SGK, scale, window):
     """[H, T, S] of one document."""
     k_SHK = k_SGK.repeat_interleave(q_THK.shape[1] // k_SGK.shape[1], dim=1)
     scores = torch.einsum("thk,shk->hts", q_THK, k_SHK) * (q_THK.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        later = torch.ones(scores.shape[1:], dtype=torch.bool).triu(scores.shape[2] - scores.shape[1] + 1)
-        scores = scores.masked_fill(later, -torch.inf)
+    (before, after), everything = window, torch.ones(scores.shape[1:], dtype=torch.bool)
+    past = scores.shape[2] - scores.shape[1]
+    if after >= 0:
+        scores = scores.masked_fill(everything.triu(past + after + 1), -torch.inf)
+    if before >= 0:
+        scores = scores.masked_fill(everything.tril(past - before - 1), -torch.inf)
     return scores.softmax(-1)
 
 
-def _one(q, k, v, is_causal, scale):
+def _one(q, k, v, scale, window):
     v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
-    return torch.einsum("hts,shk->thk", _weights(q, k, is_causal, scale), v)
+    return torch.einsum("hts,shk->thk", _weights(q, k, scale, window), v)
 
 
-def _forward(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, scale=None, *_, **__):
+def _forward(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, scale=None, window=None, *_, **__):
+    assert is_causal == (list(window) == [-1, 0])
     out = torch.full_like(query, torch.nan)
     CALLS.append(len(cu_seq_q) - 1)
     for (a, b), (c, d) in _documents(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k):
-        out[a:b] = _one(query[a:b], key[c:d], value[c:d], is_causal, scale)
+        out[a:b] = _one(query[a:b], key[c:d], value[c:d], scale, window)
     return out, query.new_zeros(query.shape[1], len(query)), torch.zeros(2, dtype=torch.uint64)
 
 
-def _backward(grad, query, key, value, out, lse, cu_q, cu_k, max_q, max_k, is_causal, rng, scale=None, *_, **__):
+def _backward(grad, query, key, value, out, lse, cu_q, cu_k, max_q, max_k, is_causal, rng, scale=None, window=None):
     gradients = [torch.zeros_like(x) for x in (query, key, value)]
     copies, scale = query.shape[1] // key.shape[1], query.shape[-1] ** -0.5 if scale is None else scale
     for (a, b), (c, d) in _documents(query, key, value, cu_q, cu_k, max_q, max_k):
         q, do = query[a:b], grad[a:b]
         k, v = (x[c:d].repeat_interleave(copies, dim=1) for x in (key, value))
-        p = _weights(q, key[c:d], is_causal, scale)
+        p = _weights(q, key[c:d], scale, window)
         dp = torch.einsum("thk,shk->hts", do, v)
         ds = p * (dp - (dp * p).sum(-1, keepdim=True)) * scale
         gradients[0][a:b] = torch.einsum("hts,shk->thk", ds, k)
