@@ -55,8 +55,8 @@ def attend(
 
     Raises:
         ValueError: unknown backend, one that cannot compute this call here, queries that stand outside the key axis,
-            borders of other sequences, a soft cap together with a bias, or an input so long that the only way left
-            would hold the whole T x S matrix.
+            borders of other sequences, a soft cap or sinks together with a bias, or an input so long that the only way
+            left would hold the whole T x S matrix.
     """
     call = complete(q_BHTK, k_BGSK, tuple(values), borders, offset, scale, score_bias, window, softcap, sinks)
     return backends.run(backends.choose(backend, call), call)

@@ -63,13 +63,13 @@ def _block(call: AttentionCall, fused: Fused) -> Tensor:
     """
     q, k, v, bias = call.q, call.k, call.v, call.bias
     allowed_B1TS = allowed_keys(call)[:, None]
-    matrices = functools.partial(matrix_attention, q, k, v, allowed_B1TS, call.scale, sinks_H=call.sinks)
+    matrices = functools.partial(matrix_attention, q, k, v, allowed_B1TS, call.scale)
     if bias is None:
-        return matrices(softcap=call.softcap)
+        return matrices(softcap=call.softcap, sinks_H=call.sinks)
     if isinstance(bias, ContentBias):
         return matrices(functools.partial(bias.block, q, allowed_B1TS))
     bias_BHTS = bias.of(slice(None), slice(None))
-    if (bias.learned and torch.is_grad_enabled()) or bias_BHTS.dtype != q.dtype or call.sinks is not None:
+    if (bias.learned and torch.is_grad_enabled()) or bias_BHTS.dtype != q.dtype:
         return matrices(bias_BHTS.expand(-1, q.shape[1], -1, -1))
     blind_B1T1 = ~allowed_B1TS.any(dim=-1, keepdim=True)
     mask = bias_BHTS.masked_fill(~(allowed_B1TS | blind_B1T1), -torch.inf)

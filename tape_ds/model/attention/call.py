@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tape_ds.model.attention.borders import Borders
+from tape_ds.model.attention.names import NEEDS
 from tape_ds.model.score_bias import ContentBias, ScoreBias
 
 
@@ -42,13 +43,12 @@ class AttentionCall(NamedTuple):
     @property
     def trains(self) -> bool:
         """Whether anybody asks for a gradient."""
-        given = (self.q, self.k, *self.values, self.sinks)
-        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+        return torch.is_grad_enabled() and any(x.requires_grad for x in (self.q, self.k, *self.values))
 
     @property
     def needs(self) -> list[str]:
-        """Which of :data:`tape_ds.model.attention.names.NEEDS` this call has."""
-        return [name for name in ("window", "softcap", "sinks") if getattr(self, name) is not None]
+        """Names of those :data:`NEEDS` that this call has."""
+        return [name for name in NEEDS if getattr(self, name) is not None]
 
     @property
     def changes_scores(self) -> bool:
@@ -107,13 +107,13 @@ def complete(
     """Fill the defaults in; drop the keys that no query sees, and a window that reaches all that are left.
 
     Raises:
-        ValueError: queries outside the key axis, borders of other sequences, an empty window, or a soft cap together
-            with a bias.
+        ValueError: queries outside the key axis, borders of other sequences, an empty window, or a soft cap or sinks
+            together with a bias.
     """
     if window is not None and window < 1:
         raise ValueError(f"a window of {window} keys: give 1 or more, or None")
-    if softcap is not None and bias is not None:
-        raise ValueError("a soft cap on scores together with a bias on them is not supported: no model has both")
+    if bias is not None and (softcap is not None or sinks is not None):
+        raise ValueError("a bias on scores together with a soft cap on them or sinks is not supported")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     offset = k.shape[2] - q.shape[2] if offset is None else offset
     if not isinstance(offset, Tensor):

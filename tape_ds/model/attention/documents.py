@@ -57,7 +57,7 @@ def why_not(call: AttentionCall) -> str | None:
     if torch.compiler.is_compiling() and not call.borders.known:
         return "cannot work out in a compiled graph where documents begin: give cu_seq_lens_q"
     if call.window is not None and not call.borders.contiguous:
-        return "cannot count a window over what is between the tokens of a document"
+        return "counts a window over a document's tokens alone, and padding or other documents are between them"
     return None
 
 
